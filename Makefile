@@ -1,0 +1,49 @@
+# Two commands for users: `make demo` and `make test`. Both do all the set-up themselves.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+SEEDS  ?= 2000
+
+.PHONY: help setup demo test check unit sim bench plants system lock clean
+.DEFAULT_GOAL := help
+
+help:            ## what there is to do
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
+
+setup: $(VENV)/.ready  ## make the virtual environment and build the native part
+$(VENV)/.ready: requirements.lock pyproject.toml setup.py native/primitives.c
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else "Embarcadero needs Python 3.11 or newer; this is %d.%d. Try: make PYTHON=python3.12" % v[:2])'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: setup      ## a cluster of 4 brokers, a broker killed on the way, one order for all readers
+	@$(BIN)/embarcadero demo
+
+test: setup check unit  ## all checks and tests
+unit: setup
+	$(BIN)/python -m pytest
+
+check: setup     ## lint and types
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+sim: setup       ## simulate SEEDS worlds (default 2000) on all cores
+	$(BIN)/embarcadero sim --seeds 0:$(SEEDS) --report build/sim.json
+
+plants: setup    ## plant each known bug and see a test or a seed catch it
+	$(BIN)/embarcadero sim --plants
+
+bench: setup     ## measure, as ratios to the raw limits of this machine
+	$(BIN)/embarcadero bench --report build/bench.json
+
+system:          ## install system programs that some tests want (root)
+	@echo "nothing to install yet: no test wants a system program so far"
+
+lock:            ## pin all versions anew
+	$(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-header --python-version 3.11 --all-extras --group dev pyproject.toml -o requirements.lock
+
+clean:           ## remove what was built
+	rm -rf $(VENV) build src/*.egg-info src/embarcadero/fabric/_native*.so
