@@ -1,0 +1,46 @@
+"""The seam: what role logic needs from the world. Real processes and the simulator implement it.
+
+Memory is `fabric.region.Fabric`; the network is frames in and frames out (sans-I/O); time is a `Clock`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Time as one process sees it."""
+
+    def now_us(self) -> int:
+        """Monotonic microseconds, for time-outs; means nothing on another host."""
+        ...
+
+    def wall_us(self) -> int:
+        """Microseconds since 1970, for time stamps people read; never for safety."""
+        ...
+
+
+class SystemClock:
+    """The clock of the operating system."""
+
+    def now_us(self) -> int:
+        return time.monotonic_ns() // 1000
+
+    def wall_us(self) -> int:
+        return time.time_ns() // 1000
+
+
+class Doorbell(Protocol):
+    """Wakes a sleeping role on the same host. May be lost: nothing depends on it but latency."""
+
+    def ring(self, who: str) -> None:
+        """Wake `who`: "sequencer", or "broker-<b>.<inc>"."""
+        ...
+
+
+class SilentBell:
+    """A doorbell that nobody hears."""
+
+    def ring(self, who: str) -> None:
+        pass

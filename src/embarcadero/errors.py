@@ -1,0 +1,118 @@
+"""The error tree. Every error names the problem and what to do about it.
+
+EmbarcaderoError
+├── UsageError                the caller's mistake; nothing was sent
+│   ├── BadName               a topic or session name that is not allowed
+│   ├── BadValue              an argument or option out of range
+│   └── Closed                the object was closed before this call
+├── NotAvailable              this cluster cannot do that (yet)
+├── Refused                   the cluster said no; nothing was stored; trying again gives the same answer
+│   ├── UnknownTopic
+│   ├── TopicExists
+│   ├── UnknownSession        the session was never opened, or is long gone
+│   ├── SessionFenced         another holder opened the session's name, or a gap did not close in time
+│   ├── Conflict              the same session sequence was stored before with other bytes
+│   ├── Stale                 the sequence is below the session's window
+│   ├── Lost                  the sequence was declared lost (on_gap="skip") before the batch came
+│   ├── FuturePosition        a read beyond the end of the log
+│   └── TooMany               a limit of the cluster is reached
+├── Retriable                 nothing was stored; the same call may succeed later
+│   ├── Unreachable           no broker answers
+│   └── Backpressure          the cluster has been full for too long
+├── OutcomeUnknown            it may or may not have happened
+│   └── TimedOut              the time the caller gave is over
+├── ProtocolError             the peer speaks nonsense, or another version
+│   ├── BadMagic
+│   ├── BadVersion
+│   ├── FrameTooLarge
+│   ├── BadFrame              a length, count or field that contradicts the rest
+│   └── OverCredit            the peer sent more than it was granted
+├── Corrupt                   wrong bytes were found, and not served
+│   ├── ChecksumMismatch
+│   └── BadRegion             a fabric region with a wrong magic, version, size or generation
+└── ClusterError              starting, stopping or finding a cluster
+    ├── AlreadyRunning
+    ├── NotRunning
+    ├── PortInUse
+    └── FabricFull            the memory file system has no room
+"""
+
+from __future__ import annotations
+
+
+class EmbarcaderoError(Exception):
+    """Base of all errors. `hint` says what to do."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(f"{message} ({hint})" if hint else message)
+        self.message = message
+        self.hint = hint
+
+    def __reduce__(self) -> tuple[type[EmbarcaderoError], tuple[str, str]]:
+        return type(self), (self.message, self.hint)
+
+
+class UsageError(EmbarcaderoError, ValueError): ...
+class BadName(UsageError): ...
+class BadValue(UsageError): ...
+class Closed(UsageError): ...
+
+
+class NotAvailable(EmbarcaderoError): ...
+
+
+class Refused(EmbarcaderoError): ...
+class UnknownTopic(Refused): ...
+class TopicExists(Refused): ...
+class UnknownSession(Refused): ...
+class SessionFenced(Refused): ...
+class Conflict(Refused): ...
+class Stale(Refused): ...
+class Lost(Refused): ...
+class FuturePosition(Refused): ...
+class TooMany(Refused): ...
+
+
+class Retriable(EmbarcaderoError): ...
+class Unreachable(Retriable, ConnectionError): ...
+class Backpressure(Retriable): ...
+
+
+class OutcomeUnknown(EmbarcaderoError): ...
+class TimedOut(OutcomeUnknown, TimeoutError): ...
+
+
+class ProtocolError(EmbarcaderoError): ...
+class BadMagic(ProtocolError): ...
+class BadVersion(ProtocolError): ...
+class FrameTooLarge(ProtocolError): ...
+class BadFrame(ProtocolError): ...
+class OverCredit(ProtocolError): ...
+
+
+class Corrupt(EmbarcaderoError): ...
+class ChecksumMismatch(Corrupt): ...
+class BadRegion(Corrupt): ...
+
+
+class ClusterError(EmbarcaderoError): ...
+class AlreadyRunning(ClusterError): ...
+class NotRunning(ClusterError): ...
+class PortInUse(ClusterError): ...
+class FabricFull(ClusterError): ...
+
+
+def _tree(root: type[EmbarcaderoError]) -> dict[str, type[EmbarcaderoError]]:
+    found = {root.__name__: root}
+    for child in root.__subclasses__():
+        found.update(_tree(child))
+    return found
+
+
+BY_NAME: dict[str, type[EmbarcaderoError]] = _tree(EmbarcaderoError)
+"""Errors by class name: the name is the code that travels over the wire."""
+
+
+def from_wire(code: str, message: str, hint: str = "") -> EmbarcaderoError:
+    """The typed error that a peer reported."""
+    return BY_NAME.get(code, EmbarcaderoError)(message, hint)

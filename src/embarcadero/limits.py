@@ -1,0 +1,89 @@
+"""Every maximum, size and timeout, with its unit in its name. Relations between them are checked at import."""
+
+from __future__ import annotations
+
+from embarcadero.invariants import invariant
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+# --- wire -------------------------------------------------------------------------------------------------------------
+FRAME_BYTES_MAX = 8 * MIB  # payload of one batch frame
+RECORD_BYTES_MAX = 4 * MIB
+CONTROL_BYTES_MAX = 512 * KIB  # one control message; a list of all topics with the longest names fits
+HELLO_BYTES_MAX = 4 * KIB  # all that a peer may make us hold before its hello is done
+HELLO_TIMEOUT_S = 2.0
+RECORDS_PER_BATCH_MAX = 1_000_000
+ACKS_PER_FRAME_MAX = 65_536
+SCRATCH_BYTES = 256 * KIB  # receive buffer shared by all connections of one event loop
+FETCH_BYTES_MAX = 32 * MIB
+FETCH_BYTES_DEFAULT = 8 * MIB
+FETCH_WAIT_MS_MAX = 30_000
+FETCH_ENTRIES_MAX = 4_096
+FETCHES_PARKED_PER_CONNECTION_MAX = 256
+SEND_QUEUE_BYTES_MAX = 64 * MIB  # a peer that does not read is disconnected above this
+CONNECTIONS_PER_BROKER_MAX = 10_000
+
+# --- names and counts -------------------------------------------------------------------------------------------------
+TOPIC_NAME_CHARS_MAX = 249
+SESSION_NAME_BYTES_MAX = 255
+TOPICS_MAX = 1_024
+LANES_MAX = 4_096  # lanes are numbered for life; deleted topics leave theirs behind
+BROKERS_MAX = 64
+PARTITIONS_MAX = 65_535
+SESSIONS_PER_TOPIC_MAX = 100_000
+REGION_HANDLES = 65_535
+
+# --- ordering ---------------------------------------------------------------------------------------------------------
+SESSION_SEQUENCE_MAX = (1 << 62) - 1  # far from where 64-bit sums would wrap
+SESSION_WINDOW = 256  # sequences of a session that may be unsettled at once; a power of two
+HELD_PER_SESSION_MAX = SESSION_WINDOW - 1
+HELD_TOTAL_MAX = 65_536
+ROUND_ENTRIES_MAX = 16_384  # entries taken from all brokers in one round
+GAP_TIMEOUT_FENCE_MS = 30_000
+GAP_TIMEOUT_SKIP_MS = 5
+GAP_TIMEOUT_MS_MAX = 86_400_000
+GAP_TIMEOUT_DEPARTED_MS = 1_000  # once the publisher has closed all its connections
+SESSION_TTL_S = 86_400
+
+# --- fabric -----------------------------------------------------------------------------------------------------------
+LINE_BYTES = 64
+FRONTIER_BYTES = 128  # two lines: the prefetcher pulls neighbours
+PENDING_SLOTS = 8_192
+ORDER_SLOTS = 131_072
+LOG_BYTES = 256 * MIB
+CHUNK_BYTES = 16 * MIB
+CHUNKS_MAX = 1_024
+EPOCHS_MAX = 65_536
+EPOCHS_AHEAD_MAX = 4  # epochs that may be handed out beyond the last started one
+DEAD_LOG_BYTES_MAX = 1 * GIB  # regions of dead incarnations kept for readers
+
+# --- flow -------------------------------------------------------------------------------------------------------------
+WATER_HIGH = 0.80
+WATER_LOW = 0.50
+CREDIT_BYTES = 16 * MIB  # credit of one connection
+BACKPRESSURE_AFTER_S = 10.0
+
+# --- client -----------------------------------------------------------------------------------------------------------
+BATCH_BYTES_DEFAULT = 1 * MIB
+LINGER_MS_DEFAULT = 2.0
+WINDOW_BYTES_DEFAULT = 64 * MIB
+RESEND_AFTER_S = 3.0  # a broker silent for this long with batches of ours is given up
+DELIVERY_TIMEOUT_S = 120.0
+CONNECT_TIMEOUT_S = 5.0
+REQUEST_TIMEOUT_S = 10.0
+PREFETCH_FETCHES = 2
+
+# --- waiting ----------------------------------------------------------------------------------------------------------
+IDLE_WAIT_S_MAX = 0.02  # longest sleep of a poller; a doorbell usually wakes it sooner
+STORE_POLL_S = 0.05
+STORE_BUSY_S = 5.0  # longest wait for another process's transaction
+HEARTBEAT_S = 0.1
+
+invariant(SESSION_WINDOW & (SESSION_WINDOW - 1) == 0, "the session window is a power of two")
+invariant(FRAME_BYTES_MAX <= CHUNK_BYTES, "a batch fits into one chunk of the log")
+invariant(CHUNK_BYTES // LINE_BYTES * CHUNKS_MAX <= 1 << 32, "a location fits 32 bits")
+invariant(RECORD_BYTES_MAX < FRAME_BYTES_MAX, "a record fits a frame")
+invariant(ROUND_ENTRIES_MAX * 4 <= ORDER_SLOTS, "a round is a small part of the order ring")
+invariant(HELLO_BYTES_MAX <= 4 * KIB, "a stranger can't make us hold more than 4 KiB")

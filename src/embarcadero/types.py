@@ -1,0 +1,162 @@
+"""The words of the system as types. No logic lives here.
+
+topic: a named log.  lane: one append-only order index with one writer.  index: dense number of a batch in its lane.
+seq: dense number of a record in its lane.  session: one publisher's idempotent stream into one topic.
+incarnation: one run of a broker.  handle (of a region): the small number by which entries name a broker incarnation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+NO_SESSION = 0xFFFF_FFFF
+"""A session handle that names no session."""
+
+NO_INDEX = 0xFFFF_FFFF_FFFF_FFFF
+"""An index or seq that names no position; 0 is a real position."""
+
+NO_HANDLE = 0xFFFF
+"""A region handle that names no broker incarnation."""
+
+
+class Order(IntEnum):
+    """How strongly a topic is ordered."""
+
+    NONE = 0
+    BROKER = 1
+    TOTAL = 2
+    STRONG = 5
+
+
+class Ack(IntEnum):
+    """When a publish counts as done."""
+
+    NONE = 0
+    ORDERED = 1
+    DURABLE = 2
+
+
+class OnGap(StrEnum):
+    """What an order-5 topic does when a session's gap does not close in time."""
+
+    FENCE = "fence"
+    SKIP = "skip"
+
+
+class EntryKind(IntEnum):
+    """Kinds of entries. Those below 16 appear in the order index; the others only in pending rings."""
+
+    BATCH = 1
+    SESSION_OPEN = 2
+    SESSION_FENCE = 3
+    SESSION_CLOSE = 4
+    SKIP = 5
+    SESSION_ATTACH = 16
+    SESSION_DETACH = 17
+
+
+class Outcome(IntEnum):
+    """What became of a pending entry. Those below 16 mean that the batch (or request) is in the log."""
+
+    ORDERED = 1
+    DUP_OF = 2  # stored before, at the index given
+    DUP = 3  # stored before, too long ago to name the index
+    OPENED = 4
+    CLOSED = 5
+    NOTED = 6  # an attach or detach was taken note of
+    STALE = 16  # below the session's window; the publisher settled it long ago
+    LOST = 17  # its sequence was skipped; it will never appear
+    CONFLICT = 18  # the same sequence was stored with other bytes
+    FENCED = 19  # the session is fenced; `extra` tells the next sequence expected
+    UNKNOWN_SESSION = 20
+    BACKPRESSURE = 21  # beyond the session's window, or bounds reached; send again later
+    UNKNOWN_TOPIC = 22
+    TOO_MANY_SESSIONS = 23
+
+    @property
+    def stored(self) -> bool:
+        """True when the batch is in the log."""
+        return self in (Outcome.ORDERED, Outcome.DUP_OF, Outcome.DUP)
+
+
+class GapKind(IntEnum):
+    """Why a span of positions has no records."""
+
+    SKIPPED = 1
+    TRIMMED = 2
+    LOST = 3
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Position:
+    """Where a batch or a record is: its lane, the batch's index, the record's seq."""
+
+    lane: int
+    index: int
+    seq: int
+
+
+class Gap(NamedTuple):
+    """A typed hole. TRIMMED and LOST: indices [start, stop). SKIPPED: session sequences [start, stop) of `session`."""
+
+    kind: GapKind
+    start: int
+    stop: int
+    session: int = NO_SESSION
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """Where a lane ends: the next index and the next seq to be ordered."""
+
+    lane: int
+    index: int
+    seq: int
+
+
+class Topic(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic as the store holds it."""
+
+    name: str
+    lane: int
+    order: int = int(Order.TOTAL)
+    partitions: int = 1
+    replicas: int = 0
+    durable_on: int = 0
+    on_gap: str = OnGap.FENCE.value
+    gap_timeout_ms: int = 30_000
+    session_ttl_s: int = 86_400
+
+
+class MemberState(StrEnum):
+    """Life of one broker incarnation."""
+
+    LIVE = "live"
+    DEAD = "dead"  # replaced or gone; its regions still hold data
+    REMOVED = "removed"  # its regions may be unlinked
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """One incarnation of one broker as the store holds it."""
+
+    broker: int
+    incarnation: int
+    handle: int
+    host: str
+    port: int
+    pid: int
+    state: MemberState = MemberState.LIVE
+
+    @property
+    def region_prefix(self) -> str:
+        """The folder of its regions in the fabric."""
+        return f"broker-{self.broker}.{self.incarnation}"
+
+    @property
+    def address(self) -> str:
+        """host:port, as clients use it."""
+        return f"{self.host}:{self.port}"
