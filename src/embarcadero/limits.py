@@ -46,6 +46,9 @@ GAP_TIMEOUT_SKIP_MS = 5
 GAP_TIMEOUT_MS_MAX = 86_400_000
 GAP_TIMEOUT_DEPARTED_MS = 1_000  # once the publisher has closed all its connections
 SESSION_TTL_S = 86_400
+FENCED_KEPT_S = 3_600  # a fenced session can be continued for this long, if its row is not needed before
+CONTROLS_PER_ROUND_MAX = 256  # session requests taken in one round; they cost a thousand times what a batch costs
+EXPIRED_PER_ROUND_MAX = 256  # sessions whose time is over, in one round and lane
 
 # --- fabric -----------------------------------------------------------------------------------------------------------
 LINE_BYTES = 64

@@ -1,0 +1,255 @@
+"""Bytes to values and back, for every frame. Pure functions; nothing here waits, and nothing believes a length.
+
+Headers use `struct`: a batch header costs about a microsecond, numpy scalars would cost twenty. Acks and order entries
+are arrays and stay arrays. A decoder raises a ProtocolError (BadMagic, BadVersion, FrameTooLarge, BadFrame) when the
+peer contradicts the protocol, ChecksumMismatch when bytes were damaged, and nothing else, whatever the input.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Any, Final, NamedTuple
+
+import google_crc32c
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from embarcadero import limits
+from embarcadero.errors import BadFrame, BadMagic, BadVersion, ChecksumMismatch, FrameTooLarge, ProtocolError
+from embarcadero.fabric.layout import ORDER, Entries, sealed
+from embarcadero.types import EntryKind, Gap, GapKind, Outcome
+from embarcadero.wire.frames import ACK, MAGIC, PAYLOAD_ALIGN, PROTOCOL_VERSION, FrameKind
+from embarcadero.wire.messages import AnyMessage, Message
+
+BytesLike = bytes | bytearray | memoryview
+
+PREFIX: Final = struct.Struct("<II")  # magic, version and kind as one word; length
+_SHORT: Final = struct.Struct("<IIQ")
+_BATCH: Final = struct.Struct("<IIQQIIIIHHB15x")
+_FETCHED: Final = struct.Struct("<IIQQQIB3xQQ4x")
+_CHECK: Final = struct.Struct("<I")
+_CHECK_AT: Final = 60
+_ENTRY_BYTES: Final = ORDER.itemsize
+
+_crc32c = google_crc32c.value
+_encode_message = msgspec.msgpack.Encoder().encode
+_decode_message: Callable[[BytesLike], AnyMessage] = msgspec.msgpack.Decoder(AnyMessage).decode
+
+WORDS: Final = {kind: MAGIC | PROTOCOL_VERSION << 16 | kind << 24 for kind in FrameKind}
+"""The first four bytes of each kind of frame, as one number."""
+_BATCH_WORD: Final = WORDS[FrameKind.BATCH]
+_FETCHED_WORD: Final = WORDS[FrameKind.FETCHED]
+
+_OUTCOME_KNOWN: Final = np.isin(np.arange(256), [int(outcome) for outcome in Outcome])
+
+
+class BatchHeader(NamedTuple):
+    """What a batch frame says about its payload."""
+
+    session_seq: int
+    low: int
+    lane: int
+    session: int
+    count: int  # type: ignore[assignment]  # hides tuple.count
+    crc: int
+    length: int
+    partition: int = 0
+    schema: int = 0
+    flags: int = 0
+
+
+class FetchedHeader(NamedTuple):
+    """What a fetched frame says about its entries."""
+
+    request: int
+    next_index: int
+    tail_index: int
+    count: int  # type: ignore[assignment]  # hides tuple.count
+    length: int
+    gap: Gap | None = None
+
+
+def payload_crc(buffer: Any) -> int:
+    """CRC32C of any contiguous buffer, without a copy."""
+    if isinstance(buffer, bytes):
+        return int(_crc32c(buffer))
+    data = np.frombuffer(buffer, dtype=np.uint8)
+    data.setflags(write=False)  # the library takes read-only buffers only, and no memoryviews
+    return int(_crc32c(data))
+
+
+def wrong_prefix(word: int) -> ProtocolError:
+    """Why the first four bytes of a frame are not acceptable here."""
+    start, version, kind = word & 0xFFFF, word >> 16 & 0xFF, word >> 24
+    if start != MAGIC:
+        seen = start.to_bytes(2, "little")
+        if seen == b"\x16\x03":
+            hint = "this looks like TLS; this port speaks the Embarcadero protocol without TLS"
+        elif seen.isalpha():
+            hint = "this looks like HTTP or another text protocol; use an Embarcadero client"
+        else:
+            hint = "is this an HTTP or TLS client? use an Embarcadero client"
+        return BadMagic(f"a frame starts with {seen!r} instead of {MAGIC.to_bytes(2, 'little')!r}", hint)
+    if version != PROTOCOL_VERSION:
+        return BadVersion(
+            f"the peer speaks protocol version {version}, this side speaks version {PROTOCOL_VERSION}",
+            "use releases that share a protocol version on both sides",
+        )
+    if kind in WORDS:
+        return BadFrame(f"a {FrameKind(kind).name} frame is not allowed here", "docs/protocol.md says who sends what")
+    return BadFrame(f"frame kind {kind} is unknown", "use releases that share a protocol version on both sides")
+
+
+# --- control ----------------------------------------------------------------------------------------------------------
+def control_frame(message: Message, request: int = 0) -> bytes:
+    """A whole frame with one control message."""
+    body = _encode_message(message)
+    if len(body) > limits.CONTROL_BYTES_MAX:
+        raise FrameTooLarge(
+            f"a {type(message).__name__} of {len(body)} bytes is above the limit of {limits.CONTROL_BYTES_MAX}",
+            "ask for less at once",
+        )
+    return _SHORT.pack(WORDS[FrameKind.CONTROL], len(body), request) + body
+
+
+def decode_control(body: BytesLike) -> AnyMessage:
+    """The message in the body of a control frame."""
+    try:
+        return _decode_message(body)
+    except RecursionError as error:
+        raise BadFrame("a control message is nested too deeply", "send flat messages") from error
+    except (msgspec.DecodeError, ValueError) as error:  # wrong UTF-8 is a ValueError
+        raise BadFrame(f"a control message can't be decoded: {error}", "docs/protocol.md lists the messages") from error
+
+
+def parse_request(header: BytesLike) -> int:
+    """The last field of a 16-byte header: a request's number, or bytes granted."""
+    return int.from_bytes(header[8:16], "little")
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+def batch_header(
+    *, session_seq: int, low: int, lane: int, session: int, count: int, crc: int, length: int,
+    partition: int = 0, schema: int = 0, flags: int = 0,
+) -> bytes:  # fmt: skip
+    """The 64 bytes before a batch's payload of `length` bytes."""
+    header = _BATCH.pack(
+        _BATCH_WORD, length, session_seq, low, lane, session, count, crc, partition, schema, flags
+    )  # fmt: skip
+    return header + _CHECK.pack(_crc32c(header))
+
+
+def parse_batch_header(buf: BytesLike) -> BatchHeader:
+    """The header in the first 64 bytes of `buf`, with every field checked."""
+    checked = bytes(buf[:_CHECK_AT])
+    word, length, session_seq, low, lane, session, count, crc, partition, schema, flags = _BATCH.unpack(checked)
+    if word != _BATCH_WORD:
+        raise wrong_prefix(word)
+    if _crc32c(checked) != _CHECK.unpack_from(buf, _CHECK_AT)[0]:
+        raise _damaged_header("batch")
+    if not 0 < length <= limits.FRAME_BYTES_MAX:
+        raise _bad_length("batch", length, limits.FRAME_BYTES_MAX)
+    if not 0 < count <= limits.RECORDS_PER_BATCH_MAX:
+        raise BadFrame(f"a batch of {count} records", f"send 1 to {limits.RECORDS_PER_BATCH_MAX} records in a batch")
+    if not low <= session_seq <= limits.SESSION_SEQUENCE_MAX:
+        raise BadFrame(
+            f"a batch with sequence {session_seq} and lowest unsettled sequence {low}",
+            "`low` is at most the batch's own sequence, and sequences count up from 0",
+        )
+    return BatchHeader._make((session_seq, low, lane, session, count, crc, length, partition, schema, flags))
+
+
+def _damaged_header(what: str) -> ChecksumMismatch:
+    return ChecksumMismatch(f"the header of a {what} frame is damaged", "connect again; check the network if it recurs")
+
+
+def _bad_length(what: str, length: int, most: int) -> ProtocolError:
+    if length > most:
+        return FrameTooLarge(f"a {what} frame of {length} bytes is above the limit of {most}", "send smaller frames")
+    return BadFrame(f"a {what} frame of {length} bytes", "its length contradicts the rest of its header")
+
+
+# --- acks and flow ----------------------------------------------------------------------------------------------------
+def ack_frame(acks: Entries) -> bytes:
+    """A whole frame with an array of frames.ACK, of at most ACKS_PER_FRAME_MAX."""
+    if len(acks) > limits.ACKS_PER_FRAME_MAX:
+        raise FrameTooLarge(f"{len(acks)} acks in one frame", f"send at most {limits.ACKS_PER_FRAME_MAX}")
+    return _SHORT.pack(WORDS[FrameKind.ACK], len(acks) * ACK.itemsize, 0) + acks.tobytes()
+
+
+def parse_acks(body: BytesLike) -> Entries:
+    """The acks in the body of an ack frame; the array lies on `body`."""
+    if len(body) % ACK.itemsize:
+        raise BadFrame(f"an ACK frame of {len(body)} bytes", f"acks have {ACK.itemsize} bytes each")
+    acks = np.frombuffer(body, dtype=ACK) if len(body) else np.empty(0, dtype=ACK)
+    known = _OUTCOME_KNOWN[acks["outcome"]]
+    if not known.all():
+        outcome = int(acks["outcome"][~known][0])
+        raise BadFrame(f"an ack with outcome {outcome}", "use releases that share a protocol version on both sides")
+    return acks
+
+
+def credit_frame(total: int) -> bytes:
+    """A whole frame that grants `total` bytes since the connection began."""
+    return _SHORT.pack(WORDS[FrameKind.CREDIT], 0, total)
+
+
+def full_frame() -> bytes:
+    """A whole frame that says: above the high water mark for too long."""
+    return _SHORT.pack(WORDS[FrameKind.FULL], 0, 0)
+
+
+# --- fetched ----------------------------------------------------------------------------------------------------------
+def fetched_header(
+    *, request: int, next_index: int, tail_index: int, count: int, length: int, gap: Gap | None = None
+) -> bytes:
+    """The 64 bytes before `count` entries and their padded payloads, together `length` bytes."""
+    kind, start, stop = (0, 0, 0) if gap is None else (gap.kind, gap.start, gap.stop)
+    header = _FETCHED.pack(_FETCHED_WORD, length, request, next_index, tail_index, count, kind, start, stop)
+    return header + _CHECK.pack(_crc32c(header))
+
+
+def parse_fetched_header(buf: BytesLike) -> FetchedHeader:
+    """The header in the first 64 bytes of `buf`, with every field checked."""
+    checked = bytes(buf[:_CHECK_AT])
+    word, length, request, next_index, tail_index, count, gap_kind, start, stop = _FETCHED.unpack(checked)
+    if word != _FETCHED_WORD:
+        raise wrong_prefix(word)
+    if _crc32c(checked) != _CHECK.unpack_from(buf, _CHECK_AT)[0]:
+        raise _damaged_header("fetched")
+    if count > limits.FETCH_ENTRIES_MAX:
+        raise BadFrame(f"a fetched frame with {count} entries", f"at most {limits.FETCH_ENTRIES_MAX} fit one frame")
+    most = limits.FETCH_BYTES_MAX + limits.FRAME_BYTES_MAX + count * _ENTRY_BYTES if count else 0
+    if not count * _ENTRY_BYTES <= length <= most:
+        raise _bad_length("fetched", length, most)
+    gap = None
+    if gap_kind:
+        if gap_kind not in (GapKind.TRIMMED, GapKind.LOST) or start >= stop:
+            raise BadFrame(f"a gap of kind {gap_kind} over [{start}, {stop})", "a fetched gap is TRIMMED or LOST")
+        gap = Gap(GapKind(gap_kind), start, stop)
+    return FetchedHeader(request, next_index, tail_index, count, length, gap)
+
+
+def parse_fetched_body(header: FetchedHeader, body: memoryview) -> tuple[Entries, list[memoryview]]:
+    """Entries and payloads of a fetched frame, as views of `body`. Payloads' own CRCs are the reader's to check."""
+    if not header.count:
+        return np.empty(0, dtype=ORDER), []
+    body = body.toreadonly()
+    entries: Entries = np.frombuffer(body, dtype=ORDER, count=header.count)
+    if not sealed(entries).all():
+        raise ChecksumMismatch("an order entry in a fetched frame is damaged", "fetch again, from another broker")
+    sizes: npt.NDArray[np.int64] = entries["size"].astype(np.int64)
+    if sizes.max() > limits.FRAME_BYTES_MAX or ((entries["kind"] == EntryKind.BATCH) & (sizes == 0)).any():
+        raise BadFrame("an order entry with a size out of range", f"payloads have 1 to {limits.FRAME_BYTES_MAX} bytes")
+    room = (sizes + (PAYLOAD_ALIGN - 1)) & -PAYLOAD_ALIGN
+    first = header.count * _ENTRY_BYTES
+    if first + int(room.sum()) != header.length:
+        raise BadFrame(
+            f"a fetched frame of {header.length} bytes whose entries ask for {first + int(room.sum())}",
+            "its length contradicts its entries",
+        )
+    starts = accumulate(room.tolist(), initial=first)
+    return entries, [body[start : start + size] for start, size in zip(starts, sizes.tolist(), strict=False)]

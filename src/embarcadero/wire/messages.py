@@ -1,0 +1,199 @@
+"""Control messages: one msgpack struct each, tagged by its class name. Answers carry their question's frame number.
+
+question                answer                 who asks
+Hello                   Welcome                client, first of all
+OpenSession             Opened                 publisher
+CloseSession            Done                   publisher
+CreateTopic             TopicIs                anyone
+DescribeTopic           TopicIs                anyone
+ListTopics              TopicsAre              anyone
+DeleteTopic             Done                   anyone
+Fetch                   a FETCHED frame        subscriber
+GetTail                 TailIs                 anyone
+GetStatus               StatusIs               anyone
+Ping                    Pong                   either side
+any                     Failed                 when it can't be done
+-                       MembersAre             pushed by a broker when brokers come and go
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from embarcadero.limits import FRAME_BYTES_MAX
+from embarcadero.types import NO_HANDLE, Topic
+
+U16 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
+U32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
+U63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+"""Numbers from outside are in range once decoded."""
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Base of all control messages."""
+
+
+class BrokerAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a live broker listens."""
+
+    broker: int
+    incarnation: int
+    host: str
+    port: int
+    handle: int = NO_HANDLE  # by which order entries name this incarnation
+
+
+class Hello(Message, frozen=True, kw_only=True):
+    """First message of a client."""
+
+    versions: list[int]
+    client: str = ""
+
+
+class Welcome(Message, frozen=True, kw_only=True):
+    """The broker's answer: who it is, and who else there is."""
+
+    version: int
+    cluster: str
+    broker: int
+    incarnation: int
+    brokers: list[BrokerAddress]
+    frame_bytes_max: int = FRAME_BYTES_MAX  # the largest payload of a batch that this cluster takes
+
+
+class MembersAre(Message, frozen=True, kw_only=True):
+    """All live brokers, pushed on change."""
+
+    brokers: list[BrokerAddress]
+
+
+class OpenSession(Message, frozen=True, kw_only=True):
+    """Open a session: new, under a name (fencing that name's earlier holder), or continuing a fenced one."""
+
+    topic: str
+    name: str = ""
+    resume: U32 | None = None
+
+
+class Opened(Message, frozen=True, kw_only=True):
+    """The session is open. `expected`: the next sequence (0 if new); `low`: the lowest that may be sent again."""
+
+    lane: int
+    session: int
+    index: int
+    expected: int
+    low: int
+
+
+class CloseSession(Message, frozen=True, kw_only=True):
+    """The publisher is done; nothing of it is in flight."""
+
+    lane: U32
+    session: U32
+
+
+class CreateTopic(Message, frozen=True, kw_only=True):
+    """Create a topic; lane and defaults are the cluster's."""
+
+    name: str
+    order: int = 2
+    partitions: int = 1
+    replicas: int = 0
+    durable_on: int = 0
+    on_gap: str = "fence"
+    gap_timeout_ms: int | None = None
+
+
+class DescribeTopic(Message, frozen=True, kw_only=True):
+    """Ask for one topic."""
+
+    name: str
+
+
+class TopicIs(Message, frozen=True, kw_only=True):
+    """One topic."""
+
+    topic: Topic
+
+
+class ListTopics(Message, frozen=True, kw_only=True):
+    """Ask for all topics."""
+
+
+class TopicsAre(Message, frozen=True, kw_only=True):
+    """All topics."""
+
+    topics: list[Topic]
+
+
+class DeleteTopic(Message, frozen=True, kw_only=True):
+    """Delete a topic with all its records."""
+
+    name: str
+
+
+class Fetch(Message, frozen=True, kw_only=True):
+    """Read from a lane. `start` is an index, a seq, or ignored for earliest / latest."""
+
+    lane: U32
+    by: str = "index"  # index | seq | earliest | latest
+    start: U63 = 0
+    max_bytes: U63
+    wait_ms: U63 = 0
+    partitions: list[U16] | None = None
+    read: str = "ordered"
+
+
+class GetTail(Message, frozen=True, kw_only=True):
+    """Ask for the linearizable end of a lane."""
+
+    lane: U32
+
+
+class TailIs(Message, frozen=True, kw_only=True):
+    """The end of a lane, and its earliest readable index and seq."""
+
+    lane: int
+    index: int
+    seq: int
+    start_index: int
+    start_seq: int
+
+
+class GetStatus(Message, frozen=True, kw_only=True):
+    """Ask a broker about itself."""
+
+
+class StatusIs(Message, frozen=True, kw_only=True):
+    """What a broker says about itself."""
+
+    facts: dict[str, Any]
+
+
+class Ping(Message, frozen=True, kw_only=True):
+    """Are you there?"""
+
+
+class Pong(Message, frozen=True, kw_only=True):
+    """Yes."""
+
+
+class Done(Message, frozen=True, kw_only=True):
+    """It is done."""
+
+
+class Failed(Message, frozen=True, kw_only=True):
+    """It was not done. `code` is the name of an error class of the error tree."""
+
+    code: str
+    message: str
+    hint: str = ""
+
+
+AnyMessage = (
+    Hello | Welcome | MembersAre | OpenSession | Opened | CloseSession | CreateTopic | DescribeTopic | TopicIs
+    | ListTopics | TopicsAre | DeleteTopic | Fetch | GetTail | TailIs | GetStatus | StatusIs | Ping | Pong | Done
+    | Failed
+)  # fmt: skip
