@@ -1,0 +1,341 @@
+"""The directory: topics, members and epochs, as decisions over a store.
+
+Theory of operation. Every method that changes something reads what its decision rests on, then asks the store for one
+transaction conditional on just that. If somebody else was quicker the method reads and decides again, so several
+processes may share a directory without a lock. Numbers that name things for life (lanes, incarnations, region handles,
+epochs) come from counters in the store and are never handed out twice while anything may still speak of them.
+
+    key                              value
+    cluster                          id, generation, counters of lanes and region handles
+    topics/<name>                    Topic
+    incarnations/<broker>            the newest incarnation of that broker
+    members/<broker>/<incarnation>   Member
+    epochs                           newest epoch handed out, newest started
+    starts/<epoch>                   where each lane ended when that epoch started
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import msgspec
+
+from embarcadero.errors import Backpressure, BadValue, Corrupt, TooMany, TopicExists, UnknownTopic
+from embarcadero.limits import BROKERS_MAX, EPOCHS_AHEAD_MAX, EPOCHS_MAX, LANES_MAX, REGION_HANDLES, TOPICS_MAX
+from embarcadero.placement.rules import new_topic
+from embarcadero.placement.store import ABSENT, Check, Delete, Put, Store, Write
+from embarcadero.types import Member, MemberState, OnGap, Order, Topic
+
+T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
+
+TRIES_MAX = 1_000
+STARTS_KEPT = 16
+"""Ends of this many started epochs are kept for those who are late to learn of them."""
+
+
+class _Cluster(msgspec.Struct, frozen=True):
+    """The cluster itself, and the counters that all of it shares."""
+
+    id: str
+    generation: int
+    next_lane: int = 0
+    lanes_left: int = LANES_MAX
+    next_handle: int = 0
+
+
+class _Epochs(msgspec.Struct, frozen=True):
+    handed_out: int = 0
+    started: int = 0
+
+
+class _Start(msgspec.Struct, frozen=True):
+    ends: dict[int, int]
+
+
+class _Incarnation(msgspec.Struct, frozen=True):
+    newest: int = 0
+
+
+def _put(key: str, value: msgspec.Struct) -> Put:
+    return Put(key, msgspec.json.encode(value))
+
+
+def _decode(key: str, value: bytes, kind: type[S]) -> S:
+    try:
+        return msgspec.json.decode(value, type=kind)
+    except msgspec.MsgspecError as error:
+        hint = "restore the store from a backup, or remove the cluster's folder"
+        raise Corrupt(f"the store's value of {key!r} makes no sense: {error}", hint) from error
+
+
+def _member_key(broker: int, incarnation: int) -> str:
+    return f"members/{broker:05}/{incarnation:010}"
+
+
+class _Plan:
+    """A decision in the making: what it read (to be checked) and what it wants to write."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.checks: list[Check] = []
+        self.writes: list[Write] = []
+
+    def read(self, key: str, kind: type[S]) -> S | None:
+        """A value, which must not change until the plan is carried out."""
+        item = self._store.get(key)
+        self.checks.append(Check(key, item.revision if item else ABSENT))
+        return _decode(key, item.value, kind) if item else None
+
+    def list(self, prefix: str, kind: type[S]) -> Iterator[tuple[str, S]]:
+        """All values under a prefix; none of them may change until then. New ones may come."""
+        for item in self._store.list(prefix):
+            self.checks.append(Check(item.key, item.revision))
+            yield item.key, _decode(item.key, item.value, kind)
+
+    def put(self, key: str, value: msgspec.Struct) -> None:
+        self.writes.append(_put(key, value))
+
+    def delete(self, key: str) -> None:
+        self.writes.append(Delete(key))
+
+
+class Directory:
+    """Topics, members and epochs of one cluster. Any number of processes may have one over the same store."""
+
+    def __init__(self, store: Store, cluster_id: str | None = None) -> None:
+        self._store = store
+        self._cluster = self._decide(lambda plan: self._found(plan, cluster_id or secrets.token_hex(4)))
+
+    # --- the cluster --------------------------------------------------------------------------------------------------
+
+    @property
+    def cluster_id(self) -> str:
+        """Eight hexadecimal digits, for the life of the store."""
+        return self._cluster.id
+
+    @property
+    def generation(self) -> int:
+        """Number of the fabric: the cluster's id above, how often it was begun below."""
+        return int(self._cluster.id, 16) << 32 | self._cluster.generation
+
+    def revision(self) -> int:
+        """Grows with every change; cheap."""
+        return self._store.revision()
+
+    def begin_generation(self) -> int:
+        """Start over with an empty fabric: topics stay but get new lanes; members and epochs are forgotten.
+
+        The new lanes are not those of the generation before, so a client that slept through the restart is told
+        "unknown" instead of reading or writing another topic.
+        """
+
+        def plan_it(plan: _Plan) -> _Cluster:
+            cluster = self._counters(plan)
+            topics = list(plan.list("topics/", Topic))
+            for offset, (key, topic) in enumerate(topics):
+                lane = (cluster.next_lane + offset) % LANES_MAX
+                plan.put(key, msgspec.structs.replace(topic, lane=lane))
+            for key, _ in [*plan.list("members/", Member), *plan.list("starts/", _Start)]:
+                plan.delete(key)
+            plan.read("epochs", _Epochs)
+            plan.put("epochs", _Epochs())
+            begun = msgspec.structs.replace(
+                cluster,
+                generation=cluster.generation + 1,
+                next_lane=(cluster.next_lane + len(topics)) % LANES_MAX,
+                lanes_left=LANES_MAX - len(topics),
+            )
+            plan.put("cluster", begun)
+            return begun
+
+        self._cluster = self._decide(plan_it)
+        return self.generation
+
+    # --- topics -------------------------------------------------------------------------------------------------------
+
+    def create_topic(
+        self,
+        name: str,
+        order: int = Order.TOTAL,
+        partitions: int = 1,
+        replicas: int = 0,
+        durable_on: int = 0,
+        on_gap: str = OnGap.FENCE.value,
+        gap_timeout_ms: int | None = None,
+    ) -> Topic:
+        """Create a topic on a lane of its own."""
+
+        def plan_it(plan: _Plan) -> Topic:
+            cluster = self._counters(plan)
+            topic = new_topic(name, cluster.next_lane, order, partitions, replicas, durable_on, on_gap, gap_timeout_ms)
+            if plan.read(f"topics/{name}", Topic):
+                raise TopicExists(f"topic {name!r} exists", "use it, or choose another name")
+            if len(self._store.list("topics/")) >= TOPICS_MAX:
+                raise TooMany(f"there are {TOPICS_MAX} topics already", "delete topics that nobody needs")
+            if cluster.lanes_left == 0:
+                raise TooMany(
+                    f"all {LANES_MAX} lanes were used (deleted topics leave theirs behind)",
+                    "restart the cluster: that numbers lanes anew",
+                )
+            advanced = (cluster.next_lane + 1) % LANES_MAX
+            plan.put(
+                "cluster", msgspec.structs.replace(cluster, next_lane=advanced, lanes_left=cluster.lanes_left - 1)
+            )
+            plan.put(f"topics/{name}", topic)
+            return topic
+
+        return self._decide(plan_it)
+
+    def topics(self) -> list[Topic]:
+        """All topics, by name."""
+        return [_decode(item.key, item.value, Topic) for item in self._store.list("topics/")]
+
+    def topic(self, name: str) -> Topic:
+        """One topic."""
+        item = self._store.get(f"topics/{name}")
+        if item is None:
+            raise self._unknown(name)
+        return _decode(item.key, item.value, Topic)
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic. Its lane is not used again in this generation."""
+
+        def plan_it(plan: _Plan) -> None:
+            if plan.read(f"topics/{name}", Topic) is None:
+                raise self._unknown(name)
+            plan.delete(f"topics/{name}")
+
+        self._decide(plan_it)
+
+    # --- members ------------------------------------------------------------------------------------------------------
+
+    def register_broker(self, broker: int, host: str, port: int, pid: int) -> Member:
+        """A broker begins a new incarnation; its earlier one is dead from here on."""
+        if not 0 <= broker < BROKERS_MAX:
+            raise BadValue(f"broker {broker} is out of range", f"use 0 to {BROKERS_MAX - 1}")
+
+        def plan_it(plan: _Plan) -> Member:
+            cluster = self._counters(plan)
+            newest = (plan.read(f"incarnations/{broker}", _Incarnation) or _Incarnation()).newest
+            used = set()
+            for key, old in plan.list("members/", Member):
+                if old.state is MemberState.REMOVED:
+                    plan.delete(key)
+                    continue
+                used.add(old.handle)
+                if old.broker == broker and old.state is MemberState.LIVE:
+                    plan.put(key, msgspec.structs.replace(old, state=MemberState.DEAD))
+            handle = _free_handle(cluster.next_handle, used)
+            member = Member(broker=broker, incarnation=newest + 1, handle=handle, host=host, port=port, pid=pid)
+            plan.put("cluster", msgspec.structs.replace(cluster, next_handle=(handle + 1) % REGION_HANDLES))
+            plan.put(f"incarnations/{broker}", _Incarnation(newest + 1))
+            plan.put(_member_key(broker, newest + 1), member)
+            return member
+
+        return self._decide(plan_it)
+
+    def mark_dead(self, broker: int, incarnation: int) -> None:
+        """This incarnation is gone. Doing it again, or for one long gone, is fine."""
+        self._mark(broker, incarnation, MemberState.LIVE, MemberState.DEAD)
+
+    def mark_removed(self, broker: int, incarnation: int) -> None:
+        """Nothing needs the regions of this dead incarnation any more: anyone may unlink them."""
+        self._mark(broker, incarnation, MemberState.DEAD, MemberState.REMOVED)
+
+    def members(self) -> list[Member]:
+        """All incarnations that are live or whose regions still hold data, oldest first within a broker."""
+        everyone = (_decode(item.key, item.value, Member) for item in self._store.list("members/"))
+        return [member for member in everyone if member.state is not MemberState.REMOVED]
+
+    # --- epochs -------------------------------------------------------------------------------------------------------
+
+    def next_epoch(self) -> int:
+        """Hand out the next epoch. Few run ahead of the last started one, since everybody checks that many lines."""
+
+        def plan_it(plan: _Plan) -> int:
+            epochs = plan.read("epochs", _Epochs) or _Epochs()
+            epoch = epochs.handed_out + 1
+            if epoch > epochs.started + EPOCHS_AHEAD_MAX:
+                raise TooMany(
+                    f"{EPOCHS_AHEAD_MAX} sequencers took an epoch after {epochs.started} and none of them started it",
+                    "see the sequencers' logs, then restart the cluster",
+                )
+            if epoch >= EPOCHS_MAX:
+                raise TooMany(f"all {EPOCHS_MAX} epochs of this fabric are used", "restart the cluster")
+            plan.put("epochs", msgspec.structs.replace(epochs, handed_out=epoch))
+            return epoch
+
+        return self._decide(plan_it)
+
+    def start_epoch(self, epoch: int, ends: dict[int, int]) -> bool:
+        """Start an epoch at these ends (lane -> index). Unless it is the newest handed out: False, nothing changes."""
+
+        def plan_it(plan: _Plan) -> bool:
+            epochs = plan.read("epochs", _Epochs) or _Epochs()
+            if epoch != epochs.handed_out or epoch <= epochs.started:
+                return False
+            plan.put("epochs", msgspec.structs.replace(epochs, started=epoch))
+            plan.put(f"starts/{epoch:010}", _Start(ends))
+            for key, _ in list(plan.list("starts/", _Start))[: -STARTS_KEPT + 1]:
+                plan.delete(key)
+            return True
+
+        return self._decide(plan_it)
+
+    def started_epoch(self) -> int:
+        """The newest started epoch; 0 when none has started."""
+        item = self._store.get("epochs")
+        return _decode(item.key, item.value, _Epochs).started if item else 0
+
+    def epoch_ends(self, epoch: int) -> dict[int, int] | None:
+        """Where each lane ended when this epoch started; None if it never started, or long ago."""
+        item = self._store.get(f"starts/{epoch:010}")
+        return _decode(item.key, item.value, _Start).ends if item else None
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _decide(self, plan_it: Callable[[_Plan], T]) -> T:
+        """Decide, and carry the decision out if what it rests on still holds; else decide again."""
+        for _ in range(TRIES_MAX):
+            plan = _Plan(self._store)
+            result = plan_it(plan)
+            if not plan.writes or self._store.transact(plan.checks, plan.writes):
+                return result
+        raise Backpressure(f"the store changed under {TRIES_MAX} attempts in a row", "try again")
+
+    def _found(self, plan: _Plan, cluster_id: str) -> _Cluster:
+        cluster = plan.read("cluster", _Cluster)
+        if cluster is None:
+            cluster = _Cluster(id=cluster_id, generation=0)
+            plan.put("cluster", cluster)
+        return cluster
+
+    def _counters(self, plan: _Plan) -> _Cluster:
+        cluster = plan.read("cluster", _Cluster)
+        if cluster is None:
+            raise Corrupt("the store has lost its cluster record", "stop the cluster and remove its folder")
+        return cluster
+
+    def _mark(self, broker: int, incarnation: int, before: MemberState, after: MemberState) -> None:
+        def plan_it(plan: _Plan) -> None:
+            key = _member_key(broker, incarnation)
+            member = plan.read(key, Member)
+            if member and member.state is before:
+                plan.put(key, msgspec.structs.replace(member, state=after))
+
+        self._decide(plan_it)
+
+    def _unknown(self, name: str) -> UnknownTopic:
+        some = ", ".join(topic.name for topic in self.topics()[:5])
+        return UnknownTopic(f"there is no topic {name!r}", f"existing topics: {some}" if some else "create it first")
+
+
+def _free_handle(first: int, used: set[int]) -> int:
+    for offset in range(REGION_HANDLES):
+        handle = (first + offset) % REGION_HANDLES
+        if handle not in used:
+            return handle
+    raise TooMany(f"all {REGION_HANDLES} region handles are in use", "restart the cluster")

@@ -1,0 +1,363 @@
+"""The directory: what topics may look like, and numbers that name things for life."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embarcadero.errors import BadName, BadValue, Corrupt, NotAvailable, TooMany, TopicExists, UnknownTopic
+from embarcadero.limits import EPOCHS_AHEAD_MAX, EPOCHS_MAX, LANES_MAX, PARTITIONS_MAX, REGION_HANDLES, TOPICS_MAX
+from embarcadero.placement import directory as module
+from embarcadero.placement.directory import Directory
+from embarcadero.placement.memory import MemoryStore
+from embarcadero.placement.store import Put
+from embarcadero.types import Member, MemberState
+
+
+@pytest.fixture
+def directory() -> Directory:
+    return Directory(MemoryStore())
+
+
+def register(directory: Directory, broker: int) -> Member:
+    return directory.register_broker(broker, "127.0.0.1", 9092 + broker, 1000 + broker)
+
+
+# --- topics -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_created_topic_is_found(directory: Directory) -> None:
+    """A topic is returned as created by name and in the list, with every value that was asked for."""
+    created = directory.create_topic("orders", order=5, partitions=7, on_gap="skip", gap_timeout_ms=9)
+    assert (created.order, created.partitions, created.on_gap, created.gap_timeout_ms) == (5, 7, "skip", 9)
+    assert directory.topic("orders") == created
+    assert directory.topics() == [created]
+
+
+def test_gap_timeout_follows_on_gap(directory: Directory) -> None:
+    """Without a gap time-out a fencing topic waits long and a skipping one briefly."""
+    assert directory.create_topic("a", on_gap="fence").gap_timeout_ms == 30_000
+    assert directory.create_topic("b", on_gap="skip").gap_timeout_ms == 5
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a b", "a/b", "ä", "a\n", "x" * 250, "topic\0"])
+def test_bad_names_are_refused(directory: Directory, name: str) -> None:
+    """A name with other characters, too long or empty is refused, and the error tells what is allowed."""
+    with pytest.raises(BadName, match="A-Z a-z 0-9"):
+        directory.create_topic(name)
+    assert directory.topics() == []
+
+
+@pytest.mark.parametrize("name", ["a", "...", "Orders_2024-01.eu", "x" * 249])
+def test_good_names_are_taken(directory: Directory, name: str) -> None:
+    """Letters, digits, dot, underscore and dash make a name."""
+    assert directory.create_topic(name).name == name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        ({"order": 3}, BadValue, "use 2 .* or 5"),
+        ({"order": -1}, BadValue, "use 2 .* or 5"),
+        ({"order": 0}, NotAvailable, "later version"),
+        ({"order": 1}, NotAvailable, "later version"),
+        ({"replicas": 1}, NotAvailable, "replicas=0"),
+        ({"durable_on": 1}, NotAvailable, "durable_on=0"),
+        ({"replicas": -1}, BadValue, "negative"),
+        ({"partitions": 0}, BadValue, f"1 to {PARTITIONS_MAX}"),
+        ({"partitions": PARTITIONS_MAX + 1}, BadValue, f"1 to {PARTITIONS_MAX}"),
+        ({"on_gap": "wait"}, BadValue, "fence.*skip"),
+        ({"gap_timeout_ms": 0}, BadValue, "gap_timeout_ms 0"),
+    ],
+)
+def test_bad_values_are_refused(
+    directory: Directory, arguments: dict[str, int | str], error: type[Exception], says: str
+) -> None:
+    """Each option out of range is refused with what to use instead, and nothing is created."""
+    before = directory.revision()
+    with pytest.raises(error, match=says):
+        directory.create_topic("a", **arguments)  # type: ignore[arg-type]
+    assert directory.revision() == before
+
+
+def test_a_name_is_taken_once(directory: Directory) -> None:
+    """Creating a topic again is refused, and leaves it alone."""
+    first = directory.create_topic("a", order=5)
+    with pytest.raises(TopicExists):
+        directory.create_topic("a", order=2)
+    assert directory.topic("a") == first
+
+
+def test_an_unknown_topic_is_named_with_those_that_exist(directory: Directory) -> None:
+    """Asking for, or deleting, a topic that is not there says which there are."""
+    directory.create_topic("orders")
+    for call in (directory.topic, directory.delete_topic):
+        with pytest.raises(UnknownTopic, match=r"'order'.*orders"):
+            call("order")
+
+
+def test_a_lane_is_never_used_again(directory: Directory) -> None:
+    """A topic created after a deletion gets a lane that no topic had."""
+    lanes = []
+    for _ in range(5):
+        lanes.append(directory.create_topic("a").lane)
+        directory.delete_topic("a")
+    assert len(set(lanes)) == 5
+
+
+def test_topics_are_bounded(directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the maximum of topics the next is refused; deleting one makes room."""
+    assert TOPICS_MAX < LANES_MAX
+    monkeypatch.setattr(module, "TOPICS_MAX", 3)
+    for name in "abc":
+        directory.create_topic(name)
+    with pytest.raises(TooMany, match="delete topics"):
+        directory.create_topic("d")
+    directory.delete_topic("a")
+    assert directory.create_topic("d").name == "d"
+
+
+def test_lanes_are_bounded(directory: Directory) -> None:
+    """When all lanes of a generation are used, creating is refused instead of using one again."""
+    for _ in range(LANES_MAX):
+        lane = directory.create_topic("a").lane
+        directory.delete_topic("a")
+    assert lane == LANES_MAX - 1
+    with pytest.raises(TooMany, match="restart the cluster"):
+        directory.create_topic("a")
+    directory.begin_generation()
+    assert directory.create_topic("a").lane == 0
+
+
+# --- members ----------------------------------------------------------------------------------------------------------
+
+
+def test_registering_again_is_a_new_incarnation(directory: Directory) -> None:
+    """A broker that comes back has the next incarnation and another handle; the earlier one is dead."""
+    first, other, second = register(directory, 0), register(directory, 1), register(directory, 0)
+    assert (first.incarnation, second.incarnation) == (1, 2)
+    assert len({first.handle, other.handle, second.handle}) == 3
+    states = {(m.broker, m.incarnation): m.state for m in directory.members()}
+    assert states == {(0, 1): MemberState.DEAD, (0, 2): MemberState.LIVE, (1, 1): MemberState.LIVE}
+
+
+def test_a_dead_member_stays_dead(directory: Directory) -> None:
+    """Marking dead is idempotent, touches one incarnation only, and unknown ones are ignored."""
+    first, second = register(directory, 0), register(directory, 0)
+    directory.mark_dead(0, first.incarnation)
+    directory.mark_dead(0, 99)
+    assert [m.state for m in directory.members()] == [MemberState.DEAD, MemberState.LIVE]
+    directory.mark_dead(0, second.incarnation)
+    assert [m.state for m in directory.members()] == [MemberState.DEAD, MemberState.DEAD]
+
+
+def test_only_the_dead_are_removed(directory: Directory) -> None:
+    """A live member can't be removed; a removed one is no member, and its number is not given again."""
+    member = register(directory, 0)
+    directory.mark_removed(0, 1)
+    assert directory.members() == [member]
+    directory.mark_dead(0, 1)
+    directory.mark_removed(0, 1)
+    assert directory.members() == []
+    assert register(directory, 0).incarnation == 2
+
+
+def test_handles_go_round_and_skip_those_in_use(directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Handles are given cyclically, never one that a member still has; without a free one there is an error."""
+    assert REGION_HANDLES == 65_535
+    monkeypatch.setattr(module, "REGION_HANDLES", 3)
+    keeper = register(directory, 7)
+    assert keeper.handle == 0
+    given_out = []
+    for incarnation in range(1, 5):
+        given_out.append(register(directory, 0).handle)
+        directory.mark_dead(0, incarnation)
+        directory.mark_removed(0, incarnation)
+    assert given_out == [1, 2, 1, 2]
+    register(directory, 1)
+    register(directory, 2)
+    with pytest.raises(TooMany, match="handles"):
+        register(directory, 3)
+
+
+def test_broker_numbers_are_bounded(directory: Directory) -> None:
+    """A broker number out of range is refused."""
+    with pytest.raises(BadValue, match="use 0 to 63"):
+        register(directory, 64)
+
+
+# --- epochs -----------------------------------------------------------------------------------------------------------
+
+
+def test_epochs_begin_at_one(directory: Directory) -> None:
+    """Nothing has started at first; the first epoch is 1."""
+    assert directory.started_epoch() == 0
+    assert directory.next_epoch() == 1
+    assert directory.started_epoch() == 0
+
+
+def test_only_the_newest_candidate_starts(directory: Directory) -> None:
+    """A candidate that somebody overtook can't start; the newest can, once."""
+    first, second = directory.next_epoch(), directory.next_epoch()
+    assert not directory.start_epoch(first, {0: 5})
+    assert directory.start_epoch(second, {0: 7, 3: 9})
+    assert not directory.start_epoch(second, {0: 8})
+    assert (directory.started_epoch(), directory.epoch_ends(second)) == (2, {0: 7, 3: 9})
+    assert directory.epoch_ends(first) is None
+
+
+def test_few_epochs_run_ahead(directory: Directory) -> None:
+    """No more epochs are handed out beyond the last started one than everybody checks."""
+    for _ in range(EPOCHS_AHEAD_MAX):
+        newest = directory.next_epoch()
+    with pytest.raises(TooMany, match="none of them started"):
+        directory.next_epoch()
+    assert directory.start_epoch(newest, {})
+    assert directory.next_epoch() == newest + 1
+
+
+def test_epochs_fit_the_table(directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last epoch that the fabric has a line for is the last that is handed out."""
+    assert EPOCHS_MAX == 65_536
+    monkeypatch.setattr(module, "EPOCHS_MAX", 3)
+    for epoch in (1, 2):
+        assert directory.start_epoch(directory.next_epoch(), {})
+        assert directory.started_epoch() == epoch
+    with pytest.raises(TooMany, match="restart"):
+        directory.next_epoch()
+
+
+def test_old_starts_are_forgotten(directory: Directory) -> None:
+    """The ends of the last starts are kept, older ones go: the store does not grow with every take-over."""
+    for _ in range(module.STARTS_KEPT + 3):
+        epoch = directory.next_epoch()
+        directory.start_epoch(epoch, {0: epoch})
+    assert directory.epoch_ends(3) is None
+    assert directory.epoch_ends(4) == {0: 4}
+    assert directory.epoch_ends(epoch) == {0: epoch}
+
+
+# --- generations ------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_generation_keeps_topics_on_other_lanes(directory: Directory) -> None:
+    """Topics survive with lanes that the last generation did not use; members and epochs are gone."""
+    before = {directory.create_topic(name, order=5).lane for name in "abc"}
+    register(directory, 0)
+    directory.start_epoch(directory.next_epoch(), {0: 1})
+    generation, cluster = directory.generation, directory.cluster_id
+    assert directory.begin_generation() == directory.generation == generation + 1
+    assert [(t.name, t.order) for t in directory.topics()] == [("a", 5), ("b", 5), ("c", 5)]
+    assert before.isdisjoint(t.lane for t in directory.topics())
+    assert (directory.members(), directory.started_epoch(), directory.epoch_ends(1)) == ([], 0, None)
+    assert directory.cluster_id == cluster
+    assert directory.next_epoch() == 1
+
+
+def test_incarnations_go_on_over_generations(directory: Directory) -> None:
+    """A broker of the new generation is never mistaken for one of the old: its incarnation is higher."""
+    register(directory, 0)
+    directory.begin_generation()
+    assert register(directory, 0).incarnation == 2
+
+
+def test_many_generations_have_lanes_enough(directory: Directory) -> None:
+    """Restarting often does not use up lanes, and two topics never share one."""
+    for number in range(100):
+        directory.create_topic(f"topic-{number}")
+    for _ in range(100):
+        old = {topic.lane for topic in directory.topics()}
+        directory.begin_generation()
+        new = {topic.lane for topic in directory.topics()}
+        assert len(new) == 100
+        assert new.isdisjoint(old)
+        assert all(0 <= lane < LANES_MAX for lane in new)
+    fresh = directory.create_topic("one-more").lane
+    assert fresh not in new
+
+
+def test_generations_of_two_clusters_differ() -> None:
+    """The generation number contains the cluster's id, so one cluster refuses the other's regions."""
+    one, two = Directory(MemoryStore(), "0000000a"), Directory(MemoryStore(), "0000000b")
+    assert (one.generation, two.generation) == (0xA << 32, 0xB << 32)
+
+
+# --- several processes ------------------------------------------------------------------------------------------------
+
+
+def test_directories_over_one_store_agree() -> None:
+    """A second directory over the same store has the same cluster and sees changes; the revision tells of them."""
+    store = MemoryStore()
+    one, two = Directory(store), Directory(store)
+    assert (one.cluster_id, one.generation) == (two.cluster_id, two.generation)
+    before = two.revision()
+    one.create_topic("a")
+    assert two.revision() > before
+    assert two.topics() == one.topics()
+
+
+class Contended(MemoryStore):
+    """A store in which somebody else is quicker, the first few times."""
+
+    quicker = 0
+
+    def transact(self, checks, writes):  # type: ignore[no-untyped-def]
+        if self.quicker:
+            self.quicker -= 1
+            rival, left, self.quicker = Directory(self), self.quicker, 0
+            rival.create_topic(f"rival-{left}")
+            self.quicker = left
+        return super().transact(checks, writes)
+
+
+def test_a_decision_that_was_overtaken_is_made_again() -> None:
+    """When others change the store between reading and writing, the decision is made on what is true then."""
+    store = Contended()
+    directory = Directory(store)
+    store.quicker = 5
+    assert directory.create_topic("mine").lane == 5
+    assert [t.lane for t in directory.topics()] == [5, 4, 3, 2, 1, 0]
+
+
+@settings(deadline=None, max_examples=20)
+@given(plans=st.lists(st.lists(st.sampled_from(["topic", "broker"]), max_size=6), min_size=2, max_size=4))
+def test_numbers_for_life_are_unique_under_concurrency(plans: list[list[str]]) -> None:
+    """Threads with a directory each never get the same lane, handle, incarnation or epoch."""
+    store = MemoryStore()
+    lanes: list[int] = []
+    handles: list[int] = []
+    incarnations: list[int] = []
+    epochs: list[int] = []
+
+    def work(name: int, plan: list[str]) -> None:
+        mine = Directory(store)
+        for step, what in enumerate(plan):
+            if what == "topic":
+                lanes.append(mine.create_topic(f"t{name}-{step}").lane)
+            else:
+                member = register(mine, 3)
+                handles.append(member.handle)
+                incarnations.append(member.incarnation)
+        epochs.append(mine.next_epoch())
+
+    threads = [threading.Thread(target=work, args=(name, plan)) for name, plan in enumerate(plans)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for numbers in (lanes, handles, incarnations, epochs):
+        assert len(set(numbers)) == len(numbers)
+    assert [m.state for m in Directory(store).members()].count(MemberState.LIVE) == bool(handles)
+    assert len(lanes) == sum(plan.count("topic") for plan in plans)
+
+
+def test_a_value_that_makes_no_sense_is_a_typed_error(directory: Directory) -> None:
+    """A damaged value is reported with its key, not served."""
+    store = MemoryStore()
+    damaged = Directory(store)
+    assert store.transact([], [Put("topics/a", b'{"name": 7}')])
+    with pytest.raises(Corrupt, match="topics/a"):
+        damaged.topics()
