@@ -1,0 +1,41 @@
+"""Frontiers: exclusive, monotonic 64-bit numbers, each alone on its 128-byte line, each with one writer."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from embarcadero.fabric.region import Region
+from embarcadero.invariants import invariant
+
+
+class FrontierWriter:
+    """The one writer of one frontier word."""
+
+    def __init__(self, region: Region, offset: int) -> None:
+        self._region, self._offset = region, offset
+        self._word = region.data[offset : offset + 8].view(np.uint64)
+        self.value = int(self._word[0])
+
+    def advance(self, value: int) -> None:
+        """Publish a new value. What it speaks of was flushed before."""
+        invariant(value >= self.value, "a frontier never goes back")
+        if value != self.value:
+            self.restart(value)
+
+    def restart(self, value: int) -> None:
+        """Publish a value that may be lower: what the line counts has begun anew."""
+        self._word[0] = self.value = value
+        self._region.flush(self._offset, 8)
+
+
+class FrontierReader:
+    """A reader of one frontier word."""
+
+    def __init__(self, region: Region, offset: int) -> None:
+        self._region, self._offset = region, offset
+        self._word = region.data[offset : offset + 8].view(np.uint64)
+
+    def load(self) -> int:
+        """The newest value that has reached memory."""
+        self._region.invalidate(self._offset, 8)
+        return int(self._word[0])

@@ -1,0 +1,222 @@
+"""Simulated memory that is as bad as the rules allow: what one host stores, no other sees, until both did their part.
+
+Every host has a private copy of every region it maps. Role code loads from it and stores to it directly, as to real
+memory. A word is dirty when it differs from `base`, the copy as it was when that word last met the shared words.
+- flush writes the dirty words of its lines to the shared words; invalidate does that too, then takes the shared words.
+- A region mapped anew reads as zeros behind its superblock, however much was written there: nothing is fresh by luck.
+- `churn` is what caches do on their own: write back a dirty line, torn at 8 bytes, or fetch a clean line anew.
+- `crash` loses a host's cache; each dirty word has reached memory or not, by the toss of a coin.
+- `interrupt` is called before every primitive, so that a simulator can act in the middle of a role's step: churn, crash
+  the host (by raising), or let another host run.
+Everything random comes from one generator: same seed, same world. `sabotage` plants bugs: "flush" and "invalidate" then
+do nothing half of the time, to show that the checkers notice.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from embarcadero.errors import BadRegion
+from embarcadero.fabric.layout import SUPERBLOCK
+from embarcadero.fabric.region import Bytes, Shape, check_name, read_superblock, write_superblock
+from embarcadero.invariants import InvariantBroken
+from embarcadero.limits import LINE_BYTES
+
+Words = npt.NDArray[np.uint64]
+
+_LINE_WORDS = LINE_BYTES // 8
+_HEAD = slice(0, SUPERBLOCK.itemsize)
+_REACH_BYTES_MIN = 65_536
+
+
+class _Medium:
+    """The shared words of one region, and who maps it."""
+
+    def __init__(self, name: str, size: int) -> None:
+        self.name, self.size = name, size
+        self.words = _blank(size)
+        self.copies: dict[str, _Copy] = {}
+        # Large tables are mostly unused: churn and crash look no further than the furthest line anybody named.
+        self.reach = min(self.words.nbytes, _REACH_BYTES_MIN)
+
+
+class _Copy:
+    """One host's cache of one region. Spans are of bytes, and of whole lines; `shared` is where write-backs go.
+
+    Roles call the primitives all the time on a few lines: there memoryviews are several times quicker than arrays.
+    """
+
+    def __init__(self, medium: _Medium) -> None:
+        self.medium, self.shared = medium, medium.words
+        self.words, self.base = _blank(medium.size), _blank(medium.size)
+        self._mine, self._base, self._shared = (w.view(np.uint8).data for w in (self.words, self.base, self.shared))
+        self.take(_HEAD)
+
+    @property
+    def data(self) -> Bytes:
+        return self.words.view(np.uint8)[: self.medium.size]
+
+    def write_back(self, span: slice) -> None:
+        if bytes(self._mine[span]) == bytes(self._base[span]):
+            return
+        words = _words(span)
+        mine = self.words[words]
+        np.putmask(self.shared[words], mine != self.base[words], mine)
+        self._base[span] = self._mine[span]
+
+    def take(self, span: slice) -> None:
+        self._mine[span] = self._base[span] = self._shared[span]
+
+    def scatter(self, words: slice, rng: random.Random) -> None:
+        """Each dirty word is written back, or not."""
+        for word in np.flatnonzero(self.words[words] != self.base[words]) + words.start:
+            if rng.getrandbits(1):
+                self.shared[word] = self.base[word] = self.words[word]
+
+    def stir(self, rng: random.Random) -> None:
+        """Do something to one line that differs from memory, if there is one."""
+        reach = self.medium.reach // 8
+        different = np.flatnonzero(self.words[:reach] != self.shared[:reach])
+        if not len(different):
+            return
+        first = int(rng.choice(different)) // _LINE_WORDS * _LINE_WORDS
+        line = slice(first, first + _LINE_WORDS)
+        if np.array_equal(self.words[line], self.base[line]):
+            self.take(slice(8 * line.start, 8 * line.stop))
+        else:
+            self.scatter(line, rng)
+
+    def lose(self, rng: random.Random) -> None:
+        """The host is gone. What its roles may still do to this cache leads nowhere."""
+        self.scatter(slice(0, self.medium.reach // 8), rng)
+        self.shared, self._shared = self.words, self._mine
+
+
+class IncoherentRegion:
+    """One region as one host sees it."""
+
+    __slots__ = ("_copy", "_host", "data", "name", "shape")
+
+    def __init__(self, host: IncoherentHost, shape: Shape, copy: _Copy, writable: bool) -> None:
+        self._host, self._copy = host, copy
+        self.name, self.shape = copy.medium.name, shape
+        self.data = copy.data
+        self.data.flags.writeable = writable
+
+    def flush(self, offset: int, length: int) -> None:
+        span = self._lines(offset, length)
+        if self._host.may("flush"):
+            self._copy.write_back(span)
+
+    def invalidate(self, offset: int, length: int) -> None:
+        span = self._lines(offset, length)
+        if self._host.may("invalidate"):
+            self._copy.write_back(span)
+            self._copy.take(span)
+
+    def close(self) -> None:
+        """Nothing to let go: the cache belongs to the host."""
+
+    def _lines(self, offset: int, length: int) -> slice:
+        """All lines touched by a span."""
+        medium, end = self._copy.medium, offset + length
+        if offset < 0 or length < 0 or end > medium.size:
+            raise InvariantBroken(f"span [{offset}, {end}) is outside region {self.name} of {medium.size} bytes")
+        stop = -(-end // LINE_BYTES) * LINE_BYTES
+        medium.reach = max(medium.reach, stop)
+        return slice(offset // LINE_BYTES * LINE_BYTES, stop)
+
+
+class IncoherentHost:
+    """The fabric as one host sees it. All roles on the host share its caches."""
+
+    coherent_only = False
+
+    def __init__(self, memory: IncoherentMemory, name: str) -> None:
+        self._memory, self.name = memory, name
+        self.generation = memory.generation
+
+    def create(self, name: str, shape: Shape) -> IncoherentRegion:
+        regions = self._memory.regions
+        if check_name(name) in regions:
+            raise BadRegion(f"region {name} exists already", "every incarnation makes its own regions, once")
+        medium = _Medium(name, shape.size)
+        write_superblock(medium.words.view(np.uint8), shape, self.generation)
+        regions[name] = medium
+        return IncoherentRegion(self, shape, self._copy(medium), writable=True)
+
+    def attach(self, name: str, writable: bool = False) -> IncoherentRegion:
+        medium = self._memory.regions.get(check_name(name))
+        if medium is None:
+            raise BadRegion(f"region {name} does not exist", "is the cluster up?")
+        copy = self._copy(medium)
+        copy.write_back(_HEAD)
+        copy.take(_HEAD)
+        return IncoherentRegion(self, read_superblock(name, copy.data, self.generation), copy, writable)
+
+    def exists(self, name: str) -> bool:
+        return check_name(name) in self._memory.regions
+
+    def names(self) -> list[str]:
+        return sorted(self._memory.regions)
+
+    def remove(self, name: str) -> None:
+        self._memory.regions.pop(check_name(name), None)
+
+    def fence(self) -> None:
+        """Write-backs here are done when flush returns, so only the simulator may do something."""
+        self.may("fence")
+
+    def may(self, primitive: str) -> bool:
+        """Before each primitive: the simulator's moment; then whether it takes effect."""
+        memory = self._memory
+        if memory.interrupt is not None:
+            memory.interrupt(self.name)
+        return not memory.sabotage or primitive not in memory.sabotage or memory.rng.getrandbits(1) == 1
+
+    def _copy(self, medium: _Medium) -> _Copy:
+        copy = medium.copies.get(self.name)
+        if copy is None:
+            copy = medium.copies[self.name] = _Copy(medium)
+        return copy
+
+
+class IncoherentMemory:
+    """The medium that hosts share. `host` gives one host's view of it."""
+
+    def __init__(self, rng: random.Random, generation: int) -> None:
+        self.rng, self.generation = rng, generation
+        self.regions: dict[str, _Medium] = {}
+        self.sabotage: set[str] = set()
+        self.interrupt: Callable[[str], None] | None = None
+        self._hosts: dict[str, IncoherentHost] = {}
+
+    def host(self, name: str) -> IncoherentHost:
+        """The fabric as host `name` sees it."""
+        return self._hosts.setdefault(name, IncoherentHost(self, name))
+
+    def churn(self, n: int) -> None:
+        """n times: some host's cache does something of its own to some line."""
+        copies = [copy for medium in self.regions.values() for copy in medium.copies.values()]
+        for _ in range(n if copies else 0):
+            self.rng.choice(copies).stir(self.rng)
+
+    def crash(self, host: str) -> None:
+        """The host is gone, with its cache; started again, it maps everything anew."""
+        for medium in self.regions.values():
+            copy = medium.copies.pop(host, None)
+            if copy is not None:
+                copy.lose(self.rng)
+
+
+def _blank(size: int) -> Words:
+    """Zeroed whole lines for `size` bytes. The operating system gives large ones lazily."""
+    return np.zeros(-(-size // LINE_BYTES) * _LINE_WORDS, dtype=np.uint64)
+
+
+def _words(span: slice) -> slice:
+    return slice(span.start // 8, span.stop // 8)

@@ -1,0 +1,168 @@
+"""The broker's log: payloads in chunks, received in place, freed chunk by chunk.
+
+A location is where a payload lies, in 32 bits: chunk number, then 64-byte unit in the chunk. Chunk number n lives in
+slot n mod chunks; a slot's chunk line tells the number that is live in it. To use a slot again the writer first adds
+`chunks` to its line and flushes it, and only then overwrites. So a reader copies first and looks at the line after
+that: if the location's chunk number is still the live one, then no byte of the copy can be of a later chunk.
+
+    location   | chunk number, modulo 2^(32 - unit bits) | unit in chunk |
+
+Numbers that far apart look the same: after 256 GiB of payloads an old location may seem live. The payload's CRC, which
+every reader checks against the entry, tells them apart.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from embarcadero.config import FabricSizes
+from embarcadero.errors import FrameTooLarge
+from embarcadero.fabric.frontier import FrontierReader, FrontierWriter
+from embarcadero.fabric.layout import SUPERBLOCK, BrokerLine, RegionKind, frontier_offset
+from embarcadero.fabric.region import Fabric, Region, Shape
+from embarcadero.invariants import invariant
+from embarcadero.limits import FRONTIER_BYTES, LINE_BYTES
+
+LOCATION_BITS = 32
+_PAYLOAD_OFFSET = SUPERBLOCK.itemsize
+
+
+class Reservation(NamedTuple):
+    """Space for one payload: receive into `view`, flush, then publish `location`."""
+
+    location: int
+    view: memoryview
+    size: int
+
+
+class _Log:
+    def __init__(self, log: Region, frontiers: Region) -> None:
+        self._log, self._frontiers = log, frontiers
+        self.chunks, self.chunk_bytes = log.shape.slots, log.shape.slot_bytes
+        self._memory = log.data.data
+        self._unit_bits = (self.chunk_bytes // LINE_BYTES).bit_length() - 1
+        self._unit_mask = (1 << self._unit_bits) - 1
+        self._number_mask = (1 << (LOCATION_BITS - self._unit_bits)) - 1
+
+    def _slot(self, location: int) -> int:
+        return (location >> self._unit_bits) & (self.chunks - 1)
+
+    def _offset(self, location: int) -> int:
+        """Byte offset of a location in the region."""
+        unit = location & self._unit_mask
+        return _PAYLOAD_OFFSET + self._slot(location) * self.chunk_bytes + unit * LINE_BYTES
+
+
+class LogWriter(_Log):
+    """The broker's side. Counts, per chunk, the reservations that are not resolved yet: such a chunk is not reused."""
+
+    def __init__(self, log: Region, frontiers: Region) -> None:
+        super().__init__(log, frontiers)
+        self._live = [FrontierWriter(frontiers, _chunk_line(slot)) for slot in range(self.chunks)]
+        self._unresolved = [0] * self.chunks
+        self._current, self._filled = 0, 0  # the slot being filled, and how far
+        self._by_age = deque(range(1, self.chunks))  # the other slots, least recently filled first
+        self._fresh = set(self._by_age)  # slots never used: nothing to free there
+        self._held = 0  # slots with unresolved reservations
+
+    def reserve(self, size: int) -> Reservation | None:
+        """Space for `size` bytes, or None while every chunk holds something unresolved."""
+        if not 0 < size <= self.chunk_bytes:
+            raise FrameTooLarge(
+                f"a payload of {size} bytes; this log takes 1 to {self.chunk_bytes}", "send smaller batches"
+            )
+        if self._filled + size > self.chunk_bytes and not self._next_chunk():
+            return None
+        slot, unit = self._current, self._filled // LINE_BYTES
+        self._filled += -(-size // LINE_BYTES) * LINE_BYTES
+        self._held += self._unresolved[slot] == 0
+        self._unresolved[slot] += 1
+        location = (self._live[slot].value & self._number_mask) << self._unit_bits | unit
+        offset = self._offset(location)
+        return Reservation(location, self._memory[offset : offset + size], size)
+
+    def flush(self, reservation: Reservation) -> None:
+        """Write back a received payload. Its entry is written after that."""
+        self._log.flush(self._offset(reservation.location), reservation.size)
+
+    def release(self, location: int) -> None:
+        """The entry at this location is resolved, or will never be published."""
+        slot = self._slot(location)
+        invariant(location >> self._unit_bits == self._live[slot].value & self._number_mask, "a released chunk is live")
+        invariant(self._unresolved[slot] > 0, "a reservation is released once")
+        self._unresolved[slot] -= 1
+        self._held -= self._unresolved[slot] == 0
+
+    def occupied(self) -> float:
+        """Share of the log that unresolved payloads keep: whole chunks, but of the current one what is filled."""
+        if not self._unresolved[self._current]:
+            return self._held / self.chunks
+        return (self._held - 1 + self._filled / self.chunk_bytes) / self.chunks
+
+    def _next_chunk(self) -> bool:
+        slot = next((slot for slot in self._by_age if not self._unresolved[slot]), None)
+        if slot is None:
+            return False
+        if slot in self._fresh:
+            self._fresh.discard(slot)
+        else:
+            # Flushed and fenced: no byte is overwritten before everybody can see that the chunk is freed.
+            self._live[slot].advance(self._live[slot].value + self.chunks)
+        self._by_age.remove(slot)
+        self._by_age.append(self._current)
+        self._current, self._filled = slot, 0
+        return True
+
+
+class LogReader(_Log):
+    """Anybody's side: copies of payloads that are still there."""
+
+    def __init__(self, log: Region, frontiers: Region) -> None:
+        super().__init__(log, frontiers)
+        first, last = _chunk_line(0), _chunk_line(self.chunks)
+        self._live = [FrontierReader(frontiers, _chunk_line(slot)) for slot in range(self.chunks)]
+        self._lines = frontiers.data[first:last].view(np.uint64)[:: FRONTIER_BYTES // 8]
+        self._span = (first, last - first)
+
+    def copy(self, location: int, size: int) -> bytes | None:
+        """The payload, or None when its chunk was freed. The caller checks the CRC."""
+        unit = location & self._unit_mask
+        invariant(0 < size <= self.chunk_bytes - unit * LINE_BYTES, "a payload lies in one chunk")
+        offset = self._offset(location)
+        self._log.invalidate(offset, size)
+        payload = bytes(self._memory[offset : offset + size])
+        live = self._live[self._slot(location)].load()  # after the copy: before it, it would prove nothing
+        return payload if live & self._number_mask == location >> self._unit_bits else None
+
+    def freed(self, locations: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
+        """Which of these locations are gone for good. The others may go at any time."""
+        self._frontiers.invalidate(*self._span)
+        live = (self._lines & np.uint64(self._number_mask)).astype(np.uint32)
+        numbers = locations >> np.uint32(self._unit_bits)
+        there: npt.NDArray[np.bool_] = live[numbers & np.uint32(self.chunks - 1)] == numbers
+        return ~there
+
+
+def _chunk_line(slot: int) -> int:
+    return frontier_offset(BrokerLine.CHUNKS + slot)
+
+
+def create_log(fabric: Fabric, prefix: str, sizes: FabricSizes, owner: int, incarnation: int) -> tuple[Region, Region]:
+    """Make a broker's frontiers and its log; slot s holds chunk number s at first."""
+    chunks = sizes.log_bytes // sizes.chunk_bytes
+    lines = BrokerLine.CHUNKS + chunks
+    frontiers = fabric.create(
+        f"{prefix}/frontiers",
+        Shape(RegionKind.BROKER_FRONTIERS, frontier_offset(lines), lines, FRONTIER_BYTES, owner, incarnation),
+    )
+    for slot in range(chunks):
+        FrontierWriter(frontiers, _chunk_line(slot)).advance(slot)
+    log = fabric.create(
+        f"{prefix}/log",
+        Shape(RegionKind.LOG, _PAYLOAD_OFFSET + sizes.log_bytes, chunks, sizes.chunk_bytes, owner, incarnation),
+    )
+    return frontiers, log

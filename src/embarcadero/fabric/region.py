@@ -1,0 +1,141 @@
+"""The fabric's interface: named regions and four primitives. Real memory (shared.py) and simulated incoherent memory
+(incoherent.py) implement it; role code is written as if memory were incoherent.
+
+Rules for every user:
+- A region has one writer, named by the region's path, for its whole life. Everybody else attaches it to read.
+- Stores reach others only after `flush`. A store that must come after another is *made* after the other's flush.
+- Loads may be stale until `invalidate` of their lines.
+- `fence` is a full fence: loads after it do not pass stores and flushes before it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from embarcadero.errors import BadName, BadRegion
+from embarcadero.fabric.layout import LAYOUT_VERSION, MAGIC, SUPERBLOCK, RegionKind, superblock_check
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a region's superblock says about it."""
+
+    kind: RegionKind
+    size: int  # bytes in all, the superblock included
+    slots: int = 0
+    slot_bytes: int = 0
+    owner: int = 0
+    incarnation: int = 0
+
+
+class Region(Protocol):
+    """One mapped region as one host sees it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def shape(self) -> Shape: ...
+    @property
+    def data(self) -> Bytes:
+        """All bytes. Writable only for the region's creator."""
+        ...
+
+    def flush(self, offset: int, length: int) -> None:
+        """Write back the lines of [offset, offset + length), then fence."""
+        ...
+
+    def invalidate(self, offset: int, length: int) -> None:
+        """Make later loads of these lines fresh. Writes back what is dirty; never discards."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Fabric(Protocol):
+    """A set of named regions as one host sees them."""
+
+    @property
+    def generation(self) -> int:
+        """Number of this fabric; regions of another generation are refused."""
+        ...
+
+    @property
+    def coherent_only(self) -> bool:
+        """True when flush and invalidate are only compiler fences: one coherent host."""
+        ...
+
+    def create(self, name: str, shape: Shape) -> Region:
+        """Make a region, zero-filled but for its superblock. It appears to others whole or not at all."""
+        ...
+
+    def attach(self, name: str, writable: bool = False) -> Region:
+        """Map a region. Raises BadRegion when it is missing, foreign or damaged.
+
+        `writable` is for the one region whose lines have different writers: the epoch table.
+        """
+        ...
+
+    def exists(self, name: str) -> bool: ...
+    def names(self) -> list[str]: ...
+    def remove(self, name: str) -> None:
+        """Unlink a region; those who mapped it keep their mapping. Missing is fine."""
+        ...
+
+    def fence(self) -> None: ...
+
+
+_REGION_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}(/[a-z0-9][a-z0-9._-]{0,99})*", re.ASCII)
+
+
+def check_name(name: str) -> str:
+    """Refuse names that could lead out of the fabric, or that hide."""
+    if not _REGION_NAME.fullmatch(name):
+        raise BadName(f"region name {name!r} is not allowed", "use a-z, 0-9, '.', '_', '-', with '/' between folders")
+    return name
+
+
+def write_superblock(data: Bytes, shape: Shape, generation: int) -> None:
+    """Fill the first 128 bytes of a new region."""
+    block = np.zeros(1, dtype=SUPERBLOCK)
+    block["magic"], block["version"], block["kind"] = MAGIC, LAYOUT_VERSION, int(shape.kind)
+    block["generation"], block["size"] = generation, shape.size
+    block["slots"], block["slot_bytes"] = shape.slots, shape.slot_bytes
+    block["owner"], block["incarnation"] = shape.owner, shape.incarnation
+    block["check"] = superblock_check(block)
+    data[: SUPERBLOCK.itemsize] = np.frombuffer(block.tobytes(), dtype=np.uint8)
+
+
+def read_superblock(name: str, data: Bytes, generation: int) -> Shape:
+    """Check a region's first 128 bytes; a wrong one is named, with what to do."""
+    hint = "stop the cluster and remove the fabric folder; `embarcadero up` makes it anew"
+    if len(data) < SUPERBLOCK.itemsize:
+        raise BadRegion(f"region {name}: {len(data)} bytes are too few for a superblock", hint)
+    block = np.frombuffer(data[: SUPERBLOCK.itemsize].tobytes(), dtype=SUPERBLOCK)
+    if int(block["magic"][0]) != MAGIC:
+        raise BadRegion(f"region {name}: not an Embarcadero region (wrong magic)", hint)
+    if int(block["version"][0]) != LAYOUT_VERSION:
+        raise BadRegion(
+            f"region {name}: layout version {int(block['version'][0])}, this program has {LAYOUT_VERSION}",
+            "run the version that made it, or remove the fabric folder",
+        )
+    if int(block["check"][0]) != superblock_check(block):
+        raise BadRegion(f"region {name}: superblock is damaged", hint)
+    if int(block["generation"][0]) != generation:
+        raise BadRegion(f"region {name}: belongs to another cluster (generation {int(block['generation'][0]):x})", hint)
+    if int(block["size"][0]) != len(data):
+        raise BadRegion(f"region {name}: superblock says {int(block['size'][0])} bytes, the file has {len(data)}", hint)
+    return Shape(
+        kind=RegionKind(int(block["kind"][0])),
+        size=len(data),
+        slots=int(block["slots"][0]),
+        slot_bytes=int(block["slot_bytes"][0]),
+        owner=int(block["owner"][0]),
+        incarnation=int(block["incarnation"][0]),
+    )

@@ -1,0 +1,117 @@
+"""Single-writer rings of 64-byte entries with absolute 64-bit indices.
+
+Entry i lives in slot i mod N. The writer writes whole slices: entries (commit word and check included), flush, and only
+then the frontier. Whether a slot may be reused is the caller's knowledge; it says so with every write (`free_below`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from embarcadero.fabric.frontier import FrontierReader, FrontierWriter
+from embarcadero.fabric.layout import RING_FRONTIER_OFFSET, SLOTS_OFFSET, Entries, RegionKind, join, seal, valid_prefix
+from embarcadero.fabric.region import Fabric, Region, Shape
+from embarcadero.invariants import invariant
+
+
+def ring_shape(kind: RegionKind, dtype: np.dtype[np.void], slots: int, owner: int = 0, incarnation: int = 0) -> Shape:
+    """Shape of a region that holds a ring of `slots` entries."""
+    invariant(slots > 0 and slots & (slots - 1) == 0, "a ring has a power of two of slots")
+    return Shape(kind, SLOTS_OFFSET + slots * dtype.itemsize, slots, dtype.itemsize, owner, incarnation)
+
+
+class _Ring:
+    def __init__(self, region: Region, dtype: np.dtype[np.void], commit: str) -> None:
+        self.region, self.dtype, self.commit = region, dtype, commit
+        self.slots = region.shape.slots
+        self._entries = region.data[SLOTS_OFFSET : SLOTS_OFFSET + self.slots * dtype.itemsize].view(dtype)
+
+    def _spans(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Slot spans of [start, stop): one, or two when it wraps."""
+        first, count = start % self.slots, stop - start
+        if first + count <= self.slots:
+            return [(first, first + count)]
+        return [(first, self.slots), (0, first + count - self.slots)]
+
+    def _bytes(self, span: tuple[int, int]) -> tuple[int, int]:
+        size = self.dtype.itemsize
+        return SLOTS_OFFSET + span[0] * size, (span[1] - span[0]) * size
+
+
+class RingWriter(_Ring):
+    """The one writer of a ring. `next` is the index of the next entry."""
+
+    def __init__(self, region: Region, dtype: np.dtype[np.void], commit: str = "index") -> None:
+        super().__init__(region, dtype, commit)
+        self.frontier = FrontierWriter(region, RING_FRONTIER_OFFSET)
+        self.next = self.frontier.value
+
+    def write(self, entries: Entries, free_below: int) -> int:
+        """Write and flush entries at `next`, without publishing them. Returns the first index.
+
+        `free_below`: slots of indices below it may be reused.
+        """
+        first, stop = self.next, self.next + len(entries)
+        invariant(stop - free_below <= self.slots, "a slot is reused only when it is free")
+        entries[self.commit] = np.arange(first, stop, dtype=np.uint64)
+        seal(entries)
+        raw, done = entries.view(np.uint8), 0  # bytes: numpy copies entries field by field, which takes far longer
+        for span in self._spans(first, stop):
+            offset, length = self._bytes(span)
+            self.region.data[offset : offset + length] = raw[done : done + length]
+            self.region.flush(offset, length)
+            done += length
+        self.next = stop
+        return first
+
+    def publish(self) -> None:
+        """Let readers see all that was written."""
+        self.frontier.advance(self.next)
+
+
+class RingReader(_Ring):
+    """A reader of somebody's ring."""
+
+    def __init__(self, region: Region, dtype: np.dtype[np.void], commit: str = "index") -> None:
+        super().__init__(region, dtype, commit)
+        self.frontier = FrontierReader(region, RING_FRONTIER_OFFSET)
+
+    def load(self, start: int, stop: int) -> Entries:
+        """A private copy of the slots of [start, stop), fresh but unchecked."""
+        invariant(0 <= stop - start <= self.slots, "at most one lap is read at once")
+        parts = []
+        for span in self._spans(start, stop):
+            self.region.invalidate(*self._bytes(span))
+            parts.append(self._entries[span[0] : span[1]])
+        return join(parts)
+
+    def read(self, start: int, stop: int) -> Entries:
+        """The valid entries from `start` on, at most to `stop`: shorter when an entry is not valid."""
+        entries = self.load(start, stop)
+        return entries[: valid_prefix(entries, start, self.commit)]
+
+    def valid_end(self, start: int) -> int:
+        """End of the valid contiguous entries from `start` on, whatever the frontier says (used at takeover)."""
+        end = start
+        while len(found := self.read(end, min(end + 4096, start + self.slots))):
+            end += len(found)
+        return end
+
+
+def create_ring(
+    fabric: Fabric,
+    name: str,
+    kind: RegionKind,
+    dtype: np.dtype[np.void],
+    slots: int,
+    commit: str = "index",
+    owner: int = 0,
+    incarnation: int = 0,
+) -> RingWriter:
+    """Make a ring's region and become its writer."""
+    return RingWriter(fabric.create(name, ring_shape(kind, dtype, slots, owner, incarnation)), dtype, commit)
+
+
+def attach_ring(fabric: Fabric, name: str, dtype: np.dtype[np.void], commit: str = "index") -> RingReader:
+    """Attach to somebody's ring."""
+    return RingReader(fabric.attach(name), dtype, commit)

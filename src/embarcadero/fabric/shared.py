@@ -1,0 +1,149 @@
+"""The fabric of real processes: every region is a file on a memory file system, mapped by all who use it.
+
+Regions appear whole: a file is made under a hidden name, sized, given its superblock, and only then linked to its name
+(a link fails when the name is taken; a rename would replace it). Rings and logs get their memory at once, so that a
+full file system is an error here and not a SIGBUS later; large tables of which few lines are ever used stay sparse.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from embarcadero.errors import BadRegion, FabricFull
+from embarcadero.fabric.layout import SUPERBLOCK, RegionKind
+from embarcadero.fabric.primitives import Primitives, choose
+from embarcadero.fabric.region import Bytes, Shape, check_name, read_superblock, write_superblock
+
+_SPARSE = frozenset({RegionKind.EPOCHS, RegionKind.SEQUENCER_FRONTIERS, RegionKind.CHECKPOINT})
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM})
+_NOTHING: Bytes = np.empty(0, dtype=np.uint8)
+
+
+class SharedRegion:
+    """One mapped file. `data` keeps the mapping alive, and so does every view of it."""
+
+    __slots__ = ("_flush", "_invalidate", "data", "name", "shape")
+
+    def __init__(self, name: str, shape: Shape, data: Bytes, primitives: Primitives) -> None:
+        self.name, self.shape, self.data = name, shape, data
+        self._flush, self._invalidate = primitives.flush, primitives.invalidate
+
+    def flush(self, offset: int, length: int) -> None:
+        self._flush(self.data, offset, length)
+
+    def invalidate(self, offset: int, length: int) -> None:
+        self._invalidate(self.data, offset, length)
+
+    def close(self) -> None:
+        """Let go. The mapping ends with the last view of it: unmapping memory that is still in use would be a crash."""
+        self.data = _NOTHING
+
+
+class SharedFabric:
+    """Regions in a folder. `coherent=False` is for memory that several hosts share without coherent caches."""
+
+    def __init__(self, folder: Path, generation: int, *, coherent: bool = True, hugepages: bool = False) -> None:
+        self.folder, self.generation, self.coherent_only = folder, generation, coherent
+        self._hugepages = hugepages
+        self._primitives = choose(coherent)
+
+    def create(self, name: str, shape: Shape) -> SharedRegion:
+        path = self._path(name)
+        with _full_is_typed(name, shape.size):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with self._hidden_file() as (hidden, fd):
+                # A sparse page is zeroed in the cache of the host that first touches it: not for incoherent hosts.
+                if shape.kind in _SPARSE and self.coherent_only:
+                    os.ftruncate(fd, shape.size)
+                else:
+                    os.posix_fallocate(fd, 0, shape.size)
+                data = self._map(fd, shape.size, writable=True)
+                write_superblock(data, shape, self.generation)
+                region = SharedRegion(name, shape, data, self._primitives)
+                region.flush(0, shape.size)
+                try:
+                    os.link(hidden, path)
+                except FileExistsError:
+                    raise _exists_already(name) from None
+        return region
+
+    def attach(self, name: str, writable: bool = False) -> SharedRegion:
+        path = self._path(name)
+        try:
+            fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW)
+            try:
+                data = self._map(fd, os.fstat(fd).st_size, writable)
+            finally:
+                os.close(fd)
+        except OSError as problem:
+            raise BadRegion(f"region {name} can't be mapped: {problem.strerror}", "is the cluster up?") from None
+        self._primitives.invalidate(data, 0, min(len(data), SUPERBLOCK.itemsize))
+        return SharedRegion(name, read_superblock(name, data, self.generation), data, self._primitives)
+
+    def exists(self, name: str) -> bool:
+        return self._path(name).is_file()
+
+    def names(self) -> list[str]:
+        found = ((Path(place), file) for place, _, files in os.walk(self.folder) for file in files)
+        return sorted(
+            (place / file).relative_to(self.folder).as_posix() for place, file in found if not file.startswith(".")
+        )
+
+    def remove(self, name: str) -> None:
+        path = self._path(name)
+        path.unlink(missing_ok=True)
+        if path.parent != self.folder:
+            # A folder belongs to one writer, who is gone for good when its last region goes.
+            with contextlib.suppress(OSError):
+                path.parent.rmdir()
+
+    def fence(self) -> None:
+        self._primitives.fence()
+
+    def _path(self, name: str) -> Path:
+        return self.folder / check_name(name)
+
+    @contextlib.contextmanager
+    def _hidden_file(self) -> Iterator[tuple[Path, int]]:
+        """A new file that nobody sees; it is gone afterwards unless it was linked to a name."""
+        hidden = self.folder / f".making-{secrets.token_hex(8)}"
+        fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            yield hidden, fd
+        finally:
+            os.close(fd)
+            hidden.unlink(missing_ok=True)
+
+    def _map(self, fd: int, size: int, writable: bool) -> Bytes:
+        if size == 0:
+            return _NOTHING
+        mapped = mmap.mmap(fd, size, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
+        if self._hugepages:
+            with contextlib.suppress(OSError):  # advice: a kernel without huge pages just does not follow it
+                mapped.madvise(mmap.MADV_HUGEPAGE)
+        return np.frombuffer(mapped, dtype=np.uint8)
+
+
+@contextlib.contextmanager
+def _full_is_typed(name: str, size: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as problem:
+        if problem.errno not in _NO_ROOM:
+            raise
+        raise FabricFull(
+            f"no room for region {name} ({size / (1 << 20):.1f} MiB): {problem.strerror}",
+            "make the memory file system larger, or the regions smaller",
+        ) from None
+
+
+def _exists_already(name: str) -> BadRegion:
+    return BadRegion(f"region {name} exists already", "stop the cluster that made it, or use another folder")

@@ -1,0 +1,216 @@
+"""Regions as files: names, room, and files that somebody damaged."""
+
+from __future__ import annotations
+
+import gc
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embarcadero.errors import BadName, BadRegion, FabricFull
+from embarcadero.fabric.layout import RegionKind
+from embarcadero.fabric.region import Shape, check_name
+from embarcadero.fabric.shared import SharedFabric
+
+GENERATION = 7
+SHAPE = Shape(RegionKind.LOG, 8192, slots=2, slot_bytes=4096, owner=3, incarnation=5)
+
+
+@pytest.fixture
+def fabric(tmp_path: Path) -> SharedFabric:
+    return SharedFabric(tmp_path / "fabric", GENERATION)
+
+
+BAD_NAMES = [
+    "",
+    "/",
+    "/etc/passwd",
+    "..",
+    "../x",
+    "a/../b",
+    "a//b",
+    "a/",
+    ".hidden",
+    "a/.b",
+    "a b",
+    "a\0b",
+    "a\n",
+    "é",
+    "A",
+]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_bad_names_are_refused(fabric: SharedFabric, name: str) -> None:
+    """No call takes a name that leads out of the folder, hides, or is no plain name."""
+    for call in (lambda: fabric.create(name, SHAPE), lambda: fabric.attach(name)):
+        with pytest.raises(BadName, match="not allowed"):
+            call()
+    with pytest.raises(BadName):
+        fabric.exists(name)
+    with pytest.raises(BadName):
+        fabric.remove(name)
+
+
+@settings(deadline=None, max_examples=300)
+@given(name=st.text(alphabet="ab./\\~-_\0 0", max_size=12))
+def test_every_allowed_name_stays_inside(name: str) -> None:
+    """Whatever name is allowed, its file lies below the fabric's folder, and is not hidden."""
+    try:
+        check_name(name)
+    except BadName:
+        return
+    folder = Path("/fabric")
+    path = (folder / name).resolve()
+    assert path.is_relative_to(folder)
+    assert path != folder
+    assert not any(part.startswith(".") for part in path.parts)
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """Let no file grow beyond 1 MiB, as on a full memory file system."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.usefixtures("small_files")
+def test_no_room_is_a_typed_error_at_once(fabric: SharedFabric) -> None:
+    """When memory is short, creating fails, with what to do, and leaves nothing behind."""
+    with pytest.raises(FabricFull, match=r"no room for region big \(2\.0 MiB\).*larger"):
+        fabric.create("big", Shape(RegionKind.LOG, 2 << 20))
+    assert list(fabric.folder.iterdir()) == []
+    assert fabric.create("small", SHAPE).shape == SHAPE
+
+
+def blocks(fabric: SharedFabric, kind: RegionKind) -> int:
+    size = 4 << 20
+    fabric.create(f"region-{int(kind)}", Shape(kind, size))
+    return (fabric.folder / f"region-{int(kind)}").stat().st_blocks * 512
+
+
+@pytest.mark.parametrize("kind", [RegionKind.LOG, RegionKind.PENDING, RegionKind.ORDER, RegionKind.RESULTS])
+def test_rings_and_logs_have_their_memory_at_once(fabric: SharedFabric, kind: RegionKind) -> None:
+    """Rings and logs are allocated when they are made."""
+    assert blocks(fabric, kind) >= 4 << 20
+
+
+@pytest.mark.parametrize("kind", [RegionKind.EPOCHS, RegionKind.SEQUENCER_FRONTIERS, RegionKind.CHECKPOINT])
+def test_tables_are_sparse(fabric: SharedFabric, kind: RegionKind) -> None:
+    """Large tables of which little is used take no memory for the rest."""
+    assert blocks(fabric, kind) < 1 << 20
+
+
+def test_only_the_region_is_left_behind(fabric: SharedFabric) -> None:
+    """Creating leaves one file, for its owner's eyes only; so does creating what exists."""
+    fabric.create("a/b", SHAPE)
+    with pytest.raises(BadRegion, match="exists already"):
+        fabric.create("a/b", SHAPE)
+    files = [path for path in fabric.folder.rglob("*") if path.is_file()]
+    assert files == [fabric.folder / "a" / "b"]
+    assert files[0].stat().st_mode & 0o777 == 0o600
+
+
+def test_hidden_files_are_no_regions(fabric: SharedFabric) -> None:
+    """What a process left behind that died while it made a region is not listed."""
+    fabric.create("a", SHAPE)
+    (fabric.folder / ".making-0").write_bytes(b"")
+    assert fabric.names() == ["a"]
+
+
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 4096, 8191])
+def test_a_truncated_file_is_refused(fabric: SharedFabric, size: int) -> None:
+    """A region cut to any size, even to nothing, is a typed error."""
+    fabric.create("a", SHAPE)
+    path = fabric.folder / "a"
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(BadRegion, match="bytes"):
+        fabric.attach("a")
+
+
+def test_what_is_no_file_is_refused(fabric: SharedFabric, tmp_path: Path) -> None:
+    """Folders, links to elsewhere, and regions below a region are typed errors."""
+    fabric.create("a", SHAPE)
+    (fabric.folder / "folder").mkdir()
+    (tmp_path / "elsewhere").write_bytes((fabric.folder / "a").read_bytes())
+    (fabric.folder / "link").symlink_to(tmp_path / "elsewhere")
+    for name in ("folder", "link", "a/below"):
+        with pytest.raises(BadRegion, match=f"region {name}"):
+            fabric.attach(name)
+
+
+def test_a_folder_that_does_not_exist_is_empty(fabric: SharedFabric) -> None:
+    """Before anything was made there is nothing, and removing is fine."""
+    fabric.remove("a")
+    assert fabric.names() == []
+    assert not fabric.exists("a")
+    assert not fabric.folder.exists()
+
+
+def test_closing_leaves_views_alone(fabric: SharedFabric) -> None:
+    """Closing a region while views of it live is fine: they stay readable, and the mapping goes with the last."""
+    region = fabric.create("a", SHAPE)
+    region.data[4096:] = 9
+    view = region.data[4096:]
+    region.close()
+    region.close()
+    gc.collect()
+    assert view.tolist() == [9] * 4096
+    assert len(region.data) == 0
+
+
+def test_removing_leaves_mappings_alone(fabric: SharedFabric) -> None:
+    """Those who mapped a region keep it when it is removed; its folder goes with the last region."""
+    region = fabric.create("a/b", SHAPE)
+    fabric.create("a/c", SHAPE)
+    fabric.remove("a/b")
+    region.data[200] = 1
+    assert int(region.data[200]) == 1
+    assert fabric.names() == ["a/c"]
+    fabric.remove("a/c")
+    assert list(fabric.folder.iterdir()) == []
+
+
+def test_readers_cannot_write(fabric: SharedFabric) -> None:
+    """Attached without `writable`, memory is read-only."""
+    fabric.create("a", SHAPE)
+    region = fabric.attach("a")
+    with pytest.raises(ValueError, match="read-only"):
+        region.data[200] = 1
+
+
+def test_huge_pages_are_only_advice(tmp_path: Path) -> None:
+    """A file system without huge pages makes no difference but speed."""
+    fabric = SharedFabric(tmp_path, GENERATION, hugepages=True)
+    region = fabric.create("a", Shape(RegionKind.LOG, 4 << 20))
+    region.data[-1] = 5
+    assert int(fabric.attach("a").data[-1]) == 5
+
+
+OTHER_PROCESS = """
+import sys
+from pathlib import Path
+from embarcadero.fabric.shared import SharedFabric
+region = SharedFabric(Path(sys.argv[1]), 7).attach("shared/region", writable=True)
+region.data[300:310] = region.data[200:210] * 2
+region.flush(300, 10)
+"""
+
+
+def test_other_processes_share_the_memory(fabric: SharedFabric) -> None:
+    """What one process stores, another loads, both ways."""
+    region = fabric.create("shared/region", SHAPE)
+    region.data[200:210] = np.arange(10)
+    region.flush(200, 10)
+    subprocess.run([sys.executable, "-c", OTHER_PROCESS, str(fabric.folder)], check=True, timeout=60)
+    region.invalidate(300, 10)
+    assert region.data[300:310].tolist() == [2 * n for n in range(10)]
