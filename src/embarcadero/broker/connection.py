@@ -1,0 +1,245 @@
+"""One client's connection, without a socket: bytes in, frames out. The driver moves the bytes; the simulator does too.
+
+A mistake of the peer ends its connection with one typed error; a refusal of one batch is an ack with that outcome.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from embarcadero.errors import (
+    BadFrame,
+    BadVersion,
+    ChecksumMismatch,
+    EmbarcaderoError,
+    FrameTooLarge,
+    OverCredit,
+    TooMany,
+)
+from embarcadero.fabric.layout import Entries
+from embarcadero.fabric.log import Reservation
+from embarcadero.limits import (
+    CONTROL_BYTES_MAX,
+    FETCH_BYTES_MAX,
+    FETCH_WAIT_MS_MAX,
+    FETCHES_PARKED_PER_CONNECTION_MAX,
+    HELLO_BYTES_MAX,
+    SEND_QUEUE_BYTES_MAX,
+)
+from embarcadero.types import NO_INDEX, Outcome
+from embarcadero.wire import messages as m
+from embarcadero.wire.codec import (
+    BatchHeader,
+    ack_frame,
+    control_frame,
+    credit_frame,
+    fetched_header,
+    full_frame,
+    payload_crc,
+)
+from embarcadero.wire.frames import ACK, PAYLOAD_ALIGN, PROTOCOL_VERSION, FrameKind
+from embarcadero.wire.receiver import BatchReceived, ControlReceived, FrameReceiver
+
+if TYPE_CHECKING:
+    from embarcadero.broker.reader import Found
+    from embarcadero.broker.state import Broker
+
+_HEADER_BYTES = 64
+_PADDING = bytes(PAYLOAD_ALIGN)
+
+
+def _nothing() -> None:
+    """The default hook: nobody listens."""
+
+
+class Connection:
+    """State of one client connection. `closing`: send what is queued, then hang up."""
+
+    def __init__(self, broker: Broker, number: int, scratch: memoryview) -> None:
+        self._broker, self.number = broker, number
+        self._receiver = FrameReceiver(
+            allowed=frozenset({FrameKind.CONTROL, FrameKind.BATCH}),
+            scratch=scratch,
+            admit=self._admit,
+            control_bytes_max=HELLO_BYTES_MAX,
+        )
+        self.get_buffer = self._receiver.get_buffer
+        self.greeted = self.closing = self.gone = self.blocked = False
+        self.client = ""
+        self.parked = 0  # long polls that wait
+        self.received_bytes = self.granted_bytes = 0
+        self.sessions: set[tuple[int, int]] = set()
+        self.on_output: Callable[[], None] = _nothing
+        self._arriving: deque[Reservation] = deque()  # room given to batches that are not whole yet, in order
+        self._output: list[bytes | memoryview] = []
+        self._output_bytes = 0
+
+    # --- bytes in -----------------------------------------------------------------------------------------------------
+    def received(self, count: int) -> None:
+        """`count` bytes were put into the buffer that get_buffer gave."""
+        if self.closing:
+            return
+        try:
+            for event in self._receiver.received(count):
+                if isinstance(event, BatchReceived):
+                    self._batch(event.header)
+                elif isinstance(event, ControlReceived):
+                    self._control(event.request, event.message)
+        except EmbarcaderoError as error:
+            self._hang_up(error)
+        self._broker.after_receive(self)
+
+    def closed(self) -> None:
+        """The transport is gone."""
+        if not self.gone:
+            self.gone = self.closing = True
+            self._drop_arriving()
+            self._output.clear()
+            self._broker.disconnected(self)
+
+    def _hang_up(self, error: EmbarcaderoError) -> None:
+        self._drop_arriving()
+        self.fail(0, error)
+        self.closing = True
+
+    def _drop_arriving(self) -> None:
+        while self._arriving:
+            self._broker.ingest.abandon(self._arriving.popleft())
+
+    # --- batches ------------------------------------------------------------------------------------------------------
+    def _admit(self, header: BatchHeader) -> memoryview | None:
+        """Check a batch before a byte of it is stored; None refuses this batch only."""
+        if not self.greeted:
+            raise BadFrame("a batch before the hello", "send Hello first")
+        self.received_bytes += _HEADER_BYTES + header.length
+        if self.received_bytes > self.granted_bytes:
+            raise OverCredit(
+                f"{self.received_bytes} bytes sent, {self.granted_bytes} granted", "wait for credit before sending"
+            )
+        if header.length > self._broker.ingest.frame_bytes_max:
+            raise FrameTooLarge(
+                f"a batch of {header.length} bytes; this cluster takes {self._broker.ingest.frame_bytes_max}",
+                "make smaller batches (batch_bytes)",
+            )
+        outcome = self._broker.check_batch(self, header)
+        if outcome is None:
+            reservation = self._broker.ingest.reserve(header.length)
+            if reservation is not None:
+                self._arriving.append(reservation)
+                return reservation.view
+            outcome = Outcome.BACKPRESSURE
+        self._refuse(header, outcome)
+        return None
+
+    def _batch(self, header: BatchHeader) -> None:
+        arrived = self._arriving.popleft()
+        if payload_crc(arrived.view) != header.crc:
+            self._broker.ingest.abandon(arrived)
+            raise ChecksumMismatch(
+                f"batch {header.session_seq} of session {header.session}: payload checksum differs",
+                "the bytes changed on the way; send it again",
+            )
+        self._broker.take_batch(self, header, arrived)
+
+    def _refuse(self, header: BatchHeader, outcome: Outcome) -> None:
+        ack = np.zeros(1, dtype=ACK)
+        ack["lane"], ack["session"], ack["session_seq"] = header.lane, header.session, header.session_seq
+        ack["index"] = ack["seq"] = NO_INDEX
+        ack["outcome"] = int(outcome)
+        self.send_acks(ack)
+
+    # --- control ------------------------------------------------------------------------------------------------------
+    def _control(self, request: int, message: m.AnyMessage) -> None:
+        if isinstance(message, m.Hello):
+            self._hello(request, message)
+        elif not self.greeted:
+            raise BadFrame(f"{type(message).__name__} before the hello", "send Hello first")
+        else:
+            try:
+                if isinstance(message, m.Fetch):
+                    self._fetch(request, message)
+                else:
+                    self._broker.control(self, request, message)
+            except EmbarcaderoError as error:
+                self.fail(request, error)
+
+    def _hello(self, request: int, hello: m.Hello) -> None:
+        if PROTOCOL_VERSION not in hello.versions:
+            raise BadVersion(
+                f"the client speaks versions {hello.versions[:8]}, this broker {PROTOCOL_VERSION}",
+                "use a client of the same release",
+            )
+        self.greeted, self.client = True, hello.client[:100]
+        self._receiver.control_bytes_max = CONTROL_BYTES_MAX
+        self.answer(request, self._broker.welcome())
+        self._broker.grant(self)
+
+    def _fetch(self, request: int, ask: m.Fetch) -> None:
+        if not 0 < ask.max_bytes <= FETCH_BYTES_MAX or not 0 <= ask.wait_ms <= FETCH_WAIT_MS_MAX or ask.start < 0:
+            raise BadFrame(
+                f"fetch of {ask.max_bytes} bytes from {ask.start}, waiting {ask.wait_ms} ms",
+                f"ask for 1 to {FETCH_BYTES_MAX} bytes, wait at most {FETCH_WAIT_MS_MAX} ms",
+            )
+        if self.parked >= FETCHES_PARKED_PER_CONNECTION_MAX:
+            raise TooMany(f"{self.parked} fetches of this connection wait", "wait for their answers")
+        self._broker.fetch(self, request, ask)
+
+    # --- frames out ---------------------------------------------------------------------------------------------------
+    def take_output(self) -> list[bytes | memoryview]:
+        """What is to be written, in order."""
+        output, self._output, self._output_bytes = self._output, [], 0
+        return output
+
+    def _send(self, *buffers: bytes | memoryview) -> None:
+        if self.gone:
+            return
+        for buffer in buffers:
+            self._output.append(buffer)
+            self._output_bytes += len(buffer)
+        if self._output_bytes > SEND_QUEUE_BYTES_MAX:
+            self.closing = True  # a peer that does not read is let go
+        self.on_output()
+
+    def answer(self, request: int, message: m.Message) -> None:
+        """Answer a control message, or push one (request 0)."""
+        self._send(control_frame(message, request))
+
+    def fail(self, request: int, error: EmbarcaderoError) -> None:
+        """Tell the peer what went wrong; request 0 means the connection itself."""
+        self.answer(request, m.Failed(code=type(error).__name__, message=error.message, hint=error.hint))
+
+    def send_acks(self, acks: Entries) -> None:
+        """Outcomes of this client's batches."""
+        self._send(ack_frame(acks))
+
+    def send_credit(self, granted_bytes: int) -> None:
+        """The client may have sent this many bytes in all."""
+        self.granted_bytes = granted_bytes
+        self._send(credit_frame(granted_bytes))
+
+    def send_full(self) -> None:
+        """The broker has been full for too long; try another."""
+        self._send(full_frame())
+
+    def send_found(self, request: int, found: Found) -> None:
+        """The answer to a fetch."""
+        body: list[bytes | memoryview] = []
+        for payload in found.payloads:
+            body.append(payload)
+            if pad := -len(payload) % PAYLOAD_ALIGN:
+                body.append(_PADDING[:pad])
+        entries = found.entries.tobytes()
+        length = len(entries) + sum(map(len, body))
+        header = fetched_header(
+            request=request,
+            next_index=found.next_index,
+            tail_index=found.tail_index,
+            count=len(found.entries),
+            gap=found.gap,
+            length=length,
+        )
+        self._send(header, entries, *body)

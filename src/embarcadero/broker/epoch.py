@@ -1,0 +1,69 @@
+"""A broker's view of the sequencer's reign: which epoch it follows, and whether it may still act on its word."""
+
+from __future__ import annotations
+
+from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable
+from embarcadero.fabric.frontier import FrontierReader
+from embarcadero.fabric.layout import CLOSING_WORD, ORDER, RESULT, SequencerLine, frontier_offset
+from embarcadero.fabric.region import Fabric, Region
+from embarcadero.fabric.ring import RingReader, attach_ring
+from embarcadero.types import Member
+
+
+class EpochView:
+    """Follows the newest started epoch. `number` is 0 until the first one has started."""
+
+    def __init__(self, fabric: Fabric, member: Member) -> None:
+        self._fabric, self._member = fabric, member
+        self._table = EpochTable(fabric, fabric.attach(EPOCHS_REGION))
+        self.number = 0
+        self._frontiers: Region | None = None
+        self._read_through: FrontierReader | None = None
+        self._closing: FrontierReader | None = None
+        self._results: RingReader | None = None
+        self._orders: dict[int, RingReader] = {}
+
+    def advance(self, hint: int) -> bool:
+        """Move on to the newest started epoch, known from the table or from the store (`hint`). True if it moved."""
+        newest = self._table.newest_started(max(self.number, hint)) or hint
+        if newest <= self.number or not self._fabric.exists(f"epoch-{newest}/frontiers"):
+            return False
+        self.number = newest
+        self._frontiers = self._fabric.attach(f"epoch-{newest}/frontiers")
+        mine = frontier_offset(SequencerLine.BROKERS + self._member.handle)
+        self._read_through = FrontierReader(self._frontiers, mine)
+        self._closing = FrontierReader(self._frontiers, mine + 8 * CLOSING_WORD)
+        self._results = None
+        self._orders.clear()
+        return True
+
+    def may_act(self) -> bool:
+        """The last question before acting on what this epoch's sequencer wrote: is there no later one?"""
+        return self.number > 0 and not self._table.superseded(self.number)
+
+    def read_through(self) -> int:
+        """Pending slots below are free."""
+        return self._read_through.load() if self._read_through else 0
+
+    def closing(self) -> bool:
+        """Whether the sequencer has closed this broker incarnation: somebody took it for dead."""
+        return bool(self._closing and self._closing.load())
+
+    def results(self) -> RingReader | None:
+        """The outcomes of our entries, once the sequencer has made the region."""
+        if self._results is None and self.number:
+            name = f"epoch-{self.number}/results-{self._member.broker}.{self._member.incarnation}"
+            if self._fabric.exists(name):
+                self._results = attach_ring(self._fabric, name, RESULT, "position")
+        return self._results
+
+    def order(self, lane: int) -> RingReader | None:
+        """The order index of a lane, once the sequencer has made it."""
+        ring = self._orders.get(lane)
+        if ring is None and self.number and self._fabric.exists(name := f"epoch-{self.number}/order-{lane}"):
+            ring = self._orders[lane] = attach_ring(self._fabric, name, ORDER)
+        return ring
+
+    def forget(self, lane: int) -> None:
+        """A topic is gone; drop its ring."""
+        self._orders.pop(lane, None)

@@ -1,0 +1,232 @@
+"""The way out: any broker serves any broker's batches, straight from the fabric.
+
+The order of loads is the safety argument: ordered frontier, entries, payload copies (each checked
+against its chunk after the copy), and last of all the epoch. Only then is anything served.
+What left memory is one TRIMMED gap: the retained part of a lane is what follows the last entry whose payload is gone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from embarcadero.broker.epoch import EpochView
+from embarcadero.errors import FuturePosition
+from embarcadero.fabric.layout import Entries, join, pick
+from embarcadero.fabric.log import LogReader
+from embarcadero.fabric.region import Fabric
+from embarcadero.fabric.ring import RingReader
+from embarcadero.limits import FETCH_ENTRIES_MAX
+from embarcadero.types import EntryKind, Gap, GapKind, Member
+from embarcadero.wire.codec import payload_crc
+from embarcadero.wire.messages import Fetch
+
+_RETAINED_CACHE_US = 500_000
+
+
+@dataclass(slots=True)
+class Found:
+    """What a fetch found: entries with their payloads, and where to go on."""
+
+    entries: Entries
+    payloads: list[bytes]
+    next_index: int
+    tail_index: int
+    gap: Gap | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Nothing to tell the reader yet."""
+        return not self.payloads and self.gap is None
+
+
+class Logs:
+    """Readers of all brokers' logs, by region handle."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self._fabric = fabric
+        self._members: dict[int, Member] = {}
+        self._readers: dict[int, LogReader] = {}
+
+    def update(self, members: list[Member]) -> None:
+        """Take note of who there is; drop the logs of those removed."""
+        self._members = {member.handle: member for member in members}
+        for handle in [h for h in self._readers if h not in self._members]:
+            del self._readers[handle]
+
+    def of(self, handle: int) -> LogReader | None:
+        """The log of a broker incarnation; None when it was removed."""
+        reader = self._readers.get(handle)
+        if reader is None and (member := self._members.get(handle)) is not None:
+            prefix = member.region_prefix
+            if self._fabric.exists(f"{prefix}/pending"):
+                frontiers, log = self._fabric.attach(f"{prefix}/frontiers"), self._fabric.attach(f"{prefix}/log")
+                reader = self._readers[handle] = LogReader(log, frontiers)
+        return reader
+
+    def gone(self, entries: Entries) -> npt.NDArray[np.bool_]:
+        """Which entries have lost their payload."""
+        gone = np.zeros(len(entries), dtype=bool)
+        batches = entries["kind"] == EntryKind.BATCH
+        for handle in np.unique(entries["origin"][batches]):
+            mine = batches & (entries["origin"] == handle)
+            log = self.of(int(handle))
+            gone[mine] = True if log is None else log.freed(entries["location"][mine])
+        return gone
+
+
+class LaneReader:
+    """Reads one lane in the current epoch."""
+
+    def __init__(self, epoch: EpochView, logs: Logs, lane: int, margin: int) -> None:
+        self._epoch, self._logs, self.lane, self._margin = epoch, logs, lane, margin
+        self._retained: tuple[int, int, int] | None = None  # epoch, when found, index
+
+    def ordered(self) -> int | None:
+        """The ordered frontier as loaded now; not yet to be acted on. None before the lane's region exists."""
+        ring = self._epoch.order(self.lane)
+        return None if ring is None else ring.frontier.load()
+
+    def tail(self, now_us: int) -> tuple[int, int, int, int] | None:
+        """(next index, next seq, first retained index, its seq), linearizable; None while it can't be told."""
+        ring, ordered = self._epoch.order(self.lane), self.ordered()
+        if ring is None or ordered is None:
+            return None
+        start = self._first_retained(ring, ordered, now_us)
+        next_seq = self._seq_at(ring, ordered, ordered)
+        start_seq = self._seq_at(ring, start, ordered)
+        if next_seq is None or start_seq is None or not self._epoch.may_act():
+            return None
+        return ordered, next_seq, start, start_seq
+
+    def fetch(self, ask: Fetch, now_us: int) -> Found | None:
+        """Answer a fetch from what is ordered now; None while it can't be told. Raises FuturePosition."""
+        ring, ordered = self._epoch.order(self.lane), self.ordered()
+        if ring is None or ordered is None:
+            return None
+        start = self._resolve(ring, ordered, ask, now_us)
+        if start is None:
+            return None
+        found = self._collect(ring, ordered, start, ask, now_us)
+        return found if self._epoch.may_act() else None
+
+    def _readable_from(self, ring: RingReader, ordered: int) -> int:
+        return max(0, ordered - ring.slots + self._margin)
+
+    def _first_retained(self, ring: RingReader, ordered: int, now_us: int) -> int:
+        """First index of the suffix that is wholly in memory. It only grows, so an answer may be used for a while."""
+        known = self._retained
+        floor = self._readable_from(ring, ordered)
+        if known and known[0] == self._epoch.number and now_us - known[1] < _RETAINED_CACHE_US:
+            return max(known[2], floor)
+        entries = ring.read(floor, ordered)
+        gone = np.flatnonzero(self._logs.gone(entries))
+        first = floor + int(gone[-1]) + 1 if len(gone) else floor
+        self._retained = (self._epoch.number, now_us, first)
+        return first
+
+    def _seq_at(self, ring: RingReader, index: int, ordered: int) -> int | None:
+        """The seq at which the entry of `index` begins, or would begin."""
+        if index == 0:
+            return 0
+        after = index < ordered
+        entries = ring.read(index if after else index - 1, index + 1 if after else index)
+        if not len(entries):
+            return None
+        return int(entries["seq"][0]) + (0 if after else int(entries["count"][0]))
+
+    def _resolve(self, ring: RingReader, ordered: int, ask: Fetch, now_us: int) -> int | None:
+        """The index at which a fetch starts."""
+        if ask.by == "earliest":
+            return self._first_retained(ring, ordered, now_us)
+        if ask.by == "latest":
+            return ordered
+        if ask.by == "seq":
+            return self._find_seq(ring, ordered, ask.start)
+        if ask.start > ordered:
+            raise FuturePosition(
+                f"index {ask.start} is beyond the end of the log ({ordered})", "read from 'latest', or wait for it"
+            )
+        return ask.start
+
+    def _find_seq(self, ring: RingReader, ordered: int, seq: int) -> int | None:
+        """The index whose batch holds record `seq`: floor search in what is readable."""
+        next_seq = self._seq_at(ring, ordered, ordered)
+        if next_seq is None:
+            return None
+        if seq > next_seq:
+            raise FuturePosition(
+                f"seq {seq} is beyond the end of the log ({next_seq})", "read from 'latest', or wait for it"
+            )
+        floor = self._readable_from(ring, ordered)
+        entries = ring.read(floor, ordered)
+        if floor > 0 and len(entries) and seq < int(entries["seq"][0]):
+            return floor - 1  # gone: the fetch will tell the gap
+        ends = entries["seq"] + entries["count"]
+        return floor + int(np.searchsorted(ends, np.uint64(seq), side="right"))
+
+    def _collect(self, ring: RingReader, ordered: int, start: int, ask: Fetch, now_us: int) -> Found:
+        found = Found(np.zeros(0, dtype=ring.dtype), [], start, ordered)
+        taken: list[Entries] = []
+        room = ask.max_bytes
+        wanted = None if ask.partitions is None else np.array(ask.partitions, dtype=np.uint16)
+        while found.next_index < ordered:
+            first = found.next_index
+            if first < self._readable_from(ring, ordered):
+                self._trimmed(found, ring, ordered, now_us)
+                break
+            entries = ring.read(first, min(ordered, first + min(FETCH_ENTRIES_MAX, ring.slots)))
+            if not len(entries):
+                break  # overtaken by the writer since the frontier was loaded: the next try sees that
+            picked = self._pick(entries, wanted)
+            copied, room = self._copy(entries, picked, found, room)
+            taken.append(pick(entries, picked[:copied]))
+            if copied < len(picked):
+                if room >= 0:  # stopped by a payload that is gone, not by the byte limit
+                    self._trimmed(found, ring, ordered, now_us)
+                break
+            found.next_index = first + len(entries)
+        if taken:
+            found.entries = join(taken)
+        return found
+
+    @staticmethod
+    def _pick(entries: Entries, wanted: npt.NDArray[np.uint16] | None) -> npt.NDArray[np.intp]:
+        """Positions of what readers get: batches (of the wanted partitions) and skips."""
+        mask = entries["kind"] == EntryKind.BATCH
+        if wanted is not None:
+            mask &= np.isin(entries["partition"], wanted)
+        mask |= entries["kind"] == EntryKind.SKIP
+        return np.flatnonzero(mask)
+
+    def _copy(self, entries: Entries, picked: npt.NDArray[np.intp], found: Found, room: int) -> tuple[int, int]:
+        """Copy payloads until the bytes run out or one is gone: (how many, bytes left; -1 when they ran out)."""
+        names = ("kind", "origin", "location", "size", "crc", "index")
+        rows = zip(*(entries[name][picked].tolist() for name in names), strict=True)
+        for done, (kind, origin, location, size, crc, index) in enumerate(rows):
+            if size > room and found.payloads:
+                return done, -1
+            payload = b"" if kind == EntryKind.SKIP else self._payload(origin, location, size, crc)
+            if payload is None:
+                return done, max(room, 0)
+            found.payloads.append(payload)
+            found.next_index = index + 1
+            room = max(0, room - size)
+        return len(picked), room
+
+    def _payload(self, origin: int, location: int, size: int, crc: int) -> bytes | None:
+        """A copy of a payload; None when it left memory. Very old locations come round again: the checksum tells."""
+        log = self._logs.of(origin)
+        payload = None if log is None else log.copy(location, size)
+        return payload if payload is not None and payload_crc(payload) == crc else None
+
+    def _trimmed(self, found: Found, ring: RingReader, ordered: int, now_us: int) -> None:
+        """What comes next left memory. Serve what we have; with nothing in hand, tell the gap."""
+        if found.payloads:
+            return
+        self._retained = None
+        start = max(self._first_retained(ring, ordered, now_us), found.next_index + 1)
+        found.gap = Gap(GapKind.TRIMMED, found.next_index, start)
+        found.next_index = start

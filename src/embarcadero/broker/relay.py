@@ -1,0 +1,128 @@
+"""Outcomes on their way back: results of the sequencer become acks and answers.
+
+The rule: load results, then ask whether a later epoch has opened, and act only if none has. Every pending entry is
+answered once; after a takeover the successor may answer again, which is ignored here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from embarcadero.broker.epoch import EpochView
+from embarcadero.errors import EmbarcaderoError, SessionFenced, TooMany, UnknownSession, UnknownTopic
+from embarcadero.fabric.frontier import FrontierWriter
+from embarcadero.fabric.layout import BrokerLine, Entries, frontier_offset, pick
+from embarcadero.fabric.region import Region
+from embarcadero.types import EntryKind, Outcome
+from embarcadero.wire.frames import ACK
+from embarcadero.wire.messages import Done, Opened
+
+if TYPE_CHECKING:
+    from embarcadero.broker.connection import Connection
+
+_RESULTS_AT_ONCE = 4_096
+
+
+@dataclass(slots=True)
+class Waiting:
+    """Who waits for a pending entry's outcome."""
+
+    kind: EntryKind
+    lane: int
+    location: int | None  # where in the log its payload is, if it has one
+    connection: Connection | None
+    request: int = 0
+
+
+class Relay:
+    """Follows the results of our entries in the current epoch."""
+
+    def __init__(self, frontiers: Region, release: Callable[[int], None]) -> None:
+        self._read = FrontierWriter(frontiers, frontier_offset(BrokerLine.RESULTS_READ))
+        self._read_epoch = FrontierWriter(frontiers, frontier_offset(BrokerLine.RESULTS_EPOCH))
+        self._release = release
+        self.waiting: dict[int, Waiting] = {}
+        self._next = 0
+
+    def poll(self, epoch: EpochView) -> bool:
+        """Take new results and pass them on. True if there were any."""
+        results = epoch.results()
+        if results is None:
+            return False
+        if self._read_epoch.value != epoch.number:
+            self._next = 0
+            self._read.restart(0)
+            self._read_epoch.advance(epoch.number)
+        frontier = results.frontier.load()
+        if frontier <= self._next:
+            return False
+        found = results.read(self._next, min(frontier, self._next + _RESULTS_AT_ONCE))
+        if not len(found) or not epoch.may_act():
+            return False
+        self._pass_on(found)
+        self._next += len(found)
+        self._read.advance(self._next)
+        return True
+
+    def _pass_on(self, results: Entries) -> None:
+        """Free what is settled; acks go out as one array per connection."""
+        acks: dict[Connection, tuple[list[int], list[int]]] = {}
+        for row, pending in enumerate(results["pending"].tolist()):
+            waiting = self.waiting.pop(pending, None)
+            if waiting is None:
+                continue
+            if waiting.location is not None:
+                self._release(waiting.location)
+            connection = waiting.connection
+            if connection is None or connection.gone:
+                continue
+            if waiting.kind == EntryKind.BATCH:
+                rows, lanes = acks.setdefault(connection, ([], []))
+                rows.append(row)
+                lanes.append(waiting.lane)
+            else:
+                self._answer(connection, waiting, results[row : row + 1])
+        for connection, (rows, lanes) in acks.items():
+            connection.send_acks(_acks(pick(results, np.array(rows)), lanes))
+
+    @staticmethod
+    def _answer(connection: Connection, waiting: Waiting, result: Entries) -> None:
+        outcome = Outcome(int(result["outcome"][0]))
+        if outcome == Outcome.OPENED:
+            connection.answer(
+                waiting.request,
+                Opened(
+                    lane=waiting.lane,
+                    session=int(result["session"][0]),
+                    index=int(result["index"][0]),
+                    expected=int(result["extra"][0]),
+                    low=int(result["seq"][0]),
+                ),
+            )
+        elif outcome in (Outcome.CLOSED, Outcome.NOTED):
+            connection.answer(waiting.request, Done())
+        else:
+            connection.fail(waiting.request, refusal(outcome))
+
+
+def _acks(results: Entries, lanes: list[int]) -> Entries:
+    acks = np.zeros(len(results), dtype=ACK)
+    acks["lane"] = lanes
+    for name in ("session", "session_seq", "index", "seq", "extra", "outcome"):
+        acks[name] = results[name]
+    return acks
+
+
+def refusal(outcome: Outcome) -> EmbarcaderoError:
+    """The error that tells why a session request was refused."""
+    if outcome == Outcome.UNKNOWN_TOPIC:
+        return UnknownTopic("the topic is gone", "create it again, or choose another")
+    if outcome == Outcome.TOO_MANY_SESSIONS:
+        return TooMany("the topic has as many open sessions as it may have", "close publishers that are idle")
+    if outcome == Outcome.FENCED:
+        return SessionFenced("the session was taken over by another holder", "open a new publisher")
+    return UnknownSession(f"the session is not known ({outcome.name})", "open a new session")

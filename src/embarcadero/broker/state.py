@@ -1,0 +1,383 @@
+"""The broker's logic: no sockets, no clock of its own, no threads. The driver and the simulator run the same code.
+
+A broker owns three regions (log, pending ring, frontiers) of one incarnation. It takes batches in (ingest.py), relays
+outcomes (relay.py), serves reads of any broker's data (reader.py), and keeps its clients within credit:
+above the high water mark no credit is granted, below the low one it is again; control frames always flow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import msgspec
+
+from embarcadero import limits
+from embarcadero.broker.connection import Connection
+from embarcadero.broker.epoch import EpochView
+from embarcadero.broker.ingest import Entry, Ingest
+from embarcadero.broker.reader import LaneReader, Logs
+from embarcadero.broker.relay import Relay, Waiting
+from embarcadero.config import FabricSizes
+from embarcadero.env import Clock, Doorbell
+from embarcadero.errors import Backpressure, BadFrame, BadName, BadValue, NotAvailable, Retriable, UnknownTopic
+from embarcadero.fabric.frontier import FrontierWriter
+from embarcadero.fabric.layout import BrokerLine, frontier_offset
+from embarcadero.fabric.log import Reservation
+from embarcadero.fabric.region import Fabric
+from embarcadero.placement.directory import Directory
+from embarcadero.types import NO_SESSION, EntryKind, Member, MemberState, Outcome, Topic
+from embarcadero.wire import messages as m
+from embarcadero.wire.codec import BatchHeader
+from embarcadero.wire.frames import HEADER_BYTES, PROTOCOL_VERSION, FrameKind
+
+
+@dataclass(slots=True)
+class Parked:
+    """A fetch that waits for records."""
+
+    connection: Connection
+    request: int
+    ask: m.Fetch
+    deadline_us: int
+    seen: int  # ordered frontier when it was last tried
+
+
+class Broker:
+    """One incarnation of one broker."""
+
+    def __init__(
+        self, fabric: Fabric, directory: Directory, clock: Clock, bell: Doorbell, member: Member, sizes: FabricSizes
+    ) -> None:
+        self.member, self.sizes = member, sizes
+        self._directory, self._clock, self._bell = directory, clock, bell
+        self.ingest = Ingest(fabric, member, sizes)
+        self.epoch = EpochView(fabric, member)
+        self.relay = Relay(self.ingest.frontiers, self.ingest.log.release)
+        self._heartbeat = FrontierWriter(self.ingest.frontiers, frontier_offset(BrokerLine.HEARTBEAT))
+        self._logs = Logs(fabric)
+        self._readers: dict[int, LaneReader] = {}
+        self._topics: dict[str, Topic] = {}
+        self._lanes: dict[int, Topic] = {}
+        self._members: list[Member] = []
+        self._revision = -1
+        self._store_poll_us = 0
+        self._scratch = memoryview(bytearray(limits.SCRATCH_BYTES))
+        self.connections: dict[int, Connection] = {}
+        self._attached: dict[tuple[int, int], int] = {}
+        self._owed: list[Entry] = []  # detach entries that found no slot yet
+        self._parked: list[Parked] = []
+        self._connected = 0
+        self._above_since_us: int | None = None
+        self._told_full = False
+        self.deposed = False
+        self.refresh()
+
+    # --- the world around ---------------------------------------------------------------------------------------------
+    def refresh(self) -> None:
+        """Learn from the store: topics, members, the newest epoch."""
+        revision = self._directory.revision()
+        if revision == self._revision:
+            return
+        self._revision = revision
+        self._topics = {topic.name: topic for topic in self._directory.topics()}
+        lanes = {topic.lane: topic for topic in self._topics.values()}
+        for lane in self._lanes.keys() - lanes.keys():
+            self._readers.pop(lane, None)
+            self.epoch.forget(lane)
+        self._lanes = lanes
+        before, self._members = self._live_addresses(), self._directory.members()
+        self._logs.update(self._members)
+        me = (self.member.broker, self.member.incarnation)
+        self.deposed |= all((o.broker, o.incarnation) != me or o.state != MemberState.LIVE for o in self._members)
+        self.epoch.advance(self._directory.started_epoch())
+        if (now := self._live_addresses()) != before:
+            for connection in self.connections.values():
+                if connection.greeted:
+                    connection.answer(0, m.MembersAre(brokers=now))
+
+    def _live_addresses(self) -> list[m.BrokerAddress]:
+        return [
+            m.BrokerAddress(broker=o.broker, incarnation=o.incarnation, host=o.host, port=o.port, handle=o.handle)
+            for o in self._members
+            if o.state == MemberState.LIVE
+        ]
+
+    def welcome(self) -> m.Welcome:
+        """The answer to a hello."""
+        self.refresh()
+        return m.Welcome(
+            version=PROTOCOL_VERSION,
+            cluster=self._directory.cluster_id,
+            broker=self.member.broker,
+            incarnation=self.member.incarnation,
+            brokers=self._live_addresses(),
+            frame_bytes_max=self.ingest.frame_bytes_max,
+        )
+
+    def poll(self) -> bool:
+        """One pass: the store (now and then), the epoch, outcomes, waiting reads, credit. True if something moved."""
+        now_us = self._clock.now_us()
+        if now_us >= self._store_poll_us:
+            self._store_poll_us = now_us + int(limits.STORE_POLL_S * 1_000_000)
+            self.refresh()
+            self._heartbeat.advance(self._heartbeat.value + 1)
+            self.deposed |= self.epoch.closing()
+        if self.deposed:
+            return False
+        moved = self.epoch.advance(0)
+        through = self.epoch.read_through()
+        if through > self.ingest.free_below and self.epoch.may_act():
+            self.ingest.free_below = through
+        moved |= self.relay.poll(self.epoch)
+        self._pay_owed()
+        moved |= self._retry_parked(now_us)
+        self._regulate(now_us)
+        return moved
+
+    def next_deadline_us(self) -> int | None:
+        """When the next waiting read gives up."""
+        return min((parked.deadline_us for parked in self._parked), default=None)
+
+    # --- connections --------------------------------------------------------------------------------------------------
+    def connect(self) -> Connection:
+        """A client connected."""
+        self._connected += 1
+        connection = Connection(self, self._connected, self._scratch)
+        self.connections[connection.number] = connection
+        return connection
+
+    def disconnected(self, connection: Connection) -> None:
+        """Its transport is gone; what it sent stays on its way."""
+        self.connections.pop(connection.number, None)
+        self._parked = [p for p in self._parked if p.connection is not connection]
+        for key in sorted(connection.sessions):
+            self._attached[key] -= 1
+            if not self._attached[key]:
+                del self._attached[key]
+                self._owed.append(Entry(EntryKind.SESSION_DETACH, *key))
+        self._pay_owed()
+
+    def after_receive(self, connection: Connection) -> None:
+        """A read of a socket was taken apart: publish what it brought, top up credit."""
+        if self.ingest.publish():
+            self._bell.ring("sequencer")
+        self.grant(connection)
+
+    def _pay_owed(self) -> None:
+        while self._owed and (pending := self.ingest.stage_control(self._owed[0])) is not None:
+            entry = self._owed.pop(0)
+            self.relay.waiting[pending] = Waiting(entry.kind, entry.lane, None, None)
+        if self.ingest.publish():
+            self._bell.ring("sequencer")
+
+    # --- credit -------------------------------------------------------------------------------------------------------
+    def _credit_window(self) -> tuple[int, int]:
+        """How much credit a connection gets, and what it must not fall below: the largest frame always fits it."""
+        share = self.sizes.log_bytes // 4 // max(1, len(self.connections))
+        largest = self.ingest.frame_bytes_max + HEADER_BYTES[FrameKind.BATCH]
+        window = max(largest, min(limits.CREDIT_BYTES, share))
+        return window, max(largest, window // 2)
+
+    def grant(self, connection: Connection) -> None:
+        """Top up a connection's credit, unless we are above the mark."""
+        if not connection.greeted or connection.closing or self._above_since_us is not None:
+            return
+        window, least = self._credit_window()
+        if connection.granted_bytes - connection.received_bytes < least:
+            connection.send_credit(connection.received_bytes + window)
+
+    def _regulate(self, now_us: int) -> None:
+        occupancy = self.ingest.occupancy()
+        if self._above_since_us is None:
+            if occupancy >= limits.WATER_HIGH:
+                self._above_since_us = now_us
+        elif occupancy <= limits.WATER_LOW:
+            self._above_since_us, self._told_full = None, False
+            for connection in self.connections.values():
+                self.grant(connection)
+        elif not self._told_full and now_us - self._above_since_us >= limits.BACKPRESSURE_AFTER_S * 1_000_000:
+            self._told_full = True
+            for connection in self.connections.values():
+                if connection.greeted:
+                    connection.send_full()
+
+    # --- batches ------------------------------------------------------------------------------------------------------
+    def check_batch(self, connection: Connection, header: BatchHeader) -> Outcome | None:
+        """Why a batch can't be taken, from its header alone; None when it can."""
+        topic = self._lanes.get(header.lane)
+        if topic is None:
+            self.refresh()
+            if (topic := self._lanes.get(header.lane)) is None:
+                return Outcome.UNKNOWN_TOPIC
+        if header.partition >= topic.partitions:
+            raise BadFrame(
+                f"partition {header.partition} of topic {topic.name}, which has {topic.partitions}",
+                "use partitions below that number",
+            )
+        if header.session == NO_SESSION:
+            return Outcome.UNKNOWN_SESSION
+        return None if self._attach(connection, header.lane, header.session) else Outcome.BACKPRESSURE
+
+    def _attach(self, connection: Connection, lane: int, session: int) -> bool:
+        """Tell the sequencer that the session's publisher is here. False when there is no slot for that now."""
+        key = (lane, session)
+        if key in connection.sessions:
+            return True
+        if key not in self._attached:
+            pending = self.ingest.stage_control(Entry(EntryKind.SESSION_ATTACH, lane, session))
+            if pending is None:
+                return False
+            self.relay.waiting[pending] = Waiting(EntryKind.SESSION_ATTACH, lane, None, None)
+            self._attached[key] = 0
+        self._attached[key] += 1
+        connection.sessions.add(key)
+        return True
+
+    def take_batch(self, connection: Connection, header: BatchHeader, arrived: Reservation) -> None:
+        """A whole, right batch: stage its entry."""
+        pending = self.ingest.stage_batch(
+            arrived,
+            Entry(
+                EntryKind.BATCH, header.lane, header.session, header.session_seq, header.low, arrived.location,
+                header.length, header.count, header.crc, header.partition, header.schema,
+            ),
+        )  # fmt: skip
+        self.relay.waiting[pending] = Waiting(EntryKind.BATCH, header.lane, arrived.location, connection)
+
+    # --- control ------------------------------------------------------------------------------------------------------
+    def control(self, connection: Connection, request: int, message: m.AnyMessage) -> None:
+        """Answer a control message; errors are answered by the connection."""
+        match message:
+            case m.OpenSession():
+                self._open_session(connection, request, message)
+            case m.CloseSession():
+                self._close_session(connection, request, message)
+            case m.CreateTopic():
+                connection.answer(request, m.TopicIs(topic=self._create_topic(message)))
+            case m.DescribeTopic():
+                connection.answer(request, m.TopicIs(topic=self._directory.topic(message.name)))
+            case m.ListTopics():
+                connection.answer(request, m.TopicsAre(topics=self._directory.topics()))
+            case m.DeleteTopic():
+                self._directory.delete_topic(message.name)
+                self._bell.ring("sequencer")
+                connection.answer(request, m.Done())
+            case m.GetTail():
+                connection.answer(request, self._tail(message.lane))
+            case m.GetStatus():
+                connection.answer(request, m.StatusIs(facts=self.status()))
+            case m.Ping():
+                connection.answer(request, m.Pong())
+            case _:
+                raise BadFrame(f"{type(message).__name__} is not a question", "see the protocol's table of messages")
+
+    def _create_topic(self, ask: m.CreateTopic) -> Topic:
+        topic = self._directory.create_topic(
+            ask.name, order=ask.order, partitions=ask.partitions, replicas=ask.replicas, durable_on=ask.durable_on,
+            on_gap=ask.on_gap, gap_timeout_ms=ask.gap_timeout_ms,
+        )  # fmt: skip
+        self._bell.ring("sequencer")
+        return topic
+
+    def _open_session(self, connection: Connection, request: int, ask: m.OpenSession) -> None:
+        if len(ask.name.encode()) > limits.SESSION_NAME_BYTES_MAX:
+            raise BadName(
+                f"a session name of {len(ask.name.encode())} bytes", f"use at most {limits.SESSION_NAME_BYTES_MAX}"
+            )
+        self.refresh()
+        if (topic := self._topics.get(ask.topic)) is None:
+            raise UnknownTopic(f"there is no topic {ask.topic!r}", "create it first")
+        name_hash = int.from_bytes(blake2b(ask.name.encode(), digest_size=8).digest(), "little") if ask.name else 0
+        earlier = NO_SESSION if ask.resume is None else ask.resume
+        self._request(connection, request, Entry(EntryKind.SESSION_OPEN, topic.lane, earlier, session_seq=name_hash))
+
+    def _close_session(self, connection: Connection, request: int, ask: m.CloseSession) -> None:
+        self._request(connection, request, Entry(EntryKind.SESSION_CLOSE, ask.lane, ask.session))
+
+    def _request(self, connection: Connection, request: int, entry: Entry) -> None:
+        """Pass a session request on to the sequencer; its outcome is the answer."""
+        pending = self.ingest.stage_control(entry)
+        if pending is None:
+            raise Backpressure("the broker has no room for session requests now", "try again, or another broker")
+        self.relay.waiting[pending] = Waiting(entry.kind, entry.lane, None, connection, request)
+
+    # --- reads --------------------------------------------------------------------------------------------------------
+    def _reader(self, lane: int) -> LaneReader:
+        if lane not in self._lanes:
+            self.refresh()
+            if lane not in self._lanes:
+                raise UnknownTopic(f"there is no topic with lane {lane}", "it was deleted; look it up again by name")
+        if lane not in self._readers:
+            self._readers[lane] = LaneReader(self.epoch, self._logs, lane, self.sizes.round_entries)
+        return self._readers[lane]
+
+    def _tail(self, lane: int) -> m.TailIs:
+        reader, now_us = self._reader(lane), self._clock.now_us()
+        tail = reader.tail(now_us)
+        if tail is None:
+            raise Retriable("the end of the log can't be told while a sequencer takes over", "try again")
+        index, seq, start_index, start_seq = tail
+        return m.TailIs(lane=lane, index=index, seq=seq, start_index=start_index, start_seq=start_seq)
+
+    def fetch(self, connection: Connection, request: int, ask: m.Fetch) -> None:
+        """Answer now, or when there is something, or when the client's patience is over."""
+        if ask.read == "durable":
+            raise NotAvailable("durable reads come with replicas", "use read='ordered'")
+        if ask.read != "ordered" or ask.by not in ("index", "seq", "earliest", "latest"):
+            raise BadValue(f"fetch by {ask.by!r}, read {ask.read!r}", "by index, seq, earliest, latest; read ordered")
+        now_us = self._clock.now_us()
+        parked = Parked(connection, request, ask, now_us + ask.wait_ms * 1000, -1)
+        if not self._try_fetch(parked, now_us):
+            connection.parked += 1
+            self._parked.append(parked)
+
+    def _try_fetch(self, parked: Parked, now_us: int) -> bool:
+        """Answer a fetch if there is something to say, or if its time is over."""
+        if parked.connection.blocked:
+            return False
+        reader, ask = self._reader(parked.ask.lane), parked.ask
+        over = now_us >= parked.deadline_us
+        if not over and reader.ordered() == parked.seen:
+            return False
+        found = reader.fetch(ask, now_us)
+        if found is None:
+            if over:
+                raise Retriable("nothing can be read while a sequencer takes over", "try again")
+            return False
+        if found.empty and not over:
+            parked.seen = found.tail_index
+            parked.ask = msgspec.structs.replace(ask, by="index", start=found.next_index)
+            return False
+        parked.connection.send_found(parked.request, found)
+        return True
+
+    def _retry_parked(self, now_us: int) -> bool:
+        waiting, self._parked = self._parked, []
+        for parked in waiting:
+            try:
+                done = self._try_fetch(parked, now_us)
+            except (UnknownTopic, Retriable) as error:
+                parked.connection.fail(parked.request, error)
+                done = True
+            if done:
+                parked.connection.parked -= 1
+            else:
+                self._parked.append(parked)
+        return len(self._parked) != len(waiting)
+
+    # --- facts --------------------------------------------------------------------------------------------------------
+    def status(self) -> dict[str, object]:
+        """What this broker says about itself."""
+        return {
+            "broker": self.member.broker,
+            "incarnation": self.member.incarnation,
+            "address": self.member.address,
+            "epoch": self.epoch.number,
+            "connections": len(self.connections),
+            "pending": self.ingest.next - self.ingest.free_below,
+            "unresolved": len(self.relay.waiting),
+            "log_occupied": round(self.ingest.log.occupied(), 4),
+            "full": self._above_since_us is not None,
+            "fetches_waiting": len(self._parked),
+        }

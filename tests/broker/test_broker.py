@@ -1,0 +1,399 @@
+"""Broker and sequencer together on incoherent memory: batches in, acks and reads out."""
+
+from __future__ import annotations
+
+import pytest
+
+from embarcadero.limits import BACKPRESSURE_AFTER_S
+from embarcadero.types import NO_SESSION, GapKind, Outcome
+from embarcadero.wire import messages as m
+from embarcadero.wire.codec import control_frame, payload_crc
+from tests.broker.harness import SIZES, Client, World
+
+
+@pytest.fixture
+def world() -> World:
+    """Two brokers and an order-5 topic."""
+    world = World()
+    world.lane = world.topic()  # type: ignore[attr-defined]
+    return world
+
+
+def _outcomes(client: Client) -> list[tuple[int, Outcome]]:
+    return [(int(ack["session_seq"]), Outcome(int(ack["outcome"]))) for ack in client.acks]
+
+
+def _code(answer: object) -> str:
+    assert isinstance(answer, m.Failed), answer
+    assert answer.hint
+    return answer.code
+
+
+def test_a_batch_is_acked_with_its_position_and_read_back_there(world: World) -> None:
+    """What the ack says is where a reader of another broker finds the same bytes."""
+    writer, reader = Client(world.brokers[0]), Client(world.brokers[1])
+    opened = world.open(writer)
+    writer.batch(opened, 0, b"hello", count=3)
+    world.run(6, writer)
+
+    [ack] = writer.acks
+    found = world.fetch(reader, opened.lane, by="index", start=int(ack["index"]))
+
+    assert Outcome(int(ack["outcome"])) == Outcome.ORDERED
+    assert [bytes(payload) for payload in found.payloads] == [b"hello"]
+    assert int(found.entries["seq"][0]) == int(ack["seq"]) == 0
+    assert int(found.entries["count"][0]) == 3
+
+
+def test_a_session_striped_over_brokers_keeps_its_order(world: World) -> None:
+    """Sequences sent to two brokers out of order are read in submission order."""
+    clients = [Client(broker) for broker in world.brokers]
+    opened = world.open(clients[0])
+    for sequence in (3, 1, 5, 0, 4, 2):
+        clients[sequence % 2].batch(opened, sequence, b"%d" % sequence)
+        world.run(1)
+    world.run(6, *clients)
+
+    found = world.fetch(clients[1], opened.lane, by="earliest")
+
+    assert [bytes(payload) for payload in found.payloads] == [b"0", b"1", b"2", b"3", b"4", b"5"]
+    assert sorted(_outcomes(clients[0]) + _outcomes(clients[1])) == [(s, Outcome.ORDERED) for s in range(6)]
+
+
+def test_a_retry_through_another_broker_names_the_first_position(world: World) -> None:
+    """The same stamped batch is stored once."""
+    first, second = (Client(broker) for broker in world.brokers)
+    opened = world.open(first)
+    first.batch(opened, 0, b"once")
+    world.run(6, first)
+    second.batch(opened, 0, b"once")
+    world.run(6, second)
+
+    assert _outcomes(second) == [(0, Outcome.DUP_OF)]
+    assert int(second.acks[0]["index"]) == int(first.acks[0]["index"])
+
+
+def test_other_bytes_under_a_used_sequence_are_a_conflict(world: World) -> None:
+    """A sequence can't be used twice for different batches."""
+    client = Client(world.brokers[0])
+    opened = world.open(client)
+    client.batch(opened, 0, b"first")
+    client.batch(opened, 0, b"other")
+    world.run(6, client)
+
+    assert _outcomes(client) == [(0, Outcome.ORDERED), (0, Outcome.CONFLICT)]
+
+
+def test_a_session_that_was_never_opened_is_refused(world: World) -> None:
+    """Unknown sessions get UNKNOWN_SESSION, also the session number that names none."""
+    client = Client(world.brokers[0])
+    opened = m.Opened(lane=world.lane, session=77, index=0, expected=0, low=0)  # type: ignore[attr-defined]
+    client.batch(opened, 0)
+    client.batch(opened, 0, session=NO_SESSION)
+    world.run(6, client)
+
+    assert sorted(_outcomes(client)) == [(0, Outcome.UNKNOWN_SESSION)] * 2
+
+
+def test_an_unknown_lane_is_refused_and_the_connection_lives(world: World) -> None:
+    """A batch for a topic that does not exist is answered; the next one works."""
+    client = Client(world.brokers[0])
+    opened = world.open(client)
+    client.batch(opened, 0, lane=999)
+    client.batch(opened, 0)
+    world.run(6, client)
+
+    assert _outcomes(client) == [(0, Outcome.UNKNOWN_TOPIC), (0, Outcome.ORDERED)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"crc": 1}, "ChecksumMismatch"),
+        ({"partition": 9}, "BadFrame"),
+        ({"count": 0}, "BadFrame"),
+        ({"low": 5}, "BadFrame"),
+    ],
+)
+def test_nonsense_ends_the_connection_with_a_typed_error_and_nobody_else_notices(
+    world: World, fields: dict[str, int], code: str
+) -> None:
+    """The peer is told what was wrong; another client's batch goes through; nothing of the bad one is stored."""
+    bad, good = Client(world.brokers[0]), Client(world.brokers[0])
+    opened = world.open(good)
+    bad.batch(opened, 0, b"bad", **fields)
+    bad.pump()
+    good.batch(opened, 0, b"good")
+    world.run(6, good)
+
+    assert bad.connection.closing
+    assert _code(bad.pushed[-1]) == code
+    assert _outcomes(good) == [(0, Outcome.ORDERED)]
+    assert [bytes(p) for p in world.fetch(good, opened.lane, by="earliest").payloads] == [b"good"]
+
+
+def test_a_batch_beyond_credit_ends_the_connection(world: World) -> None:
+    """Credit is a promise of the client; who breaks it is let go."""
+    client = Client(world.brokers[0])
+    opened = world.open(client)
+    payload = bytes(8000)
+    client.connection.granted_bytes = 8000
+    client.batch(opened, 0, payload)
+    client.pump()
+
+    assert _code(client.pushed[-1]) == "OverCredit"
+
+
+def test_a_batch_larger_than_the_cluster_takes_is_refused_before_room_is_taken(world: World) -> None:
+    """The header alone is enough to refuse."""
+    client = Client(world.brokers[0])
+    opened = world.open(client)
+    client.connection.granted_bytes = 1 << 30
+    client.batch(opened, 0, bytes(SIZES.chunk_bytes + 1))
+    client.pump()
+
+    assert _code(client.pushed[-1]) == "FrameTooLarge"
+
+
+def test_nothing_works_before_the_hello(world: World) -> None:
+    """Batches and questions of strangers are refused."""
+    client = Client(world.brokers[0], greet=False)
+    client.send(control_frame(m.ListTopics(), 1))
+    client.pump()
+
+    assert client.connection.closing
+    assert _code(client.pushed[-1]) == "BadFrame"
+
+
+def test_a_client_of_another_version_is_told_so(world: World) -> None:
+    """The versions are named on both sides."""
+    client = Client(world.brokers[0], greet=False)
+    client.ask(m.Hello(versions=[99]))
+
+    assert _code(client.pushed[-1]) == "BadVersion"
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ({"by": "index", "start": 10_000}, "FuturePosition"),
+        ({"by": "seq", "start": 10_000}, "FuturePosition"),
+        ({"read": "durable"}, "NotAvailable"),
+        ({"read": "dirty"}, "BadValue"),
+        ({"by": "mood"}, "BadValue"),
+        ({"max_bytes": 0}, "BadFrame"),
+        ({"wait_ms": 10**9}, "BadFrame"),
+        ({"lane": 999}, "UnknownTopic"),
+    ],
+)
+def test_a_bad_fetch_is_answered_and_the_connection_lives(world: World, options: dict[str, object], code: str) -> None:
+    """Each mistake has its own error; the next question is answered."""
+    client = Client(world.brokers[0])
+    asked = {"lane": world.lane, "max_bytes": 1000} | options  # type: ignore[attr-defined]
+    request = client.ask(m.Fetch(**asked))
+    again = client.ask(m.Ping())
+    client.pump()
+
+    assert _code(client.answers[request]) == code
+    assert isinstance(client.answers[again], m.Pong)
+
+
+def test_a_fetch_at_the_end_waits_for_the_next_batch(world: World) -> None:
+    """A long poll is answered when there is something, not before."""
+    writer, reader = Client(world.brokers[0]), Client(world.brokers[1])
+    opened = world.open(writer)
+    request = reader.ask(m.Fetch(lane=opened.lane, by="latest", max_bytes=1000, wait_ms=5_000))
+    world.run(6, reader)
+    before = request in reader.fetched
+    writer.batch(opened, 0, b"news")
+    world.run(6, reader)
+
+    assert not before
+    assert [bytes(payload) for payload in reader.fetched[request].payloads] == [b"news"]
+
+
+def test_a_fetch_whose_time_is_over_is_answered_empty(world: World) -> None:
+    """Nobody waits for ever."""
+    reader = Client(world.brokers[0])
+    request = reader.ask(m.Fetch(lane=world.lane, by="latest", max_bytes=1000, wait_ms=100))  # type: ignore[attr-defined]
+    world.run(10, reader)
+
+    assert reader.fetched[request].payloads == []
+
+
+def test_a_reader_gets_only_the_partitions_it_asked_for(world: World) -> None:
+    """Filtering is by entry; the position moves past the others."""
+    client = Client(world.brokers[0])
+    opened = world.open(client)
+    for sequence in range(8):
+        client.batch(opened, sequence, b"%d" % sequence, partition=sequence % 4)
+    world.run(6, client)
+
+    found = world.fetch(client, opened.lane, by="earliest", partitions=[1, 3])
+
+    assert [bytes(payload) for payload in found.payloads] == [b"1", b"3", b"5", b"7"]
+    assert found.next_index == found.tail_index
+
+
+def test_a_fetch_by_seq_finds_the_batch_that_holds_the_record(world: World) -> None:
+    """Floor search: any record of a batch leads to the batch."""
+    client = Client(world.brokers[0])
+    opened = world.open(client)
+    for sequence in range(3):
+        client.batch(opened, sequence, b"%d" % sequence, count=10)
+    world.run(6, client)
+
+    found = [world.fetch(client, opened.lane, by="seq", start=seq).payloads[0] for seq in (0, 9, 10, 29)]
+
+    assert [bytes(payload) for payload in found] == [b"0", b"0", b"1", b"2"]
+
+
+def test_what_left_memory_is_one_trimmed_gap_and_then_the_rest_in_order(world: World) -> None:
+    """A reader that is too late learns how much it missed, and goes on."""
+    client = Client(world.brokers[0])
+    opened = world.open(client)
+    for sequence in range(200):
+        client.batch(opened, sequence, b"%04d" % sequence + bytes(996))
+        world.run(1, client)
+    world.run(6, client)
+
+    found = world.fetch(client, opened.lane, by="index", start=0)
+    after = world.fetch(client, opened.lane, by="index", start=found.next_index)
+    numbers = [int(bytes(payload[:4])) for payload in after.payloads]
+
+    assert found.gap.kind == GapKind.TRIMMED
+    assert found.gap.start == 0
+    assert found.gap.stop == found.next_index > 0
+    assert numbers == list(range(numbers[0], 200))
+    assert world.fetch(client, opened.lane, by="earliest").next_index == after.next_index
+
+
+def test_the_tail_tells_the_end_and_the_start(world: World) -> None:
+    """Tail after an ack includes the acked batch."""
+    client = Client(world.brokers[0])
+    opened = world.open(client)
+    client.batch(opened, 0, count=5)
+    world.run(6, client)
+    request = client.ask(m.GetTail(lane=opened.lane))
+
+    tail = client.answers[request]
+
+    assert isinstance(tail, m.TailIs)
+    assert (tail.seq, tail.index) == (5, int(client.acks[0]["index"]) + 1)
+    assert (tail.start_index, tail.start_seq) == (0, 0)
+
+
+def test_a_dead_broker_s_batches_are_ordered_and_served_by_others(world: World) -> None:
+    """What a broker published before it died is not lost; its new incarnation has new regions."""
+    doomed = Client(world.brokers[0])
+    opened = world.open(doomed)
+    doomed.batch(opened, 0, b"last words")
+    world.brokers.pop(0)
+    world.brokers.insert(0, world.start_broker(0))
+    world.run(10)
+    reader = Client(world.brokers[1])
+    new = Client(world.brokers[0])
+    new.batch(opened, 1, b"next")
+    world.run(10, new)
+
+    found = world.fetch(reader, opened.lane, by="earliest")
+
+    assert [bytes(payload) for payload in found.payloads] == [b"last words", b"next"]
+    assert _outcomes(new) == [(1, Outcome.ORDERED)]
+
+
+def test_a_replaced_incarnation_learns_that_it_is_deposed(world: World) -> None:
+    """A zombie stops by itself and acks nothing more."""
+    zombie = world.brokers[0]
+    client = Client(zombie)
+    opened = world.open(client)
+    world.brokers[0] = world.start_broker(0)
+    world.run(10)
+    client.batch(opened, 0)
+    for _ in range(5):
+        world.clock.us += 100_000
+        world.sequencer.round()
+        zombie.poll()
+    client.pump()
+
+    assert zombie.deposed
+    assert client.acks == []
+
+
+def test_a_full_broker_grants_no_credit_then_says_so_and_recovers() -> None:
+    """With the sequencer stalled, credit stops at the mark; after 10 s clients are told; later all goes on."""
+    world = World(brokers=1)
+    world.topic()
+    client = Client(world.brokers[0])
+    opened = world.open(client)
+    broker = world.brokers[0]
+    sent = 0
+    for sequence in range(200):
+        if client.credit - client.connection.received_bytes < 1064:
+            break
+        client.batch(opened, sequence, bytes(1000))
+        sent += 1
+        broker.poll()
+        client.pump()
+    stalled_credit = client.credit
+    world.clock.us += int(BACKPRESSURE_AFTER_S * 1_000_000) + 1
+    broker.poll()
+    broker.poll()
+    client.pump()
+    told = client.full
+    world.run(20, client)
+
+    assert told
+    assert sent < 200
+    assert client.credit > stalled_credit
+    assert sum(outcome == Outcome.ORDERED for _, outcome in _outcomes(client)) > 0
+
+
+def test_a_pending_ring_that_is_full_refuses_batches_and_loses_nothing() -> None:
+    """Beyond its slots a broker answers BACKPRESSURE, and control entries still find room."""
+    world = World(brokers=1)
+    world.topic(order=2)
+    client = Client(world.brokers[0])
+    opened = world.open(client)
+    client.connection.granted_bytes = 1 << 30
+    for sequence in range(SIZES.pending_slots * 2):
+        client.batch(opened, sequence, b"%d" % sequence)
+    other = Client(world.brokers[0])
+    request = other.ask(m.OpenSession(topic="t"))
+    world.run(20, client, other)
+    outcomes = _outcomes(client)
+    stored = {s for s, outcome in outcomes if outcome == Outcome.ORDERED}
+    found = world.fetch(client, opened.lane, by="earliest")
+
+    assert isinstance(other.answers[request], m.Opened)
+    assert len(outcomes) == SIZES.pending_slots * 2
+    assert {outcome for _, outcome in outcomes} == {Outcome.ORDERED, Outcome.BACKPRESSURE}
+    assert {int(bytes(payload)) for payload in found.payloads} == stored
+
+
+def test_a_client_cut_in_the_middle_of_a_batch_leaves_nothing_behind(world: World) -> None:
+    """Half a batch is no batch, and its room is given back."""
+    client = Client(world.brokers[0])
+    opened = world.open(client)
+    before = world.brokers[0].ingest.used_slots
+    payload = b"x" * 5000
+    client.batch(opened, 0, payload[:2000], length=5000, crc=payload_crc(payload))
+    client.connection.closed()
+    world.run(10)
+    reader = Client(world.brokers[1])
+    found = world.fetch(reader, opened.lane, by="earliest")
+
+    assert found.payloads == []
+    assert world.brokers[0].ingest.used_slots == before
+    assert world.brokers[0].ingest.log.occupied() == 0
+
+
+def test_members_are_pushed_when_brokers_come_and_go(world: World) -> None:
+    """Clients learn of new brokers without asking."""
+    client = Client(world.brokers[0])
+    world.brokers.append(world.start_broker(2))
+    world.run(10, client)
+
+    pushed = [message for message in client.pushed if isinstance(message, m.MembersAre)]
+
+    assert sorted(address.broker for address in pushed[-1].brokers) == [0, 1, 2]
