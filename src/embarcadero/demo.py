@@ -1,0 +1,228 @@
+"""`make demo`: publishers over all brokers, one broker killed on the way, two subscribers that see the same order.
+
+Every record says who sent it and its number, so each subscriber can check by itself that nothing is missing, doubled or
+out of order, and both keep a running hash of what they saw at which position.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+import embarcadero as emb
+from embarcadero.node.local import LocalCluster
+
+PUBLISHERS = 4
+_RECORD = struct.Struct("<IQ")
+_PADDING = b"." * 88  # records of 100 bytes
+_BURST = 500
+
+
+@dataclass(slots=True)
+class Sender:
+    """One publisher thread's progress."""
+
+    number: int
+    sent: int = 0
+    acked: int = 0
+    first_wrong: str = ""
+
+
+@dataclass(slots=True)
+class Watcher:
+    """One subscriber's own verdict."""
+
+    number: int
+    records: int = 0
+    latest: int = -1
+    next_of: dict[int, int] = field(default_factory=dict)
+    digest: Any = field(default_factory=hashlib.sha256)
+    complaint: str = ""
+
+
+class Demo:
+    """State shared by the threads; each field has one writer."""
+
+    def __init__(self, cluster: LocalCluster, brokers: int, seconds: float) -> None:
+        self.cluster, self.brokers, self.seconds = cluster, brokers, seconds
+        self.senders = [Sender(number) for number in range(PUBLISHERS)]
+        self.watchers = [Watcher(number) for number in range(2)]
+        self.stop_sending = threading.Event()
+        self.all_sent = threading.Event()
+        self.story: list[str] = []
+        self.started = time.monotonic()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.started
+
+    def tell(self, line: str) -> None:
+        """Add a line to the story on the screen."""
+        self.story.append(f"{self.elapsed:5.1f} s  {line}")
+
+    @property
+    def total_sent(self) -> int:
+        """Records sent by all."""
+        return sum(sender.sent for sender in self.senders)
+
+
+def _send(demo: Demo, sender: Sender) -> None:
+    with emb.connect(demo.cluster.addresses) as log, log.publisher("demo", ack=1, batch_bytes=32 * 1024) as publisher:
+        while not demo.stop_sending.is_set():
+            numbers = range(sender.sent, sender.sent + _BURST)
+            futures = [publisher.send(_RECORD.pack(sender.number, number) + _PADDING) for number in numbers]
+            sender.sent += _BURST
+            last = futures[-1].result(timeout=60)
+            sender.acked += _BURST
+            if last is None:
+                sender.first_wrong = "an ack without a position"
+            time.sleep(0.01)
+
+
+def _watch(demo: Demo, watcher: Watcher) -> None:
+    with emb.connect(demo.cluster.addresses) as log, log.subscribe("demo", start="earliest") as subscriber:
+        while not (demo.all_sent.is_set() and watcher.records >= demo.total_sent) and not watcher.complaint:
+            batch = subscriber.poll(timeout=0.5)
+            if batch is None:
+                if demo.all_sent.is_set() and demo.elapsed > demo.seconds + 30:
+                    watcher.complaint = f"only {watcher.records} of {demo.total_sent} records arrived"
+                continue
+            if batch.gap is not None:
+                watcher.complaint = f"a gap: {batch.gap}"
+                continue
+            for seq, value in enumerate(batch.to_arrow().column("value").to_pylist(), batch.seq):
+                _check(watcher, seq, value)
+
+
+def _check(watcher: Watcher, seq: int, value: bytes) -> None:
+    who, number = _RECORD.unpack_from(value)
+    expected = watcher.next_of.get(who, 0)
+    if number != expected:
+        watcher.complaint = f"publisher {who}: record {number} came where {expected} was due"
+    if seq != watcher.latest + 1:
+        watcher.complaint = f"position {seq} came after {watcher.latest}"
+    watcher.next_of[who], watcher.latest = number + 1, seq
+    watcher.records += 1
+    watcher.digest.update(struct.pack("<Q", seq) + value[: _RECORD.size])
+
+
+def _screen(demo: Demo) -> Panel:
+    bar = ProgressBar(total=demo.seconds, completed=min(demo.elapsed, demo.seconds), width=60)
+    table = Table(show_header=True, header_style="bold", box=None, pad_edge=False)
+    for column in ("who", "records", "what it sees"):
+        table.add_column(column)
+    for sender in demo.senders:
+        table.add_row(f"publisher {sender.number}", f"{sender.sent:,}", f"{sender.acked:,} acked with their positions")
+    for watcher in demo.watchers:
+        verdict = watcher.complaint or f"position {watcher.latest:,}, all in order   order hash {_hash(watcher)}"
+        style = "red" if watcher.complaint else "green"
+        table.add_row(f"subscriber {watcher.number}", f"{watcher.records:,}", Text(verdict, style=style))
+    return Panel(Group(bar, Text(), table, Text(), *map(Text, demo.story[-6:])), title="Embarcadero: one order for all")
+
+
+def _hash(watcher: Watcher) -> str:
+    return str(watcher.digest.copy().hexdigest()[:12])
+
+
+def _direct(demo: Demo) -> None:
+    """The plot: start, kill a broker, watch it come back, stop sending."""
+    demo.tell(f"{PUBLISHERS} publishers stripe their batches over {demo.brokers} brokers")
+    _sleep_until(demo, demo.seconds * 0.4)
+    victim = 1 % demo.brokers
+    pid = demo.cluster.kill_broker(victim)
+    demo.tell(f"broker {victim} is killed (kill -9 of process {pid}); publishers move on to the others")
+    _sleep_until(demo, demo.seconds * 0.6)
+    demo.tell(f"broker {victim} was started again by the supervisor, as a new incarnation")
+    _sleep_until(demo, demo.seconds)
+    demo.stop_sending.set()
+    demo.tell("publishers stop; subscribers read to the end")
+
+
+def _sleep_until(demo: Demo, moment: float) -> None:
+    time.sleep(max(0.0, moment - demo.elapsed))
+
+
+def _run(demo: Demo, live: Live | None) -> None:
+    senders = [threading.Thread(target=_send, args=(demo, s), daemon=True) for s in demo.senders]
+    watchers = [threading.Thread(target=_watch, args=(demo, w), daemon=True) for w in demo.watchers]
+    director = threading.Thread(target=_direct, args=(demo,), daemon=True)
+    for thread in [*senders, *watchers, director]:
+        thread.start()
+    while any(thread.is_alive() for thread in [*senders, *watchers, director]):
+        time.sleep(0.1)
+        if live is not None:
+            live.update(_screen(demo))
+        if not director.is_alive() and not any(thread.is_alive() for thread in senders):
+            demo.all_sent.set()
+
+
+def _verdict(demo: Demo) -> dict[str, Any]:
+    first, second = demo.watchers
+    complaints = [w.complaint for w in demo.watchers if w.complaint]
+    complaints += [s.first_wrong for s in demo.senders if s.first_wrong]
+    complaints += [f"publisher {s.number}: {s.sent - s.acked} without ack" for s in demo.senders if s.sent != s.acked]
+    if first.digest.digest() != second.digest.digest():
+        complaints.append("the two subscribers saw different orders")
+    return {
+        "records": demo.total_sent,
+        "seconds": round(demo.elapsed, 1),
+        "brokers": demo.brokers,
+        "publishers": PUBLISHERS,
+        "seen": [w.records for w in demo.watchers],
+        "order_hash": [_hash(w) for w in demo.watchers],
+        "problems": complaints,
+        "ok": not complaints and demo.total_sent > 0,
+    }
+
+
+def run_cli(brokers: int, seconds: float, json_out: bool, data_dir: Path | None = None) -> int:
+    """Run the demo; 0 when every promise held."""
+    console = Console(stderr=json_out)
+    console.print(f"Starting a cluster of {brokers} brokers ...")
+    with LocalCluster(brokers=brokers, data_dir=data_dir) as cluster:
+        with emb.connect(cluster.addresses) as log:
+            log.create_topic("demo", order=5)
+        demo = Demo(cluster, brokers, seconds)
+        if console.is_terminal:
+            with Live(_screen(demo), console=console, refresh_per_second=8) as live:
+                _run(demo, live)
+                live.update(_screen(demo))
+        else:
+            _run(demo, None)
+            for line in demo.story:
+                console.print(line)
+        verdict = _verdict(demo)
+    if json_out:
+        print(json.dumps(verdict))  # noqa: T201 - asked for
+    else:
+        _summary(console, verdict)
+    return 0 if verdict["ok"] else 1
+
+
+def _summary(console: Console, verdict: dict[str, Any]) -> None:
+    if verdict["ok"]:
+        console.print(
+            f"\n[bold green]All promises held.[/] {verdict['records']:,} records from {verdict['publishers']}"
+            f" publishers went through {verdict['brokers']} brokers in {verdict['seconds']} s,\none broker was killed"
+            f" on the way, and both subscribers saw every record once, at the same position,\nin each publisher's order"
+            f" (order hash {verdict['order_hash'][0]})."
+        )
+        console.print("Next: [bold]embarcadero up[/], then [bold]embarcadero --help[/]. The tour is in README.md.")
+    else:
+        console.print("\n[bold red]A promise did not hold:[/]")
+        for problem in verdict["problems"]:
+            console.print(f"  - {problem}")
