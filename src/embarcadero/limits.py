@@ -76,6 +76,7 @@ RESEND_AFTER_S = 3.0  # a broker silent for this long with batches of ours is gi
 DELIVERY_TIMEOUT_S = 120.0
 CONNECT_TIMEOUT_S = 5.0
 REQUEST_TIMEOUT_S = 10.0
+CLOSE_TIMEOUT_S = 30.0  # for the outcomes of what was sent before
 PREFETCH_FETCHES = 2
 
 # --- waiting ----------------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ class Client:
     def send(self, data: bytes | memoryview) -> None:
         """Put bytes on the wire."""
         rest = memoryview(data)
-        while len(rest) and not self.connection.closing:
+        while rest and not self.connection.closing:
             buffer = self.connection.get_buffer()
             count = min(len(buffer), len(rest))
             buffer[:count] = rest[:count]
@@ -84,7 +84,9 @@ class Client:
         self.pump()
         return self._request
 
-    def batch(self, opened: m.Opened, sequence: int, payload: bytes = b"payload", count: int = 1, **fields: Any) -> None:
+    def batch(
+        self, opened: m.Opened, sequence: int, payload: bytes = b"payload", count: int = 1, **fields: Any
+    ) -> None:
         """Send one batch; fields override what is right."""
         header: dict[str, Any] = {
             "session_seq": sequence, "low": 0, "lane": opened.lane, "session": opened.session, "count": count,
@@ -98,7 +100,7 @@ class Client:
         """Take what the broker wrote."""
         for chunk in self.connection.take_output():
             rest = memoryview(bytes(chunk))
-            while len(rest):
+            while rest:
                 buffer = self._receiver.get_buffer()
                 count = min(len(buffer), len(rest))
                 buffer[:count] = rest[:count]

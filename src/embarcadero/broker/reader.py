@@ -7,6 +7,7 @@ What left memory is one TRIMMED gap: the retained part of a lane is what follows
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,8 +46,8 @@ class Found:
 class Logs:
     """Readers of all brokers' logs, by region handle."""
 
-    def __init__(self, fabric: Fabric) -> None:
-        self._fabric = fabric
+    def __init__(self, fabric: Fabric, refresh: Callable[[], None]) -> None:
+        self._fabric, self._refresh = fabric, refresh
         self._members: dict[int, Member] = {}
         self._readers: dict[int, LogReader] = {}
 
@@ -59,6 +60,8 @@ class Logs:
     def of(self, handle: int) -> LogReader | None:
         """The log of a broker incarnation; None when it was removed."""
         reader = self._readers.get(handle)
+        if reader is None and handle not in self._members:
+            self._refresh()  # a broker that we have not heard of yet is not one that was removed
         if reader is None and (member := self._members.get(handle)) is not None:
             prefix = member.region_prefix
             if self._fabric.exists(f"{prefix}/pending"):

@@ -55,7 +55,7 @@ class Broker:
         self.epoch = EpochView(fabric, member)
         self.relay = Relay(self.ingest.frontiers, self.ingest.log.release)
         self._heartbeat = FrontierWriter(self.ingest.frontiers, frontier_offset(BrokerLine.HEARTBEAT))
-        self._logs = Logs(fabric)
+        self._logs = Logs(fabric, self.refresh)
         self._readers: dict[int, LaneReader] = {}
         self._topics: dict[str, Topic] = {}
         self._lanes: dict[int, Topic] = {}

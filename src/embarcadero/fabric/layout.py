@@ -173,9 +173,9 @@ _MIX = np.uint64(0xD1342543DE82EF95)
 def _fold(entries: Entries) -> npt.NDArray[np.uint32]:
     """The check of each entry over all its bytes but the check itself (the high half of the last word)."""
     words = entries.view(np.uint64).reshape(-1, 8)
-    total = words[:, :7] @ _MULTIPLIERS[:7]
-    total += (words[:, 7] & _LOW_HALF) * _MULTIPLIERS[7]
-    total += _SALT
+    last = words[:, 7]
+    total = words @ _MULTIPLIERS  # whole rows: much quicker than seven of eight columns
+    total += ((last & _LOW_HALF) - last) * _MULTIPLIERS[7] + _SALT
     total ^= total >> np.uint64(29)
     total *= _MIX
     return (total >> np.uint64(32)).astype(np.uint32)

@@ -1,0 +1,124 @@
+"""Style is a test: sizes, layering, banned calls, and words that must not stay behind."""
+
+from __future__ import annotations
+
+import ast
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parent.parent / "src" / "embarcadero"
+MODULES = sorted(SRC.rglob("*.py"))
+
+LAYERS = [
+    {"types", "limits", "errors", "invariants", "env", "plants"},
+    {"config"},
+    {"fabric", "wire"},
+    {"placement"},
+    {"sequencer", "broker"},
+    {"node"},
+    {"client"},
+    {"sim", "bench", "demo"},
+    {"cli"},
+]
+"""A module may import from its own layer and those above it in this list."""
+
+PURE = [
+    *(SRC / "sequencer").glob("*.py"), *(SRC / "broker").glob("*.py"), *(SRC / "fabric").glob("*.py"),
+    *(SRC / "wire").glob("*.py"), SRC / "client" / "publisher.py", SRC / "client" / "subscriber.py",
+]  # fmt: skip
+"""Role logic: it gets clock, memory and network from outside. Drivers (server.py) and real memory are not pure."""
+DRIVERS = {"server.py", "shared.py", "primitives.py", "pinning.py"}
+ALLOWED = {"fabric/incoherent.py": {"random"}}  # it is given its generator
+
+
+def _layer(part: str) -> int:
+    for number, names in enumerate(LAYERS):
+        if part in names:
+            return number
+    raise AssertionError(f"{part} is in no layer: add it to LAYERS")
+
+
+def _imports(tree: ast.AST) -> set[str]:
+    """First parts of our own modules that are imported at run time at the top level of a module."""
+    found = set()
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("embarcadero"):
+            parts = node.module.split(".")
+            found |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
+    return found
+
+
+def _functions(tree: ast.AST) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(SRC))
+
+
+def test_the_median_module_is_under_250_lines() -> None:
+    """Half of the modules are short."""
+    assert statistics.median(len(path.read_text().splitlines()) for path in MODULES) < 250
+
+
+@pytest.mark.parametrize("path", MODULES, ids=_name)
+def test_modules_and_functions_keep_their_size(path: Path) -> None:
+    """No module above 800 lines, no function above 70."""
+    text = path.read_text()
+    long = [f.name for f in _functions(ast.parse(text)) if (f.end_lineno or 0) - f.lineno >= 70]
+
+    assert len(text.splitlines()) <= 800
+    assert not long
+
+
+def test_almost_no_function_is_above_50_lines() -> None:
+    """At most one in a hundred."""
+    sizes = [(f.end_lineno or 0) - f.lineno + 1 for path in MODULES for f in _functions(ast.parse(path.read_text()))]
+
+    assert sum(size > 50 for size in sizes) <= len(sizes) / 100
+
+
+@pytest.mark.parametrize("path", MODULES, ids=_name)
+def test_imports_follow_the_layers(path: Path) -> None:
+    """A module imports only what is below it."""
+    part = path.relative_to(SRC).parts[0].removesuffix(".py")
+    if part == "__init__":
+        return  # the public API may name everything
+    above = {other for other in _imports(ast.parse(path.read_text())) if _layer(other) > _layer(part)}
+
+    assert not above
+
+
+@pytest.mark.parametrize("path", sorted(p for p in PURE if p.name not in DRIVERS), ids=_name)
+def test_role_logic_does_not_reach_for_the_world(path: Path) -> None:
+    """No clock, no randomness, no sleeping, no files, no sockets in pure code."""
+    tree = ast.parse(path.read_text())
+    imported = {
+        name.split(".")[0]
+        for node in ast.walk(tree)
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        )
+    }
+    called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+
+    assert not imported & {"time", "random", "socket", "asyncio", "threading", "subprocess", "os"} - ALLOWED.get(
+        _name(path), set()
+    )
+    assert "open" not in called
+
+
+@pytest.mark.parametrize("path", MODULES, ids=_name)
+def test_nothing_is_left_behind(path: Path) -> None:
+    """No notes to self, no bare asserts (`python -O` strips them), a docstring for every module."""
+    text = path.read_text()
+    tree = ast.parse(text)
+
+    assert not re.search(r"\b(TODO|FIXME|XXX)\b|NotImplementedError", text)
+    assert ast.get_docstring(tree) or not tree.body
+    assert not [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Assert)]
