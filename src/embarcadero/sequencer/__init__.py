@@ -1,0 +1,1 @@
+"""The sequencer: turns what brokers publish into one order per lane."""

@@ -1,0 +1,129 @@
+"""All broker incarnations that the sequencer knows: who is attached, who is closing, whose regions may go."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from embarcadero.config import FabricSizes
+from embarcadero.fabric.layout import Entries, join, pick
+from embarcadero.fabric.region import Fabric, Region
+from embarcadero.limits import DEAD_LOG_BYTES_MAX
+from embarcadero.placement.directory import Directory
+from embarcadero.sequencer.sources import BrokerLegacy, Source, results_region
+from embarcadero.types import Member, MemberState
+
+_RUNS_MAX: Final = 256
+
+Answers = list[tuple[npt.NDArray[np.uint16], Entries]]
+
+
+class Brokers:
+    """Sources by region handle."""
+
+    def __init__(self, fabric: Fabric, epoch: int, sizes: FabricSizes, frontiers: Region, directory: Directory) -> None:
+        self._fabric, self._epoch, self._sizes, self._frontiers = fabric, epoch, sizes, frontiers
+        self._directory = directory
+        self.members: list[Member] = []
+        self.sources: dict[int, Source] = {}
+        self.awaited = False
+        self._turn = 0
+        self._dead: dict[int, int] = {}  # handle of a dead incarnation -> bytes of its log, oldest first
+
+    def update(self, members: list[Member], legacies: dict[int, BrokerLegacy]) -> None:
+        """Attach new incarnations, close dead ones."""
+        self.members, self.awaited = members, False
+        known = {member.handle: member for member in members}
+        for handle in [h for h, s in self.sources.items() if _gone(s, known.get(h))]:
+            del self.sources[handle]
+            self._dead.pop(handle, None)
+        for member in members:
+            source = self.sources.get(member.handle)
+            if source is None:
+                source = self._attach(member, legacies.get(member.handle) or BrokerLegacy())
+            if source is not None and member.state is MemberState.DEAD and not source.closing:
+                source.close(whole=True)
+
+    def _attach(self, member: Member, legacy: BrokerLegacy) -> Source | None:
+        if not self._fabric.exists(f"{member.region_prefix}/pending"):
+            if member.state is MemberState.LIVE:
+                self.awaited = True
+            else:
+                self._remove(member)  # it died before it began
+            return None
+        source = Source(self._fabric, self._epoch, member, self._sizes, self._frontiers, legacy)
+        self.sources[member.handle] = source
+        return source
+
+    def in_turn(self) -> Iterator[Source]:
+        """All sources that may have entries, beginning with another one each time."""
+        open_ = [source for source in self.sources.values() if not source.closed]
+        self._turn += 1
+        for step in range(len(open_)):
+            yield open_[(self._turn + step) % len(open_)]
+
+    def answer(self, answers: Answers) -> list[Source]:
+        """Write answers to the brokers they are for; those of closed incarnations are dropped."""
+        mine: dict[int, list[Entries]] = {}
+        for origins, results in answers:
+            for handle, part in _by_origin(origins, results):
+                mine.setdefault(handle, []).append(part)
+        answered = []
+        for handle, parts in mine.items():
+            source = self.sources.get(handle)
+            if source is not None and not source.closing:
+                source.answer(parts[0] if len(parts) == 1 else join(parts))
+                answered.append(source)
+        return answered
+
+    def live_names(self) -> Iterator[str]:
+        """Doorbell names of all incarnations that may listen."""
+        return (source.member.region_prefix for source in self.sources.values() if not source.closing)
+
+    # --- the dead -----------------------------------------------------------------------------------------------------
+    def take_drained(self) -> list[Source]:
+        """Closing incarnations of which everything was taken just now."""
+        drained = [source for source in self.sources.values() if source.drained and not source.closed]
+        for source in drained:
+            source.closed = True
+            log = self._fabric.attach(f"{source.member.region_prefix}/log")
+            self._dead[source.member.handle] = log.shape.size
+            log.close()
+        return drained
+
+    def bury(self, unresolved: npt.NDArray[np.int64]) -> None:
+        """Let the oldest dead logs go while there are too many bytes of them, unless one of their batches waits."""
+        for handle in list(self._dead):
+            if sum(self._dead.values()) <= DEAD_LOG_BYTES_MAX:
+                return
+            member = next((m for m in self.members if m.handle == handle), None)
+            if member is not None and member.state is MemberState.DEAD and not unresolved[handle]:
+                self._remove(member)
+                del self._dead[handle], self.sources[handle]
+
+    def _remove(self, member: Member) -> None:
+        self._directory.mark_removed(member.broker, member.incarnation)
+        for part in ("pending", "log", "frontiers"):
+            self._fabric.remove(f"{member.region_prefix}/{part}")
+        self._fabric.remove(results_region(self._epoch, member))
+
+
+def _gone(source: Source, member: Member | None) -> bool:
+    """Whether a source's incarnation is not a member any more, or its handle has a new owner."""
+    return member is None or member.incarnation != source.member.incarnation or member.broker != source.member.broker
+
+
+def _by_origin(origins: npt.NDArray[np.uint16], results: Entries) -> Iterator[tuple[int, Entries]]:
+    """Results by region handle. Those of entries as they came are in few runs already: no copies then."""
+    cuts = np.flatnonzero(origins[1:] != origins[:-1]) + 1
+    if len(cuts) <= _RUNS_MAX:
+        bounds = [0, *cuts.tolist(), len(origins)]
+        for start, stop in itertools.pairwise(bounds):
+            yield int(origins[start]), results[start:stop]
+    else:
+        for handle in np.unique(origins).tolist():
+            yield handle, pick(results, origins == handle)

@@ -1,0 +1,184 @@
+"""Session checkpoints: two slots per lane, so that a takeover reads a bounded piece of the order ring.
+
+A checkpoint is the session table as of an index: everything below it may leave the ring. The slots take turns; rows are
+flushed before the header that vouches for them (their count and CRC32C), so a torn one is recognised and the
+other slot holds. A row says which sequences of the window were stored and which were skipped, not where: positions are
+taken from the entries that are still in the ring.
+
+    header (128)                                             row (128)
+    0 magic u64, 8 version u32, 12 count u32, 16 number u64  0 handle u32, 4 successor u32, 8 state u8
+    24 index u64, 32 seq u64, 40 append_us u64               16 expected u64, 24 low u64, 32 name u64
+    48 next_handle u64, 56 now_us u64                        40 active_us u64
+    64 rows_crc u32, 124 check u32                           48 stored 32 bytes, 80 lost 32 bytes: a bit per slot
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from embarcadero.fabric.layout import SUPERBLOCK, Entries, RegionKind, table
+from embarcadero.fabric.region import Fabric, Region, Shape
+from embarcadero.invariants import invariant
+from embarcadero.sequencer.order import LaneOrder
+from embarcadero.sequencer.sessions import LOST, NEVER, NOBODY, OPEN, Ints, SessionTable, W
+from embarcadero.types import NO_INDEX, NO_SESSION
+from embarcadero.wire.codec import payload_crc
+
+_MAGIC: Final = int.from_bytes(b"EMBCHECK", "little")
+_VERSION: Final = 1
+_HEADER: Final = table(
+    128,
+    magic=("<u8", 0), version=("<u4", 8), count=("<u4", 12), number=("<u8", 16), index=("<u8", 24), seq=("<u8", 32),
+    append_us=("<u8", 40), next_handle=("<u8", 48), now_us=("<u8", 56), rows_crc=("<u4", 64), check=("<u4", 124),
+)  # fmt: skip
+_ROW: Final = table(
+    128,
+    handle=("<u4", 0), successor=("<u4", 4), state=("u1", 8), expected=("<u8", 16), low=("<u8", 24), name=("<u8", 32),
+    active_us=("<u8", 40), stored=("V32", 48), lost=("V32", 80),
+)  # fmt: skip
+_BYTES: Final = 128
+_RAW: Final = np.dtype(f"V{_BYTES}")
+invariant(_HEADER.itemsize == _BYTES and _ROW.itemsize == _BYTES, "headers and rows have 128 bytes")
+
+
+def _slot_offset(slot: int, rows: int) -> int:
+    return SUPERBLOCK.itemsize + slot * (rows + 1) * _BYTES
+
+
+def _crc(entries: Entries) -> int:
+    return payload_crc(entries.view(np.uint8)) if len(entries) else 0
+
+
+class CheckpointWriter:
+    """Writes one lane's checkpoints. `index` is that of the newest: order slots below it may be reused."""
+
+    def __init__(self, fabric: Fabric, name: str, rows: int) -> None:
+        self._region = fabric.create(name, Shape(RegionKind.CHECKPOINT, _slot_offset(2, rows), rows, _BYTES))
+        self._image = np.zeros(rows, dtype=_ROW)  # rows as last written; most do not change between checkpoints
+        self._image_us = -NEVER
+        self._number = 0
+        self.index = 0
+
+    def write(self, order: LaneOrder, now_us: int) -> None:
+        """Write the table as it is now; all entries below `order.next_index` are in the ring, flushed."""
+        used = np.flatnonzero(order.table.state)
+        changed = used[order.table.active_us[used] >= self._image_us]
+        self._image.view(_RAW)[changed] = _rows(order, changed).view(_RAW)
+        rows = self._image.view(_RAW)[used].view(_ROW)
+        self._number, self._image_us = self._number + 1, now_us
+        header = np.zeros(1, dtype=_HEADER)
+        header["magic"], header["version"], header["number"] = _MAGIC, _VERSION, self._number
+        header["index"], header["seq"], header["append_us"] = order.next_index, order.next_seq, order.append_us
+        header["next_handle"], header["now_us"] = order.table.next_handle, now_us
+        header["count"], header["rows_crc"] = len(rows), _crc(rows)
+        header["check"] = payload_crc(header.view(np.uint8)[:124])
+        offset = _slot_offset(self._number % 2, len(self._image))
+        self._store(offset + _BYTES, rows)
+        self._store(offset, header)
+        self.index = order.next_index
+
+    def _store(self, offset: int, entries: Entries) -> None:
+        raw = entries.view(np.uint8)
+        self._region.data[offset : offset + len(raw)] = raw
+        self._region.flush(offset, len(raw))
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """A checkpoint as read."""
+
+    header: np.void
+    rows: Entries
+
+    @property
+    def index(self) -> int:
+        """The table is as of this index."""
+        return int(self.header["index"])
+
+
+def read_checkpoint(fabric: Fabric, name: str) -> Checkpoint | None:
+    """The newest whole checkpoint in a region; None when there is none yet."""
+    region = fabric.attach(name)
+    found = [checkpoint for slot in (0, 1) if (checkpoint := _read_slot(region, slot)) is not None]
+    return max(found, key=lambda checkpoint: int(checkpoint.header["number"]), default=None)
+
+
+def _read_slot(region: Region, slot: int) -> Checkpoint | None:
+    rows = region.shape.slots
+    offset = _slot_offset(slot, rows)
+    header = _load(region, offset, 1).view(_HEADER)
+    count = int(header["count"][0])
+    if int(header["magic"][0]) != _MAGIC or int(header["version"][0]) != _VERSION or count > rows:
+        return None
+    if int(header["check"][0]) != payload_crc(header.view(np.uint8)[:124]):
+        return None
+    found = _load(region, offset + _BYTES, count).view(_ROW)
+    return Checkpoint(header[0], found) if _crc(found) == int(header["rows_crc"][0]) else None
+
+
+def _load(region: Region, offset: int, count: int) -> Entries:
+    length = count * _BYTES
+    if length:
+        region.invalidate(offset, length)
+    return region.data[offset : offset + length].copy().view(_RAW)
+
+
+# --- rows and windows -------------------------------------------------------------------------------------------------
+def _window_seqs(order: LaneOrder, rows: Ints) -> Ints:
+    """The sequence that each slot of each row's window stands for: the last W below expected, or W from low on."""
+    slots = np.arange(W)
+    if order.strong:
+        last = order.table.expected[rows][:, None] - 1
+        return last - ((last - slots) & (W - 1))
+    low = order.table.low[rows][:, None]
+    return low + ((slots - low) & (W - 1))
+
+
+def _rows(order: LaneOrder, rows: Ints) -> Entries:
+    sessions = order.table
+    made = np.zeros(len(rows), dtype=_ROW)
+    for name in ("handle", "successor", "state", "expected", "low", "name", "active_us"):
+        made[name] = getattr(sessions, name)[rows]
+    seqs = _window_seqs(order, rows)
+    known = (sessions.tag.reshape(-1, W)[rows] == seqs + 1) & (seqs >= 0)
+    lost = known & (sessions.index.reshape(-1, W)[rows] == LOST)
+    made["stored"], made["lost"] = _pack(known & ~lost), _pack(lost)
+    return made
+
+
+def _pack(bits: npt.NDArray[np.bool_]) -> Entries:
+    return np.packbits(bits, axis=1).view("V32")[:, 0] if len(bits) else np.zeros(0, dtype="V32")
+
+
+def _unpack(packed: Entries) -> npt.NDArray[np.bool_]:
+    plain = np.frombuffer(packed.tobytes(), dtype=np.uint8).reshape(-1, W // 8)
+    return np.unpackbits(plain, axis=1).astype(bool)
+
+
+def restore(order: LaneOrder, checkpoint: Checkpoint, now_us: int) -> None:
+    """Fill an empty lane from a checkpoint. Idle times go on as if no time had passed in between."""
+    header, saved, sessions = checkpoint.header, checkpoint.rows, order.table
+    order.next_index, order.next_seq = int(header["index"]), int(header["seq"])
+    order.append_us, sessions.next_handle = int(header["append_us"]), int(header["next_handle"])
+    rows = saved["handle"].astype(np.int64) & sessions.mask
+    invariant(len(np.unique(rows)) == len(rows), "the table has room for all sessions of the checkpoint")
+    for name in ("handle", "successor", "state", "expected", "low", "name"):
+        getattr(sessions, name)[rows] = saved[name]
+    sessions.live[rows] = np.where(saved["state"] == OPEN, saved["handle"].astype(np.int64), NOBODY)
+    sessions.active_us[rows] = now_us - (int(header["now_us"]) - saved["active_us"].astype(np.int64))
+    sessions.used = len(rows)
+    _restore_windows(order, sessions, rows, saved)
+    newest = saved["successor"] == NO_SESSION
+    for name, handle in zip(saved["name"][newest].tolist(), saved["handle"][newest].tolist(), strict=True):
+        if name:
+            sessions.by_name[name] = handle
+
+
+def _restore_windows(order: LaneOrder, sessions: SessionTable, rows: Ints, saved: Entries) -> None:
+    stored, lost, seqs = _unpack(saved["stored"]), _unpack(saved["lost"]), _window_seqs(order, rows)
+    sessions.tag.reshape(-1, W)[rows] = np.where(stored | lost, seqs + 1, 0)
+    sessions.index.reshape(-1, W)[rows] = np.where(lost, np.uint64(LOST), np.uint64(NO_INDEX))

@@ -1,0 +1,310 @@
+"""Ordering the batches of one lane: arrays in, decisions out. No fabric, no clock.
+
+Theory of operation. A step takes many batches at once and decides in four moves, each a few array operations:
+1. choose: which are new and may be ordered now. Every sequence that can be new lies within one window of its session,
+   so (row, sequence mod W) names it, and a batch claims its slot by writing its own number there: of several equal
+   ones the first keeps the slot. Order 2 orders what is new, as it came. Order 5 orders each session's unbroken
+   prefix from `expected` on: without sorting when every batch follows its predecessor in the round; else all are
+   sorted by (row, sequence), together with what waited in sessions whose hole was filled just now.
+2. append: one addition gives all indices, one cumulative sum all seqs; the windows learn them.
+3. hold: order 5, what is ahead of a gap waits in a held slot. Without room, sessions with the oldest gaps are fenced.
+4. settle: everything else is answered from the windows as they are now, so a duplicate within the step is no special
+   case.
+The window of a step begins at `expected` (order 5) or `low` (order 2) as they are when the step begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from embarcadero.fabric.layout import Entries, join, pick
+from embarcadero.invariants import invariant
+from embarcadero.limits import GAP_TIMEOUT_DEPARTED_MS, SESSION_SEQUENCE_MAX
+from embarcadero.plants import planted
+from embarcadero.sequencer.decisions import Decisions, order_entries, words
+from embarcadero.sequencer.held import HeldSlots
+from embarcadero.sequencer.sessions import FENCED, LOST, NEVER, W_MASK, Ints, SessionTable, W
+from embarcadero.types import NO_INDEX, OnGap, Order, Outcome, Topic
+
+_WAITS: Final = 255
+"""Not an outcome: the batch waits for its gap to close."""
+
+_ID_BITS: Final = 24
+_AHEAD_BITS: Final = 8
+_ID_MASK: Final = (1 << _ID_BITS) - 1
+_AHEAD_MASK: Final = (1 << _AHEAD_BITS) - 1
+_NONE: Final[Ints] = np.empty(0, dtype=np.int64)
+invariant(W == 1 << _AHEAD_BITS, "how far ahead a sequence is fits its part of a sort key")
+
+Flags = npt.NDArray[np.bool_]
+
+
+class _Step:
+    """Columns of the batches that one step decides on, and what becomes of each."""
+
+    def __init__(self, entries: Entries, table: SessionTable) -> None:
+        count = len(entries)
+        self.entries, self.came = entries, count
+        self.sessions = entries["session"].astype(np.int64)
+        self.rows = self.sessions & table.mask
+        self.seqs = entries["session_seq"].astype(np.int64)
+        if int(self.seqs.view(np.uint64).max(initial=0)) > SESSION_SEQUENCE_MAX:  # nobody gets there honestly
+            self.seqs[self.seqs.view(np.uint64) > SESSION_SEQUENCE_MAX] = SESSION_SEQUENCE_MAX + 1
+        self.slots = self.rows * W + (self.seqs & W_MASK)
+        self.crcs = entries["crc"].astype(np.uint32)
+        self.outcome = np.zeros(count, dtype=np.uint8)
+        self.index = np.full(count, NO_INDEX, dtype=np.uint64)
+        self.seq = np.full(count, NO_INDEX, dtype=np.uint64)
+        self.extra = np.zeros(count, dtype=np.uint64)
+
+    def join_waiting(self, entries: Entries, rows: Ints, seqs: Ints) -> None:
+        """Batches that have been waiting take part."""
+        count = len(entries)
+        self.entries = join([self.entries, entries])
+        self.rows, self.seqs = np.concatenate([self.rows, rows]), np.concatenate([self.seqs, seqs])
+        self.slots = np.concatenate([self.slots, rows * W + (seqs & W_MASK)])
+        self.crcs = np.concatenate([self.crcs, entries["crc"]])
+        self.outcome = np.concatenate([self.outcome, np.full(count, _WAITS, dtype=np.uint8)])
+        nowhere = np.full(count, NO_INDEX, dtype=np.uint64)
+        self.index, self.seq = np.concatenate([self.index, nowhere]), np.concatenate([self.seq, nowhere])
+        self.extra = np.concatenate([self.extra, np.zeros(count, dtype=np.uint64)])
+
+
+class LaneOrder:
+    """The order of one lane: its sessions and counters."""
+
+    def __init__(self, topic: Topic, table: SessionTable, held: HeldSlots) -> None:
+        self.topic, self.table, self.held = topic, table, held
+        self.strong = topic.order == Order.STRONG
+        self.skips = self.strong and topic.on_gap == OnGap.SKIP
+        self.gap_timeout_us = topic.gap_timeout_ms * 1000
+        self.departed_timeout_us = min(self.gap_timeout_us, GAP_TIMEOUT_DEPARTED_MS * 1000)
+        self.next_index = self.next_seq = self.append_us = 0
+        self.due_us = NEVER  # no gap times out before
+        self.idle_due_us = NEVER  # no session expires before
+        self.out = Decisions()
+        self.make_room: Callable[[int], None] = lambda _count: None
+        """Asked when that many held slots are needed and not free; may fence sessions, here and in other lanes."""
+        self.reserve: Callable[[int], None] = lambda _count: None
+        """Told before that many order entries are decided, at a moment when sessions and decisions agree."""
+
+    # --- the step -----------------------------------------------------------------------------------------------------
+    def order(self, entries: Entries, now_us: int) -> None:
+        """Decide on batches of this lane, as they came."""
+        if not len(entries):
+            return
+        self.reserve(len(entries) + self.table.waiting)
+        step, table = _Step(entries, self.table), self.table
+        is_open: Flags = table.live.take(step.rows) == step.sessions
+        if self.strong:
+            chosen, waiting, woken = self._choose_strong(step, is_open)
+        else:
+            chosen, waiting, woken = self._choose_total(step, is_open), _NONE, _NONE
+        if planted("dedupe-off"):
+            chosen = self._with_duplicates(step, is_open, chosen)
+        self._append(step, chosen)
+        came = step.rows[: step.came]
+        table.active_us[came if is_open.all() else came[is_open]] = now_us
+        if chosen is not None:
+            if len(waiting):
+                self._hold(step, waiting, now_us)
+            self._restart_gaps(woken, now_us)
+            self._settle(step, np.flatnonzero(step.outcome == 0))
+        self._answer(step)
+
+    def release(self, rows: Ints, now_us: int) -> None:
+        """The holes at `expected` of these sessions are gone: order what waited right behind them."""
+        step = _Step(self.held.entries[:0], self.table)
+        chosen, _, woken = self._sorted_prefixes(step, _NONE, _NONE, rows)
+        self._append(step, chosen)
+        self._restart_gaps(woken, now_us)
+        self._answer(step)
+
+    def _answer(self, step: _Step) -> None:
+        """Outcomes of what came, as it came; then of what waited."""
+        decided = step.outcome != _WAITS
+        for part in (slice(0, step.came), slice(step.came, None)):
+            if decided[part].all():
+                self.out.answer(
+                    step.entries[part], step.outcome[part], step.index[part], step.seq[part], step.extra[part]
+                )
+            else:
+                at = np.flatnonzero(decided[part]) + part.start
+                self.out.answer(pick(step.entries, at), step.outcome[at], step.index[at], step.seq[at], step.extra[at])
+
+    # --- choose -------------------------------------------------------------------------------------------------------
+    def _choose_total(self, step: _Step, is_open: Flags) -> Ints | None:
+        """Order 2: everything new in [low, low + W). None means all."""
+        table = self.table
+        lows = np.minimum(words(step.entries)[:, 2].astype(np.int64), step.seqs)
+        lows[step.seqs > SESSION_SEQUENCE_MAX] = 0
+        everyone = bool(is_open.all())
+        np.maximum.at(table.low, step.rows if everyone else step.rows[is_open], lows if everyone else lows[is_open])
+        near = (step.seqs - table.low.take(step.rows)).view(np.uint64) < W
+        new = is_open & near & (table.tag.take(step.slots) != step.seqs + 1)
+        chosen = None
+        if not (new.all() and self._claim(step.slots).all()):
+            chosen = np.flatnonzero(new)
+            chosen = chosen[self._claim(step.slots[chosen])]
+        rows, seqs = (step.rows, step.seqs) if chosen is None else (step.rows[chosen], step.seqs[chosen])
+        np.maximum.at(table.expected, rows, seqs + 1)
+        return chosen
+
+    def _claim(self, slots: Ints) -> Flags:
+        """Which of these new batches are the first with their sequence. Their slots are theirs from here on."""
+        numbers = np.arange(len(slots), dtype=np.uint64)
+        self.table.index[slots[::-1]] = numbers[::-1]  # of several stores to one place the last stays
+        first: Flags = self.table.index.take(slots) == numbers
+        return first
+
+    def _choose_strong(self, step: _Step, is_open: Flags) -> tuple[Ints | None, Ints, Ints]:
+        """Order 5: (to be ordered, to be held, rows whose waiting batches were woken)."""
+        table = self.table
+        ahead = step.seqs - table.expected.take(step.rows)
+        new = is_open & (ahead.view(np.uint64) < W)
+        if new.all() and not table.held.take(step.rows).any() and self._in_order(step, ahead):
+            table.expected[step.rows] = step.seqs + 1
+            return None, _NONE, _NONE
+        new &= table.tag.take(step.slots) != step.seqs + 1  # those wait already
+        fresh = np.flatnonzero(new)
+        fresh = fresh[self._claim(step.slots[fresh])]
+        fronts = step.rows[fresh[ahead[fresh] == 0]]
+        return self._sorted_prefixes(step, fresh, ahead[fresh], fronts[table.held.take(fronts) > 0])
+
+    def _in_order(self, step: _Step, ahead: Ints) -> bool:
+        """Whether every batch is its session's next or comes after its predecessor; nothing waits in these sessions."""
+        numbers, claims = np.arange(len(ahead), dtype=np.uint64), self.table.index
+        claims[step.slots] = numbers
+        if not np.array_equal(claims.take(step.slots), numbers):
+            return False
+        before = step.rows * W + ((step.seqs - 1) & W_MASK)
+        predecessor = claims.take(before)
+        follows = predecessor < numbers
+        follows &= step.slots.take(predecessor.view(np.int64), mode="clip") == before
+        follows |= ahead == 0
+        return bool(follows.all())
+
+    def _sorted_prefixes(self, step: _Step, fresh: Ints, ahead: Ints, woken: Ints) -> tuple[Ints, Ints, Ints]:
+        """Unbroken prefixes of fresh batches and of what waits in the woken sessions."""
+        table = self.table
+        keys = (step.rows[fresh] << (_ID_BITS + _AHEAD_BITS)) | (ahead << _ID_BITS) | fresh
+        held_slots = _NONE
+        if len(woken):
+            rows, seqs, held_slots = table.held_of(woken)
+            numbers = np.arange(step.came, step.came + len(rows))
+            waited = (rows << (_ID_BITS + _AHEAD_BITS)) | ((seqs - table.expected[rows]) << _ID_BITS) | numbers
+            keys = np.concatenate([keys, waited])
+            step.join_waiting(pick(self.held.entries, held_slots), rows, seqs)
+        keys.sort()
+        prefix = _rank_in_group(keys >> (_ID_BITS + _AHEAD_BITS)) == (keys >> _ID_BITS & _AHEAD_MASK)
+        numbers = keys & _ID_MASK
+        chosen, waiting = numbers[prefix], numbers[~prefix]
+        table.expected[step.rows[chosen]] = step.seqs[chosen] + 1  # ascending in each session: the last one stays
+        released = chosen[chosen >= step.came]
+        if len(released):
+            table.release(step.rows[released])
+            self.held.release(held_slots[released - step.came])
+        if planted("held-forgotten"):
+            chosen = chosen[chosen < step.came]
+        return chosen, waiting[waiting < step.came], woken
+
+    def _with_duplicates(self, step: _Step, is_open: Flags, chosen: Ints | None) -> Ints | None:
+        """A planted bug's work: what was ordered before is ordered again."""
+        if chosen is None:
+            return None
+        again = is_open & (self.table.tag.take(step.slots[: step.came]) == step.seqs[: step.came] + 1)
+        again &= step.seqs[: step.came] < self.table.expected.take(step.rows[: step.came])
+        return np.concatenate([chosen, np.setdiff1d(np.flatnonzero(again), chosen)])
+
+    # --- append, hold, settle -----------------------------------------------------------------------------------------
+    def _append(self, step: _Step, chosen: Ints | None) -> None:
+        """Give positions to the chosen, in this order, and let the windows know."""
+        if chosen is None:
+            pending, slots, seqs, crcs = step.entries, step.slots, step.seqs, step.crcs
+        elif len(chosen):
+            pending, slots = pick(step.entries, chosen), step.slots[chosen]
+            seqs, crcs = step.seqs[chosen], step.crcs[chosen]
+        else:
+            return
+        count, table = len(pending), self.table
+        index = np.arange(self.next_index, self.next_index + count, dtype=np.uint64)
+        counts = pending["count"].astype(np.uint64)
+        ends = np.cumsum(counts)
+        first = ends - counts + np.uint64(self.next_seq)
+        self.out.order.append(order_entries(pending, index, first, self.append_us))
+        self.next_index += count
+        self.next_seq += int(ends[-1])
+        table.tag[slots], table.index[slots], table.seq[slots], table.crc[slots] = seqs + 1, index, first, crcs
+        if chosen is None:
+            step.outcome.fill(Outcome.ORDERED)
+            step.index, step.seq = index, first
+        else:
+            step.outcome[chosen], step.index[chosen], step.seq[chosen] = Outcome.ORDERED, index, first
+
+    def append_control(self, entry: Entries) -> int:
+        """Append one entry that is not a batch. Returns its index."""
+        index = self.next_index
+        entry["index"], entry["seq"], entry["append_us"] = index, self.next_seq, self.append_us
+        self.out.order.append(entry)
+        self.next_index += 1
+        return index
+
+    def _hold(self, step: _Step, waiting: Ints, now_us: int) -> None:
+        """Let these wait; what finds no room is left to be settled."""
+        table = self.table
+        if len(waiting) > self.held.free:
+            table.tag[step.slots[waiting]] = 0  # those that get no room have claimed their slots too
+            self.make_room(len(waiting))
+            waiting = waiting[table.live.take(step.rows[waiting]) == step.sessions[waiting]][: self.held.free]
+        rows = step.rows[waiting]
+        table.hold(rows, step.seqs[waiting], self.held.hold(pick(step.entries, waiting)), step.crcs[waiting])
+        table.gap_us[rows] = np.minimum(table.gap_us[rows], now_us)
+        step.outcome[waiting] = _WAITS
+        self.due_us = min(self.due_us, now_us + self.departed_timeout_us)
+
+    def _restart_gaps(self, woken: Ints, now_us: int) -> None:
+        """`expected` moved in these sessions: if there is a gap still, it is another one."""
+        if len(woken):
+            still = self.table.held.take(woken) > 0
+            self.table.gap_us[woken] = np.where(still, now_us, NEVER)
+            self.due_us = min(self.due_us, now_us + self.departed_timeout_us) if still.any() else self.due_us
+
+    def _settle(self, step: _Step, rest: Ints) -> None:
+        """Answer what was neither ordered nor held, from the sessions as they are now."""
+        if not len(rest):
+            return
+        table, rows, seqs, slots = self.table, step.rows[rest], step.seqs[rest], step.slots[rest]
+        known = table.handle.take(rows) == step.sessions[rest]
+        expected, index = table.expected.take(rows), table.index.take(slots)
+        hit, same = table.tag.take(slots) == seqs + 1, table.crc.take(slots) == step.crcs[rest]
+        if self.strong:
+            late = seqs < expected
+            found, old = late & hit, late & ~hit
+        else:
+            old = seqs < table.low.take(rows)
+            found = hit & ~old
+        outcome = np.select(
+            [~known, found & (index == LOST), found & (index == NO_INDEX), found & same, found, old,
+             table.state.take(rows) == FENCED, hit & ~same],
+            [Outcome.UNKNOWN_SESSION, Outcome.LOST, Outcome.DUP, Outcome.DUP_OF, Outcome.CONFLICT,
+             Outcome.DUP if self.strong and not self.skips else Outcome.STALE, Outcome.FENCED, Outcome.CONFLICT],
+            Outcome.BACKPRESSURE,
+        ).astype(np.uint8)  # fmt: skip
+        step.outcome[rest] = outcome
+        there = outcome == Outcome.DUP_OF
+        step.index[rest[there]], step.seq[rest[there]] = index[there], table.seq.take(slots[there])
+        fenced = outcome == Outcome.FENCED
+        step.extra[rest[fenced]] = expected[fenced]
+
+
+def _rank_in_group(groups: Ints) -> Ints:
+    """Each element's number within its run of equal groups."""
+    count = len(groups)
+    if not count:
+        return _NONE
+    starts = np.flatnonzero(np.concatenate([[True], groups[1:] != groups[:-1]]))
+    return np.arange(count) - np.repeat(starts, np.diff(np.concatenate([starts, [count]])))

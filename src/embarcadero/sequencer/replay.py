@@ -1,0 +1,89 @@
+"""From order entries back to the session table: what a takeover does with the entries after a checkpoint."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from embarcadero.fabric.layout import Entries, pick
+from embarcadero.sequencer.control import mark_lost
+from embarcadero.sequencer.decisions import opened_facts
+from embarcadero.sequencer.order import LaneOrder
+from embarcadero.sequencer.sessions import W_MASK, SessionTable, W
+from embarcadero.types import NO_INDEX, EntryKind
+
+
+def replay(order: LaneOrder, entries: Entries, now_us: int) -> None:
+    """Apply ordered entries to the table, in their order."""
+    if not len(entries):
+        return
+    controls = np.flatnonzero(entries["kind"] != EntryKind.BATCH)
+    done = 0
+    for at in controls.tolist():
+        _replay_batches(order.table, entries[done:at], now_us)
+        _replay_control(order, entries[at], now_us)
+        done = at + 1
+    _replay_batches(order.table, entries[done:], now_us)
+    if not order.strong:  # entries do not carry `low`, but it is never more than a window behind
+        np.maximum(order.table.low, order.table.expected - W, out=order.table.low)
+    last = entries[-1]
+    order.next_index, order.append_us = int(last["index"]) + 1, int(last["append_us"])
+    order.next_seq = int(last["seq"]) + int(last["count"])
+
+
+def _replay_batches(table: SessionTable, entries: Entries, now_us: int) -> None:
+    if not len(entries):
+        return
+    rows = entries["session"].astype(np.int64) & table.mask
+    seqs = entries["session_seq"].astype(np.int64)
+    slots = rows * W + (seqs & W_MASK)
+    table.tag[slots], table.index[slots] = seqs + 1, entries["index"]
+    table.seq[slots], table.crc[slots] = entries["seq"], entries["crc"]
+    np.maximum.at(table.expected, rows, seqs + 1)
+    table.active_us[rows] = now_us
+
+
+def _replay_control(order: LaneOrder, entry: np.void, now_us: int) -> None:
+    table, kind, session = order.table, int(entry["kind"]), int(entry["session"])
+    if kind == EntryKind.SESSION_OPEN:
+        name, continued, taken = opened_facts(entry)
+        earlier = table.row_of(continued) if continued is not None else None
+        table.open(session, name, now_us, earlier, taken)
+        return
+    row = table.row_of(session)
+    if row is None:
+        return
+    if kind == EntryKind.SESSION_FENCE:
+        table.fence(row, now_us)
+    elif kind == EntryKind.SESSION_CLOSE:
+        table.forget(row)
+    elif kind == EntryKind.SKIP:
+        first = int(entry["session_seq"])
+        mark_lost(order, row, first, first + int(entry["location"]))
+
+
+def learn_positions(order: LaneOrder, entries: Entries) -> None:
+    """Entries below the checkpoint, if still in the ring, say where sequences are that the table only knows as stored.
+
+    A session knows the positions of those it continues, so each entry also counts for its session's successors.
+    """
+    successors = {
+        continued: int(entry["session"])
+        for entry in entries[entries["kind"] == EntryKind.SESSION_OPEN]
+        if (continued := opened_facts(entry)[1]) is not None
+    }
+    batches = pick(entries, entries["kind"] == EntryKind.BATCH)
+    sessions = batches["session"].astype(np.int64)
+    table = order.table
+    while len(batches):
+        rows = sessions & table.mask
+        seqs = batches["session_seq"].astype(np.int64)
+        slots = rows * W + (seqs & W_MASK)
+        known = (table.handle[rows] == sessions) & (table.tag[slots] == seqs + 1) & (table.index[slots] == NO_INDEX)
+        at = slots[known]
+        table.index[at], table.seq[at] = batches["index"][known], batches["seq"][known]
+        table.crc[at] = batches["crc"][known]
+        if not successors:
+            return
+        heirs, which = np.unique(sessions, return_inverse=True)
+        sessions = np.array([successors.get(heir, -1) for heir in heirs.tolist()], dtype=np.int64)[which]
+        batches, sessions = pick(batches, sessions >= 0), sessions[sessions >= 0]

@@ -1,0 +1,163 @@
+"""One broker incarnation as the sequencer sees it: entries come from its pending ring, answers go to its results ring.
+
+An entry is taken only when there is room for its answer: the results ring has a place for everything of this broker
+that is taken and not yet read. A dead incarnation is closed: it is told so, the valid prefix of its ring is taken,
+whatever its frontier says, and it gets no answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from embarcadero.config import FabricSizes
+from embarcadero.fabric.frontier import FrontierReader, FrontierWriter
+from embarcadero.fabric.layout import (
+    CLOSING_WORD,
+    PENDING,
+    RESULT,
+    BrokerLine,
+    Entries,
+    RegionKind,
+    SequencerLine,
+    frontier_offset,
+    pick,
+)
+from embarcadero.fabric.region import Fabric, Region
+from embarcadero.fabric.ring import RingWriter, attach_ring, create_ring
+from embarcadero.plants import planted
+from embarcadero.types import EntryKind, Member, MemberState
+
+U64 = npt.NDArray[np.uint64]
+
+
+def results_region(epoch: int, member: Member) -> str:
+    """Name of the ring with a broker's answers."""
+    return f"epoch-{epoch}/results-{member.broker}.{member.incarnation}"
+
+
+class ResultsRead:
+    """How far a broker has read the answers of an epoch."""
+
+    def __init__(self, frontiers: Region) -> None:
+        self._epoch = FrontierReader(frontiers, frontier_offset(BrokerLine.RESULTS_EPOCH))
+        self._read = FrontierReader(frontiers, frontier_offset(BrokerLine.RESULTS_READ))
+
+    def load(self, epoch: int) -> int:
+        """Answers below are read. A broker restarts the count, then names the epoch: we load in the opposite order."""
+        return self._read.load() if self._epoch.load() == epoch else 0
+
+
+@dataclass(slots=True)
+class BrokerLegacy:
+    """What an earlier epoch left of one broker incarnation: it read the pending ring up to `start`."""
+
+    start: int = 0
+    settled: U64 = field(default_factory=lambda: np.empty(0, dtype=np.uint64))  # decided on, or waiting, beyond that
+    answers: Entries = field(default_factory=lambda: np.empty(0, dtype=RESULT))  # not read by the broker yet
+
+
+class Source:
+    """Reads one broker's pending ring and answers it."""
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        epoch: int,
+        member: Member,
+        sizes: FabricSizes,
+        frontiers: Region,
+        legacy: BrokerLegacy,
+    ) -> None:
+        self.member, self._epoch, self._fabric = member, epoch, fabric
+        prefix, line = member.region_prefix, frontier_offset(SequencerLine.BROKERS + member.handle)
+        self._pending = attach_ring(fabric, f"{prefix}/pending", PENDING)
+        self._results_read = ResultsRead(fabric.attach(f"{prefix}/frontiers"))
+        self._read_through = FrontierWriter(frontiers, line)
+        self._closing = FrontierWriter(frontiers, line + 8 * CLOSING_WORD)
+        self._read = 0  # our answers below are read, as far as we know
+        self.next = legacy.start  # the next pending entry to take
+        self._settled = legacy.settled
+        self._end: int | None = None  # where the ring ends, once it is closing
+        self.closed = False
+        self._read_through.restart(legacy.start)
+        self._results = self._make_results(sizes, legacy.answers) if member.state is MemberState.LIVE else None
+
+    def _make_results(self, sizes: FabricSizes, answers: Entries) -> RingWriter:
+        slots = max(sizes.results_slots, 1 << (2 * len(answers)).bit_length())
+        name, member = results_region(self._epoch, self.member), self.member
+        ring = create_ring(
+            self._fabric, name, RegionKind.RESULTS, RESULT, slots, "position", member.broker, member.incarnation
+        )
+        if len(answers):
+            ring.write(answers, 0)
+            ring.publish()
+        return ring
+
+    # --- taking -------------------------------------------------------------------------------------------------------
+    def take(self, limit: int, requests: int, unresolved: int) -> tuple[Entries, bool]:
+        """At most `limit` entries, `requests` of them not batches; and whether the ring is as it should be."""
+        published = self._pending.frontier.load() if self._end is None else self._end
+        count = min(published - self.next, limit, self._pending.slots, self._room(limit, unresolved))
+        if count <= 0:
+            return np.empty(0, dtype=PENDING), True
+        if planted("slot-reused-early"):
+            self._read_through.advance(published)
+            count = -(-count // 2)
+        entries = self._pending.read(self.next, self.next + count)
+        whole = len(entries) == count
+        others = np.flatnonzero(entries["kind"] != EntryKind.BATCH)
+        if len(others) > requests:
+            entries = entries[: others[requests]]
+        self.next += len(entries)
+        entries["origin"] = self.member.handle
+        if len(self._settled):
+            entries = pick(entries, ~np.isin(entries["index"], self._settled))
+            self._settled = self._settled[self._settled >= self.next]
+        return entries, whole
+
+    def _room(self, wanted: int, unresolved: int) -> int:
+        """For how many more entries there is room for an answer."""
+        if self._results is None:
+            return wanted
+        room = self._results.slots - (self._results.next - self._read) - unresolved
+        if room < wanted:
+            read = self._results_read.load(self._epoch)
+            if self._read < read <= self._results.next:
+                room, self._read = room + read - self._read, read
+        return room
+
+    # --- answering ----------------------------------------------------------------------------------------------------
+    def answer(self, results: Entries) -> None:
+        """Write and flush answers, without publishing them."""
+        if self._results is not None:
+            self._results.write(results, self._read)
+
+    def publish(self) -> None:
+        """Let the broker see its answers."""
+        if self._results is not None:
+            self._results.publish()
+
+    def give_free(self) -> None:
+        """All that was taken is recorded: the broker may reuse the slots."""
+        self._read_through.advance(max(self.next, self._read_through.value))
+
+    # --- closing ------------------------------------------------------------------------------------------------------
+    def close(self, whole: bool) -> None:
+        """Tell the incarnation that it is over; a `whole` ring is still read to its valid end."""
+        self._closing.restart(1)
+        self._fabric.fence()
+        self._end = self._pending.valid_end(self.next) if whole else self.next
+        self._results = None
+
+    @property
+    def closing(self) -> bool:
+        """Whether it was told to close."""
+        return self._end is not None
+
+    @property
+    def drained(self) -> bool:
+        """Closing, and everything was taken."""
+        return self._end is not None and self.next >= self._end

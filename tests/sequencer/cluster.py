@@ -1,0 +1,248 @@
+"""A small cluster for tests: simulated memory, sequencers that may crash, and brokers reduced to their rings."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+
+from embarcadero.config import FabricSizes
+from embarcadero.env import SilentBell
+from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable, create_epochs
+from embarcadero.fabric.frontier import FrontierReader, FrontierWriter
+from embarcadero.fabric.incoherent import IncoherentMemory
+from embarcadero.fabric.layout import (
+    CLOSING_WORD,
+    ORDER,
+    PENDING,
+    RESULT,
+    BrokerLine,
+    Entries,
+    RegionKind,
+    SequencerLine,
+    frontier_offset,
+    join,
+)
+from embarcadero.fabric.log import create_log
+from embarcadero.fabric.ring import attach_ring, create_ring
+from embarcadero.placement.directory import Directory
+from embarcadero.placement.memory import MemoryStore
+from embarcadero.sequencer.state import Sequencer
+from embarcadero.types import NO_SESSION, EntryKind, Outcome
+
+SIZES = FabricSizes(
+    pending_slots=16, order_slots=64, held_slots=16, log_bytes=4096, chunk_bytes=1024, sessions=8, round_entries=16
+)
+
+
+class Crash(Exception):
+    """The process is gone."""
+
+
+class ManualClock:
+    """Time that tests move."""
+
+    def __init__(self) -> None:
+        self.us = 1_000_000
+
+    def now_us(self) -> int:
+        return self.us
+
+    def wall_us(self) -> int:
+        return 1_700_000_000_000_000 + self.us
+
+
+class Broker:
+    """Publishes pending entries and takes answers, by the rules."""
+
+    def __init__(self, cluster: Cluster, number: int, host: str) -> None:
+        self.cluster, self.host = cluster, host
+        self.member = cluster.directory.register_broker(number, "localhost", 9000 + number, 1)
+        self.fabric = cluster.memory.host(host)
+        prefix, sizes = self.member.region_prefix, cluster.sizes
+        frontiers, _ = create_log(self.fabric, prefix, sizes, number, self.member.incarnation)
+        self.ring = create_ring(self.fabric, f"{prefix}/pending", RegionKind.PENDING, PENDING, sizes.pending_slots)
+        self._read = FrontierWriter(frontiers, frontier_offset(BrokerLine.RESULTS_READ))
+        self._read_epoch = FrontierWriter(frontiers, frontier_offset(BrokerLine.RESULTS_EPOCH))
+        self._table = EpochTable(self.fabric, self.fabric.attach(EPOCHS_REGION))
+        self.free_below = 0
+        self.reading = True
+        self.answers: dict[int, tuple[int, ...]] = {}
+        self.answered: list[int] = []  # pending indices, in the order of their first answers
+
+    @property
+    def room(self) -> int:
+        """Free pending slots."""
+        return self.ring.slots - (self.ring.next - self.free_below)
+
+    def publish(self, *entries: Entries) -> int:
+        """Write and publish entries; the pending index of the first."""
+        made = join(entries)
+        first = self.ring.write(made, self.free_below)
+        self.ring.publish()
+        return first
+
+    def batches(self, lane: int, session: int, *seqs: int, crc: int | None = None, low: int = 0) -> int:
+        """Publish batches of one session."""
+        made = np.zeros(len(seqs), dtype=PENDING)
+        made["kind"], made["lane"], made["session"], made["session_seq"] = EntryKind.BATCH, lane, session, seqs
+        made["count"], made["crc"], made["low"] = 2, [s % 97 if crc is None else crc for s in seqs], low
+        return self.publish(made)
+
+    def request(self, kind: EntryKind, lane: int, session: int = NO_SESSION, name: int = 0) -> int:
+        """Publish a request; its pending index."""
+        made = np.zeros(1, dtype=PENDING)
+        made["kind"], made["lane"], made["session"], made["session_seq"] = kind, lane, session, name
+        return self.publish(made)
+
+    def poll(self) -> None:
+        """Take answers and free slots, if the epoch's word may be acted on."""
+        epoch = self.cluster.directory.started_epoch()
+        if not epoch or not self.fabric.exists(f"epoch-{epoch}/frontiers"):
+            return
+        line = frontier_offset(SequencerLine.BROKERS + self.member.handle)
+        through = FrontierReader(self.fabric.attach(f"epoch-{epoch}/frontiers"), line).load()
+        if not self._table.superseded(epoch):
+            self.free_below = max(self.free_below, through)
+        name = f"epoch-{epoch}/results-{self.member.broker}.{self.member.incarnation}"
+        if self.reading and self.fabric.exists(name):
+            self._take_answers(epoch, name)
+
+    def _take_answers(self, epoch: int, name: str) -> None:
+        if self._read_epoch.value != epoch:
+            self._read.restart(0)
+            self._read_epoch.advance(epoch)
+        ring = attach_ring(self.fabric, name, RESULT, "position")
+        found = ring.read(self._read.value, ring.frontier.load())
+        if self._table.superseded(epoch):
+            return
+        for result in found:
+            fields = tuple(int(result[name]) for name in ("outcome", "index", "seq", "session_seq", "extra", "session"))
+            number = int(result["pending"])
+            assert self.answers.setdefault(number, fields) == fields, f"{number} was answered in two ways"
+            self.answered.append(number)
+        self._read.advance(self._read.value + len(found))
+
+    def closing(self) -> bool:
+        """Whether the sequencer closed this incarnation."""
+        epoch = self.cluster.directory.started_epoch()
+        line = frontier_offset(SequencerLine.BROKERS + self.member.handle) + 8 * CLOSING_WORD
+        return FrontierReader(self.fabric.attach(f"epoch-{epoch}/frontiers"), line).load() == 1
+
+    def outcome(self, number: int) -> Outcome | None:
+        """What became of an entry, as far as known."""
+        return Outcome(self.answers[number][0]) if number in self.answers else None
+
+
+class Cluster:
+    """Brokers, one sequencer at a time, and a reader that remembers every position it saw."""
+
+    def __init__(self, seed: int = 0, brokers: int = 2, sizes: FabricSizes = SIZES) -> None:
+        self.rng = random.Random(seed)
+        self.directory = Directory(MemoryStore())
+        self.memory = IncoherentMemory(self.rng, self.directory.generation)
+        self.clock, self.sizes = ManualClock(), sizes
+        create_epochs(self.memory.host("admin"))
+        self.reigns = 0
+        self.sequencer = self.new_sequencer()
+        self.brokers = [Broker(self, number, f"broker-{number}") for number in range(brokers)]
+        self._reader = self.memory.host("reader")
+        self._reader_table = EpochTable(self._reader, self._reader.attach(EPOCHS_REGION))
+        self.log: dict[int, dict[int, bytes]] = {}  # lane -> index -> entry
+        self.run(2)
+
+    @property
+    def host(self) -> str:
+        """Where the newest sequencer runs."""
+        return f"sequencer-{self.reigns}"
+
+    def new_sequencer(self) -> Sequencer:
+        """The next sequencer, on a host of its own."""
+        self.reigns += 1
+        fabric = self.memory.host(self.host)
+        self.sequencer = Sequencer(fabric, self.directory, self.clock, SilentBell(), self.sizes)
+        return self.sequencer
+
+    def run(self, rounds: int = 1, churn: int = 0) -> int:
+        """Rounds, with brokers and the reader in between. Returns the work done."""
+        work = 0
+        for _ in range(rounds):
+            self.clock.us += 1_000
+            self.memory.churn(churn)
+            work += self.sequencer.round()
+            self.memory.churn(churn)
+            for broker in self.brokers:
+                broker.poll()
+            self.read()
+        return work
+
+    def settle(self) -> None:
+        """Run until nothing happens any more."""
+        while self.run():
+            pass
+        self.run()
+
+    def topic(self, order: int = 5, **options: Any) -> int:
+        """Create a topic; its lane."""
+        lane = self.directory.create_topic(f"t{len(self.directory.topics())}", order=order, **options).lane
+        self.run()
+        return lane
+
+    def open(self, lane: int, name: int = 0, broker: int = 0) -> int:
+        """Open a session; its handle."""
+        number = self.brokers[broker].request(EntryKind.SESSION_OPEN, lane, NO_SESSION, name)
+        self.run(2)
+        assert self.brokers[broker].outcome(number) == Outcome.OPENED
+        return self.brokers[broker].answers[number][5]
+
+    # --- the reader ---
+    def read(self) -> None:
+        """Read all lanes to their frontiers, by the rules, and check that no position ever changes."""
+        epoch = self.directory.started_epoch()
+        for topic in self.directory.topics():
+            name, seen = f"epoch-{epoch}/order-{topic.lane}", self.log.setdefault(topic.lane, {})
+            if not epoch or not self._reader.exists(name):
+                continue
+            ring = attach_ring(self._reader, name, ORDER)
+            ordered = ring.frontier.load()
+            start = max(0, ordered - ring.slots + self.sizes.round_entries)
+            entries = ring.read(start, ordered)
+            if self._reader_table.superseded(epoch):
+                continue
+            assert len(entries) == ordered - start, "everything below the frontier is valid"
+            assert ordered >= len(seen), "the end never moves back"
+            for index, entry in enumerate(entries, start):
+                raw = entry.tobytes()[:60]
+                assert seen.setdefault(index, raw) == raw, f"position {index} changed"
+
+    def entries(self, lane: int) -> Entries:
+        """All entries of a lane that were ever seen, in order; there are no holes."""
+        seen = self.log.get(lane, {})
+        assert sorted(seen) == list(range(len(seen)))
+        return np.frombuffer(b"".join(seen[i] + b"\0\0\0\0" for i in range(len(seen))), dtype=ORDER)
+
+    def stored(self, lane: int) -> list[tuple[int, int]]:
+        """(session, sequence) of all batches of a lane, in order."""
+        batches = self.entries(lane)
+        batches = batches[batches["kind"] == EntryKind.BATCH]
+        return list(zip(batches["session"].tolist(), batches["session_seq"].tolist(), strict=True))
+
+    # --- crashes ---
+    def crash_at(self, primitive: int) -> list[int]:
+        """Let the sequencer's host crash before its n-th memory primitive from now on. Counts in the list returned."""
+        count = [0]
+        victim = self.host
+
+        def interrupt(host: str) -> None:
+            if host == victim:
+                count[0] += 1
+                if count[0] == primitive:
+                    raise Crash
+                if self.rng.random() < 0.2:
+                    self.memory.churn(2)
+
+        self.memory.interrupt = interrupt
+        return count
+
+

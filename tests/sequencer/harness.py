@@ -1,0 +1,117 @@
+"""Helpers for tests of one lane without a fabric."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from embarcadero.fabric.layout import ORDER, PENDING, Entries, join
+from embarcadero.sequencer.control import control, expire
+from embarcadero.sequencer.held import HeldSlots
+from embarcadero.sequencer.order import LaneOrder
+from embarcadero.sequencer.sessions import SessionTable
+from embarcadero.types import NO_SESSION, EntryKind, Outcome, Topic
+from tests.sequencer.model import Batch
+
+GAP_MS = 100
+
+
+def topic(order: int = 5, on_gap: str = "fence", lane: int = 0, **options: Any) -> Topic:
+    """A topic with short time-outs."""
+    return Topic(name=f"t{lane}", lane=lane, order=order, on_gap=on_gap, **({"gap_timeout_ms": GAP_MS} | options))
+
+
+def pending(batches: Iterable[Batch], origin: int = 1) -> Entries:
+    """Pending entries of batches."""
+    rows = list(batches)
+    made = np.zeros(len(rows), dtype=PENDING)
+    made["kind"], made["origin"] = EntryKind.BATCH, origin
+    for name, values in {
+        "index": [b.number for b in rows], "session": [b.session for b in rows], "session_seq": [b.seq for b in rows],
+        "crc": [b.crc for b in rows], "low": [b.low for b in rows], "count": [b.count for b in rows],
+    }.items():  # fmt: skip
+        made[name] = values
+    return made
+
+
+def request(kind: EntryKind, number: int, session: int = NO_SESSION, name: int = 0, origin: int = 1) -> Entries:
+    """A pending entry that is not a batch."""
+    made = np.zeros(1, dtype=PENDING)
+    made["kind"], made["index"], made["session"], made["session_seq"] = kind, number, session, name
+    made["origin"] = origin
+    return made
+
+
+class OneLane:
+    """A lane, what it answered, and what it appended."""
+
+    def __init__(self, order: int = 5, on_gap: str = "fence", held: int = 4096, sessions: int = 16, **options: Any) -> None:
+        self.order = LaneOrder(topic(order, on_gap, **options), SessionTable(sessions), HeldSlots(held))
+        self.order.idle_due_us = 0
+        self.now_us = 1_000
+        self.numbers = 0
+        self.answers: dict[int, Any] = {}
+        self.log: Entries = np.empty(0, dtype=ORDER)
+
+    # --- asking ---
+    def batch(self, session: int, seq: int, crc: int = 7, low: int = 0, count: int = 1) -> Batch:
+        """A batch with the next pending index."""
+        self.numbers += 1
+        return Batch(self.numbers, session, seq, crc, low, count)
+
+    def step(self, batches: list[Batch]) -> list[Outcome | None]:
+        """Order batches; their outcomes (None: waits)."""
+        self.order.order(pending(batches), self.now_us)
+        self.collect()
+        return [self.outcome(batch) for batch in batches]
+
+    def send(self, session: int, *seqs: int, crc: int = 7, low: int = 0) -> list[Outcome | None]:
+        """Batches of one session in one step."""
+        return self.step([self.batch(session, seq, crc, low) for seq in seqs])
+
+    def request(self, kind: EntryKind, session: int = NO_SESSION, name: int = 0, origin: int = 1) -> Any:
+        """Carry out a request; its result."""
+        self.numbers += 1
+        control(self.order, request(kind, self.numbers, session, name, origin), self.now_us)
+        self.collect()
+        return self.answers[self.numbers]
+
+    def open(self, name: int = 0, resumed: int = NO_SESSION) -> int:
+        """Open a session; its handle."""
+        result = self.request(EntryKind.SESSION_OPEN, resumed, name)
+        assert result["outcome"] == Outcome.OPENED, Outcome(int(result["outcome"]))
+        return int(result["session"])
+
+    def later(self, us: int) -> int:
+        """Let time pass."""
+        self.now_us += us
+        done = expire(self.order, self.now_us)
+        self.collect()
+        return done
+
+    # --- looking ---
+    def collect(self) -> None:
+        """Take over what was decided; nothing is answered twice."""
+        blocks = self.order.out.take_order()
+        self.log = join([self.log, *blocks])
+        for _, results in self.order.out.take_answers():
+            for result in results:
+                number = int(result["pending"])
+                assert number not in self.answers, f"{number} was answered twice"
+                self.answers[number] = result
+
+    def outcome(self, batch: Batch | int) -> Outcome | None:
+        """What became of a batch; None: it waits."""
+        number = batch if isinstance(batch, int) else batch.number
+        return Outcome(int(self.answers[number]["outcome"])) if number in self.answers else None
+
+    def stored(self, session: int) -> list[int]:
+        """Sequences of a session in the log, in log order."""
+        mine = self.log[(self.log["kind"] == EntryKind.BATCH) & (self.log["session"] == session)]
+        return [int(seq) for seq in mine["session_seq"]]
+
+    def kinds(self) -> list[EntryKind]:
+        """Kinds of all log entries."""
+        return [EntryKind(int(kind)) for kind in self.log["kind"]]

@@ -1,0 +1,135 @@
+"""A sequencer may crash before any single memory primitive; its successor goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from embarcadero.types import EntryKind, Outcome
+from tests.sequencer.cluster import Cluster, Crash
+
+STORED = {Outcome.ORDERED, Outcome.DUP_OF}
+
+
+class Story:
+    """A script that touches every kind of write a sequencer does."""
+
+    def __init__(self, seed: int, sequencer_crashes_its_host: bool) -> None:
+        self.cluster = Cluster(seed)
+        self.takes_host = sequencer_crashes_its_host
+        self.strong = self.cluster.topic(5, gap_timeout_ms=10_000)
+        self.skipping = self.cluster.topic(5, on_gap="skip", gap_timeout_ms=5)
+        self.total = self.cluster.topic(2)
+        self.a, self.b = self.cluster.open(self.strong), self.cluster.open(self.strong, broker=1)
+        self.s = self.cluster.open(self.skipping)
+        self.t = self.cluster.open(self.total)
+        self.batches: list[tuple[int, int, int, int, int]] = []  # broker, pending index, lane, session, sequence
+        self.opens: list[tuple[int, int]] = []
+
+    def send(self, broker: int, lane: int, session: int, *seqs: int, low: int = 0) -> None:
+        first = self.cluster.brokers[broker].batches(lane, session, *seqs, low=low)
+        self.batches += [(broker, first + at, lane, session, seq) for at, seq in enumerate(seqs)]
+
+    def steps(self) -> Iterator[None]:
+        """Publish, step by step; after each the sequencer does a round."""
+        one, two = self.cluster.brokers
+        self.send(0, self.strong, self.a, 0, 2, 4)
+        self.send(1, self.strong, self.b, 0, 1, 2)
+        self.send(1, self.total, self.t, 5, 0, 5)
+        yield
+        self.send(1, self.strong, self.a, 1, 6)
+        self.send(0, self.skipping, self.s, 0, 3, 4)
+        yield
+        self.opens.append((0, one.request(EntryKind.SESSION_OPEN, self.strong, name=77)))
+        self.send(0, self.strong, self.a, 3, 3, 5)
+        self.cluster.clock.us += 10_000
+        yield
+        self.send(0, self.total, self.t, *range(1, 5), low=1)
+        self.send(1, self.skipping, self.s, 1, 5)
+        yield
+        self.opens.append((1, two.request(EntryKind.SESSION_OPEN, self.strong, name=77)))
+        self.send(1, self.strong, self.b, 5, 7, 3)
+        yield
+        two.request(EntryKind.SESSION_DETACH, self.strong, self.b)
+        self.cluster.clock.us += 1_100_000
+        yield
+        for start in range(7, 79, 8):
+            self.send(0, self.strong, self.a, *range(start, start + 8))
+            yield
+
+    def play(self, crash_at: int | None) -> int:
+        """Play with a crash before the n-th primitive; how many primitives there were in all."""
+        count = self.cluster.crash_at(crash_at or 0)
+        for _ in self.steps():
+            self.round()
+        for _ in range(2):  # a successor does not know since when a gap is open, nor who is connected
+            self.cluster.clock.us += 11_000_000
+            self.round()
+        self.cluster.settle()
+        return count[0]
+
+    def round(self) -> None:
+        try:
+            self.cluster.run(churn=1)
+        except Crash:
+            host, self.cluster.memory.interrupt = self.cluster.host, None
+            if self.takes_host:
+                self.cluster.memory.crash(host)
+            self.cluster.new_sequencer()
+            assert not self.cluster.sequencer.deposed
+            for broker in self.cluster.brokers:
+                broker.poll()
+            self.cluster.run()
+
+    def check(self) -> None:
+        """Nothing lost, nothing twice, every answer tells the truth."""
+        cluster = self.cluster
+        places = {}
+        for lane in (self.strong, self.skipping, self.total):
+            stored = cluster.stored(lane)
+            assert len(set(stored)) == len(stored), "a sequence has two positions"
+            for index, entry in enumerate(cluster.entries(lane)):
+                if entry["kind"] == EntryKind.BATCH:
+                    places[lane, int(entry["session"]), int(entry["session_seq"])] = index, int(entry["seq"])
+        for broker, number, lane, session, seq in self.batches:
+            outcome = cluster.brokers[broker].outcome(number)
+            assert outcome is not None, f"entry {number} of broker {broker} has no answer"
+            if outcome in STORED:
+                assert cluster.brokers[broker].answers[number][1:3] == places[lane, session, seq]
+            elif outcome in (Outcome.FENCED, Outcome.LOST):
+                assert (lane, session, seq) not in places
+        assert [seq for session, seq in cluster.stored(self.strong) if session == self.a] == list(range(79))
+        assert [seq for session, seq in cluster.stored(self.strong) if session == self.b] == [0, 1, 2, 3]
+        skipped = [seq for session, seq in cluster.stored(self.skipping) if session == self.s]
+        assert skipped == sorted(skipped)
+        assert {0, 3, 4, 5} <= set(skipped)
+        assert {seq for session, seq in cluster.stored(self.total) if session == self.t} == {0, 1, 2, 3, 4, 5}
+        self._check_opens()
+
+    def _check_opens(self) -> None:
+        entries = self.cluster.entries(self.strong)
+        for broker, number in self.opens:
+            outcome, index, _, _, _, session = self.cluster.brokers[broker].answers[number]
+            assert outcome == Outcome.OPENED
+            assert (int(entries["kind"][index]), int(entries["session"][index])) == (EntryKind.SESSION_OPEN, session)
+
+
+def test_the_story_without_a_crash_is_as_the_checks_say() -> None:
+    """The checks hold when nothing goes wrong, and the story is long enough to wrap a ring and write checkpoints."""
+    story = Story(0, False)
+
+    assert story.play(None) > 150
+    story.check()
+
+
+@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("takes_host", [False, True], ids=["process", "host"])
+def test_a_crash_at_any_point_loses_nothing_and_moves_nothing(takes_host: bool, part: int) -> None:
+    """Whatever primitive the crash precedes: no batch lost, no position changed, every entry answered truthfully."""
+    primitives = Story(0, takes_host).play(None)
+    for crash_at in range(1 + part, primitives + 1, 4):
+        story = Story(crash_at, takes_host)
+        story.play(crash_at)
+        assert story.cluster.reigns == 2, f"there was a crash before primitive {crash_at}"
+        story.check()
