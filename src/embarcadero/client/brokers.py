@@ -1,0 +1,293 @@
+"""All connections of one client: one per live broker, kept up, shared by its publishers and subscribers.
+
+Any broker tells who else there is (Welcome, MembersAre); each of them gets a keeper, a task that connects, and connects
+again with growing pauses for as long as the broker is a member. The addresses that the user gave are only needed to
+find the first broker, and again when none is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+from embarcadero.client.connection import Connection, Owned, now_us, open_connection
+from embarcadero.client.drivers import CoreDriver, PublisherDriver
+from embarcadero.client.publisher import PublisherCore
+from embarcadero.client.subscriber import SubscriberCore
+from embarcadero.errors import (
+    BadVersion,
+    Closed,
+    EmbarcaderoError,
+    OutcomeUnknown,
+    Retriable,
+    TimedOut,
+    Unreachable,
+)
+from embarcadero.limits import FRAME_BYTES_MAX, RESEND_AFTER_S, SCRATCH_BYTES
+from embarcadero.types import NO_HANDLE
+from embarcadero.wire.messages import AnyMessage, BrokerAddress, MembersAre, Message, Welcome
+from embarcadero.wire.receiver import AcksReceived, ControlReceived, CreditReceived, FetchedReceived, FullReceived
+
+_PAUSE_FIRST_S = 0.02
+_PAUSE_LAST_S = 1.0
+_RETRY_S = 0.02
+
+Address = tuple[str, int]
+
+
+class Brokers:
+    """The connections of one client, on one event loop."""
+
+    def __init__(self, seeds: list[Address]) -> None:
+        self._seeds = seeds
+        self._scratch = memoryview(bytearray(SCRATCH_BYTES))
+        self._made = 0
+        self._live: dict[int, Connection] = {}  # by number, ready for use
+        self._keepers: dict[int, asyncio.Task[None]] = {}  # by broker
+        self._addresses: dict[int, Address] = {}  # by broker
+        self._drivers: dict[PublisherCore | SubscriberCore, CoreDriver] = {}
+        self._sessions: dict[tuple[int, int], PublisherDriver] = {}  # (lane, session)
+        self._turn = 0
+        self._changed = asyncio.Event()  # a connection came or went
+        self._closed = False
+        self._finder: asyncio.Task[None] | None = None
+        self.broker_of_handle: dict[int, int] = {}
+        self.frame_bytes_max = FRAME_BYTES_MAX
+
+    # --- connecting ---
+    async def start(self) -> None:
+        """Connect to the first seed that answers. Raises Unreachable, naming every address that was tried."""
+        connection, welcome = await self._find()
+        self._adopt(connection, welcome)
+        self._finder = asyncio.get_running_loop().create_task(self._find_when_alone())
+
+    async def _find(self) -> tuple[Connection, Welcome]:
+        tries = [asyncio.ensure_future(self._open(seed)) for seed in self._seeds]
+        problems: list[str] = []
+        chosen: Connection | None = None
+        try:
+            for done in asyncio.as_completed(tries):
+                try:
+                    chosen, welcome = await done
+                    return chosen, welcome
+                except BadVersion:
+                    raise
+                except EmbarcaderoError as error:
+                    problems.append(error.message)
+        finally:
+            for outcome in await _cancel(*tries):
+                if isinstance(outcome, tuple) and outcome[0] is not chosen:
+                    outcome[0].drop()
+        tried = ", ".join(f"{host}:{port}" for host, port in self._seeds)
+        raise Unreachable(f"no broker answers at {tried}: {'; '.join(sorted(problems))}", "is the cluster up?")
+
+    async def _open(self, address: Address) -> tuple[Connection, Welcome]:
+        self._made += 1
+        return await open_connection(self._made, *address, self, self._scratch)
+
+    async def _find_when_alone(self) -> None:
+        """When every connection is gone the members may have moved: ask the seeds again."""
+        pause = _PAUSE_FIRST_S
+        while True:
+            while self._live:
+                self._changed.clear()
+                await self._changed.wait()
+                pause = _PAUSE_FIRST_S
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _PAUSE_LAST_S)
+            if not self._live:
+                with contextlib.suppress(EmbarcaderoError):
+                    self._adopt(*await self._find())
+
+    def _adopt(self, connection: Connection, welcome: Welcome) -> None:
+        """Use a connection that found its broker; keep it up from now on."""
+        broker = welcome.broker
+        self._addresses.setdefault(broker, connection.address)
+        if (old := self._keepers.pop(broker, None)) is not None:
+            old.cancel()
+        self._keepers[broker] = asyncio.get_running_loop().create_task(self._keep(broker, connection))
+        self._welcomed(connection, welcome)
+
+    async def _keep(self, broker: int, connection: Connection | None = None) -> None:
+        """Connect to a broker again and again, until it is no member."""
+        pause = _PAUSE_FIRST_S
+        while True:
+            if connection is None:
+                try:
+                    connection, welcome = await self._open(self._addresses[broker])
+                    self._welcomed(connection, welcome)
+                    pause = _PAUSE_FIRST_S
+                except EmbarcaderoError:
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, _PAUSE_LAST_S)
+                    continue
+            await connection.lost
+            connection = None
+
+    def _welcomed(self, connection: Connection, welcome: Welcome) -> None:
+        if not connection.usable:
+            return
+        self.frame_bytes_max = min(FRAME_BYTES_MAX, welcome.frame_bytes_max)
+        self._live[connection.link.number] = connection
+        self._changed.set()
+        self._members(welcome.brokers)
+        for driver in list(self._drivers.values()):
+            driver.core.on_connected(connection.link, now_us())
+            driver.run()
+
+    def _members(self, brokers: list[BrokerAddress]) -> None:
+        """Keep one connection to each of these, and none to others."""
+        for member in brokers:
+            self._addresses[member.broker] = (member.host, member.port)
+            if member.handle != NO_HANDLE:
+                self.broker_of_handle[member.handle] = member.broker
+            if member.broker not in self._keepers:
+                task = asyncio.get_running_loop().create_task(self._keep(member.broker))
+                self._keepers[member.broker] = task
+        for broker in self._keepers.keys() - {member.broker for member in brokers}:
+            if not any(connection.broker == broker for connection in self._live.values()):
+                self._keepers.pop(broker).cancel()
+
+    # --- what connections tell ---
+    def on_events(self, connection: Connection, events: list[Owned], now: int) -> None:
+        """Give each frame to the core it belongs to."""
+        number = connection.link.number
+        if number not in self._live:
+            return
+        touched: dict[CoreDriver, None] = {}
+        for event, owner in events:
+            match event:
+                case ControlReceived(message=MembersAre(brokers=brokers)):
+                    self._members(brokers)
+                case ControlReceived() if isinstance(owner, PublisherCore | SubscriberCore):
+                    owner.on_control(number, event.request, event.message, now)
+                    touched |= self._driver_of(owner)
+                case FetchedReceived() if isinstance(owner, SubscriberCore):
+                    owner.on_fetched(number, event, now)
+                    touched |= self._driver_of(owner)
+                case AcksReceived(acks=acks):
+                    for key in set(zip(acks["lane"].tolist(), acks["session"].tolist(), strict=True)):
+                        if (publisher := self._sessions.get(key)) is not None:
+                            publisher.core.on_acks(number, acks, now)
+                            touched[publisher] = None
+                case CreditReceived() | FullReceived():
+                    touched |= self._flow(number, event, now)
+        for driver in touched:
+            driver.run()
+
+    def _driver_of(self, core: PublisherCore | SubscriberCore) -> dict[CoreDriver, None]:
+        driver = self._drivers.get(core)
+        if driver is None:
+            return {}
+        if isinstance(driver, PublisherDriver):
+            self._sessions[driver.core.lane, driver.core.session] = driver  # it may just have been opened
+        return {driver: None}
+
+    def _flow(self, number: int, event: CreditReceived | FullReceived, now: int) -> dict[CoreDriver, None]:
+        """Credit belongs to the connection; publishers take turns in being the first to use it."""
+        publishers = [driver for driver in self._drivers.values() if isinstance(driver, PublisherDriver)]
+        first = self.next_turn() % max(1, len(publishers))
+        publishers = publishers[first:] + publishers[:first]
+        for driver in publishers:
+            if isinstance(event, CreditReceived):
+                driver.core.on_credit(number, event.total, now)
+            else:
+                driver.core.on_full(number, now)
+        return dict.fromkeys(publishers)
+
+    def on_lost(self, connection: Connection) -> None:
+        """A connection is gone; its keeper makes a new one."""
+        number = connection.link.number
+        if self._live.pop(number, None) is None:
+            return
+        self._changed.set()
+        for driver in list(self._drivers.values()):
+            driver.core.on_disconnected(number, now_us())
+            driver.run()
+
+    # --- for drivers ---
+    def attach(self, driver: CoreDriver) -> None:
+        """Give a core all connections, now and later."""
+        if self._closed:
+            raise Closed("the log is closed", "connect again")
+        self._drivers[driver.core] = driver
+        for connection in list(self._live.values()):
+            driver.core.on_connected(connection.link, now_us())
+        driver.run()
+
+    def detach(self, driver: CoreDriver) -> None:
+        """Forget a core."""
+        self._drivers.pop(driver.core, None)
+        for key in [key for key, found in self._sessions.items() if found is driver]:
+            del self._sessions[key]
+
+    def write(self, number: int, buffers: list[Any]) -> None:
+        """Write frames of a core."""
+        if (connection := self._live.get(number)) is not None:
+            connection.write(buffers)
+
+    def abandon(self, number: int) -> None:
+        """Drop a connection that a core gave up."""
+        if (connection := self._live.get(number)) is not None:
+            connection.drop(Unreachable("the broker was silent for too long"))
+
+    # --- questions ---
+    def next_turn(self) -> int:
+        """A number that spreads users over connections."""
+        self._turn += 1
+        return self._turn
+
+    def live(self) -> list[Connection]:
+        """All connections that may be used."""
+        return list(self._live.values())
+
+    async def ask(self, message: Message, timeout: float, *, again: bool = True) -> AnyMessage:  # noqa: ASYNC109
+        """Ask any broker. `again`: the question may be asked twice, so a lost answer is asked for elsewhere."""
+        deadline = asyncio.get_running_loop().time() + timeout
+        name = type(message).__name__
+        while True:
+            connection = await self._any(deadline, f"{name} within {timeout:g} s")
+            left = deadline - asyncio.get_running_loop().time()
+            try:
+                return await connection.ask(message, min(left, RESEND_AFTER_S) if again else left)
+            except TimeoutError:
+                if not again or left <= RESEND_AFTER_S:
+                    raise TimedOut(f"no answer to {name} within {timeout:g} s", "it may still happen") from None
+            except Retriable as error:
+                if connection.usable or again:
+                    if asyncio.get_running_loop().time() + _RETRY_S > deadline:
+                        raise
+                    await asyncio.sleep(_RETRY_S)
+                    continue
+                raise OutcomeUnknown(
+                    f"the connection was lost before {name} was answered: {error.message}", "see whether it happened"
+                ) from None
+
+    async def _any(self, deadline: float, what: str) -> Connection:
+        """A connection, in turn; waits for one."""
+        while not (usable := [connection for connection in self._live.values() if connection.usable]):
+            self._changed.clear()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._changed.wait()
+            except TimeoutError:
+                raise Unreachable(f"no broker to ask for {what}", "is the cluster up?") from None
+        return usable[self.next_turn() % len(usable)]
+
+    async def close(self) -> None:
+        """Hang up everywhere."""
+        self._closed = True
+        for driver in list(self._drivers.values()):
+            driver.stop()
+        tasks = [*self._keepers.values(), *([self._finder] if self._finder is not None else [])]
+        await _cancel(*tasks)
+        for connection in list(self._live.values()):
+            connection.drop()
+
+
+async def _cancel(*tasks: asyncio.Future[Any]) -> list[Any]:
+    """End tasks; how each of them ended."""
+    for task in tasks:
+        task.cancel()
+    return await asyncio.gather(*tasks, return_exceptions=True)

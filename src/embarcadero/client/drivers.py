@@ -1,0 +1,154 @@
+"""What gives the cores time and connections: frames are written, timers kept, results passed on. One event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from embarcadero.client.batch import Batch
+from embarcadero.client.connection import now_us
+from embarcadero.client.intake import Sealed
+from embarcadero.client.outbatch import OutBatch
+from embarcadero.client.publisher import PublisherCore
+from embarcadero.client.subscriber import SubscriberCore
+from embarcadero.errors import EmbarcaderoError
+from embarcadero.types import Ack
+
+if TYPE_CHECKING:
+    from embarcadero.client.brokers import Brokers
+
+
+class CoreDriver:
+    """Runs one core on the connections of `brokers`. After anything was told to the core, `run` must be called."""
+
+    core: PublisherCore | SubscriberCore
+
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers = brokers
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_us = 0
+        self.stopped = False
+
+    def run(self) -> None:
+        """Write what the core wants written, drop what it gave up, and see to its next timer."""
+        for number, buffers in self.core.take_output():
+            self._brokers.write(number, buffers)
+        for number in self.core.take_abandoned():
+            self._brokers.abandon(number)
+        self._plan()
+
+    def _plan(self) -> None:
+        due = self.core.next_timer_us()
+        if due is None or self.stopped or (self._timer is not None and self._timer_us <= due):
+            return  # a timer that rings early is harmless, and cheaper than moving it each time
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_us = due
+        self._timer = self._loop.call_later(max(0, due - now_us()) / 1e6, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self.core.on_timer(now_us())
+        self.run()
+
+    def stop(self) -> None:
+        """Let go of connections and timers."""
+        if not self.stopped:
+            self.stopped = True
+            self._brokers.detach(self)
+            if self._timer is not None:
+                self._timer.cancel()
+
+
+class PublisherDriver(CoreDriver):
+    """Feeds sealed batches to a publisher's core, in order, as it has room."""
+
+    core: PublisherCore
+
+    def __init__(self, brokers: Brokers, core: PublisherCore, ack: Ack, on_settled: Callable[[Sealed], None]) -> None:
+        super().__init__(brokers)
+        self.core, self._ack, self._on_settled = core, ack, on_settled
+        self._queue: deque[Sealed] = deque()
+        self._unsent: deque[OutBatch] = deque()  # ack=0: batches whose futures wait to be handed to a connection
+        self._closing = False
+        self.ended = self._loop.create_future()
+        brokers.attach(self)
+
+    @property
+    def congested(self) -> bool:
+        """Whether sealing more batches would only make them wait here."""
+        return bool(self._queue)
+
+    def submit(self, batches: list[Sealed]) -> None:
+        """Take batches in their order."""
+        self._queue.extend(batches)
+        self.run()
+
+    def run(self) -> None:
+        """Move whatever can move."""
+        while True:
+            self._feed()
+            super().run()
+            settled = self.core.take_settled()
+            for batch in settled:
+                batch.token.result.settle(batch.position, batch.error)
+                self._on_settled(batch.token)
+            while self._unsent and self._unsent[0].sent:
+                self._unsent.popleft().token.result.settle(None, None)
+            if not settled:
+                break
+        if self._closing and not self._queue and not self.core.closed:
+            self._closing = False
+            self.core.close(now_us())
+            super().run()
+        if self.core.closed and not self.ended.done():
+            self.ended.set_result(None)
+
+    def _feed(self) -> None:
+        while self._queue and self.core.has_room(self._queue[0].size):
+            sealed = self._queue.popleft()
+            batch = self.core.add(sealed.payload, sealed.count, sealed.partition, 0, now_us())
+            batch.token = sealed
+            if self._ack == Ack.NONE:
+                self._unsent.append(batch)
+
+    def close(self) -> None:
+        """Close the session once everything is settled; `ended` tells when."""
+        self._closing = True
+        self.run()
+
+    def fail(self, error: EmbarcaderoError) -> None:
+        """End at once: every batch ends, with the error or with an unknown outcome."""
+        self.core.fail(error)
+        self.run()
+
+
+class SubscriberDriver(CoreDriver):
+    """Hands on what a subscriber's core has ready. `on_ready` is called when there may be something new."""
+
+    core: SubscriberCore
+
+    def __init__(self, brokers: Brokers, core: SubscriberCore, on_ready: Callable[[], None]) -> None:
+        super().__init__(brokers)
+        self.core, self._on_ready = core, on_ready
+        brokers.attach(self)
+
+    def run(self) -> None:
+        """Move whatever can move."""
+        super().run()
+        if self.core.ready or self.core.failed is not None:
+            self._on_ready()
+
+    def take(self, most: int) -> list[Batch]:
+        """Batches in order; the core goes on fetching."""
+        taken = self.core.take_batches(most, now_us())
+        super().run()
+        return taken
+
+    def seek(self, by: str, value: int) -> None:
+        """Go on elsewhere."""
+        self.core.seek(by, value, now_us())
+        self.run()

@@ -1,0 +1,122 @@
+"""Futures of published records. A batch has one result; the future of a record is that result and a number."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from embarcadero.errors import EmbarcaderoError, TimedOut
+from embarcadero.types import NO_INDEX, Position
+
+FutureType = TypeVar("FutureType", bound="RecordFuture")
+
+
+class BatchResult:
+    """What became of a batch. Settles once; may be waited for and called back from any thread.
+
+    `condition` is shared by all results of a publisher, so a result costs no lock of its own.
+    """
+
+    __slots__ = ("_callbacks", "condition", "done", "error", "position")
+
+    def __init__(self, condition: threading.Condition) -> None:
+        self.condition = condition
+        self.done = False
+        self.position: Position | None = None
+        self.error: EmbarcaderoError | None = None
+        self._callbacks: list[Callable[[], object]] = []
+
+    def settle(self, position: Position | None, error: EmbarcaderoError | None) -> None:
+        """The batch has ended. Later calls change nothing."""
+        with self.condition:
+            if self.done:
+                return
+            self.position, self.error, self.done = position, error, True
+            callbacks, self._callbacks = self._callbacks, []
+            self.condition.notify_all()
+        for callback in callbacks:
+            callback()
+
+    def on_done(self, callback: Callable[[], object]) -> None:
+        """Call back once it has ended: in the client's own thread, or at once if it has."""
+        with self.condition:
+            if not self.done:
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def wait(self, timeout: float | None) -> None:
+        """Wait until it has ended. Ctrl-C gets through."""
+        if self.done:
+            return
+        with self.condition:
+            if not self.condition.wait_for(lambda: self.done, timeout):
+                raise TimedOut(f"no outcome within {timeout:g} s", "the record may still be stored; ask again later")
+
+
+def fresh(error: EmbarcaderoError) -> EmbarcaderoError:
+    """A copy to raise: raising one object in many threads would mix up their tracebacks."""
+    return type(error)(error.message, error.hint)
+
+
+class RecordFuture:
+    """The future position of one record (or of the first record of a table)."""
+
+    __slots__ = ("_number", "_result")
+
+    def __init__(self, result: BatchResult, number: int) -> None:
+        self._result, self._number = result, number
+
+    def done(self) -> bool:
+        """Whether the outcome is known."""
+        return self._result.done
+
+    def result(self, timeout: float | None = None) -> Position | None:
+        """Where the record is. Raises its error, or TimedOut.
+
+        None: it is stored, but so long ago that the cluster no longer names the place; or ack=0, and nobody asked.
+        """
+        self._result.wait(timeout)
+        return self._outcome()
+
+    def exception(self, timeout: float | None = None) -> EmbarcaderoError | None:
+        """The error with which it ended, or None. Raises TimedOut while it has not ended."""
+        self._result.wait(timeout)
+        return self._result.error
+
+    def add_done_callback(self: FutureType, callback: Callable[[FutureType], object]) -> None:
+        """Call `callback(self)` once the outcome is known, in the client's own thread: it should be quick."""
+        self._result.on_done(lambda: callback(self))
+
+    def _outcome(self) -> Position | None:
+        if self._result.error is not None:
+            raise fresh(self._result.error)
+        position = self._result.position
+        if position is None or position.seq == NO_INDEX or not self._number:
+            return position
+        return Position(position.lane, position.index, position.seq + self._number)
+
+
+class TableResult(BatchResult):
+    """The result of a table that became several batches: ends when all have, with the first one's position."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, condition: threading.Condition) -> None:
+        super().__init__(condition)
+        self._parts: list[BatchResult] = []
+
+    def add(self, part: BatchResult) -> None:
+        """One more batch belongs to the table."""
+        self._parts.append(part)
+
+    def complete(self) -> None:
+        """All batches of the table were added."""
+        for part in self._parts:
+            part.on_done(self._part_done)
+
+    def _part_done(self) -> None:
+        if all(part.done for part in self._parts):
+            error = next((part.error for part in self._parts if part.error is not None), None)
+            self.settle(None if error else self._parts[0].position, error)

@@ -1,0 +1,89 @@
+"""One broker connection as the cores see it: credit, request numbers, and how long it has been silent.
+
+A driver makes one Link per connection and shares it between all publishers and subscribers that use the connection.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from embarcadero.invariants import invariant
+
+
+class Silence(Enum):
+    """What to do about a connection that owes us an answer."""
+
+    FINE = "fine"
+    ASK = "ask"  # quiet for a while: ping it, so that a live broker with nothing to tell is heard
+    DEAD = "dead"  # quiet for too long in spite of the ping
+
+
+class Link:
+    """Shared state of one connection. `number` is the driver's name for it; a new connection gets a new number."""
+
+    __slots__ = ("_next_request", "_owners", "full", "granted_bytes", "heard_us", "number", "pinged_us", "sent_bytes")
+
+    def __init__(self, number: int, now_us: int) -> None:
+        self.number = number
+        self.granted_bytes = 0
+        self.sent_bytes = 0
+        self.full = False
+        self.heard_us = now_us
+        self.pinged_us = -1
+        self._next_request = 1
+        self._owners: dict[int, object] = {}
+
+    # --- credit: whole batch frames, counted since the connection began ---
+    def room(self) -> int:
+        """Bytes of batch frames that may be sent now."""
+        return self.granted_bytes - self.sent_bytes
+
+    def spend(self, size: int) -> None:
+        """A batch frame of `size` bytes goes out."""
+        invariant(size <= self.room(), "a batch frame fits the credit")
+        self.sent_bytes += size
+
+    def grant(self, total_bytes: int) -> None:
+        """The broker granted `total_bytes` in all; telling it twice changes nothing."""
+        if total_bytes > self.granted_bytes:
+            self.granted_bytes = total_bytes
+            self.full = False
+
+    # --- requests: answers are routed by number to whoever asked ---
+    def ask(self, owner: object) -> int:
+        """A fresh request number whose answer belongs to `owner`."""
+        request = self._next_request
+        self._next_request += 1
+        self._owners[request] = owner
+        return request
+
+    def owner(self, request: int) -> object | None:
+        """Whose answer this is; each request is answered once."""
+        return self._owners.pop(request, None)
+
+    def owners(self) -> list[object]:
+        """All that still wait for an answer."""
+        return list(self._owners.values())
+
+    # --- silence ---
+    def heard(self, now_us: int) -> None:
+        """Something came in."""
+        self.heard_us = max(self.heard_us, now_us)
+        self.pinged_us = -1
+
+    def pinged(self, now_us: int) -> None:
+        """A ping goes out."""
+        self.pinged_us = now_us
+
+    def silence(self, since_us: int, now_us: int, limit_us: int) -> Silence:
+        """How to judge the silence of a broker that has owed us an answer since `since_us`."""
+        if now_us < self.silence_deadline(since_us, limit_us):
+            return Silence.FINE
+        return Silence.ASK if self.pinged_us < max(since_us, self.heard_us) else Silence.DEAD
+
+    def silence_deadline(self, since_us: int, limit_us: int) -> int:
+        """When `silence` may next say something new. Nobody is given up unasked, however late our timers run."""
+        quiet_from = max(since_us, self.heard_us)
+        if self.pinged_us < quiet_from:
+            return quiet_from + limit_us // 2
+        return self.pinged_us + limit_us - limit_us // 2

@@ -1,0 +1,122 @@
+"""What callers may ask for. Every refusal names the value and what is allowed; nothing was sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+from embarcadero.errors import BadName, BadValue, NotAvailable
+from embarcadero.limits import (
+    BATCH_BYTES_DEFAULT,
+    DELIVERY_TIMEOUT_S,
+    FRAME_BYTES_MAX,
+    LINGER_MS_DEFAULT,
+    SESSION_NAME_BYTES_MAX,
+    WINDOW_BYTES_DEFAULT,
+)
+from embarcadero.types import Ack
+
+
+def parse_addresses(addresses: str | Sequence[str]) -> list[tuple[str, int]]:
+    """`host:port`, several with commas or as a list."""
+    texts = addresses.split(",") if isinstance(addresses, str) else list(addresses)
+    found = [_address(text.strip()) for text in texts if text.strip()]
+    if not found:
+        raise BadValue("no broker address", "give at least one host:port")
+    return list(dict.fromkeys(found))
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:
+        raise BadValue(f"{text!r} is no broker address", "write host:port, for example 127.0.0.1:9092")
+    return host, int(port)
+
+
+def checked_ack(ack: int) -> Ack:
+    """When a publish counts as done."""
+    if isinstance(ack, bool) or ack not in list(Ack):
+        raise BadValue(f"ack {ack!r} does not exist", "use 0 (sent), 1 (ordered) or 2 (durable)")
+    if ack == Ack.DURABLE:
+        raise NotAvailable("ack=2 comes with replicas, in a later version", "use ack=1")
+    return Ack(ack)
+
+
+def check_read(read: str, group: str | None) -> None:
+    """Which frontier a reader sees, and with whom it shares."""
+    if read not in ("ordered", "durable"):
+        raise BadValue(f"read {read!r} does not exist", 'use "ordered" or "durable"')
+    if read == "durable":
+        raise NotAvailable("durable reads come with replicas, in a later version", 'use read="ordered"')
+    if group is not None:
+        raise NotAvailable("consumer groups come with a later version", "use one subscriber per process")
+
+
+def place(start: str | int) -> tuple[str, int]:
+    """Where to read from: "earliest", "latest", or the seq of a record."""
+    if isinstance(start, str):
+        if start not in ("earliest", "latest"):
+            raise BadValue(f"{start!r} is no place in a log", 'use "earliest", "latest", or the seq of a record')
+        return start, 0
+    return "seq", _number("seq", start)
+
+
+def _number(what: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
+        raise BadValue(f"{what} {value!r} is no place in a log", f"use a {what} from 0 on")
+    return value
+
+
+def seek_place(where: str | None, seq: int | None, index: int | None) -> tuple[str, int]:
+    """Where to seek: exactly one of the three."""
+    if [where, seq, index].count(None) != 2:
+        raise BadValue("seek to one place", 'use seek("earliest"), seek("latest"), seek(seq=...) or seek(index=...)')
+    if index is not None:
+        return "index", _number("index", index)
+    return place(seq if where is None and seq is not None else where or "")
+
+
+def check_timeout(timeout: float | None) -> None:
+    """How long to wait: None is for ever."""
+    if timeout is not None and not timeout >= 0:
+        raise BadValue(f"timeout {timeout!r}", "use seconds, or None to wait for as long as it takes")
+
+
+class PublisherArguments(TypedDict, total=False):
+    """The options of a publisher as callers give them."""
+
+    ack: int  # 0: handed to a connection; 1: ordered (default)
+    session: str | None  # a name under which the session can be continued later
+    linger_ms: float  # how long a record may wait for others
+    batch_bytes: int
+    window_bytes: int  # how much may be without an outcome before callers have to wait
+    delivery_timeout: float  # seconds after which the publisher gives up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublisherOptions:
+    """How a publisher makes batches and when it gives up."""
+
+    ack: int = int(Ack.ORDERED)
+    session: str | None = None
+    linger_ms: float = LINGER_MS_DEFAULT
+    batch_bytes: int = BATCH_BYTES_DEFAULT
+    window_bytes: int = WINDOW_BYTES_DEFAULT
+    delivery_timeout: float = DELIVERY_TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        checked_ack(self.ack)
+        if self.session is not None and not 0 < len(self.session.encode()) <= SESSION_NAME_BYTES_MAX:
+            raise BadName(
+                f"a session name of {len(self.session.encode())} bytes", f"use 1 to {SESSION_NAME_BYTES_MAX}, or None"
+            )
+        if not 0 <= self.linger_ms <= 60_000:
+            raise BadValue(f"linger_ms {self.linger_ms}", "use 0 to 60000")
+        if not 0 < self.batch_bytes <= FRAME_BYTES_MAX:
+            raise BadValue(f"batch_bytes {self.batch_bytes}", f"use 1 to {FRAME_BYTES_MAX}")
+        if self.window_bytes <= 0:
+            raise BadValue(f"window_bytes {self.window_bytes}", "use at least 1")
+        if not self.delivery_timeout > 0:
+            raise BadValue(f"delivery_timeout {self.delivery_timeout}", "use seconds above 0")

@@ -1,0 +1,86 @@
+"""A batch on its way out, and the errors it may end with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from embarcadero.client.link import Link
+from embarcadero.errors import (
+    Backpressure,
+    Conflict,
+    EmbarcaderoError,
+    Lost,
+    OutcomeUnknown,
+    Stale,
+    TimedOut,
+    UnknownTopic,
+    Unreachable,
+)
+from embarcadero.types import Outcome, Position
+
+REFUSALS: dict[Outcome, tuple[type[EmbarcaderoError], str, str]] = {
+    Outcome.CONFLICT: (Conflict, "was stored before with other bytes", "two publishers use one session's sequences"),
+    Outcome.LOST: (Lost, "was declared lost before it came", "send the records again as a new batch"),
+    Outcome.STALE: (Stale, "is below the session's window", "it was settled long ago"),
+    Outcome.UNKNOWN_TOPIC: (UnknownTopic, "has no topic any more", "the topic was deleted"),
+}
+FINAL_REFUSALS = frozenset({Outcome.CONFLICT, Outcome.LOST})
+"""Refusals that hold for every copy of the batch that was ever sent."""
+
+
+@dataclass(slots=True, eq=False)
+class OutBatch:
+    """One stamped batch. It ends exactly once: with a position (None: stored too long ago to name it) or an error."""
+
+    sequence: int
+    payload: Any
+    size: int
+    count: int
+    partition: int
+    schema: int
+    crc: int
+    added_us: int
+    position: Position | None = None
+    error: EmbarcaderoError | None = None
+    done: bool = False
+    token: Any = None
+    link: int | None = None  # the connection it is in flight on
+    sent: bool = False
+    doubts: int = 0  # copies sent whose fate nobody told us
+    refusals: int = 0  # times the cluster asked to send it again later
+
+
+def refusal(outcome: Outcome, batch: OutBatch) -> EmbarcaderoError:
+    """The error of a batch that the cluster refused for good."""
+    kind, problem, hint = REFUSALS[outcome]
+    if batch.doubts and outcome not in FINAL_REFUSALS:
+        unknown = f"batch {batch.sequence} {problem}, but nobody told what became of an earlier copy"
+        return OutcomeUnknown(unknown, "read the log to find out")
+    return kind(f"batch {batch.sequence} {problem}", hint)
+
+
+def ended_with(cause: EmbarcaderoError, batch: OutBatch) -> EmbarcaderoError:
+    """The error of an unsettled batch when its publisher ends: the cause itself only if no copy can be in the log."""
+    if not batch.doubts:
+        return cause
+    kind = TimedOut if isinstance(cause, TimedOut) else OutcomeUnknown
+    return kind(
+        f"batch {batch.sequence} was sent but its outcome is not known: {cause.message}", "read the log to find out"
+    )
+
+
+def undelivered(topic: str, oldest: OutBatch, timeout_us: int, usable: list[Link]) -> EmbarcaderoError:
+    """Why a publisher ends whose oldest batch has waited too long. `usable`: links that its open session can use."""
+    seconds = timeout_us / 1e6
+    if oldest.doubts:
+        return TimedOut(f"no outcome within {seconds:g} s", "see whether the cluster is up: embarcadero status")
+    if not usable:
+        return Unreachable(
+            f"no broker took a batch of {topic!r} within {seconds:g} s", "see whether it is up: embarcadero status"
+        )
+    full = sum(link.full for link in usable)
+    return Backpressure(
+        f"the cluster had no room for a batch of {topic!r} for {seconds:g} s ({full} of {len(usable)} brokers full)",
+        "publish less, or make the brokers' logs larger",
+    )

@@ -1,0 +1,384 @@
+"""The publisher, sans I/O: calls become frames, frames become settled batches. No clock, no randomness, no sockets.
+
+Theory of operation. Batches get their session sequence and CRC once, in `add`, and keep both for life; only the
+header's session and `low` change when a batch is sent again. So sending anything twice is safe: the sequencer answers
+DUP_OF. A batch is in exactly one place: queued (a heap by sequence, so the oldest goes first), in flight on one link,
+waiting out a refusal, or settled. When a link goes, its batches go back to the queue. When the session is fenced,
+nothing is sent until it is open again (continuing the old one), and then everything unsettled is queued again.
+`doubts` counts copies of a batch that nobody answered. If the publisher has to end, a batch without doubts failed for
+certain; one with doubts has an unknown outcome (P8).
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from embarcadero.client.link import Link, Silence
+from embarcadero.client.outbatch import REFUSALS, OutBatch, ended_with, refusal, undelivered
+from embarcadero.errors import EmbarcaderoError, OutcomeUnknown, Retriable, SessionFenced, UnknownSession, from_wire
+from embarcadero.invariants import invariant
+from embarcadero.limits import SESSION_WINDOW
+from embarcadero.types import NO_INDEX, NO_SESSION, Outcome, Position
+from embarcadero.wire.codec import batch_header, control_frame, payload_crc
+from embarcadero.wire.frames import HEADER_BYTES, FrameKind
+from embarcadero.wire.messages import AnyMessage, CloseSession, Done, Failed, Message, Opened, OpenSession, Ping
+
+_HEADER_BYTES = HEADER_BYTES[FrameKind.BATCH]
+_BACKOFF_FIRST_US = 2_000
+_BACKOFF_LAST_US = 256_000
+_STORED = frozenset(o.value for o in Outcome if o.stored)
+
+
+class _Route:
+    """What this publisher has on one link."""
+
+    __slots__ = ("asked", "in_flight", "link", "since_us")
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.in_flight: dict[int, OutBatch] = {}
+        self.asked: int | None = None  # our open or close request that it has not answered
+        self.since_us = 0  # since when it has owed us something without a break
+
+    @property
+    def owes(self) -> bool:
+        return bool(self.in_flight) or self.asked is not None
+
+    def starts_owing(self, now_us: int) -> None:
+        if not self.owes:
+            self.since_us = now_us
+
+
+class PublisherCore:
+    """One session of one publisher into one topic, over any number of links."""
+
+    def __init__(
+        self, *, topic: str, session_name: str = "", window_bytes: int, resend_after_us: int, delivery_timeout_us: int
+    ) -> None:
+        self.topic, self._name = topic, session_name
+        self._window_bytes = window_bytes
+        self._resend_after_us, self._delivery_timeout_us = resend_after_us, delivery_timeout_us
+        self.lane = -1  # not known before the session is open
+        self.session = NO_SESSION
+        self.failed: EmbarcaderoError | None = None
+        self.closed = False
+        self._closing = False
+        self._opening = True  # no usable session; nothing may be sent
+        self._ask_from_us = 0  # back-off of open and close requests
+        self._asks_refused = 0
+        self._routes: dict[int, _Route] = {}
+        self._turn = 0
+        self._low = self._next = 0
+        self._unsettled: dict[int, OutBatch] = {}
+        self._unsettled_bytes = 0
+        self._queue: list[int] = []
+        self._later: list[tuple[int, int]] = []  # (when, sequence) of batches that wait out a refusal
+        self._output: dict[int, list[Any]] = {}
+        self._settled: list[OutBatch] = []
+        self._abandoned: list[int] = []
+
+    # --- what the driver asks for ---
+    @property
+    def unsettled(self) -> int:
+        """How many batches are not settled."""
+        return len(self._unsettled)
+
+    def has_room(self, size: int) -> bool:
+        """Whether `add` may take a batch of `size` bytes now. One that is larger than the window goes alone."""
+        if not self._unsettled or self.failed is not None:
+            return True
+        return self._next - self._low < SESSION_WINDOW and self._unsettled_bytes + size <= self._window_bytes
+
+    def add(self, payload: Any, count: int, partition: int, schema: int, now_us: int) -> OutBatch:
+        """Take a batch and stamp it. After a failure it settles at once with that error."""
+        size = memoryview(payload).nbytes
+        invariant(self.has_room(size), "the driver asks has_room before it adds")
+        invariant(not self._closing, "nothing is added after close")
+        batch = OutBatch(self._next, payload, size, count, partition, schema, payload_crc(payload), now_us)
+        self._next += 1
+        self._unsettled[batch.sequence] = batch
+        self._unsettled_bytes += size
+        if self.failed is not None:
+            self._settle(batch, None, self.failed)
+        else:
+            heappush(self._queue, batch.sequence)
+            self._pump(now_us)
+        return batch
+
+    def close(self, now_us: int) -> None:
+        """Close the session once everything is settled; `closed` tells when that is done."""
+        self._closing = True
+        self._pump(now_us)
+
+    def fail(self, error: EmbarcaderoError) -> None:
+        """End the publisher: every unsettled batch ends now."""
+        if self.failed is not None or self.closed:
+            return
+        self.failed = error
+        self.closed = True
+        for batch in list(self._unsettled.values()):
+            self._settle(batch, None, ended_with(error, batch))
+        self._queue.clear()
+        self._later.clear()
+        self._output.clear()
+
+    def take_output(self) -> list[tuple[int, list[Any]]]:
+        """Frames to write, by connection."""
+        output, self._output = self._output, {}
+        return list(output.items())
+
+    def take_settled(self) -> list[OutBatch]:
+        """Batches that finished since the last call, in the order of finishing."""
+        settled, self._settled = self._settled, []
+        return settled
+
+    def take_abandoned(self) -> list[int]:
+        """Connections given up: the driver drops them and connects again, under new numbers."""
+        abandoned, self._abandoned = self._abandoned, []
+        return abandoned
+
+    # --- what the connections tell ---
+    def on_connected(self, link: Link, now_us: int) -> None:
+        """A connection is ready for use."""
+        self._routes[link.number] = _Route(link)
+        self._pump(now_us)
+
+    def on_disconnected(self, conn: int, now_us: int) -> None:
+        """A connection is gone: what was in flight on it goes out on others, stamped as it is."""
+        route = self._routes.pop(conn, None)
+        if route is None:
+            return
+        self._output.pop(conn, None)
+        for sequence, batch in route.in_flight.items():
+            batch.link = None
+            heappush(self._queue, sequence)
+        self._pump(now_us)
+
+    def on_credit(self, conn: int, total_bytes: int, now_us: int) -> None:
+        """The broker granted bytes (of all publishers on the connection)."""
+        if (route := self._routes.get(conn)) is not None:
+            route.link.heard(now_us)
+            route.link.grant(total_bytes)
+            self._pump(now_us)
+
+    def on_full(self, conn: int, now_us: int) -> None:
+        """The broker has been full for long. Its missing credit keeps us off; this only explains why."""
+        if (route := self._routes.get(conn)) is not None:
+            route.link.heard(now_us)
+            route.link.full = True
+
+    def on_control(self, conn: int, request: int, message: AnyMessage, now_us: int) -> None:
+        """An answer to a request of ours; others are ignored."""
+        route = self._routes.get(conn)
+        if route is None:
+            return
+        route.link.heard(now_us)
+        if route.asked != request:
+            return
+        route.asked = None
+        match message:
+            case Opened():
+                self._opened(message)
+            case Done():
+                self.closed = True
+            case Failed():
+                self._refused(from_wire(message.code, message.message, message.hint), now_us)
+        self._pump(now_us)
+
+    def on_acks(self, conn: int, acks: npt.NDArray[np.void], now_us: int) -> None:
+        """Outcomes of batches; those of other sessions are ignored."""
+        route = self._routes.get(conn)
+        if route is None:
+            return
+        route.link.heard(now_us)
+        mine = acks[(acks["lane"] == self.lane) & (acks["session"] == self.session)]
+        columns = [mine[name].tolist() for name in ("session_seq", "index", "seq", "outcome")]
+        for sequence, index, seq, outcome in zip(*columns, strict=True):
+            if (batch := self._unsettled.get(sequence)) is not None:
+                self._acked(route, batch, outcome, index, seq, now_us)
+        self._pump(now_us)
+
+    # --- time ---
+    def on_timer(self, now_us: int) -> None:
+        """Do what is due; calling it early is harmless."""
+        oldest = self._unsettled.get(self._low)
+        if oldest is not None and now_us >= oldest.added_us + self._delivery_timeout_us:
+            usable = [] if self._opening else [route.link for route in self._routes.values()]
+            self.fail(undelivered(self.topic, oldest, self._delivery_timeout_us, usable))
+        for route in list(self._routes.values()):
+            if route.owes:
+                self._watch(route, now_us)
+        while self._later and self._later[0][0] <= now_us:
+            heappush(self._queue, heappop(self._later)[1])
+        if now_us >= self._ask_from_us:
+            self._ask_from_us = 0
+        self._pump(now_us)
+
+    def next_timer_us(self) -> int | None:
+        """When `on_timer` has something to do, unless something else happens before."""
+        if self.closed:
+            return None
+        limit = self._resend_after_us
+        times = [route.link.silence_deadline(route.since_us, limit) for route in self._routes.values() if route.owes]
+        if (oldest := self._unsettled.get(self._low)) is not None:
+            times.append(oldest.added_us + self._delivery_timeout_us)
+        if self._later:
+            times.append(self._later[0][0])
+        if self._ask_from_us:
+            times.append(self._ask_from_us)
+        return min(times, default=None)
+
+    def _watch(self, route: _Route, now_us: int) -> None:
+        link = route.link
+        silence = link.silence(route.since_us, now_us, self._resend_after_us)
+        if silence is Silence.ASK:
+            link.pinged(now_us)
+            self._write(link.number, control_frame(Ping(), link.ask(self)))
+        elif silence is Silence.DEAD:
+            self._abandoned.append(link.number)
+            self.on_disconnected(link.number, now_us)
+
+    # --- session ---
+    def _opened(self, message: Opened) -> None:
+        first = self.session == NO_SESSION
+        self.lane, self.session = message.lane, message.session
+        self._opening = False
+        self._ask_from_us = self._asks_refused = 0
+        if first and message.expected:
+            self._shift(message.expected)
+        for route in self._routes.values():
+            route.in_flight.clear()
+        for batch in self._unsettled.values():
+            batch.link = None
+        self._later.clear()
+        self._queue = list(self._unsettled)
+        heapify(self._queue)
+
+    def _shift(self, expected: int) -> None:
+        """A named session goes on where its last holder stopped. Nothing was sent yet, so numbers may still move."""
+        for batch in self._unsettled.values():
+            batch.sequence += expected
+        self._unsettled = {batch.sequence: batch for batch in self._unsettled.values()}
+        self._low += expected
+        self._next += expected
+
+    def _refused(self, error: EmbarcaderoError, now_us: int) -> None:
+        if isinstance(error, Retriable | OutcomeUnknown):
+            self._asks_refused += 1
+            self._ask_from_us = now_us + _backoff_us(self._asks_refused)
+        elif not self._opening:
+            self.closed = True  # it was the close; a session that is gone needs none
+        elif self.session != NO_SESSION and isinstance(error, UnknownSession | SessionFenced):
+            self.fail(
+                SessionFenced(
+                    f"the session of this publisher into {self.topic!r} was taken over or forgotten",
+                    "another publisher opened the same session name, or this one paused for too long; open a new one",
+                )
+            )
+        else:
+            self.fail(error)
+
+    def _ask(self, message: Message, now_us: int) -> None:
+        """Send a request unless one is under way or the back-off is not over."""
+        if now_us < self._ask_from_us or any(route.asked is not None for route in self._routes.values()):
+            return
+        if (route := self._pick(0)) is not None:
+            route.starts_owing(now_us)
+            route.asked = route.link.ask(self)
+            self._write(route.link.number, control_frame(message, route.asked))
+
+    # --- sending and settling ---
+    def _pump(self, now_us: int) -> None:
+        """Do all that can be done now."""
+        if self.closed:
+            return
+        if not self._opening:
+            self._send(now_us)
+        finished = self._closing and not self._unsettled
+        if self._opening and not finished:
+            resume = None if self.session == NO_SESSION else self.session
+            self._ask(OpenSession(topic=self.topic, name=self._name, resume=resume), now_us)
+        elif finished and not self._opening:
+            self._ask(CloseSession(lane=self.lane, session=self.session), now_us)
+        elif finished and not any(route.asked is not None for route in self._routes.values()):
+            self.closed = True  # there is no session to close
+
+    def _send(self, now_us: int) -> None:
+        while self._queue:
+            batch = self._unsettled.get(self._queue[0])
+            if batch is None or batch.link is not None:  # settled, or sent again, since it was queued
+                heappop(self._queue)
+                continue
+            route = self._pick(_HEADER_BYTES + batch.size)
+            if route is None:
+                return
+            heappop(self._queue)
+            self._transmit(route, batch, now_us)
+
+    def _transmit(self, route: _Route, batch: OutBatch, now_us: int) -> None:
+        link = route.link
+        link.spend(_HEADER_BYTES + batch.size)
+        route.starts_owing(now_us)
+        route.in_flight[batch.sequence] = batch
+        batch.link, batch.sent = link.number, True
+        batch.doubts += 1
+        header = batch_header(
+            session_seq=batch.sequence, low=self._low, lane=self.lane, session=self.session, count=batch.count,
+            crc=batch.crc, length=batch.size, partition=batch.partition, schema=batch.schema,
+        )  # fmt: skip
+        self._write(link.number, header)
+        self._write(link.number, batch.payload)
+
+    def _pick(self, size: int) -> _Route | None:
+        """The next link, round-robin, with credit for `size` bytes."""
+        routes = list(self._routes.values())
+        for step in range(len(routes)):
+            route = routes[(self._turn + step) % len(routes)]
+            if route.link.room() >= size:
+                self._turn = (self._turn + step + 1) % len(routes)
+                return route
+        return None
+
+    def _acked(self, route: _Route, batch: OutBatch, outcome: int, index: int, seq: int, now_us: int) -> None:
+        if outcome in _STORED:
+            position = None if index == NO_INDEX else Position(self.lane, index, seq)
+            self._settle(batch, position, None)
+            return
+        if route.in_flight.pop(batch.sequence, None) is None:
+            return  # not an answer to a copy that counts
+        batch.link = None
+        batch.doubts -= 1
+        verdict = Outcome(outcome)
+        if verdict is Outcome.FENCED:
+            self._opening = True  # once open again, everything unsettled is queued
+        elif verdict is Outcome.UNKNOWN_SESSION:
+            self.fail(
+                UnknownSession(f"the session of this publisher into {self.topic!r} is gone", "open a new publisher")
+            )
+        elif verdict in REFUSALS:
+            self._settle(batch, None, refusal(verdict, batch))
+        else:
+            batch.refusals += 1
+            heappush(self._later, (now_us + _backoff_us(batch.refusals), batch.sequence))
+
+    def _settle(self, batch: OutBatch, position: Position | None, error: EmbarcaderoError | None) -> None:
+        del self._unsettled[batch.sequence]
+        self._unsettled_bytes -= batch.size
+        if batch.link is not None and (route := self._routes.get(batch.link)) is not None:
+            route.in_flight.pop(batch.sequence, None)
+        batch.link, batch.position, batch.error, batch.done = None, position, error, True
+        self._settled.append(batch)
+        while self._low < self._next and self._low not in self._unsettled:
+            self._low += 1
+
+    def _write(self, conn: int, buffer: Any) -> None:
+        self._output.setdefault(conn, []).append(buffer)
+
+
+def _backoff_us(refusals: int) -> int:
+    """Wait longer after each refusal, up to a bound."""
+    return min(_BACKOFF_LAST_US, _BACKOFF_FIRST_US << min(refusals - 1, 16))

@@ -1,0 +1,501 @@
+"""A cluster in memory that speaks the protocol: one lane, any number of connections, faults on demand.
+
+It keeps the promises that the real one keeps (one position per sequence, fencing, continued sessions), so a client's
+tests can ask what is in `log`. It is simple instead of fast, and knows nothing of regions or sequencers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from embarcadero.client.link import Link
+from embarcadero.client.publisher import PublisherCore
+from embarcadero.errors import (
+    EmbarcaderoError,
+    FuturePosition,
+    SessionFenced,
+    TopicExists,
+    UnknownSession,
+    UnknownTopic,
+)
+from embarcadero.fabric.layout import ORDER, seal
+from embarcadero.limits import CONTROL_BYTES_MAX, CREDIT_BYTES, SESSION_WINDOW
+from embarcadero.types import NO_INDEX, EntryKind, Gap, GapKind, Outcome, Topic
+from embarcadero.wire import messages as m
+from embarcadero.wire.codec import BatchHeader, ack_frame, control_frame, credit_frame, fetched_header, payload_crc
+from embarcadero.wire.frames import ACK, PAYLOAD_ALIGN, FrameKind
+from embarcadero.wire.receiver import (
+    AcksReceived,
+    BatchReceived,
+    ControlReceived,
+    CreditReceived,
+    Event,
+    FetchedReceived,
+    FrameReceiver,
+    FullReceived,
+)
+
+LANE = 7
+
+
+@dataclass
+class Stored:
+    """One entry of the log."""
+
+    session: int
+    session_seq: int
+    payload: bytes
+    count: int
+    seq: int
+    partition: int
+    crc: int
+    kind: EntryKind = EntryKind.BATCH
+    skipped: int = 0
+
+
+@dataclass
+class FakeSession:
+    """One session; `window` is shared along a chain of continued sessions."""
+
+    name: str
+    fenced: bool = False
+    continued_by_name: bool = False
+    expected: int = 0
+    window: dict[int, int] = field(default_factory=dict)  # sequence -> index
+    held: dict[int, tuple[FakeConnection, BatchHeader, bytes]] = field(default_factory=dict)
+
+
+class FakeCluster:
+    """State that all fake brokers share."""
+
+    def __init__(self, order: int = 2, partitions: int = 1) -> None:
+        self.topics = {"t": Topic(name="t", lane=LANE, order=order, partitions=partitions)}
+        self.order = order
+        self.log: list[Stored] = []
+        self.next_seq = 0
+        self.start_index = 0  # below is trimmed
+        self.sessions: dict[int, FakeSession] = {}
+        self.frames: list[tuple[BatchHeader, bytes]] = []  # every batch frame that came, in order
+        self.backpressure = 0  # how many more batches are refused
+        self.connections: list[FakeConnection] = []
+        self.origin = 0  # region handle in order entries
+        self.addresses: list[m.BrokerAddress] = []
+
+    # --- sessions ---
+    def open(self, ask: m.OpenSession) -> m.Message:
+        if ask.topic not in self.topics:
+            raise UnknownTopic(f"there is no topic {ask.topic!r}")
+        earlier = None
+        if ask.resume is not None:
+            earlier = self._continued(ask.resume)
+        elif ask.name:
+            named = [s for s in self.sessions.values() if s.name == ask.name]
+            earlier = named[-1] if named else None
+            if earlier is not None:
+                earlier.continued_by_name = True
+        session = FakeSession(ask.name)
+        if earlier is not None:
+            self.fence(earlier)
+            session.expected, session.window = earlier.expected, earlier.window
+        handle = len(self.sessions)
+        self.sessions[handle] = session
+        return m.Opened(lane=LANE, session=handle, index=0, expected=session.expected, low=0)
+
+    def _continued(self, handle: int) -> FakeSession:
+        """The newest session of the chain; refused if another holder has opened its name."""
+        if handle not in self.sessions:
+            raise UnknownSession(f"session {handle} is not known")
+        if self.sessions[handle].continued_by_name:
+            raise SessionFenced(f"session {handle} was taken over")
+        window = self.sessions[handle].window
+        return next(s for s in reversed(self.sessions.values()) if s.window is window)
+
+    def fence(self, session: FakeSession) -> None:
+        """Nothing more gets in; what is held is refused."""
+        session.fenced = True
+        for connection, header, _ in session.held.values():
+            connection.ack(header, Outcome.FENCED, extra=session.expected)
+        session.held.clear()
+
+    def fence_all(self) -> None:
+        for session in self.sessions.values():
+            if not session.fenced:
+                self.fence(session)
+
+    # --- batches ---
+    def batch(self, connection: FakeConnection, header: BatchHeader, payload: bytes) -> None:
+        self.frames.append((header, payload))
+        if header.lane not in {topic.lane for topic in self.topics.values()}:
+            connection.ack(header, Outcome.UNKNOWN_TOPIC)
+        elif (session := self.sessions.get(header.session)) is None:
+            connection.ack(header, Outcome.UNKNOWN_SESSION)
+        elif header.session_seq in session.window:
+            index = session.window[header.session_seq]
+            same = self.log[index].crc == header.crc
+            connection.ack(header, Outcome.DUP_OF if same else Outcome.CONFLICT, index)
+        elif session.fenced:
+            connection.ack(header, Outcome.FENCED, extra=session.expected)
+        elif self.backpressure or header.session_seq >= header.low + SESSION_WINDOW:
+            self.backpressure -= 1
+            connection.ack(header, Outcome.BACKPRESSURE)
+        elif self.order == 2:
+            self._store(connection, session, header, payload)
+        else:
+            session.held[header.session_seq] = (connection, header, payload)
+            while session.expected in session.held:
+                self._store(*self._unhold(session))
+
+    @staticmethod
+    def _unhold(session: FakeSession) -> tuple[FakeConnection, FakeSession, BatchHeader, bytes]:
+        connection, header, payload = session.held.pop(session.expected)
+        return connection, session, header, payload
+
+    def _store(self, connection: FakeConnection, session: FakeSession, header: BatchHeader, payload: bytes) -> None:
+        index = len(self.log)
+        self.log.append(
+            Stored(
+                header.session,
+                header.session_seq,
+                payload,
+                header.count,
+                self.next_seq,
+                header.partition,
+                header.crc,
+            )
+        )
+        self.next_seq += header.count
+        session.window[header.session_seq] = index
+        session.expected = max(session.expected, header.session_seq + 1)
+        connection.ack(header, Outcome.ORDERED, index)
+        self.wake()
+
+    def skip(self, session: int, first: int, count: int) -> None:
+        """Declare sequences lost."""
+        self.log.append(Stored(session, first, b"", 0, self.next_seq, 0, 0, EntryKind.SKIP, count))
+        self.wake()
+
+    def put(self, payload: bytes, count: int = 1, partition: int = 0) -> None:
+        """A batch out of nowhere."""
+        self.log.append(Stored(0, len(self.log), payload, count, self.next_seq, partition, payload_crc(payload)))
+        self.next_seq += count
+        self.wake()
+
+    # --- reads ---
+    def wake(self) -> None:
+        for connection in self.connections:
+            connection.serve_parked()
+
+    def seq_at(self, index: int) -> int:
+        return self.log[index].seq if index < len(self.log) else self.next_seq
+
+    def resolve(self, ask: m.Fetch) -> int:
+        if ask.by == "earliest":
+            return self.start_index
+        if ask.by == "latest":
+            return len(self.log)
+        if ask.by == "seq":
+            if ask.start > self.next_seq:
+                raise FuturePosition(f"seq {ask.start} is beyond {self.next_seq}")
+            return next((i for i, s in enumerate(self.log) if s.seq + s.count > ask.start), len(self.log))
+        if ask.start > len(self.log):
+            raise FuturePosition(f"index {ask.start} is beyond {len(self.log)}")
+        return ask.start
+
+    def entries(self, indices: list[int]) -> np.ndarray[Any, Any]:
+        entries = np.zeros(len(indices), dtype=ORDER)
+        for row, index in enumerate(indices):
+            stored = self.log[index]
+            for name in ("session", "session_seq", "seq", "count", "partition", "crc", "kind"):
+                entries[name][row] = getattr(stored, name)
+            entries["index"][row], entries["size"][row] = index, len(stored.payload)
+            entries["origin"][row] = self.origin
+            entries["append_us"][row], entries["location"][row] = 1_000_000 + index, stored.skipped
+        return seal(entries)
+
+
+class FakeConnection:
+    """One client connection: bytes in, bytes out (`output`)."""
+
+    def __init__(self, cluster: FakeCluster, broker: int = 0, credit: int = CREDIT_BYTES, greeted: bool = True) -> None:
+        self.cluster, self.broker, self.credit = cluster, broker, credit
+        self.output: list[bytes] = []
+        self.received_bytes = self.granted = 0
+        self.damage = 0  # how many more payloads are served with a wrong bit
+        self.mute = False  # takes everything, says nothing
+        self.parked: list[tuple[int, m.Fetch]] = []
+        self.questions: list[m.AnyMessage] = []
+        self._payloads: list[np.ndarray[Any, Any]] = []
+        self._scratch = memoryview(bytearray(1 << 16))
+        self._receiver = FrameReceiver(
+            allowed=frozenset({FrameKind.CONTROL, FrameKind.BATCH}), scratch=self._scratch, admit=self._admit,
+            control_bytes_max=CONTROL_BYTES_MAX,
+        )  # fmt: skip
+        cluster.connections.append(self)
+        if greeted:
+            self.grant()
+
+    def close(self) -> None:
+        self.cluster.connections.remove(self)
+        self.mute = True
+
+    def grant(self, more: int | None = None) -> None:
+        """Without `more`: as much as the client has used, and `credit` on top."""
+        self.granted = self.received_bytes + self.credit if more is None else self.granted + more
+        self._say(credit_frame(self.granted))
+
+    def receive(self, data: Any) -> None:
+        """Bytes from the client."""
+        data = memoryview(data).cast("B")
+        while len(data):
+            room = self._receiver.get_buffer()
+            n = min(len(room), len(data))
+            room[:n] = data[:n]
+            for event in self._receiver.received(n):
+                if isinstance(event, BatchReceived):
+                    self.cluster.batch(self, event.header, self._payloads.pop(0).tobytes())
+                elif isinstance(event, ControlReceived):
+                    self._control(event.request, event.message)
+            data = data[n:]
+
+    def _admit(self, header: BatchHeader) -> memoryview:
+        self.received_bytes += 64 + header.length
+        assert self.received_bytes <= self.granted, "the client sent more than it was granted"
+        self._payloads.append(np.empty(header.length, dtype=np.uint8))
+        return self._payloads[-1].data
+
+    def ack(self, header: BatchHeader, outcome: Outcome, index: int = NO_INDEX, extra: int = 0) -> None:
+        ack = np.zeros(1, dtype=ACK)
+        ack["lane"], ack["session"], ack["session_seq"] = header.lane, header.session, header.session_seq
+        ack["index"], ack["extra"], ack["outcome"] = index, extra, outcome
+        ack["seq"] = NO_INDEX if index == NO_INDEX else self.cluster.log[index].seq
+        self._say(ack_frame(ack))
+
+    def _say(self, frame: bytes) -> None:
+        if not self.mute:
+            self.output.append(frame)
+
+    def _control(self, request: int, message: m.AnyMessage) -> None:
+        self.questions.append(message)
+        try:
+            answer = self._answer(request, message)
+        except EmbarcaderoError as error:
+            answer = m.Failed(code=type(error).__name__, message=error.message, hint=error.hint)
+        if answer is not None:
+            self._say(control_frame(answer, request))
+        if isinstance(message, m.Hello):
+            self.grant()
+
+    def _answer(self, request: int, message: m.AnyMessage) -> m.Message | None:
+        cluster = self.cluster
+        match message:
+            case m.Hello():
+                return m.Welcome(
+                    version=1, cluster="fake", broker=self.broker, incarnation=1, brokers=cluster.addresses
+                )  # fmt: skip
+            case m.OpenSession():
+                return cluster.open(message)
+            case m.CloseSession():
+                if cluster.sessions.pop(message.session, None) is None:
+                    raise UnknownSession("no such session")
+                return m.Done()
+            case m.Fetch():
+                self.parked.append((request, message))
+                self.serve_parked()
+                return None
+            case m.Ping():
+                return m.Pong()
+            case m.GetStatus():
+                return m.StatusIs(facts={"broker": self.broker})
+            case m.GetTail():
+                start = cluster.start_index
+                return m.TailIs(
+                    lane=LANE, index=len(cluster.log), seq=cluster.next_seq, start_index=start,
+                    start_seq=cluster.seq_at(start),
+                )  # fmt: skip
+        return self._topics(message)
+
+    def _topics(self, message: m.AnyMessage) -> m.Message:
+        topics = self.cluster.topics
+        match message:
+            case m.ListTopics():
+                return m.TopicsAre(topics=list(topics.values()))
+            case m.CreateTopic():
+                if message.name in topics:
+                    raise TopicExists(f"there is a topic {message.name!r}")
+                topics[message.name] = Topic(
+                    name=message.name, lane=LANE + len(topics), order=message.order, partitions=message.partitions
+                )
+                return m.TopicIs(topic=topics[message.name])
+            case m.DescribeTopic() | m.DeleteTopic() if message.name not in topics:
+                raise UnknownTopic(f"there is no topic {message.name!r}")
+            case m.DescribeTopic():
+                return m.TopicIs(topic=topics[message.name])
+            case m.DeleteTopic():
+                del topics[message.name]
+                return m.Done()
+        raise AssertionError(message)
+
+    def serve_parked(self, over: bool = False) -> None:
+        """Answer the fetches that have something to tell; all of them when their time is `over`."""
+        waiting, self.parked = self.parked, []
+        for request, ask in waiting:
+            try:
+                served = self._serve(request, ask, over or ask.wait_ms == 0)
+            except EmbarcaderoError as error:
+                self._say(control_frame(m.Failed(code=type(error).__name__, message=error.message), request))
+                continue
+            if not served:
+                self.parked.append((request, ask))
+
+    def _serve(self, request: int, ask: m.Fetch, over: bool) -> bool:
+        cluster = self.cluster
+        start = cluster.resolve(ask)
+        gap, picked, size, at = None, [], 0, start
+        if start < cluster.start_index:
+            gap, at = Gap(GapKind.TRIMMED, start, cluster.start_index), cluster.start_index
+        else:
+            while at < len(cluster.log) and (not picked or size + len(cluster.log[at].payload) <= ask.max_bytes):
+                stored = cluster.log[at]
+                if stored.kind == EntryKind.SKIP or ask.partitions is None or stored.partition in ask.partitions:
+                    picked.append(at)
+                    size += len(stored.payload)
+                at += 1
+        if not picked and gap is None and not over:
+            return False
+        body = cluster.entries(picked).tobytes()
+        for payload in map(self._payload_of, picked):
+            body += payload + bytes(-len(payload) % PAYLOAD_ALIGN)
+        header = fetched_header(
+            request=request, next_index=at, tail_index=len(cluster.log), count=len(picked), length=len(body), gap=gap
+        )
+        self._say(header + body)
+        return True
+
+    def _payload_of(self, index: int) -> bytes:
+        payload = self.cluster.log[index].payload
+        if self.damage and payload:
+            self.damage -= 1
+            return bytes([payload[0] ^ 1]) + payload[1:]
+        return payload
+
+
+class World:
+    """A core, fake brokers, and wires between them on which bytes wait until a test moves them."""
+
+    def __init__(self, core: Any, cluster: FakeCluster, wires: int = 0) -> None:
+        self.core, self.cluster, self.now = core, cluster, 1_000_000
+        self.wires: dict[int, Wire] = {}
+        self.made = 0
+        for _ in range(wires):
+            self.connect()
+
+    def connect(self, credit: int = CREDIT_BYTES) -> int:
+        self.made += 1
+        wire = self.wires[self.made] = Wire(self.made, self.cluster, credit, self.now)
+        self.core.on_connected(wire.link, self.now)
+        self.collect()
+        return self.made
+
+    def cut(self, number: int) -> None:
+        """Whatever is on the wire is lost."""
+        wire = self.wires.pop(number)
+        wire.far.close()
+        self.core.on_disconnected(number, self.now)
+        self.collect()
+
+    def collect(self) -> None:
+        """Put the core's frames on the wires; drop what it gave up."""
+        for number, frames in self.core.take_output():
+            if number in self.wires:
+                self.wires[number].outward.extend(bytes(frame) for frame in frames)
+        for number in self.core.take_abandoned():
+            if number in self.wires:
+                self.cut(number)
+
+    def outward(self, number: int) -> None:
+        """One buffer reaches the broker."""
+        wire = self.wires.get(number)
+        if wire is not None and wire.outward:
+            wire.far.receive(wire.outward.pop(0))
+
+    def inward(self, number: int) -> None:
+        """What a broker has said reaches the core."""
+        wire = self.wires.get(number)
+        if wire is None:
+            return
+        for event in wire.take():
+            match event:
+                case ControlReceived():
+                    self.core.on_control(number, event.request, event.message, self.now)
+                case FetchedReceived():
+                    self.core.on_fetched(number, event, self.now)
+                case AcksReceived():
+                    self.core.on_acks(number, event.acks, self.now)
+                case CreditReceived() if isinstance(self.core, PublisherCore):
+                    self.core.on_credit(number, event.total, self.now)
+                case FullReceived() if isinstance(self.core, PublisherCore):
+                    self.core.on_full(number, self.now)
+        self.collect()
+
+    def advance(self, microseconds: int) -> None:
+        self.now += microseconds
+        self.core.on_timer(self.now)
+        self.collect()
+
+    def settle(self, rounds: int = 200) -> None:
+        """Move everything until nothing moves."""
+        for _ in range(rounds):
+            busy = False
+            for number in list(self.wires):
+                wire = self.wires.get(number)
+                while wire is not None and wire.outward:
+                    busy = True
+                    self.outward(number)
+                if wire is not None and wire.far.output:
+                    busy = True
+                    self.inward(number)
+            if not busy:
+                return
+        raise AssertionError("the world does not come to rest")
+
+    def run(self, until: Any, steps: int = 1000) -> None:
+        """Let time pass, timer by timer, until a condition holds."""
+        for _ in range(steps):
+            self.settle()
+            if until():
+                return
+            due = self.core.next_timer_us()
+            assert due is not None, "nothing is due and the condition does not hold"
+            assert due > self.now or due == self.core.next_timer_us()
+            self.advance(max(1, due - self.now))
+        raise AssertionError("the condition never held")
+
+
+class Wire:
+    """One connection of the world."""
+
+    def __init__(self, number: int, cluster: FakeCluster, credit: int, now_us: int) -> None:
+        self.link = Link(number, now_us)
+        self.far = FakeConnection(cluster, credit=credit)
+        self.outward: list[bytes] = []
+        self._receiver = FrameReceiver(
+            allowed=frozenset(
+                {FrameKind.CONTROL, FrameKind.ACK, FrameKind.CREDIT, FrameKind.FULL, FrameKind.FETCHED}
+            ),
+            scratch=memoryview(bytearray(1 << 16)), control_bytes_max=CONTROL_BYTES_MAX,
+        )  # fmt: skip
+
+    def take(self) -> list[Event]:
+        data = memoryview(b"".join(self.far.output))
+        self.far.output.clear()
+        events: list[Event] = []
+        while data:
+            room = self._receiver.get_buffer()
+            n = min(len(room), len(data))
+            room[:n] = data[:n]
+            events += self._receiver.received(n)
+            data = data[n:]
+        return events

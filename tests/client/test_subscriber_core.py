@@ -1,0 +1,305 @@
+"""The subscriber's core against a cluster in memory: every batch once, in order, with right bytes, or a typed gap."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embarcadero.client.batch import Batch
+from embarcadero.client.subscriber import SubscriberCore
+from embarcadero.errors import BadFrame, ChecksumMismatch, FuturePosition
+from embarcadero.types import EntryKind, Gap, GapKind
+from embarcadero.wire import messages as m
+from embarcadero.wire.codec import payload_crc
+from tests.client.fake_cluster import LANE, FakeCluster, World
+
+SILENT_US = 3_000_000
+
+
+def make_world(wires: int = 1, records: int = 0, **options: Any) -> World:
+    core = SubscriberCore(lane=LANE, silent_after_us=SILENT_US, **options)
+    world = World(core, FakeCluster(), wires)
+    for n in range(records):
+        world.cluster.put(b"%d" % n, count=n % 3 + 1)
+    return world
+
+
+def drain(world: World, most: int = 1000) -> list[Batch]:
+    taken: list[Batch] = []
+    while True:
+        world.settle()
+        found = world.core.take_batches(most, world.now)
+        world.collect()
+        if not found:
+            return taken
+        taken += found
+
+
+def payloads(batches: list[Batch]) -> list[bytes]:
+    return [bytes(batch.payload) for batch in batches]
+
+
+def questions(world: World, number: int = 1) -> list[m.Fetch]:
+    return [q for q in world.wires[number].far.questions if isinstance(q, m.Fetch)]
+
+
+def test_all_batches_come_once_in_order() -> None:
+    """What is in the log and what comes later is delivered with its place in the log."""
+    world = make_world(records=5)
+    first = drain(world)
+    world.cluster.put(b"later")
+    later = drain(world)
+    assert payloads(first + later) == [b"0", b"1", b"2", b"3", b"4", b"later"]
+    assert [(b.index, b.seq, b.count) for b in first + later] == [
+        (0, 0, 1), (1, 1, 2), (2, 3, 3), (3, 6, 1), (4, 7, 2), (5, 9, 1),
+    ]  # fmt: skip
+    assert world.core.position == 6
+
+
+def test_reading_starts_at_an_index_a_seq_the_earliest_or_the_latest() -> None:
+    """Each way to say where leads to that place; a seq leads to the batch that holds it."""
+    starts = {("index", 3): b"3", ("seq", 5): b"2", ("earliest", 0): b"0", ("latest", 0): b"new"}
+    for (by, start), expected in starts.items():
+        world = make_world(records=5, by=by, start=start)
+        world.settle()
+        world.cluster.put(b"new")
+        assert payloads(drain(world))[0] == expected
+
+
+def test_latest_is_fixed_at_the_first_answer() -> None:
+    """What is ordered after the subscriber was told its place is not missed when the link goes before it was read."""
+    world = make_world(records=3, by="latest")
+    world.settle()
+    assert world.core.position == 3
+    world.cut(1)
+    world.cluster.put(b"between")
+    world.connect()
+    assert payloads(drain(world)) == [b"between"]
+
+
+def test_a_position_is_unknown_until_the_cluster_tells_it() -> None:
+    """A start by seq has no index before the first answer."""
+    world = make_world(wires=0, records=3, by="seq", start=1)
+    assert world.core.position is None
+    world.connect()
+    world.settle()
+    assert world.core.position == 1
+
+
+def test_position_counts_what_was_taken_not_what_was_fetched() -> None:
+    """Prefetched batches do not move the reader's position."""
+    world = make_world(records=5)
+    world.settle()
+    assert [b.index for b in world.core.take_batches(2, world.now)] == [0, 1]
+    assert world.core.position == 2
+
+
+def test_seek_drops_what_was_fetched_ahead() -> None:
+    """After a seek the next batch is the one asked for, and an answer to the old question is ignored."""
+    world = make_world(records=5)
+    world.settle()
+    world.core.seek("index", 4, world.now)
+    world.collect()
+    world.cluster.put(b"5")
+    assert payloads(drain(world)) == [b"4", b"5"]
+
+
+def test_prefetch_is_bounded() -> None:
+    """Nobody takes batches: the buffer stops growing, and goes on once it is emptied."""
+    world = make_world(max_bytes=100)
+    for n in range(50):
+        world.cluster.put(b"%02d" % n * 20)
+    world.settle()
+    asked = len(questions(world))
+    assert 2 <= asked <= 4
+    world.advance(SILENT_US * 3)
+    assert len(questions(world)) == asked
+    assert len(drain(world)) == 50
+
+
+def test_a_lost_link_is_replaced_at_the_same_index() -> None:
+    """The answer that was on the wire is asked for again elsewhere; nothing is missed or repeated."""
+    world = make_world(wires=2, records=3)
+    world.outward(1)
+    world.cut(1)
+    assert payloads(drain(world)) == [b"0", b"1", b"2"]
+
+
+def test_a_silent_link_is_given_up() -> None:
+    """No answer, not even to a ping: the next link is asked."""
+    world = make_world(wires=2, records=3)
+    world.wires[1].far.mute = True
+    world.run(lambda: 1 not in world.wires)
+    assert payloads(drain(world)) == [b"0", b"1", b"2"]
+
+
+def test_a_long_poll_that_ends_empty_is_asked_again() -> None:
+    """Silence of the log is no silence of the broker."""
+    world = make_world()
+    world.settle()
+    for _ in range(3):
+        world.wires[1].far.serve_parked(over=True)
+        world.settle()
+    assert len(questions(world)) == 4
+    world.cluster.put(b"x")
+    assert payloads(drain(world)) == [b"x"]
+
+
+def test_a_damaged_payload_is_asked_for_once_more_from_another_broker() -> None:
+    """Wrong bytes are never delivered; the other broker's copy is right."""
+    world = make_world(wires=2, records=3)
+    world.wires[1].far.damage = 2
+    assert payloads(drain(world)) == [b"0", b"1", b"2"]
+    assert world.core.failed is None
+    assert len(questions(world, 2)) >= 1
+
+
+def test_a_payload_damaged_twice_is_an_error_after_the_good_ones() -> None:
+    """What came before the damage is delivered; then there is a typed error, until the reader seeks past it."""
+    world = make_world(records=3)
+    world.cluster.log[1].payload = b"X"
+    assert payloads(drain(world)) == [b"0"]
+    assert isinstance(world.core.failed, ChecksumMismatch)
+    world.core.seek("index", 2, world.now)
+    world.collect()
+    assert payloads(drain(world)) == [b"2"]
+
+
+def test_a_hole_in_the_record_numbers_is_never_passed_on() -> None:
+    """A broker that leaves out a batch is asked once more, and then is an error."""
+    world = make_world(records=3)
+    world.cluster.log[1].count += 1
+    assert payloads(drain(world)) == [b"0", b"1"]
+    assert isinstance(world.core.failed, BadFrame)
+
+
+def test_trimmed_positions_come_as_a_gap() -> None:
+    """A reader below the start of the log gets a typed gap, then what is left."""
+    world = make_world(records=5)
+    world.cluster.start_index = 3
+    batches = drain(world)
+    assert batches[0].gap == Gap(GapKind.TRIMMED, 0, 3)
+    assert (batches[0].index, len(batches[0]), batches[0].records()) == (0, 0, [])
+    assert payloads(batches[1:]) == [b"3", b"4"]
+
+
+def test_skipped_sequences_come_as_a_gap() -> None:
+    """A SKIP entry is a batch without records that names the session and the sequences."""
+    world = make_world(records=1)
+    world.cluster.skip(session=9, first=4, count=2)
+    world.cluster.put(b"after")
+    batches = drain(world)
+    assert [b.gap for b in batches] == [None, Gap(GapKind.SKIPPED, 4, 6, 9), None]
+    assert batches[1].index == 1
+
+
+def test_a_future_position_is_a_typed_error() -> None:
+    """The broker's refusal becomes the subscriber's error, and a seek clears it."""
+    world = make_world(records=2, start=10)
+    assert drain(world) == []
+    assert isinstance(world.core.failed, FuturePosition)
+    world.core.seek("earliest", 0, world.now)
+    world.collect()
+    assert world.core.failed is None
+    assert len(drain(world)) == 2
+
+
+def test_a_retriable_refusal_is_tried_again_elsewhere() -> None:
+    """While a sequencer takes over nothing can be read; the subscriber waits a little and asks the next broker."""
+    world = make_world(wires=2, records=1)
+    failed = m.Failed(code="Retriable", message="takes over")
+    world.core.on_control(1, 1, failed, world.now)
+    world.wires[1].outward.clear()
+    assert world.core.next_timer_us() > world.now
+    world.run(lambda: world.core.position == 0 and world.core._ready)
+    assert len(questions(world, 2)) >= 1
+
+
+def test_a_filter_by_partition_leaves_out_the_others() -> None:
+    """Only the wanted partitions come, and the holes between them are no error."""
+    world = make_world(partitions=[1])
+    for n in range(6):
+        world.cluster.put(b"%d" % n, partition=n % 2)
+    assert payloads(drain(world)) == [b"1", b"3", b"5"]
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), st.integers(0, 200)),
+        st.tuples(st.just("outward"), st.integers(0, 3)),
+        st.tuples(st.just("inward"), st.integers(0, 3)),
+        st.tuples(st.just("cut"), st.integers(0, 3)),
+        st.tuples(st.just("connect"), st.just(0)),
+        st.tuples(st.just("mute"), st.integers(0, 3)),
+        st.tuples(st.just("over"), st.integers(0, 3)),
+        st.tuples(st.just("trim"), st.integers(1, 3)),
+        st.tuples(st.just("take"), st.integers(1, 5)),
+        st.tuples(st.just("time"), st.sampled_from([10_000, SILENT_US // 2, SILENT_US])),
+    ),
+    max_size=60,
+)
+
+
+def act(world: World, taken: list[Batch], action: str, value: int) -> None:
+    wires = list(world.wires)
+    number = wires[value % len(wires)] if wires else 0
+    cluster = world.cluster
+    match action:
+        case "put" if value < 20:
+            cluster.skip(session=1, first=value, count=1)
+        case "put":
+            cluster.put(b"%d." % len(cluster.log) * value, count=value % 4 + 1)
+        case "outward" | "inward":
+            getattr(world, action)(number)
+        case "cut" if wires:
+            world.cut(number)
+        case "connect" if len(wires) < 3:
+            world.connect()
+        case "mute" if wires:
+            world.wires[number].far.mute = True
+        case "over" if wires:
+            world.wires[number].far.serve_parked(over=True)
+        case "trim":
+            cluster.start_index = min(len(cluster.log), cluster.start_index + value)
+        case "take":
+            taken += world.core.take_batches(value, world.now)
+            world.collect()
+        case "time":
+            world.advance(value)
+
+
+@settings(deadline=None, max_examples=250)
+@given(actions=ACTIONS)
+def test_whatever_breaks_the_reader_gets_one_unbroken_prefix(actions: list[tuple[str, int]]) -> None:
+    """Under cuts, silence, trims and slow reading: each index once, in order, right bytes, or covered by a gap."""
+    world = make_world(wires=2, max_bytes=300)
+    taken: list[Batch] = []
+    for action, value in actions:
+        act(world, taken, action, value)
+    for number in list(world.wires):
+        world.cut(number)
+    world.connect()
+    for _ in range(5):
+        taken += drain(world, 7)
+        world.advance(SILENT_US)
+    assert world.core.failed is None
+    at = 0
+    for batch in taken:
+        assert batch.index == at
+        trimmed = batch.gap is not None and batch.gap.kind == GapKind.TRIMMED
+        at = batch.gap.stop if trimmed and batch.gap is not None else at + 1
+        if not trimmed:
+            stored = world.cluster.log[batch.index]
+            assert (bytes(batch.payload), batch.seq) == (stored.payload, stored.seq)
+            assert (batch.gap is not None) == (stored.kind == EntryKind.SKIP)
+    assert at == len(world.cluster.log)
+
+
+def test_payload_checksums_use_the_publishers_crc() -> None:
+    """The check is end to end: the CRC that the publisher stamped, over the bytes that the reader got."""
+    world = make_world(records=1)
+    world.cluster.log[0].payload = b"other"
+    world.cluster.log[0].crc = payload_crc(b"other")
+    assert payloads(drain(world)) == [b"other"]
