@@ -1,0 +1,85 @@
+"""The command line: `embarcadero <verb>`. Each verb imports what it needs when it runs, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from embarcadero.cli import cluster, proof, records, topic
+from embarcadero.cli.output import print_error
+from embarcadero.errors import EmbarcaderoError, UsageError
+
+HELP = """
+A distributed shared log: publish to any broker, read one total order.
+
+A first walk:
+
+    embarcadero up --detach                    # 4 brokers and a sequencer on this machine
+
+    embarcadero topic create orders --order 5
+
+    seq 1 1000 | embarcadero publish orders
+
+    embarcadero tail orders --limit 3
+
+    embarcadero status
+
+    embarcadero down
+"""
+
+
+def debugging() -> bool:
+    """Whether the user wants tracebacks."""
+    return os.environ.get("EMBARCADERO_DEBUG", "") not in {"", "0"}
+
+
+class Commands(TyperGroup):
+    """All verbs. A typed error ends any of them with one line: exit code 2 for the caller's mistake, else 1."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except EmbarcaderoError as error:
+            if debugging():
+                raise
+            print_error(error)
+            raise typer.Exit(2 if isinstance(error, UsageError) else 1) from error
+
+
+app = typer.Typer(
+    cls=Commands,
+    help=HELP,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(cluster.up)
+app.command()(cluster.down)
+app.command()(cluster.node)
+app.command()(cluster.status)
+app.add_typer(topic.app, name="topic")
+app.command()(records.publish)
+app.command()(records.tail)
+app.command()(proof.sim)
+app.command()(proof.bench)
+app.command()(proof.demo)
+
+
+def main() -> None:
+    """Entry point of the `embarcadero` program."""
+    try:
+        app()
+    except Exception as error:
+        if debugging():
+            raise
+        print_error(error)
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()

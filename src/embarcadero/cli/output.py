@@ -1,0 +1,106 @@
+"""What all commands share: where the brokers are, and how results and errors are printed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from embarcadero.errors import EmbarcaderoError
+
+if TYPE_CHECKING:
+    from embarcadero.client.sync import Log
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir",
+        envvar="EMBARCADERO_DATA_DIR",
+        show_default=False,
+        help="The cluster's folder. Default: ~/.local/state/embarcadero/default.",
+    ),
+]
+Brokers = Annotated[
+    str | None,
+    typer.Option(
+        "--brokers",
+        envvar="EMBARCADERO_BROKERS",
+        show_default=False,
+        help="Addresses host:port, with commas. Default: the running cluster of --data-dir, else 127.0.0.1:9092.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+DEFAULT_ADDRESS = "127.0.0.1:9092"
+
+
+def data_dir_or_default(data_dir: Path | None) -> Path:
+    """The folder that was asked for, or the usual one."""
+    from embarcadero.node.cluster import default_data_dir
+
+    return data_dir or default_data_dir()
+
+
+def find_brokers(brokers: str | None, data_dir: Path | None) -> list[str]:
+    """Addresses of the cluster that the user means."""
+    from embarcadero.errors import NotRunning
+    from embarcadero.node.cluster import ClusterFolder
+    from embarcadero.node.report import report
+
+    if brokers:
+        return [address.strip() for address in brokers.split(",") if address.strip()]
+    try:
+        return report(ClusterFolder(data_dir_or_default(data_dir))).addresses or [DEFAULT_ADDRESS]
+    except NotRunning:
+        return [DEFAULT_ADDRESS]
+
+
+def connect(brokers: str | None, data_dir: Path | None) -> Log:
+    """A client of the cluster that the user means."""
+    import embarcadero
+
+    return embarcadero.connect(find_brokers(brokers, data_dir))
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output."""
+    import msgspec
+
+    print(msgspec.json.encode(value).decode())
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """A table on standard output."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for column in columns:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*map(str, row))
+    Console().print(table)
+
+
+def note(text: str) -> None:
+    """A line for people, on standard error."""
+    typer.secho(text, err=True, fg=typer.colors.YELLOW)
+
+
+def print_error(error: BaseException) -> None:
+    """One red line, and what to do about it."""
+    if isinstance(error, EmbarcaderoError):
+        typer.secho(f"error: {error.message}", err=True, fg=typer.colors.RED)
+        if error.hint:
+            typer.secho(f"hint: {error.hint}", err=True)
+    else:
+        typer.secho(f"error: {type(error).__name__}: {error}", err=True, fg=typer.colors.RED)
+        typer.secho("hint: this is a bug of Embarcadero; EMBARCADERO_DEBUG=1 shows where", err=True)
+
+
+def stderr_is_terminal() -> bool:
+    """Whether a progress bar makes sense."""
+    return sys.stderr.isatty()

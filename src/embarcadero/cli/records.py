@@ -1,0 +1,251 @@
+"""publish and tail: records in and out of a topic, as lines."""
+
+from __future__ import annotations
+
+import base64
+import os
+import sys
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+
+from embarcadero.cli.output import Brokers, DataDir, Json, connect, note, print_json, stderr_is_terminal
+from embarcadero.errors import BadValue
+from embarcadero.limits import RECORD_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from embarcadero.client.batch import Batch, Record
+    from embarcadero.client.futures import RecordFuture
+    from embarcadero.types import Position
+
+_POLL_S = 0.5
+_PROGRESS_EVERY = 256
+
+
+class Format(StrEnum):
+    """How tail prints records."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def publish(
+    topic: Annotated[str, typer.Argument(help="Name of the topic.")],
+    file: Annotated[Path | None, typer.Argument(help="File with a record a line. Default: standard input.")] = None,
+    key_separator: Annotated[
+        str, typer.Option(show_default=False, help="What stands between key and value in a line. Default: no keys.")
+    ] = "",
+    ack: Annotated[int, typer.Option(help="When a record counts as published. 0: sent. 1: ordered.")] = 1,
+    session: Annotated[
+        str | None, typer.Option(show_default=False, help="Name of a session, to go on with it later.")
+    ] = None,
+    brokers: Brokers = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Publish each line of a file, or of standard input, as a record.
+
+    Examples:
+
+        seq 1 1000 | embarcadero publish orders
+
+        embarcadero publish orders orders.csv --key-separator ,
+    """
+    with ExitStack() as stack:
+        source: BinaryIO = sys.stdin.buffer if file is None else stack.enter_context(_open(file))
+        advance = _progress(stack, source)
+        sent = _Sent()
+        log = stack.enter_context(connect(brokers, data_dir))
+        with log.publisher(topic, ack=ack, session=session) as publisher:
+            for line in _lines(source):
+                key, value = _split(line, key_separator.encode())
+                sent.add(publisher.send(value, key=key), len(line))
+                if sent.records % _PROGRESS_EVERY == 0:
+                    advance(sent.bytes)
+            publisher.flush()
+        sent.settle_all()
+        advance(sent.bytes)
+    if json:
+        print_json({"topic": topic, "records": sent.records, "bytes": sent.bytes, "last": sent.last})
+    else:
+        where = f"; the last is at seq {sent.last.seq}" if sent.last else ""
+        print(f"published {sent.records:,} records ({sent.bytes:,} bytes) to {topic}{where}")
+
+
+class _Sent:
+    """Counts what was sent; the first error of a record ends it."""
+
+    def __init__(self) -> None:
+        self.records = self.bytes = 0
+        self.last: Position | None = None  # the highest so far
+        self._open: deque[RecordFuture] = deque()
+
+    def add(self, future: RecordFuture, size: int) -> None:
+        self.records += 1
+        self.bytes += size
+        self._open.append(future)
+        while self._open and self._open[0].done():
+            self._settle()
+
+    def settle_all(self) -> None:
+        while self._open:
+            self._settle()
+
+    def _settle(self) -> None:
+        position = self._open.popleft().result()
+        if position is not None and (self.last is None or position > self.last):
+            self.last = position
+
+
+def _open(file: Path) -> BinaryIO:
+    try:
+        return file.open("rb")
+    except OSError as error:
+        raise BadValue(f"can't read {file}: {error.strerror}", "name a file that exists") from error
+
+
+def _lines(source: BinaryIO) -> Iterator[bytes]:
+    """Lines without their ends, never holding more than one record."""
+    number = 0
+    while line := source.readline(RECORD_BYTES_MAX + 1):
+        number += 1
+        if len(line) > RECORD_BYTES_MAX and not line.endswith(b"\n"):
+            raise BadValue(f"line {number} has more than {RECORD_BYTES_MAX} bytes", "cut it into smaller records")
+        yield line.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def _split(line: bytes, separator: bytes) -> tuple[bytes | None, bytes]:
+    if not separator:
+        return None, line
+    key, found, value = line.partition(separator)
+    return (key, value) if found else (None, line)
+
+
+def _progress(stack: ExitStack, source: BinaryIO) -> Callable[[int], None]:
+    """A progress bar on a terminal; elsewhere nothing."""
+    if not stderr_is_terminal() or source.isatty():
+        return lambda _: None
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
+
+    columns = (TextColumn("publishing"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeElapsedColumn())
+    bar = stack.enter_context(Progress(*columns, console=Console(stderr=True)))
+    size = os.fstat(source.fileno()).st_size
+    task = bar.add_task("publishing", total=size or None)
+    return lambda done: bar.update(task, completed=done)
+
+
+def tail(
+    topic: Annotated[str, typer.Argument(help="Name of the topic.")],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until Ctrl-C.")] = False,
+    start: Annotated[str, typer.Option("--from", help="earliest, latest, or the seq of a record.")] = "earliest",
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", min=0, show_default=False, help="Stop after so many records.")
+    ] = None,
+    form: Annotated[Format, typer.Option("--format", help="text: values. json: an object a line.")] = Format.TEXT,
+    brokers: Brokers = None,
+    data_dir: DataDir = None,
+    json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+) -> None:
+    """Print the records of a topic in their order.
+
+    Without --follow it ends where the topic ended when it began.
+
+    Examples:
+
+        embarcadero tail orders --limit 10
+
+        embarcadero tail orders --follow --from latest --format json
+    """
+    where = _start(start)
+    show = _show_json if json or form is Format.JSON else _show_text
+    try:
+        for number, (batch, record) in enumerate(_records(topic, where, follow, brokers, data_dir)):
+            if number == limit:
+                return
+            show(batch, record)
+    except KeyboardInterrupt:
+        return
+
+
+def _start(text: str) -> str | int:
+    if text in {"earliest", "latest"}:
+        return text
+    if text.isascii() and text.isdigit():
+        return int(text)
+    raise BadValue(f"--from {text!r} is no place in a log", "use earliest, latest, or the seq of a record")
+
+
+def _records(
+    topic: str, start: str | int, follow: bool, brokers: str | None, data_dir: Path | None
+) -> Iterator[tuple[Batch, Record | None]]:
+    """Records of a topic with their batches; a gap comes as a batch without a record."""
+    with connect(brokers, data_dir) as log:
+        end = None if follow else log.tail(topic)
+        if end is not None and (start == "latest" or end.seq == 0 or (isinstance(start, int) and start >= end.seq)):
+            return
+        with log.subscribe(topic, start=start) as subscriber:
+            while True:
+                batch = subscriber.poll(timeout=_POLL_S)
+                if batch is not None and batch.gap is not None:
+                    yield batch, None
+                elif batch is not None:
+                    for record in batch.records():
+                        if not isinstance(start, int) or record.seq >= start:
+                            yield batch, record
+                    if end is not None and batch.seq + batch.count >= end.seq:
+                        return
+                elif end is not None and (subscriber.position() or 0) >= end.index:
+                    return
+
+
+def _show_text(batch: Batch, record: Record | None) -> None:
+    if record is None:
+        note(f"-- {_gap_text(batch)} --")
+        return
+    sys.stdout.buffer.write(record.value + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _show_json(batch: Batch, record: Record | None) -> None:
+    if record is None:
+        print_json({"gap": _gap_text(batch), "lane": batch.lane, "index": batch.index})
+        return
+    print_json(
+        {
+            "seq": record.seq,
+            "index": batch.index,
+            "session": batch.session,
+            "session_seq": batch.session_seq,
+            "partition": batch.partition,
+            "broker": batch.broker,
+            "append_time": batch.append_time,
+            "timestamp": record.timestamp,
+            "key": None if record.key is None else _readable(record.key),
+            "value": _readable(record.value),
+            "headers": {name: _readable(value) for name, value in (record.headers or {}).items()},
+        }
+    )
+
+
+def _readable(value: bytes) -> Any:
+    """Text where it is text; else an object that says how it is encoded."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(value).decode()}
+
+
+def _gap_text(batch: Batch) -> str:
+    gap = batch.gap
+    if gap is None:
+        return ""
+    what = "session sequences" if gap.kind.name == "SKIPPED" else "batches"
+    return f"{gap.kind.name.lower()}: {what} {gap.start} to {gap.stop - 1}"

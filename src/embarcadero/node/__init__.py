@@ -1,0 +1,1 @@
+"""Processes: a node hosts roles, a supervisor keeps nodes running. See README.md."""

@@ -1,0 +1,145 @@
+"""Start and stop a supervisor that runs as a process of its own.
+
+The starter gives it a pipe and waits: one line comes back, "ready" (with a note) or the error that kept it from
+starting; the end of the pipe without a line means that it died, and its log says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from embarcadero.errors import ClusterError, EmbarcaderoError, NotRunning, from_wire
+from embarcadero.node.children import roll_over
+from embarcadero.node.cluster import ClusterFolder, FabricChoice, fabric_name
+from embarcadero.node.supervisor import Supervisor, UpOptions
+
+_STOP_S = 10.0
+_POLL_S = 0.02
+
+
+class Started(msgspec.Struct, frozen=True, kw_only=True):
+    """The line that a background supervisor sends. No `code` means ready."""
+
+    note: str = ""
+    code: str = ""
+    message: str = ""
+    hint: str = ""
+
+
+def start(options: UpOptions) -> tuple[subprocess.Popen[bytes], str]:
+    """Start a supervisor in the background; returns, when the cluster is ready, its process and a note for the user.
+
+    With `stop_with_stdin` it stops when the pipe in `process.stdin` is closed, by us or by our death.
+    """
+    options.check()
+    folder = ClusterFolder(Path(options.data_dir))
+    folder.create()
+    log_path = folder.logs / "supervisor.log"
+    roll_over(log_path)
+    reading, writing = os.pipe()
+    try:
+        with log_path.open("ab") as log_file:
+            settings = msgspec.structs.replace(options, data_dir=str(folder.path), ready_fd=writing)
+            process = subprocess.Popen(
+                [sys.executable, "-m", "embarcadero.node.background", msgspec.json.encode(settings).decode()],
+                stdin=subprocess.PIPE if options.stop_with_stdin else subprocess.DEVNULL,
+                stdout=log_file,
+                stderr=log_file,
+                pass_fds=[writing],
+                start_new_session=True,
+            )
+    finally:
+        os.close(writing)
+    try:
+        with os.fdopen(reading, "rb") as pipe:
+            line = pipe.readline()
+        started = msgspec.json.decode(line, type=Started) if line else None
+        if started is None:
+            raise ClusterError("the supervisor died while it started", f"see {log_path}")
+        if started.code:
+            raise from_wire(started.code, started.message, started.hint)
+    except BaseException:
+        _end(process)
+        raise
+    return process, started.note
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.stdin is not None:
+        process.stdin.close()
+    process.terminate()
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def stop(folder: ClusterFolder) -> int:
+    """Stop the supervisor of a folder and all it started; returns its process id. NotRunning if there is none."""
+    pid = folder.running_pid()
+    if pid is None:
+        _remove_fabric(folder)
+        raise NotRunning(f"no cluster is running in {folder.path}", "nothing to stop")
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+        give_up = time.monotonic() + _STOP_S
+        while time.monotonic() < give_up:
+            if folder.running_pid() != pid:
+                _remove_fabric(folder)
+                return pid
+            time.sleep(_POLL_S)
+    raise ClusterError(f"the supervisor (pid {pid}) does not end", f"see {folder.logs}")
+
+
+def _remove_fabric(folder: ClusterFolder) -> None:
+    """A supervisor that was killed leaves its fabric behind."""
+    with contextlib.suppress(EmbarcaderoError):
+        info = folder.read_info()
+        if Path(info.fabric).name == fabric_name(info.id):
+            shutil.rmtree(info.fabric, ignore_errors=True)
+
+
+def main(text: str) -> int:
+    """The background process itself."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    options = msgspec.json.decode(text, type=UpOptions)
+
+    def say(line: Started) -> None:
+        if options.ready_fd is not None:
+            with contextlib.suppress(BrokenPipeError), os.fdopen(options.ready_fd, "wb") as pipe:
+                pipe.write(msgspec.json.encode(line) + b"\n")
+
+    ready = False
+
+    def on_ready(fabric: FabricChoice) -> None:
+        nonlocal ready
+        ready = True
+        logging.info("the cluster is ready; fabric in %s", fabric.folder)
+        say(Started(note=fabric.note))
+
+    try:
+        asyncio.run(Supervisor(options).run(on_ready))
+    except EmbarcaderoError as error:
+        logging.error("%s", error)  # noqa: TRY400 - a typed error says it all
+        if not ready:
+            say(Started(code=type(error).__name__, message=error.message, hint=error.hint))
+        return 1
+    logging.info("the cluster is stopped")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

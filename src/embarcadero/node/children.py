@@ -1,0 +1,120 @@
+"""Node processes as the supervisor's children: started, waited for, started again, stopped.
+
+A child that dies is started again at once, the first time; one that keeps dying soon after its start waits longer each
+time, so that a broken machine is not kept busy with starting processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from embarcadero.errors import ClusterError
+from embarcadero.limits import KIB, MIB
+from embarcadero.node.cluster import ClusterFolder
+from embarcadero.node.roles import Role
+
+_PR_SET_PDEATHSIG = 1
+_LIVED_LONG_S = 10.0
+_BACK_OFF_S = 0.1
+_BACK_OFF_S_MAX = 5.0
+_LOG_BYTES_KEPT = 4 * MIB
+_LAST_WORDS_BYTES = 4 * KIB
+
+
+class Child:
+    """One node process, over all its incarnations."""
+
+    def __init__(self, folder: ClusterFolder, roles: Sequence[Role]) -> None:
+        self.roles = list(roles)
+        self.name = ",".join(map(str, roles))
+        self.log_path = folder.logs / f"{'node' if len(roles) > 1 else self.name.replace(':', '-')}.log"
+        self._data_dir = folder.path
+        self._process: asyncio.subprocess.Process | None = None
+        self._failures = 0
+
+    @property
+    def pid(self) -> int:
+        """Its process id; 0 while it is down."""
+        return self._process.pid if self._process else 0
+
+    async def keep(
+        self, stop: asyncio.Event, started: Callable[[], None], died: Callable[[Child, int, str], None]
+    ) -> None:
+        """Keep the process running until told to stop; `started` and `died` hear of every change."""
+        while not stop.is_set():
+            process = self._process = await self._start()
+            began = time.monotonic()
+            if stop.is_set():
+                self.signal(signal.SIGTERM)
+            started()
+            code = await process.wait()
+            self._process = None
+            if stop.is_set():
+                return
+            died(self, process.pid, exit_reason(code))
+            self._failures = 0 if time.monotonic() - began > _LIVED_LONG_S else self._failures + 1
+            if self._failures > 1:
+                delay = min(_BACK_OFF_S * 2 ** (self._failures - 1), _BACK_OFF_S_MAX)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), delay)
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        """In a session of its own: Ctrl-C is for the supervisor, which stops the rest in order."""
+        roll_over(self.log_path)
+        command = [sys.executable, "-m", "embarcadero.node.node", "--data-dir", str(self._data_dir)]
+        with self.log_path.open("ab") as log_file:
+            return await asyncio.create_subprocess_exec(
+                *command,
+                *("--roles", self.name, "--parent", str(os.getpid())),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log_file,
+                stderr=log_file,
+                start_new_session=True,
+            )
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, if it runs."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    def last_words(self) -> str:
+        """The last line of its log: usually the reason it ended."""
+        try:
+            with self.log_path.open("rb") as log_file:
+                log_file.seek(max(0, self.log_path.stat().st_size - _LAST_WORDS_BYTES))
+                lines = log_file.read().decode(errors="replace").strip().splitlines()
+        except OSError:
+            return ""
+        return lines[-1] if lines else ""
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies, even if the parent can't do it any more."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        raise ClusterError(f"the supervisor (pid {parent}) is gone already", "start the cluster with `embarcadero up`")
+
+
+def exit_reason(code: int) -> str:
+    """An exit code in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    with contextlib.suppress(ValueError):
+        return f"killed by {signal.Signals(-code).name}"
+    return f"killed by signal {-code}"
+
+
+def roll_over(path: Path) -> None:
+    """Keep a log and its predecessor, each bounded between two starts."""
+    with contextlib.suppress(FileNotFoundError):
+        if path.stat().st_size > _LOG_BYTES_KEPT:
+            path.replace(path.with_suffix(".log.1"))

@@ -1,0 +1,106 @@
+"""A private cluster in child processes, for as long as a `with` block lasts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+from embarcadero.errors import ClusterError
+from embarcadero.limits import LOG_BYTES
+from embarcadero.node.background import start
+from embarcadero.node.cluster import ClusterFolder
+from embarcadero.node.report import ClusterReport, report
+from embarcadero.node.supervisor import UpOptions
+
+_STOP_S = 10.0
+_RESTART_S = 30.0
+_POLL_S = 0.01
+
+
+class LocalCluster:
+    """Brokers and a sequencer on free ports of this machine. Without `data_dir`, nothing is left of it afterwards.
+
+    It ends with the block, with `close()`, or with this process, however that ends.
+    """
+
+    def __init__(self, brokers: int = 4, data_dir: Path | str | None = None, log_bytes: int = LOG_BYTES) -> None:
+        self._temporary = tempfile.mkdtemp(prefix="embarcadero-") if data_dir is None else None
+        self._folder = ClusterFolder(Path(self._temporary or data_dir or ""))
+        options = UpOptions(
+            data_dir=str(self._folder.path), brokers=brokers, port=0, log_bytes=log_bytes, stop_with_stdin=True
+        )
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            self._process, self.note = start(options)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def data_dir(self) -> Path:
+        """Its folder."""
+        return self._folder.path
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where the live brokers listen."""
+        return self.report().addresses
+
+    def report(self) -> ClusterReport:
+        """What runs now."""
+        return report(self._folder)
+
+    def pids(self) -> dict[str, int]:
+        """Process ids by role: `supervisor`, `sequencer`, `broker:0`, ...; 0 for one that is down just now."""
+        info = self._folder.require_running()
+        roles = ["sequencer", *(f"broker:{number}" for number in range(info.brokers))]
+        return {"supervisor": info.supervisor} | {role: info.pid_of(role) for role in roles}
+
+    def kill_broker(self, broker: int) -> int:
+        """SIGKILL a broker's process, and return its id. The supervisor starts it again as a new incarnation."""
+        return self._kill(f"broker:{broker}")
+
+    def kill_sequencer(self) -> int:
+        """SIGKILL the sequencer's process, and return its id. Another one takes over in the next epoch."""
+        return self._kill("sequencer")
+
+    def _kill(self, role: str) -> int:
+        if role not in self.pids():
+            raise ClusterError(f"this cluster has no {role}", f"it has {', '.join(self.pids())}")
+        give_up = time.monotonic() + _RESTART_S
+        while not (pid := self.pids()[role]):
+            if time.monotonic() > give_up:
+                raise ClusterError(f"{role} has been down for {_RESTART_S:.0f} s", f"see {self._folder.logs}")
+            time.sleep(_POLL_S)
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def close(self) -> None:
+        """Stop all processes and remove what is temporary. Closing twice is fine."""
+        process, self._process = self._process, None
+        if process is not None:
+            if process.stdin is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.close()
+            try:
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def __enter__(self) -> LocalCluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

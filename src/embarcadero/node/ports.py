@@ -1,0 +1,79 @@
+"""Sockets: bind a broker's port, and see whether a broker answers on it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+
+from embarcadero.errors import ClusterError, EmbarcaderoError, PortInUse, ProtocolError, Unreachable
+from embarcadero.limits import CONTROL_BYTES_MAX
+from embarcadero.wire.codec import control_frame, decode_control
+from embarcadero.wire.frames import PROTOCOL_VERSION, SHORT_HEADER
+from embarcadero.wire.messages import Hello, Welcome
+
+_BACKLOG = 1_024
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one."""
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(_BACKLOG)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUse(
+                f"port {port} on {host} is in use by another program",
+                "choose another with --port (0 takes free ones), or stop that program",
+            ) from error
+        if error.errno == errno.EACCES:
+            raise PortInUse(f"port {port} needs privileges", "choose a --port above 1023") from error
+        raise ClusterError(f"can't listen on {host}:{port}: {error.strerror or error}", "check --host") from error
+    return sock
+
+
+def check_ports(host: str, ports: list[int]) -> None:
+    """Raise PortInUse if one of them can't be had."""
+    for port in ports:
+        listen(host, port).close()
+
+
+async def hello(host: str, port: int, timeout_s: float) -> Welcome:
+    """Ask a broker who it is. Unreachable if nobody answers in time."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _hello(host, port)
+    except (OSError, TimeoutError, EOFError) as error:
+        raise Unreachable(f"no broker answers on {host}:{port}", "see `embarcadero status`") from error
+
+
+async def _hello(host: str, port: int) -> Welcome:
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        writer.write(control_frame(Hello(versions=[PROTOCOL_VERSION], client="embarcadero"), 1))
+        header = await reader.readexactly(SHORT_HEADER.itemsize)
+        length = int.from_bytes(header[4:8], "little")
+        if length > CONTROL_BYTES_MAX:
+            raise ProtocolError(f"{host}:{port} is not a broker", "choose another address")
+        answer = decode_control(await reader.readexactly(length))
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+    if not isinstance(answer, Welcome):
+        raise ProtocolError(f"{host}:{port} answers a hello with {type(answer).__name__}", "choose another address")
+    return answer
+
+
+async def answers(host: str, port: int, timeout_s: float) -> bool:
+    """Whether a broker says hello on this address."""
+    try:
+        await hello(host, port, timeout_s)
+    except EmbarcaderoError:
+        return False
+    return True

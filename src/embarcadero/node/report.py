@@ -1,0 +1,79 @@
+"""What runs in a cluster's folder, for people and for programs."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import msgspec
+
+from embarcadero.node.cluster import ClusterFolder, ClusterInfo
+from embarcadero.placement.directory import Directory
+from embarcadero.placement.embedded import SqliteStore
+from embarcadero.types import MemberState
+
+
+class BrokerReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest incarnation of a broker."""
+
+    id: int
+    incarnation: int
+    address: str
+    pid: int
+    state: str
+
+
+class SequencerReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The sequencer: its epoch, and its process (0 while it is down)."""
+
+    pid: int
+    epoch: int
+
+
+class SupervisorReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The supervisor's process."""
+
+    pid: int
+
+
+class ClusterReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A running cluster."""
+
+    cluster: str
+    version: str
+    brokers: list[BrokerReport]
+    sequencer: SequencerReport
+    supervisor: SupervisorReport
+    fabric: str
+    data_dir: str
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where clients find the live brokers."""
+        return [broker.address for broker in self.brokers if broker.state == MemberState.LIVE]
+
+
+def report(folder: ClusterFolder) -> ClusterReport:
+    """The running cluster of a folder; NotRunning if there is none."""
+    info: ClusterInfo = folder.require_running()
+    with closing(SqliteStore(folder.store_path)) as store:
+        directory = Directory(store)
+        newest = {member.broker: member for member in directory.members()}  # sorted by incarnation: the last one stays
+        epoch = directory.started_epoch()
+    return ClusterReport(
+        cluster=info.id,
+        version=info.version,
+        brokers=[
+            BrokerReport(
+                id=member.broker,
+                incarnation=member.incarnation,
+                address=member.address,
+                pid=member.pid,
+                state=member.state.value,
+            )
+            for member in newest.values()
+        ],
+        sequencer=SequencerReport(pid=info.pid_of("sequencer"), epoch=epoch),
+        supervisor=SupervisorReport(pid=info.supervisor),
+        fabric=info.fabric,
+        data_dir=str(folder.path),
+    )

@@ -1,0 +1,236 @@
+"""`embarcadero up`: make the fabric, start node processes, start them again when they die, stop them all together.
+
+Theory of operation. The supervisor holds the lock of the cluster's folder for as long as it lives. Each `up` begins a
+new generation: an empty fabric, so nothing of an earlier run can be mistaken for this one. When a node process dies,
+its brokers are marked dead in the directory at once (the sequencer then closes those incarnations) and the process is
+started again; it registers new incarnations by itself. The supervisor is not on the path of a publish or a read: while
+it is stopped or slow, the cluster goes on. Node processes die with it (see node.die_with).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+
+from embarcadero.errors import BadValue, ClusterError, EmbarcaderoError
+from embarcadero.fabric.epochs import create_epochs
+from embarcadero.fabric.shared import SharedFabric
+from embarcadero.limits import BROKERS_MAX, LOG_BYTES
+from embarcadero.node.children import Child
+from embarcadero.node.cluster import (
+    ClusterFolder,
+    ClusterInfo,
+    FabricChoice,
+    NodeInfo,
+    choose_fabric,
+    fabric_name,
+    sizes_for,
+)
+from embarcadero.node.ports import answers, check_ports
+from embarcadero.node.roles import SEQUENCER, Role
+from embarcadero.placement.directory import Directory
+from embarcadero.placement.embedded import SqliteStore
+from embarcadero.types import Member, MemberState
+
+log = logging.getLogger("embarcadero.supervisor")
+
+READY_S_MAX = 60.0
+_READY_POLL_S = 0.02
+_HELLO_S = 2.0
+_STOP_S = 3.0
+
+
+class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What `up` was asked for."""
+
+    data_dir: str
+    brokers: int = 4
+    host: str = "127.0.0.1"
+    port: int = 9092  # of broker 0; 0: free ports
+    processes: str = "role"  # role: a process per role; one: a single process
+    fabric: str = ""  # folder for the fabric; empty: shared memory if it has room
+    log_bytes: int = LOG_BYTES  # of each broker
+    ready_fd: int | None = None  # for a background supervisor: where to report "ready" or an error
+    stop_with_stdin: bool = False  # stop when standard input ends
+
+    def check(self) -> None:
+        """Raise BadValue for what can't be."""
+        if not 1 <= self.brokers <= BROKERS_MAX:
+            raise BadValue(f"brokers {self.brokers} is out of range", f"use 1 to {BROKERS_MAX}")
+        if not (self.port == 0 or 1 <= self.port <= 65_536 - self.brokers):
+            raise BadValue(f"port {self.port} is out of range", f"use 0 (free ports) or 1 to {65_536 - self.brokers}")
+        if self.processes not in {"role", "one"}:
+            raise BadValue(f"processes {self.processes!r} does not exist", "use role or one")
+        if self.host in {"", "0.0.0.0", "::"}:
+            raise BadValue("brokers tell clients the address they listen on", "give --host an address of this machine")
+        sizes_for(self.log_bytes)
+
+    def nodes(self) -> list[list[Role]]:
+        """The roles of each process."""
+        roles = [SEQUENCER, *map(Role, range(self.brokers))]
+        return [roles] if self.processes == "one" else [[role] for role in roles]
+
+    def fabric_bytes(self) -> int:
+        """About what the fabric will want: the logs, and as much again as two logs for dead ones and rings."""
+        return (self.brokers + 2) * self.log_bytes
+
+
+class Supervisor:
+    """One run of a cluster."""
+
+    def __init__(self, options: UpOptions) -> None:
+        options.check()
+        self._options = options
+        self._folder = ClusterFolder(Path(options.data_dir))
+        self._children = [Child(self._folder, roles) for roles in options.nodes()]
+        self._stop = asyncio.Event()
+        self._failure: EmbarcaderoError | None = None
+        self._ready = False
+        self._version = version("embarcadero")
+
+    async def run(self, on_ready: Callable[[FabricChoice], None]) -> None:
+        """Run the cluster until SIGTERM, SIGINT or the end of standard input."""
+        options = self._options
+        with ExitStack() as stack:
+            self._folder.create()
+            stack.enter_context(self._folder.locked())
+            if options.port:
+                check_ports(options.host, [options.port + number for number in range(options.brokers)])
+            self._directory = Directory(stack.enter_context(closing(SqliteStore(self._folder.store_path))))
+            self._directory.begin_generation()
+            self._fabric = self._make_fabric()
+            stack.callback(shutil.rmtree, self._fabric.folder, ignore_errors=True)
+            self._write_info()
+            self._watch_for_stop()
+            keepers = [asyncio.create_task(self._keep(child)) for child in self._children]
+            try:
+                await self._until_ready()
+                if not self._stop.is_set():
+                    on_ready(self._fabric)
+                await self._stop.wait()
+            finally:
+                await self._stop_all(keepers)
+        if self._failure is not None:
+            raise self._failure
+
+    # --- before -------------------------------------------------------------------------------------------------------
+
+    def _make_fabric(self) -> FabricChoice:
+        self._remove_leftovers()
+        wanted = Path(self._options.fabric).absolute() if self._options.fabric else None
+        need = self._options.fabric_bytes()
+        choice = choose_fabric(self._folder.path, self._directory.cluster_id, wanted, need)
+        shutil.rmtree(choice.folder, ignore_errors=True)
+        try:
+            choice.folder.mkdir(mode=0o700, parents=True)
+        except OSError as error:
+            raise ClusterError(f"can't make {choice.folder}: {error.strerror}", "choose another --fabric") from error
+        create_epochs(SharedFabric(choice.folder, self._directory.generation))
+        return choice
+
+    def _remove_leftovers(self) -> None:
+        """A fabric of ours whose supervisor was killed."""
+        try:
+            before = Path(self._folder.read_info().fabric)
+        except EmbarcaderoError:
+            return
+        if before.name == fabric_name(self._directory.cluster_id):
+            shutil.rmtree(before, ignore_errors=True)
+
+    def _watch_for_stop(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        if self._options.stop_with_stdin:
+            loop.add_reader(sys.stdin.fileno(), self._on_stdin)
+
+    def _on_stdin(self) -> None:
+        if not os.read(sys.stdin.fileno(), 1024):
+            asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+            self._stop.set()
+
+    # --- while it runs ------------------------------------------------------------------------------------------------
+
+    async def _keep(self, child: Child) -> None:
+        try:
+            await child.keep(self._stop, self._write_info, self._died)
+        except OSError as error:
+            self._fail(ClusterError(f"can't start {child.name}: {error.strerror}", "see the limits of this machine"))
+
+    def _died(self, child: Child, pid: int, reason: str) -> None:
+        if not self._ready:
+            self._fail(ClusterError(f"{child.name} did not start: {child.last_words() or reason}", str(child.log_path)))
+            return
+        log.warning("%s (pid %d) ended: %s; starting it again", child.name, pid, reason)
+        try:
+            for member in self._live(pid):
+                self._directory.mark_dead(member.broker, member.incarnation)
+            self._write_info()
+        except EmbarcaderoError as error:
+            log.error("can't note that %s ended: %s", child.name, error)  # noqa: TRY400 - it will register anew
+
+    def _fail(self, error: EmbarcaderoError) -> None:
+        self._failure = self._failure or error
+        self._stop.set()
+
+    def _live(self, pid: int) -> list[Member]:
+        return [m for m in self._directory.members() if m.pid == pid and m.state is MemberState.LIVE]
+
+    async def _until_ready(self) -> None:
+        """Wait until every broker says hello and a sequencer has started its epoch."""
+        give_up = time.monotonic() + READY_S_MAX
+        waiting = [child for child in self._children if child.roles != [SEQUENCER]]
+        while (waiting or not self._directory.started_epoch()) and not self._stop.is_set():
+            if time.monotonic() > give_up:
+                names = ", ".join(child.name for child in waiting) or "the sequencer"
+                self._fail(ClusterError(f"{names} took more than {READY_S_MAX:.0f} s", f"see {self._folder.logs}"))
+                return
+            waiting = [child for child in waiting if not await self._answers(child)]
+            await asyncio.sleep(_READY_POLL_S)
+        self._ready = True
+
+    async def _answers(self, child: Child) -> bool:
+        members = self._live(child.pid)
+        if len(members) < sum(role != SEQUENCER for role in child.roles):
+            return False
+        return all([await answers(member.host, member.port, _HELLO_S) for member in members])
+
+    def _write_info(self) -> None:
+        options = self._options
+        self._folder.write_info(
+            ClusterInfo(
+                version=self._version,
+                id=self._directory.cluster_id,
+                generation=self._directory.generation,
+                fabric=str(self._fabric.folder),
+                host=options.host,
+                port=options.port,
+                brokers=options.brokers,
+                log_bytes=options.log_bytes,
+                supervisor=os.getpid(),
+                nodes=[NodeInfo(roles=child.name, pid=child.pid) for child in self._children],
+            )
+        )
+
+    # --- after --------------------------------------------------------------------------------------------------------
+
+    async def _stop_all(self, keepers: list[asyncio.Task[None]]) -> None:
+        self._stop.set()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for child in self._children:
+                child.signal(number)
+            _, running = await asyncio.wait(keepers, timeout=_STOP_S)
+            if not running:
+                return
+        log.error("some node processes did not end: %s", [child.pid for child in self._children if child.pid])

@@ -1,0 +1,146 @@
+"""Node processes as children: started again when they die, stopped when told to."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from embarcadero.errors import BadValue, ClusterError
+from embarcadero.node import children as module
+from embarcadero.node.children import Child, die_with, exit_reason, roll_over
+from embarcadero.node.cluster import ClusterFolder
+from embarcadero.node.roles import SEQUENCER, Role, parse_roles
+
+
+class Program(Child):
+    """A child that runs a small program in place of a node."""
+
+    program = "import time; time.sleep(600)"
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(sys.executable, "-c", self.program)
+
+
+def child(tmp_path: Path, program: str = Program.program) -> Program:
+    made = Program(ClusterFolder(tmp_path), [Role(0)])
+    made.program = program
+    return made
+
+
+def test_a_killed_child_is_started_again(tmp_path: Path) -> None:
+    """After kill -9 another process runs, its death was told with its pid, and stopping ends it for good."""
+
+    async def run() -> tuple[list[int], list[tuple[int, str]], int]:
+        kept, stop = child(tmp_path), asyncio.Event()
+        pids: list[int] = []
+        deaths: list[tuple[int, str]] = []
+        twice = asyncio.Event()
+
+        def started() -> None:
+            pids.append(kept.pid)
+            if len(pids) == 1:
+                os.kill(kept.pid, signal.SIGKILL)
+            else:
+                twice.set()
+
+        keeper = asyncio.create_task(kept.keep(stop, started, lambda c, pid, why: deaths.append((pid, why))))
+        await twice.wait()
+        stop.set()
+        kept.signal(signal.SIGTERM)
+        await keeper
+        return pids, deaths, kept.pid
+
+    pids, deaths, after = asyncio.run(run())
+    assert len(set(pids)) == 2
+    assert deaths == [(pids[0], "killed by SIGKILL")]
+    assert after == 0
+
+
+def test_a_crash_loop_backs_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that always dies at once is started again after waits that grow up to a bound."""
+    waits: list[float] = []
+
+    async def no_wait(future: object, timeout_s: float) -> None:
+        waits.append(timeout_s)
+        assert hasattr(future, "close")
+        future.close()
+        raise TimeoutError
+
+    async def run() -> list[str]:
+        kept, stop = child(tmp_path, "raise SystemExit(3)"), asyncio.Event()
+        deaths: list[str] = []
+
+        def died(_: Child, pid: int, reason: str) -> None:
+            deaths.append(reason)
+            if len(deaths) == 9:
+                stop.set()
+
+        monkeypatch.setattr(module.asyncio, "wait_for", no_wait)
+        await kept.keep(stop, lambda: None, died)
+        return deaths
+
+    assert asyncio.run(run()) == ["exit code 3"] * 9
+    assert waits == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
+
+
+def test_exit_codes_have_words() -> None:
+    """A signal is named; an unknown one still has its number."""
+    assert [exit_reason(code) for code in (1, -9, -222)] == ["exit code 1", "killed by SIGKILL", "killed by signal 222"]
+
+
+def test_logs_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log that has grown is set aside at the next start; only one predecessor is kept."""
+    monkeypatch.setattr(module, "_LOG_BYTES_KEPT", 10)
+    log = tmp_path / "x.log"
+    roll_over(log)
+    for text in ("short", "first long one", "second long one"):
+        log.write_text(text)
+        roll_over(log)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["second long one"]
+
+
+def test_last_words_are_the_last_line(tmp_path: Path) -> None:
+    """The reason for an end is the last line of the log, if there is one."""
+    folder = ClusterFolder(tmp_path)
+    folder.create()
+    quiet = Child(folder, [SEQUENCER])
+    assert quiet.last_words() == ""
+    quiet.log_path.write_text("x" * 10_000 + "\nfirst\nthe reason\n")
+    assert quiet.last_words() == "the reason"
+
+
+def test_an_orphan_refuses_to_run() -> None:
+    """A node whose supervisor died before it could tie itself to it does not start."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            die_with(parent=1 if os.getppid() != 1 else 2)
+        except ClusterError:
+            os._exit(42)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 42
+
+
+def test_roles_are_read() -> None:
+    """Roles are read as the supervisor writes them."""
+    roles = parse_roles("broker:0, broker:63,sequencer")
+    assert roles == [Role(0), Role(63), SEQUENCER]
+    assert ",".join(map(str, roles)) == "broker:0,broker:63,sequencer"
+
+
+@pytest.mark.parametrize("text", ["", "broker", "broker:", "broker:64", "broker:-1", "broker:٣", "sequencer:0", "a,,b"])
+def test_nonsense_roles_are_refused(text: str) -> None:
+    """A role that does not exist is refused with those that do."""
+    with pytest.raises(BadValue, match="broker:0 to broker:63"):
+        parse_roles(text)
+
+
+def test_a_role_is_named_once() -> None:
+    """The same role twice in one process makes no sense."""
+    with pytest.raises(BadValue, match="twice"):
+        parse_roles("sequencer,broker:1,sequencer")

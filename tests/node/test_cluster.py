@@ -1,0 +1,149 @@
+"""A cluster's folder: where it is, who holds it, and where its fabric goes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from embarcadero.errors import AlreadyRunning, BadValue, ClusterError, Corrupt, NotRunning
+from embarcadero.limits import CHUNK_BYTES, GIB, LOG_BYTES, MIB
+from embarcadero.node import cluster as module
+from embarcadero.node.cluster import (
+    ClusterFolder,
+    ClusterInfo,
+    NodeInfo,
+    choose_fabric,
+    default_data_dir,
+    sizes_for,
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> ClusterFolder:
+    made = ClusterFolder(tmp_path / "cluster")
+    made.create()
+    return made
+
+
+def info(**changes: object) -> ClusterInfo:
+    fields: dict[str, object] = {
+        "version": "0.1.0", "id": "0000000a", "generation": 1, "fabric": "/nowhere", "host": "127.0.0.1", "port": 0,
+        "brokers": 2, "log_bytes": LOG_BYTES, "supervisor": 77,
+        "nodes": [NodeInfo(roles="sequencer", pid=1), NodeInfo(roles="broker:0,broker:1", pid=2)],
+    }  # fmt: skip
+    return ClusterInfo(**(fields | changes))  # type: ignore[arg-type]
+
+
+def test_the_environment_names_the_data_dir(monkeypatch: pytest.MonkeyPatch) -> None:
+    """EMBARCADERO_DATA_DIR wins, then XDG_STATE_HOME, then the home folder."""
+    monkeypatch.setenv("EMBARCADERO_DATA_DIR", "/a/b")
+    monkeypatch.setenv("XDG_STATE_HOME", "/state")
+    monkeypatch.setenv("HOME", "/home/me")
+    assert default_data_dir() == Path("/a/b")
+    monkeypatch.delenv("EMBARCADERO_DATA_DIR")
+    assert default_data_dir() == Path("/state/embarcadero/default")
+    monkeypatch.delenv("XDG_STATE_HOME")
+    assert default_data_dir() == Path("/home/me/.local/state/embarcadero/default")
+
+
+def test_a_folder_has_one_supervisor(folder: ClusterFolder) -> None:
+    """While one holds the lock, a second is refused with the first one's process id; afterwards it is free again."""
+    with folder.locked():
+        assert folder.running_pid() == os.getpid()
+        with pytest.raises(AlreadyRunning, match=f"pid {os.getpid()}"), ClusterFolder(folder.path).locked():
+            pass
+    assert folder.running_pid() is None
+    with folder.locked():
+        assert folder.running_pid() == os.getpid()
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from embarcadero.node.cluster import ClusterFolder
+with ClusterFolder(Path(sys.argv[1])).locked():
+    print("locked", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_killed_supervisor_leaves_no_lock(folder: ClusterFolder) -> None:
+    """The lock is the kernel's: after kill -9 nobody runs here, whatever the lock file says."""
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder.path)], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "locked\n"
+    assert folder.running_pid() == holder.pid
+    holder.send_signal(signal.SIGKILL)
+    holder.communicate()
+    assert (folder.path / "lock").read_text() == str(holder.pid)
+    assert folder.running_pid() is None
+
+
+def test_a_folder_without_a_cluster_is_not_running(tmp_path: Path) -> None:
+    """Asking a folder that does not exist says so, with what to do."""
+    nowhere = ClusterFolder(tmp_path / "nowhere")
+    assert nowhere.running_pid() is None
+    for ask in (nowhere.require_running, nowhere.read_info):
+        with pytest.raises(NotRunning, match="embarcadero up"):
+            ask()
+
+
+def test_a_stopped_cluster_is_not_running(folder: ClusterFolder) -> None:
+    """A cluster.json left by an earlier run does not make a cluster."""
+    folder.write_info(info())
+    assert folder.read_info() == info()
+    with pytest.raises(NotRunning):
+        folder.require_running()
+    with folder.locked():
+        assert folder.require_running() == info()
+
+
+def test_a_damaged_cluster_file_is_a_typed_error(folder: ClusterFolder) -> None:
+    """cluster.json that is not what we wrote is reported by name."""
+    (folder.path / "cluster.json").write_text('{"version": 7}')
+    with pytest.raises(Corrupt, match=r"cluster\.json"):
+        folder.read_info()
+
+
+def test_a_folder_that_cannot_be_made_is_a_typed_error(tmp_path: Path) -> None:
+    """A file in the way of the folder is named."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ClusterError, match="--data-dir"):
+        ClusterFolder(tmp_path / "file" / "cluster").create()
+
+
+def test_roles_are_found_by_name() -> None:
+    """The process of a role is that of its node; a role that nobody hosts has none."""
+    assert [info().pid_of(role) for role in ("sequencer", "broker:1", "broker:11")] == [1, 2, 0]
+
+
+def test_the_fabric_goes_where_it_was_asked_for(tmp_path: Path) -> None:
+    """A wanted folder gets a sub-folder with the cluster's id, so that nothing else there is ever removed."""
+    assert choose_fabric(tmp_path, "0a", tmp_path / "mine", 1 * GIB) == (tmp_path / "mine" / "embarcadero-0a", "")
+
+
+def test_the_fabric_goes_to_shared_memory_with_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shared memory is the default if it has room; else the data folder, and the user is told why."""
+    shared = tmp_path / "shm"
+    shared.mkdir()
+    monkeypatch.setattr(module, "SHARED_MEMORY", shared)
+    assert choose_fabric(tmp_path, "0a", None, 1) == (shared / "embarcadero-0a", "")
+    on_disk = choose_fabric(tmp_path, "0a", None, 1 << 60)
+    assert on_disk.folder == tmp_path / "fabric" / "embarcadero-0a"
+    assert "MiB free" in on_disk.note
+    monkeypatch.setattr(module, "SHARED_MEMORY", tmp_path / "missing")
+    assert "can't be written" in choose_fabric(tmp_path, "0a", None, 1).note
+
+
+def test_small_logs_have_small_chunks() -> None:
+    """A log always has several chunks, so that some can be free while others fill."""
+    assert sizes_for(LOG_BYTES).chunk_bytes == CHUNK_BYTES
+    assert sizes_for(32 * MIB).chunk_bytes == 8 * MIB
+    for bad in (0, 3, 100 * MIB, -1):
+        with pytest.raises(BadValue, match="power of two"):
+            sizes_for(bad)
