@@ -1,0 +1,168 @@
+"""`embarcadero bench`: the figures of this version, measured side by side, repeated, with median and spread."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from embarcadero.bench.publish import publish_throughput
+from embarcadero.bench.raw import raw_receive
+from embarcadero.bench.sequencer import sequencer_alone
+from embarcadero.limits import MIB
+
+BROKERS, PUBLISHERS = 4, 2
+RECORD_BYTES, BATCH_RECORDS = 1024, 1000
+FRAME_BYTES = BATCH_RECORDS * RECORD_BYTES + 8 * 1024  # a batch with its offsets and header, roughly
+
+Trial = dict[str, float]
+
+
+def machine_facts() -> dict[str, Any]:
+    """Where and on what these figures were measured."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False,
+        cwd=Path(__file__).parent,
+    ).stdout.strip()  # fmt: skip
+    model = ""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        lines = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        model = lines[0].split(":", 1)[1].strip() if lines else ""
+    return {
+        "commit": commit or "unknown",
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "kernel": platform.release(),
+        "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def _measure_publish(total_bytes: int, trial: Trial, tick: Callable[[str], None]) -> None:
+    """Raw, order 2 and order 5 right after each other, so that they meet the same noise."""
+    from embarcadero.node.local import LocalCluster
+
+    batches = max(16, total_bytes // PUBLISHERS // FRAME_BYTES // BROKERS * BROKERS)
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
+        tick("raw loopback receive")
+        trial["raw_bytes_per_s"] = raw_receive(Path(folder), BROKERS, PUBLISHERS, FRAME_BYTES, batches)
+    with LocalCluster(brokers=BROKERS) as cluster:
+        import embarcadero as emb
+
+        with emb.connect(cluster.addresses) as log:
+            for order in (2, 5):
+                tick(f"publish, order {order}")
+                log.create_topic(f"bench-{order}", order=order)
+                trial[f"order{order}_bytes_per_s"] = publish_throughput(
+                    cluster.addresses, f"bench-{order}", PUBLISHERS, batches, BATCH_RECORDS, RECORD_BYTES
+                )
+                trial[f"order{order}_to_raw"] = trial[f"order{order}_bytes_per_s"] / trial["raw_bytes_per_s"]
+
+
+def _measure_sequencer(seconds: float, trial: Trial, tick: Callable[[str], None]) -> None:
+    for name, order, reordered in (("order2", 2, 0.0), ("order5", 5, 0.0), ("order5_reordered", 5, 0.5)):
+        tick(f"sequencer alone, {name}")
+        trial[f"sequencer_{name}_per_s"] = sequencer_alone(seconds, order, reordered)
+
+
+def run_trials(trials: int, total_bytes: int, seconds: float, tick: Callable[[str], None]) -> list[Trial]:
+    """All measurements, `trials` times."""
+    results = []
+    for _ in range(trials):
+        trial: Trial = {}
+        _measure_publish(total_bytes, trial, tick)
+        _measure_sequencer(seconds, trial, tick)
+        results.append(trial)
+    return results
+
+
+def summarise(trials: list[Trial]) -> dict[str, dict[str, float]]:
+    """Median and range of every figure."""
+    return {
+        name: {
+            "median": statistics.median(values),
+            "min": min(values),
+            "max": max(values),
+        }
+        for name in trials[0]
+        if (values := [trial[name] for trial in trials])
+    }
+
+
+def _unit(name: str, value: float) -> str:
+    if name.endswith("_bytes_per_s"):
+        return f"{value / 1e9:.2f} GB/s"
+    if name.endswith("_per_s"):
+        return f"{value / 1e6:.2f} M batches/s"
+    return f"{value:.2f}"
+
+
+LABELS = {
+    "raw_bytes_per_s": "raw loopback TCP receive",
+    "order2_bytes_per_s": "publish, order 2, ack 1",
+    "order2_to_raw": "  ratio to raw",
+    "order5_bytes_per_s": "publish, order 5, ack 1",
+    "order5_to_raw": "  ratio to raw",
+    "sequencer_order2_per_s": "sequencer alone, order 2",
+    "sequencer_order5_per_s": "sequencer alone, order 5, in order",
+    "sequencer_order5_reordered_per_s": "sequencer alone, order 5, half reordered",
+}
+
+
+def run_cli(report_path: Path | None, quick: bool, json_out: bool) -> int:
+    """Measure, print a table, save a report."""
+    trials, total, seconds = (1, 512 * MIB, 1.0) if quick else (3, 2048 * MIB, 3.0)
+    console = Console(stderr=json_out)
+    with Progress(
+        TextColumn("{task.description:<34}"), BarColumn(), TimeElapsedColumn(), console=Console(file=sys.stderr)
+    ) as progress:
+        task = progress.add_task("starting", total=trials * 6)
+
+        def tick(what: str) -> None:
+            progress.update(task, description=what, advance=1)
+
+        results = run_trials(trials, total, seconds, tick)
+    report = {
+        "machine": machine_facts(),
+        "settings": {
+            "brokers": BROKERS, "publishers": PUBLISHERS, "record_bytes": RECORD_BYTES, "batch_records": BATCH_RECORDS,
+            "bytes_per_trial": total, "trials": trials,
+        },
+        "summary": summarise(results),
+        "trials": results,
+    }  # fmt: skip
+    if report_path is not None:
+        report_path.parent.mkdir(parents=True, exist_ok=True)
+        report_path.write_text(json.dumps(report, indent=2) + "\n")
+    if json_out:
+        print(json.dumps(report))  # noqa: T201 - asked for
+    else:
+        console.print(_table(report))
+        if report_path is not None:
+            console.print(f"saved: {report_path}")
+    return 0
+
+
+def _table(report: dict[str, Any]) -> Table:
+    facts = report["machine"]
+    table = Table(title=f"Embarcadero {facts['commit']} on {facts['cores']} cores, {facts['cpu'] or facts['machine']}")
+    for column in ("what", "median", "from", "to"):
+        table.add_column(column, justify="left" if column == "what" else "right")
+    for name, values in report["summary"].items():
+        table.add_row(LABELS.get(name, name), *(_unit(name, values[key]) for key in ("median", "min", "max")))
+    return table
