@@ -153,3 +153,11 @@ def test_any_changed_byte_breaks_a_superblock(place: int, flip: int) -> None:
     assert int(block["check"][0]) == superblock_check(block)
     data[place] ^= flip
     assert int(block["check"][0]) != superblock_check(block)
+
+
+def test_few_and_many_entries_have_the_same_checks() -> None:
+    """Up to four entries are folded as plain numbers, more as arrays: the checks are the same."""
+    many = np.frombuffer(np.random.default_rng(1).bytes(64 * 40), dtype=ORDER).copy()
+    seal(many)
+
+    assert [int(seal(many[i : i + 1].copy())["check"][0]) for i in range(40)] == many["check"].tolist()

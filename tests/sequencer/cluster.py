@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from embarcadero.config import FabricSizes
 from embarcadero.env import SilentBell
 from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable, create_epochs
 from embarcadero.fabric.frontier import FrontierReader, FrontierWriter
-from embarcadero.fabric.incoherent import IncoherentMemory
+from embarcadero.fabric.incoherent import IncoherentHost, IncoherentMemory, IncoherentRegion
 from embarcadero.fabric.layout import (
     CLOSING_WORD,
     ORDER,
@@ -25,19 +26,44 @@ from embarcadero.fabric.layout import (
     join,
 )
 from embarcadero.fabric.log import create_log
-from embarcadero.fabric.ring import attach_ring, create_ring
+from embarcadero.fabric.ring import RingReader, attach_ring, create_ring
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.memory import MemoryStore
 from embarcadero.sequencer.state import Sequencer
 from embarcadero.types import NO_SESSION, EntryKind, Outcome
 
 SIZES = FabricSizes(
-    pending_slots=16, order_slots=64, held_slots=16, log_bytes=4096, chunk_bytes=1024, sessions=8, round_entries=16
+    pending_slots=16, order_slots=32, held_slots=8, log_bytes=4096, chunk_bytes=1024, sessions=8, round_entries=8
 )
+
+
+STEP_US = 2_000
+"""Time between two rounds: enough for the sequencer to look into the store each time."""
 
 
 class Crash(Exception):
     """The process is gone."""
+
+
+class Views:
+    """What one host has mapped: attached once, as a process does."""
+
+    def __init__(self, fabric: IncoherentHost) -> None:
+        self.fabric = fabric
+        self._rings: dict[str, RingReader] = {}
+        self._regions: dict[str, IncoherentRegion] = {}
+
+    def ring(self, name: str, dtype: np.dtype[np.void], commit: str = "index") -> RingReader | None:
+        """A ring, if it exists."""
+        if name not in self._rings and self.fabric.exists(name):
+            self._rings[name] = attach_ring(self.fabric, name, dtype, commit)
+        return self._rings.get(name)
+
+    def word(self, name: str, offset: int) -> int:
+        """A frontier word; 0 if the region does not exist."""
+        if name not in self._regions and self.fabric.exists(name):
+            self._regions[name] = self.fabric.attach(name)
+        return FrontierReader(self._regions[name], offset).load() if name in self._regions else 0
 
 
 class ManualClock:
@@ -60,6 +86,7 @@ class Broker:
         self.cluster, self.host = cluster, host
         self.member = cluster.directory.register_broker(number, "localhost", 9000 + number, 1)
         self.fabric = cluster.memory.host(host)
+        self._views = Views(self.fabric)
         prefix, sizes = self.member.region_prefix, cluster.sizes
         frontiers, _ = create_log(self.fabric, prefix, sizes, number, self.member.incarnation)
         self.ring = create_ring(self.fabric, f"{prefix}/pending", RegionKind.PENDING, PENDING, sizes.pending_slots)
@@ -99,21 +126,19 @@ class Broker:
     def poll(self) -> None:
         """Take answers and free slots, if the epoch's word may be acted on."""
         epoch = self.cluster.directory.started_epoch()
-        if not epoch or not self.fabric.exists(f"epoch-{epoch}/frontiers"):
-            return
         line = frontier_offset(SequencerLine.BROKERS + self.member.handle)
-        through = FrontierReader(self.fabric.attach(f"epoch-{epoch}/frontiers"), line).load()
-        if not self._table.superseded(epoch):
+        through = self._views.word(f"epoch-{epoch}/frontiers", line)
+        if epoch and not self._table.superseded(epoch):
             self.free_below = max(self.free_below, through)
         name = f"epoch-{epoch}/results-{self.member.broker}.{self.member.incarnation}"
-        if self.reading and self.fabric.exists(name):
-            self._take_answers(epoch, name)
+        ring = self._views.ring(name, RESULT, "position")
+        if self.reading and ring is not None:
+            self._take_answers(epoch, ring)
 
-    def _take_answers(self, epoch: int, name: str) -> None:
+    def _take_answers(self, epoch: int, ring: RingReader) -> None:
         if self._read_epoch.value != epoch:
             self._read.restart(0)
             self._read_epoch.advance(epoch)
-        ring = attach_ring(self.fabric, name, RESULT, "position")
         found = ring.read(self._read.value, ring.frontier.load())
         if self._table.superseded(epoch):
             return
@@ -128,7 +153,7 @@ class Broker:
         """Whether the sequencer closed this incarnation."""
         epoch = self.cluster.directory.started_epoch()
         line = frontier_offset(SequencerLine.BROKERS + self.member.handle) + 8 * CLOSING_WORD
-        return FrontierReader(self.fabric.attach(f"epoch-{epoch}/frontiers"), line).load() == 1
+        return self._views.word(f"epoch-{epoch}/frontiers", line) == 1
 
     def outcome(self, number: int) -> Outcome | None:
         """What became of an entry, as far as known."""
@@ -147,8 +172,8 @@ class Cluster:
         self.reigns = 0
         self.sequencer = self.new_sequencer()
         self.brokers = [Broker(self, number, f"broker-{number}") for number in range(brokers)]
-        self._reader = self.memory.host("reader")
-        self._reader_table = EpochTable(self._reader, self._reader.attach(EPOCHS_REGION))
+        reader = self.memory.host("reader")
+        self._views, self._reader_table = Views(reader), EpochTable(reader, reader.attach(EPOCHS_REGION))
         self.log: dict[int, dict[int, bytes]] = {}  # lane -> index -> entry
         self.run(2)
 
@@ -168,7 +193,7 @@ class Cluster:
         """Rounds, with brokers and the reader in between. Returns the work done."""
         work = 0
         for _ in range(rounds):
-            self.clock.us += 1_000
+            self.clock.us += STEP_US
             self.memory.churn(churn)
             work += self.sequencer.round()
             self.memory.churn(churn)
@@ -201,10 +226,12 @@ class Cluster:
         """Read all lanes to their frontiers, by the rules, and check that no position ever changes."""
         epoch = self.directory.started_epoch()
         for topic in self.directory.topics():
-            name, seen = f"epoch-{epoch}/order-{topic.lane}", self.log.setdefault(topic.lane, {})
-            if not epoch or not self._reader.exists(name):
+            seen, ring = (
+                self.log.setdefault(topic.lane, {}),
+                self._views.ring(f"epoch-{epoch}/order-{topic.lane}", ORDER),
+            )
+            if ring is None:
                 continue
-            ring = attach_ring(self._reader, name, ORDER)
             ordered = ring.frontier.load()
             start = max(0, ordered - ring.slots + self.sizes.round_entries)
             entries = ring.read(start, ordered)
@@ -228,21 +255,19 @@ class Cluster:
         batches = batches[batches["kind"] == EntryKind.BATCH]
         return list(zip(batches["session"].tolist(), batches["session_seq"].tolist(), strict=True))
 
-    # --- crashes ---
-    def crash_at(self, primitive: int) -> list[int]:
-        """Let the sequencer's host crash before its n-th memory primitive from now on. Counts in the list returned."""
-        count = [0]
-        victim = self.host
+    # --- trouble ---
+    def at_primitive(self, number: int, action: Callable[[], None]) -> list[int]:
+        """Do something before the sequencer's n-th memory primitive from now on. Counts them in the list returned."""
+        count, victim = [0], self.host
 
         def interrupt(host: str) -> None:
             if host == victim:
                 count[0] += 1
-                if count[0] == primitive:
-                    raise Crash
-                if self.rng.random() < 0.2:
+                if self.rng.random() < 0.05:
                     self.memory.churn(2)
+                if count[0] == number:
+                    self.memory.interrupt = None
+                    action()
 
         self.memory.interrupt = interrupt
         return count
-
-

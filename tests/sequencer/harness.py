@@ -47,7 +47,9 @@ def request(kind: EntryKind, number: int, session: int = NO_SESSION, name: int =
 class OneLane:
     """A lane, what it answered, and what it appended."""
 
-    def __init__(self, order: int = 5, on_gap: str = "fence", held: int = 4096, sessions: int = 16, **options: Any) -> None:
+    def __init__(
+        self, order: int = 5, on_gap: str = "fence", held: int = 4096, sessions: int = 16, **options: Any
+    ) -> None:
         self.order = LaneOrder(topic(order, on_gap, **options), SessionTable(sessions), HeldSlots(held))
         self.order.idle_due_us = 0
         self.now_us = 1_000

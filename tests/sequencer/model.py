@@ -1,8 +1,8 @@
 """The order of one lane, told one batch at a time in plain Python: slow, obvious, and written without looking at numpy.
 
 A step of batches is decided as a whole, as the sequencer does: windows begin where they are when the step begins. The
-model says what becomes of each batch and which batches enter the log in which order per session; positions in the log are
-the implementation's choice (sessions may interleave in any way), so the test tells the model where they went.
+model says what becomes of each batch and which batches enter the log in which order per session. Positions in the log
+are the implementation's choice: sessions may interleave in any way.
 """
 
 from __future__ import annotations

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from embarcadero.config import FabricSizes
-from embarcadero.fabric.frontier import FrontierWriter
-from embarcadero.fabric.layout import PENDING, BrokerLine, RegionKind, frontier_offset
+from embarcadero.fabric.layout import PENDING, RegionKind
 from embarcadero.fabric.log import LogWriter, Reservation, create_log
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.ring import create_ring
@@ -50,7 +49,6 @@ class Ingest:
         prefix = member.region_prefix
         self.frontiers, log = create_log(fabric, prefix, sizes, member.broker, member.incarnation)
         self.log = LogWriter(log, self.frontiers)
-        self._published = FrontierWriter(self.frontiers, frontier_offset(BrokerLine.PUBLISHED))
         self._ring = create_ring(
             fabric, f"{prefix}/pending", RegionKind.PENDING, PENDING, sizes.pending_slots, "index",
             member.broker, member.incarnation,
@@ -116,5 +114,4 @@ class Ingest:
         self._ring.write(entries, self.free_below)
         self._staged = bytearray()
         self._ring.publish()
-        self._published.advance(self._ring.next)
         return True

@@ -100,10 +100,8 @@ async def serve_broker(broker: Broker, sock: socket.socket, bell: WakingBell, st
     server = await loop.create_server(lambda: BrokerProtocol(broker), sock=sock)
     try:
         while not stop.is_set() and not broker.deposed:
-            if broker.poll():
-                await asyncio.sleep(0)
-            else:
-                await bell.wait(IDLE_WAIT_S_MAX)
+            more = broker.poll()
+            await bell.wait(0 if more else IDLE_WAIT_S_MAX)
     finally:
         server.close()
         for connection in list(broker.connections.values()):

@@ -55,6 +55,7 @@ class Broker:
         self.epoch = EpochView(fabric, member)
         self.relay = Relay(self.ingest.frontiers, self.ingest.log.release)
         self._heartbeat = FrontierWriter(self.ingest.frontiers, frontier_offset(BrokerLine.HEARTBEAT))
+        self._reads_waiting = FrontierWriter(self.ingest.frontiers, frontier_offset(BrokerLine.READS_WAITING))
         self._logs = Logs(fabric, self.refresh)
         self._readers: dict[int, LaneReader] = {}
         self._topics: dict[str, Topic] = {}
@@ -132,6 +133,7 @@ class Broker:
         moved |= self.relay.poll(self.epoch)
         self._pay_owed()
         moved |= self._retry_parked(now_us)
+        self._tell_waiting()
         self._regulate(now_us)
         return moved
 
@@ -331,6 +333,7 @@ class Broker:
         if not self._try_fetch(parked, now_us):
             connection.parked += 1
             self._parked.append(parked)
+            self._tell_waiting()
 
     def _try_fetch(self, parked: Parked, now_us: int) -> bool:
         """Answer a fetch if there is something to say, or if its time is over."""
@@ -351,6 +354,10 @@ class Broker:
             return False
         parked.connection.send_found(parked.request, found)
         return True
+
+    def _tell_waiting(self) -> None:
+        if self._reads_waiting.value != len(self._parked):
+            self._reads_waiting.restart(len(self._parked))
 
     def _retry_parked(self, now_us: int) -> bool:
         waiting, self._parked = self._parked, []

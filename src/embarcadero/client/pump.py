@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import Any
 
@@ -104,12 +105,11 @@ class Pump:
         self.poke()
         self.driver.close()
         try:
-            await asyncio.wait_for(asyncio.shield(self.driver.ended), timeout)
-        except TimeoutError:
-            self.driver.fail(TimedOut(f"not settled within {timeout:g} s of closing", "read the log to find out"))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(self.driver.ended), timeout)
         finally:
-            if not self.driver.ended.done():  # we were cancelled
-                self.driver.fail(TimedOut("closing was interrupted", "read the log to find out"))
+            if not self.driver.ended.done():  # the time is over, or we were cancelled
+                self.driver.fail(TimedOut("not settled when the publisher was closed", "read the log to find out"))
             if self._timer is not None:
                 self._timer.cancel()
             self.driver.stop()

@@ -28,9 +28,10 @@ def raw_table(data: Any, now_us: int) -> pa.RecordBatch:
         raise BadValue("a table without records", "publish at least one record")
     if set(data.schema.names) in ({"value"}, {"key", "value"}):
         data = _completed(data, now_us)
-    if problems := _differences(data.schema):
-        raise BadValue("the table does not fit the topic: " + "; ".join(problems), f"wanted: {_named(RAW_SCHEMA)}")
-    data = pa.RecordBatch.from_arrays([data.column(name) for name in RAW_SCHEMA.names], schema=RAW_SCHEMA)
+    if not data.schema.equals(RAW_SCHEMA):
+        if problems := _differences(data.schema):
+            raise BadValue("the table does not fit the topic: " + "; ".join(problems), f"wanted: {_named(RAW_SCHEMA)}")
+        data = pa.RecordBatch.from_arrays([data.column(name) for name in RAW_SCHEMA.names], schema=RAW_SCHEMA)
     _check_records(data)
     return data
 
@@ -68,6 +69,8 @@ def _check_records(data: pa.RecordBatch) -> None:
     for name in ("value", "timestamp"):
         if data.column(name).null_count:
             raise BadValue(f"column {name!r} has nulls", "every record has a value and a timestamp")
+    if data.get_total_buffer_size() <= RECORD_BYTES_MAX:
+        return  # no record can be larger than all of them
     keys = pc.fill_null(pc.binary_length(data.column("key")), 0)
     longest = pc.max(pc.add(keys, pc.binary_length(data.column("value")))).as_py()
     if longest > RECORD_BYTES_MAX:

@@ -61,11 +61,12 @@ class SharedFabric:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._hidden_file() as (hidden, fd):
                 # A sparse page is zeroed in the cache of the host that first touches it: not for incoherent hosts.
-                if shape.kind in _SPARSE and self.coherent_only:
+                sparse = shape.kind in _SPARSE and self.coherent_only
+                if sparse:
                     os.ftruncate(fd, shape.size)
                 else:
                     os.posix_fallocate(fd, 0, shape.size)
-                data = self._map(fd, shape.size, writable=True)
+                data = self._map(fd, shape.size, writable=True, populate=not sparse)
                 write_superblock(data, shape, self.generation)
                 region = SharedRegion(name, shape, data, self._primitives)
                 region.flush(0, shape.size)
@@ -122,10 +123,12 @@ class SharedFabric:
             os.close(fd)
             hidden.unlink(missing_ok=True)
 
-    def _map(self, fd: int, size: int, writable: bool) -> Bytes:
+    def _map(self, fd: int, size: int, writable: bool, populate: bool = False) -> Bytes:
         if size == 0:
             return _NOTHING
-        mapped = mmap.mmap(fd, size, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if populate else 0)
+        mapped = mmap.mmap(fd, size, flags=flags, prot=protection)
         if self._hugepages:
             with contextlib.suppress(OSError):  # advice: a kernel without huge pages just does not follow it
                 mapped.madvise(mmap.MADV_HUGEPAGE)

@@ -21,34 +21,45 @@ class SocketBell:
         self._path.unlink(missing_ok=True)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._socket.bind(str(self._path))
-        self._rung: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.rung = False  # since the last wait
+        self._sleeper: asyncio.Future[None] | None = None
 
     def ring(self, who: str) -> None:
         """Wake `who`, if it listens."""
         with contextlib.suppress(OSError):
-            self._socket.sendto(b"!", str(self._folder / who))
+            self._socket.sendto(b"!", f"{self._folder}/{who}")
 
     async def wait(self, timeout_s: float) -> None:
         """Sleep until rung or until the time is over."""
-        if self._rung is None:
-            self._rung = asyncio.Event()
-            asyncio.get_running_loop().add_reader(self._socket.fileno(), self._heard)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._rung.wait()
-        self._rung.clear()
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._loop.add_reader(self._socket.fileno(), self._heard)
+        if self.rung or timeout_s <= 0:
+            await asyncio.sleep(0)
+        else:
+            self._sleeper = self._loop.create_future()
+            timer = self._loop.call_later(timeout_s, self._wake)
+            try:
+                await self._sleeper
+            finally:
+                timer.cancel()
+        self.rung = False
+
+    def _wake(self) -> None:
+        if self._sleeper is not None and not self._sleeper.done():
+            self._sleeper.set_result(None)
 
     def _heard(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while True:
                 self._socket.recv(16)
-                if self._rung is not None:
-                    self._rung.set()
+                self.rung = True
+        self._wake()
 
     def close(self) -> None:
         """Stop listening."""
-        if self._rung is not None:
-            with contextlib.suppress(RuntimeError):
-                asyncio.get_running_loop().remove_reader(self._socket.fileno())
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
         self._path.unlink(missing_ok=True)

@@ -80,10 +80,6 @@ class Brokers:
                 answered.append(source)
         return answered
 
-    def live_names(self) -> Iterator[str]:
-        """Doorbell names of all incarnations that may listen."""
-        return (source.member.region_prefix for source in self.sources.values() if not source.closing)
-
     # --- the dead -----------------------------------------------------------------------------------------------------
     def take_drained(self) -> list[Source]:
         """Closing incarnations of which everything was taken just now."""

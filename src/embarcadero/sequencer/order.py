@@ -110,9 +110,9 @@ class LaneOrder:
         came = step.rows[: step.came]
         table.active_us[came if is_open.all() else came[is_open]] = now_us
         if chosen is not None:
+            self._restart_gaps(woken, now_us)  # before anyone looks for the oldest gap
             if len(waiting):
                 self._hold(step, waiting, now_us)
-            self._restart_gaps(woken, now_us)
             self._settle(step, np.flatnonzero(step.outcome == 0))
         self._answer(step)
 

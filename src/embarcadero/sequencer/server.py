@@ -10,13 +10,16 @@ import numpy as np
 from embarcadero.limits import IDLE_WAIT_S_MAX, MIB
 from embarcadero.sequencer.state import Sequencer
 
-_WAIT_S_FIRST: Final = 0.0002
+_WAIT_S_FIRST: Final = 0.002
+_GATHER_S: Final = 0.001  # the resolution of the event loop
 _KEPT_BYTES: Final = 24 * MIB
 
 
 class Bell(Protocol):
     """A doorbell that can be waited for."""
 
+    @property
+    def rung(self) -> bool: ...
     async def wait(self, timeout_s: float) -> None: ...
 
 
@@ -34,9 +37,8 @@ async def serve_sequencer(sequencer: Sequencer, bell: Bell, stop: asyncio.Event)
     keep_freed_memory()
     wait_s = _WAIT_S_FIRST
     while not stop.is_set() and not sequencer.deposed:
-        if sequencer.round():
-            wait_s = _WAIT_S_FIRST
-            await asyncio.sleep(0)
-        else:
-            await bell.wait(wait_s)
-            wait_s = min(2 * wait_s, IDLE_WAIT_S_MAX)
+        wait_s = _WAIT_S_FIRST if sequencer.round() else min(2 * wait_s, IDLE_WAIT_S_MAX)
+        await asyncio.sleep(0)
+        if bell.rung:  # more came during the round: let some of it gather, a round costs the same for one or a thousand
+            await asyncio.sleep(_GATHER_S)
+        await bell.wait(wait_s)

@@ -74,7 +74,9 @@ class Source:
         self.member, self._epoch, self._fabric = member, epoch, fabric
         prefix, line = member.region_prefix, frontier_offset(SequencerLine.BROKERS + member.handle)
         self._pending = attach_ring(fabric, f"{prefix}/pending", PENDING)
-        self._results_read = ResultsRead(fabric.attach(f"{prefix}/frontiers"))
+        theirs = fabric.attach(f"{prefix}/frontiers")
+        self._results_read = ResultsRead(theirs)
+        self._reads_waiting = FrontierReader(theirs, frontier_offset(BrokerLine.READS_WAITING))
         self._read_through = FrontierWriter(frontiers, line)
         self._closing = FrontierWriter(frontiers, line + 8 * CLOSING_WORD)
         self._read = 0  # our answers below are read, as far as we know
@@ -128,6 +130,10 @@ class Source:
             if self._read < read <= self._results.next:
                 room, self._read = room + read - self._read, read
         return room
+
+    def readers_wait(self) -> bool:
+        """Whether somebody waits at this broker for the order to grow."""
+        return not self.closing and self._reads_waiting.load() > 0
 
     # --- answering ----------------------------------------------------------------------------------------------------
     def answer(self, results: Entries) -> None:

@@ -8,6 +8,8 @@ A round begins with the question whether a later epoch is open; if so, this reig
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from embarcadero.config import FabricSizes
@@ -34,8 +36,12 @@ from embarcadero.sequencer.held import HeldSlots, Slots, create_held
 from embarcadero.sequencer.lane import Lane
 from embarcadero.sequencer.order import LaneOrder
 from embarcadero.sequencer.sessions import NEVER, SessionTable
+from embarcadero.sequencer.sources import Source
 from embarcadero.sequencer.takeover import Legacy, readmit
 from embarcadero.types import Order, Outcome, Topic
+
+_LOOK_US: Final = 2_000
+"""Looking whether the store has changed is cheap, but not as cheap as an empty round."""
 
 
 class Sequencer:
@@ -59,6 +65,7 @@ class Sequencer:
         self._refused = Decisions()
         self._backlog: Slots = np.empty(0, dtype=np.int64)
         self._revision = -1
+        self._look_us = 0  # when to look into the store next
         self.brokers = Brokers(fabric, self.epoch, sizes, self._frontiers, directory)
         try:
             self._begin(earlier)
@@ -87,7 +94,7 @@ class Sequencer:
             return
         self._epochs.start(self.epoch)
         self._sweep(earlier)
-        self._ring_bells()
+        self._ring_bells(list(self.brokers.sources.values()), grown=True)
 
     def _make_lane(self, topic: Topic, legacy: Legacy | None = None) -> None:
         if topic.order not in (Order.TOTAL, Order.STRONG):
@@ -122,7 +129,9 @@ class Sequencer:
             self.deposed = True
             return 0
         self._now_us, self._wall_us = self._clock.now_us(), self._clock.wall_us()
-        self._refresh()
+        if self._now_us >= self._look_us:
+            self._look_us = self._now_us + _LOOK_US
+            self._refresh()
         self._beat()
         entries = self._take()
         if entries is not None:
@@ -230,8 +239,7 @@ class Sequencer:
         for source in self.brokers.sources.values():
             source.give_free()
         self._held_region.zero(freed)
-        if written or answered:
-            self._ring_bells()
+        self._ring_bells(answered, bool(written))
 
     def _write_held(self) -> Slots:
         """Copy new waiting batches to the fabric. Returns the slots that are to be cleared."""
@@ -240,9 +248,11 @@ class Sequencer:
             self._held_region.write(taken, pick(self._held.entries, taken))
         return freed
 
-    def _ring_bells(self) -> None:
-        for name in self.brokers.live_names():
-            self._bell.ring(name)
+    def _ring_bells(self, answered: list[Source], grown: bool) -> None:
+        """Wake brokers that have answers to relay, or readers to serve."""
+        for source in self.brokers.sources.values():
+            if source in answered or (grown and source.readers_wait()):
+                self._bell.ring(source.member.region_prefix)
 
     def _finish_closing(self) -> None:
         for source in self.brokers.take_drained():
