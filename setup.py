@@ -1,4 +1,4 @@
-"""The one native part: fabric primitives. Optional: without a C compiler the program runs on coherent x86-64 and says so."""
+"""The one native part: fabric primitives. Optional: without a C compiler it runs on coherent x86-64 and says so."""
 
 from setuptools import Extension, setup
 

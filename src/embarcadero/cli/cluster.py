@@ -25,6 +25,8 @@ def up(
         Path | None, typer.Option(show_default=False, help="Folder of the fabric. Default: shared memory with room.")
     ] = None,
     log_mib: Annotated[int, typer.Option(help="MiB of payloads per broker; a power of two.")] = LOG_BYTES // MIB,
+    hugepages: Annotated[bool, typer.Option("--hugepages", help="Advise huge pages for the fabric.")] = False,
+    pin: Annotated[str, typer.Option(help="Cores for the sequencer and brokers, in turn, such as 0,1.")] = "",
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
@@ -49,6 +51,8 @@ def up(
         processes=processes,
         fabric=str(fabric or ""),
         log_bytes=log_mib * MIB,
+        hugepages=hugepages,
+        pin=pin,
     )
     if detach:
         _up_detached(options, json)

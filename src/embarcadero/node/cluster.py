@@ -46,6 +46,8 @@ class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True):
     port: int  # of broker 0, the others follow; 0: any free port
     brokers: int
     log_bytes: int
+    hugepages: bool = False
+    cores: list[int] = []
     supervisor: int
     nodes: list[NodeInfo]
 

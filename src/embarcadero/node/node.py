@@ -27,6 +27,7 @@ from embarcadero.fabric.shared import SharedFabric
 from embarcadero.node.bell import SocketBell
 from embarcadero.node.children import die_with
 from embarcadero.node.cluster import ClusterFolder, ClusterInfo
+from embarcadero.node.pinning import pin
 from embarcadero.node.ports import listen
 from embarcadero.node.roles import Role, parse_roles
 from embarcadero.placement.directory import Directory
@@ -51,7 +52,10 @@ class Node:
         self._directory = Directory(store)
         if self._directory.generation != self._info.generation:
             raise ClusterError("the store and cluster.json are of different runs", "restart the cluster")
-        self._fabric = SharedFabric(Path(self._info.fabric), self._info.generation)
+        self._fabric = SharedFabric(
+            Path(self._info.fabric), self._info.generation, hugepages=self._info.hugepages
+        )
+        pin(roles, self._info.cores)
         self._stop = asyncio.Event()
 
     async def run(self) -> None:

@@ -37,6 +37,7 @@ from embarcadero.node.cluster import (
     fabric_name,
     sizes_for,
 )
+from embarcadero.node.pinning import parse_cores
 from embarcadero.node.ports import answers, check_ports
 from embarcadero.node.roles import SEQUENCER, Role
 from embarcadero.placement.directory import Directory
@@ -61,6 +62,8 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
     processes: str = "role"  # role: a process per role; one: a single process
     fabric: str = ""  # folder for the fabric; empty: shared memory if it has room
     log_bytes: int = LOG_BYTES  # of each broker
+    hugepages: bool = False  # advise huge pages for the fabric
+    pin: str = ""  # cores for the sequencer and the brokers, in turn; empty: any
     ready_fd: int | None = None  # for a background supervisor: where to report "ready" or an error
     stop_with_stdin: bool = False  # stop when standard input ends
 
@@ -75,6 +78,7 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.host in {"", "0.0.0.0", "::"}:
             raise BadValue("brokers tell clients the address they listen on", "give --host an address of this machine")
         sizes_for(self.log_bytes)
+        parse_cores(self.pin)
 
     def nodes(self) -> list[list[Role]]:
         """The roles of each process."""
@@ -218,6 +222,8 @@ class Supervisor:
                 port=options.port,
                 brokers=options.brokers,
                 log_bytes=options.log_bytes,
+                hugepages=options.hugepages,
+                cores=parse_cores(options.pin),
                 supervisor=os.getpid(),
                 nodes=[NodeInfo(roles=child.name, pid=child.pid) for child in self._children],
             )

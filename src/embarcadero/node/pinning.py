@@ -1,0 +1,30 @@
+"""Pinning of node processes to cores: the sequencer gets the first core of the list, brokers the following, in turn."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from embarcadero.errors import BadValue
+from embarcadero.node.roles import Role
+
+
+def parse_cores(text: str) -> list[int]:
+    """Cores in a text such as `0,2,3`; empty means no pinning. All must be ours to use."""
+    usable = os.sched_getaffinity(0)
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    wrong = [part for part in parts if not (part.isascii() and part.isdigit() and int(part) in usable)]
+    if wrong:
+        raise BadValue(f"no such core: {', '.join(wrong)}", f"usable here: {', '.join(map(str, sorted(usable)))}")
+    return [int(part) for part in parts]
+
+
+def cores_for(roles: Sequence[Role], cores: Sequence[int]) -> set[int]:
+    """The cores of a process that hosts these roles."""
+    return {cores[(0 if role.broker is None else role.broker + 1) % len(cores)] for role in roles}
+
+
+def pin(roles: Sequence[Role], cores: Sequence[int]) -> None:
+    """Pin this process, if cores were given."""
+    if cores:
+        os.sched_setaffinity(0, cores_for(roles, cores))

@@ -1,0 +1,49 @@
+"""Which process runs on which core, when the user says so."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from embarcadero.errors import BadValue
+from embarcadero.node.pinning import cores_for, parse_cores
+from embarcadero.node.roles import parse_roles
+from embarcadero.node.supervisor import UpOptions
+
+
+def test_the_sequencer_gets_the_first_core_and_brokers_the_following() -> None:
+    """In turn, and a process with several roles gets the cores of all of them."""
+    assert [cores_for(parse_roles(text), [4, 5, 6]) for text in ("sequencer", "broker:0", "broker:1", "broker:2")] == [
+        {4}, {5}, {6}, {4},
+    ]  # fmt: skip
+    assert cores_for(parse_roles("sequencer,broker:0"), [4, 5, 6]) == {4, 5}
+
+
+@pytest.mark.parametrize("text", ["9999", "x", "0,-1", "0;1", "²"])
+def test_cores_that_are_not_there_are_refused(text: str) -> None:
+    """The error names them and says what there is, before anything is started."""
+    with pytest.raises(BadValue, match=r"no such core.*usable here"):
+        UpOptions(data_dir="unused", pin=text).check()
+
+
+def test_pinning_is_optional() -> None:
+    """An empty text pins nothing; usable cores are taken as they are."""
+    core = min(os.sched_getaffinity(0))
+
+    assert parse_cores("") == []
+    assert parse_cores(f" {core} ,") == [core]
+
+
+def test_a_pinned_process_stays_on_its_core() -> None:
+    """The kernel confirms it."""
+    core = max(os.sched_getaffinity(0))
+    script = (
+        "import os; from embarcadero.node.pinning import pin; from embarcadero.node.roles import SEQUENCER;"
+        f"pin([SEQUENCER], [{core}]); print(os.sched_getaffinity(0))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == str({core})
