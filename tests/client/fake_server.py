@@ -51,6 +51,7 @@ class FakeServer:
         self.sockets: list[_Socket] = []
         self._brokers = brokers
         self._servers: dict[int, asyncio.Server] = {}
+        self._fronts: list[asyncio.Server] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -71,7 +72,7 @@ class FakeServer:
         self._servers[broker] = await self._loop.create_server(lambda: _Socket(self, broker), "127.0.0.1", port)
 
     async def _end(self) -> None:
-        for server in self._servers.values():
+        for server in [*self._servers.values(), *self._fronts]:
             server.close()
         for socket in list(self.sockets):
             socket.transport.abort()
@@ -115,6 +116,14 @@ class FakeServer:
                     socket.transport.abort()
 
         self.do(abort)
+
+    def front(self, broker: int) -> str:
+        """One more address at which a broker answers, and which it does not tell anybody."""
+        known = self._servers[broker]
+        self._wait(self._listen(broker, 0))
+        self._fronts.append(self._servers[broker])
+        self._servers[broker] = known
+        return f"127.0.0.1:{self._fronts[-1].sockets[0].getsockname()[1]}"
 
     def stop(self, broker: int) -> None:
         """Nobody listens there any more."""

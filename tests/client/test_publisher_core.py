@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from embarcadero.client.link import Link
 from embarcadero.client.publisher import PublisherCore
 from embarcadero.errors import (
     Backpressure,
@@ -158,6 +159,54 @@ def test_a_fenced_session_is_continued_with_the_same_sequences() -> None:
     assert [s.payload for s in world.cluster.log] == [b"first", b"0", b"1", b"2"]
     assert [s.session_seq for s in world.cluster.log] == [0, 1, 2, 3]
     assert world.core.session == 1
+
+
+def test_a_batch_that_nobody_answered_before_the_reopen_is_sent_again_too() -> None:
+    """One link told of the fence, the other is slow: what is in flight there goes out again in the new session."""
+    world = make_world(wires=2)
+    world.settle()
+    world.cluster.fence_all()
+    told, slow = add(world, b"told"), add(world, b"slow")
+    slow_wire = slow.link
+    world.wires[slow_wire].outward.clear()  # it will never arrive
+    while world.wires[told.link or 1].outward:
+        world.outward(told.link or 1)
+    world.settle()
+    assert world.core.session == 1
+    assert [s.payload for s in world.cluster.log] == [b"told", b"slow"]
+    assert slow.position == Position(LANE, 1, 1)
+
+
+def test_a_session_that_was_forgotten_while_fenced_fails_as_fenced() -> None:
+    """The cluster dropped the old session: it can't be continued, and the publisher says that it is fenced."""
+    world = make_world(wires=1)
+    world.settle()
+    world.cluster.fence_all()
+    late = add(world, b"late")
+    world.outward(1)
+    world.outward(1)
+    world.cluster.sessions.clear()
+    world.settle()
+    assert isinstance(world.core.failed, SessionFenced)
+    assert isinstance(late.error, SessionFenced)
+
+
+def test_headers_carry_the_lowest_unsettled_sequence() -> None:
+    """Hundreds of batches, far beyond the window: each header's `low` is what was unsettled when it was sent."""
+    world = make_world(order=2, wires=1)
+    world.settle()
+    for n in range(SESSION_WINDOW + 50):
+        add(world, b"%d" % n)
+        world.settle()
+    assert [header.low for header, _ in world.cluster.frames] == list(range(SESSION_WINDOW + 50))
+
+
+def test_credit_never_shrinks() -> None:
+    """Credit is a total: hearing an older total after a newer one changes nothing."""
+    link = Link(1, 0)
+    link.grant(100)
+    link.grant(40)
+    assert link.room() == 100
 
 
 def test_another_holder_of_the_name_fences_for_good() -> None:

@@ -100,6 +100,15 @@ def test_publish_takes_arrow(log: Any) -> None:
     assert table.column("headers").to_pylist()[-1] == [("h", b"1")]
 
 
+def test_a_table_comes_after_the_records_sent_before_it(log: Any) -> None:
+    """Records that still gather go first, so the order of one thread's calls is the order of its records."""
+    with log.publisher("t", linger_ms=10_000) as publisher:
+        publisher.send(b"1")
+        publisher.publish(pa.table({"value": [b"2"]})).result(10)
+        publisher.send(b"3")
+    assert values(log) == [b"1", b"2", b"3"]
+
+
 def test_publish_names_the_columns_that_differ(log: Any) -> None:
     """A table that does not fit is refused before anything is sent, by the names of its columns."""
     with log.publisher("t") as publisher:

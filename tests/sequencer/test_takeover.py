@@ -16,13 +16,15 @@ class Story:
     """A script that touches every kind of write a sequencer does."""
 
     def __init__(self, seed: int = 0) -> None:
-        self.cluster = Cluster(seed)
-        self.strong = self.cluster.topic(5, gap_timeout_ms=10_000)
-        self.skipping = self.cluster.topic(5, on_gap="skip", gap_timeout_ms=5)
-        self.total = self.cluster.topic(2)
-        self.a, self.b = self.cluster.open(self.strong), self.cluster.open(self.strong, broker=1)
-        self.s = self.cluster.open(self.skipping)
-        self.t = self.cluster.open(self.total)
+        self.cluster = cluster = Cluster(seed)
+        make = cluster.directory.create_topic
+        self.strong = make("strong", order=5, gap_timeout_ms=10_000).lane
+        self.skipping = make("skipping", order=5, on_gap="skip", gap_timeout_ms=5).lane
+        self.total = make("total", order=2).lane
+        lanes = ((0, self.strong), (1, self.strong), (0, self.skipping), (0, self.total))
+        asked = [(broker, cluster.brokers[broker].request(EntryKind.SESSION_OPEN, lane)) for broker, lane in lanes]
+        cluster.run(2)
+        self.a, self.b, self.s, self.t = (cluster.brokers[broker].answers[number][5] for broker, number in asked)
         self.batches: list[tuple[int, int, int, int, int]] = []  # broker, pending index, lane, session, sequence
         self.opens: list[tuple[int, int]] = []
 
@@ -53,7 +55,7 @@ class Story:
         two.request(EntryKind.SESSION_DETACH, self.strong, self.b)
         self.cluster.clock.us += 1_100_000
         yield
-        for start in range(7, 39, 8):
+        for start in range(7, 23, 8):
             self.send(0, self.strong, self.a, *range(start, start + 8))
             yield
         for _ in range(2):  # a successor does not know since when a gap is open, nor who is connected
@@ -88,7 +90,7 @@ class Story:
                 assert cluster.brokers[broker].answers[number][1:3] == places[lane, session, seq]
             elif outcome in (Outcome.FENCED, Outcome.LOST):
                 assert (lane, session, seq) not in places
-        assert [seq for session, seq in cluster.stored(self.strong) if session == self.a] == list(range(39))
+        assert [seq for session, seq in cluster.stored(self.strong) if session == self.a] == list(range(23))
         assert [seq for session, seq in cluster.stored(self.strong) if session == self.b] == [0, 1, 2, 3]
         skipped = [seq for session, seq in cluster.stored(self.skipping) if session == self.s]
         assert skipped == sorted(skipped)
@@ -119,7 +121,7 @@ def primitives() -> int:
 
 def test_the_story_holds_without_a_crash() -> None:
     """The checks hold when nothing goes wrong, in a story that wraps a ring and writes checkpoints."""
-    assert primitives() > 150
+    assert primitives() > 120
 
 
 @pytest.mark.parametrize("part", range(4))
@@ -140,12 +142,12 @@ def test_a_crash_at_any_point_loses_nothing_and_moves_nothing(part: int) -> None
         story.check()
 
 
-@pytest.mark.parametrize("first", [30, 75, 120])
+@pytest.mark.parametrize("first", [40, 80, 120])
 def test_a_crash_in_the_middle_of_a_takeover_is_taken_over_again(first: int) -> None:
     """Whatever primitive of a takeover a second crash precedes, the third sequencer goes on as if nothing happened."""
     number, crashed = 0, True
     while crashed:
-        number += 3
+        number += 4
         story = Story(seed=number)
         cluster = story.cluster
 

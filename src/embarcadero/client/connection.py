@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from embarcadero.client.futures import fresh
 from embarcadero.client.link import Link
-from embarcadero.errors import EmbarcaderoError, Unreachable, from_wire
+from embarcadero.errors import BadVersion, EmbarcaderoError, Unreachable, from_wire
 from embarcadero.limits import CONNECT_TIMEOUT_S, CONTROL_BYTES_MAX
 from embarcadero.wire.codec import control_frame
 from embarcadero.wire.frames import PROTOCOL_VERSION, FrameKind
@@ -165,5 +165,11 @@ async def open_connection(
     if not isinstance(welcome, Welcome):
         connection.drop()
         raise Unreachable(f"{host}:{port} answers a hello with {type(welcome).__name__}", "is it a broker?")
+    if welcome.version != PROTOCOL_VERSION:
+        connection.drop()
+        raise BadVersion(
+            f"{host}:{port} chose protocol version {welcome.version}, this client speaks {PROTOCOL_VERSION}",
+            "use a client of the same release",
+        )
     connection.broker, connection.address = welcome.broker, (host, port)
     return connection, welcome
