@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SEEDS  ?= 2000
 
-.PHONY: help setup demo test check unit sim bench plants system lock clean
+.PHONY: help setup demo test check unit sim bench stress plants system lock clean
 .DEFAULT_GOAL := help
 
 help:            ## what there is to do
@@ -37,6 +37,9 @@ plants: setup    ## plant each known bug and see a test or a seed catch it
 
 bench: setup     ## measure, as ratios to the raw limits of this machine
 	$(BIN)/embarcadero bench --report build/bench.json
+
+stress: setup    ## 30 GB out of order, and one stuck session beside others
+	$(BIN)/embarcadero bench --stress --report build/stress.json
 
 system:          ## install system programs that some tests want (root)
 	@echo "nothing to install yet: no test wants a system program so far"

@@ -21,10 +21,11 @@ from rich.table import Table
 from embarcadero.bench.publish import publish_throughput
 from embarcadero.bench.raw import raw_receive
 from embarcadero.bench.sequencer import sequencer_alone
+from embarcadero.bench.stress import beside_a_stuck_session, out_of_order
 from embarcadero.limits import MIB
 
 BROKERS, PUBLISHERS = 4, 2
-RECORD_BYTES, BATCH_RECORDS = 1024, 1000
+RECORD_BYTES, BATCH_RECORDS, SMALL_BATCH_RECORDS = 1024, 1000, 64
 FRAME_BYTES = BATCH_RECORDS * RECORD_BYTES + 8 * 1024  # a batch with its offsets and header, roughly
 
 Trial = dict[str, float]
@@ -80,15 +81,37 @@ def _measure_sequencer(seconds: float, trial: Trial, tick: Callable[[str], None]
         trial[f"sequencer_{name}_per_s"] = sequencer_alone(seconds, order, reordered)
 
 
-def run_trials(trials: int, total_bytes: int, seconds: float, tick: Callable[[str], None]) -> list[Trial]:
-    """All measurements, `trials` times."""
-    results = []
-    for _ in range(trials):
-        trial: Trial = {}
-        _measure_publish(total_bytes, trial, tick)
-        _measure_sequencer(seconds, trial, tick)
-        results.append(trial)
-    return results
+def measure(total_bytes: int, seconds: float, tick: Callable[[str], None]) -> Trial:
+    """The figures of this version, once."""
+    trial: Trial = {}
+    _measure_publish(total_bytes, trial, tick)
+    _measure_sequencer(seconds, trial, tick)
+    return trial
+
+
+def measure_stress(total_bytes: int, beside_bytes: int, tick: Callable[[str], None]) -> Trial:
+    """Small batches in shuffled windows over rings of 8,192 slots; then the same beside a stuck session."""
+    from embarcadero.node.local import LocalCluster
+
+    trial: Trial = {}
+    size = SMALL_BATCH_RECORDS * RECORD_BYTES
+    with LocalCluster(brokers=BROKERS) as cluster:
+        import embarcadero as emb
+
+        with emb.connect(cluster.addresses) as log:
+            log.create_topic("shuffled", order=5)
+            log.create_topic("stuck", order=5)
+        tick("out of order")
+        each = total_bytes // size // PUBLISHERS
+        trial["shuffled_bytes_per_s"] = out_of_order(
+            cluster.addresses, "shuffled", PUBLISHERS, each, SMALL_BATCH_RECORDS
+        )
+        trial["shuffled_batches"] = float(each * PUBLISHERS)
+        tick("beside a stuck session")
+        trial["beside_stuck_to_without"] = beside_a_stuck_session(
+            cluster.addresses, "stuck", PUBLISHERS, beside_bytes // size // PUBLISHERS, SMALL_BATCH_RECORDS
+        )
+    return trial
 
 
 def summarise(trials: list[Trial]) -> dict[str, dict[str, float]]:
@@ -109,7 +132,7 @@ def _unit(name: str, value: float) -> str:
         return f"{value / 1e9:.2f} GB/s"
     if name.endswith("_per_s"):
         return f"{value / 1e6:.2f} M batches/s"
-    return f"{value:.2f}"
+    return f"{value:,.0f}" if name.endswith("_batches") else f"{value:.2f}"
 
 
 LABELS = {
@@ -120,23 +143,30 @@ LABELS = {
     "order5_to_raw": "  ratio to raw",
     "sequencer_order2_per_s": "sequencer alone, order 2",
     "sequencer_order5_per_s": "sequencer alone, order 5, in order",
+    "shuffled_bytes_per_s": "order 5, everything out of order, 64 KiB batches",
+    "shuffled_batches": "  batches",
+    "beside_stuck_to_without": "throughput beside a stuck session / without",
     "sequencer_order5_reordered_per_s": "sequencer alone, order 5, half reordered",
 }
 
 
-def run_cli(report_path: Path | None, quick: bool, json_out: bool) -> int:
+def run_cli(report_path: Path | None, quick: bool, json_out: bool, stress: bool = False) -> int:
     """Measure, print a table, save a report."""
     trials, total, seconds = (1, 512 * MIB, 1.0) if quick else (3, 2048 * MIB, 3.0)
+    if stress:
+        trials, total = (1, 512 * MIB) if quick else (3, 10_000_000_000)
     console = Console(stderr=json_out)
     with Progress(
         TextColumn("{task.description:<34}"), BarColumn(), TimeElapsedColumn(), console=Console(file=sys.stderr)
     ) as progress:
-        task = progress.add_task("starting", total=trials * 6)
+        task = progress.add_task("starting", total=trials * (2 if stress else 6))
 
         def tick(what: str) -> None:
             progress.update(task, description=what, advance=1)
 
-        results = run_trials(trials, total, seconds, tick)
+        results = [
+            measure_stress(total, total // 10, tick) if stress else measure(total, seconds, tick) for _ in range(trials)
+        ]
     report = {
         "machine": machine_facts(),
         "settings": {

@@ -47,17 +47,22 @@ def _span(text: str) -> tuple[int, int]:
 def bench(
     report: Report = None,
     quick: Annotated[bool, typer.Option("--quick", help="A short run, to see that it works.")] = False,
+    stress: Annotated[
+        bool, typer.Option("--stress", help="Instead: 10 GB out of order, and one stuck session beside others.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Measure publishing and reading, as ratios to the raw limits of this machine.
+    """Measure publishing, as ratios to the raw limits of this machine.
 
-    Example:
+    Examples:
 
         embarcadero bench --quick
+
+        embarcadero bench --stress --report build/stress.json
     """
     from embarcadero.bench.run import run_cli
 
-    raise typer.Exit(run_cli(report, quick, json))
+    raise typer.Exit(run_cli(report, quick, json, stress))
 
 
 def demo(
