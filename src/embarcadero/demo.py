@@ -145,11 +145,16 @@ def _direct(demo: Demo) -> None:
     victim = 1 % demo.brokers
     pid = demo.cluster.kill_broker(victim)
     demo.tell(f"broker {victim} is killed (kill -9 of process {pid}); publishers move on to the others")
-    _sleep_until(demo, demo.seconds * 0.6)
-    demo.tell(f"broker {victim} was started again by the supervisor, as a new incarnation")
+    while (incarnation := _incarnation(demo, victim)) == 1 and demo.elapsed < demo.seconds:
+        time.sleep(0.1)
+    demo.tell(f"broker {victim} is back: the supervisor started incarnation {incarnation}")
     _sleep_until(demo, demo.seconds)
     demo.stop_sending.set()
     demo.tell("publishers stop; subscribers read to the end")
+
+
+def _incarnation(demo: Demo, number: int) -> int:
+    return next(broker.incarnation for broker in demo.cluster.report().brokers if broker.id == number)
 
 
 def _sleep_until(demo: Demo, moment: float) -> None:

@@ -1,4 +1,4 @@
-"""Doorbells between processes of one host: datagrams on Unix sockets in the fabric's folder.
+"""Doorbells between processes of one host: datagrams on abstract Unix sockets named after the fabric's folder.
 
 A bell only shortens a sleep. It may be lost (no listener, full queue); every sleeper also wakes by itself.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from hashlib import blake2b
 from pathlib import Path
 
 
@@ -15,12 +16,9 @@ class SocketBell:
     """One role's bell: it hears its own name and can ring others."""
 
     def __init__(self, folder: Path, who: str) -> None:
-        self._folder = folder / "bells"
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._path = self._folder / who
-        self._path.unlink(missing_ok=True)
+        self._prefix = f"\0embarcadero-{blake2b(str(folder.resolve()).encode(), digest_size=8).hexdigest()}-"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        self._socket.bind(str(self._path))
+        self._socket.bind(self._prefix + who)
         self._loop: asyncio.AbstractEventLoop | None = None
         self.rung = False  # since the last wait
         self._sleeper: asyncio.Future[None] | None = None
@@ -28,7 +26,7 @@ class SocketBell:
     def ring(self, who: str) -> None:
         """Wake `who`, if it listens."""
         with contextlib.suppress(OSError):
-            self._socket.sendto(b"!", f"{self._folder}/{who}")
+            self._socket.sendto(b"!", self._prefix + who)
 
     async def wait(self, timeout_s: float) -> None:
         """Sleep until rung or until the time is over."""
@@ -62,4 +60,3 @@ class SocketBell:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
-        self._path.unlink(missing_ok=True)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Final, Protocol
 
 import numpy as np
 
 from embarcadero.limits import IDLE_WAIT_S_MAX, MIB
 from embarcadero.sequencer.state import Sequencer
+
+log = logging.getLogger("embarcadero.sequencer")
 
 _WAIT_S_FIRST: Final = 0.002
 _GATHER_S: Final = 0.001  # the resolution of the event loop
@@ -37,6 +40,8 @@ async def serve_sequencer(sequencer: Sequencer, bell: Bell, stop: asyncio.Event)
     keep_freed_memory()
     wait_s = _WAIT_S_FIRST
     while not stop.is_set() and not sequencer.deposed:
+        while sequencer.problems:
+            log.error(sequencer.problems.pop(0))
         wait_s = _WAIT_S_FIRST if sequencer.round() else min(2 * wait_s, IDLE_WAIT_S_MAX)
         await asyncio.sleep(0)
         if bell.rung:  # more came during the round: let some of it gather, a round costs the same for one or a thousand
