@@ -1,0 +1,140 @@
+"""What several checkers need to know about a history, worked out once: who sent what, and where it was found."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from embarcadero.sim.history import Delivered, GapSeen, History, Moved, Passed, Sent, SessionOpened, Settled, Verdict
+
+
+class Violation(NamedTuple):
+    """One broken promise, when, and in words."""
+
+    promise: str
+    at: int
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Somebody says that batch `number` of `stream` is at `index`: a reader who found it, or an ack."""
+
+    at: int
+    index: int
+    seq: int
+    who: str
+    digest: int
+
+
+Batch = tuple[str, int]
+"""(stream, number)"""
+
+
+class Ledger:
+    """Facts of one history."""
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.first_sent: dict[Batch, Sent] = {}
+        self.batch_of: dict[int, Batch] = {}
+        for sent in history.of(Sent):
+            self.first_sent.setdefault((sent.stream, sent.number), sent)
+            self.batch_of.setdefault(sent.digest, (sent.stream, sent.number))
+        self.claims: dict[int, dict[int, list[Claim]]] = defaultdict(lambda: defaultdict(list))
+        """lane -> index -> what readers and acks say is there"""
+        self._collect_claims()
+        self.known = {lane: sorted(at_index) for lane, at_index in self.claims.items()}
+        self.stream_of = self._streams_of_sessions()
+
+    def _collect_claims(self) -> None:
+        for found in self.history.of(Delivered):
+            claim = Claim(found.at, found.index, found.seq, f"reader {found.reader}", found.digest)
+            self.claims[found.lane][found.index].append(claim)
+        for ack in self.history.of(Settled):
+            sent = self.first_sent.get((ack.stream, ack.number))
+            if ack.verdict is Verdict.STORED and ack.index is not None and sent is not None:
+                seq = -1 if ack.seq is None else ack.seq
+                claim = Claim(ack.at, ack.index, seq, f"the ack to {ack.process}", sent.digest)
+                self.claims[ack.lane][ack.index].append(claim)
+
+    def _streams_of_sessions(self) -> dict[tuple[int, int], str]:
+        """(lane, session) -> stream, by what its publisher was told and by what readers found under it."""
+        streams = {(opened.lane, opened.session): opened.stream for opened in self.history.of(SessionOpened)}
+        for found in self.history.of(Delivered):
+            batch = self.batch_of.get(found.digest)
+            if batch is not None:
+                streams.setdefault((found.lane, found.session), batch[0])
+        return streams
+
+    def index_of(self, lane: int) -> dict[int, int]:
+        """digest -> index, for all that is known to be stored in a lane."""
+        return {claim.digest: index for index, claims in self.claims[lane].items() for claim in claims}
+
+    def known_between(self, lane: int, start: int, stop: int) -> list[int]:
+        """Indices in [start, stop) where somebody found a batch, ever."""
+        known = self.known.get(lane, [])
+        return known[bisect_left(known, start) : bisect_left(known, stop)]
+
+    def partition_at(self, lane: int, index: int) -> int | None:
+        """Partition of the batch at a known index."""
+        for claim in self.claims[lane][index]:
+            batch = self.batch_of.get(claim.digest)
+            if batch is not None:
+                return self.first_sent[batch].partition
+        return None
+
+    def name(self, digest: int) -> str:
+        """A batch in words."""
+        batch = self.batch_of.get(digest)
+        return "content that nobody sent" if batch is None else f"batch {batch[1]} of {batch[0]}"
+
+
+def covered(history: History, lane: int) -> list[tuple[int, int]]:
+    """Index spans that some unfiltered reader looked at without a gap, merged and sorted.
+
+    Whatever is stored in such a span was delivered to that reader, or P4 is broken.
+    """
+    spans: list[tuple[int, int]] = []
+    place: dict[str, int | None] = {}
+    filtered: dict[str, bool] = {}
+
+    def advance(reader: str, index: int) -> None:
+        was = place.get(reader)
+        if was is not None and index > was and not filtered.get(reader):
+            spans.append((was, index))
+        place[reader] = index
+
+    for event in history:
+        if isinstance(event, Moved) and event.lane == lane:
+            place[event.reader], filtered[event.reader] = event.index, event.partitions is not None
+        elif isinstance(event, Delivered) and event.lane == lane:
+            if place.get(event.reader) is None:
+                place[event.reader] = event.index
+            advance(event.reader, event.index + 1)
+        elif isinstance(event, Passed) and event.lane == lane:
+            advance(event.reader, event.index)
+        elif isinstance(event, GapSeen) and event.lane == lane and event.session is None:
+            if place.get(event.reader) is not None:
+                advance(event.reader, max(event.start, place[event.reader] or 0))
+            place[event.reader] = event.stop
+    return merge(spans)
+
+
+def merge(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Overlapping or touching spans become one."""
+    merged: list[tuple[int, int]] = []
+    for start, stop in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], stop))
+        else:
+            merged.append((start, stop))
+    return merged
+
+
+def inside(spans: list[tuple[int, int]], start: int, stop: int) -> bool:
+    """Whether [start, stop) lies within one of the merged spans."""
+    place = bisect_left(spans, (start + 1, 0)) - 1
+    return place >= 0 and spans[place][0] <= start and stop <= spans[place][1]

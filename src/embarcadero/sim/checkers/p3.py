@@ -1,0 +1,100 @@
+"""P3: all readers see one order; what was acked first comes first; order 5 keeps each stream's order without holes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from embarcadero.sim.checkers.ledger import Ledger, Violation, covered, inside
+from embarcadero.sim.history import Delivered, GapSeen, History, Settled, TopicMade, Verdict
+from embarcadero.types import GapKind, OnGap, Order
+
+
+def check(history: History) -> list[Violation]:
+    """All violations of P3."""
+    ledger = Ledger(history)
+    found = [*_readers_agree(history), *_real_time(ledger)]
+    for topic in history.of(TopicMade):
+        if topic.order == Order.STRONG:
+            found += _submission_order(ledger, topic)
+    return found
+
+
+def _readers_agree(history: History) -> list[Violation]:
+    found: list[Violation] = []
+    first: dict[tuple[int, int], Delivered] = {}
+    for event in history.of(Delivered):
+        other = first.setdefault((event.lane, event.index), event)
+        if _entry(other) != _entry(event):
+            found.append(Violation("P3", event.at, (
+                f"readers disagree on index {event.index} of lane {event.lane}: {other.reader} saw session "
+                f"{other.session} sequence {other.session_seq} seq {other.seq}, {event.reader} saw session "
+                f"{event.session} sequence {event.session_seq} seq {event.seq}")))  # fmt: skip
+    return found
+
+
+def _entry(event: Delivered) -> tuple[int, ...]:
+    return event.seq, event.count, event.session, event.session_seq, event.partition, event.digest
+
+
+def _real_time(ledger: Ledger) -> list[Violation]:
+    """A batch sent after another's ack comes after it."""
+    found: list[Violation] = []
+    acks = sorted(
+        (ack for ack in ledger.history.of(Settled) if ack.verdict is Verdict.STORED and ack.index is not None),
+        key=lambda ack: ack.at,
+    )
+    places = {lane: ledger.index_of(lane) for lane in sorted({sent.lane for sent in ledger.first_sent.values()})}
+    highest: dict[int, Settled] = {}
+    later = 0
+    for batch, sent in sorted(ledger.first_sent.items(), key=lambda item: item[1].at):
+        while later < len(acks) and acks[later].at < sent.at:
+            ack, later = acks[later], later + 1
+            if ack.lane not in highest or (highest[ack.lane].index or 0) < (ack.index or 0):
+                highest[ack.lane] = ack
+        before = highest.get(sent.lane)
+        index = places[sent.lane].get(sent.digest)
+        if before is not None and index is not None and index < (before.index or 0):
+            found.append(Violation("P3", sent.at, (
+                f"batch {batch[1]} of {batch[0]} was sent after batch {before.number} of {before.stream} was "
+                f"acked at index {before.index} of lane {sent.lane}, but is before it, at index {index}")))  # fmt: skip
+    return found
+
+
+def _submission_order(ledger: Ledger, topic: TopicMade) -> list[Violation]:
+    """Each stream's numbers go up with the index, from 0, without a hole that no SKIPPED gap declares."""
+    found: list[Violation] = []
+    skipped = _skipped(ledger, topic.lane)
+    spans = covered(ledger.history, topic.lane)
+    stored: dict[str, list[tuple[int, int, int]]] = defaultdict(list)  # stream -> (index, number, at)
+    for digest, index in ledger.index_of(topic.lane).items():
+        batch = ledger.batch_of.get(digest)
+        if batch is not None:
+            stored[batch[0]].append((index, batch[1], ledger.claims[topic.lane][index][0].at))
+    for stream in sorted(stored):
+        before = (-1, -1, 0)
+        for index, number, at in sorted(stored[stream]):
+            where = f"lane {topic.lane}: {stream}"
+            if number in skipped[stream]:
+                found.append(Violation("P3", at, f"{where}: batch {number} was declared skipped, yet it is at {index}"))
+            if number <= before[1]:
+                found.append(Violation("P3", at, (
+                    f"{where}: batch {number} (index {index}) comes after batch {before[1]} (index {before[0]})")))
+            missing = [n for n in range(before[1] + 1, number) if n not in skipped[stream]]
+            seen_all = index == before[0] + 1 or inside(spans, before[0] + 1, index)  # else it may just be trimmed
+            if missing and seen_all:
+                rule = "no SKIPPED gap says so" if topic.on_gap == OnGap.SKIP else "the topic allows no holes"
+                found.append(Violation("P3", at, (
+                    f"{where}: batch {number} is at index {index}, batch {missing[0]} is not before it, and {rule}")))
+            before = max(before, (index, number, at), key=lambda b: b[1])
+    return found
+
+
+def _skipped(ledger: Ledger, lane: int) -> dict[str, set[int]]:
+    """Numbers that SKIPPED gaps declare lost, by stream. A stream's numbers are its sessions' sequences."""
+    skipped: dict[str, set[int]] = defaultdict(set)
+    for gap in ledger.history.of(GapSeen):
+        if gap.lane == lane and gap.kind == GapKind.SKIPPED.name and gap.session is not None:
+            stream = ledger.stream_of.get((lane, gap.session))
+            if stream is not None:
+                skipped[stream].update(range(gap.start, gap.stop))
+    return skipped

@@ -1,0 +1,89 @@
+"""Simulated time: a queue that jumps from event to event, the trace of all that happened, and clocks that drift."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from hashlib import blake2b
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+Action = Callable[[], None]
+
+
+class Step(NamedTuple):
+    """One line of the trace."""
+
+    at: int
+    who: str
+    what: str
+
+
+class Trace:
+    """Everything that happens leaves its mark in `digest`: same seed, same digest. Lines are kept only if asked for."""
+
+    def __init__(self, keep: bool) -> None:
+        self._hash = blake2b(digest_size=16)
+        self.steps: list[Step] = []
+        self.count = 0
+        self._keep = keep
+
+    def note(self, at: int, who: str, what: str) -> None:
+        """Something happened."""
+        self.count += 1
+        self._hash.update(f"{at} {who} {what}\n".encode())
+        if self._keep:
+            self.steps.append(Step(at, who, what))
+
+    def digest(self) -> str:
+        """The hash of all notes so far."""
+        return self._hash.hexdigest()
+
+
+class EventQueue:
+    """Actions by simulated microseconds; those of the same moment in the order in which they were planned."""
+
+    def __init__(self) -> None:
+        self.now_us = 0
+        self._heap: list[tuple[int, int, Action]] = []
+        self._planned = 0
+
+    def at(self, when_us: int, action: Action) -> None:
+        """Plan an action; the past is now."""
+        self._planned += 1
+        heappush(self._heap, (max(when_us, self.now_us), self._planned, action))
+
+    def after(self, delay_us: int, action: Action) -> None:
+        """Plan an action some time from now."""
+        self.at(self.now_us + delay_us, action)
+
+    def run(self, until_us: int, stop: Callable[[], bool] = lambda: False) -> None:
+        """Do what is planned up to `until_us`, or until `stop`. May be called from within an action."""
+        while self._heap and self._heap[0][0] <= until_us and not stop():
+            when_us, _, action = heappop(self._heap)
+            self.now_us = max(self.now_us, when_us)
+            action()
+        if not stop():
+            self.now_us = max(self.now_us, until_us)
+
+
+class SimClock:
+    """The clock of one process: its own beginning, its own pace, its own idea of the date."""
+
+    def __init__(self, queue: EventQueue, rng: random.Random) -> None:
+        self._queue = queue
+        self._start_us = rng.randrange(1, 10**12)
+        self._drift_ppm = rng.randint(-500, 500)
+        self._wall_us = 1_760_000_000_000_000 + rng.randint(-288_000_000, 288_000_000)
+
+    def now_us(self) -> int:
+        elapsed = self._queue.now_us
+        return self._start_us + elapsed + elapsed * self._drift_ppm // 1_000_000
+
+    def wall_us(self) -> int:
+        return self._wall_us + self._queue.now_us
+
+    def queue_time(self, local_us: int) -> int:
+        """When, in simulated time, this clock will show `local_us`; rather a little late than early."""
+        local = local_us - self._start_us
+        return max(0, local - local * self._drift_ppm // 1_000_000 + 1)

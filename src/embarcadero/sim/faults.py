@@ -1,0 +1,224 @@
+"""Breaking things: at random moments, and in the middle of role code, between any two memory primitives."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from embarcadero.sim.history import Fault
+from embarcadero.sim.plan import SECOND_US
+from embarcadero.sim.process import INTERRUPT_DEPTH_MAX, Crash, Process
+from embarcadero.sim.roles import BrokerProcess, SequencerProcess
+
+if TYPE_CHECKING:
+    from embarcadero.sim.world import World
+
+_PAUSES_US = (SECOND_US // 10, SECOND_US, 5 * SECOND_US, 20 * SECOND_US, 60 * SECOND_US)
+
+
+class Faults:
+    """The plan's faults, one after the other, until the world heals."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.rng = random.Random(f"{world.seed}:faults")
+        self.counts: Counter[str] = Counter()
+        self._kinds: dict[str, Callable[[], tuple[str, int] | None]] = {
+            "broker-crash": self._broker_crash,
+            "broker-pause": lambda: self._pause(self._brokers()),
+            "broker-zombie": self._broker_zombie,
+            "host-crash": self._host_crash,
+            "publisher-crash": self._publisher_crash,
+            "publisher-pause": lambda: self._pause(list(world.live_publishers())),
+            "publisher-zombie": self._publisher_zombie,
+            "cut": self._cut,
+            "one-way-hole": self._hole,
+            "clog": self._clog,
+            "sequencer-pause": lambda: self._pause([world.sequencer], 5 * SECOND_US),
+            "sequencer-crash": self._sequencer_crash,
+            "sequencer-zombie": lambda: self.make_zombie(world.sequencer),
+        }
+
+    def start(self) -> None:
+        """Plan the first fault of each kind."""
+        for kind in self._world.plan.faults:
+            if kind in self._kinds:
+                self._next(kind)
+
+    def _next(self, kind: str) -> None:
+        wait_us = int(self.rng.expovariate(1.0) * self._world.plan.faults[kind] * SECOND_US)
+        self._world.queue.after(wait_us, lambda: self._happen(kind))
+
+    def _happen(self, kind: str) -> None:
+        if self._world.healed:
+            return
+        done = self._kinds[kind]()
+        if done is not None:
+            self.record(kind, *done)
+        self._next(kind)
+
+    def record(self, kind: str, target: str, for_us: int) -> None:
+        """A fault happened."""
+        now_us = self._world.queue.now_us
+        self.counts[kind] += 1
+        self._world.note(target, f"FAULT {kind} for {for_us} us")
+        self._world.seen(Fault(at=now_us, kind=kind, target=target, until=now_us + for_us))
+
+    # --- choosing -----------------------------------------------------------------------------------------------------
+    def _brokers(self) -> list[BrokerProcess]:
+        return [broker for broker in self._world.brokers.values() if broker.alive]
+
+    def _pick_broker(self) -> BrokerProcess | None:
+        brokers = self._brokers()
+        return self.rng.choice(brokers) if len(brokers) > 1 else None
+
+    def _span_us(self, most_us: int) -> int:
+        """How long: short ones often, long ones now and then."""
+        return self.rng.randint(1, min(most_us, self.rng.choice(_PAUSES_US)))
+
+    # --- processes ----------------------------------------------------------------------------------------------------
+    def _broker_crash(self) -> tuple[str, int] | None:
+        broker = self._pick_broker()
+        if broker is None:
+            return None
+        broker.die()
+        return broker.name, SECOND_US
+
+    def _pause(self, processes: Sequence[Process], most_us: int = 60 * SECOND_US) -> tuple[str, int] | None:
+        if not processes:
+            return None
+        process = self.rng.choice(processes)
+        for_us = self._span_us(most_us)
+        process.pause(for_us)
+        return process.name, for_us
+
+    def _broker_zombie(self) -> tuple[str, int] | None:
+        broker = self._pick_broker()
+        return self.make_zombie(broker) if broker is not None else None
+
+    def make_zombie(self, process: Process) -> tuple[str, int]:
+        """Pause a process, let another take its place, and let the old one wake up again."""
+        world, for_us = self._world, self._span_us(20 * SECOND_US)
+        process.pause(for_us)
+        replace_us = self.rng.randint(0, for_us)
+        if isinstance(process, BrokerProcess):
+            world.queue.after(replace_us, lambda: world.replace_broker(process))
+        elif isinstance(process, SequencerProcess):
+            world.queue.after(replace_us, lambda: world.replace_sequencer(process))
+        return process.name, for_us
+
+    def _publisher_crash(self) -> tuple[str, int] | None:
+        publishers = list(self._world.live_publishers())
+        if not publishers:
+            return None
+        publisher = self.rng.choice(publishers)
+        publisher.die()
+        return publisher.name, SECOND_US
+
+    def _publisher_zombie(self) -> tuple[str, int] | None:
+        """Pause a publisher with a named session while another process goes on with that session."""
+        named = [publisher for publisher in self._world.live_publishers() if publisher.stream.plan.named]
+        if not named:
+            return None
+        publisher = self.rng.choice(named)
+        for_us = self._span_us(20 * SECOND_US)
+        publisher.pause(for_us)
+        self._world.queue.after(self.rng.randint(0, for_us), lambda: self._world.succeed_publisher(publisher))
+        return publisher.name, for_us
+
+    def _host_crash(self) -> tuple[str, int] | None:
+        """A host with brokers goes, with its cache and without a word to anyone."""
+        world = self._world
+        hosts = sorted({broker.host for broker in self._brokers()})
+        if not world.sequencer_may_crash:
+            hosts = [host for host in hosts if host != world.sequencer.host]
+        if not hosts:
+            return None
+        host = self.rng.choice(hosts)
+        world.crash_host(host)
+        return host, 2 * SECOND_US
+
+    def _sequencer_crash(self) -> tuple[str, int] | None:
+        self._world.sequencer.die()
+        return self._world.sequencer.name, SECOND_US
+
+    # --- connections --------------------------------------------------------------------------------------------------
+    def _cut(self) -> tuple[str, int] | None:
+        network = self._world.network
+        if not network.wires:
+            return None
+        wire = self.rng.choice(list(network.wires.values()))
+        late = [None if self.rng.random() < 0.1 else self.rng.randrange(1, 2 * SECOND_US) for _ in range(2)]
+        wire.cut(late[0], late[1])
+        return f"wire-{wire.number}", SECOND_US
+
+    def _hole(self) -> tuple[str, int] | None:
+        """Nothing gets through one way; then everything does (TCP sends it again), or the connection ends."""
+        network = self._world.network
+        if not network.wires:
+            return None
+        wire = self.rng.choice(list(network.wires.values()))
+        for_us = self._span_us(20 * SECOND_US)
+        half = self.rng.choice([wire.up, wire.down])
+        half.stuck_until_us = max(half.stuck_until_us, self._world.queue.now_us + for_us)
+        if self.rng.random() < 0.5:
+            self._world.queue.after(for_us, lambda: wire.cut(1_000, 1_000))
+        return f"wire-{wire.number}", for_us
+
+    def _clog(self) -> tuple[str, int] | None:
+        """All connections of one broker are stuck for a while, both ways."""
+        broker = self._pick_broker()
+        if broker is None:
+            return None
+        for_us = self._span_us(5 * SECOND_US)
+        until_us = self._world.queue.now_us + for_us
+        for wire in self._world.network.wires.values():
+            if wire.broker is broker:
+                wire.up.stuck_until_us = wire.down.stuck_until_us = until_us
+        return broker.name, for_us
+
+
+class Interrupts:
+    """What happens between two memory primitives: caches do something, others run, or the process ends right there."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._rng = random.Random(f"{world.seed}:interrupts")
+        plan = world.plan
+        self._rate = plan.churn_rate + plan.interrupt_rate
+        self._churn_share = plan.churn_rate / self._rate
+        self._left = self._gap()
+        self.primitives = 0
+
+    def _gap(self) -> int:
+        return 1 + int(self._rng.expovariate(self._rate))
+
+    def __call__(self, host: str) -> None:
+        """Called by the memory before each primitive of `host`."""
+        self.primitives += 1
+        self._left -= 1
+        if self._left > 0:
+            return
+        self._left = self._gap()
+        world, rng = self._world, self._rng
+        if rng.random() < self._churn_share:
+            world.memory.churn(1)
+            return
+        if not world.running or len(world.running) > INTERRUPT_DEPTH_MAX:
+            return
+        process = world.running[-1]
+        if not world.healed and world.may_crash(process):
+            self._strike(process)
+        world.note(process.name, f"is interrupted on {host}")
+        process.interrupt(rng.choice([10, 200, 5_000, 60_000]))
+
+    def _strike(self, process: Process) -> None:
+        """Maybe end the process right here, or stop it here for so long that another takes its place."""
+        world, faults = self._world, self._world.plan.faults
+        if (kind := f"{process.role}-crash-inside") in faults and self._rng.random() < 0.1:
+            world.faults.record(kind, process.name, SECOND_US)
+            raise Crash
+        if (kind := f"{process.role}-zombie") in faults and self._rng.random() < 0.1:
+            world.faults.record(f"{kind}-inside", *world.faults.make_zombie(process))

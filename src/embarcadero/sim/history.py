@@ -1,0 +1,250 @@
+"""What was seen from outside: the one list of events that all checkers read.
+
+The simulator writes it, and so does anything that watches a real cluster: one observer, one clock (`at`, microseconds),
+events in the order in which they were seen. It knows nothing of brokers, rings or epochs, only of calls and answers.
+
+A *stream* is what one publisher means to write, in order: batches number 0, 1, 2, ... It outlives processes: when a
+named session is opened again by a new process, that process goes on with the same stream and may send the same numbers
+again, with the same content. `digest` is a hash of a batch's content; contents of different batches differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from typing import TypeVar
+
+import msgspec
+
+
+class Verdict(StrEnum):
+    """How a publish ended for its caller."""
+
+    STORED = "stored"  # it is in the log, at `index` (None: stored too long ago to name it)
+    FAILED = "failed"  # it is not in the log and never will be
+    UNKNOWN = "unknown"  # it may or may not be in the log
+
+
+class Event(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True):
+    """Base of all events."""
+
+    at: int
+
+
+class TopicMade(Event):
+    """A topic exists."""
+
+    lane: int
+    name: str
+    order: int
+    on_gap: str
+
+
+class Sent(Event):
+    """A process handed a batch to its publisher."""
+
+    process: str
+    stream: str
+    lane: int
+    number: int
+    digest: int
+    count: int = 1
+    partition: int = 0
+
+
+class Settled(Event):
+    """The publisher told that process what became of the batch."""
+
+    process: str
+    stream: str
+    lane: int
+    number: int
+    verdict: Verdict
+    index: int | None = None
+    seq: int | None = None
+    error: str = ""
+
+
+class SessionOpened(Event):
+    """A publisher got a session (again) for its stream."""
+
+    process: str
+    stream: str
+    lane: int
+    session: int
+    expected: int
+
+
+class Moved(Event):
+    """A reader starts, or seeks: the next index it wants (None: wherever the log starts or ends)."""
+
+    reader: str
+    lane: int
+    index: int | None
+    partitions: tuple[int, ...] | None = None
+
+
+class Delivered(Event):
+    """A reader got a batch."""
+
+    reader: str
+    lane: int
+    index: int
+    seq: int
+    count: int
+    session: int
+    session_seq: int
+    partition: int
+    digest: int
+
+
+class GapSeen(Event):
+    """A reader got a typed gap. SKIPPED: sequences [start, stop) of `session`; else indices [start, stop)."""
+
+    reader: str
+    lane: int
+    kind: str
+    start: int
+    stop: int
+    session: int | None = None
+
+
+class Passed(Event):
+    """A reader has seen all that it asked for below `index`."""
+
+    reader: str
+    lane: int
+    index: int
+
+
+class TailRead(Event):
+    """Somebody asked for the end of the log at `began` and got the answer now."""
+
+    process: str
+    began: int
+    lane: int
+    index: int
+    seq: int
+
+
+class OrderedTo(Event):
+    """An observer who sees everything (the simulator) saw the ordered frontier at `index`."""
+
+    lane: int
+    index: int
+
+
+class StillThere(Event):
+    """A reader was told that the batch at `index` is trimmed; one who sees everything found it in its place."""
+
+    reader: str
+    lane: int
+    index: int
+
+
+class Asked(Event):
+    """A process made a call other than a publish."""
+
+    process: str
+    call: str
+    number: int
+
+
+class Answered(Event):
+    """That call ended; `error` is the error's type, if it failed."""
+
+    process: str
+    call: str
+    number: int
+    error: str = ""
+
+
+class Died(Event):
+    """A process is gone for ever; its calls need no end."""
+
+    process: str
+
+
+class Fault(Event):
+    """Something was broken on purpose, until `until`."""
+
+    kind: str
+    target: str
+    until: int
+
+
+class Stuck(Event):
+    """A stream has a hole that does not close before `until`: whatever it sent above the hole waits."""
+
+    stream: str
+    lane: int
+    until: int
+
+
+class Healed(Event):
+    """No fault is active from here on."""
+
+
+class Ended(Event):
+    """The observer stopped looking: whatever should have ended has had its time."""
+
+
+class Sampled(Event):
+    """How full something is."""
+
+    process: str
+    what: str
+    value: float
+    bound: float
+
+
+class RoleFailed(Event):
+    """A role raised an error that it never may."""
+
+    process: str
+    error: str
+
+
+AnyEvent = (
+    TopicMade | Sent | Settled | SessionOpened | Moved | Delivered | GapSeen | Passed | TailRead | OrderedTo
+    | StillThere | Asked | Answered | Died | Fault | Stuck | Healed | Ended | Sampled | RoleFailed
+)  # fmt: skip
+
+Kind = TypeVar("Kind", bound=Event)
+
+
+class History:
+    """Events in the order in which they were seen, also by kind."""
+
+    def __init__(self, events: Iterable[Event] = ()) -> None:
+        self.events: list[Event] = []
+        self._by_kind: dict[type[Event], list[Event]] = {}
+        for event in events:
+            self.add(event)
+
+    def add(self, event: Event) -> None:
+        """Append what was just seen."""
+        self.events.append(event)
+        self._by_kind.setdefault(type(event), []).append(event)
+
+    def of(self, kind: type[Kind]) -> list[Kind]:
+        """All events of one kind."""
+        return self._by_kind.get(kind, [])  # type: ignore[return-value]
+
+    def __iter__(self) -> Iterator[Event]:
+        return iter(self.events)
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+
+def dump(history: History) -> bytes:
+    """JSON lines, one event each."""
+    encoder = msgspec.json.Encoder()
+    return b"".join(encoder.encode(event) + b"\n" for event in history)
+
+
+def load(lines: bytes) -> History:
+    """The history that `dump` wrote."""
+    decoder = msgspec.json.Decoder(AnyEvent)
+    return History(decoder.decode(line) for line in lines.splitlines() if line)

@@ -1,0 +1,202 @@
+"""What one seed's world looks like, drawn before it begins. Each seed has its own few kinds of trouble, or none."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Final
+
+from embarcadero.config import FabricSizes
+from embarcadero.limits import KIB
+from embarcadero.sim.network import Weather
+from embarcadero.types import OnGap, Order
+
+SECOND_US: Final = 1_000_000
+
+FAULT_KINDS: Final = (
+    "broker-crash", "broker-crash-inside", "broker-pause", "broker-zombie", "host-crash", "publisher-crash",
+    "publisher-pause", "publisher-zombie", "cut", "one-way-hole", "clog", "sequencer-pause",
+)  # fmt: skip
+"""Faults that happen now and then. The weather, lost doorbells and interrupts are there all the time."""
+
+SEQUENCER_FAULT_KINDS: Final = ("sequencer-crash", "sequencer-crash-inside", "sequencer-zombie")
+
+
+@dataclass(slots=True)
+class TopicPlan:
+    """A topic to be made."""
+
+    name: str
+    order: Order
+    on_gap: OnGap
+    gap_timeout_ms: int
+    partitions: int
+    lane: int = -1  # known once it is made
+
+
+@dataclass(slots=True)
+class StreamPlan:
+    """What one publisher means to write."""
+
+    name: str
+    topic: TopicPlan
+    named: bool  # its session has a name, so a new process can go on with it
+    batches: int
+    think_us: int
+    burst: int
+    window_bytes: int
+    start_us: int
+    large_rate: float
+
+
+@dataclass(slots=True)
+class ReaderPlan:
+    """One subscriber."""
+
+    name: str
+    topic: TopicPlan
+    by: str
+    start_us: int
+    partitions: list[int] | None
+    seeks: int
+    slow_us: int  # 0: takes everything at once
+    max_bytes: int
+
+
+@dataclass(slots=True)
+class Plan:
+    """All choices of one seed."""
+
+    seed: int
+    sizes: FabricSizes
+    topics: list[TopicPlan]
+    streams: list[StreamPlan]
+    readers: list[ReaderPlan]
+    hosts: int
+    brokers: int
+    weather: Weather
+    faults: dict[str, float]  # kind -> mean seconds between two of them
+    fault_phase_us: int
+    bell_loss: float
+    sleep_max_us: int
+    churn_rate: float  # per memory primitive
+    interrupt_rate: float  # per memory primitive
+    resend_after_us: int
+    delivery_timeout_us: int
+    probes: int = 1
+    kinds: list[str] = field(default_factory=list)
+
+
+def make_plan(seed: int, sequencer_faults: bool = True) -> Plan:
+    """Draw a world."""
+    rng = random.Random(f"{seed}:plan")
+    topics = _topics(rng)
+    quiet = rng.random() < 0.15
+    faults = {} if quiet else _faults(rng, sequencer_faults)
+    fault_phase_us = rng.randint(10, 45) * SECOND_US
+    return Plan(
+        seed=seed,
+        sizes=_sizes(rng, crowded="publisher-crash" not in faults),
+        topics=topics,
+        streams=_streams(rng, topics, fault_phase_us),
+        readers=_readers(rng, topics, fault_phase_us),
+        hosts=rng.randint(1, 4),
+        brokers=rng.randint(2, 4),
+        weather=_weather(rng, quiet),
+        faults=faults,
+        fault_phase_us=fault_phase_us,
+        bell_loss=rng.choice([0.0, 0.0, 0.02, 0.3]),
+        sleep_max_us=rng.choice([100_000, 400_000, 800_000]),
+        churn_rate=rng.choice([0.002, 0.01, 0.03]),
+        interrupt_rate=0.0 if rng.random() < 0.2 else rng.choice([0.0005, 0.002, 0.006]),
+        resend_after_us=rng.choice([1, 2, 3]) * SECOND_US,
+        delivery_timeout_us=rng.choice([20, 40]) * SECOND_US,
+    )
+
+
+def _sizes(rng: random.Random, crowded: bool) -> FabricSizes:
+    """Small sizes, so that rings wrap and chunks are reused. Crashed publishers leave sessions open for a day."""
+    round_entries = rng.choice([16, 32])
+    chunk_bytes = rng.choice([4, 8, 16]) * KIB
+    return FabricSizes(
+        pending_slots=rng.choice([16, 32, 64, 128]),
+        order_slots=round_entries * rng.choice([4, 8]),
+        held_slots=rng.choice([32, 64, 256]),
+        log_bytes=chunk_bytes * rng.choice([8, 16]),
+        chunk_bytes=chunk_bytes,
+        sessions=rng.choice([24, 64]) if crowded else 64,
+        round_entries=round_entries,
+    )
+
+
+def _topics(rng: random.Random) -> list[TopicPlan]:
+    kinds = [(Order.TOTAL, OnGap.FENCE), (Order.STRONG, OnGap.FENCE), (Order.STRONG, OnGap.SKIP)]
+    topics = []
+    for number in range(rng.randint(1, 2)):
+        order, on_gap = rng.choice(kinds)
+        timeout_ms = rng.randint(2_000, 5_000) if on_gap is OnGap.FENCE else rng.choice([20, 200, 1_000])
+        topics.append(TopicPlan(f"topic-{number}", order, on_gap, timeout_ms, rng.choice([1, 1, 4])))
+    return topics
+
+
+def _streams(rng: random.Random, topics: list[TopicPlan], phase_us: int) -> list[StreamPlan]:
+    count = rng.randint(2, 6)
+    total = rng.randint(320, 480)
+    streams = []
+    for number in range(count):
+        batches, burst = total // count, rng.choice([1, 4, 8, 16, 40])
+        streams.append(
+            StreamPlan(
+                name=f"s{number}",
+                topic=topics[number % len(topics)],
+                named=rng.random() < 0.5,
+                batches=batches,
+                think_us=max(1, phase_us * 8 // 10 // max(1, batches // burst)),
+                burst=burst,
+                window_bytes=rng.choice([16, 64, 256]) * KIB,
+                start_us=rng.randrange(0, 2 * SECOND_US),
+                large_rate=rng.choice([0.0, 0.02, 0.1]),
+            )
+        )
+    return streams
+
+
+def _readers(rng: random.Random, topics: list[TopicPlan], phase_us: int) -> list[ReaderPlan]:
+    readers = [ReaderPlan(f"r{n}", topic, "index", 0, None, 0, 0, 256 * KIB) for n, topic in enumerate(topics)]
+    for number in range(len(topics), 3):
+        topic = rng.choice(topics)
+        filtered = topic.partitions > 1 and rng.random() < 0.6
+        readers.append(
+            ReaderPlan(
+                name=f"r{number}",
+                topic=topic,
+                by=rng.choice(["index", "earliest", "latest", "seq"]),
+                start_us=rng.randrange(0, phase_us),
+                partitions=sorted(rng.sample(range(topic.partitions), rng.randint(1, 2))) if filtered else None,
+                seeks=rng.choice([0, 1, 3]),
+                slow_us=rng.choice([0, 0, 30_000, 300_000]),
+                max_bytes=rng.choice([4, 64, 256]) * KIB,
+            )
+        )
+    return readers
+
+
+def _weather(rng: random.Random, quiet: bool) -> Weather:
+    weather = Weather(latency_us=rng.choice([50, 200, 2_000]), jitter_us=rng.choice([10, 200, 2_000]))
+    if quiet:
+        return weather
+    if rng.random() < 0.3:
+        weather.spike_rate, weather.spike_us = 0.02, rng.choice([50_000, 3_000_000])
+    if rng.random() < 0.3:
+        weather.dribble_rate = rng.choice([0.02, 0.3])
+    if rng.random() < 0.25:
+        weather.drop_rate = rng.choice([0.0, 0.002, 0.01])
+        weather.repeat_rate = rng.choice([0.0, 0.02])
+        weather.reorder_rate = rng.choice([0.0, 0.05])
+    return weather
+
+
+def _faults(rng: random.Random, sequencer_faults: bool) -> dict[str, float]:
+    kinds = [*FAULT_KINDS, *SEQUENCER_FAULT_KINDS] if sequencer_faults else list(FAULT_KINDS)
+    chosen = rng.sample(kinds, rng.randint(1, min(5, len(kinds))))
+    return {kind: rng.choice([2.0, 5.0, 12.0]) for kind in sorted(chosen)}

@@ -1,0 +1,128 @@
+"""Bugs planted on purpose. Each must be caught by some seed, which shows that the net has no hole there.
+
+Two kinds: rules that role code leaves out when told so (`embarcadero.plants.ACTIVE`), and memory primitives that one
+role forgets on one kind of region (its fabric is wrapped).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from embarcadero.errors import BadValue
+from embarcadero.fabric.layout import SLOTS_OFFSET
+from embarcadero.fabric.region import Bytes, Fabric, Region, Shape
+from embarcadero.plants import ACTIVE
+
+Wrap = Callable[[str, Fabric], Fabric]
+"""(role, its host's fabric) -> the fabric that the role gets"""
+
+
+@dataclass(frozen=True, slots=True)
+class Leak:
+    """One primitive that one role forgets: on regions whose name has `region` in it, for the slots or the frontier."""
+
+    role: str
+    primitive: str
+    region: str
+    part: str = "all"  # all | slots | frontier
+
+    def forgets(self, primitive: str, name: str, offset: int) -> bool:
+        """Whether this call is left out."""
+        if primitive != self.primitive or self.region not in name:
+            return False
+        return self.part == "all" or (offset >= SLOTS_OFFSET) == (self.part == "slots")
+
+
+@dataclass(frozen=True, slots=True)
+class Plant:
+    """A planted bug."""
+
+    name: str
+    what: str
+    leak: Leak | None = None  # None: role code leaves a rule out by itself
+
+
+PLANTS: Final = {
+    plant.name: plant
+    for plant in (
+        Plant("missing-flush", "the sequencer does not flush order entries",
+              Leak("sequencer", "flush", "/order-", "slots")),
+        Plant("missing-flush-results", "the sequencer does not flush results",
+              Leak("sequencer", "flush", "/results-", "slots")),
+        Plant("missing-flush-pending", "brokers do not flush pending entries",
+              Leak("broker", "flush", "/pending", "slots")),
+        Plant("missing-flush-payload", "brokers do not flush payloads",
+              Leak("broker", "flush", "/log")),
+        Plant("missing-invalidate", "brokers read order entries from their cache",
+              Leak("broker", "invalidate", "/order-", "slots")),
+        Plant("missing-invalidate-payload", "brokers read payloads from their cache",
+              Leak("broker", "invalidate", "/log")),
+        Plant("missing-invalidate-pending", "the sequencer reads pending entries from its cache",
+              Leak("sequencer", "invalidate", "/pending", "slots")),
+        Plant("slot-reused-early", "pending slots are freed before what they hold is safe"),
+        Plant("frontier-before-entries", "the ordered frontier moves before the entries are flushed"),
+        Plant("dedupe-off", "a sequence seen before is ordered again"),
+        Plant("held-forgotten", "batches that wait for a gap are lost when it closes"),
+    )
+}  # fmt: skip
+
+
+class LeakyRegion:
+    """A region of which one primitive is forgotten."""
+
+    def __init__(self, region: Region, leak: Leak) -> None:
+        self._region, self._leak = region, leak
+        self.name, self.shape = region.name, region.shape
+        self.data: Bytes = region.data
+        self.close = region.close
+
+    def flush(self, offset: int, length: int) -> None:
+        if not self._leak.forgets("flush", self.name, offset):
+            self._region.flush(offset, length)
+
+    def invalidate(self, offset: int, length: int) -> None:
+        if not self._leak.forgets("invalidate", self.name, offset):
+            self._region.invalidate(offset, length)
+
+
+class LeakyFabric:
+    """A fabric whose user forgets a primitive."""
+
+    def __init__(self, fabric: Fabric, leak: Leak) -> None:
+        self._fabric, self._leak = fabric, leak
+        self.generation, self.coherent_only = fabric.generation, fabric.coherent_only
+        self.exists, self.names, self.remove, self.fence = fabric.exists, fabric.names, fabric.remove, fabric.fence
+
+    def create(self, name: str, shape: Shape) -> Region:
+        return LeakyRegion(self._fabric.create(name, shape), self._leak)
+
+    def attach(self, name: str, writable: bool = False) -> Region:
+        return LeakyRegion(self._fabric.attach(name, writable), self._leak)
+
+
+def _wrap(leaks: list[Leak]) -> Wrap:
+    def wrap(role: str, fabric: Fabric) -> Fabric:
+        for leak in leaks:
+            if leak.role == role:
+                fabric = LeakyFabric(fabric, leak)
+        return fabric
+
+    return wrap
+
+
+@contextmanager
+def planted(names: Sequence[str]) -> Iterator[Wrap]:
+    """Plant these bugs for a while. Gives what wraps the fabrics of roles."""
+    unknown = [name for name in names if name not in PLANTS]
+    if unknown:
+        raise BadValue(f"there are no planted bugs {unknown}", f"choose from {sorted(PLANTS)}")
+    chosen = [PLANTS[name] for name in names]
+    flags = {plant.name for plant in chosen if plant.leak is None}
+    ACTIVE.update(flags)
+    try:
+        yield _wrap([plant.leak for plant in chosen if plant.leak is not None])
+    finally:
+        ACTIVE.difference_update(flags)

@@ -1,0 +1,224 @@
+"""The cluster's roles as simulated processes: the same code that real processes run, driven by the event queue.
+
+Pollers sleep longer and longer while nothing happens, and a doorbell (which may be lost) wakes them, so quiet times
+cost nothing.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING
+
+from embarcadero.broker.connection import Connection
+from embarcadero.broker.state import Broker
+from embarcadero.limits import HELLO_TIMEOUT_S
+from embarcadero.placement.directory import Directory
+from embarcadero.sequencer.state import Sequencer
+from embarcadero.sim.history import RoleFailed, Sampled
+from embarcadero.sim.network import Address, Wire
+from embarcadero.sim.process import Process
+from embarcadero.types import Member
+
+if TYPE_CHECKING:
+    from embarcadero.sim.world import World
+
+_SLEEP_FIRST_US = 300
+
+
+class SimBell:
+    """Rings other processes of the cluster, unless the ring is lost."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    def ring(self, who: str) -> None:
+        world = self._process.world
+        sleeper = world.pollers.get(who)
+        if sleeper is not None and self._process.rng.random() >= world.plan.bell_loss:
+            sleeper.wake(self._process.rng.randrange(5, 500))
+
+
+class Poller(Process):
+    """A process with a loop: step, and sleep if nothing moved."""
+
+    def __init__(self, world: World, name: str, host: str) -> None:
+        super().__init__(world, name, host)
+        self.directory = Directory(world.store)
+        self.fabric = world.fabric_of(self.role, host)
+        self.bell = SimBell(self)
+        self._sleep_us = _SLEEP_FIRST_US
+        self._planned_us: int | None = None
+
+    def start(self) -> None:
+        """Begin. Others may already know of it: it can be interrupted, and worse, from its first instruction on."""
+        self.tell(self._boot)
+
+    @abstractmethod
+    def _boot(self) -> None: ...
+
+    def wake(self, delay_us: int) -> None:
+        """Step in a while, if that is earlier than planned."""
+        when_us = self.world.queue.now_us + delay_us
+        if self._planned_us is None or when_us < self._planned_us:
+            self._planned_us = when_us
+            self.world.queue.at(when_us, lambda: self._due(when_us))
+
+    def _due(self, when_us: int) -> None:
+        if when_us == self._planned_us:
+            self.tell(self._poll)
+
+    def _poll(self) -> None:
+        self._planned_us = None
+        moved = self.step()
+        if not self.alive:
+            return
+        self._sleep_us = _SLEEP_FIRST_US if moved else min(8 * self._sleep_us, self.world.plan.sleep_max_us)
+        deadline = self.deadline_us()
+        until_us = self._sleep_us if deadline is None else self.clock.queue_time(deadline) - self.world.queue.now_us
+        self.wake(max(_SLEEP_FIRST_US // 4, min(self._sleep_us, until_us)))
+
+    @abstractmethod
+    def step(self) -> bool:
+        """One pass of the role; True if something moved."""
+
+    @abstractmethod
+    def deadline_us(self) -> int | None:
+        """When the role wants to be called at the latest, by its own clock."""
+
+    def sample(self, what: str, value: float, bound: float) -> None:
+        """Note how full something is."""
+        self.world.seen(Sampled(at=self.world.queue.now_us, process=self.name, what=what, value=value, bound=bound))
+
+
+class BrokerProcess(Poller):
+    """One broker incarnation."""
+
+    role = "broker"
+
+    def __init__(self, world: World, member: Member, host: str) -> None:
+        super().__init__(world, member.region_prefix, host)
+        self.member = member
+        self.broker: Broker | None = None
+        self._ready: dict[int, Wire] = {}  # wires whose broker end has something to send
+        world.pollers[self.name] = self
+
+    @property
+    def address(self) -> Address:
+        """Where it listens."""
+        return self.member.host, self.member.port
+
+    def _boot(self) -> None:
+        self.broker = Broker(self.fabric, self.directory, self.clock, self.bell, self.member, self.world.sizes)
+        self.world.network.listening[self.address] = self
+        self.bell.ring("sequencer")
+        self.wake(0)
+
+    def step(self) -> bool:
+        if self.broker is None:
+            return False
+        moved = self.broker.poll()
+        if self.broker.deposed:
+            self.world.note(self.name, "is deposed and ends")
+            self.die()
+        return moved
+
+    def deadline_us(self) -> int | None:
+        return self.broker.next_deadline_us() if self.broker is not None else None
+
+    # --- connections --------------------------------------------------------------------------------------------------
+    def wire_made(self, wire: Wire) -> None:
+        """A client connected."""
+        if self.broker is None:
+            return
+        connection = wire.connection = self.broker.connect()
+        connection.on_output = lambda: self._ready.setdefault(wire.number, wire)  # type: ignore[assignment]
+        patience_us = int(HELLO_TIMEOUT_S * 1e6)
+        self.world.queue.after(patience_us, lambda: self.tell(lambda: self._check_hello(wire, connection)))
+
+    def _check_hello(self, wire: Wire, connection: Connection) -> None:
+        if not connection.greeted:
+            wire.cut(1, 1)
+
+    def bytes_in(self, wire: Wire, data: bytes) -> None:
+        """Bytes from a client."""
+        connection, rest = wire.connection, memoryview(data)
+        while connection is not None and rest and not connection.closing:
+            buffer = connection.get_buffer()
+            count = min(len(buffer), len(rest))
+            buffer[:count] = rest[:count]
+            rest = rest[count:]
+            connection.received(count)
+        self._ready.setdefault(wire.number, wire)
+
+    def wire_lost(self, wire: Wire) -> None:
+        """The connection is gone."""
+        if wire.connection is not None:
+            wire.connection.closed()
+
+    def after_action(self) -> None:
+        ready, self._ready = self._ready, {}
+        for wire in ready.values():
+            connection = wire.connection
+            if connection is None or connection.gone:
+                continue
+            if output := connection.take_output():
+                wire.down.send(b"".join(output))
+            if connection.closing:
+                wire.finish()
+
+    def on_death(self, silently: bool) -> None:
+        self.world.broker_died(self, silently)
+
+    @property
+    def unanswered(self) -> int:
+        """How many of its entries have no outcome yet."""
+        return len(self.broker.relay.waiting) if self.broker is not None and self.alive else 0
+
+    def take_last_sample(self) -> None:
+        """In the end everything that it published has an outcome."""
+        self.sample("entries without an outcome", self.unanswered, 0)
+
+    def take_samples(self) -> None:
+        """How full the broker is."""
+        if self.broker is not None and self.alive:
+            ingest, sizes = self.broker.ingest, self.world.sizes
+            self.sample("pending slots", ingest.used_slots, sizes.pending_slots)
+            self.sample("log", ingest.log.occupied(), 1.0)
+            self.sample("unresolved entries", len(self.broker.relay.waiting), sizes.results_slots)
+
+
+class SequencerProcess(Poller):
+    """One sequencer's reign, from its takeover to its end."""
+
+    role = "sequencer"
+
+    def __init__(self, world: World, name: str, host: str) -> None:
+        super().__init__(world, name, host)
+        self.sequencer: Sequencer | None = None
+        world.pollers["sequencer"] = self
+
+    def _boot(self) -> None:
+        self.sequencer = Sequencer(self.fabric, self.directory, self.clock, self.bell, self.world.sizes)
+        self.world.note(self.name, f"starts epoch {self.sequencer.epoch}")
+        self.wake(0)
+
+    def step(self) -> bool:
+        if self.sequencer is None:
+            return False
+        moved = self.sequencer.round() > 0
+        for problem in self.sequencer.problems:
+            self.world.seen(RoleFailed(at=self.world.queue.now_us, process=self.name, error=problem))
+        self.sequencer.problems.clear()
+        if self.sequencer.deposed:
+            self.world.note(self.name, "is deposed and ends")
+            self.die()
+        return moved
+
+    def deadline_us(self) -> int | None:
+        return self.sequencer.next_deadline_us() if self.sequencer is not None else None
+
+    def take_samples(self) -> None:
+        """How full the sequencer is."""
+
+    def on_death(self, silently: bool) -> None:  # noqa: ARG002 - the hook's signature
+        self.world.sequencer_died(self)

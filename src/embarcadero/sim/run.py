@@ -1,0 +1,264 @@
+"""Running seeds: one, or thousands on all cores; reports, and the story of a seed that failed."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from embarcadero.sim.checkers import CHECKERS
+from embarcadero.sim.checkers.ledger import Violation
+from embarcadero.sim.history import Delivered, Sent, Settled, TailRead, Verdict
+from embarcadero.sim.plan import make_plan
+from embarcadero.sim.plants import PLANTS, planted
+from embarcadero.sim.world import World
+
+ACKS_MIN = 100
+"""A seed with fewer acks shows nothing, so it fails."""
+
+PLANT_SEEDS = 200
+"""A planted bug has to be caught within this many seeds."""
+
+_STORY_BEFORE, _STORY_AFTER = 60, 5
+_SUMS = ("sent", "stored", "failed", "unknown", "delivered", "tails", "primitives", "steps")
+
+
+class SeedReport(msgspec.Struct, kw_only=True):
+    """What came of one seed."""
+
+    seed: int
+    trace: str
+    violations: list[Violation]
+    failures: list[str]  # tracebacks of roles
+    simulated_us: int
+    cpu_s: float
+    steps: int
+    sent: int
+    stored: int
+    failed: int
+    unknown: int
+    delivered: int
+    tails: int
+    faults: dict[str, int]
+    primitives: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether every promise was kept."""
+        return not self.violations
+
+
+class RunReport(msgspec.Struct, kw_only=True):
+    """What came of many seeds."""
+
+    first: int
+    last: int
+    seeds: int
+    failing: dict[int, str]  # seed -> its first violation
+    verdicts: dict[str, int]  # promise -> seeds that broke it
+    simulated_hours: float
+    wall_s: float
+    cpu_s_per_seed: float
+    sent: int
+    stored: int
+    failed: int
+    unknown: int
+    delivered: int
+    tails: int
+    primitives: int
+    steps: int
+    faults: dict[str, int]
+
+    @property
+    def good(self) -> bool:
+        """Whether every seed kept every promise."""
+        return not self.failing
+
+    def table(self) -> Table:
+        """For people."""
+        table = Table(title=f"{self.seeds} seeds, {self.simulated_hours:.1f} simulated hours in {self.wall_s:.0f} s")
+        table.add_column("what")
+        table.add_column("how much", justify="right")
+        for name in _SUMS:
+            table.add_row(name, f"{getattr(self, name):,}")
+        for kind, count in self.faults.items():
+            table.add_row(f"fault: {kind}", f"{count:,}")
+        for promise, count in self.verdicts.items():
+            table.add_row(promise, "[green]holds" if not count else f"[red]broken by {count} seeds")
+        table.add_row("CPU seconds per seed", f"{self.cpu_s_per_seed:.2f}")
+        return table
+
+
+class PlantReport(msgspec.Struct, kw_only=True):
+    """Which seed caught a planted bug, and how."""
+
+    name: str
+    seed: int | None
+    promise: str = ""
+    sentence: str = ""
+
+
+class PlantsReport(msgspec.Struct, kw_only=True):
+    """What came of all planted bugs."""
+
+    plants: list[PlantReport]
+
+    @property
+    def good(self) -> bool:
+        """Whether each was caught."""
+        return all(plant.seed is not None for plant in self.plants)
+
+    def table(self) -> Table:
+        """For people."""
+        table = Table("planted bug", "what it is", "caught by", "seed", "how", title="planted bugs")
+        for plant in self.plants:
+            caught = "[red]survives" if plant.seed is None else plant.promise
+            table.add_row(plant.name, PLANTS[plant.name].what, caught, str(plant.seed), plant.sentence)
+        return table
+
+
+def run_world(seed: int, plants: Sequence[str] = (), keep_trace: bool = False) -> World:
+    """Run one seed's world to its end."""
+    with planted(plants) as wrap:
+        world = World(make_plan(seed), wrap, keep_trace)
+        world.run()
+    return world
+
+
+def run_seed(seed: int, plants: Sequence[str] = ()) -> SeedReport:
+    """Run one seed and let all checkers look at its history."""
+    began = time.process_time()
+    world = run_world(seed, plants)
+    history = world.history
+    violations = [violation for check in CHECKERS.values() for violation in check(history)]
+    verdicts = Counter(settled.verdict for settled in history.of(Settled))
+    if verdicts[Verdict.STORED] < ACKS_MIN:
+        few = f"only {verdicts[Verdict.STORED]} batches were acked; a seed needs {ACKS_MIN} to show anything"
+        violations.append(Violation("RUN", world.queue.now_us, few))
+    return SeedReport(
+        seed=seed,
+        trace=world.trace.digest(),
+        violations=violations,
+        failures=world.failures,
+        simulated_us=world.queue.now_us,
+        cpu_s=time.process_time() - began,
+        steps=world.trace.count,
+        sent=len(history.of(Sent)),
+        stored=verdicts[Verdict.STORED],
+        failed=verdicts[Verdict.FAILED],
+        unknown=verdicts[Verdict.UNKNOWN],
+        delivered=len(history.of(Delivered)),
+        tails=len(history.of(TailRead)),
+        faults={**world.faults.counts, "frame": world.network.frames_spoilt},
+        primitives=world.interrupts.primitives,
+    )
+
+
+def run_seeds(seeds: Sequence[int], jobs: int = 0, plants: Sequence[str] = ()) -> Iterable[SeedReport]:
+    """Run many seeds on `jobs` processes (0: one per core); reports come in the order of the seeds."""
+    jobs = jobs or os.cpu_count() or 1
+    if jobs == 1 or len(seeds) == 1:
+        yield from map(partial(run_seed, plants=plants), seeds)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(partial(run_seed, plants=plants), seeds, chunksize=2)
+
+
+def summary(first: int, last: int, reports: Sequence[SeedReport], wall_s: float) -> RunReport:
+    """All seeds in one report."""
+    faults: Counter[str] = Counter()
+    for report in reports:
+        faults.update(report.faults)
+    broken = Counter(p for report in reports for p in {violation.promise for violation in report.violations})
+    return RunReport(
+        first=first,
+        last=last,
+        seeds=len(reports),
+        failing={r.seed: ": ".join(map(str, r.violations[0][::2])) for r in reports if not r.holds},
+        verdicts={promise: broken[promise] for promise in (*CHECKERS, "RUN")},
+        simulated_hours=sum(report.simulated_us for report in reports) / 3.6e9,
+        wall_s=wall_s,
+        cpu_s_per_seed=sum(report.cpu_s for report in reports) / max(1, len(reports)),
+        **{name: sum(getattr(report, name) for report in reports) for name in _SUMS},
+        faults=dict(sorted(faults.items())),
+    )  # fmt: skip
+
+
+def story(seed: int, plants: Sequence[str] = ()) -> str:
+    """Run a seed again and tell what happened around its first violation."""
+    world = run_world(seed, plants, keep_trace=True)
+    violations = [violation for check in CHECKERS.values() for violation in check(world.history)]
+    steps = world.trace.steps
+    if not violations:
+        around = steps[-_STORY_BEFORE:]
+        head = f"seed {seed}: every promise holds; its last steps:"
+    else:
+        first = min(violations, key=lambda violation: violation.at)
+        place = sum(step.at <= first.at for step in steps)
+        around = steps[max(0, place - _STORY_BEFORE) : place + _STORY_AFTER]
+        broken = [f"  {v.promise} at {v.at} us: {v.sentence}" for v in violations[:10]]
+        head = "\n".join([f"seed {seed} breaks promises, {len(violations)} times:", *broken])
+    lines = [f"  {step.at / 1e6:12.6f}  {step.who:<14} {step.what[:220]}" for step in around]
+    return "\n".join([head, *lines, *world.failures, f"replay it: embarcadero sim --seeds {seed}:{seed + 1} --trace"])
+
+
+def run_cli(first: int, last: int, *, jobs: int = 0, report: Path | None = None, json: bool = False,
+            trace: bool = False, plants: bool = False) -> int:  # fmt: skip
+    """`embarcadero sim`: run seeds, or the planted bugs. Returns the exit code."""
+    console = Console(stderr=json)
+    result = _run_plants(console, jobs) if plants else _run_seeds(console, first, last, jobs)
+    encoded = msgspec.json.encode(result)
+    if report is not None:
+        report.parent.mkdir(parents=True, exist_ok=True)
+        report.write_bytes(msgspec.json.format(encoded, indent=2))
+    if json:
+        print(encoded.decode())
+    else:
+        console.print(result.table())
+    if isinstance(result, RunReport):
+        for seed in [*result.failing][:3] or ([first] if trace and last - first == 1 else []):
+            console.print(story(seed), markup=False, highlight=False)
+    return 0 if result.good else 1
+
+
+def _run_seeds(console: Console, first: int, last: int, jobs: int) -> RunReport:
+    began = time.monotonic()
+    reports: list[SeedReport] = []
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[bad]}"))
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("seeds", total=last - first, bad="")
+        for report in run_seeds(range(first, last), jobs):
+            reports.append(report)
+            bad = [r.seed for r in reports if not r.holds]
+            progress.update(task, advance=1, bad=f"[red]failing: {bad[:8]}" if bad else "[green]all hold")
+    return summary(first, last, reports, time.monotonic() - began)
+
+
+def _run_plants(console: Console, jobs: int) -> PlantsReport:
+    result = PlantsReport(plants=[])
+    with Progress(BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), console=console) as progress:
+        task = progress.add_task("planted bugs", total=len(PLANTS))
+        for plant in PLANTS.values():
+            progress.update(task, description=plant.name)
+            result.plants.append(hunt(plant.name, jobs=jobs))
+            progress.advance(task)
+    return result
+
+
+def hunt(name: str, seeds: int = PLANT_SEEDS, jobs: int = 0) -> PlantReport:
+    """Run seeds with a planted bug until one of them breaks a promise."""
+    for report in run_seeds(range(seeds), jobs, (name,)):
+        if not report.holds:
+            first = report.violations[0]
+            return PlantReport(name=name, seed=report.seed, promise=first.promise, sentence=first.sentence)
+    return PlantReport(name=name, seed=None)

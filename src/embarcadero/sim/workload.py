@@ -1,0 +1,267 @@
+"""Publishers and subscribers as simulated processes, and what they write and read."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from embarcadero.client.publisher import PublisherCore
+from embarcadero.client.subscriber import SubscriberCore
+from embarcadero.errors import OutcomeUnknown
+from embarcadero.sim.clients import ClientProcess
+from embarcadero.sim.history import (
+    Delivered,
+    GapSeen,
+    Moved,
+    Passed,
+    RoleFailed,
+    Sent,
+    SessionOpened,
+    Settled,
+    Verdict,
+)
+from embarcadero.sim.plan import ReaderPlan, StreamPlan
+from embarcadero.types import GapKind
+from embarcadero.wire import messages as m
+from embarcadero.wire.receiver import AcksReceived, CreditReceived, FetchedReceived, FullReceived
+
+if TYPE_CHECKING:
+    from embarcadero.sim.world import World
+
+
+class Content(NamedTuple):
+    """One batch of a stream."""
+
+    payload: bytes
+    records: int
+    partition: int
+    digest: int
+
+
+def digest_of(payload: Any) -> int:
+    """Hash of a batch's content, as histories hold it."""
+    return int.from_bytes(blake2b(payload, digest_size=7).digest(), "little")
+
+
+class Stream:
+    """What a publisher writes: batch `n` is the same bytes whoever sends it, however often."""
+
+    def __init__(self, plan: StreamPlan, seed: int, chunk_bytes: int) -> None:
+        self.plan, self._seed, self._chunk_bytes = plan, seed, chunk_bytes
+        self._contents: dict[int, Content] = {}
+        self.processes = 0
+        self.next_number = 0  # first number that no process has sent yet
+
+    def content(self, number: int) -> Content:
+        """Batch `number`."""
+        found = self._contents.get(number)
+        if found is None:
+            seal = blake2b(f"{self._seed}:{self.plan.name}:{number}".encode()).digest()
+            dice = int.from_bytes(seal[:8], "little")
+            large = dice % 1000 < self.plan.large_rate * 1000
+            size = self._chunk_bytes - dice % 200 if large else 24 + dice % 900
+            payload = (seal * (size // len(seal) + 1))[:size]
+            found = Content(payload, 1 + dice % 7, dice // 7 % self.plan.topic.partitions, digest_of(payload))
+            self._contents[number] = found
+        return found
+
+
+class PublisherProcess(ClientProcess):
+    """One process that writes a stream, from wherever the stream's session stands."""
+
+    role = "publisher"
+
+    def __init__(self, world: World, stream: Stream) -> None:
+        plan = stream.plan
+        self._publisher = PublisherCore(
+            topic=plan.topic.name,
+            session_name=plan.name if plan.named else "",
+            window_bytes=plan.window_bytes,
+            resend_after_us=world.plan.resend_after_us,
+            delivery_timeout_us=world.plan.delivery_timeout_us,
+        )
+        stream.processes += 1
+        self.stream = stream
+        super().__init__(world, f"{plan.name}.{stream.processes}", self._publisher)
+        # a process that goes on with a session learns from the cluster which number comes next
+        self._number: int | None = 0 if stream.processes == 1 else None
+        self._closing = False
+        # a closed session is forgotten: whoever opens its name after that begins anew
+        self._may_close = not plan.named or "publisher-zombie" not in world.plan.faults
+
+    @property
+    def done(self) -> bool:
+        """Whether it has sent all of its stream, and all of that has an outcome."""
+        sent_all = self._number is not None and self._number >= self.stream.plan.batches
+        return sent_all and self._publisher.unsettled == 0
+
+    def start(self) -> None:
+        super().start()
+        self._plan_burst()
+
+    def _plan_burst(self) -> None:
+        think_us = int(self.rng.expovariate(1.0) * self.stream.plan.think_us)
+        self.world.queue.after(min(think_us, 4 * self.stream.plan.think_us), lambda: self.tell(self._burst))
+
+    def _burst(self) -> None:
+        plan, stream = self.stream.plan, self.stream
+        if self.finished or self._closing:
+            return
+        for _ in range(self.rng.randint(1, 2 * plan.burst - 1)):
+            if self._number is None or self._number >= plan.batches or self._publisher.failed is not None:
+                break
+            content = stream.content(self._number)
+            if not self._publisher.has_room(len(content.payload)):
+                break
+            self._send(self._number, content)
+            self._number += 1
+            stream.next_number = max(stream.next_number, self._number)
+        done = self._number is not None and self._number >= plan.batches
+        if done and self._may_close and self.rng.random() < 0.5:
+            self._closing = True
+            self._publisher.close(self.clock.now_us())
+        else:
+            self._plan_burst()
+
+    def _send(self, number: int, content: Content) -> None:
+        self.world.seen(Sent(
+            at=self.world.queue.now_us, process=self.name, stream=self.stream.plan.name,
+            lane=self.stream.plan.topic.lane, number=number, digest=content.digest, count=content.records,
+            partition=content.partition))  # fmt: skip
+        batch = self._publisher.add(content.payload, content.records, content.partition, 0, self.clock.now_us())
+        batch.token = number
+
+    def on_event(self, number: int, event: Any, now_us: int) -> None:
+        if isinstance(event, AcksReceived):
+            self._publisher.on_acks(number, event.acks, now_us)
+        elif isinstance(event, CreditReceived):
+            self._publisher.on_credit(number, event.total, now_us)
+        elif isinstance(event, FullReceived):
+            self._publisher.on_full(number, now_us)
+
+    def on_answer(self, message: m.AnyMessage) -> None:
+        if isinstance(message, m.Opened):
+            self.world.seen(SessionOpened(
+                at=self.world.queue.now_us, process=self.name, stream=self.stream.plan.name, lane=message.lane,
+                session=message.session, expected=message.expected))  # fmt: skip
+            if self._number is None:
+                self._number = message.expected
+
+    def harvest(self) -> None:
+        for batch in self._publisher.take_settled():
+            error = batch.error
+            verdict = Verdict.STORED
+            if error is not None:
+                verdict = Verdict.UNKNOWN if isinstance(error, OutcomeUnknown) else Verdict.FAILED
+            place = batch.position
+            self.world.seen(Settled(
+                at=self.world.queue.now_us, process=self.name, stream=self.stream.plan.name,
+                lane=self.stream.plan.topic.lane, number=batch.token, verdict=verdict,
+                index=place.index if place else None, seq=place.seq if place else None,
+                error=type(error).__name__ if error else ""))  # fmt: skip
+        if self._publisher.closed and not self.finished:
+            if self._publisher.failed is not None:
+                self.world.note(self.name, f"ends: {self._publisher.failed}")
+            self.disconnect()
+            self.world.publisher_ended(self, failed=self._publisher.failed is not None)
+
+    def on_death(self, silently: bool) -> None:
+        super().on_death(silently)
+        self.world.publisher_ended(self, failed=True)
+
+    def stuck_for_us(self) -> tuple[str, int, int]:
+        plan = self.stream.plan
+        return plan.name, plan.topic.lane, max(plan.topic.gap_timeout_ms * 1000, self.world.plan.delivery_timeout_us)
+
+
+class SubscriberProcess(ClientProcess):
+    """One reader of one topic."""
+
+    role = "subscriber"
+
+    def __init__(self, world: World, plan: ReaderPlan) -> None:
+        self._subscriber = SubscriberCore(
+            lane=plan.topic.lane,
+            by=plan.by,
+            partitions=plan.partitions,
+            silent_after_us=world.plan.resend_after_us,
+            wait_ms=2_000,
+            max_bytes=plan.max_bytes,
+        )
+        super().__init__(world, plan.name, self._subscriber)
+        self.plan = plan
+        self._seeks_left = plan.seeks
+        self._taken_to = 0
+        self._failed = False
+
+    def start(self) -> None:
+        super().start()
+        self._moved(0 if self.plan.by == "index" else None)
+        if self.plan.slow_us:
+            self.world.queue.after(self.plan.slow_us, lambda: self.tell(self._take_some))
+        if self._seeks_left:
+            self._plan_seek()
+
+    def _moved(self, index: int | None) -> None:
+        partitions = None if self.plan.partitions is None else tuple(self.plan.partitions)
+        self.world.seen(Moved(at=self.world.queue.now_us, reader=self.name, lane=self.plan.topic.lane, index=index,
+                              partitions=partitions))  # fmt: skip
+
+    def _plan_seek(self) -> None:
+        self.world.queue.after(self.rng.randrange(500_000, 15_000_000), lambda: self.tell(self._seek))
+
+    def _seek(self) -> None:
+        self.mark_passed()
+        self._seeks_left -= 1
+        place = self._subscriber.position or 0
+        index = self.rng.randint(0, place)
+        by = self.rng.choice(["index", "index", "earliest", "latest"])
+        self._subscriber.seek(by, index if by == "index" else 0, self.clock.now_us())
+        self._moved(index if by == "index" else None)
+        if self._seeks_left:
+            self._plan_seek()
+
+    def mark_passed(self) -> None:
+        """Put on record how far this reader has come, control entries included."""
+        place = self._subscriber.position
+        if place is not None:
+            now_us, lane = self.world.queue.now_us, self.plan.topic.lane
+            self.world.seen(Passed(at=now_us, reader=self.name, lane=lane, index=place))
+
+    def on_event(self, number: int, event: Any, now_us: int) -> None:
+        if isinstance(event, FetchedReceived):
+            self._subscriber.on_fetched(number, event, now_us)
+
+    def _take_some(self) -> None:
+        self._take(self.rng.randint(1, 8))
+        self.world.queue.after(self.plan.slow_us, lambda: self.tell(self._take_some))
+
+    def harvest(self) -> None:
+        if not self.plan.slow_us or self.world.healed:
+            self._take(1_000)
+        if self._subscriber.failed is not None and not self._failed:
+            self._failed = True
+            what = f"the subscriber failed: {type(self._subscriber.failed).__name__}: {self._subscriber.failed}"
+            self.world.seen(RoleFailed(at=self.world.queue.now_us, process=self.name, error=what))
+
+    def _take(self, most: int) -> None:
+        batches = self._subscriber.take_batches(most, self.clock.now_us())
+        now_us, lane = self.world.queue.now_us, self.plan.topic.lane
+        if batches:
+            self.world.see_frontier(lane)
+        for batch in batches:
+            if batch.gap is not None:
+                session = batch.gap.session if batch.gap.kind is GapKind.SKIPPED else None
+                self.world.seen(GapSeen(at=now_us, reader=self.name, lane=lane, kind=batch.gap.kind.name,
+                                        start=batch.gap.start, stop=batch.gap.stop, session=session))  # fmt: skip
+                if batch.gap.kind is GapKind.TRIMMED:
+                    self.world.see_trimmed(self.name, lane, batch.gap.stop - 1)
+            else:
+                self.world.seen(Delivered(
+                    at=now_us, reader=self.name, lane=lane, index=batch.index, seq=batch.seq, count=batch.count,
+                    session=batch.session, session_seq=batch.session_seq, partition=batch.partition,
+                    digest=digest_of(batch.payload)))  # fmt: skip
+
+    def position(self) -> int | None:
+        """The next index it wants."""
+        return self._subscriber.position

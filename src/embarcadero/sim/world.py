@@ -1,0 +1,279 @@
+"""One seed, one world: hosts with private caches, brokers, a sequencer, clients, a network, and trouble.
+
+Everything that is random comes from generators seeded by the seed and a name, so the same seed gives the same world,
+event by event. After a phase with faults the world heals, and then everything has to come to an end (P8).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from embarcadero.fabric.epochs import create_epochs
+from embarcadero.fabric.incoherent import IncoherentMemory
+from embarcadero.fabric.layout import ORDER, RING_FRONTIER_OFFSET, SLOTS_OFFSET
+from embarcadero.fabric.log import LogReader
+from embarcadero.fabric.region import Fabric
+from embarcadero.placement.directory import Directory
+from embarcadero.placement.memory import MemoryStore
+from embarcadero.sim.clients import ProbeProcess
+from embarcadero.sim.events import EventQueue, Trace
+from embarcadero.sim.faults import Faults, Interrupts
+from embarcadero.sim.history import Ended, Event, Healed, History, OrderedTo, StillThere, TailRead, TopicMade
+from embarcadero.sim.network import Address, Network
+from embarcadero.sim.plan import SECOND_US, Plan, ReaderPlan, StreamPlan
+from embarcadero.sim.plants import Wrap
+from embarcadero.sim.process import Process
+from embarcadero.sim.roles import BrokerProcess, Poller, SequencerProcess
+from embarcadero.sim.workload import PublisherProcess, Stream, SubscriberProcess
+from embarcadero.types import EntryKind
+
+HEAL_US_MAX = 240 * SECOND_US
+"""How long everything may take to come to an end once nothing is broken any more."""
+
+_LOOK_EVERY_US = SECOND_US // 4
+
+
+class World:
+    """The world of one seed. `run` it, then read its `history`."""
+
+    def __init__(self, plan: Plan, wrap: Wrap, keep_trace: bool = False) -> None:
+        self.plan, self.seed, self.sizes = plan, plan.seed, plan.sizes
+        self.rng = random.Random(f"{plan.seed}:world")
+        self._wrap = wrap
+        self.queue, self.trace, self.history = EventQueue(), Trace(keep_trace), History()
+        self.failures: list[str] = []  # tracebacks
+        self.healed = self._over = False
+        self.running: list[Process] = []  # the innermost last: those before it are interrupted
+        self.processes: list[Process] = []
+        self.store = MemoryStore()
+        self.directory = Directory(self.store, cluster_id=f"{plan.seed & 0xFFFF_FFFF:08x}")
+        self.memory = IncoherentMemory(random.Random(f"{plan.seed}:memory"), self.directory.generation)
+        self.network = Network(self, plan.weather)
+        self.faults = Faults(self)
+        self.interrupts = Interrupts(self)
+        self.pollers: dict[str, Poller] = {}
+        self.brokers: dict[int, BrokerProcess] = {}
+        self.publishers: list[PublisherProcess] = []
+        self.subscribers: list[SubscriberProcess] = []
+        self.bootstrap: list[Address] = [(f"10.0.0.{broker}", 9092) for broker in range(plan.brokers)]
+        self.hosts = [f"host-{number}" for number in range(plan.hosts)]
+        self._sequencers = 0
+        self._frontiers: dict[int, int] = {}
+        self._quiet_since_us = 0
+
+    # --- looking ------------------------------------------------------------------------------------------------------
+    def over(self) -> bool:
+        """Whether this world has ended."""
+        return self._over
+
+    def seen(self, event: Event) -> None:
+        """Put an event on record."""
+        self.history.add(event)
+        self.trace.note(event.at, "history", repr(event))
+
+    def note(self, who: str, what: str) -> None:
+        """Leave a line in the trace."""
+        self.trace.note(self.queue.now_us, who, what)
+
+    def see_frontier(self, lane: int) -> None:
+        """Put on record how far a lane is ordered, as one who sees all caches."""
+        medium = self.memory.regions.get(f"epoch-{self.directory.started_epoch()}/order-{lane}")
+        if medium is not None:
+            word = RING_FRONTIER_OFFSET // 8
+            index = max(int(words[word]) for words in (medium.words, *(copy.words for copy in medium.copies.values())))
+            if index > self._frontiers.get(lane, -1):
+                self._frontiers[lane] = index
+                self.seen(OrderedTo(at=self.queue.now_us, lane=lane, index=index))
+
+    def see_trimmed(self, reader: str, lane: int, index: int) -> None:
+        """A reader was told that the batch at `index` is gone: put on record if it is still there."""
+        medium = self.memory.regions.get(f"epoch-{self.directory.started_epoch()}/order-{lane}")
+        if medium is None:
+            return
+        entry = medium.words[SLOTS_OFFSET // 8 :].view(ORDER)[index % self.sizes.order_slots]
+        lapped = index < self._frontiers.get(lane, 0) - self.sizes.order_slots + self.sizes.round_entries
+        member = next((m for m in self.directory.members() if m.handle == int(entry["origin"])), None)
+        if lapped or int(entry["index"]) != index or int(entry["kind"]) != EntryKind.BATCH or member is None:
+            return
+        host = self.memory.host(self.hosts[0])
+        logs = (host.attach(f"{member.region_prefix}/log"), host.attach(f"{member.region_prefix}/frontiers"))
+        if not LogReader(*logs).freed(np.array([entry["location"]], dtype=np.uint32))[0]:
+            self.seen(StillThere(at=self.queue.now_us, reader=reader, lane=lane, index=index))
+
+    # --- running ------------------------------------------------------------------------------------------------------
+    def run(self) -> None:
+        """From the beginning to the end."""
+        self._begin()
+        self.queue.at(self.plan.fault_phase_us, self._heal)
+        self.queue.run(10 * HEAL_US_MAX, self.over)
+
+    def _begin(self) -> None:
+        create_epochs(self.memory.host(self.hosts[0]))
+        for topic in self.plan.topics:
+            made = self.directory.create_topic(
+                topic.name, order=topic.order, partitions=topic.partitions, on_gap=topic.on_gap.value,
+                gap_timeout_ms=topic.gap_timeout_ms,
+            )  # fmt: skip
+            topic.lane = made.lane
+            self.seen(TopicMade(at=0, lane=made.lane, name=made.name, order=made.order, on_gap=made.on_gap))
+        self.memory.interrupt = self.interrupts
+        self._start_sequencer()
+        for broker in range(self.plan.brokers):
+            self._start_broker(broker)
+        for plan in self.plan.streams:
+            stream = Stream(plan, self.seed, self.sizes.chunk_bytes)
+            self.queue.at(plan.start_us, lambda stream=stream: self._start_publisher(stream))  # type: ignore[misc]
+        for reader in self.plan.readers:
+            self.queue.at(reader.start_us, lambda reader=reader: self._start_reader(reader))  # type: ignore[misc]
+        self.probe = ProbeProcess(self, "probe")
+        self.probe.start()
+        self.faults.start()
+        self.queue.after(SECOND_US, self._sample)
+
+    def _sample(self) -> None:
+        for broker in self.brokers.values():
+            broker.take_samples()
+        self.sequencer.take_samples()
+        self.queue.after(2 * SECOND_US, self._sample)
+
+    def fabric_of(self, role: str, host: str) -> Fabric:
+        """The fabric as a role on a host sees it."""
+        return self._wrap(role, self.memory.host(host))
+
+    # --- the cluster --------------------------------------------------------------------------------------------------
+    def _start_broker(self, broker: int) -> None:
+        address = self.bootstrap[broker]
+        member = self.directory.register_broker(broker, address[0], address[1], pid=1)
+        host = self.rng.choice(self.hosts)
+        self.note(member.region_prefix, f"starts on {host}")
+        self.brokers[broker] = BrokerProcess(self, member, host)
+        self.brokers[broker].start()
+
+    def _start_sequencer(self) -> None:
+        self._sequencers += 1
+        host = self.rng.choice(self.hosts)
+        self.note(f"sequencer-{self._sequencers}", f"starts on {host}")
+        self.sequencer = SequencerProcess(self, f"sequencer-{self._sequencers}", host)
+        self.sequencer.start()
+
+    @property
+    def sequencer_may_crash(self) -> bool:
+        """Whether this seed has successors for its sequencer."""
+        return any(kind.startswith("sequencer-") and kind != "sequencer-pause" for kind in self.plan.faults)
+
+    def may_crash(self, process: Process) -> bool:
+        """Whether the world can go on without this process."""
+        return not isinstance(process, BrokerProcess) or sum(b.alive for b in self.brokers.values()) > 1
+
+    def broker_died(self, process: BrokerProcess, silently: bool = False) -> None:
+        """Somebody notices after a while; usually a new incarnation is started."""
+        self.network.process_died(process, silently)
+        if self.network.listening.get(process.address) is process:
+            del self.network.listening[process.address]
+        member = process.member
+        self.queue.after(self.rng.randrange(50_000, 3 * SECOND_US), lambda: self.directory.mark_dead(
+            member.broker, member.incarnation))  # fmt: skip
+        if self.rng.random() < 0.8:
+            self.queue.after(self.rng.randrange(200_000, 10 * SECOND_US), lambda: self.replace_broker(process))
+
+    def replace_broker(self, process: BrokerProcess) -> None:
+        """Start the next incarnation of a broker, unless that was done already."""
+        if self.brokers[process.member.broker] is process:
+            self._start_broker(process.member.broker)
+
+    def sequencer_died(self, process: SequencerProcess) -> None:
+        """Somebody notices after a while and starts a successor."""
+        self.queue.after(self.rng.randrange(50_000, 4 * SECOND_US), lambda: self.replace_sequencer(process))
+
+    def replace_sequencer(self, process: SequencerProcess) -> None:
+        """Start a successor, unless that was done already."""
+        if self.sequencer is process:
+            self._start_sequencer()
+
+    def crash_host(self, host: str) -> None:
+        """The host goes with its cache and all its processes; their peers hear nothing."""
+        self.memory.crash(host)
+        for process in self.processes:
+            if process.host == host:
+                process.die(silently=True)
+
+    # --- clients ------------------------------------------------------------------------------------------------------
+    def live_publishers(self) -> Iterator[PublisherProcess]:
+        """Publishers that are still at work."""
+        return (publisher for publisher in self.publishers if publisher.alive and not publisher.finished)
+
+    def _start_publisher(self, stream: Stream) -> None:
+        publisher = PublisherProcess(self, stream)
+        self.publishers.append(publisher)
+        publisher.start()
+
+    def _start_reader(self, reader: ReaderPlan) -> None:
+        subscriber = SubscriberProcess(self, reader)
+        self.subscribers.append(subscriber)
+        subscriber.start()
+
+    def publisher_ended(self, process: PublisherProcess, failed: bool) -> None:
+        """It is gone, or its session is. If it was not done, another process goes on."""
+        if failed and process.stream.next_number < process.stream.plan.batches:
+            self.queue.after(self.rng.randrange(50_000, 4 * SECOND_US), lambda: self.succeed_publisher(process))
+
+    def succeed_publisher(self, process: PublisherProcess) -> None:
+        """Go on with a stream: the same one if its session has a name, else a new one."""
+        stream = process.stream
+        if process is not next((p for p in reversed(self.publishers) if p.stream is stream), None):
+            return
+        if not stream.plan.named:
+            left = stream.plan.batches - stream.next_number
+            rest = replace(stream.plan, name=f"{stream.plan.name}x", batches=left)
+            stream = Stream(rest, self.seed, self.sizes.chunk_bytes)
+        self._start_publisher(stream)
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+    def _heal(self) -> None:
+        """Nothing is broken from here on."""
+        self.healed = True
+        self.network.calm()
+        for process in self.processes:
+            process.unpause()
+        for broker in self.brokers.values():
+            if not broker.alive:
+                self.directory.mark_dead(broker.member.broker, broker.member.incarnation)
+        if not any(broker.alive for broker in self.brokers.values()):
+            self._start_broker(0)
+        if not self.sequencer.alive:
+            self._start_sequencer()
+        self.seen(Healed(at=self.queue.now_us))
+        for number, topic in enumerate(self.plan.topics):
+            self._start_reader(ReaderPlan(f"audit-{number}", topic, "earliest", 0, None, 0, 0, 1 << 18))
+            last = StreamPlan(f"last-{number}", topic, False, 10, 100_000, 4, 1 << 16, 0, 0.0)
+            stream = Stream(last, self.seed, self.sizes.chunk_bytes)
+            self.queue.after(5 * SECOND_US, lambda stream=stream: self._start_publisher(stream))  # type: ignore[misc]
+        self.queue.after(7 * SECOND_US, self._look)
+
+    def _look(self) -> None:
+        late = self.queue.now_us >= self.plan.fault_phase_us + HEAL_US_MAX
+        if (self._all_done() or late) and not self.probe.waits:
+            for subscriber in self.subscribers:
+                subscriber.mark_passed()
+            for broker in self.brokers.values():
+                broker.take_last_sample()
+            self.seen(Ended(at=self.queue.now_us))
+            self._over = True
+        else:
+            self.queue.after(_LOOK_EVERY_US, self._look)
+
+    def _all_done(self) -> bool:
+        """Whether all publishers are done and all readers have seen a tail that was asked for after that."""
+        unanswered = any(broker.unanswered for broker in self.brokers.values())
+        if unanswered or not all(publisher.done for publisher in self.live_publishers()):
+            self._quiet_since_us = self.queue.now_us
+            return False
+        tails = {tail.lane: tail.index for tail in self.history.of(TailRead) if tail.began > self._quiet_since_us}
+        places = [(reader.plan.topic.lane, reader.position()) for reader in self.subscribers]
+        return len(tails) == len(self.plan.topics) and all(
+            place is not None and place >= tails[lane] for lane, place in places
+        )

@@ -1,0 +1,244 @@
+"""Each checker rejects histories that break its promise and accepts histories that keep it."""
+
+from __future__ import annotations
+
+import pytest
+
+from embarcadero.sim import history as h
+from embarcadero.sim.checkers import CHECKERS, p9
+from embarcadero.sim.history import Event, History, Verdict
+
+LANE = 0
+SECOND = 1_000_000
+
+
+def topic(order: int = 2, on_gap: str = "fence") -> h.TopicMade:
+    return h.TopicMade(at=0, lane=LANE, name="t", order=order, on_gap=on_gap)
+
+
+def digest(stream: str, number: int) -> int:
+    return sum(stream.encode()) * 10_000 + number
+
+
+def sent(at: int, number: int, stream: str = "a", partition: int = 0, process: str = "") -> h.Sent:
+    return h.Sent(at=at, process=process or stream, stream=stream, lane=LANE, number=number,
+                  digest=digest(stream, number), partition=partition)  # fmt: skip
+
+
+def settled(at: int, number: int, index: int | None = None, stream: str = "a", verdict: Verdict = Verdict.STORED,
+            seq: int | None = None, process: str = "") -> h.Settled:  # fmt: skip
+    return h.Settled(at=at, process=process or stream, stream=stream, lane=LANE, number=number, verdict=verdict,
+                     index=index, seq=index if seq is None else seq)  # fmt: skip
+
+
+def moved(at: int, index: int | None, reader: str = "r", partitions: tuple[int, ...] | None = None) -> h.Moved:
+    return h.Moved(at=at, reader=reader, lane=LANE, index=index, partitions=partitions)
+
+
+def got(at: int, index: int, number: int, stream: str = "a", reader: str = "r", **fields: int) -> h.Delivered:
+    facts = {"seq": index, "count": 1, "session": 1 if stream == "a" else 2, "session_seq": number, "partition": 0,
+             "digest": digest(stream, number)} | fields  # fmt: skip
+    return h.Delivered(at=at, reader=reader, lane=LANE, index=index, **facts)
+
+
+def passed(at: int, index: int, reader: str = "r") -> h.Passed:
+    return h.Passed(at=at, reader=reader, lane=LANE, index=index)
+
+
+def gap(at: int, kind: str, start: int, stop: int, session: int | None = None, reader: str = "r") -> h.GapSeen:
+    return h.GapSeen(at=at, reader=reader, lane=LANE, kind=kind, start=start, stop=stop, session=session)
+
+
+def tail(began: int, at: int, index: int) -> h.TailRead:
+    return h.TailRead(at=at, process="x", began=began, lane=LANE, index=index, seq=index)
+
+
+def ordered(at: int, index: int) -> h.OrderedTo:
+    return h.OrderedTo(at=at, lane=LANE, index=index)
+
+
+def ended(at: int) -> h.Ended:
+    return h.Ended(at=at)
+
+
+def stuck(at: int, until: int, stream: str = "b") -> h.Stuck:
+    return h.Stuck(at=at, stream=stream, lane=LANE, until=until)
+
+
+GOOD: dict[str, dict[str, list[Event]]] = {
+    "P2": {
+        "an acked batch is where readers find it": [topic(), sent(1, 0), settled(2, 0, 5), moved(3, 5), got(4, 5, 0)],
+        "two readers find the same": [topic(), sent(1, 0), got(2, 0, 0, reader="r"), got(3, 0, 0, reader="s")],
+        "an unknown outcome may be in the log": [
+            topic(), sent(1, 0), settled(2, 0, verdict=Verdict.UNKNOWN), moved(2, 0), got(4, 0, 0)],
+        "a duplicate too old to be named has no index": [topic(), sent(1, 0), settled(2, 0), moved(2, 0), got(4, 3, 0)],
+        "a new process resends a stream's batch and gets the same position": [
+            topic(), sent(1, 0, process="a.1"), sent(2, 0, process="a.2"), settled(3, 0, 1, process="a.2"), moved(3, 1),
+            got(4, 1, 0)],
+        "seqs go on after a batch of several records": [
+            topic(), sent(1, 0), sent(1, 1), moved(2, 0), got(2, 0, 0, seq=0, count=7), got(3, 1, 1, seq=7)],
+        "a refused batch that a second call stored": [
+            topic(), sent(1, 0, process="a.1"), settled(2, 0, verdict=Verdict.FAILED, process="a.1"),
+            sent(3, 0, process="a.2"), settled(4, 0, 1, process="a.2"), moved(5, 1), got(6, 1, 0)],
+        "an acked batch that was trimmed before anyone looked": [
+            topic(), sent(1, 0), settled(2, 0, 0), moved(3, 0), gap(4, "TRIMMED", 0, 3), passed(5, 3)],
+    },
+    "P3": {
+        "two readers agree": [topic(), sent(1, 0), sent(1, 0, "b"), got(2, 0, 0), got(2, 1, 0, "b"),
+                              got(3, 0, 0, reader="s"), got(3, 1, 0, "b", reader="s")],
+        "order 2 may reorder one stream": [topic(2), sent(1, 0), sent(1, 1), moved(2, 0), got(2, 0, 1), got(3, 1, 0)],
+        "order 5 in submission order": [topic(5), sent(1, 0), sent(1, 1), moved(2, 0), got(2, 0, 0), got(3, 1, 1)],
+        "a hole that a SKIPPED gap declares": [
+            topic(5, "skip"), sent(1, 0), sent(1, 1), sent(1, 2), moved(2, 0), got(2, 0, 0), gap(3, "SKIPPED", 1, 2, 1),
+            got(4, 2, 2)],
+        "a hole in what was trimmed before anyone read it": [
+            topic(5), sent(1, 0), sent(1, 1), settled(2, 1, 9), moved(3, 0), gap(3, "TRIMMED", 0, 9), got(4, 9, 1)],
+        "overlapping sends may come in any order": [
+            topic(), sent(1, 0), sent(2, 0, "b"), settled(3, 0, 1), settled(4, 0, 0, "b")],
+        "one after the other, in that order": [
+            topic(), sent(1, 0), settled(2, 0, 0), sent(3, 0, "b"), settled(4, 0, 1, "b")],
+    },
+    "P4": {
+        "a reader goes on index by index": [topic(), sent(1, 0), sent(1, 1), moved(2, 0), got(2, 0, 0), got(3, 1, 1)],
+        "control entries between batches are no holes": [topic(), sent(1, 0), sent(1, 1), moved(2, 0), got(2, 1, 0),
+                                                         got(3, 4, 1), passed(4, 9)],
+        "a seek goes back": [topic(), sent(1, 0), moved(2, 0), got(2, 0, 0), moved(3, 0), got(4, 0, 0)],
+        "a trimmed span is declared": [
+            topic(), sent(1, 0), sent(1, 1), moved(2, 0), got(2, 0, 0), moved(2, 0, "s"),
+            gap(3, "TRIMMED", 0, 1, None, "s"), got(4, 1, 1, reader="s")],
+        "a filter leaves out other partitions": [
+            topic(), sent(1, 0, partition=0), sent(1, 1, partition=1), moved(2, 0), got(2, 0, 0),
+            got(2, 1, 1, partition=1), moved(3, 0, "s", (1,)), got(3, 1, 1, reader="s", partition=1)],
+        "a tail read sees all acks before it": [topic(), sent(1, 0), settled(2, 0, 4), tail(3, 4, 5)],
+        "a tail read need not see acks that came while it was asked": [
+            topic(), sent(1, 0), tail(1, 4, 0), settled(2, 0, 4)],
+        "only what is ordered is read": [topic(), sent(1, 0), ordered(2, 1), moved(2, 0), got(3, 0, 0)],
+    },
+    "P8": {
+        "every publish ends": [sent(1, 0), settled(2, 0, 0), ended(9)],
+        "an unknown outcome is an end": [sent(1, 0), settled(2, 0, verdict=Verdict.UNKNOWN), ended(9)],
+        "the dead need no answer": [sent(1, 0), h.Died(at=2, process="a"), ended(9)],
+        "a reader reaches the tail": [moved(1, 0), tail(2, 3, 4), got(4, 2, 0), passed(5, 4), ended(9)],
+        "a history that has not ended yet": [sent(1, 0)],
+        "a question is answered": [h.Asked(at=1, process="x", call="tail", number=0),
+                                   h.Answered(at=2, process="x", call="tail", number=0), ended(9)],
+    },
+    "P9": {
+        "all is below its bound": [h.Sampled(at=1, process="b", what="pending", value=32, bound=32)],
+        "others go on while one is stuck": [
+            stuck(0, 10 * SECOND), sent(SECOND, 0), settled(2 * SECOND, 0, 0), ended(20 * SECOND)],
+        "the stuck stream itself waits": [stuck(0, 10 * SECOND), sent(SECOND, 0, "b"), ended(20 * SECOND)],
+        "too late in the stuck time to be judged": [
+            stuck(0, 10 * SECOND), sent(9 * SECOND, 0), settled(15 * SECOND, 0, 0), ended(20 * SECOND)],
+        "something else was broken too": [
+            h.Fault(at=0, kind="pause", target="broker-0", until=SECOND), stuck(SECOND, 10 * SECOND), sent(SECOND, 0),
+            settled(9 * SECOND, 0, 0), ended(20 * SECOND)],
+        "the dead get no answer": [
+            stuck(0, 10 * SECOND), sent(SECOND, 0), h.Died(at=SECOND, process="a"), ended(20 * SECOND)],
+    },
+}  # fmt: skip
+
+BAD: dict[str, dict[str, list[Event]]] = {
+    "P2": {
+        "a position names two batches": [
+            topic(), sent(1, 0), sent(1, 1), got(2, 0, 0), got(3, 0, 1, reader="s")],
+        "a batch has two positions": [topic(), sent(1, 0), moved(1, 0), got(2, 0, 0), got(3, 1, 0)],
+        "an ack names another position than readers find": [
+            topic(), sent(1, 0), settled(2, 0, 4), moved(2, 5), got(3, 5, 0)],
+        "two acks of one batch name two positions": [
+            topic(), sent(1, 0, process="a.1"), settled(2, 0, 4, process="a.1"), sent(3, 0, process="a.2"),
+            settled(4, 0, 5, process="a.2")],
+        "content that nobody sent": [topic(), sent(1, 0), got(2, 0, 7)],
+        "an acked position that a reader found empty": [
+            topic(), sent(1, 0), settled(2, 0, 0), moved(3, 0), passed(4, 5)],
+        "a refused batch that appears": [
+            topic(), sent(1, 0), settled(2, 0, verdict=Verdict.FAILED), moved(2, 0), got(3, 0, 0)],
+        "one session sequence at two positions": [
+            topic(), sent(1, 0), sent(1, 1), moved(1, 0), got(2, 0, 0, session_seq=3), got(3, 1, 1, session_seq=3)],
+        "records that overlap": [
+            topic(), sent(1, 0), sent(1, 1), moved(2, 0), got(2, 0, 0, seq=0, count=7), got(3, 1, 1, seq=6)],
+        "an ack with another seq": [topic(), sent(1, 0), settled(2, 0, 5, seq=9), moved(3, 5), got(4, 5, 0, seq=8)],
+    },
+    "P3": {
+        "readers see two orders": [
+            topic(), sent(1, 0), sent(1, 0, "b"), got(2, 0, 0), got(2, 1, 0, "b"), got(3, 0, 0, "b", reader="s")],
+        "readers see two seqs of one entry": [topic(), sent(1, 0), got(2, 0, 0), got(3, 0, 0, reader="s", seq=1)],
+        "order 5 reorders a stream": [topic(5), sent(1, 0), sent(1, 1), moved(2, 0), got(2, 0, 1), got(3, 1, 0)],
+        "order 5 with a hole": [topic(5), sent(1, 0), sent(1, 1), sent(1, 2), moved(2, 0), got(2, 0, 0), got(3, 1, 2)],
+        "order 5 that does not begin at 0": [topic(5), sent(1, 0), sent(1, 1), moved(2, 0), got(3, 0, 1)],
+        "a hole that is larger than its SKIPPED gap": [
+            topic(5, "skip"), *(sent(1, n) for n in range(4)), moved(2, 0), got(2, 0, 0), gap(3, "SKIPPED", 1, 2, 1),
+            got(4, 2, 3)],
+        "a skipped batch that appears after all": [
+            topic(5, "skip"), sent(1, 0), sent(1, 1), moved(2, 0), got(2, 0, 0), gap(3, "SKIPPED", 1, 2, 1),
+            got(4, 2, 1)],
+        "a later send that comes first": [
+            topic(), sent(1, 0), settled(2, 0, 1), sent(3, 0, "b"), settled(4, 0, 0, "b")],
+    },
+    "P4": {
+        "a reader goes back": [topic(), sent(1, 0), sent(1, 1), moved(2, 0), got(2, 1, 1), got(3, 0, 0)],
+        "a reader skips what another found": [
+            topic(), sent(1, 0), sent(1, 1), got(2, 0, 0, reader="s"), moved(2, 0), got(3, 1, 1)],
+        "a reader skips what was acked": [topic(), sent(1, 0), sent(1, 1), settled(2, 0, 0), moved(2, 0), got(3, 1, 1)],
+        "a reader passes over a batch at the end": [topic(), sent(1, 0), settled(2, 0, 3), moved(2, 0), passed(3, 5)],
+        "a prefix changes": [topic(), sent(1, 0), sent(1, 1), moved(1, 0), got(2, 0, 0), moved(3, 0), got(4, 0, 1)],
+        "a tail before an acked batch": [topic(), sent(1, 0), settled(2, 0, 4), tail(3, 4, 4)],
+        "a tail before one told earlier": [tail(1, 2, 7), tail(3, 4, 6)],
+        "a tail before what was read": [topic(), sent(1, 0), moved(1, 3), got(2, 3, 0), tail(3, 4, 3)],
+        "a batch above the frontier": [topic(), sent(1, 0), ordered(2, 3), moved(2, 3), got(3, 3, 0)],
+        "a frontier that goes back": [ordered(2, 3), ordered(3, 2)],
+        "a partition nobody asked for": [topic(), sent(1, 0), moved(2, 0, partitions=(1,)), got(3, 0, 0)],
+    },
+    "P8": {
+        "a publish without an end": [sent(1, 0), ended(9)],
+        "a publish of a second process without an end": [
+            sent(1, 0, process="a.1"), settled(2, 0, 0, process="a.1"), sent(3, 0, process="a.2"), ended(9)],
+        "a publish with two ends": [
+            sent(1, 0), settled(2, 0, 0), settled(3, 0, verdict=Verdict.UNKNOWN), ended(9)],
+        "a question without an answer": [h.Asked(at=1, process="x", call="tail", number=0), ended(9)],
+        "a reader that stops before the tail": [moved(1, 0), got(2, 2, 0), tail(2, 3, 4), ended(9)],
+        "a reader that never starts": [moved(1, 0), tail(2, 3, 4), ended(9)],
+        "a role that fails": [h.RoleFailed(at=1, process="broker-0.1", error="InvariantBroken: oh")],
+    },
+    "P9": {
+        "a ring over its bound": [h.Sampled(at=1, process="b", what="pending", value=33, bound=32)],
+        "a log over its bound": [h.Sampled(at=1, process="b", what="log", value=1.01, bound=1.0)],
+        "another stream waits while one is stuck": [
+            stuck(0, 10 * SECOND), sent(SECOND, 0), settled(9 * SECOND, 0, 0), ended(20 * SECOND)],
+        "another stream never gets an answer": [stuck(0, 10 * SECOND), sent(SECOND, 0), ended(20 * SECOND)],
+        "a fault long before does not excuse it": [
+            h.Fault(at=0, kind="pause", target="broker-0", until=SECOND), stuck(SECOND + p9.CALM_US, 20 * SECOND),
+            sent(5 * SECOND, 0), settled(9 * SECOND, 0, 0), ended(30 * SECOND)],
+    },
+}  # fmt: skip
+
+
+def cases(table: dict[str, dict[str, list[Event]]]) -> list[object]:
+    return [pytest.param(p, events, id=f"{p}: {name}") for p, named in table.items() for name, events in named.items()]
+
+
+@pytest.mark.parametrize(("promise", "events"), cases(GOOD))
+def test_a_history_that_keeps_the_promise_is_accepted(promise: str, events: list[Event]) -> None:
+    """A checker finds nothing in a history that keeps its promise."""
+    assert CHECKERS[promise](History(events)) == []
+
+
+@pytest.mark.parametrize(("promise", "events"), cases(BAD))
+def test_a_history_that_breaks_the_promise_is_rejected(promise: str, events: list[Event]) -> None:
+    """A checker finds the break, names its promise, and says it in words."""
+    found = CHECKERS[promise](History(events))
+    assert found
+    assert all(violation.promise == promise and len(violation.sentence) > 20 for violation in found)
+
+
+@pytest.mark.parametrize("promise", sorted(CHECKERS))
+def test_each_checker_has_enough_histories_of_its_own(promise: str) -> None:
+    """At least five histories to accept and five to reject."""
+    assert len(GOOD[promise]) >= 5
+    assert len(BAD[promise]) >= 5
+
+
+def test_a_history_survives_being_written_down() -> None:
+    """What is dumped as JSON lines is loaded as the same events."""
+    events = [event for table in (GOOD, BAD) for named in table.values() for case in named.values() for event in case]
+    assert h.load(h.dump(History(events))).events == events
