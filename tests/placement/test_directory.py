@@ -219,6 +219,17 @@ def test_few_epochs_run_ahead(directory: Directory) -> None:
     assert directory.next_epoch() == newest + 1
 
 
+def test_more_epochs_run_ahead_once_the_last_started_one_is_superseded(directory: Directory) -> None:
+    """Sequencers that died before they started do not block the next; a proof about another epoch does not count."""
+    assert directory.start_epoch(directory.next_epoch(), {})
+    for _ in range(EPOCHS_AHEAD_MAX):
+        newest = directory.next_epoch()
+
+    with pytest.raises(TooMany):
+        directory.next_epoch(superseded=0)
+    assert directory.next_epoch(superseded=1) == newest + 1
+
+
 def test_epochs_fit_the_table(directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last epoch that the fabric has a line for is the last that is handed out."""
     assert EPOCHS_MAX == 65_536

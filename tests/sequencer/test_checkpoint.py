@@ -87,6 +87,24 @@ def test_restore_and_replay_give_the_live_table(order: int, on_gap: str, seed: i
     compare(lane.order, rebuilt(lane, memory, min(ring_start, writer.index)), min(ring_start, writer.index))
 
 
+def test_skipped_sequences_are_still_lost_after_a_restore() -> None:
+    """Whether the skip is in the checkpoint or after it, late batches are lost, not new."""
+    for checkpoint_first in (True, False):
+        lane, memory = OneLane(5, "skip"), IncoherentMemory(random.Random(1), 1)
+        writer = CheckpointWriter(memory.host("sequencer"), "checkpoint", lane.order.table.capacity)
+        session = lane.open()
+        if checkpoint_first:
+            writer.write(lane.order, lane.now_us)
+        lane.send(session, 2, 3)
+        lane.later(1_000_000)
+        if not checkpoint_first:
+            writer.write(lane.order, lane.now_us)
+        order = rebuilt(lane, memory, 0)
+
+        compare(lane.order, order, 0)
+        assert [known(order, session)[seq] for seq in (0, 1)] == ["lost", "lost"]
+
+
 def history(lane: OneLane, session: int, writer: CheckpointWriter) -> None:
     """Some batches, then a checkpoint."""
     first = int(lane.order.table.expected[session])

@@ -30,7 +30,7 @@ class Pair:
 
     def act(self) -> None:
         """One random thing."""
-        what = self.rng.choice(["step"] * 6 + ["open", "name", "resume", "close", "time"])
+        what = self.rng.choice(["step"] * 6 + ["open", "name", "resume", "close", "time", "time"])
         known = list(self.model.sessions)
         if what == "open" and len(known) < 12:
             self.open()

@@ -252,13 +252,17 @@ class Directory:
 
     # --- epochs -------------------------------------------------------------------------------------------------------
 
-    def next_epoch(self) -> int:
-        """Hand out the next epoch. Few run ahead of the last started one, since everybody checks that many lines."""
+    def next_epoch(self, superseded: int | None = None) -> int:
+        """Hand out the next epoch. Few run ahead of the last started one, since everybody checks that many lines.
+
+        `superseded` is an epoch for which the caller saw the line of a later one open, among those that everybody
+        checks. If that is the last started one, nobody acts on its word any more, and more may run ahead.
+        """
 
         def plan_it(plan: _Plan) -> int:
             epochs = plan.read("epochs", _Epochs) or _Epochs()
             epoch = epochs.handed_out + 1
-            if epoch > epochs.started + EPOCHS_AHEAD_MAX:
+            if epoch > epochs.started + EPOCHS_AHEAD_MAX and superseded != epochs.started:
                 raise TooMany(
                     f"{EPOCHS_AHEAD_MAX} sequencers took an epoch after {epochs.started} and none of them started it",
                     "see the sequencers' logs, then restart the cluster",

@@ -52,8 +52,9 @@ class Sequencer:
         self.deposed = False
         self.problems: list[str] = []
         self.lanes: dict[int, Lane] = {}
-        self.epoch = directory.next_epoch()
         self._epochs = EpochTable(fabric, fabric.attach(EPOCHS_REGION, writable=True))
+        last = directory.started_epoch()
+        self.epoch = directory.next_epoch(last if self._epochs.superseded(last) else None)
         self._epochs.open(self.epoch)
         earlier = directory.started_epoch()
         self._frontiers = fabric.create(

@@ -206,8 +206,9 @@ class SequencerProcess(Poller):
         if self.sequencer is None:
             return False
         moved = self.sequencer.round() > 0
-        for problem in self.sequencer.problems:
-            self.world.seen(RoleFailed(at=self.world.queue.now_us, process=self.name, error=problem))
+        if self.sequencer.epoch == self.directory.started_epoch():  # else its rings may be reused under its eyes
+            for problem in self.sequencer.problems:
+                self.world.seen(RoleFailed(at=self.world.queue.now_us, process=self.name, error=problem))
         self.sequencer.problems.clear()
         if self.sequencer.deposed:
             self.world.note(self.name, "is deposed and ends")

@@ -83,8 +83,8 @@ class PublisherProcess(ClientProcess):
         stream.processes += 1
         self.stream = stream
         super().__init__(world, f"{plan.name}.{stream.processes}", self._publisher)
-        # a process that goes on with a session learns from the cluster which number comes next
-        self._number: int | None = 0 if stream.processes == 1 else None
+        # others may have used a named session before us: the cluster tells which number comes next
+        self._number: int | None = None if plan.named else 0
         self._closing = False
         # a closed session is forgotten: whoever opens its name after that begins anew
         self._may_close = not plan.named or "publisher-zombie" not in world.plan.faults
