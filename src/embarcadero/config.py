@@ -23,6 +23,7 @@ class FabricSizes:
     chunk_bytes: int = limits.CHUNK_BYTES
     sessions: int = limits.SESSIONS_PER_TOPIC_MAX
     round_entries: int = limits.ROUND_ENTRIES_MAX
+    dead_log_bytes: int = limits.DEAD_LOG_BYTES_MAX  # logs of dead brokers are kept for readers up to this
 
     def __post_init__(self) -> None:
         problems = [

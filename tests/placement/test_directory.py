@@ -157,12 +157,23 @@ def test_a_dead_member_stays_dead(directory: Directory) -> None:
 def test_only_the_dead_are_removed(directory: Directory) -> None:
     """A live member can't be removed; a removed one is no member, and its number is not given again."""
     member = register(directory, 0)
-    directory.mark_removed(0, 1)
+    assert not directory.mark_removed(0, 1, epoch=0)
     assert directory.members() == [member]
     directory.mark_dead(0, 1)
-    directory.mark_removed(0, 1)
+    assert directory.mark_removed(0, 1, epoch=0)
     assert directory.members() == []
     assert register(directory, 0).incarnation == 2
+
+
+def test_only_the_newest_epoch_removes(directory: Directory) -> None:
+    """A sequencer whose successor has an epoch already can't take regions away under its eyes."""
+    register(directory, 0)
+    directory.mark_dead(0, 1)
+    old, new = directory.next_epoch(), directory.next_epoch()
+    assert not directory.mark_removed(0, 1, old)
+    assert [m.state for m in directory.members()] == [MemberState.DEAD]
+    assert directory.mark_removed(0, 1, new)
+    assert directory.members() == []
 
 
 def test_handles_go_round_and_skip_those_in_use(directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +186,7 @@ def test_handles_go_round_and_skip_those_in_use(directory: Directory, monkeypatc
     for incarnation in range(1, 5):
         given_out.append(register(directory, 0).handle)
         directory.mark_dead(0, incarnation)
-        directory.mark_removed(0, incarnation)
+        directory.mark_removed(0, incarnation, epoch=0)
     assert given_out == [1, 2, 1, 2]
     register(directory, 1)
     register(directory, 2)

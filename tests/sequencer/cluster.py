@@ -182,6 +182,11 @@ class Cluster:
         """Where the newest sequencer runs."""
         return f"sequencer-{self.reigns}"
 
+    @property
+    def next_host(self) -> str:
+        """Where the next sequencer will run."""
+        return f"sequencer-{self.reigns + 1}"
+
     def new_sequencer(self) -> Sequencer:
         """The next sequencer, on a host of its own."""
         self.reigns += 1
@@ -256,9 +261,12 @@ class Cluster:
         return list(zip(batches["session"].tolist(), batches["session_seq"].tolist(), strict=True))
 
     # --- trouble ---
-    def at_primitive(self, number: int, action: Callable[[], None]) -> list[int]:
-        """Do something before the sequencer's n-th memory primitive from now on. Counts them in the list returned."""
-        count, victim = [0], self.host
+    def at_primitive(self, number: int, action: Callable[[], None], host: str | None = None) -> list[int]:
+        """Do something before the n-th memory primitive of the sequencer's (or another) host from now on.
+
+        They are counted in the list returned.
+        """
+        count, victim = [0], host or self.host
 
         def interrupt(host: str) -> None:
             if host == victim:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
 
 from embarcadero.config import FabricSizes
 from embarcadero.env import SilentBell
 from embarcadero.fabric.layout import PENDING, SLOTS_OFFSET, SequencerLine, frontier_offset
 from embarcadero.limits import CONTROLS_PER_ROUND_MAX
-from embarcadero.sequencer import brokers as brokers_module
 from embarcadero.sequencer.server import serve_sequencer
 from embarcadero.sequencer.state import Sequencer
 from embarcadero.types import NO_SESSION, EntryKind, MemberState, Outcome
-from tests.sequencer.cluster import STEP_US, Broker, Cluster, Views
+from tests.sequencer.cluster import SIZES, STEP_US, Broker, Cluster, Views
 
 BATCH, OPEN, CLOSE = EntryKind.BATCH, EntryKind.SESSION_OPEN, EntryKind.SESSION_CLOSE
 
@@ -84,6 +83,29 @@ def test_the_lane_line_tells_the_end() -> None:
     name, line = f"epoch-{cluster.sequencer.epoch}/frontiers", frontier_offset(SequencerLine.LANES + lane)
 
     assert (views.word(name, line), views.word(name, line + 8)) == (3, 4)
+
+
+def test_an_answered_position_can_be_read_at_once() -> None:
+    """At whatever moment of a round a broker relays an answer, the order already reaches the position it names."""
+    answered_early = 0
+    for moment in range(1, 40):
+        cluster = Cluster(brokers=1)
+        lane = cluster.topic(5)
+        session, broker = cluster.open(lane), cluster.brokers[0]
+        first = broker.batches(lane, session, 0, 1)
+
+        def look(cluster: Cluster = cluster, broker: Broker = broker) -> None:
+            broker.poll()
+            cluster.read()
+
+        cluster.at_primitive(moment, look)
+        cluster.sequencer.round()
+        for number in (first, first + 1):
+            if number in broker.answers:
+                answered_early += 1
+                assert broker.answers[number][1] in cluster.log[lane]
+
+    assert answered_early
 
 
 def test_requests_do_not_overtake_batches_of_their_session() -> None:
@@ -178,6 +200,28 @@ def test_at_the_bound_the_oldest_gap_of_any_topic_is_fenced() -> None:
     one.batches(second, newer, 0)
     cluster.run()
     assert one.outcome(kept) == Outcome.ORDERED
+
+
+def test_a_gap_that_closes_in_the_same_round_is_not_the_oldest() -> None:
+    """When room is needed while the longest wait ends, the next one goes; the session that was served stays open."""
+    cluster = Cluster()
+    lane = cluster.topic(5)
+    served, other, newest = cluster.open(lane), cluster.open(lane), cluster.open(lane)
+    one = cluster.brokers[0]
+    one.batches(lane, served, 1, 2, 3)
+    cluster.run()
+    refused = one.batches(lane, other, 1, 2, 3)
+    cluster.run()
+    closing = one.batches(lane, served, 0)
+    waiting = one.batches(lane, newest, 1, 2, 3, 4, 5, 6)
+    cluster.run()
+
+    assert one.outcome(closing) == Outcome.ORDERED
+    assert [one.outcome(refused + n) for n in range(3)] == [Outcome.FENCED] * 3
+    assert [one.outcome(waiting + n) for n in range(6)] == [None] * 6
+    still = one.batches(lane, served, 4)
+    cluster.run()
+    assert one.outcome(still) == Outcome.ORDERED
 
 
 def test_a_gap_does_not_block_its_ring() -> None:
@@ -322,11 +366,10 @@ def test_a_broken_ring_closes_its_broker_and_no_other() -> None:
     assert (session, 2) in cluster.stored(lane)
 
 
-def test_old_dead_logs_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_dead_logs_are_removed() -> None:
     """Logs of dead incarnations are kept up to a bound; beyond it the oldest go, unless a batch of theirs waits."""
     log_bytes = Cluster().memory.regions["broker-0.1/log"].size
-    monkeypatch.setattr(brokers_module, "DEAD_LOG_BYTES_MAX", 2 * log_bytes)
-    cluster = Cluster()
+    cluster = Cluster(sizes=replace(SIZES, dead_log_bytes=2 * log_bytes))
     lane = cluster.topic(5)
     session = cluster.open(lane)
     cluster.brokers[0].batches(lane, session, 1)  # waits, and keeps the first incarnation's log

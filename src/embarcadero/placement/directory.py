@@ -239,11 +239,20 @@ class Directory:
 
     def mark_dead(self, broker: int, incarnation: int) -> None:
         """This incarnation is gone. Doing it again, or for one long gone, is fine."""
-        self._mark(broker, incarnation, MemberState.LIVE, MemberState.DEAD)
+        self._decide(lambda plan: self._mark(plan, broker, incarnation, MemberState.LIVE, MemberState.DEAD))
 
-    def mark_removed(self, broker: int, incarnation: int) -> None:
-        """Nothing needs the regions of this dead incarnation any more: anyone may unlink them."""
-        self._mark(broker, incarnation, MemberState.DEAD, MemberState.REMOVED)
+    def mark_removed(self, broker: int, incarnation: int, epoch: int) -> bool:
+        """Nothing needs the regions of this dead incarnation any more: anyone may unlink them.
+
+        Only the sequencer of the newest epoch knows. Once a later one is handed out: False, and nothing changes.
+        """
+
+        def plan_it(plan: _Plan) -> bool:
+            if (plan.read("epochs", _Epochs) or _Epochs()).handed_out != epoch:
+                return False
+            return self._mark(plan, broker, incarnation, MemberState.DEAD, MemberState.REMOVED)
+
+        return self._decide(plan_it)
 
     def members(self) -> list[Member]:
         """All incarnations that are live or whose regions still hold data, oldest first within a broker."""
@@ -323,14 +332,14 @@ class Directory:
             raise Corrupt("the store has lost its cluster record", "stop the cluster and remove its folder")
         return cluster
 
-    def _mark(self, broker: int, incarnation: int, before: MemberState, after: MemberState) -> None:
-        def plan_it(plan: _Plan) -> None:
-            key = _member_key(broker, incarnation)
-            member = plan.read(key, Member)
-            if member and member.state is before:
-                plan.put(key, msgspec.structs.replace(member, state=after))
-
-        self._decide(plan_it)
+    @staticmethod
+    def _mark(plan: _Plan, broker: int, incarnation: int, before: MemberState, after: MemberState) -> bool:
+        key = _member_key(broker, incarnation)
+        member = plan.read(key, Member)
+        if member is None or member.state is not before:
+            return False
+        plan.put(key, msgspec.structs.replace(member, state=after))
+        return True
 
     def _unknown(self, name: str) -> UnknownTopic:
         some = ", ".join(topic.name for topic in self.topics()[:5])

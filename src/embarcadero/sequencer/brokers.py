@@ -12,7 +12,6 @@ import numpy.typing as npt
 from embarcadero.config import FabricSizes
 from embarcadero.fabric.layout import Entries, join, pick
 from embarcadero.fabric.region import Fabric, Region
-from embarcadero.limits import DEAD_LOG_BYTES_MAX
 from embarcadero.placement.directory import Directory
 from embarcadero.sequencer.sources import BrokerLegacy, Source, results_region
 from embarcadero.types import Member, MemberState
@@ -94,7 +93,7 @@ class Brokers:
     def bury(self, unresolved: npt.NDArray[np.int64]) -> None:
         """Let the oldest dead logs go while there are too many bytes of them, unless one of their batches waits."""
         for handle in list(self._dead):
-            if sum(self._dead.values()) <= DEAD_LOG_BYTES_MAX:
+            if sum(self._dead.values()) <= self._sizes.dead_log_bytes:
                 return
             member = next((m for m in self.members if m.handle == handle), None)
             if member is not None and member.state is MemberState.DEAD and not unresolved[handle]:
@@ -102,7 +101,9 @@ class Brokers:
                 del self._dead[handle], self.sources[handle]
 
     def _remove(self, member: Member) -> None:
-        self._directory.mark_removed(member.broker, member.incarnation)
+        """Unlink a dead incarnation's regions, unless a successor of ours may be reading them."""
+        if not self._directory.mark_removed(member.broker, member.incarnation, self._epoch):
+            return
         for part in ("pending", "log", "frontiers"):
             self._fabric.remove(f"{member.region_prefix}/{part}")
         self._fabric.remove(results_region(self._epoch, member))

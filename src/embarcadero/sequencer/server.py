@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Final, Protocol
 
 import numpy as np
@@ -14,7 +15,8 @@ from embarcadero.sequencer.state import Sequencer
 log = logging.getLogger("embarcadero.sequencer")
 
 _WAIT_S_FIRST: Final = 0.002
-_GATHER_S: Final = 0.001  # the resolution of the event loop
+_GATHER_SHARE: Final = 2
+_GATHER_S_MAX: Final = 0.001
 _KEPT_BYTES: Final = 24 * MIB
 
 
@@ -42,8 +44,10 @@ async def serve_sequencer(sequencer: Sequencer, bell: Bell, stop: asyncio.Event)
     while not stop.is_set() and not sequencer.deposed:
         while sequencer.problems:
             log.error(sequencer.problems.pop(0))
+        began = time.monotonic()
         wait_s = _WAIT_S_FIRST if sequencer.round() else min(2 * wait_s, IDLE_WAIT_S_MAX)
+        spent = time.monotonic() - began
         await asyncio.sleep(0)
-        if bell.rung:  # more came during the round: let some of it gather, a round costs the same for one or a thousand
-            await asyncio.sleep(_GATHER_S)
+        if bell.rung:  # more came during the round: let some of it gather, a round costs the same for one or a hundred
+            await asyncio.sleep(min(_GATHER_SHARE * spent, _GATHER_S_MAX))
         await bell.wait(wait_s)

@@ -129,6 +129,15 @@ class Sequencer:
         if self.deposed or self._epochs.superseded(self.epoch):
             self.deposed = True
             return 0
+        try:
+            return self._round()
+        except BadRegion:
+            if not self._epochs.superseded(self.epoch):
+                raise
+            self.deposed = True  # regions that we read are gone because a successor needs them no more
+            return 0
+
+    def _round(self) -> int:
         self._now_us, self._wall_us = self._clock.now_us(), self._clock.wall_us()
         if self._now_us >= self._look_us:
             self._look_us = self._now_us + _LOOK_US

@@ -118,14 +118,16 @@ def _sizes(rng: random.Random, crowded: bool) -> FabricSizes:
     """Small sizes, so that rings wrap and chunks are reused. Crashed publishers leave sessions open for a day."""
     round_entries = rng.choice([16, 32])
     chunk_bytes = rng.choice([4, 8, 16]) * KIB
+    log_bytes = chunk_bytes * rng.choice([8, 16])
     return FabricSizes(
         pending_slots=rng.choice([16, 32, 64, 128]),
         order_slots=round_entries * rng.choice([4, 8]),
         held_slots=rng.choice([32, 64, 256]),
-        log_bytes=chunk_bytes * rng.choice([8, 16]),
+        log_bytes=log_bytes,
         chunk_bytes=chunk_bytes,
         sessions=rng.choice([24, 64]) if crowded else 64,
         round_entries=round_entries,
+        dead_log_bytes=log_bytes * rng.choice([0, 2, 100]),
     )
 
 

@@ -220,6 +220,12 @@ class SequencerProcess(Poller):
 
     def take_samples(self) -> None:
         """How full the sequencer is."""
+        if self.sequencer is None or not self.alive:
+            return
+        for number, lane in self.sequencer.lanes.items():
+            held, table = lane.order.held, lane.order.table
+            self.sample("batches that wait", held.used, held.slots)
+            self.sample(f"sessions of lane {number}", table.used, table.sessions_max)
 
     def on_death(self, silently: bool) -> None:  # noqa: ARG002 - the hook's signature
         self.world.sequencer_died(self)
