@@ -188,3 +188,47 @@ def test_a_sequencer_that_sleeps_through_its_end_changes_nothing(part: int) -> N
         assert zombie.round() == 0
         assert zombie.deposed
         story.check()
+
+
+def test_a_checkpoint_never_runs_ahead_of_the_order() -> None:
+    """One round decides more than a checkpoint covers; wherever it ends, the successor finds a table that fits."""
+    crashed, number = True, 0
+    while crashed:
+        number += 1
+        cluster = Cluster(seed=number)
+        lane = cluster.topic(5)
+        broker = cluster.brokers[0]
+        asked = [broker.request(EntryKind.SESSION_OPEN, lane, name=9) for _ in range(8)]
+        cluster.at_primitive(number, crash)
+        try:
+            cluster.run()
+            crashed = False
+        except Crash:
+            cluster.memory.crash(cluster.host)
+            cluster.new_sequencer()
+            cluster.read()
+        cluster.memory.interrupt = None
+        cluster.settle()
+        entries = cluster.entries(lane)
+        for ask in asked:
+            outcome, index, _, _, _, session = broker.answers[ask]
+            assert outcome == Outcome.OPENED
+            assert (int(entries["kind"][index]), int(entries["session"][index])) == (EntryKind.SESSION_OPEN, session)
+    assert number > 10
+
+
+def test_what_waits_is_safe_before_a_successors_first_round() -> None:
+    """A successor that starts and crashes at once leaves waiting batches to the next one."""
+    cluster = Cluster()
+    lane = cluster.topic(5)
+    session, broker = cluster.open(lane), cluster.brokers[0]
+    waiting = broker.batches(lane, session, 1)
+    cluster.run()
+    for _ in range(2):
+        cluster.memory.crash(cluster.host)
+        cluster.new_sequencer()
+    broker.batches(lane, session, 0)
+    cluster.run()
+
+    assert broker.outcome(waiting) == Outcome.ORDERED
+    assert cluster.stored(lane) == [(session, 0), (session, 1)]

@@ -19,9 +19,8 @@ def test_a_planted_bug_is_caught(name: str) -> None:
 
 def test_nothing_is_planted_unless_asked_for() -> None:
     """Plants are gone when their world is over, even if it ended badly."""
-    with pytest.raises(ZeroDivisionError), planted(["dedupe-off"]):
-        assert plants.planted("dedupe-off")
-        _ = 1 / 0
+    with pytest.raises(BadValue), planted(["dedupe-off"]):
+        raise BadValue(f"planted: {sorted(plants.ACTIVE)}")
     assert not plants.ACTIVE
 
 

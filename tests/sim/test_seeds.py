@@ -34,8 +34,8 @@ def test_a_world_does_not_depend_on_the_process_it_runs_in() -> None:
 
     def traces(hash_seed: str) -> str:
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-        return done.stdout
+        command = [sys.executable, "-c", script]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
     first = traces("1")
     assert len(first.split()) == 2

@@ -25,8 +25,8 @@ from embarcadero.bench.stress import beside_a_stuck_session, out_of_order
 from embarcadero.limits import MIB
 
 BROKERS, PUBLISHERS = 4, 2
-RECORD_BYTES, BATCH_RECORDS, SMALL_BATCH_RECORDS = 1024, 1000, 64
-FRAME_BYTES = BATCH_RECORDS * RECORD_BYTES + 8 * 1024  # a batch with its offsets and header, roughly
+RECORD_BYTES, SMALL_BATCH_RECORDS = 1024, 64
+BATCH_RECORDS = {"1MiB": 1000, "4MiB": 4000}  # records in a batch; the client's default is 1 MiB
 
 Trial = dict[str, float]
 
@@ -57,22 +57,27 @@ def _measure_publish(total_bytes: int, trial: Trial, tick: Callable[[str], None]
     """Raw, order 2 and order 5 right after each other, so that they meet the same noise."""
     from embarcadero.node.local import LocalCluster
 
-    batches = max(16, total_bytes // PUBLISHERS // FRAME_BYTES // BROKERS * BROKERS)
     shared = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
-        tick("raw loopback receive")
-        trial["raw_bytes_per_s"] = raw_receive(Path(folder), BROKERS, PUBLISHERS, FRAME_BYTES, batches)
-    with LocalCluster(brokers=BROKERS) as cluster:
-        import embarcadero as emb
+    for size, count in BATCH_RECORDS.items():
+        frame = count * (RECORD_BYTES + 8)  # records with their offsets and time stamps, roughly
+        batches = max(BROKERS, total_bytes // PUBLISHERS // frame // BROKERS * BROKERS)
+        with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
+            tick(f"raw loopback receive, {size}")
+            raw = trial[f"raw_{size}_bytes_per_s"] = raw_receive(Path(folder), BROKERS, PUBLISHERS, frame, batches)
+        for order in (2, 5):
+            tick(f"publish, order {order}, {size}")
+            with LocalCluster(brokers=BROKERS) as cluster:
+                speed = _publish(cluster.addresses, order, batches, count)
+            trial[f"order{order}_{size}_bytes_per_s"] = speed
+            trial[f"order{order}_{size}_to_raw"] = speed / raw
 
-        with emb.connect(cluster.addresses) as log:
-            for order in (2, 5):
-                tick(f"publish, order {order}")
-                log.create_topic(f"bench-{order}", order=order)
-                trial[f"order{order}_bytes_per_s"] = publish_throughput(
-                    cluster.addresses, f"bench-{order}", PUBLISHERS, batches, BATCH_RECORDS, RECORD_BYTES
-                )
-                trial[f"order{order}_to_raw"] = trial[f"order{order}_bytes_per_s"] / trial["raw_bytes_per_s"]
+
+def _publish(addresses: list[str], order: int, batches: int, count: int) -> float:
+    import embarcadero as emb
+
+    with emb.connect(addresses) as log:
+        log.create_topic("bench", order=order)
+    return publish_throughput(addresses, "bench", PUBLISHERS, batches, count, RECORD_BYTES)
 
 
 def _measure_sequencer(seconds: float, trial: Trial, tick: Callable[[str], None]) -> None:
@@ -136,11 +141,16 @@ def _unit(name: str, value: float) -> str:
 
 
 LABELS = {
-    "raw_bytes_per_s": "raw loopback TCP receive",
-    "order2_bytes_per_s": "publish, order 2, ack 1",
-    "order2_to_raw": "  ratio to raw",
-    "order5_bytes_per_s": "publish, order 5, ack 1",
-    "order5_to_raw": "  ratio to raw",
+    "raw_1MiB_bytes_per_s": "raw loopback TCP receive, 1 MiB batches",
+    "order2_1MiB_bytes_per_s": "publish, order 2, ack 1",
+    "order2_1MiB_to_raw": "  ratio to raw",
+    "order5_1MiB_bytes_per_s": "publish, order 5, ack 1",
+    "order5_1MiB_to_raw": "  ratio to raw",
+    "raw_4MiB_bytes_per_s": "raw loopback TCP receive, 4 MiB batches",
+    "order2_4MiB_bytes_per_s": "publish, order 2, ack 1",
+    "order2_4MiB_to_raw": "  ratio to raw",
+    "order5_4MiB_bytes_per_s": "publish, order 5, ack 1",
+    "order5_4MiB_to_raw": "  ratio to raw",
     "sequencer_order2_per_s": "sequencer alone, order 2",
     "sequencer_order5_per_s": "sequencer alone, order 5, in order",
     "shuffled_bytes_per_s": "order 5, everything out of order, 64 KiB batches",
@@ -159,7 +169,7 @@ def run_cli(report_path: Path | None, quick: bool, json_out: bool, stress: bool 
     with Progress(
         TextColumn("{task.description:<34}"), BarColumn(), TimeElapsedColumn(), console=Console(file=sys.stderr)
     ) as progress:
-        task = progress.add_task("starting", total=trials * (2 if stress else 6))
+        task = progress.add_task("starting", total=trials * (2 if stress else 9))
 
         def tick(what: str) -> None:
             progress.update(task, description=what, advance=1)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from mmap import mmap
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,7 @@ Words = npt.NDArray[np.uint64]
 _LINE_WORDS = LINE_BYTES // 8
 _HEAD = slice(0, SUPERBLOCK.itemsize)
 _REACH_BYTES_MIN = 65_536
+_LAZY_BYTES_MIN = 1 << 20
 
 
 class _Medium:
@@ -214,8 +216,11 @@ class IncoherentMemory:
 
 
 def _blank(size: int) -> Words:
-    """Zeroed whole lines for `size` bytes. The operating system gives large ones lazily."""
-    return np.zeros(-(-size // LINE_BYTES) * _LINE_WORDS, dtype=np.uint64)
+    """Zeroed whole lines for `size` bytes. Large ones are mostly unused: the operating system gives them lazily."""
+    words = -(-size // LINE_BYTES) * _LINE_WORDS
+    if size < _LAZY_BYTES_MIN:
+        return np.zeros(words, dtype=np.uint64)
+    return np.frombuffer(mmap(-1, 8 * words), dtype=np.uint64)
 
 
 def _words(span: slice) -> slice:

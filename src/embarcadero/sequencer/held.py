@@ -7,6 +7,8 @@ same round, because the fabric's copy is written after the round's outcomes are 
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import numpy.typing as npt
 
@@ -18,6 +20,7 @@ from embarcadero.types import EntryKind
 
 Slots = npt.NDArray[np.int64]
 
+_NONE: Final[Slots] = np.empty(0, dtype=np.int64)
 _LINE = np.dtype(f"V{LINE_BYTES}")
 _FLUSH_ACROSS = 16
 """Flushing a few untouched lines between two slots is cheaper than another call."""
@@ -31,6 +34,7 @@ class HeldSlots:
         self.entries: Entries = np.zeros(slots, dtype=PENDING)
         self._taken = np.zeros(slots, dtype=bool)
         self._dirty = np.zeros(slots, dtype=bool)
+        self._changed = False
         self.used = 0
         self.by_origin = np.zeros(REGION_HANDLES + 1, dtype=np.int64)
 
@@ -44,14 +48,14 @@ class HeldSlots:
         invariant(len(entries) <= self.free, "waiting batches fit their slots")
         slots = np.flatnonzero(~self._taken)[: len(entries)]
         self.entries.view(_LINE)[slots] = entries.view(_LINE)
-        self._taken[slots] = self._dirty[slots] = True
+        self._taken[slots] = self._dirty[slots] = self._changed = True
         self.used += len(slots)
         np.add.at(self.by_origin, entries["origin"], 1)
         return slots
 
     def release(self, slots: Slots) -> None:
         """These have their outcome."""
-        self._taken[slots], self._dirty[slots] = False, True
+        self._taken[slots], self._dirty[slots], self._changed = False, True, True
         self.used -= len(slots)
         np.subtract.at(self.by_origin, self.entries["origin"][slots], 1)
 
@@ -61,7 +65,9 @@ class HeldSlots:
 
     def take_dirty(self) -> tuple[Slots, Slots]:
         """Slots whose copy must be written, and slots whose copy must be zeroed, since the last call."""
-        dirty = np.flatnonzero(self._dirty)
+        if not self._changed:
+            return _NONE, _NONE
+        dirty, self._changed = np.flatnonzero(self._dirty), False
         self._dirty[dirty] = False
         taken = self._taken[dirty]
         return dirty[taken], dirty[~taken]
@@ -76,17 +82,19 @@ class HeldRegion:
 
     def write(self, slots: Slots, entries: Entries) -> None:
         """Copy these entries into these (ascending) slots, and flush."""
+        if not len(slots):
+            return
         self._lines[slots] = seal(entries).view(_LINE)
         self._flush(slots)
 
     def zero(self, slots: Slots) -> None:
         """Clear these (ascending) slots, and flush."""
+        if not len(slots):
+            return
         self._lines[slots] = np.zeros(1, dtype=_LINE)
         self._flush(slots)
 
     def _flush(self, slots: Slots) -> None:
-        if not len(slots):
-            return
         cuts = np.flatnonzero(np.diff(slots) > _FLUSH_ACROSS) + 1
         for run in np.split(slots, cuts):
             first, last = int(run[0]), int(run[-1])

@@ -127,7 +127,9 @@ class LaneOrder:
     def _answer(self, step: _Step) -> None:
         """Outcomes of what came, as it came; then of what waited."""
         decided = step.outcome != _WAITS
-        for part in (slice(0, step.came), slice(step.came, None)):
+        for part in (slice(0, step.came), slice(step.came, len(decided))):
+            if part.start == part.stop:
+                continue
             if decided[part].all():
                 self.out.answer(
                     step.entries[part], step.outcome[part], step.index[part], step.seq[part], step.extra[part]

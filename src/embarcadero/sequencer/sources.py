@@ -8,6 +8,7 @@ whatever its frontier says, and it gets no answers.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,7 @@ from embarcadero.plants import planted
 from embarcadero.types import EntryKind, Member, MemberState
 
 U64 = npt.NDArray[np.uint64]
+_NONE: Final[Entries] = np.empty(0, dtype=PENDING)
 
 
 def results_region(epoch: int, member: Member) -> str:
@@ -104,7 +106,7 @@ class Source:
         published = self._pending.frontier.load() if self._end is None else self._end
         count = min(published - self.next, limit, self._pending.slots, self._room(limit, unresolved))
         if count <= 0:
-            return np.empty(0, dtype=PENDING), True
+            return _NONE, True
         if planted("slot-reused-early"):
             self._read_through.advance(published)
             count = -(-count // 2)

@@ -143,7 +143,7 @@ def _topics(rng: random.Random) -> list[TopicPlan]:
 
 def _streams(rng: random.Random, topics: list[TopicPlan], phase_us: int) -> list[StreamPlan]:
     count = rng.randint(2, 6)
-    total = rng.randint(320, 480)
+    total = rng.randint(310, 380)
     streams = []
     for number in range(count):
         batches, burst = total // count, rng.choice([1, 4, 8, 16, 40])

@@ -35,7 +35,7 @@ class SimBell:
         world = self._process.world
         sleeper = world.pollers.get(who)
         if sleeper is not None and self._process.rng.random() >= world.plan.bell_loss:
-            sleeper.wake(self._process.rng.randrange(5, 500))
+            sleeper.wake(self._process.rng.randrange(5, 1_200))
 
 
 class Poller(Process):
