@@ -148,13 +148,16 @@ def test_few_requests_are_taken_in_a_round() -> None:
     )  # fmt: skip
     cluster = Cluster(sizes=sizes)
     lane = cluster.topic(5)
-    asks = np.zeros(400, dtype=PENDING)
+    asks = np.zeros(200, dtype=PENDING)
     asks["kind"], asks["lane"], asks["session"] = OPEN, lane, NO_SESSION
-    first = cluster.brokers[0].publish(asks)
+    firsts = [broker.publish(asks) for broker in cluster.brokers]
 
     assert cluster.run() == CONTROLS_PER_ROUND_MAX
+    assert cluster.sequencer.more
     cluster.settle()
-    assert [cluster.brokers[0].outcome(first + n) for n in range(400)] == [Outcome.OPENED] * 400
+    assert not cluster.sequencer.more
+    for first, broker in zip(firsts, cluster.brokers, strict=True):
+        assert [broker.outcome(first + n) for n in range(200)] == [Outcome.OPENED] * 200
 
 
 def test_a_broker_that_does_not_read_is_not_served_beyond_its_room() -> None:

@@ -48,6 +48,8 @@ async def serve_sequencer(sequencer: Sequencer, bell: Bell, stop: asyncio.Event)
         wait_s = _WAIT_S_FIRST if sequencer.round() else min(2 * wait_s, IDLE_WAIT_S_MAX)
         spent = time.monotonic() - began
         await asyncio.sleep(0)
+        if sequencer.more:
+            continue
         if bell.rung:  # more came during the round: let some of it gather, a round costs the same for one or a hundred
             await asyncio.sleep(min(_GATHER_SHARE * spent, _GATHER_S_MAX))
         await bell.wait(wait_s)

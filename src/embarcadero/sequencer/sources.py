@@ -83,6 +83,7 @@ class Source:
         self._closing = FrontierWriter(frontiers, line + 8 * CLOSING_WORD)
         self._read = 0  # our answers below are read, as far as we know
         self.next = legacy.start  # the next pending entry to take
+        self.requests = 0  # how many of the entries last taken were not batches
         self._settled = legacy.settled
         self._end: int | None = None  # where the ring ends, once it is closing
         self.closed = False
@@ -113,6 +114,7 @@ class Source:
         entries = self._pending.read(self.next, self.next + count)
         whole = len(entries) == count
         others = np.flatnonzero(entries["kind"] != EntryKind.BATCH)
+        self.requests = min(len(others), requests)
         if len(others) > requests:
             entries = entries[: others[requests]]
         self.next += len(entries)

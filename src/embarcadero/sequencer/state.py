@@ -50,6 +50,7 @@ class Sequencer:
     def __init__(self, fabric: Fabric, directory: Directory, clock: Clock, bell: Doorbell, sizes: FabricSizes) -> None:
         self._fabric, self._directory, self._clock, self._bell, self._sizes = fabric, directory, clock, bell, sizes
         self.deposed = False
+        self.more = False  # the last round left published entries behind, for the next one
         self.problems: list[str] = []
         self.lanes: dict[int, Lane] = {}
         self._epochs = EpochTable(fabric, fabric.attach(EPOCHS_REGION, writable=True))
@@ -202,6 +203,8 @@ class Sequencer:
             if len(entries):
                 parts.append(entries)
                 room -= len(entries)
+                requests -= source.requests
+        self.more = room <= 0 or requests <= 0
         if not parts:
             return None
         return parts[0] if len(parts) == 1 else join(parts)
