@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from embarcadero.sim.history import Fault
-from embarcadero.sim.plan import SECOND_US
+from embarcadero.sim.plan import CALM_KINDS, SECOND_US
 from embarcadero.sim.process import INTERRUPT_DEPTH_MAX, Crash, Process
 from embarcadero.sim.roles import BrokerProcess, SequencerProcess
 
 if TYPE_CHECKING:
     from embarcadero.sim.world import World
 
+_JUST_AFTER_US = 20_000
 _PAUSES_US = (SECOND_US // 10, SECOND_US, 5 * SECOND_US, 20 * SECOND_US, 60 * SECOND_US)
 
 
@@ -33,6 +34,7 @@ class Faults:
             "publisher-crash": self._publisher_crash,
             "publisher-pause": lambda: self._pause(list(world.live_publishers())),
             "publisher-zombie": self._publisher_zombie,
+            "lost-batch": self._lose_batch,
             "cut": self._cut,
             "one-way-hole": self._hole,
             "clog": self._clog,
@@ -55,7 +57,9 @@ class Faults:
         if self._world.healed:
             return
         done = self._kinds[kind]()
-        if done is not None:
+        if done is not None and kind in CALM_KINDS:
+            self.counts[kind] += 1
+        elif done is not None:
             self.record(kind, *done)
         self._next(kind)
 
@@ -99,10 +103,12 @@ class Faults:
         return self.make_zombie(broker) if broker is not None else None
 
     def make_zombie(self, process: Process) -> tuple[str, int]:
-        """Pause a process, let another take its place, and let the old one wake up again."""
+        """Pause a process, let another take its place, and let the old one wake up again: often just after that."""
         world, for_us = self._world, self._span_us(20 * SECOND_US)
-        process.pause(for_us)
         replace_us = self.rng.randint(0, for_us)
+        if self.rng.random() < 0.5:
+            for_us = replace_us + self.rng.randrange(_JUST_AFTER_US)
+        process.pause(for_us)
         if isinstance(process, BrokerProcess):
             world.queue.after(replace_us, lambda: world.replace_broker(process))
         elif isinstance(process, SequencerProcess):
@@ -145,6 +151,15 @@ class Faults:
         return self._world.sequencer.name, SECOND_US
 
     # --- connections --------------------------------------------------------------------------------------------------
+    def _lose_batch(self) -> tuple[str, int] | None:
+        """The next batch on some publisher's connection never arrives, and nobody is told: its stream has a hole."""
+        wires = [wire for wire in self._world.network.wires.values() if wire.client.role == "publisher"]
+        if not wires:
+            return None
+        wire = self.rng.choice(wires)
+        wire.loses_next = True
+        return f"wire-{wire.number}", 0
+
     def _cut(self) -> tuple[str, int] | None:
         network = self._world.network
         if not network.wires:
@@ -220,5 +235,5 @@ class Interrupts:
         if (kind := f"{process.role}-crash-inside") in faults and self._rng.random() < 0.1:
             world.faults.record(kind, process.name, SECOND_US)
             raise Crash
-        if (kind := f"{process.role}-zombie") in faults and self._rng.random() < 0.1:
+        if (kind := f"{process.role}-zombie") in faults and self._rng.random() < 0.25:
             world.faults.record(f"{kind}-inside", *world.faults.make_zombie(process))

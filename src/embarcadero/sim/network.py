@@ -63,7 +63,7 @@ class Half:
         network, wire = self._wire.network, self._wire
         if wire.is_cut:
             return
-        if network.weather.spoils_frames:
+        if network.weather.spoils_frames or wire.loses_next:
             data = network.spoil(wire, data)
         for piece in network.pieces(data):
             arrival_us = max(network.arrival_us(), self.last_arrival_us + 1, self.stuck_until_us)
@@ -93,6 +93,7 @@ class Wire:
         self.up = Half(self, "up", lambda data: broker.tell(lambda: broker.bytes_in(self, data)))
         self.down = Half(self, "down", lambda data: client.tell(lambda: client.bytes_in(self, data)))
         self.is_cut = False
+        self.loses_next = False  # the next BATCH frame gets lost on the way
         self.connection: Connection | None = None  # the broker's end
 
     def finish(self) -> None:
@@ -188,7 +189,8 @@ class Network:
                 frames.append(frame)
                 continue
             dice = rng.random()
-            if dice < weather.drop_rate:
+            if dice < weather.drop_rate or (wire.loses_next and kind is FrameKind.BATCH):
+                wire.loses_next = False
                 self._spoilt(wire, kind, "drops")
                 continue
             frames.append(frame)
@@ -202,6 +204,7 @@ class Network:
 
     def _spoilt(self, wire: Wire, kind: FrameKind, what: str) -> None:
         self.frames_spoilt += 1
+        self.ever_spoils = True
         self.note(f"wire-{wire.number}", f"{what} a {kind.name} frame of {wire.client.name}")
         if (stuck := wire.client.stuck_for_us()) is not None:
             stream, lane, for_us = stuck

@@ -19,6 +19,9 @@ FAULT_KINDS: Final = (
 )  # fmt: skip
 """Faults that happen now and then. The weather, lost doorbells and interrupts are there all the time."""
 
+CALM_KINDS: Final = ("lost-batch",)
+"""Faults that hurt one stream only: all others must go on meanwhile (P9)."""
+
 SEQUENCER_FAULT_KINDS: Final = ("sequencer-crash", "sequencer-crash-inside", "sequencer-zombie")
 
 
@@ -91,8 +94,9 @@ def make_plan(seed: int, sequencer_faults: bool = True) -> Plan:
     """Draw a world."""
     rng = random.Random(f"{seed}:plan")
     topics = _topics(rng)
-    quiet = rng.random() < 0.15
-    faults = {} if quiet else _faults(rng, sequencer_faults)
+    dice = rng.random()
+    quiet = dice < 0.25
+    faults = {kind: 3.0 for kind in CALM_KINDS} if dice < 0.12 else {} if quiet else _faults(rng, sequencer_faults)
     fault_phase_us = rng.randint(10, 45) * SECOND_US
     return Plan(
         seed=seed,
@@ -136,7 +140,7 @@ def _topics(rng: random.Random) -> list[TopicPlan]:
     topics = []
     for number in range(rng.randint(1, 2)):
         order, on_gap = rng.choice(kinds)
-        timeout_ms = rng.randint(2_000, 5_000) if on_gap is OnGap.FENCE else rng.choice([20, 200, 1_000])
+        timeout_ms = rng.randint(2_000, 8_000) if on_gap is OnGap.FENCE else rng.choice([20, 200, 1_000])
         topics.append(TopicPlan(f"topic-{number}", order, on_gap, timeout_ms, rng.choice([1, 1, 4])))
     return topics
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from embarcadero.errors import BadValue
-from embarcadero.fabric.layout import SLOTS_OFFSET
+from embarcadero.fabric.layout import SLOTS_OFFSET, BrokerLine, frontier_offset
 from embarcadero.fabric.region import Bytes, Fabric, Region, Shape
 from embarcadero.plants import ACTIVE
 
@@ -22,18 +22,16 @@ Wrap = Callable[[str, Fabric], Fabric]
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """One primitive that one role forgets: on regions whose name has `region` in it, for the slots or the frontier."""
+    """One primitive that one role forgets, on regions whose name has `region` in it, from byte `first` on."""
 
     role: str
     primitive: str
     region: str
-    part: str = "all"  # all | slots | frontier
+    first: int = 0
 
     def forgets(self, primitive: str, name: str, offset: int) -> bool:
         """Whether this call is left out."""
-        if primitive != self.primitive or self.region not in name:
-            return False
-        return self.part == "all" or (offset >= SLOTS_OFFSET) == (self.part == "slots")
+        return primitive == self.primitive and self.region in name and offset >= self.first
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +47,25 @@ PLANTS: Final = {
     plant.name: plant
     for plant in (
         Plant("missing-flush", "the sequencer does not flush order entries",
-              Leak("sequencer", "flush", "/order-", "slots")),
+              Leak("sequencer", "flush", "/order-", SLOTS_OFFSET)),
         Plant("missing-flush-results", "the sequencer does not flush results",
-              Leak("sequencer", "flush", "/results-", "slots")),
+              Leak("sequencer", "flush", "/results-", SLOTS_OFFSET)),
         Plant("missing-flush-pending", "brokers do not flush pending entries",
-              Leak("broker", "flush", "/pending", "slots")),
+              Leak("broker", "flush", "/pending", SLOTS_OFFSET)),
         Plant("missing-flush-payload", "brokers do not flush payloads",
               Leak("broker", "flush", "/log")),
         Plant("missing-invalidate", "brokers read order entries from their cache",
-              Leak("broker", "invalidate", "/order-", "slots")),
+              Leak("broker", "invalidate", "/order-", SLOTS_OFFSET)),
         Plant("missing-invalidate-payload", "brokers read payloads from their cache",
               Leak("broker", "invalidate", "/log")),
         Plant("missing-invalidate-pending", "the sequencer reads pending entries from its cache",
-              Leak("sequencer", "invalidate", "/pending", "slots")),
+              Leak("sequencer", "invalidate", "/pending", SLOTS_OFFSET)),
+        Plant("missing-flush-held", "the sequencer does not flush batches that wait",
+              Leak("sequencer", "flush", "/held")),
+        Plant("missing-flush-checkpoint", "the sequencer does not flush checkpoints",
+              Leak("sequencer", "flush", "/checkpoint-")),
+        Plant("missing-flush-freed", "brokers do not flush that a chunk is freed",
+              Leak("broker", "flush", "/frontiers", frontier_offset(BrokerLine.CHUNKS))),
         Plant("slot-reused-early", "pending slots are freed before what they hold is safe"),
         Plant("frontier-before-entries", "the ordered frontier moves before the entries are flushed"),
         Plant("dedupe-off", "a sequence seen before is ordered again"),

@@ -22,7 +22,7 @@ from embarcadero.types import Member
 if TYPE_CHECKING:
     from embarcadero.sim.world import World
 
-_SLEEP_FIRST_US = 300
+_SLEEP_FIRST_US = 800
 
 
 class SimBell:
@@ -72,7 +72,7 @@ class Poller(Process):
         moved = self.step()
         if not self.alive:
             return
-        self._sleep_us = _SLEEP_FIRST_US if moved else min(8 * self._sleep_us, self.world.plan.sleep_max_us)
+        self._sleep_us = _SLEEP_FIRST_US if moved else min(16 * self._sleep_us, self.world.plan.sleep_max_us)
         deadline = self.deadline_us()
         until_us = self._sleep_us if deadline is None else self.clock.queue_time(deadline) - self.world.queue.now_us
         self.wake(max(_SLEEP_FIRST_US // 4, min(self._sleep_us, until_us)))

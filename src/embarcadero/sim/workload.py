@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from embarcadero.sim.world import World
 
 
+_THINK_US_MAX = 8_000_000
+_THINK_HEALED_US = 300_000
+"""Once all is well, publishers make haste to get done."""
+
+
 class Content(NamedTuple):
     """One batch of a stream."""
 
@@ -101,7 +106,8 @@ class PublisherProcess(ClientProcess):
 
     def _plan_burst(self) -> None:
         think_us = int(self.rng.expovariate(1.0) * self.stream.plan.think_us)
-        self.world.queue.after(min(think_us, 4 * self.stream.plan.think_us), lambda: self.tell(self._burst))
+        most_us = _THINK_HEALED_US if self.world.healed else _THINK_US_MAX
+        self.world.queue.after(min(think_us, most_us), lambda: self.tell(self._burst))
 
     def _burst(self) -> None:
         plan, stream = self.stream.plan, self.stream
@@ -171,7 +177,7 @@ class PublisherProcess(ClientProcess):
 
     def stuck_for_us(self) -> tuple[str, int, int]:
         plan = self.stream.plan
-        return plan.name, plan.topic.lane, max(plan.topic.gap_timeout_ms * 1000, self.world.plan.delivery_timeout_us)
+        return plan.name, plan.topic.lane, plan.topic.gap_timeout_ms * 1000
 
 
 class SubscriberProcess(ClientProcess):
