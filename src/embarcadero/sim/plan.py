@@ -96,7 +96,7 @@ def make_plan(seed: int, sequencer_faults: bool = True) -> Plan:
     topics = _topics(rng)
     dice = rng.random()
     quiet = dice < 0.25
-    faults = {kind: 3.0 for kind in CALM_KINDS} if dice < 0.12 else {} if quiet else _faults(rng, sequencer_faults)
+    faults = dict.fromkeys(CALM_KINDS, 3.0) if dice < 0.12 else {} if quiet else _faults(rng, sequencer_faults)
     fault_phase_us = rng.randint(10, 45) * SECOND_US
     return Plan(
         seed=seed,
