@@ -192,6 +192,8 @@ class Network:
             if dice < weather.drop_rate or (wire.loses_next and kind is FrameKind.BATCH):
                 wire.loses_next = False
                 self._spoilt(wire, kind, "drops")
+                if kind is FrameKind.BATCH and wire.connection is not None:
+                    wire.connection.received_bytes += len(frame)  # it is lost behind the socket: it has used its credit
                 continue
             frames.append(frame)
             if dice < weather.drop_rate + weather.repeat_rate:
