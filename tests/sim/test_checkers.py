@@ -93,6 +93,8 @@ GOOD: dict[str, dict[str, list[Event]]] = {
             got(4, 2, 2)],
         "a hole in what was trimmed before anyone read it": [
             topic(5), sent(1, 0), sent(1, 1), settled(2, 1, 9), moved(3, 0), gap(3, "TRIMMED", 0, 9), got(4, 9, 1)],
+        "append times that stand still": [
+            topic(), sent(1, 0), sent(1, 1), moved(1, 0), got(2, 0, 0, append_us=9), got(2, 1, 1, append_us=9)],
         "overlapping sends may come in any order": [
             topic(), sent(1, 0), sent(2, 0, "b"), settled(3, 0, 1), settled(4, 0, 0, "b")],
         "one after the other, in that order": [
@@ -119,6 +121,9 @@ GOOD: dict[str, dict[str, list[Event]]] = {
         "an unknown outcome is an end": [sent(1, 0), settled(2, 0, verdict=Verdict.UNKNOWN), ended(9)],
         "the dead need no answer": [sent(1, 0), h.Died(at=2, process="a"), ended(9)],
         "a reader reaches the tail": [moved(1, 0), tail(2, 3, 4), got(4, 2, 0), passed(5, 4), ended(9)],
+        "what began in bad times may fail in good ones": [
+            h.Began(at=1, process="a", stream="a"), h.Healed(at=2), sent(3, 0), settled(4, 0, verdict=Verdict.UNKNOWN),
+            ended(9)],
         "a history that has not ended yet": [sent(1, 0)],
         "a question is answered": [h.Asked(at=1, process="x", call="tail", number=0),
                                    h.Answered(at=2, process="x", call="tail", number=0), ended(9)],
@@ -172,6 +177,9 @@ BAD: dict[str, dict[str, list[Event]]] = {
         "a skipped batch that appears after all": [
             topic(5, "skip"), sent(1, 0), sent(1, 1), moved(2, 0), got(2, 0, 0), gap(3, "SKIPPED", 1, 2, 1),
             got(4, 2, 1)],
+        "a batch under another sequence": [topic(), sent(1, 0), moved(1, 0), got(2, 0, 0, session_seq=1)],
+        "append times that go back": [
+            topic(), sent(1, 0), sent(1, 1), moved(1, 0), got(2, 0, 0, append_us=9), got(2, 1, 1, append_us=8)],
         "a later send that comes first": [
             topic(), sent(1, 0), settled(2, 0, 1), sent(3, 0, "b"), settled(4, 0, 0, "b")],
     },
@@ -198,6 +206,9 @@ BAD: dict[str, dict[str, list[Event]]] = {
         "a question without an answer": [h.Asked(at=1, process="x", call="tail", number=0), ended(9)],
         "a reader that stops before the tail": [moved(1, 0), got(2, 2, 0), tail(2, 3, 4), ended(9)],
         "a reader that never starts": [moved(1, 0), tail(2, 3, 4), ended(9)],
+        "a stream that begins when all is well and fails": [
+            h.Healed(at=1), h.Began(at=2, process="a", stream="a"), sent(3, 0),
+            settled(4, 0, verdict=Verdict.UNKNOWN), ended(9)],
         "a role that fails": [h.RoleFailed(at=1, process="broker-0.1", error="InvariantBroken: oh")],
     },
     "P9": {

@@ -5,7 +5,8 @@ events in the order in which they were seen. It knows nothing of brokers, rings 
 
 A *stream* is what one publisher means to write, in order: batches number 0, 1, 2, ... It outlives processes: when a
 named session is opened again by a new process, that process goes on with the same stream and may send the same numbers
-again, with the same content. `digest` is a hash of a batch's content; contents of different batches differ.
+again, with the same content. A batch's number is its session sequence. `digest` is a hash of a batch's content;
+contents of different batches differ.
 """
 
 from __future__ import annotations
@@ -38,6 +39,13 @@ class TopicMade(Event):
     name: str
     order: int
     on_gap: str
+
+
+class Began(Event):
+    """A process begins to publish a stream, from its start or from where another process left it."""
+
+    process: str
+    stream: str
 
 
 class Sent(Event):
@@ -96,6 +104,7 @@ class Delivered(Event):
     session_seq: int
     partition: int
     digest: int
+    append_us: int = 0  # when the lane's writer took it, by that writer's clock
 
 
 class GapSeen(Event):
@@ -206,7 +215,7 @@ class RoleFailed(Event):
 
 
 AnyEvent = (
-    TopicMade | Sent | Settled | SessionOpened | Moved | Delivered | GapSeen | Passed | TailRead | OrderedTo
+    TopicMade | Began | Sent | Settled | SessionOpened | Moved | Delivered | GapSeen | Passed | TailRead | OrderedTo
     | StillThere | Asked | Answered | Died | Fault | Stuck | Healed | Ended | Sampled | RoleFailed
 )  # fmt: skip
 

@@ -248,17 +248,23 @@ def _run_plants(console: Console, jobs: int) -> PlantsReport:
     result = PlantsReport(plants=[])
     with Progress(BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), console=console) as progress:
         task = progress.add_task("planted bugs", total=len(PLANTS))
-        for plant in PLANTS.values():
-            progress.update(task, description=plant.name)
-            result.plants.append(hunt(plant.name, jobs=jobs))
-            progress.advance(task)
+        for plant in hunt_all(jobs):
+            result.plants.append(plant)
+            progress.update(task, advance=1, description=plant.name)
     return result
 
 
-def hunt(name: str, seeds: int = PLANT_SEEDS, jobs: int = 0) -> PlantReport:
+def hunt_all(jobs: int = 0) -> Iterable[PlantReport]:
+    """Hunt every planted bug, each in a process of its own."""
+    with ProcessPoolExecutor(jobs or os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        yield from pool.map(hunt, PLANTS)
+
+
+def hunt(name: str) -> PlantReport:
     """Run seeds with a planted bug until one of them breaks a promise."""
-    for report in run_seeds(range(seeds), jobs, (name,)):
+    for seed in range(PLANT_SEEDS):
+        report = run_seed(seed, (name,))
         if not report.holds:
             first = report.violations[0]
-            return PlantReport(name=name, seed=report.seed, promise=first.promise, sentence=first.sentence)
+            return PlantReport(name=name, seed=seed, promise=first.promise, sentence=first.sentence)
     return PlantReport(name=name, seed=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,6 +11,7 @@ from embarcadero.client.subscriber import SubscriberCore
 from embarcadero.errors import OutcomeUnknown
 from embarcadero.sim.clients import ClientProcess
 from embarcadero.sim.history import (
+    Began,
     Delivered,
     GapSeen,
     Moved,
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from embarcadero.sim.world import World
 
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
 _THINK_US_MAX = 8_000_000
 _THINK_HEALED_US = 300_000
 """Once all is well, publishers make haste to get done."""
@@ -102,6 +106,7 @@ class PublisherProcess(ClientProcess):
 
     def start(self) -> None:
         super().start()
+        self.world.seen(Began(at=self.world.queue.now_us, process=self.name, stream=self.stream.plan.name))
         self._plan_burst()
 
     def _plan_burst(self) -> None:
@@ -266,7 +271,8 @@ class SubscriberProcess(ClientProcess):
                 self.world.seen(Delivered(
                     at=now_us, reader=self.name, lane=lane, index=batch.index, seq=batch.seq, count=batch.count,
                     session=batch.session, session_seq=batch.session_seq, partition=batch.partition,
-                    digest=digest_of(batch.payload)))  # fmt: skip
+                    digest=digest_of(batch.payload),
+                    append_us=(batch.append_time - _EPOCH) // _MICROSECOND))  # fmt: skip
 
     def position(self) -> int | None:
         """The next index it wants."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import pairwise
 
 from embarcadero.sim.checkers.ledger import Ledger, Violation, covered, inside
 from embarcadero.sim.history import Delivered, GapSeen, History, Settled, TopicMade, Verdict
@@ -12,7 +13,7 @@ from embarcadero.types import GapKind, OnGap, Order
 def check(history: History) -> list[Violation]:
     """All violations of P3."""
     ledger = Ledger(history)
-    found = [*_readers_agree(history), *_real_time(ledger)]
+    found = [*_readers_agree(history), *_stamps(ledger), *_time_goes_on(history), *_real_time(ledger)]
     for topic in history.of(TopicMade):
         if topic.order == Order.STRONG:
             found += _submission_order(ledger, topic)
@@ -34,6 +35,32 @@ def _readers_agree(history: History) -> list[Violation]:
 
 def _entry(event: Delivered) -> tuple[int, ...]:
     return event.seq, event.count, event.session, event.session_seq, event.partition, event.digest
+
+
+def _stamps(ledger: Ledger) -> list[Violation]:
+    """A batch is found under the session sequence that its publisher gave it."""
+    found: list[Violation] = []
+    for event in ledger.history.of(Delivered):
+        batch = ledger.batch_of.get(event.digest)
+        if batch is not None and batch[1] != event.session_seq:
+            found.append(Violation("P3", event.at, (
+                f"batch {batch[1]} of {batch[0]} is at index {event.index} of lane {event.lane} under sequence "
+                f"{event.session_seq}")))  # fmt: skip
+    return found
+
+
+def _time_goes_on(history: History) -> list[Violation]:
+    """Append times never go back along a lane."""
+    found: list[Violation] = []
+    times: dict[int, dict[int, Delivered]] = defaultdict(dict)
+    for event in history.of(Delivered):
+        times[event.lane].setdefault(event.index, event)
+    for lane, at_index in times.items():
+        for before, after in pairwise(sorted(at_index)):
+            if at_index[after].append_us < at_index[before].append_us:
+                found.append(Violation("P3", at_index[after].at, (
+                    f"lane {lane}: index {after} has an earlier append time than index {before}")))  # fmt: skip
+    return found
 
 
 def _real_time(ledger: Ledger) -> list[Violation]:

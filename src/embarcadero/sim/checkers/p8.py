@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from embarcadero.sim.checkers.ledger import Violation
 from embarcadero.sim.history import (
     Answered,
     Asked,
+    Began,
     Delivered,
     Died,
     Ended,
@@ -16,7 +19,6 @@ from embarcadero.sim.history import (
     Passed,
     RoleFailed,
     Sent,
-    SessionOpened,
     Settled,
     TailRead,
     Verdict,
@@ -68,16 +70,19 @@ def _calls_end(history: History, dead: set[str], end: int) -> list[Violation]:
 
 
 def _newcomers_succeed(history: History, dead: set[str]) -> list[Violation]:
-    """A stream that begins when nothing is broken any more gets everything stored, but for what a gap cost it."""
+    """Of a stream that begins when nothing is broken any more all is stored, but for what a gap cost it.
+
+    With several processes one may fence the other, so those streams are left out.
+    """
     if not history.of(Healed):
         return []
     healed_us = history.of(Healed)[-1].at
-    old = {sent.stream for sent in history.of(Sent) if sent.at <= healed_us}
-    old |= {opened.stream for opened in history.of(SessionOpened) if opened.at <= healed_us}
+    processes = Counter(began.stream for began in history.of(Began))
+    new = {began.stream for began in history.of(Began) if began.at > healed_us and processes[began.stream] == 1}
     return [
         Violation("P8", s.at, f"all is well, yet batch {s.number} of {s.process} ended as {s.verdict} ({s.error})")
         for s in history.of(Settled)
-        if s.stream not in old and s.process not in dead and s.verdict is not Verdict.STORED and s.error != "Lost"
+        if s.stream in new and s.process not in dead and s.verdict is not Verdict.STORED and s.error != "Lost"
     ]
 
 
