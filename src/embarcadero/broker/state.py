@@ -162,16 +162,18 @@ class Broker:
 
     def after_receive(self, connection: Connection) -> None:
         """A read of a socket was taken apart: publish what it brought, top up credit."""
-        if self.ingest.publish():
-            self._bell.ring("sequencer")
+        self._publish()
         self.grant(connection)
+
+    def _publish(self) -> None:
+        if self.ingest.publish() and self.epoch.sequencer_sleeps():
+            self._bell.ring("sequencer")
 
     def _pay_owed(self) -> None:
         while self._owed and (pending := self.ingest.stage_control(self._owed[0])) is not None:
             entry = self._owed.pop(0)
             self.relay.waiting[pending] = Waiting(entry.kind, entry.lane, None, None)
-        if self.ingest.publish():
-            self._bell.ring("sequencer")
+        self._publish()
 
     # --- credit -------------------------------------------------------------------------------------------------------
     def _credit_window(self) -> tuple[int, int]:

@@ -29,6 +29,7 @@ class EpochTable:
     def __init__(self, fabric: Fabric, region: Region) -> None:
         self._fabric, self._region = fabric, region
         self._lines = region.data[SUPERBLOCK.itemsize :].view(EPOCH_LINE)
+        self._opened = self._lines["epoch"]
 
     def _offset(self, epoch: int) -> int:
         invariant(0 <= epoch < len(self._lines), "the epoch table is large enough")
@@ -50,7 +51,7 @@ class EpochTable:
         self._fabric.fence()
         first, last = epoch + 1, min(epoch + EPOCHS_AHEAD_MAX, len(self._lines) - 1)
         self._region.invalidate(self._offset(first), (last - first + 1) * EPOCH_LINE.itemsize)
-        return bool(np.any(self._lines["epoch"][first : last + 1]))
+        return bool(np.count_nonzero(self._opened[first : last + 1]))
 
     def newest_started(self, after: int) -> int | None:
         """The newest started epoch above `after`, if there is one within reach."""

@@ -51,10 +51,13 @@ class RingWriter(_Ring):
 
         `free_below`: slots of indices below it may be reused.
         """
+        entries[self.commit] = np.arange(self.next, self.next + len(entries), dtype=np.uint64)
+        return self.write_sealed(seal(entries), free_below)
+
+    def write_sealed(self, entries: Entries, free_below: int) -> int:
+        """The same, of entries that have their index and their check."""
         first, stop = self.next, self.next + len(entries)
         invariant(stop - free_below <= self.slots, "a slot is reused only when it is free")
-        entries[self.commit] = np.arange(first, stop, dtype=np.uint64)
-        seal(entries)
         raw, done = entries.view(np.uint8), 0  # bytes: numpy copies entries field by field, which takes far longer
         for span in self._spans(first, stop):
             offset, length = self._bytes(span)
@@ -78,12 +81,16 @@ class RingReader(_Ring):
 
     def load(self, start: int, stop: int) -> Entries:
         """A private copy of the slots of [start, stop), fresh but unchecked."""
+        return join(self.parts(start, stop))
+
+    def parts(self, start: int, stop: int) -> list[Entries]:
+        """The slots of [start, stop) as they are in memory, fresh but unchecked: one span, or two."""
         invariant(0 <= stop - start <= self.slots, "at most one lap is read at once")
         parts = []
         for span in self._spans(start, stop):
             self.region.invalidate(*self._bytes(span))
             parts.append(self._entries[span[0] : span[1]])
-        return join(parts)
+        return parts
 
     def read(self, start: int, stop: int) -> Entries:
         """The valid entries from `start` on, at most to `stop`: shorter when an entry is not valid."""

@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from embarcadero.config import FabricSizes
-from embarcadero.fabric.layout import Entries, join, pick
+from embarcadero.fabric.layout import Entries, join, pick, seal
 from embarcadero.fabric.region import Fabric, Region
 from embarcadero.placement.directory import Directory
+from embarcadero.sequencer.decisions import words
 from embarcadero.sequencer.sources import BrokerLegacy, Source, results_region
 from embarcadero.types import Member, MemberState
 
@@ -67,17 +68,27 @@ class Brokers:
 
     def answer(self, answers: Answers) -> list[Source]:
         """Write answers to the brokers they are for; those of closed incarnations are dropped."""
-        mine: dict[int, list[Entries]] = {}
-        for origins, results in answers:
-            for handle, part in _by_origin(origins, results):
-                mine.setdefault(handle, []).append(part)
-        answered = []
-        for handle, parts in mine.items():
+        if not answers:
+            return []
+        results = answers[0][1] if len(answers) == 1 else join([results for _, results in answers])
+        origins = answers[0][0] if len(answers) == 1 else np.concatenate([origins for origins, _ in answers])
+        runs = _runs(origins)
+        if len(runs) > _RUNS_MAX:
+            order = np.argsort(origins, kind="stable")
+            results, runs = pick(results, order), _runs(origins[order])
+        positions, written = words(results)[:, 0], dict[int, int]()
+        mine = []
+        for handle, start, stop in runs:
             source = self.sources.get(handle)
             if source is not None and not source.closing:
-                source.answer(parts[0] if len(parts) == 1 else join(parts))
-                answered.append(source)
-        return answered
+                first = written.get(handle, source.next_answer)
+                written[handle] = first + stop - start
+                positions[start:stop] = np.arange(first, first + stop - start, dtype=np.uint64)
+                mine.append((source, start, stop))
+        seal(results)
+        for source, start, stop in mine:
+            source.answer(results[start:stop])
+        return [self.sources[handle] for handle in written]
 
     # --- the dead -----------------------------------------------------------------------------------------------------
     def take_drained(self) -> list[Source]:
@@ -114,13 +125,7 @@ def _gone(source: Source, member: Member | None) -> bool:
     return member is None or member.incarnation != source.member.incarnation or member.broker != source.member.broker
 
 
-def _by_origin(origins: npt.NDArray[np.uint16], results: Entries) -> Iterator[tuple[int, Entries]]:
-    """Results by region handle. Those of entries as they came are in few runs already: no copies then."""
-    cuts = np.flatnonzero(origins[1:] != origins[:-1]) + 1
-    if len(cuts) <= _RUNS_MAX:
-        bounds = [0, *cuts.tolist(), len(origins)]
-        for start, stop in itertools.pairwise(bounds):
-            yield int(origins[start]), results[start:stop]
-    else:
-        for handle in np.unique(origins).tolist():
-            yield handle, pick(results, origins == handle)
+def _runs(origins: npt.NDArray[np.uint16]) -> list[tuple[int, int, int]]:
+    """Runs of equal handles, as (handle, start, stop). Entries are answered as they came: the runs are few."""
+    bounds = [0, *((origins[1:] != origins[:-1]).nonzero()[0] + 1).tolist(), len(origins)]
+    return [(int(origins[start]), start, stop) for start, stop in itertools.pairwise(bounds)]

@@ -22,19 +22,22 @@ Slots = npt.NDArray[np.int64]
 
 _NONE: Final[Slots] = np.empty(0, dtype=np.int64)
 _LINE = np.dtype(f"V{LINE_BYTES}")
+_FEW = 256
+_FIRST = 2_048
+"""Where free slots are looked for first: usually few batches wait, and low slots stay close together."""
+
 _FLUSH_ACROSS = 16
 """Flushing a few untouched lines between two slots is cheaper than another call."""
 
 
 class HeldSlots:
-    """The slots as the sequencer knows them. `dirty` ones differ from the fabric."""
+    """The slots as the sequencer knows them. Dirty ones differ from the fabric."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self.entries: Entries = np.zeros(slots, dtype=PENDING)
         self._taken = np.zeros(slots, dtype=bool)
-        self._dirty = np.zeros(slots, dtype=bool)
-        self._changed = False
+        self._dirty: list[Slots] = []
         self.used = 0
         self.by_origin = np.zeros(REGION_HANDLES + 1, dtype=np.int64)
 
@@ -46,16 +49,21 @@ class HeldSlots:
     def hold(self, entries: Entries) -> Slots:
         """Keep these entries; there are enough free slots."""
         invariant(len(entries) <= self.free, "waiting batches fit their slots")
-        slots = np.flatnonzero(~self._taken)[: len(entries)]
+        slots = (~self._taken[:_FIRST]).nonzero()[0]
+        if len(slots) < len(entries):
+            slots = (~self._taken).nonzero()[0]
+        slots = slots[: len(entries)]
         self.entries.view(_LINE)[slots] = entries.view(_LINE)
-        self._taken[slots] = self._dirty[slots] = self._changed = True
+        self._taken[slots] = True
+        self._dirty.append(slots)
         self.used += len(slots)
         np.add.at(self.by_origin, entries["origin"], 1)
         return slots
 
     def release(self, slots: Slots) -> None:
         """These have their outcome."""
-        self._taken[slots], self._dirty[slots], self._changed = False, True, True
+        self._taken[slots] = False
+        self._dirty.append(slots)
         self.used -= len(slots)
         np.subtract.at(self.by_origin, self.entries["origin"][slots], 1)
 
@@ -65,10 +73,16 @@ class HeldSlots:
 
     def take_dirty(self) -> tuple[Slots, Slots]:
         """Slots whose copy must be written, and slots whose copy must be zeroed, since the last call."""
-        if not self._changed:
+        if not self._dirty:
             return _NONE, _NONE
-        dirty, self._changed = np.flatnonzero(self._dirty), False
-        self._dirty[dirty] = False
+        dirty = np.concatenate(self._dirty)
+        self._dirty.clear()
+        if len(dirty) < _FEW:
+            dirty = np.unique(dirty)
+        else:  # flags are quicker than sorting many
+            flags = np.zeros(self.slots, dtype=bool)
+            flags[dirty] = True
+            dirty = flags.nonzero()[0]
         taken = self._taken[dirty]
         return dirty[taken], dirty[~taken]
 

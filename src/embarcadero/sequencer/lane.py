@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from embarcadero.config import FabricSizes
-from embarcadero.fabric.layout import ORDER, Entries, RegionKind, SequencerLine, frontier_offset, join, pick
+from embarcadero.fabric.layout import ORDER, Entries, RegionKind, SequencerLine, every, frontier_offset, join, pick
 from embarcadero.fabric.region import Fabric, Region
 from embarcadero.fabric.ring import create_ring
 from embarcadero.plants import planted
@@ -60,7 +60,7 @@ class Lane:
         """Order batches and carry out requests. A request does not overtake earlier batches of its session."""
         self._begin(now_us, wall_us)
         is_batch = entries["kind"] == EntryKind.BATCH
-        if is_batch.all():
+        if every(is_batch):
             self.order.order(entries, now_us)
             return
         batches, done = np.flatnonzero(is_batch), 0

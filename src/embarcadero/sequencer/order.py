@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from embarcadero.fabric.layout import Entries, join, pick
+from embarcadero.fabric.layout import Entries, every, join, pick
 from embarcadero.invariants import invariant
 from embarcadero.limits import GAP_TIMEOUT_DEPARTED_MS, SESSION_SEQUENCE_MAX
 from embarcadero.plants import planted
@@ -108,12 +108,12 @@ class LaneOrder:
             chosen = self._with_duplicates(step, is_open, chosen)
         self._append(step, chosen)
         came = step.rows[: step.came]
-        table.active_us[came if is_open.all() else came[is_open]] = now_us
+        table.active_us[came if every(is_open) else came[is_open]] = now_us
         if chosen is not None:
             self._restart_gaps(woken, now_us)  # before anyone looks for the oldest gap
             if len(waiting):
                 self._hold(step, waiting, now_us)
-            self._settle(step, np.flatnonzero(step.outcome == 0))
+            self._settle(step, (step.outcome == 0).nonzero()[0])
         self._answer(step)
 
     def release(self, rows: Ints, now_us: int) -> None:
@@ -130,12 +130,12 @@ class LaneOrder:
         for part in (slice(0, step.came), slice(step.came, len(decided))):
             if part.start == part.stop:
                 continue
-            if decided[part].all():
+            if every(decided[part]):
                 self.out.answer(
                     step.entries[part], step.outcome[part], step.index[part], step.seq[part], step.extra[part]
                 )
             else:
-                at = np.flatnonzero(decided[part]) + part.start
+                at = decided[part].nonzero()[0] + part.start
                 self.out.answer(pick(step.entries, at), step.outcome[at], step.index[at], step.seq[at], step.extra[at])
 
     # --- choose -------------------------------------------------------------------------------------------------------
@@ -144,13 +144,13 @@ class LaneOrder:
         table = self.table
         lows = np.minimum(words(step.entries)[:, 2].astype(np.int64), step.seqs)
         lows[step.seqs > SESSION_SEQUENCE_MAX] = 0
-        everyone = bool(is_open.all())
+        everyone = every(is_open)
         np.maximum.at(table.low, step.rows if everyone else step.rows[is_open], lows if everyone else lows[is_open])
         near = (step.seqs - table.low.take(step.rows)).view(np.uint64) < W
         new = is_open & near & (table.tag.take(step.slots) != step.seqs + 1)
         chosen = None
-        if not (new.all() and self._claim(step.slots).all()):
-            chosen = np.flatnonzero(new)
+        if not (every(new) and every(self._claim(step.slots))):
+            chosen = new.nonzero()[0]
             chosen = chosen[self._claim(step.slots[chosen])]
         rows, seqs = (step.rows, step.seqs) if chosen is None else (step.rows[chosen], step.seqs[chosen])
         np.maximum.at(table.expected, rows, seqs + 1)
@@ -168,11 +168,11 @@ class LaneOrder:
         table = self.table
         ahead = step.seqs - table.expected.take(step.rows)
         new = is_open & (ahead.view(np.uint64) < W)
-        if new.all() and not table.held.take(step.rows).any() and self._in_order(step, ahead):
+        if every(new) and not np.count_nonzero(table.held.take(step.rows)) and self._in_order(step, ahead):
             table.expected[step.rows] = step.seqs + 1
             return None, _NONE, _NONE
         new &= table.tag.take(step.slots) != step.seqs + 1  # those wait already
-        fresh = np.flatnonzero(new)
+        fresh = new.nonzero()[0]
         fresh = fresh[self._claim(step.slots[fresh])]
         fronts = step.rows[fresh[ahead[fresh] == 0]]
         return self._sorted_prefixes(step, fresh, ahead[fresh], fronts[table.held.take(fronts) > 0])
@@ -188,7 +188,7 @@ class LaneOrder:
         follows = predecessor < numbers
         follows &= step.slots.take(predecessor.view(np.int64), mode="clip") == before
         follows |= ahead == 0
-        return bool(follows.all())
+        return every(follows)
 
     def _sorted_prefixes(self, step: _Step, fresh: Ints, ahead: Ints, woken: Ints) -> tuple[Ints, Ints, Ints]:
         """Unbroken prefixes of fresh batches and of what waits in the woken sessions."""
@@ -220,7 +220,7 @@ class LaneOrder:
             return None
         again = is_open & (self.table.tag.take(step.slots[: step.came]) == step.seqs[: step.came] + 1)
         again &= step.seqs[: step.came] < self.table.expected.take(step.rows[: step.came])
-        return np.concatenate([chosen, np.setdiff1d(np.flatnonzero(again), chosen)])
+        return np.concatenate([chosen, np.setdiff1d(again.nonzero()[0], chosen)])
 
     # --- append, hold, settle -----------------------------------------------------------------------------------------
     def _append(self, step: _Step, chosen: Ints | None) -> None:

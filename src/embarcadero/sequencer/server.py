@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from typing import Final, Protocol
 
 import numpy as np
@@ -15,8 +14,9 @@ from embarcadero.sequencer.state import Sequencer
 log = logging.getLogger("embarcadero.sequencer")
 
 _WAIT_S_FIRST: Final = 0.002
-_GATHER_SHARE: Final = 2
-_GATHER_S_MAX: Final = 0.001
+_DEEP_BATCHES: Final = 8
+_GATHER_S_PER_BATCH: Final = 0.000_25
+_GATHER_S_MAX: Final = 0.008
 _KEPT_BYTES: Final = 24 * MIB
 
 
@@ -38,18 +38,26 @@ def keep_freed_memory() -> None:
 
 
 async def serve_sequencer(sequencer: Sequencer, bell: Bell, stop: asyncio.Event) -> None:
-    """Run rounds until stopped or deposed."""
+    """Run rounds until stopped or deposed.
+
+    A round costs nearly the same for one entry or a hundred. While all publishers have many batches in flight, nobody
+    waits for this very answer: entries gather for a fraction of the time that the publishers' windows last, and brokers
+    need not ring. Otherwise each ring is a round.
+    """
     keep_freed_memory()
     wait_s = _WAIT_S_FIRST
     while not stop.is_set() and not sequencer.deposed:
         while sequencer.problems:
             log.error(sequencer.problems.pop(0))
-        began = time.monotonic()
-        wait_s = _WAIT_S_FIRST if sequencer.round() else min(2 * wait_s, IDLE_WAIT_S_MAX)
-        spent = time.monotonic() - began
-        await asyncio.sleep(0)
+        worked = sequencer.round()
         if sequencer.more:
+            await asyncio.sleep(0)
             continue
-        if bell.rung:  # more came during the round: let some of it gather, a round costs the same for one or a hundred
-            await asyncio.sleep(min(_GATHER_SHARE * spent, _GATHER_S_MAX))
+        if worked and sequencer.depth >= _DEEP_BATCHES:
+            sequencer.awake(True)
+            await asyncio.sleep(min(_GATHER_S_PER_BATCH * sequencer.depth, _GATHER_S_MAX))
+            continue
+        if sequencer.awake(False):
+            continue  # what came since the last round did not ring
+        wait_s = _WAIT_S_FIRST if worked else min(2 * wait_s, IDLE_WAIT_S_MAX)
         await bell.wait(wait_s)

@@ -23,8 +23,11 @@ from embarcadero.fabric.layout import (
     Entries,
     RegionKind,
     SequencerLine,
+    every,
     frontier_offset,
+    join,
     pick,
+    sealed,
 )
 from embarcadero.fabric.region import Fabric, Region
 from embarcadero.fabric.ring import RingWriter, attach_ring, create_ring
@@ -102,15 +105,28 @@ class Source:
         return ring
 
     # --- taking -------------------------------------------------------------------------------------------------------
-    def take(self, limit: int, requests: int, unresolved: int) -> tuple[Entries, bool]:
-        """At most `limit` entries, `requests` of them not batches; and whether the ring is as it should be."""
+    def offer(self, limit: int, unresolved: int) -> int:
+        """How many published entries can be taken now, `limit` at most."""
         published = self._pending.frontier.load() if self._end is None else self._end
+        if published <= self.next:
+            return 0
         count = min(published - self.next, limit, self._pending.slots, self._room(limit, unresolved))
-        if count <= 0:
-            return _NONE, True
-        if planted("slot-reused-early"):
+        if planted("slot-reused-early") and count > 0:
             self._read_through.advance(published)
             count = -(-count // 2)
+        return max(0, count)
+
+    def slots(self, count: int) -> list[Entries]:
+        """The next `count` entries as they are in memory, unchecked."""
+        return self._pending.parts(self.next, self.next + count)
+
+    @property
+    def plain(self) -> bool:
+        """Whether no entry needs to be left out because an earlier epoch has settled it."""
+        return not len(self._settled)
+
+    def take(self, count: int, requests: int) -> tuple[Entries, bool]:
+        """At most `count` entries, `requests` of them not batches; and whether the ring is as it should be."""
         entries = self._pending.read(self.next, self.next + count)
         whole = len(entries) == count
         others = np.flatnonzero(entries["kind"] != EntryKind.BATCH)
@@ -140,10 +156,15 @@ class Source:
         return not self.closing and self._reads_waiting.load() > 0
 
     # --- answering ----------------------------------------------------------------------------------------------------
+    @property
+    def next_answer(self) -> int:
+        """The position of the next answer."""
+        return self._results.next if self._results is not None else 0
+
     def answer(self, results: Entries) -> None:
-        """Write and flush answers, without publishing them."""
+        """Write and flush answers that have their positions and checks, without publishing them."""
         if self._results is not None:
-            self._results.write(results, self._read)
+            self._results.write_sealed(results, self._read)
 
     def publish(self) -> None:
         """Let the broker see its answers."""
@@ -171,3 +192,19 @@ class Source:
     def drained(self) -> bool:
         """Closing, and everything was taken."""
         return self._end is not None and self.next >= self._end
+
+
+def take_plain(offers: list[tuple[Source, int]]) -> Entries | None:
+    """All that is offered, checked at once, if it is valid batches only; None when each source needs a closer look."""
+    entries = join([part for source, count in offers for part in source.slots(count)])
+    spans = [np.arange(source.next, source.next + count, dtype=np.uint64) for source, count in offers]
+    right = entries["index"] == (spans[0] if len(spans) == 1 else np.concatenate(spans))
+    right &= entries["kind"] == EntryKind.BATCH
+    if not (every(right) and every(sealed(entries)) and all(source.plain for source, _ in offers)):
+        return None
+    at = 0
+    for source, count in offers:
+        source.next, source.requests = source.next + count, 0
+        entries["origin"][at : at + count] = source.member.handle
+        at += count
+    return entries

@@ -22,6 +22,7 @@ from embarcadero.fabric.layout import (
     Entries,
     RegionKind,
     SequencerLine,
+    every,
     frontier_offset,
     join,
     pick,
@@ -36,7 +37,7 @@ from embarcadero.sequencer.held import HeldSlots, Slots, create_held
 from embarcadero.sequencer.lane import Lane
 from embarcadero.sequencer.order import LaneOrder
 from embarcadero.sequencer.sessions import NEVER, SessionTable
-from embarcadero.sequencer.sources import Source
+from embarcadero.sequencer.sources import Source, take_plain
 from embarcadero.sequencer.takeover import Legacy, readmit
 from embarcadero.types import Order, Outcome, Topic
 
@@ -51,6 +52,7 @@ class Sequencer:
         self._fabric, self._directory, self._clock, self._bell, self._sizes = fabric, directory, clock, bell, sizes
         self.deposed = False
         self.more = False  # the last round left published entries behind, for the next one
+        self.depth = 0  # how many batches every publisher heard in the last round had in flight, at least
         self.problems: list[str] = []
         self.lanes: dict[int, Lane] = {}
         self._epochs = EpochTable(fabric, fabric.attach(EPOCHS_REGION, writable=True))
@@ -62,6 +64,7 @@ class Sequencer:
             f"epoch-{self.epoch}/frontiers", Shape(RegionKind.SEQUENCER_FRONTIERS, SEQUENCER_FRONTIERS_BYTES)
         )
         self._heartbeat = FrontierWriter(self._frontiers, frontier_offset(SequencerLine.HEARTBEAT))
+        self._awake = FrontierWriter(self._frontiers, frontier_offset(SequencerLine.AWAKE))
         self._beat_us = 0
         self._now_us, self._wall_us = clock.now_us(), clock.wall_us()
         self._refused = Decisions()
@@ -146,6 +149,7 @@ class Sequencer:
         self._beat()
         entries = self._take()
         if entries is not None:
+            self.depth = int((entries["session_seq"] - entries["low"]).min())
             self._decide(entries)
         work = sum(lane.expire(self._now_us, self._wall_us) for lane in self.lanes.values())
         work += len(entries) if entries is not None else 0
@@ -155,6 +159,14 @@ class Sequencer:
         self._write()
         self._finish_closing()
         return work
+
+    def awake(self, now: bool) -> bool:
+        """Tell brokers whether we look by ourselves; True if that is news. After a no, look again before sleeping."""
+        if bool(self._awake.value) == now:
+            return False
+        self._awake.restart(int(now))
+        self._fabric.fence()
+        return True
 
     def next_deadline_us(self) -> int | None:
         """When time will have something to do, at the earliest; None when it has not."""
@@ -194,24 +206,30 @@ class Sequencer:
         """Published entries of all brokers, each round beginning with another one."""
         parts = [pick(self._held.entries, self._backlog)] if len(self._backlog) else []
         room, requests = self._sizes.round_entries, CONTROLS_PER_ROUND_MAX
+        offers = []
         for source in self.brokers.in_turn():
-            unresolved = int(self._held.by_origin[source.member.handle])
-            entries, whole = source.take(room, requests, unresolved)
+            if count := source.offer(room, int(self._held.by_origin[source.member.handle])):
+                offers.append((source, count))
+                room -= count
+        self.more = room <= 0
+        if offers and (plain := take_plain(offers)) is not None:
+            return join([*parts, plain]) if parts else plain
+        for source, count in offers:
+            entries, whole = source.take(count, requests)
             if not whole:
                 self.problems.append(f"{source.member.region_prefix}: pending entry {source.next} is not valid; closed")
                 source.close(whole=False)
             if len(entries):
                 parts.append(entries)
-                room -= len(entries)
                 requests -= source.requests
-        self.more = room <= 0 or requests <= 0
+        self.more |= requests <= 0
         if not parts:
             return None
         return parts[0] if len(parts) == 1 else join(parts)
 
     def _decide(self, entries: Entries) -> None:
         lanes = entries["lane"]
-        if (lanes == lanes[0]).all():
+        if every(lanes == lanes[0]):
             self._decide_lane(int(lanes[0]), entries)
             return
         keys = lanes.astype(np.int64) << 32 | np.arange(len(entries))
