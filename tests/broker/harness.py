@@ -124,6 +124,16 @@ class Client:
                 self.fetched[event.request] = event
 
 
+class CountingBell:
+    """Counts who was woken."""
+
+    def __init__(self) -> None:
+        self.rings: list[str] = []
+
+    def ring(self, who: str) -> None:
+        self.rings.append(who)
+
+
 class World:
     """Sequencer and brokers, each on its own host, driven by hand."""
 
@@ -131,6 +141,7 @@ class World:
         self.memory = IncoherentMemory(random.Random(seed), generation=7)
         self.directory = Directory(MemoryStore())
         self.clock = ManualClock()
+        self.bell = CountingBell()  # of all brokers
         self.sizes = sizes
         create_epochs(self.memory.host("admin"))
         self.sequencer = Sequencer(
@@ -143,7 +154,7 @@ class World:
         """A new incarnation of a broker, on a host of its own."""
         member = self.directory.register_broker(number, "127.0.0.1", 9092 + number, 1)
         fabric = self.memory.host(f"host-{number}.{member.incarnation}")
-        return Broker(fabric, self.directory, self.clock, SilentBell(), member, self.sizes)
+        return Broker(fabric, self.directory, self.clock, self.bell, member, self.sizes)
 
     def run(self, rounds: int = 6, *clients: Client) -> None:
         """Let everybody work for a while."""

@@ -73,6 +73,24 @@ def test_a_retry_through_another_broker_names_the_first_position(world: World) -
     assert int(second.acks[0]["index"]) == int(first.acks[0]["index"])
 
 
+def test_only_a_sleeping_sequencer_is_woken(world: World) -> None:
+    """While it says that it looks by itself nobody rings; afterwards every published batch does."""
+    client = Client(world.brokers[0])
+    opened = world.open(client)
+    client.batch(opened, 0)  # the session's first batch through a broker brings an entry of its own
+    world.run(6, client)
+    assert world.sequencer.awake(True)
+    assert not world.sequencer.awake(True)
+    world.bell.rings.clear()
+    client.batch(opened, 1)
+    assert world.bell.rings == []
+    assert world.sequencer.awake(False)
+    client.batch(opened, 2)
+    assert world.bell.rings == ["sequencer"]
+    world.run(6, client)
+    assert _outcomes(client) == [(s, Outcome.ORDERED) for s in range(3)]
+
+
 def test_other_bytes_under_a_used_sequence_are_a_conflict(world: World) -> None:
     """A sequence can't be used twice for different batches."""
     client = Client(world.brokers[0])
