@@ -53,9 +53,9 @@ def _footer(report: Report) -> str:
     return f"Embarcadero {report['commit']}, {machine['cores']} cores, {machine['cpu']}, {machine['when']}"
 
 
-def _plain(axes: Any, title: str, pad: float = 10) -> None:
+def _plain(axes: Any, title: str, pad: float = 10, size: float = 11) -> None:
     """The look of all charts."""
-    axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=_INK, pad=pad)
+    axes.set_title(title, loc="left", fontsize=size, fontweight="bold", color=_INK, pad=pad)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(_FAINT)
     axes.tick_params(colors=_INK, labelsize=8.5, length=0)
@@ -115,7 +115,7 @@ def _latency(figure: Any, report: Report) -> bool:
         return False
     figure.set_size_inches(8.5, 4.8)
     axes = figure.subplots()
-    _plain(axes, f"Round trips of one {size_name(report['settings']['record_bytes'])} record", pad=30)
+    _plain(axes, f"Round trips of one {size_name(report['settings']['record_bytes'])} record (p50, p99)", pad=30)
     for name, (label, color) in _LATENCIES.items():
         if not (curves := found[name]):
             continue
@@ -123,17 +123,15 @@ def _latency(figure: Any, report: Report) -> bool:
         times = [[ms * 1e3 for ms in at] for at in zip(*(times for _, times in curves), strict=True)]
         middle = [statistics.median(at) for at in times]
         axes.fill_betweenx(shares, [min(at) for at in times], [max(at) for at in times], color=color, alpha=0.2, lw=0)
-        summary = f"{label}: p50 {_ms(middle, shares, 0.5)}, p99 {_ms(middle, shares, 0.99)}"
+        summary = f"{label} ({_at(0.5, shares, middle):.2f}, {_at(0.99, shares, middle):.2f} ms)"
         axes.plot(middle, shares, color=color, linewidth=2, label=summary)
     bound = next((row for row in report["rows"] if row["key"] == "ack_p99"), None)
-    for name, place in (("at_least", "p99 at most"), ("goal", "goal")):
+    for name, place in (("at_least", "p99 at most"), ("goal", "goal for p99")):
         if bound and bound[name]:
             at = bound[name] * 1e3
-            axes.plot([at, at], [0.93, 1.0], color=_FAINT, linestyle="--", linewidth=1)
-            axes.text(
-                at, 0.92, f"{place}\n{at:g} ms", ha="center", va="top", fontsize=7.5, color=_FAINT,
-                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
-            )  # fmt: skip
+            axes.axvline(at, color=_FAINT, linestyle=(0, (4, 4)), linewidth=1)
+            text = f"{place} {at:g} ms"
+            axes.text(at / 1.02, 0.03, text, rotation=90, ha="right", va="bottom", fontsize=8, color=_FAINT)
     axes.set_xscale("log")
     least, most = axes.get_xlim()
     ticks = [tick for tick in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if least <= tick <= most]
@@ -146,8 +144,8 @@ def _latency(figure: Any, report: Report) -> bool:
     return True
 
 
-def _ms(times: list[float], shares: list[float], share: float) -> str:
-    return f"{min(zip(shares, times, strict=True), key=lambda pair: abs(pair[0] - share))[1]:.2f} ms"
+def _at(share: float, shares: list[float], times: list[float]) -> float:
+    return min(zip(shares, times, strict=True), key=lambda pair: abs(pair[0] - share))[1]
 
 
 def _curves(report: Report, name: str) -> list[list[list[float]]]:
@@ -183,6 +181,7 @@ def _throughput(figure: Any, report: Report) -> bool:
     axes.grid(axis="y", color=_BAND, linewidth=0.8)
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8.5)
     axes.margins(y=0.12)
+    axes.locator_params(axis="y", nbins=6)
     return True
 
 
@@ -192,14 +191,19 @@ def _flatness(figure: Any, report: Report) -> bool:
     sweeps = [name for name in ("records", "sessions", "brokers") if _curves(report, f"flat_{name}_cpu")]
     if not sweeps:
         return False
-    figure.set_size_inches(3.5 * len(sweeps), 5.6)
+    figure.set_size_inches(3.5 * len(sweeps), 6)
+    figure.suptitle(
+        "What a record costs when there are many (the green band is 20 % wide)", x=0.01, ha="left", fontsize=11,
+        fontweight="bold", color=_INK,
+    )  # fmt: skip
+    figure.get_layout_engine().set(h_pad=0.12)
     grid = figure.subplots(2, len(sweeps), squeeze=False)
     kinds = (("cpu", "CPU a record", 1e6, "µs"), ("memory", "memory", 1e-6, "MB"))
     for line, (kind, what, scale, unit) in enumerate(kinds):
         for column, sweep in enumerate(sweeps):
             owner = " of a broker" if (kind, sweep) == ("memory", "brokers") else ""
             axes = grid[line][column]
-            _plain(axes, f"{what}{owner}, by {sweep}")
+            _plain(axes, f"{what}{owner}, by {sweep}", size=9.5)
             _sweep(axes, _curves(report, f"flat_{sweep}_{kind}"), scale, unit)
     return True
 
@@ -215,6 +219,7 @@ def _sweep(axes: Any, curves: list[list[list[float]]], scale: float, unit: str) 
     axes.set_xticks(xs, [count_name(int(x)) for x in xs], fontsize=7.5)
     axes.minorticks_off()
     axes.set_ylim(0, max(ys) * 1.35)
+    axes.locator_params(axis="y", nbins=5)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} {unit}" if value else "0")
     axes.annotate(
         f"{max(ys) / min(ys) - 1:.0%} between least and most", (0.02, 0.06), xycoords="axes fraction", fontsize=8,

@@ -64,7 +64,7 @@ class Row:
 
 def _short(number: str) -> str:
     """Without zeros that say nothing: 0.50 is 0.5, 4.00 M/s is 4 M/s."""
-    return re.sub(r"\.?0+(?=\D|$)", "", number) if "." in number else number
+    return re.sub(r"\.(?=\D|$)", "", re.sub(r"(\.\d*?)0+(?=\D|$)", r"\1", number))
 
 
 def size_name(size: int) -> str:
