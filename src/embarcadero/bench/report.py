@@ -17,6 +17,7 @@ from embarcadero.bench.rows import Row, rows_for
 from embarcadero.bench.settings import Settings
 from embarcadero.bench.trial import Trial, summary
 
+_VERDICTS = {"not available": "n/a"}
 _STYLES = {"goal": "bold green", "holds": "green", "misses": "bold red", "failed": "bold red"}
 
 
@@ -94,7 +95,7 @@ def tables(report: dict[str, Any], settings: Settings) -> Iterator[Table]:
     if targets := [pair for pair in pairs if pair[0].at_least is not None]:
         table = _table(title, "at least", "goal", "")
         for number, (row, found) in enumerate(targets):
-            verdict = Text(found["verdict"], style=_STYLES.get(found["verdict"], "yellow"))
+            verdict = Text(_VERDICTS.get(found["verdict"], found["verdict"]), _STYLES.get(found["verdict"], "yellow"))
             ends = number + 1 == len(targets) or targets[number + 1][0].family != row.family
             table.add_row(
                 *_cells(row, found), row.bound(row.at_least), row.bound(row.goal), verdict, end_section=ends

@@ -74,7 +74,7 @@ def size_name(size: int) -> str:
 
 def count_name(count: int) -> str:
     """A round number in words."""
-    return f"{count / 1e6:g} M" if count >= 1_000_000 else f"{count:,}"
+    return f"{count / 1e6:g} M" if count >= 100_000 else f"{count:,}"
 
 
 def rows_for(settings: Settings) -> list[Row]:
@@ -87,13 +87,13 @@ def rows_for(settings: Settings) -> list[Row]:
 
 def _publish_rows(size: int) -> list[Row]:
     name = size_name(size)
-    rows = [Row(key=f"raw_{size}", family="publish", what=f"raw loopback TCP, {name}", unit="bytes/s")]
+    rows = [Row(key=f"raw_{size}", family="publish", what=f"raw TCP {name}", unit="bytes/s")]
     for order in (5, 2, 0):
-        key, what = f"order{order}_{size}", f"publish, order {order}, {name}"
+        key, what = f"order{order}_{size}", f"publish {name}, order {order}"
         rows.append(Row(key=key, family="publish", what=what, unit="bytes/s"))
         if order:
             rows.append(_ratio(f"{key}_to_raw", f"{what} / raw TCP", 0.5, 0.8))
-    return [*rows, _ratio(f"order5_to_order0_{size}", f"publish, {name}, order 5 / order 0", 0.86, 0.95)]
+    return [*rows, _ratio(f"order5_to_order0_{size}", f"publish {name}, order 5 / order 0", 0.86, 0.95)]
 
 
 def _ratio(key: str, what: str, at_least: float, goal: float) -> Row:
@@ -107,7 +107,7 @@ _CLIENT_ROWS: Final = (
     Row(key="read", family="read", what="ordered subscriber, as Arrow", unit="bytes/s"),
     Row(key="read_publish", family="read", what="publish of what it read", unit="bytes/s"),
     Row(
-        key="send", family="send", what="send(), 100-byte records, 1 publisher", unit="records/s",
+        key="send", family="send", what="send(), 100-byte records", unit="records/s",
         at_least=300e3, goal=1e6,
     ),
     Row(
@@ -119,19 +119,19 @@ _CLIENT_ROWS: Final = (
 
 def _latency_rows() -> list[Row]:
     plain = [
-        ("ack_p50", "ack=1 round trip, p50 (asyncio)"),
+        ("ack_p50", "ack=1 round trip, p50"),
         ("echo_p50", "uvloop echo, p50"),
         ("echo_p99", "uvloop echo, p99"),
-        ("ack_sync_p50", "ack=1 round trip, p50 (threads)"),
-        ("ack_sync_p99", "ack=1 round trip, p99 (threads)"),
+        ("ack_sync_p50", "ack=1 with threads, p50"),
+        ("ack_sync_p99", "ack=1 with threads, p99"),
     ]
     return [
         Row(
-            key="ack_to_echo_p50", family="latency", what="ack=1 round trip / uvloop echo, p50", unit="times",
+            key="ack_to_echo_p50", family="latency", what="ack=1 / uvloop echo, p50", unit="times",
             at_least=8, goal=3, less=True,
         ),
         Row(
-            key="ack_p99", family="latency", what="ack=1 round trip, p99 (asyncio)", unit="seconds",
+            key="ack_p99", family="latency", what="ack=1 round trip, p99", unit="seconds",
             at_least=1.5e-3, goal=0.3e-3, less=True,
         ),
         *(Row(key=key, family="latency", what=what, unit="seconds", less=True) for key, what in plain),
@@ -140,11 +140,11 @@ def _latency_rows() -> list[Row]:
 
 _SEQUENCER_ROWS: Final = (
     Row(
-        key="sequencer_order5", family="sequencer", what="sequencer, order 5, in order", unit="batches/s",
+        key="sequencer_order5", family="sequencer", what="sequencer, in order", unit="batches/s",
         at_least=4e6, goal=8e6,
     ),
     Row(
-        key="sequencer_order5_reordered", family="sequencer", what="sequencer, order 5, half reordered",
+        key="sequencer_order5_reordered", family="sequencer", what="sequencer, half reordered",
         unit="batches/s", at_least=2e6, goal=4e6,
     ),
     Row(key="sequencer_order2", family="sequencer", what="sequencer, order 2", unit="batches/s"),

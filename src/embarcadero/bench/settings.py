@@ -69,9 +69,9 @@ class Settings:
 
 
 QUICK: Final = Settings(
-    trials=1, total_bytes=128 * MIB, batch_bytes=(1 * MIB,), send_records=50_000, round_trips=300, sequencer_s=0.3,
-    idle_s=2.0, flat_records=(100_000, 200_000, 500_000), flat_sessions=(10, 100), flat_brokers=(1, 2),
-    flat_batches=500,
+    trials=1, total_bytes=128 * MIB, batch_bytes=(1 * MIB,), brokers=2, send_records=50_000, round_trips=300,
+    sequencer_s=0.3, idle_s=2.0, flat_records=(100_000, 200_000, 500_000), flat_sessions=(10, 100),
+    flat_brokers=(1, 2), flat_batches=500,
 )  # fmt: skip
 USUAL: Final = Settings()
 FULL: Final = Settings(

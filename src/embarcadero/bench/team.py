@@ -6,6 +6,7 @@ the parent's to handle, once.
 
 from __future__ import annotations
 
+import math
 import multiprocessing as mp
 import os
 import signal
@@ -70,8 +71,8 @@ class Worker:
         return self._receive("done", timeout)
 
     def _receive(self, expected: str, timeout: float) -> Any:
-        if not wait([self._link], timeout):
-            raise TimedOut(f"a worker did not get {expected} within {timeout:g} s", "measure less, or see why")
+        if not any(wait([self._link], 1.0) for _ in range(math.ceil(timeout))):  # a pause of all of us is one step
+            raise TimedOut(f"a worker was not {expected} within {timeout:g} s", "measure less, or see why")
         try:
             kind, value = self._link.recv()
         except EOFError:
