@@ -18,14 +18,14 @@ from embarcadero.bench.publish import records
 from embarcadero.bench.settings import RECORD_OVERHEAD_BYTES, SMALL_RECORD_BYTES, Settings
 from embarcadero.bench.team import Seat, Team
 from embarcadero.bench.trial import Tell, Trial
-from embarcadero.client.aio import RecordAwaitable
+from embarcadero.client.aio import Publisher, RecordAwaitable
 from embarcadero.limits import BATCH_BYTES_DEFAULT
 from embarcadero.node.local import LocalCluster
 
 _ACK_S = 120.0
 _IN_A_BATCH = BATCH_BYTES_DEFAULT // (SMALL_RECORD_BYTES + RECORD_OVERHEAD_BYTES)
 _IN_A_SMALL_BATCH = 100
-_SESSION_BATCHES_AT_ONCE = 512
+_AT_ONCE = 512  # batches of all sessions that are without ack
 
 Point = tuple[float, float]
 """CPU seconds a record, bytes of memory."""
@@ -82,13 +82,14 @@ async def _sessions(seat: Seat, addresses: list[str], topic: str, sessions: int,
 
     batch = records(_IN_A_SMALL_BATCH, SMALL_RECORD_BYTES)
     async with await emb.aio.connect(addresses) as log:
-        publishers = [await log.publisher(topic, ack=1, linger_ms=0) for _ in range(sessions)]
-        for first in range(0, sessions, _SESSION_BATCHES_AT_ONCE):
-            group = publishers[first : first + _SESSION_BATCHES_AT_ONCE]
+        publishers: list[Publisher] = []
+        while (missing := sessions - len(publishers)) > 0:
+            more = (log.publisher(topic, ack=1, linger_ms=0) for _ in range(min(missing, _AT_ONCE)))
+            publishers += (group := await asyncio.gather(*more))
             await _settled([await publisher.publish(batch) for publisher in group])
         seat.meet()
-        for first in range(0, batches, _SESSION_BATCHES_AT_ONCE):
-            numbers = range(first, min(batches, first + _SESSION_BATCHES_AT_ONCE))
+        for first in range(0, batches, _AT_ONCE):
+            numbers = range(first, min(batches, first + _AT_ONCE))
             await _settled([await publishers[number % sessions].publish(batch) for number in numbers])
         seat.meet()
 
