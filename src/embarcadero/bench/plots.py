@@ -77,7 +77,7 @@ def _targets(figure: Any, report: Report) -> bool:
         return False
     figure.set_size_inches(10, 1.5 + 0.36 * len(rows))
     axes = figure.subplots()
-    _plain(axes, 'Figures against their targets, as multiples of "at least" (right is better)')
+    _plain(axes, 'Figures as multiples of "at least" (right is better; a diamond is the goal)')
     axes.axvspan(_SCORE_LEAST / 2, 1, color="#fbf1ef", zorder=0)
     axes.axvline(1, color=_BAD, linewidth=1)
     for place, (row, found) in enumerate(rows):
@@ -86,7 +86,7 @@ def _targets(figure: Any, report: Report) -> bool:
         axes.plot([low, high], [place, place], color=color, linewidth=5, alpha=0.3, solid_capstyle="round")
         axes.plot(middle, place, "o", color=color, markersize=7)
         axes.plot(_clipped(row.score(row.goal)), place, "D", mfc="white", mec=_FAINT, markersize=6)
-        text = f"{row.show(found['median'])}   {row.bound(row.at_least)}, goal {row.show(row.goal)}"
+        text = f"{row.show(found['median'])}   {row.bound(row.at_least)}, goal {row.bound(row.goal)[2:]}"
         axes.text(1.01, place, text, transform=axes.get_yaxis_transform(), va="center", fontsize=8, color=color)
         if place and rows[place - 1][0].family != row.family:
             axes.axhline(place - 0.5, color=_BAND, linewidth=1)
