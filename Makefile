@@ -35,11 +35,11 @@ sim: setup       ## simulate SEEDS worlds (default 2000) on all cores
 plants: setup    ## plant each known bug and see a test or a seed catch it
 	$(BIN)/embarcadero sim --plants
 
-bench: setup     ## measure, as ratios to the raw limits of this machine
-	$(BIN)/embarcadero bench --report build/bench.json
+bench: setup     ## measure against the raw limits of this machine: table, JSON, CSV and plots in build/bench
+	$(BIN)/embarcadero bench --out build/bench
 
 stress: setup    ## 30 GB out of order, and one stuck session beside others
-	$(BIN)/embarcadero bench --stress --report build/stress.json
+	$(BIN)/embarcadero bench --only stress --total-mib 9600 --out build/stress
 
 system:          ## install system programs that some tests want (root)
 	@echo "nothing to install yet: no test wants a system program so far"

@@ -1,15 +1,21 @@
-"""Publish throughput of a real cluster: Arrow batches of 1 KiB records, ack 1, from several publisher processes."""
+"""Publish throughput of a real cluster: Arrow batches, ack 1, several publisher processes, against raw TCP."""
 
 from __future__ import annotations
 
-import multiprocessing as mp
 import time
-from multiprocessing.synchronize import Barrier
-from typing import Any
 
 import pyarrow as pa
 
-from embarcadero.wire.payload import raw_batch
+from embarcadero.bench.processes import cluster_with
+from embarcadero.bench.raw import raw_receive
+from embarcadero.bench.rows import size_name
+from embarcadero.bench.settings import Settings
+from embarcadero.bench.team import Seat, Team
+from embarcadero.bench.trial import Tell, Trial
+from embarcadero.errors import NotAvailable
+from embarcadero.wire.payload import encode_batch, raw_batch
+
+_ACK_S = 120.0
 
 
 def records(count: int, size: int) -> pa.RecordBatch:
@@ -18,40 +24,83 @@ def records(count: int, size: int) -> pa.RecordBatch:
     return raw_batch([None] * count, [bytes(size)] * count, [None] * count, [now_us] * count)
 
 
+def payload_bytes(count: int, size: int) -> int:
+    """Bytes that such a batch has on the wire."""
+    return len(memoryview(encode_batch(records(count, size))))
+
+
 def _publisher(
-    addresses: list[str], topic: str, batches: int, batch_records: int, record_bytes: int, barrier: Barrier, times: Any
-) -> None:
+    seat: Seat, addresses: list[str], topic: str, batches: int, batch_records: int, record_bytes: int
+) -> tuple[float, float]:
     import embarcadero as emb
 
     batch = records(batch_records, record_bytes)
     with emb.connect(addresses) as log, log.publisher(topic, ack=1) as publisher:
-        publisher.publish(batch).result(timeout=30)
-        barrier.wait()
-        start = time.perf_counter()
-        last = [publisher.publish(batch) for _ in range(batches)]
-        for future in last:
-            future.result(timeout=120)
-        times.put((start, time.perf_counter()))
+        publisher.publish(batch).result(timeout=_ACK_S)
+        seat.meet()
+        began = time.perf_counter()
+        futures = [publisher.publish(batch) for _ in range(batches)]
+        for future in futures:
+            future.result(timeout=_ACK_S)
+        return began, time.perf_counter()
 
 
 def publish_throughput(
     addresses: list[str], topic: str, publishers: int, batches_each: int, batch_records: int, record_bytes: int
 ) -> float:
     """Bytes of batch payloads per second from the first publish to the last ack."""
-    from embarcadero.wire.payload import encode_batch
+    with Team() as team:
+        for _ in range(publishers):
+            team.add(_publisher, addresses, topic, batches_each, batch_records, record_bytes)
+        team.meet()
+        spans = team.results()
+    total = publishers * batches_each * payload_bytes(batch_records, record_bytes)
+    return float(total / (max(end for _, end in spans) - min(began for began, _ in spans)))
 
-    context = mp.get_context("spawn")
-    barrier, times = context.Barrier(publishers), context.Queue()
-    workers = [
-        context.Process(
-            target=_publisher, args=(addresses, topic, batches_each, batch_records, record_bytes, barrier, times)
-        )
-        for _ in range(publishers)
-    ]
-    for worker in workers:
-        worker.start()
-    spans = [times.get(timeout=300) for _ in workers]
-    for worker in workers:
-        worker.join()
-    payload = len(memoryview(encode_batch(records(batch_records, record_bytes))))
-    return float(publishers * batches_each * payload / (max(e for _, e in spans) - min(s for s, _ in spans)))
+
+def measure(settings: Settings, trial: Trial, tell: Tell) -> None:
+    """Raw TCP, then orders 5, 2 and 0 in one cluster, for each batch size; who is first changes with each trial."""
+    plans = []
+    for size in trial.turned(settings.batch_bytes):
+        count = settings.records_in(size)
+        frame = payload_bytes(count, settings.record_bytes)
+        batches = max(settings.brokers, settings.total_bytes // settings.publishers // frame)
+        plans.append((size, count, batches))
+        tell(f"raw loopback TCP, {size_name(size)}")
+        connections = settings.brokers * settings.publishers
+        trial.values[f"raw_{size}"] = raw_receive(connections, frame, batches * settings.publishers)
+    with cluster_with(settings.brokers) as cluster:
+        topics = _topics(cluster.addresses, trial, settings)
+        for size, count, batches in plans:
+            for order in trial.turned(topics):
+                tell(f"publish, order {order}, {size_name(size)}")
+                trial.values[f"order{order}_{size}"] = publish_throughput(
+                    cluster.addresses, f"order{order}", settings.publishers, batches, count, settings.record_bytes
+                )
+            _compare(trial, size)
+
+
+def _topics(addresses: list[str], trial: Trial, settings: Settings) -> list[int]:
+    """The orders that this version has; rows of others are not available."""
+    import embarcadero as emb
+
+    found = []
+    with emb.connect(addresses) as log:
+        for order in (5, 2, 0):
+            try:
+                log.create_topic(f"order{order}", order=order)
+                found.append(order)
+            except NotAvailable as error:
+                for size in settings.batch_bytes:
+                    trial.missing[f"order{order}_{size}"] = error.message
+                    trial.missing[f"order5_to_order0_{size}"] = error.message
+    return found
+
+
+def _compare(trial: Trial, size: int) -> None:
+    """Ratios of what was measured side by side."""
+    values = trial.values
+    for order in (5, 2):
+        values[f"order{order}_{size}_to_raw"] = values[f"order{order}_{size}"] / values[f"raw_{size}"]
+    if f"order0_{size}" in values:
+        values[f"order5_to_order0_{size}"] = values[f"order5_{size}"] / values[f"order0_{size}"]

@@ -1,22 +1,24 @@
 """The raw limit: the same bytes over the same number of loopback connections, received into shared memory and dropped.
 
-Receivers are built like brokers (uvloop, BufferedProtocol, into a mapped file) but do nothing with what they get.
+One process sends and one receives, so that on two cores nothing stands in their way: it is the best that this machine
+does. The receiver is built like a broker (uvloop, BufferedProtocol, into a mapped file) but does nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
 import mmap
-import multiprocessing as mp
 import socket
+import tempfile
 import time
-from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from typing import Any
 
 import uvloop
 
+from embarcadero.bench.team import Seat, Team
+
 _SLOTS = 16
+_SHARED = Path("/dev/shm")
 
 
 class _Sink(asyncio.BufferedProtocol):
@@ -39,61 +41,47 @@ class _Sink(asyncio.BufferedProtocol):
                 self._done.set()
 
 
-async def _receive(sock: socket.socket, path: Path, frame_bytes: int, frames: int) -> None:
-    with path.open("w+b") as file:
-        file.truncate(_SLOTS * frame_bytes)
-        memory = memoryview(mmap.mmap(file.fileno(), _SLOTS * frame_bytes))
+async def _receive(sock: socket.socket, memory: memoryview, frame_bytes: int, frames: int) -> float:
     left, done = [frames], asyncio.Event()
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: _Sink(memory, frame_bytes, left, done), sock=sock)
     await done.wait()
     server.close()
+    return time.perf_counter()
 
 
-def _receiver(port: Any, path: Path, frame_bytes: int, frames: int, done: Any) -> None:
-    sock = socket.socket()
-    sock.bind(("127.0.0.1", 0))
-    port.put(sock.getsockname()[1])
-    uvloop.run(_receive(sock, path, frame_bytes, frames))
-    done.put(time.perf_counter())
+def _receiver(seat: Seat, frame_bytes: int, frames: int) -> float:
+    """Tells its port; answers when the last byte came."""
+    with tempfile.TemporaryFile(dir=_SHARED if _SHARED.is_dir() else None) as file:
+        file.truncate(_SLOTS * frame_bytes)
+        memory = memoryview(mmap.mmap(file.fileno(), _SLOTS * frame_bytes))
+        memory[:] = bytes(len(memory))  # no page faults while receiving
+        with socket.create_server(("127.0.0.1", 0), backlog=1_024) as sock:
+            seat.meet(sock.getsockname()[1])
+            return uvloop.run(_receive(sock, memory, frame_bytes, frames))
 
 
-def _sender(ports: list[int], frame_bytes: int, frames: int, barrier: Barrier, started: Any) -> None:
-    links = [socket.create_connection(("127.0.0.1", port)) for port in ports]
+def _sender(seat: Seat, port: int, connections: int, frame_bytes: int, frames: int) -> float:
+    """Answers when it began."""
+    links = [socket.create_connection(("127.0.0.1", port)) for _ in range(connections)]
     frame = bytes(frame_bytes)
-    barrier.wait()
-    started.put(time.perf_counter())
+    seat.meet()
+    began = time.perf_counter()
     for number in range(frames):
-        links[number % len(links)].sendall(frame)
+        links[number % connections].sendall(frame)
     for link in links:
         link.close()
+    return began
 
 
-def raw_receive(folder: Path, receivers: int, senders: int, frame_bytes: int, frames_per_sender: int) -> float:
-    """Bytes per second that `receivers` processes get from `senders` processes, one connection for each pair."""
-    context = mp.get_context("spawn")
-    ports, started, done = context.Queue(), context.Queue(), context.Queue()
-    barrier = context.Barrier(senders)
-    frames_per_receiver = frames_per_sender // receivers * senders
-    workers = [
-        context.Process(
-            target=_receiver, args=(ports, folder / f"raw-{n}", frame_bytes, frames_per_receiver, done), daemon=True
-        )
-        for n in range(receivers)
-    ]
-    for worker in workers:
-        worker.start()
-    found = [ports.get(timeout=60) for _ in workers]
-    feeders = [
-        context.Process(
-            target=_sender, args=(found, frame_bytes, frames_per_sender // receivers * receivers, barrier, started)
-        )
-        for _ in range(senders)
-    ]
-    for feeder in feeders:
-        feeder.start()
-    start = min(started.get(timeout=60) for _ in feeders)
-    end = max(done.get(timeout=300) for _ in workers)
-    for process in workers + feeders:
-        process.join()
-    return float(frames_per_receiver * receivers * frame_bytes / (end - start))
+def raw_receive(connections: int, frame_bytes: int, frames: int) -> float:
+    """Bytes per second that one process gets from another one over this many connections, in frames of this size."""
+    with Team() as team:
+        receiver = team.add(_receiver, frame_bytes, frames)
+        port = receiver.ready()
+        receiver.go()
+        sender = team.add(_sender, port, connections, frame_bytes, frames)
+        sender.ready()
+        sender.go()
+        began = sender.result()
+        return float(frames * frame_bytes / (receiver.result() - began))

@@ -14,6 +14,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from embarcadero.bench.settings import Settings
+from embarcadero.bench.team import Seat, alone
+from embarcadero.bench.trial import Tell, Trial
 from embarcadero.config import FabricSizes
 from embarcadero.env import SilentBell, SystemClock
 from embarcadero.fabric.epochs import create_epochs
@@ -149,3 +152,14 @@ def _measure(sequencer: Sequencer, feeders: list[_Feeder], load: _Load, seconds:
         for feeder in feeders:
             invariant(bool((feeder.answers()["outcome"] == Outcome.ORDERED).all()), "every batch was ordered")
     return taken / spent
+
+
+def _alone(seat: Seat, seconds: float, order: int, reorder_fraction: float) -> float:  # noqa: ARG001 - it meets nobody
+    return sequencer_alone(seconds, order, reorder_fraction)
+
+
+def measure(settings: Settings, trial: Trial, tell: Tell) -> None:
+    """Order 5 in order and half reordered, and order 2; each in a process of its own."""
+    for name, order, reordered in (("order5", 5, 0.0), ("order5_reordered", 5, 0.5), ("order2", 2, 0.0)):
+        tell(f"sequencer alone, {name.replace('_', ', ')}")
+        trial.values[f"sequencer_{name}"] = alone(_alone, settings.sequencer_s, order, reordered)

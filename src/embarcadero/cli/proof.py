@@ -45,24 +45,54 @@ def _span(text: str) -> tuple[int, int]:
 
 
 def bench(
-    report: Report = None,
     quick: Annotated[bool, typer.Option("--quick", help="A short run, to see that it works.")] = False,
-    stress: Annotated[
-        bool, typer.Option("--stress", help="Instead: 10 GB out of order, and one stuck session beside others.")
-    ] = False,
+    full: Annotated[bool, typer.Option("--full", help="A long run: up to 50 M records and 10,000 sessions.")] = False,
+    only: Annotated[str, typer.Option(help="Only these rows, with commas, such as latency,send.")] = "",
+    trials: Annotated[int | None, typer.Option(show_default=False, help="How often everything is measured.")] = None,
+    total_mib: Annotated[
+        int | None, typer.Option(show_default=False, help="MiB that each publish measurement moves.")
+    ] = None,
+    record_bytes: Annotated[int | None, typer.Option(show_default=False, help="Size of a record's value.")] = None,
+    batch_kib: Annotated[
+        list[int] | None, typer.Option(show_default=False, help="Size of a batch; give it again for more sizes.")
+    ] = None,
+    brokers: Annotated[int | None, typer.Option(show_default=False, help="How many brokers.")] = None,
+    publishers: Annotated[int | None, typer.Option(show_default=False, help="How many publisher processes.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the report, the figures and the plots.")] = Path("build/bench"),
+    plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw PNG files (needs matplotlib).")] = True,
     json: Json = False,
 ) -> None:
-    """Measure publishing, as ratios to the raw limits of this machine.
+    """Measure, as ratios to what this machine does raw, and compare with what we aim for.
+
+    Rows: publish, read, send, latency, sequencer, idle, memory, flat; and stress, by name only.
 
     Examples:
 
         embarcadero bench --quick
 
-        embarcadero bench --stress --report build/stress.json
+        embarcadero bench --only latency,send --trials 5
+
+        embarcadero bench --only publish --batch-kib 256 --batch-kib 1024 --total-mib 4096
+
+        embarcadero bench --only stress --total-mib 9600 --out build/stress
     """
     from embarcadero.bench.run import run_cli
+    from embarcadero.bench.settings import FULL, QUICK, USUAL, chosen
+    from embarcadero.limits import KIB, MIB
 
-    raise typer.Exit(run_cli(report, quick, json, stress))
+    if quick and full:
+        raise BadValue("--quick and --full exclude each other", "choose one")
+    settings = chosen(
+        QUICK if quick else FULL if full else USUAL,
+        trials=trials,
+        total_bytes=None if total_mib is None else total_mib * MIB,
+        record_bytes=record_bytes,
+        batch_bytes=tuple(size * KIB for size in batch_kib or ()),
+        brokers=brokers,
+        publishers=publishers,
+        only=tuple(name.strip() for name in only.split(",") if name.strip()),
+    )
+    raise typer.Exit(run_cli(settings, out, json, plots))
 
 
 def demo(

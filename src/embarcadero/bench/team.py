@@ -1,0 +1,127 @@
+"""Worker processes of a measurement: each does one thing, meets the others where asked, and answers with one value.
+
+They end with the `with` block, with the parent however it ends, and never by themselves because of Ctrl-C: that is
+the parent's to handle, once.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing as mp
+import os
+import signal
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from types import TracebackType
+from typing import Any
+
+from embarcadero.errors import EmbarcaderoError, TimedOut
+from embarcadero.node.children import die_with
+
+READY_S = 60.0
+RESULT_S = 600.0
+
+
+class Seat:
+    """A worker's side."""
+
+    def __init__(self, link: Connection[Any, Any]) -> None:
+        self._link = link
+
+    def meet(self, value: Any = None) -> None:
+        """Tell the parent a value, and wait until it says go."""
+        self._link.send(("ready", value))
+        self._link.recv()
+
+
+def _main(link: Connection[Any, Any], parent: int, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    die_with(parent)
+    try:
+        link.send(("done", work(Seat(link), *arguments)))
+    except Exception as error:
+        if not isinstance(error, EmbarcaderoError):
+            error = EmbarcaderoError(f"{type(error).__name__}: {error}", "report it: this is a bug")
+        link.send(("failed", error))
+
+
+class Worker:
+    """The parent's side of one worker."""
+
+    def __init__(self, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        context = mp.get_context("spawn")
+        self._link, theirs = context.Pipe()
+        self._process = context.Process(target=_main, args=(theirs, os.getpid(), work, arguments), daemon=True)
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited by the worker
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        theirs.close()
+
+    def ready(self, timeout: float = READY_S) -> Any:
+        """What it tells when it meets us."""
+        return self._receive("ready", timeout)
+
+    def go(self) -> None:
+        """Let it go on."""
+        self._link.send(None)
+
+    def result(self, timeout: float = RESULT_S) -> Any:
+        """What it was started for."""
+        return self._receive("done", timeout)
+
+    def _receive(self, expected: str, timeout: float) -> Any:
+        if not any(wait([self._link], 1.0) for _ in range(math.ceil(timeout))):  # a pause of all of us is one step
+            raise TimedOut(f"a worker was not {expected} within {timeout:g} s", "measure less, or see why")
+        try:
+            kind, value = self._link.recv()
+        except EOFError:
+            raise EmbarcaderoError("a worker process ended too early", "was it killed?") from None
+        if kind == "failed":
+            raise value
+        return value
+
+    def end(self) -> None:
+        """Have no process left."""
+        self._process.kill()
+        self._process.join()
+        self._process.close()
+        self._link.close()
+
+
+class Team:
+    """Several workers that start together."""
+
+    def __init__(self) -> None:
+        self._workers: list[Worker] = []
+
+    def add(self, work: Callable[..., Any], *arguments: Any) -> Worker:
+        """Start `work(seat, *arguments)` in a process of its own."""
+        self._workers.append(Worker(work, arguments))
+        return self._workers[-1]
+
+    def meet(self) -> list[Any]:
+        """Wait until all are ready, let all go, and return what they told."""
+        told = [worker.ready() for worker in self._workers]
+        for worker in self._workers:
+            worker.go()
+        return told
+
+    def results(self, timeout: float = RESULT_S) -> list[Any]:
+        """What all of them found."""
+        return [worker.result(timeout) for worker in self._workers]
+
+    def __enter__(self) -> Team:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for worker in self._workers:
+            worker.end()
+
+
+def alone(work: Callable[..., Any], *arguments: Any, timeout: float = RESULT_S) -> Any:
+    """Do one thing in a process of its own; it must not meet anybody."""
+    with Team() as team:
+        return team.add(work, *arguments).result(timeout)
