@@ -23,7 +23,10 @@ FETCH_WAIT_MS_MAX = 30_000
 FETCH_ENTRIES_MAX = 4_096
 FETCHES_PARKED_PER_CONNECTION_MAX = 256
 SEND_QUEUE_BYTES_MAX = 64 * MIB  # a peer that does not read is disconnected above this
+FETCH_WAIT_MS_DEFAULT = 5_000
 CONNECTIONS_PER_BROKER_MAX = 10_000
+HOST_DEFAULT = "127.0.0.1"  # reachable from this machine only
+PORT_DEFAULT = 9_092
 
 # --- names and counts -------------------------------------------------------------------------------------------------
 TOPIC_NAME_CHARS_MAX = 249
@@ -31,6 +34,7 @@ SESSION_NAME_BYTES_MAX = 255
 TOPICS_MAX = 1_024
 LANES_MAX = 4_096  # lanes are numbered for life; deleted topics leave theirs behind
 BROKERS_MAX = 64
+BROKERS_DEFAULT = 4
 PARTITIONS_MAX = 65_535
 SESSIONS_PER_TOPIC_MAX = 100_000
 REGION_HANDLES = 65_535
@@ -40,15 +44,21 @@ SESSION_SEQUENCE_MAX = (1 << 62) - 1  # far from where 64-bit sums would wrap
 SESSION_WINDOW = 256  # sequences of a session that may be unsettled at once; a power of two
 HELD_PER_SESSION_MAX = SESSION_WINDOW - 1
 HELD_TOTAL_MAX = 65_536
+ORDER_DEFAULT = 2
 ROUND_ENTRIES_MAX = 16_384  # entries taken from all brokers in one round
 GAP_TIMEOUT_FENCE_MS = 30_000
 GAP_TIMEOUT_SKIP_MS = 5
 GAP_TIMEOUT_MS_MAX = 86_400_000
 GAP_TIMEOUT_DEPARTED_MS = 1_000  # once the publisher has closed all its connections
 SESSION_TTL_S = 86_400
+SESSION_TTL_S_MAX = 366 * 86_400
 FENCED_KEPT_S = 3_600  # a fenced session can be continued for this long, if its row is not needed before
+GATHER_MS_MAX = 1.0  # under load entries gather for this long: a round costs the same for one or a hundred
 CONTROLS_PER_ROUND_MAX = 256  # session requests taken in one round; they cost a thousand times what a batch costs
 EXPIRED_PER_ROUND_MAX = 256  # sessions whose time is over, in one round and lane
+
+# --- configuration ----------------------------------------------------------------------------------------------------
+CONFIG_BYTES_MAX = 256 * KIB  # of a file; far more than all keys with comments
 
 # --- fabric -----------------------------------------------------------------------------------------------------------
 LINE_BYTES = 64
@@ -69,6 +79,7 @@ CREDIT_BYTES = 16 * MIB  # credit of one connection
 BACKPRESSURE_AFTER_S = 10.0
 
 # --- client -----------------------------------------------------------------------------------------------------------
+ACK_DEFAULT = 1
 BATCH_BYTES_DEFAULT = 1 * MIB
 LINGER_MS_DEFAULT = 2.0
 WINDOW_BYTES_DEFAULT = 64 * MIB

@@ -28,7 +28,6 @@ from embarcadero.limits import (
     FETCH_WAIT_MS_MAX,
     FETCHES_PARKED_PER_CONNECTION_MAX,
     HELLO_BYTES_MAX,
-    SEND_QUEUE_BYTES_MAX,
 )
 from embarcadero.types import NO_INDEX, Outcome
 from embarcadero.wire import messages as m
@@ -125,6 +124,11 @@ class Connection:
                 f"a batch of {header.length} bytes; this cluster takes {self._broker.ingest.frame_bytes_max}",
                 "make smaller batches (batch_bytes)",
             )
+        if header.count > self._broker.config.limits.records_per_batch:
+            raise FrameTooLarge(
+                f"a batch of {header.count} records; this cluster takes {self._broker.config.limits.records_per_batch}",
+                "make smaller batches",
+            )
         outcome = self._broker.check_batch(self, header)
         if outcome is None:
             reservation = self._broker.ingest.reserve(header.length)
@@ -200,7 +204,7 @@ class Connection:
         for buffer in buffers:
             self._output.append(buffer)
             self._output_bytes += len(buffer)
-        if self._output_bytes > SEND_QUEUE_BYTES_MAX:
+        if self._output_bytes > self._broker.settings.send_queue_bytes:
             self.closing = True  # a peer that does not read is let go
         self.on_output()
 

@@ -9,7 +9,6 @@ from typing import Protocol, cast
 from embarcadero.broker.connection import Connection
 from embarcadero.broker.state import Broker
 from embarcadero.errors import TooMany
-from embarcadero.limits import CONNECTIONS_PER_BROKER_MAX, HELLO_TIMEOUT_S, IDLE_WAIT_S_MAX, SEND_QUEUE_BYTES_MAX
 
 
 class WakingBell(Protocol):
@@ -31,13 +30,14 @@ class BrokerProtocol(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast(asyncio.Transport, transport)
-        transport.set_write_buffer_limits(high=SEND_QUEUE_BYTES_MAX // 8)
+        transport.set_write_buffer_limits(high=self._broker.settings.send_queue_bytes // 8)
         self._connection = self._broker.connect()
         self._connection.on_output = self._plan_flush
-        if len(self._broker.connections) > CONNECTIONS_PER_BROKER_MAX:
+        if len(self._broker.connections) > self._broker.settings.max_connections:
             self._connection.fail(0, TooMany("this broker has all the connections it may have", "try another broker"))
             self._connection.closing = True
-        self._hello_timer = asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, self._check_hello)
+        patience_s = self._broker.settings.hello_timeout_s
+        self._hello_timer = asyncio.get_running_loop().call_later(patience_s, self._check_hello)
 
     def _check_hello(self) -> None:
         if self._connection is not None and not self._connection.greeted and self._transport is not None:
@@ -67,7 +67,7 @@ class BrokerProtocol(asyncio.BufferedProtocol):
             return
         if output := self._connection.take_output():
             self._transport.writelines(output)
-            if self._transport.get_write_buffer_size() > SEND_QUEUE_BYTES_MAX:
+            if self._transport.get_write_buffer_size() > self._broker.settings.send_queue_bytes:
                 self._transport.abort()  # a peer that does not read is let go
                 return
         if self._connection.closing:
@@ -96,12 +96,12 @@ class BrokerProtocol(asyncio.BufferedProtocol):
 
 async def serve_broker(broker: Broker, sock: socket.socket, bell: WakingBell, stop: asyncio.Event) -> None:
     """Serve until told to stop, or until somebody else has taken this broker's place."""
-    loop = asyncio.get_running_loop()
+    loop, idle_wait_s = asyncio.get_running_loop(), broker.settings.idle_wait_ms / 1_000
     server = await loop.create_server(lambda: BrokerProtocol(broker), sock=sock)
     try:
         while not stop.is_set() and not broker.deposed:
             more = broker.poll()
-            await bell.wait(0 if more else IDLE_WAIT_S_MAX)
+            await bell.wait(0 if more else idle_wait_s)
     finally:
         server.close()
         for connection in list(broker.connections.values()):

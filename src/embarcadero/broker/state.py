@@ -18,7 +18,8 @@ from embarcadero.broker.epoch import EpochView
 from embarcadero.broker.ingest import Entry, Ingest
 from embarcadero.broker.reader import LaneReader, Logs
 from embarcadero.broker.relay import Relay, Waiting
-from embarcadero.config import FabricSizes
+from embarcadero.broker.topics import with_defaults
+from embarcadero.config import DEFAULTS, Config, FabricSizes
 from embarcadero.env import Clock, Doorbell
 from embarcadero.errors import Backpressure, BadFrame, BadName, BadValue, NotAvailable, Retriable, UnknownTopic
 from embarcadero.fabric.frontier import FrontierWriter
@@ -47,11 +48,18 @@ class Broker:
     """One incarnation of one broker."""
 
     def __init__(
-        self, fabric: Fabric, directory: Directory, clock: Clock, bell: Doorbell, member: Member, sizes: FabricSizes
+        self,
+        fabric: Fabric,
+        directory: Directory,
+        clock: Clock,
+        bell: Doorbell,
+        member: Member,
+        sizes: FabricSizes,
+        config: Config = DEFAULTS,
     ) -> None:
-        self.member, self.sizes = member, sizes
+        self.member, self.sizes, self.config, self.settings = member, sizes, config, config.broker
         self._directory, self._clock, self._bell = directory, clock, bell
-        self.ingest = Ingest(fabric, member, sizes)
+        self.ingest = Ingest(fabric, member, sizes, config.limits.frame_bytes)
         self.epoch = EpochView(fabric, member)
         self.relay = Relay(self.ingest.frontiers, self.ingest.log.release)
         self._heartbeat = FrontierWriter(self.ingest.frontiers, frontier_offset(BrokerLine.HEARTBEAT))
@@ -114,13 +122,15 @@ class Broker:
             incarnation=self.member.incarnation,
             brokers=self._live_addresses(),
             frame_bytes_max=self.ingest.frame_bytes_max,
+            record_bytes_max=self.config.limits.record_bytes,
+            records_max=self.config.limits.records_per_batch,
         )
 
     def poll(self) -> bool:
         """One pass: the store (now and then), the epoch, outcomes, waiting reads, credit. True if something moved."""
         now_us = self._clock.now_us()
         if now_us >= self._store_poll_us:
-            self._store_poll_us = now_us + int(limits.STORE_POLL_S * 1_000_000)
+            self._store_poll_us = now_us + int(self.settings.store_poll_ms * 1_000)
             self.refresh()
             self._heartbeat.advance(self._heartbeat.value + 1)
             self.deposed |= self.epoch.closing()
@@ -178,7 +188,7 @@ class Broker:
         """How much credit a connection gets, and what it must not fall below: the largest frame always fits it."""
         share = self.sizes.log_bytes // 4 // max(1, len(self.connections))
         largest = self.ingest.frame_bytes_max + HEADER_BYTES[FrameKind.BATCH]
-        window = max(largest, min(limits.CREDIT_BYTES, share))
+        window = max(largest, min(self.settings.credit_bytes, share))
         return window, max(largest, window // 2)
 
     def grant(self, connection: Connection) -> None:
@@ -192,13 +202,13 @@ class Broker:
     def _regulate(self, now_us: int) -> None:
         occupancy = self.ingest.occupancy()
         if self._above_since_us is None:
-            if occupancy >= limits.WATER_HIGH:
+            if occupancy >= self.settings.water_high:
                 self._above_since_us = now_us
-        elif occupancy <= limits.WATER_LOW:
+        elif occupancy <= self.settings.water_low:
             self._above_since_us, self._told_full = None, False
             for connection in self.connections.values():
                 self.grant(connection)
-        elif not self._told_full and now_us - self._above_since_us >= limits.BACKPRESSURE_AFTER_S * 1_000_000:
+        elif not self._told_full and now_us - self._above_since_us >= self.settings.backpressure_after_s * 1_000_000:
             self._told_full = True
             for connection in self.connections.values():
                 if connection.greeted:
@@ -276,9 +286,8 @@ class Broker:
 
     def _create_topic(self, ask: m.CreateTopic) -> Topic:
         topic = self._directory.create_topic(
-            ask.name, order=ask.order, partitions=ask.partitions, replicas=ask.replicas, durable_on=ask.durable_on,
-            on_gap=ask.on_gap, gap_timeout_ms=ask.gap_timeout_ms,
-        )  # fmt: skip
+            ask.name, replicas=ask.replicas, durable_on=ask.durable_on, **with_defaults(ask, self.config)
+        )
         self._bell.ring("sequencer")
         return topic
 

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from embarcadero.cli.output import Brokers, DataDir, Json, connect, print_json, print_table
+from embarcadero.cli.settings import Verbs
 
 if TYPE_CHECKING:
     from embarcadero.types import Topic
 
-app = typer.Typer(help="Create, list, describe and delete topics.", no_args_is_help=True, rich_markup_mode=None)
+app = Verbs(help="Create, list, describe and delete topics.", no_args_is_help=True, rich_markup_mode=None)
 
 Name = Annotated[str, typer.Argument(help="Name of the topic: A-Z a-z 0-9 . _ -")]
 _COLUMNS = ["name", "order", "partitions", "on gap", "gap timeout ms", "lane"]
@@ -24,11 +25,19 @@ def _row(topic: Topic) -> list[object]:
 @app.command()
 def create(
     name: Name,
-    order: Annotated[int, typer.Option(help="2: one total order. 5: and each session's order, gap-free.")] = 2,
-    partitions: Annotated[int, typer.Option(help="Tags that group members share the log by.")] = 1,
+    order: Annotated[
+        int | None,
+        typer.Option(show_default=False, help="2: one total order (default). 5: and each session's order, gap-free."),
+    ] = None,
+    partitions: Annotated[
+        int | None, typer.Option(show_default=False, help="Tags that group members share the log by. Default: 1.")
+    ] = None,
     replicas: Annotated[int, typer.Option(help="Copies on disk.")] = 0,
     durable_on: Annotated[int, typer.Option(help="Copies that make a record durable.")] = 0,
-    on_gap: Annotated[str, typer.Option(help="Order 5, a gap that stays: fence the session, or skip it.")] = "fence",
+    on_gap: Annotated[
+        str | None,
+        typer.Option(show_default=False, help="Order 5, a gap that stays: fence the session (default), or skip it."),
+    ] = None,
     gap_timeout_ms: Annotated[
         int | None, typer.Option(show_default=False, help="How long a gap may stay. Default: 30000 (fence), 5 (skip).")
     ] = None,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Generator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
@@ -24,17 +25,20 @@ from embarcadero.client.futures import RecordFuture, TableResult, fresh
 from embarcadero.client.options import (
     PublisherArguments,
     PublisherOptions,
+    broker_addresses,
     check_read,
     check_timeout,
     parse_addresses,
     place,
+    publisher_options,
     seek_place,
 )
 from embarcadero.client.pump import Pump
 from embarcadero.client.reading import new_core, read_span, span
+from embarcadero.config import Config, load
 from embarcadero.errors import Backpressure, BadFrame, Closed, NotAvailable, OutcomeUnknown, TimedOut
 from embarcadero.invariants import invariant
-from embarcadero.limits import CLOSE_TIMEOUT_S, REQUEST_TIMEOUT_S
+from embarcadero.limits import CLOSE_TIMEOUT_S
 from embarcadero.types import Position, Tail, Topic
 from embarcadero.wire import messages as m
 
@@ -43,10 +47,18 @@ from embarcadero.wire import messages as m
 Answer = TypeVar("Answer", bound=m.Message)
 
 
-async def connect(addresses: str | Sequence[str]) -> Log:
-    """Connect to a cluster by the addresses of one or several of its brokers. Raises Unreachable."""
-    seeds = parse_addresses(addresses)
-    brokers = Brokers(seeds)
+async def connect(
+    addresses: str | Sequence[str] | None = None, *, config: str | Path | Config | None = None
+) -> Log:
+    """Connect to a cluster by the addresses of one or several of its brokers. Raises Unreachable.
+
+    `config` names an `embarcadero.yaml`; without addresses those of its `client.brokers` are used.
+
+        log = await emb.aio.connect(config="embarcadero.yaml")
+    """
+    chosen = load(config)
+    seeds = parse_addresses(broker_addresses(chosen) if addresses is None else addresses)
+    brokers = Brokers(seeds, chosen.client)
     try:
         await brokers.start()
     except BaseException:
@@ -56,13 +68,15 @@ async def connect(addresses: str | Sequence[str]) -> Log:
 
 
 @asynccontextmanager
-async def local(brokers: int = 4, **options: Any) -> AsyncIterator[Log]:
+async def local(
+    brokers: int | None = None, *, config: str | Path | Config | None = None, **options: Any
+) -> AsyncIterator[Log]:
     """A private cluster in child processes for as long as the block lasts; `options` as for `embarcadero.local`."""
     from embarcadero.node.local import LocalCluster
 
-    cluster = await asyncio.to_thread(LocalCluster, brokers, **options)
+    cluster = await asyncio.to_thread(LocalCluster, brokers, config=config, **options)
     try:
-        async with await connect(cluster.addresses) as log:
+        async with await connect(cluster.addresses, config=config) as log:
             log.cluster = cluster
             yield log
     finally:
@@ -83,53 +97,59 @@ class Log:
         self,
         name: str,
         *,
-        order: int = 2,
-        partitions: int = 1,
+        order: int | None = None,
+        partitions: int | None = None,
         replicas: int = 0,
         durable_on: int = 0,
         schema: pa.Schema | None = None,
-        on_gap: str = "fence",
+        on_gap: str | None = None,
         gap_timeout_ms: int | None = None,
-        timeout: float = REQUEST_TIMEOUT_S,
+        session_ttl_s: int | None = None,
+        timeout: float | None = None,
     ) -> Topic:
-        """Create a topic. Raises TopicExists, BadName, BadValue, NotAvailable."""
+        """Create a topic; None: the cluster's default. Raises TopicExists, BadName, BadValue, NotAvailable."""
         if schema is not None:
             raise NotAvailable("topics with a schema come with a later version", "leave schema out")
         ask = m.CreateTopic(
             name=name, order=order, partitions=partitions, replicas=replicas, durable_on=durable_on, on_gap=on_gap,
-            gap_timeout_ms=gap_timeout_ms,
+            gap_timeout_ms=gap_timeout_ms, session_ttl_s=session_ttl_s,
         )  # fmt: skip
         return (await self._ask(ask, m.TopicIs, timeout, again=False)).topic
 
-    async def describe(self, topic: str, *, timeout: float = REQUEST_TIMEOUT_S) -> Topic:
+    async def describe(self, topic: str, *, timeout: float | None = None) -> Topic:
         """A topic's settings. Raises UnknownTopic."""
         return (await self._ask(m.DescribeTopic(name=topic), m.TopicIs, timeout)).topic
 
-    async def topics(self, *, timeout: float = REQUEST_TIMEOUT_S) -> list[Topic]:
+    async def topics(self, *, timeout: float | None = None) -> list[Topic]:
         """All topics."""
         return (await self._ask(m.ListTopics(), m.TopicsAre, timeout)).topics
 
-    async def delete_topic(self, topic: str, *, timeout: float = REQUEST_TIMEOUT_S) -> None:
+    async def delete_topic(self, topic: str, *, timeout: float | None = None) -> None:
         """Delete a topic with all its records. Raises UnknownTopic."""
         await self._ask(m.DeleteTopic(name=topic), m.Done, timeout, again=False)
 
-    async def tail(self, topic: str, *, timeout: float = REQUEST_TIMEOUT_S) -> Tail:
+    async def tail(self, topic: str, *, timeout: float | None = None) -> Tail:
         """Where the topic ends: everything acked before this call is below."""
         found = await self._tail(topic, timeout)
         return Tail(found.lane, found.index, found.seq)
 
-    async def _tail(self, topic: str, timeout: float) -> m.TailIs:
+    async def _tail(self, topic: str, timeout: float | None) -> m.TailIs:
         lane = (await self.describe(topic, timeout=timeout)).lane
         return await self._ask(m.GetTail(lane=lane), m.TailIs, timeout)
 
-    async def status(self, *, timeout: float = REQUEST_TIMEOUT_S) -> list[dict[str, Any]]:
+    async def status(self, *, timeout: float | None = None) -> list[dict[str, Any]]:
         """What each broker that we are connected to says about itself."""
-        asked = [connection.ask(m.GetStatus(), timeout) for connection in self.brokers.live()]
+        asked = [connection.ask(m.GetStatus(), self._patience(timeout)) for connection in self.brokers.live()]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         return [answer.facts for answer in answers if isinstance(answer, m.StatusIs)]
 
-    async def _ask(self, message: m.Message, kind: type[Answer], timeout: float, *, again: bool = True) -> Answer:
-        answer = await self.brokers.ask(message, timeout, again=again)
+    def _patience(self, timeout: float | None) -> float:
+        return self.brokers.settings.request_timeout_s if timeout is None else timeout
+
+    async def _ask(
+        self, message: m.Message, kind: type[Answer], timeout: float | None, *, again: bool = True
+    ) -> Answer:
+        answer = await self.brokers.ask(message, self._patience(timeout), again=again)
         if not isinstance(answer, kind):
             raise BadFrame(f"{type(message).__name__} was answered with {type(answer).__name__}", "report it: a bug")
         return answer
@@ -137,7 +157,7 @@ class Log:
     # --- records ---
     async def publisher(self, topic: str, **options: Unpack[PublisherArguments]) -> Publisher:
         """A publisher into a topic. Raises UnknownTopic."""
-        chosen = PublisherOptions(**options)
+        chosen = publisher_options(self.brokers.settings, options)
         return self._register(Publisher(self, await self.describe(topic), chosen))
 
     async def subscribe(
@@ -156,14 +176,14 @@ class Log:
         return self._register(Subscriber(self, lane, by, value, None if partitions is None else list(partitions)))
 
     async def read(
-        self, topic: str, start: int | None = None, end: int | None = None, *, timeout: float = REQUEST_TIMEOUT_S
+        self, topic: str, start: int | None = None, end: int | None = None, *, timeout: float | None = None
     ) -> pa.Table:
         """Records with start <= seq < end as a table, with a column `_seq`; by default all there are now.
 
         `timeout` is for each step of it. Raises FuturePosition beyond the end, NotAvailable for what is trimmed.
         """
         tail = await self._tail(topic, timeout)
-        return await read_span(self.brokers, tail, *span(tail, start, end), timeout)
+        return await read_span(self.brokers, tail, *span(tail, start, end), self._patience(timeout))
 
     def _register(self, part: PartType) -> PartType:
         self._parts.add(part)

@@ -76,6 +76,8 @@ class Intake:
         batch_bytes: int,
         frame_bytes_max: int,
         window_bytes: int,
+        record_bytes_max: int = RECORD_BYTES_MAX,
+        records_max: int = RECORDS_PER_BATCH_MAX,
         future: type[RecordFuture] = RecordFuture,
     ) -> None:
         self._future = future
@@ -84,7 +86,8 @@ class Intake:
         self._partitions = partitions
         self._payload_bytes_max = frame_bytes_max
         self._batch_bytes = min(batch_bytes, frame_bytes_max - FRAME_OVERHEAD_BYTES)
-        self._record_bytes_max = min(RECORD_BYTES_MAX, frame_bytes_max - FRAME_OVERHEAD_BYTES)
+        self._record_bytes_max = min(record_bytes_max, frame_bytes_max - FRAME_OVERHEAD_BYTES)
+        self._records_max = records_max
         self.window_bytes = window_bytes
         self._open: dict[int, Builder] = {}
         self._keyless = 0  # partition of records without a key; moves on with each batch
@@ -115,7 +118,7 @@ class Intake:
         records = builder.records
         number = len(records)
         records.append(record)
-        if builder.bytes >= self._batch_bytes or number + 1 >= RECORDS_PER_BATCH_MAX:
+        if builder.bytes >= self._batch_bytes or number + 1 >= self._records_max:
             self._seal(builder)
         return self._future(builder.result, number)
 
@@ -199,10 +202,10 @@ class Intake:
         """A table as sealed batches, one by one, so that a large one needs no second copy of itself."""
         if partition is not None and not 0 <= partition < self._partitions:
             raise BadValue(f"partition {partition} of {self._partitions}", f"use 0 to {self._partitions - 1}")
-        table = raw_table(data, time.time_ns() // 1000)
+        table = raw_table(data, time.time_ns() // 1000, self._record_bytes_max)
         groups = by_partition(table, self._partitions) if partition is None else [(partition, table)]
         for group, rows in groups:
-            for piece, payload in pieces(rows, self._payload_bytes_max):
+            for piece, payload in pieces(rows, self._payload_bytes_max, self._records_max):
                 place = _ANY if group is None else group
                 sealed = Sealed([], place, BatchResult(self.condition), piece.num_rows, payload.size)
                 sealed.payload = memoryview(payload)  # fills the cached property

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
+from embarcadero.config import Config
+from embarcadero.config.table import Client
 from embarcadero.errors import BadName, BadValue, NotAvailable
 from embarcadero.limits import (
     BATCH_BYTES_DEFAULT,
     DELIVERY_TIMEOUT_S,
     FRAME_BYTES_MAX,
     LINGER_MS_DEFAULT,
+    PORT_DEFAULT,
     SESSION_NAME_BYTES_MAX,
     WINDOW_BYTES_DEFAULT,
 )
@@ -33,6 +36,13 @@ def _address(text: str) -> tuple[str, int]:
     if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:
         raise BadValue(f"{text!r} is no broker address", "write host:port, for example 127.0.0.1:9092")
     return host, int(port)
+
+
+def broker_addresses(config: Config) -> list[str]:
+    """Where a client looks for brokers when it is given no addresses."""
+    host = config.broker.advertised_host or config.broker.host
+    port = config.broker.advertised_port or config.broker.port or PORT_DEFAULT
+    return config.client.brokers or [f"{host}:{port}"]
 
 
 def checked_ack(ack: int) -> Ack:
@@ -120,3 +130,15 @@ class PublisherOptions:
             raise BadValue(f"window_bytes {self.window_bytes}", "use at least 1")
         if not self.delivery_timeout > 0:
             raise BadValue(f"delivery_timeout {self.delivery_timeout}", "use seconds above 0")
+
+
+def publisher_options(usual: Client, asked: PublisherArguments) -> PublisherOptions:
+    """What a caller asked for, and the configuration's word for the rest."""
+    defaults: PublisherArguments = {
+        "ack": usual.ack,
+        "linger_ms": usual.linger_ms,
+        "batch_bytes": usual.batch_bytes,
+        "window_bytes": usual.window_bytes,
+        "delivery_timeout": usual.delivery_timeout_s,
+    }
+    return PublisherOptions(**(defaults | asked))

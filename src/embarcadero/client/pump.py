@@ -14,7 +14,6 @@ from embarcadero.client.intake import Intake, Sealed
 from embarcadero.client.options import PublisherOptions, checked_ack
 from embarcadero.client.publisher import PublisherCore
 from embarcadero.errors import Closed, TimedOut
-from embarcadero.limits import RESEND_AFTER_S
 from embarcadero.types import Topic
 
 _POLL_S = 0.001  # how often a congested publisher is looked at, at most
@@ -31,13 +30,15 @@ class Pump:
             batch_bytes=options.batch_bytes,
             frame_bytes_max=brokers.frame_bytes_max,
             window_bytes=options.window_bytes,
+            record_bytes_max=brokers.record_bytes_max,
+            records_max=brokers.records_max,
             future=future,
         )
         core = PublisherCore(
             topic=topic.name,
             session_name=options.session or "",
             window_bytes=options.window_bytes,
-            resend_after_us=int(RESEND_AFTER_S * 1e6),
+            resend_after_us=int(brokers.settings.resend_after_s * 1e6),
             delivery_timeout_us=int(options.delivery_timeout * 1e6),
         )
         self._loop = asyncio.get_running_loop()

@@ -13,7 +13,6 @@ from embarcadero.client.drivers import SubscriberDriver
 from embarcadero.client.futures import fresh
 from embarcadero.client.subscriber import SubscriberCore
 from embarcadero.errors import BadValue, FuturePosition, NotAvailable, TimedOut
-from embarcadero.limits import RESEND_AFTER_S
 from embarcadero.types import GapKind
 from embarcadero.wire.messages import TailIs
 from embarcadero.wire.payload import RAW_SCHEMA
@@ -29,7 +28,10 @@ def new_core(brokers: Brokers, lane: int, by: str, value: int, partitions: list[
         by=by,
         start=value,
         partitions=partitions,
-        silent_after_us=int(RESEND_AFTER_S * 1e6),
+        silent_after_us=int(brokers.settings.resend_after_s * 1e6),
+        wait_ms=brokers.settings.fetch_wait_ms,
+        max_bytes=brokers.settings.fetch_bytes,
+        prefetch=brokers.settings.prefetch,
         brokers=brokers.broker_of_handle,
         turn=brokers.next_turn(),
     )

@@ -26,7 +26,7 @@ from embarcadero.errors import (
     TooMany,
     from_wire,
 )
-from embarcadero.limits import FETCH_BYTES_DEFAULT, PREFETCH_FETCHES
+from embarcadero.limits import FETCH_BYTES_DEFAULT, FETCH_WAIT_MS_DEFAULT, PREFETCH_FETCHES
 from embarcadero.types import EntryKind, Gap
 from embarcadero.wire.codec import control_frame, payload_crc
 from embarcadero.wire.messages import AnyMessage, Failed, Fetch, Ping
@@ -47,13 +47,15 @@ class SubscriberCore:
         start: int = 0,
         partitions: list[int] | None = None,
         silent_after_us: int,
-        wait_ms: int = 5_000,
+        wait_ms: int = FETCH_WAIT_MS_DEFAULT,
         max_bytes: int = FETCH_BYTES_DEFAULT,
+        prefetch: int = PREFETCH_FETCHES,
         brokers: Mapping[int, int] | None = None,
         turn: int = 0,
     ) -> None:
         self.lane, self._partitions = lane, partitions
         self._silent_after_us, self._wait_ms, self._max_bytes = silent_after_us, wait_ms, max_bytes
+        self._prefetch = prefetch
         self._brokers = {} if brokers is None else brokers  # region handle -> broker
         self.failed: EmbarcaderoError | None = None
         self._links: dict[int, Link] = {}
@@ -178,7 +180,7 @@ class SubscriberCore:
     # --- asking ---
     def _pump(self, now_us: int) -> None:
         """Ask for more unless that is under way, or there is enough, or asking makes no sense."""
-        enough = self._ready_bytes > (PREFETCH_FETCHES - 1) * self._max_bytes
+        enough = self._ready_bytes > (self._prefetch - 1) * self._max_bytes
         if self._asked is not None or enough or not self._links:
             return
         if self.failed is not None or now_us < self._ask_from_us:

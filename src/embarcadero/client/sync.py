@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
@@ -24,43 +25,58 @@ from embarcadero.client.options import (
     check_read,
     check_timeout,
     place,
+    publisher_options,
     seek_place,
 )
 from embarcadero.client.pump import Pump
 from embarcadero.client.reading import new_core
 from embarcadero.client.subscriber import SubscriberCore
 from embarcadero.client.thread import LoopThread
+from embarcadero.config import Config
 from embarcadero.errors import Backpressure, Closed, EmbarcaderoError, OutcomeUnknown, TimedOut
-from embarcadero.limits import CLOSE_TIMEOUT_S, LOG_BYTES, REQUEST_TIMEOUT_S
+from embarcadero.limits import CLOSE_TIMEOUT_S
 from embarcadero.types import Tail, Topic
 
 _AT_ONCE = 256
 Exit = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
 
 
-def connect(addresses: str | Sequence[str]) -> Log:
-    """Connect to a cluster by the addresses (`host:port`) of one or several of its brokers. Raises Unreachable."""
+def connect(addresses: str | Sequence[str] | None = None, *, config: str | Path | Config | None = None) -> Log:
+    """Connect to a cluster by the addresses (`host:port`) of one or several of its brokers. Raises Unreachable.
+
+    `config` names an `embarcadero.yaml`; without addresses those of its `client.brokers` are used.
+
+        with emb.connect(config="embarcadero.yaml") as log: ...
+    """
     thread = LoopThread()
     try:
-        return Log(thread, thread.wait(aio.connect(addresses)))
+        return Log(thread, thread.wait(aio.connect(addresses, config=config)))
     except BaseException:
         thread.stop()
         raise
 
 
-def local(brokers: int = 4, *, replicas: int = 0, data_dir: str | None = None, log_bytes: int = LOG_BYTES) -> Log:
+def local(
+    brokers: int | None = None,
+    *,
+    replicas: int = 0,
+    data_dir: str | None = None,
+    log_bytes: int | None = None,
+    config: str | Path | Config | None = None,
+) -> Log:
     """Start a private cluster in child processes and connect to it; closing the log stops it.
 
-    `data_dir` keeps its files; without, nothing is left. `log.address` and `log.cluster` tell more.
+    `data_dir` keeps its files; without, nothing is left. `config` names an `embarcadero.yaml`; whatever it says about
+    ports and folders, a private cluster takes free ones. `log.address` and `log.cluster` tell more.
     """
     from embarcadero.errors import NotAvailable
     from embarcadero.node.local import LocalCluster
 
     if replicas:
         raise NotAvailable("replicas come with a later version", "use replicas=0")
-    cluster = LocalCluster(brokers, data_dir, log_bytes)
+    cluster = LocalCluster(brokers, data_dir, log_bytes, config)
     try:
-        log = connect(cluster.addresses)
+        log = connect(cluster.addresses, config=config)
     except BaseException:
         cluster.close()
         raise
@@ -87,47 +103,48 @@ class Log:
         self,
         name: str,
         *,
-        order: int = 2,
-        partitions: int = 1,
+        order: int | None = None,
+        partitions: int | None = None,
         replicas: int = 0,
         durable_on: int = 0,
         schema: pa.Schema | None = None,
-        on_gap: str = "fence",
+        on_gap: str | None = None,
         gap_timeout_ms: int | None = None,
-        timeout: float = REQUEST_TIMEOUT_S,
+        session_ttl_s: int | None = None,
+        timeout: float | None = None,
     ) -> Topic:
-        """Create a topic. Raises TopicExists, BadName, BadValue, NotAvailable."""
+        """Create a topic; None: the cluster's default. Raises TopicExists, BadName, BadValue, NotAvailable."""
         return self.thread.wait(
             self._log.create_topic(
                 name, order=order, partitions=partitions, replicas=replicas, durable_on=durable_on, schema=schema,
-                on_gap=on_gap, gap_timeout_ms=gap_timeout_ms, timeout=timeout,
+                on_gap=on_gap, gap_timeout_ms=gap_timeout_ms, session_ttl_s=session_ttl_s, timeout=timeout,
             )
         )  # fmt: skip
 
-    def describe(self, topic: str, *, timeout: float = REQUEST_TIMEOUT_S) -> Topic:
+    def describe(self, topic: str, *, timeout: float | None = None) -> Topic:
         """A topic's settings. Raises UnknownTopic."""
         return self.thread.wait(self._log.describe(topic, timeout=timeout))
 
-    def topics(self, *, timeout: float = REQUEST_TIMEOUT_S) -> list[Topic]:
+    def topics(self, *, timeout: float | None = None) -> list[Topic]:
         """All topics."""
         return self.thread.wait(self._log.topics(timeout=timeout))
 
-    def delete_topic(self, topic: str, *, timeout: float = REQUEST_TIMEOUT_S) -> None:
+    def delete_topic(self, topic: str, *, timeout: float | None = None) -> None:
         """Delete a topic with all its records. Raises UnknownTopic."""
         self.thread.wait(self._log.delete_topic(topic, timeout=timeout))
 
-    def tail(self, topic: str, *, timeout: float = REQUEST_TIMEOUT_S) -> Tail:
+    def tail(self, topic: str, *, timeout: float | None = None) -> Tail:
         """Where the topic ends: everything acked before this call is below."""
         return self.thread.wait(self._log.tail(topic, timeout=timeout))
 
-    def status(self, *, timeout: float = REQUEST_TIMEOUT_S) -> list[dict[str, Any]]:
+    def status(self, *, timeout: float | None = None) -> list[dict[str, Any]]:
         """What each broker that we are connected to says about itself."""
         return self.thread.wait(self._log.status(timeout=timeout))
 
     # --- records ---
     def publisher(self, topic: str, **options: Unpack[PublisherArguments]) -> Publisher:
         """A publisher into a topic; it may be used by many threads. Raises UnknownTopic."""
-        chosen = PublisherOptions(**options)
+        chosen = publisher_options(self.brokers.settings, options)
         return self._register(Publisher(self, self.thread.wait(self._pump(topic, chosen))))
 
     async def _pump(self, topic: str, options: PublisherOptions) -> Pump:
@@ -152,7 +169,7 @@ class Log:
         return Subscriber(self, new_core(self.brokers, lane, *where, partitions))
 
     def read(
-        self, topic: str, start: int | None = None, end: int | None = None, *, timeout: float = REQUEST_TIMEOUT_S
+        self, topic: str, start: int | None = None, end: int | None = None, *, timeout: float | None = None
     ) -> pa.Table:
         """Records with start <= seq < end as a table, with a column `_seq`; by default all there are now.
 

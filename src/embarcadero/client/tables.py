@@ -32,7 +32,7 @@ def _payload_pool() -> pa.MemoryPool:
 _BYTES_TYPES = (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())
 
 
-def raw_table(data: Any, now_us: int) -> pa.RecordBatch:
+def raw_table(data: Any, now_us: int, record_bytes_max: int = RECORD_BYTES_MAX) -> pa.RecordBatch:
     """`data` as one batch of RAW_SCHEMA. A table of `value`, or of `key` and `value`, is completed."""
     if isinstance(data, pa.Table):
         data = data.combine_chunks().to_batches()
@@ -47,7 +47,7 @@ def raw_table(data: Any, now_us: int) -> pa.RecordBatch:
         if problems := _differences(data.schema):
             raise BadValue("the table does not fit the topic: " + "; ".join(problems), f"wanted: {_named(RAW_SCHEMA)}")
         data = pa.RecordBatch.from_arrays([data.column(name) for name in RAW_SCHEMA.names], schema=RAW_SCHEMA)
-    _check_records(data)
+    _check_records(data, record_bytes_max)
     return data
 
 
@@ -80,16 +80,16 @@ def _named(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name}: {field.type}" for field in schema)
 
 
-def _check_records(data: pa.RecordBatch) -> None:
+def _check_records(data: pa.RecordBatch, record_bytes_max: int) -> None:
     for name in ("value", "timestamp"):
         if data.column(name).null_count:
             raise BadValue(f"column {name!r} has nulls", "every record has a value and a timestamp")
-    if data.get_total_buffer_size() <= RECORD_BYTES_MAX:
+    if data.get_total_buffer_size() <= record_bytes_max:
         return  # no record can be larger than all of them
     keys = pc.fill_null(pc.binary_length(data.column("key")), 0)
     longest = pc.max(pc.add(keys, pc.binary_length(data.column("value")))).as_py()
-    if longest > RECORD_BYTES_MAX:
-        raise BadValue(f"a record of {longest} bytes", f"records have at most {RECORD_BYTES_MAX} bytes")
+    if longest > record_bytes_max:
+        raise BadValue(f"a record of {longest} bytes", f"records have at most {record_bytes_max} bytes")
 
 
 def by_partition(data: pa.RecordBatch, partitions: int) -> list[tuple[int | None, pa.RecordBatch]]:
@@ -110,14 +110,16 @@ def partition_of(key: bytes, partitions: int) -> int:
     return payload_crc(key) % partitions
 
 
-def pieces(data: pa.RecordBatch, bytes_max: int) -> Iterator[tuple[pa.RecordBatch, pa.Buffer]]:
+def pieces(
+    data: pa.RecordBatch, bytes_max: int, records_max: int = RECORDS_PER_BATCH_MAX
+) -> Iterator[tuple[pa.RecordBatch, pa.Buffer]]:
     """Cut into batches whose payloads have at most `bytes_max` bytes; with each its payload."""
-    payload = data.serialize(memory_pool=_payload_pool()) if data.num_rows <= RECORDS_PER_BATCH_MAX else None
+    payload = data.serialize(memory_pool=_payload_pool()) if data.num_rows <= records_max else None
     if payload is not None and payload.size <= bytes_max:
         yield data, payload
     elif data.num_rows == 1:
         raise BadValue(f"a record that needs {data.nbytes} bytes", f"a batch has at most {bytes_max} bytes")
     else:
         half = data.num_rows // 2
-        yield from pieces(data.slice(0, half), bytes_max)
-        yield from pieces(data.slice(half), bytes_max)
+        yield from pieces(data.slice(0, half), bytes_max, records_max)
+        yield from pieces(data.slice(half), bytes_max, records_max)

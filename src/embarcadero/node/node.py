@@ -21,14 +21,16 @@ import uvloop
 
 from embarcadero.broker.server import serve_broker
 from embarcadero.broker.state import Broker
+from embarcadero.config import Config
 from embarcadero.env import SystemClock
 from embarcadero.errors import ClusterError, EmbarcaderoError, PortInUse
 from embarcadero.fabric.shared import SharedFabric
+from embarcadero.node.begin import start_logging
 from embarcadero.node.bell import SocketBell
 from embarcadero.node.children import die_with
 from embarcadero.node.cluster import ClusterFolder, ClusterInfo
-from embarcadero.node.pinning import pin
-from embarcadero.node.ports import listen
+from embarcadero.node.pinning import parse_cores, pin
+from embarcadero.node.ports import advertised_address, listen
 from embarcadero.node.roles import Role, parse_roles
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
@@ -43,19 +45,20 @@ _STOP_S = 2.0
 class Node:
     """The roles of this process, between `open` and `close`."""
 
-    def __init__(self, folder: ClusterFolder, roles: Sequence[Role]) -> None:
+    def __init__(self, folder: ClusterFolder, roles: Sequence[Role], config: Config | None = None) -> None:
         self._info: ClusterInfo = folder.require_running()
+        self._config = self._info.config if config is None else config
         self._roles = roles
         self._open = ExitStack()
         store = SqliteStore(folder.store_path)
         self._open.callback(store.close)
-        self._directory = Directory(store)
+        self._directory = Directory(store, topics_max=self._config.limits.topics)
         if self._directory.generation != self._info.generation:
             raise ClusterError("the store and cluster.json are of different runs", "restart the cluster")
         self._fabric = SharedFabric(
-            Path(self._info.fabric), self._info.generation, hugepages=self._info.hugepages
+            Path(self._info.fabric), self._info.generation, hugepages=self._config.cluster.hugepages
         )
-        pin(roles, self._info.cores)
+        pin(roles, parse_cores(self._config.cluster.pin))
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
@@ -83,38 +86,43 @@ class Node:
 
     def _make_broker(self, number: int) -> tuple[str, Coroutine[None, None, None]]:
         sock = self._open.enter_context(self._listener(number))
-        host, port = sock.getsockname()[:2]
+        host, port = advertised_address(self._config.broker, number, *sock.getsockname()[:2])
         member = self._directory.register_broker(number, host, port, os.getpid())
         self._open.callback(self._directory.mark_dead, number, member.incarnation)
         name = member.region_prefix
         bell = SocketBell(Path(self._info.fabric), name)
         self._open.callback(bell.close)
-        broker = Broker(self._fabric, self._directory, SystemClock(), bell, member, self._info.sizes)
-        log.info("%s listens on %s", name, member.address)
+        broker = Broker(
+            self._fabric, self._directory, SystemClock(), bell, member, self._info.sizes, config=self._config
+        )
+        log.info("%s listens on %s:%d", name, *sock.getsockname()[:2])
         return name, serve_broker(broker, sock, bell, self._stop)
 
     def _listener(self, number: int) -> socket.socket:
-        if self._info.port:
-            return listen(self._info.host, self._info.port + number)
+        host, first = self._config.broker.host, self._config.broker.port
+        if first:
+            return listen(host, first + number)
         before = [member.port for member in self._directory.members() if member.broker == number]
         try:
-            return listen(self._info.host, before[-1] if before else 0)
+            return listen(host, before[-1] if before else 0)
         except PortInUse:
-            return listen(self._info.host, 0)
+            return listen(host, 0)
 
     def _make_sequencer(self) -> tuple[str, Coroutine[None, None, None]]:
         bell = SocketBell(Path(self._info.fabric), "sequencer")
         self._open.callback(bell.close)
-        sequencer = Sequencer(self._fabric, self._directory, SystemClock(), bell, self._info.sizes)
+        sequencer = Sequencer(
+            self._fabric, self._directory, SystemClock(), bell, self._info.sizes, settings=self._config.sequencer
+        )
         log.info("sequencer of epoch %d", sequencer.epoch)
         return f"sequencer of epoch {sequencer.epoch}", serve_sequencer(sequencer, bell, self._stop)
 
 
-def run_node(folder: ClusterFolder, roles: Sequence[Role]) -> None:
-    """Host roles in this process until SIGTERM or SIGINT."""
+def run_node(folder: ClusterFolder, roles: Sequence[Role], config: Config | None = None) -> None:
+    """Host roles in this process until SIGTERM or SIGINT, configured as the cluster is unless told otherwise."""
 
     async def run() -> None:
-        await Node(folder, roles).run()
+        await Node(folder, roles, config).run()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
@@ -127,10 +135,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--roles", required=True)
     parser.add_argument("--parent", type=int, required=True)
     given = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    folder = ClusterFolder(given.data_dir)
     try:
         die_with(given.parent)
-        run_node(ClusterFolder(given.data_dir), parse_roles(given.roles))
+        start_logging(folder.require_running().config.log)
+        run_node(folder, parse_roles(given.roles))
     except EmbarcaderoError as error:
         log.error("%s", error, exc_info=error.__cause__)  # noqa: TRY400 - the cause's trace, if there is one
         return 1

@@ -105,8 +105,8 @@ class _Plan:
 class Directory:
     """Topics, members and epochs of one cluster. Any number of processes may have one over the same store."""
 
-    def __init__(self, store: Store, cluster_id: str | None = None) -> None:
-        self._store = store
+    def __init__(self, store: Store, cluster_id: str | None = None, topics_max: int = TOPICS_MAX) -> None:
+        self._store, self._topics_max = store, topics_max
         self._cluster = self._decide(lambda plan: self._found(plan, cluster_id or secrets.token_hex(4)))
 
     # --- the cluster --------------------------------------------------------------------------------------------------
@@ -165,16 +165,19 @@ class Directory:
         durable_on: int = 0,
         on_gap: str = OnGap.FENCE.value,
         gap_timeout_ms: int | None = None,
+        session_ttl_s: int | None = None,
     ) -> Topic:
         """Create a topic on a lane of its own."""
 
         def plan_it(plan: _Plan) -> Topic:
             cluster = self._counters(plan)
-            topic = new_topic(name, cluster.next_lane, order, partitions, replicas, durable_on, on_gap, gap_timeout_ms)
+            topic = new_topic(
+                name, cluster.next_lane, order, partitions, replicas, durable_on, on_gap, gap_timeout_ms, session_ttl_s
+            )
             if plan.read(f"topics/{name}", Topic):
                 raise TopicExists(f"topic {name!r} exists", "use it, or choose another name")
-            if len(self._store.list("topics/")) >= TOPICS_MAX:
-                raise TooMany(f"there are {TOPICS_MAX} topics already", "delete topics that nobody needs")
+            if len(self._store.list("topics/")) >= self._topics_max:
+                raise TooMany(f"there are {self._topics_max} topics already", "delete topics that nobody needs")
             if cluster.lanes_left == 0:
                 raise TooMany(
                     f"all {LANES_MAX} lanes were used (deleted topics leave theirs behind)",

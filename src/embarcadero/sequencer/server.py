@@ -9,14 +9,13 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from embarcadero.limits import IDLE_WAIT_S_MAX, MIB
+from embarcadero.limits import MIB
 from embarcadero.sequencer.state import Sequencer
 
 log = logging.getLogger("embarcadero.sequencer")
 
 _WAIT_S_FIRST: Final = 0.002
 _GATHER_SHARE: Final = 2
-_GATHER_S_MAX: Final = 0.001
 _KEPT_BYTES: Final = 24 * MIB
 
 
@@ -40,16 +39,17 @@ def keep_freed_memory() -> None:
 async def serve_sequencer(sequencer: Sequencer, bell: Bell, stop: asyncio.Event) -> None:
     """Run rounds until stopped or deposed."""
     keep_freed_memory()
+    idle_wait_s, gather_s = sequencer.settings.idle_wait_ms / 1_000, sequencer.settings.gather_ms / 1_000
     wait_s = _WAIT_S_FIRST
     while not stop.is_set() and not sequencer.deposed:
         while sequencer.problems:
             log.error(sequencer.problems.pop(0))
         began = time.monotonic()
-        wait_s = _WAIT_S_FIRST if sequencer.round() else min(2 * wait_s, IDLE_WAIT_S_MAX)
+        wait_s = _WAIT_S_FIRST if sequencer.round() else min(2 * wait_s, idle_wait_s)
         spent = time.monotonic() - began
         await asyncio.sleep(0)
         if sequencer.more:
             continue
         if bell.rung:  # more came during the round: let some of it gather, a round costs the same for one or a hundred
-            await asyncio.sleep(min(_GATHER_SHARE * spent, _GATHER_S_MAX))
+            await asyncio.sleep(min(_GATHER_SHARE * spent, gather_s))
         await bell.wait(wait_s)

@@ -12,7 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from embarcadero.config import FabricSizes
+from embarcadero.config import DEFAULTS, FabricSizes
+from embarcadero.config.table import Sequencer as Settings
 from embarcadero.env import Clock, Doorbell
 from embarcadero.errors import BadRegion
 from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable
@@ -27,7 +28,7 @@ from embarcadero.fabric.layout import (
     pick,
 )
 from embarcadero.fabric.region import Fabric, Shape
-from embarcadero.limits import CONTROLS_PER_ROUND_MAX, HEARTBEAT_S
+from embarcadero.limits import HEARTBEAT_S
 from embarcadero.placement.directory import Directory
 from embarcadero.sequencer.brokers import Brokers
 from embarcadero.sequencer.control import detach_broker, fence
@@ -47,7 +48,16 @@ _LOOK_US: Final = 2_000
 class Sequencer:
     """The sequencer of one epoch. `deposed` is set when a later one has begun."""
 
-    def __init__(self, fabric: Fabric, directory: Directory, clock: Clock, bell: Doorbell, sizes: FabricSizes) -> None:
+    def __init__(
+        self,
+        fabric: Fabric,
+        directory: Directory,
+        clock: Clock,
+        bell: Doorbell,
+        sizes: FabricSizes,
+        settings: Settings = DEFAULTS.sequencer,
+    ) -> None:
+        self.settings = settings
         self._fabric, self._directory, self._clock, self._bell, self._sizes = fabric, directory, clock, bell, sizes
         self.deposed = False
         self.more = False  # the last round left published entries behind, for the next one
@@ -107,6 +117,7 @@ class Sequencer:
         else:
             order, entries = inherited
         order.make_room = self._make_room
+        order.departed_timeout_us = min(order.gap_timeout_us, self.settings.departed_gap_timeout_ms * 1000)
         lane = self.lanes[topic.lane] = Lane(self._fabric, self.epoch, order, self._sizes, self._frontiers)
         if entries is not None:
             lane.inherit(entries, self._now_us)
@@ -193,7 +204,7 @@ class Sequencer:
     def _take(self) -> Entries | None:
         """Published entries of all brokers, each round beginning with another one."""
         parts = [pick(self._held.entries, self._backlog)] if len(self._backlog) else []
-        room, requests = self._sizes.round_entries, CONTROLS_PER_ROUND_MAX
+        room, requests = self._sizes.round_entries, self.settings.controls_per_round
         for source in self.brokers.in_turn():
             unresolved = int(self._held.by_origin[source.member.handle])
             entries, whole = source.take(room, requests, unresolved)

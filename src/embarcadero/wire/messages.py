@@ -22,7 +22,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from embarcadero.limits import FRAME_BYTES_MAX
+from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX
 from embarcadero.types import NO_HANDLE, Topic
 
 U16 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
@@ -61,6 +61,8 @@ class Welcome(Message, frozen=True, kw_only=True):
     incarnation: int
     brokers: list[BrokerAddress]
     frame_bytes_max: int = FRAME_BYTES_MAX  # the largest payload of a batch that this cluster takes
+    record_bytes_max: int = RECORD_BYTES_MAX  # and the largest record
+    records_max: int = RECORDS_PER_BATCH_MAX  # and the most records in a batch
 
 
 class MembersAre(Message, frozen=True, kw_only=True):
@@ -95,15 +97,16 @@ class CloseSession(Message, frozen=True, kw_only=True):
 
 
 class CreateTopic(Message, frozen=True, kw_only=True):
-    """Create a topic; lane and defaults are the cluster's."""
+    """Create a topic; lane and defaults (None) are the cluster's."""
 
     name: str
-    order: int = 2
-    partitions: int = 1
+    order: int | None = None
+    partitions: int | None = None
     replicas: int = 0
     durable_on: int = 0
-    on_gap: str = "fence"
+    on_gap: str | None = None
     gap_timeout_ms: int | None = None
+    session_ttl_s: int | None = None
 
 
 class DescribeTopic(Message, frozen=True, kw_only=True):
