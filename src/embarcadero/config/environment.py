@@ -58,7 +58,7 @@ def _unknown_variable(variable: str, known: Mapping[str, Key]) -> Iterator[Probl
         yield Problem(where, "", "is not known under this name", SEEDS[variable])
     elif _INJECTED.fullmatch(variable):
         return
-    elif close := nearest(variable, known, 0.8):
-        yield Problem(where, "", "stands for no key", f"did you mean {close}?")
+    elif close := nearest(variable.removeprefix(PREFIX), [name.removeprefix(PREFIX) for name in known], 0.75):
+        yield Problem(where, "", "stands for no key", f"did you mean {PREFIX}{close}?")
     elif any(variable.startswith(f"{PREFIX}{section.upper()}_") for section in SECTIONS):
         yield Problem(where, "", "stands for no key", "see `embarcadero config reference`")

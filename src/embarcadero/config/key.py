@@ -145,7 +145,7 @@ class Key:
         if rule.power_of_two and int(value) & (int(value) - 1):
             below = 1 << (int(value).bit_length() - 1)
             near = f"{self._number(below)} or {self._number(2 * below)}"
-            raise BadQuantity(f"{self._number(value)} is no power of two", f"it must be a power of two: use {near}")
+            raise BadQuantity(f"{text!r} is no power of two", f"it must be a power of two: use {near}")
         return value
 
 

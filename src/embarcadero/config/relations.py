@@ -36,6 +36,11 @@ RELATIONS: Final = (
         "machine, or broker.host (--host)",
     ),
     Relation(
+        ("metrics.port", "cluster.brokers"),
+        lambda port, brokers: port + brokers <= 65_535,
+        "the ports of all processes must exist: use a lower port, or 0 for free ones",
+    ),
+    Relation(
         ("client.window_bytes", "client.batch_bytes"),
         lambda window, batch: batch <= window,
         "the window must hold at least one batch",

@@ -25,8 +25,8 @@ class FabricSizes:
     """How large the regions of shared memory are. They hold for one run of a cluster (`down`, then `up`)."""
 
     log_bytes: Annotated[int, size(
-        "Payloads that each broker keeps in memory; readers find what is older gone.", 64 * KIB, 64 * GIB, power_of_two=True,
-        stands_for=("cxl.size_gb",),
+        "Payloads that each broker keeps in memory; readers find what is older gone.",
+        64 * KIB, 64 * GIB, power_of_two=True, stands_for=("cxl.size_gb",),
     )] = limits.LOG_BYTES  # fmt: skip
     chunk_bytes: Annotated[int, size(
         "A broker's log is freed chunk by chunk; a batch fits one chunk.", 16 * KIB, 256 * MIB, power_of_two=True,

@@ -244,7 +244,9 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
     host: Annotated[str, text(
         "Address to listen on. The default is reachable from this machine only.",
     )] = limits.HOST_DEFAULT
-    port: Annotated[int, count("Port of the first node; the others follow. 0 takes free ports.", 0, 65_535)] = 0
+    port: Annotated[int, count(
+        "Port of the sequencer's process; those of brokers follow. 0 takes free ports.", 0, 65_535,
+    )] = 0
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
