@@ -97,8 +97,8 @@ class _File:
             self._problem(node, str(key), "has no value", "give one, or remove the line for the default")
         elif _is_scalar(node):
             text = node.value
-            if key.rule.kind is Kind.PATH and text:
-                text = str(self._path.absolute().parent / Path(text).expanduser())
+            if key.rule.kind is Kind.PATH and text and not text.startswith("~"):
+                text = str(self._path.absolute().parent / text)
             self._given[str(key)] = Given(text, self._at(node))
         elif isinstance(node, yaml.SequenceNode) and all(map(_is_scalar, node.value)):
             self._given[str(key)] = Given([part.value for part in node.value], self._at(node))

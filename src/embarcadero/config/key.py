@@ -9,10 +9,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import Any, Final
 
-from embarcadero.config.units import BYTES, PERCENT, SECONDS, BadQuantity, quantity, show_bytes, whole, yes_or_no
+from embarcadero.config.units import (
+    BYTES,
+    PERCENT,
+    SECONDS,
+    BadQuantity,
+    absolute,
+    quantity,
+    show_bytes,
+    whole,
+    yes_or_no,
+)
 
 Value = str | int | float | bool | list[str]
 
@@ -114,7 +123,7 @@ class Key:
             case Kind.TEXT:
                 return text.strip()
             case Kind.PATH:
-                return str(Path(text).expanduser().absolute()) if text.strip() else ""
+                return absolute(text.strip()) if text.strip() else ""
             case Kind.LIST:
                 return [part.strip() for part in text.split(",") if part.strip()]
             case Kind.FLAG:

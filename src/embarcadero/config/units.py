@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 BYTES: Final = {
@@ -58,6 +59,14 @@ def yes_or_no(text: str) -> bool:
     if lower in {"false", "no", "off", "0"}:
         return False
     raise BadQuantity(f"{text!r} is neither true nor false", "write true or false")
+
+
+def absolute(text: str) -> str:
+    """A path from the root on; `~` is the user's home."""
+    try:
+        return str(Path(text).expanduser().absolute())
+    except RuntimeError:
+        raise BadQuantity(f"{text!r} begins with the home of nobody", "write ~/ for your own") from None
 
 
 def show_bytes(value: int) -> str:
