@@ -27,6 +27,12 @@ def up(
     log_mib: Annotated[int, typer.Option(help="MiB of payloads per broker; a power of two.")] = LOG_BYTES // MIB,
     hugepages: Annotated[bool, typer.Option("--hugepages", help="Advise huge pages for the fabric.")] = False,
     pin: Annotated[str, typer.Option(help="Cores for the sequencer and brokers, in turn, such as 0,1.")] = "",
+    metrics_port: Annotated[
+        int, typer.Option(help="Port of the sequencer's metrics; brokers follow. 0 takes free ports.")
+    ] = 0,
+    metrics_host: Annotated[str, typer.Option(help="Address where metrics are served.")] = "127.0.0.1",
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_format: Annotated[str, typer.Option(help="plain, or json: an object a line.")] = "plain",
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
@@ -53,6 +59,10 @@ def up(
         log_bytes=log_mib * MIB,
         hugepages=hugepages,
         pin=pin,
+        metrics_host=metrics_host,
+        metrics_port=metrics_port,
+        log_level=log_level,
+        log_format=log_format,
     )
     if detach:
         _up_detached(options, json)
@@ -70,12 +80,14 @@ def _up_detached(options: Any, json: bool) -> None:
 
 def _up_here(options: Any, json: bool) -> None:
     import asyncio
-    import logging
+    import os
 
     from embarcadero.node.cluster import FabricChoice
     from embarcadero.node.supervisor import Supervisor
+    from embarcadero.watch.logs import set_up_logging
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    options.check()
+    set_up_logging(f"supervisor-{os.getpid()}", options.log_level, options.log_format)
 
     def on_ready(choice: FabricChoice) -> None:
         _print_started(_folder(Path(options.data_dir)), choice.note, json)
@@ -126,12 +138,9 @@ def node(
 
         embarcadero node --roles broker:4
     """
-    import logging
-
     from embarcadero.node.node import run_node
     from embarcadero.node.roles import parse_roles
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     run_node(_folder(data_dir), parse_roles(roles))
 
 

@@ -23,6 +23,7 @@ from embarcadero.errors import ClusterError, EmbarcaderoError, NotRunning, from_
 from embarcadero.node.children import roll_over
 from embarcadero.node.cluster import ClusterFolder, FabricChoice, fabric_name
 from embarcadero.node.supervisor import Supervisor, UpOptions
+from embarcadero.watch.logs import set_up_logging
 
 _STOP_S = 10.0
 _POLL_S = 0.02
@@ -114,8 +115,8 @@ def _remove_fabric(folder: ClusterFolder) -> None:
 
 def main(text: str) -> int:
     """The background process itself."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     options = msgspec.json.decode(text, type=UpOptions)
+    set_up_logging(f"supervisor-{os.getpid()}", options.log_level, options.log_format)
 
     def say(line: Started) -> None:
         if options.ready_fd is not None:

@@ -48,6 +48,10 @@ class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True):
     log_bytes: int
     hugepages: bool = False
     cores: list[int] = []
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int = 0  # of the sequencer; broker n has the port n + 1 above; 0: any free ports
+    log_level: str = "info"
+    log_format: str = "plain"
     supervisor: int
     nodes: list[NodeInfo]
 

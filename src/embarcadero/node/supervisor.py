@@ -10,7 +10,6 @@ it is stopped or slow, the cluster goes on. Node processes die with it (see node
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import shutil
 import signal
@@ -26,7 +25,7 @@ import msgspec
 from embarcadero.errors import BadValue, ClusterError, EmbarcaderoError
 from embarcadero.fabric.epochs import create_epochs
 from embarcadero.fabric.shared import SharedFabric
-from embarcadero.limits import BROKERS_MAX, LOG_BYTES
+from embarcadero.limits import BROKERS_MAX, GOODBYE_S_MAX, LOG_BYTES, SETTLE_S_MAX
 from embarcadero.node.children import Child
 from embarcadero.node.cluster import (
     ClusterFolder,
@@ -43,12 +42,13 @@ from embarcadero.node.roles import SEQUENCER, Role
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
 from embarcadero.types import Member, MemberState
-
-log = logging.getLogger("embarcadero.supervisor")
+from embarcadero.watch.logs import LogJournal, check_logging
+from embarcadero.watch.places import Places
 
 READY_S_MAX = 60.0
 _READY_POLL_S = 0.02
 _HELLO_S = 2.0
+_LEAVE_S = SETTLE_S_MAX + GOODBYE_S_MAX + 1.0
 _STOP_S = 3.0
 
 
@@ -64,6 +64,10 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
     log_bytes: int = LOG_BYTES  # of each broker
     hugepages: bool = False  # advise huge pages for the fabric
     pin: str = ""  # cores for the sequencer and the brokers, in turn; empty: any
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int = 0  # of the sequencer; broker n has the port n + 1 above; 0: any free ports
+    log_level: str = "info"
+    log_format: str = "plain"
     ready_fd: int | None = None  # for a background supervisor: where to report "ready" or an error
     stop_with_stdin: bool = False  # stop when standard input ends
 
@@ -77,6 +81,12 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise BadValue(f"processes {self.processes!r} does not exist", "use role or one")
         if self.host in {"", "0.0.0.0", "::"}:
             raise BadValue("brokers tell clients the address they listen on", "give --host an address of this machine")
+        if not (self.metrics_port == 0 or 1 <= self.metrics_port < 65_536 - self.brokers):
+            raise BadValue(
+                f"metrics port {self.metrics_port} is out of range",
+                f"use 0 (free ports) or 1 to {65_535 - self.brokers}",
+            )
+        check_logging(self.log_level, self.log_format)
         sizes_for(self.log_bytes)
         parse_cores(self.pin)
 
@@ -101,6 +111,7 @@ class Supervisor:
         self._stop = asyncio.Event()
         self._failure: EmbarcaderoError | None = None
         self._ready = False
+        self._journal = LogJournal(f"supervisor-{os.getpid()}")
         self._version = version("embarcadero")
 
     async def run(self, on_ready: Callable[[FabricChoice], None]) -> None:
@@ -114,6 +125,7 @@ class Supervisor:
             self._directory = Directory(stack.enter_context(closing(SqliteStore(self._folder.store_path))))
             self._directory.begin_generation()
             self._fabric = self._make_fabric()
+            Places(self._folder.path).clear()
             stack.callback(shutil.rmtree, self._fabric.folder, ignore_errors=True)
             self._write_info()
             self._watch_for_stop()
@@ -176,13 +188,13 @@ class Supervisor:
         if not self._ready:
             self._fail(ClusterError(f"{child.name} did not start: {child.last_words() or reason}", str(child.log_path)))
             return
-        log.warning("%s (pid %d) ended: %s; starting it again", child.name, pid, reason)
+        self._journal.warn("node ended", node=child.name, pid=pid, reason=reason, then="starting it again")
         try:
             for member in self._live(pid):
                 self._directory.mark_dead(member.broker, member.incarnation)
             self._write_info()
         except EmbarcaderoError as error:
-            log.error("can't note that %s ended: %s", child.name, error)  # noqa: TRY400 - it will register anew
+            self._journal.warn("can't mark brokers dead", node=child.name, reason=error.message)  # they register anew
 
     def _fail(self, error: EmbarcaderoError) -> None:
         self._failure = self._failure or error
@@ -224,6 +236,10 @@ class Supervisor:
                 log_bytes=options.log_bytes,
                 hugepages=options.hugepages,
                 cores=parse_cores(options.pin),
+                metrics_host=options.metrics_host,
+                metrics_port=options.metrics_port,
+                log_level=options.log_level,
+                log_format=options.log_format,
                 supervisor=os.getpid(),
                 nodes=[NodeInfo(roles=child.name, pid=child.pid) for child in self._children],
             )
@@ -232,11 +248,22 @@ class Supervisor:
     # --- after --------------------------------------------------------------------------------------------------------
 
     async def _stop_all(self, keepers: list[asyncio.Task[None]]) -> None:
+        """Brokers first: they settle what they took, and for that they need the sequencer."""
         self._stop.set()
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            for child in self._children:
+        self._journal.note("stopping", nodes=sum(bool(child.pid) for child in self._children))
+        first = [child for child in self._children if SEQUENCER not in child.roles]
+        await self._end(keepers, first, signal.SIGTERM, _LEAVE_S)
+        await self._end(keepers, self._children, signal.SIGTERM, _STOP_S if first else _LEAVE_S)
+        await self._end(keepers, self._children, signal.SIGKILL, _STOP_S)
+        if stuck := [child.name for child in self._children if child.pid]:
+            self._journal.warn("nodes did not end", nodes=",".join(stuck))
+
+    async def _end(
+        self, keepers: list[asyncio.Task[None]], children: list[Child], number: signal.Signals, wait_s: float
+    ) -> None:
+        """Signal some children, and wait for them to end."""
+        chosen = [keeper for keeper, child in zip(keepers, self._children, strict=True) if child in children]
+        if any(not keeper.done() for keeper in chosen):
+            for child in children:
                 child.signal(number)
-            _, running = await asyncio.wait(keepers, timeout=_STOP_S)
-            if not running:
-                return
-        log.error("some node processes did not end: %s", [child.pid for child in self._children if child.pid])
+            await asyncio.wait(chosen, timeout=wait_s)
