@@ -113,11 +113,17 @@ class Broker:
         self._logs.update(self._members)
         me = (self.member.broker, self.member.incarnation)
         self.deposed |= all((o.broker, o.incarnation) != me or o.state != MemberState.LIVE for o in self._members)
-        self.epoch.advance(self._directory.started_epoch())
+        self._advance(self._directory.started_epoch())
         if (now := self._live_addresses()) != before:
             for connection in self.connections.values():
                 if connection.greeted:
                     connection.answer(0, m.MembersAre(brokers=now))
+
+    def _advance(self, hint: int) -> bool:
+        moved = self.epoch.advance(hint)
+        if moved:
+            self.journal.note("follows epoch", epoch=self.epoch.number)
+        return moved
 
     def leave(self) -> None:
         """Grant no more credit and tell clients that we go; what was granted may still come, and is settled."""
@@ -161,7 +167,7 @@ class Broker:
             self.deposed |= self.epoch.closing()
         if self.deposed:
             return False
-        moved = self.epoch.advance(0)
+        moved = self._advance(0)
         through = self.epoch.read_through()
         if through > self.ingest.free_below and self.epoch.may_act():
             self.ingest.free_below = through

@@ -112,18 +112,29 @@ def _print_started(folder: ClusterFolder, remark: str, json: bool) -> None:
 def down(data_dir: DataDir = None, json: Json = False) -> None:
     """Stop the cluster of a folder, with all its processes.
 
+    Brokers take nothing more, settle what they have, and part from their clients; then all of it ends. It says what
+    was settled, and what could not be.
+
     Example:
 
         embarcadero down
     """
     from embarcadero.node.background import stop
+    from embarcadero.watch.places import Places
 
     folder = _folder(data_dir)
     pid = stop(folder)
+    nodes = Places(folder.path).read()
+    left = [broker for node in nodes for broker in (node.left or {}).values()]
+    settled, unsettled = (sum(broker[what] for broker in left) for what in ("settled", "unsettled"))
+    killed = [node.roles for node in nodes if node.left is None]
     if json:
-        print_json({"stopped": pid, "data_dir": str(folder.path)})
-    else:
-        print(f"stopped the cluster in {folder.path}")
+        facts = {"stopped": pid, "data_dir": str(folder.path), "settled": settled, "unsettled": unsettled}
+        print_json(facts | {"killed": killed})
+        return
+    print(f"stopped the cluster in {folder.path}; settled on the way: {settled}, not settled: {unsettled}")
+    if killed:
+        note(f"did not end in time, and were killed: {', '.join(killed)}")
 
 
 def node(
@@ -186,13 +197,15 @@ def _topics(running: ClusterReport) -> list[dict[str, Any]]:
 
 
 def _print_processes(running: ClusterReport) -> None:
-    rows = [[f"broker {b.id}", b.incarnation, b.address, b.pid, b.state] for b in running.brokers]
+    rows: list[list[object]] = [
+        [f"broker {b.id}", b.incarnation, b.address, b.pid, b.state, b.metrics] for b in running.brokers
+    ]
     sequencer = running.sequencer
     state = "live" if sequencer.pid else "starting"
-    rows.append(["sequencer", f"epoch {sequencer.epoch}", "", sequencer.pid or "", state])
-    rows.append(["supervisor", "", "", running.supervisor.pid, "live"])
+    rows.append(["sequencer", f"epoch {sequencer.epoch}", "", sequencer.pid or "", state, sequencer.metrics])
+    rows.append(["supervisor", "", "", running.supervisor.pid, "live", ""])
     title = f"cluster {running.cluster} in {running.data_dir}"
-    print_table(title, ["role", "incarnation", "address", "pid", "state"], rows)
+    print_table(title, ["role", "incarnation", "address", "pid", "state", "metrics"], rows)
 
 
 def _folder(data_dir: Path | None) -> ClusterFolder:

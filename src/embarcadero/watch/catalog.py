@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final, NamedTuple
 
 
@@ -14,74 +15,77 @@ class Metric(NamedTuple):
     text: str
 
 
-_BROKER, _TOPIC = ("broker",), ("topic",)
-_BOTH = ("broker", "topic")
+def _table(text: str) -> tuple[Metric, ...]:
+    """Metrics, a line each: kind, name with labels, what it tells."""
+    rows = re.findall(r"^(\w+) (\w+)(?:\{([\w,]+)\})?: (.+)$", text, re.MULTILINE)
+    return tuple(Metric(name, kind, tuple(filter(None, labels.split(","))), what) for kind, name, labels, what in rows)
 
-NODE: Final = (
-    Metric("embarcadero_up", "gauge", ("role", "version"), "1 for every role of this process"),
-    Metric("process_cpu_seconds_total", "counter", (), "processor time of this process, user and system"),
-    Metric("process_resident_memory_bytes", "gauge", (), "memory of this process, its part of the fabric included"),
-    Metric("process_open_fds", "gauge", (), "open files and sockets of this process"),
-    Metric("process_start_time_seconds", "gauge", (), "when this process started, seconds since 1970"),
-)
 
-BROKER: Final = (
-    Metric("embarcadero_publish_bytes_total", "counter", _BOTH, "payload bytes of batches that came in"),
-    Metric("embarcadero_publish_batches_total", "counter", _BOTH, "batches that came in"),
-    Metric("embarcadero_publish_records_total", "counter", _BOTH, "records of batches that came in"),
-    Metric("embarcadero_subscribe_bytes_total", "counter", _BOTH, "payload bytes served to readers"),
-    Metric("embarcadero_subscribe_batches_total", "counter", _BOTH, "batches served to readers"),
-    Metric("embarcadero_subscribe_records_total", "counter", _BOTH, "records served to readers"),
-    Metric("embarcadero_publish_latency_seconds", "histogram", _BROKER, "from a whole batch at the broker to its outcome"),
-    Metric("embarcadero_e2e_latency_seconds", "histogram", _BROKER, "from the append time to the answer of a waiting read"),
-    Metric("embarcadero_outcomes_total", "counter", ("broker", "outcome"), "answers to batches and session requests, by outcome"),
-    Metric("embarcadero_duplicates_rejected_total", "counter", _BROKER, "batches that were in the log already (DUP_OF, DUP)"),
-    Metric("embarcadero_connections", "gauge", _BROKER, "clients connected now"),
-    Metric("embarcadero_connections_total", "counter", _BROKER, "clients that ever connected"),
-    Metric("embarcadero_connections_ended_total", "counter", ("broker", "error"), "connections that the broker ended, by the peer's mistake"),
-    Metric("embarcadero_pending_entries", "gauge", _BROKER, "pending entries that the sequencer has not taken"),
-    Metric("embarcadero_pending_slots", "gauge", _BROKER, "room for pending entries"),
-    Metric("embarcadero_unresolved_entries", "gauge", _BROKER, "entries without an outcome"),
-    Metric("embarcadero_published_index", "gauge", _BROKER, "frontier: pending entries below are published"),
-    Metric("embarcadero_read_through_index", "gauge", _BROKER, "frontier: pending entries below were taken by the sequencer"),
-    Metric("embarcadero_log_occupancy_ratio", "gauge", _BROKER, "share of the broker log that unresolved payloads keep"),
-    Metric("embarcadero_credit_bytes", "gauge", _BROKER, "what all clients together may send now"),
-    Metric("embarcadero_backpressure", "gauge", _BROKER, "1 while the broker grants no credit"),
-    Metric("embarcadero_backpressure_total", "counter", _BROKER, "how often it stopped granting credit"),
-    Metric("embarcadero_fetches_waiting", "gauge", _BROKER, "reads that wait for records"),
-    Metric("embarcadero_readers", "gauge", _BOTH, "connections that read a topic"),
-    Metric("embarcadero_reader_lag_batches", "gauge", _BOTH, "how far the slowest of them is behind the ordered frontier"),
-    Metric("embarcadero_followed_epoch", "gauge", _BROKER, "the epoch that the broker follows; 0 before the first"),
-)  # fmt: skip
+NODE: Final = _table("""
+gauge embarcadero_up{role,version}: 1 for every role of this process
+counter process_cpu_seconds_total: processor time of this process, user and system
+gauge process_resident_memory_bytes: memory of this process, its part of the fabric included
+gauge process_open_fds: open files and sockets of this process
+gauge process_start_time_seconds: when this process started, seconds since 1970
+""")
 
-SEQUENCER: Final = (
-    Metric("embarcadero_epoch", "gauge", (), "the sequencer's epoch"),
-    Metric("embarcadero_epoch_increments_total", "counter", (), "epochs opened since the fabric was made"),
-    Metric("embarcadero_sequencer_failovers_total", "counter", (), "epochs opened after the first: each was a takeover"),
-    Metric("embarcadero_broker_failures_total", "counter", (), "broker incarnations that this sequencer closed; also those that left in order"),
-    Metric("embarcadero_rounds_total", "counter", (), "rounds, idle ones included"),
-    Metric("embarcadero_entries_total", "counter", (), "pending entries decided on"),
-    Metric("embarcadero_round_entries", "histogram", (), "entries of a round that had any"),
-    Metric("embarcadero_sequencer_latency_seconds", "histogram", (), "duration of a round that had entries"),
-    Metric("embarcadero_ordered_index", "gauge", _TOPIC, "frontier: batches and session entries below are ordered"),
-    Metric("embarcadero_ordered_seq", "gauge", _TOPIC, "frontier: records below are ordered"),
-    Metric("embarcadero_sessions", "gauge", ("topic", "state"), "sessions in the table: open, or fenced and kept for a while"),
-    Metric("embarcadero_sessions_opened_total", "counter", _TOPIC, "sessions opened or continued"),
-    Metric("embarcadero_sessions_closed_total", "counter", _TOPIC, "sessions closed by their publishers"),
-    Metric("embarcadero_sessions_fenced_total", "counter", ("topic", "why"), "sessions fenced: gap, overflow, idle, replaced"),
-    Metric("embarcadero_level5_clients_active", "gauge", (), "open sessions of all order-5 topics"),
-    Metric("embarcadero_hold_buffer_entries", "gauge", (), "batches that wait for a gap to close"),
-    Metric("embarcadero_hold_buffer_slots", "gauge", (), "room for them"),
-    Metric("embarcadero_hold_buffer_timeouts_total", "counter", (), "gaps whose time was over"),
-    Metric("embarcadero_gaps_skipped_total", "counter", (), "gaps declared lost (on_gap=skip)"),
-    Metric("embarcadero_sequencer_hold_buffer_entries", "gauge", _TOPIC, "batches that wait for a gap to close, by topic"),
-    Metric("embarcadero_sequencer_hold_buffer_age_ms", "gauge", _TOPIC, "age of the oldest gap; 0 without one"),
-    Metric("embarcadero_sequencer_cascade_release_depth", "histogram", _TOPIC, "waiting batches released at once when a gap closed"),
-    Metric("embarcadero_sequencer_skip_total", "counter", ("topic", "reason"), "SKIP entries; a full hold buffer fences instead, so the reason is always timeout"),
-    Metric("embarcadero_sequencer_checkpoint_write_duration_us", "gauge", _TOPIC, "duration of the last checkpoint"),
-    Metric("embarcadero_sequencer_checkpoint_age_sec", "gauge", _TOPIC, "age of the last checkpoint; 0 before the first"),
-    Metric("embarcadero_sequencer_checkpoint_client_count", "gauge", _TOPIC, "sessions in the last checkpoint"),
-)  # fmt: skip
+BROKER: Final = _table("""
+counter embarcadero_publish_bytes_total{broker,topic}: payload bytes of batches that came in
+counter embarcadero_publish_batches_total{broker,topic}: batches that came in
+counter embarcadero_publish_records_total{broker,topic}: records of batches that came in
+counter embarcadero_subscribe_bytes_total{broker,topic}: payload bytes served to readers
+counter embarcadero_subscribe_batches_total{broker,topic}: batches served to readers
+counter embarcadero_subscribe_records_total{broker,topic}: records served to readers
+histogram embarcadero_publish_latency_seconds{broker}: from a whole batch at the broker to its outcome
+histogram embarcadero_e2e_latency_seconds{broker}: from the append time to the answer of a waiting read
+counter embarcadero_outcomes_total{broker,outcome}: answers to batches and session requests
+counter embarcadero_duplicates_rejected_total{broker}: batches that were in the log already (DUP_OF, DUP)
+gauge embarcadero_connections{broker}: clients connected now
+counter embarcadero_connections_total{broker}: clients that ever connected
+counter embarcadero_connections_ended_total{broker,error}: connections that the broker ended because of the peer
+gauge embarcadero_pending_entries{broker}: pending entries that the sequencer has not taken
+gauge embarcadero_pending_slots{broker}: room for pending entries
+gauge embarcadero_unresolved_entries{broker}: entries without an outcome
+gauge embarcadero_published_index{broker}: frontier: pending entries below are published
+gauge embarcadero_read_through_index{broker}: frontier: pending entries below were taken by the sequencer
+gauge embarcadero_log_occupancy_ratio{broker}: share of the broker log that unresolved payloads keep
+gauge embarcadero_credit_bytes{broker}: what all clients together may send now
+gauge embarcadero_backpressure{broker}: 1 while the broker grants no credit
+counter embarcadero_backpressure_total{broker}: how often it stopped granting credit
+gauge embarcadero_fetches_waiting{broker}: reads that wait for records
+gauge embarcadero_readers{broker,topic}: connections that read a topic
+gauge embarcadero_reader_lag_batches{broker,topic}: how far the slowest of them is behind the ordered frontier
+gauge embarcadero_followed_epoch{broker}: the epoch that the broker follows; 0 before the first
+""")
+
+SEQUENCER: Final = _table("""
+gauge embarcadero_epoch: the sequencer's epoch
+counter embarcadero_epoch_increments_total: epochs opened since the fabric was made
+counter embarcadero_sequencer_failovers_total: epochs opened after the first: each was a takeover
+counter embarcadero_broker_failures_total: broker incarnations that this sequencer closed, whatever their end was
+counter embarcadero_rounds_total: rounds, idle ones included
+counter embarcadero_entries_total: pending entries decided on
+histogram embarcadero_round_entries: entries of a round that had any
+histogram embarcadero_sequencer_latency_seconds: duration of a round that had entries
+gauge embarcadero_ordered_index{topic}: frontier: batches and session entries below are ordered
+gauge embarcadero_ordered_seq{topic}: frontier: records below are ordered
+gauge embarcadero_sessions{topic,state}: sessions in the table: open, or fenced and kept for a while
+counter embarcadero_sessions_opened_total{topic}: sessions opened or continued
+counter embarcadero_sessions_closed_total{topic}: sessions closed by their publishers
+counter embarcadero_sessions_fenced_total{topic,why}: sessions fenced: gap, overflow, idle, replaced
+gauge embarcadero_level5_clients_active: open sessions of all order-5 topics
+gauge embarcadero_hold_buffer_entries: batches that wait for a gap to close
+gauge embarcadero_hold_buffer_slots: room for them
+counter embarcadero_hold_buffer_timeouts_total: gaps whose time was over
+counter embarcadero_gaps_skipped_total: gaps declared lost (on_gap=skip)
+gauge embarcadero_sequencer_hold_buffer_entries{topic}: batches that wait, by topic
+gauge embarcadero_sequencer_hold_buffer_age_ms{topic}: age of the oldest gap; 0 without one
+histogram embarcadero_sequencer_cascade_release_depth{topic}: waiting batches released at once
+counter embarcadero_sequencer_skip_total{topic,reason}: SKIP entries; the reason is always timeout
+gauge embarcadero_sequencer_checkpoint_write_duration_us{topic}: duration of the last checkpoint
+gauge embarcadero_sequencer_checkpoint_age_sec{topic}: age of the last checkpoint; 0 before the first
+gauge embarcadero_sequencer_checkpoint_client_count{topic}: sessions in the last checkpoint
+""")
 
 ALL: Final = (*NODE, *BROKER, *SEQUENCER)
 BY_NAME: Final = {metric.name: metric for metric in ALL}
@@ -93,7 +97,7 @@ SEEDS: Final[dict[str, str]] = {
     "embarcadero_publish_batches_total": "also by topic",
     "embarcadero_subscribe_bytes_total": "also by topic",
     "embarcadero_publish_latency_seconds": "a histogram: take quantiles with histogram_quantile()",
-    "embarcadero_e2e_latency_seconds": "a histogram, from the append time on; what a publisher waits is in the one above",
+    "embarcadero_e2e_latency_seconds": "a histogram, from the append time on; the one above has what a publisher waits",
     "embarcadero_sequencer_latency_seconds": "a histogram",
     "embarcadero_level5_clients_active": "",
     "embarcadero_hold_buffer_entries": "",

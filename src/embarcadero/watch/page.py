@@ -24,8 +24,7 @@ class Page:
     def put(self, name: str, value: float, **labels: object) -> None:
         """One value of a counter or gauge."""
         invariant(BY_NAME[name].labels == tuple(labels), f"{name} has its labels")
-        self._lines[name].append(f"{name}{_braces(labels)} {value:g}" if isinstance(value, float) else
-                                 f"{name}{_braces(labels)} {value}")  # fmt: skip
+        self._lines[name].append(f"{name}{_braces(labels)} {value}")
 
     def histogram(self, name: str, found: Histogram, unit: float = 1, **labels: object) -> None:
         """A histogram whose bounds and sum are multiplied by `unit`."""
