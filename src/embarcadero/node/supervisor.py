@@ -133,6 +133,7 @@ class Supervisor:
             try:
                 await self._until_ready()
                 if not self._stop.is_set():
+                    self._journal.note("ready", fabric=str(self._fabric.folder), brokers=options.brokers)
                     on_ready(self._fabric)
                 await self._stop.wait()
             finally:
@@ -255,8 +256,11 @@ class Supervisor:
         await self._end(keepers, first, signal.SIGTERM, _LEAVE_S)
         await self._end(keepers, self._children, signal.SIGTERM, _STOP_S if first else _LEAVE_S)
         await self._end(keepers, self._children, signal.SIGKILL, _STOP_S)
-        if stuck := [child.name for child in self._children if child.pid]:
+        stuck = [child.name for child in self._children if child.pid]
+        if stuck:
             self._journal.warn("nodes did not end", nodes=",".join(stuck))
+        else:
+            self._journal.note("stopped")
 
     async def _end(
         self, keepers: list[asyncio.Task[None]], children: list[Child], number: signal.Signals, wait_s: float
