@@ -95,6 +95,16 @@ IDLE_WAIT_S_MAX = 0.02  # longest sleep of a poller; a doorbell usually wakes it
 STORE_POLL_S = 0.05
 STORE_BUSY_S = 5.0  # longest wait for another process's transaction
 HEARTBEAT_S = 0.1
+SILENT_S = 2.0  # a role whose heartbeat stands still for this long is not ready
+SETTLE_S_MAX = 1.5  # a broker that leaves waits this long for the outcomes of what it took
+GOODBYE_S_MAX = 0.5  # and this long for its clients to hang up
+
+# --- watching ---------------------------------------------------------------------------------------------------------
+WATCH_REQUEST_BYTES_MAX = 8 * KIB  # one HTTP request to a node's metrics port
+WATCH_REQUEST_S_MAX = 5.0
+WATCH_CONNECTIONS_MAX = 64
+LOG_REPEATS_MAX = 5  # equal events a role may log within LOG_REPEATS_S; the rest is counted
+LOG_REPEATS_S = 10.0
 
 invariant(SESSION_WINDOW & (SESSION_WINDOW - 1) == 0, "the session window is a power of two")
 invariant(FRAME_BYTES_MAX <= CHUNK_BYTES, "a batch fits into one chunk of the log")

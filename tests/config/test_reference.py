@@ -100,5 +100,5 @@ def test_every_key_is_used() -> None:
     assert {str(key) for key in KEYS.values() if not key.rule.fixed and key.name not in read} <= WAITING
 
 
-WAITING = {"client.compression", "metrics.enabled"}
+WAITING = {"client.compression"}
 """Keys whose readers come with other parts."""

@@ -68,7 +68,8 @@ class Connection:
         )
         self.get_buffer = self._receiver.get_buffer
         self.greeted = self.closing = self.gone = self.blocked = False
-        self.client = ""
+        self.client = self.peer = ""  # what it calls itself; where it is
+        self.reading: dict[int, tuple[int, int]] = {}  # lane -> next index of its last fetch, and when that was
         self.parked = 0  # long polls that wait
         self.received_bytes = self.granted_bytes = 0
         self.sessions: set[tuple[int, int]] = set()
@@ -101,6 +102,7 @@ class Connection:
             self._broker.disconnected(self)
 
     def _hang_up(self, error: EmbarcaderoError) -> None:
+        self._broker.hung_up(self, error)
         self._drop_arriving()
         self.fail(0, error)
         self.closing = True
@@ -154,6 +156,7 @@ class Connection:
         ack["lane"], ack["session"], ack["session_seq"] = header.lane, header.session, header.session_seq
         ack["index"] = ack["seq"] = NO_INDEX
         ack["outcome"] = int(outcome)
+        self._broker.counters.outcomes[int(outcome)] += 1
         self.send_acks(ack)
 
     # --- control ------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ class EpochView:
         self._frontiers: Region | None = None
         self._read_through: FrontierReader | None = None
         self._closing: FrontierReader | None = None
+        self._heartbeat: FrontierReader | None = None
         self._results: RingReader | None = None
         self._orders: dict[int, RingReader] = {}
 
@@ -33,6 +34,7 @@ class EpochView:
         mine = frontier_offset(SequencerLine.BROKERS + self._member.handle)
         self._read_through = FrontierReader(self._frontiers, mine)
         self._closing = FrontierReader(self._frontiers, mine + 8 * CLOSING_WORD)
+        self._heartbeat = FrontierReader(self._frontiers, frontier_offset(SequencerLine.HEARTBEAT))
         self._results = None
         self._orders.clear()
         return True
@@ -48,6 +50,10 @@ class EpochView:
     def closing(self) -> bool:
         """Whether the sequencer has closed this broker incarnation: somebody took it for dead."""
         return bool(self._closing and self._closing.load())
+
+    def heartbeat(self) -> tuple[int, int]:
+        """(epoch, beats of its sequencer): a pair that stays the same for long is that of a silent one."""
+        return self.number, self._heartbeat.load() if self._heartbeat else 0
 
     def results(self) -> RingReader | None:
         """The outcomes of our entries, once the sequencer has made the region."""

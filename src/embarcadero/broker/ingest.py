@@ -68,6 +68,11 @@ class Ingest:
         return self._ring.next + len(self._staged) // PENDING.itemsize
 
     @property
+    def arriving(self) -> int:
+        """Batches that are being received."""
+        return self._promised
+
+    @property
     def used_slots(self) -> int:
         """Pending slots that are taken or promised."""
         return self.next - self.free_below + self._promised

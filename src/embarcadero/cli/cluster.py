@@ -46,6 +46,12 @@ def up(
         bool | None, typer.Option("--hugepages", show_default=False, help="Advise huge pages for the fabric.")
     ] = None,
     pin: Annotated[str | None, _option("Cores for the sequencer and brokers, in turn, such as 0,1.")] = None,
+    metrics_host: Annotated[str | None, _option("Address where metrics are served. Default: 127.0.0.1.")] = None,
+    metrics_port: Annotated[
+        int | None, _option("Port of the sequencer's metrics; brokers follow. 0 takes free ports. Default: 0.")
+    ] = None,
+    log_level: Annotated[str | None, _option("debug, info, warning or error. Default: info.")] = None,
+    log_format: Annotated[str | None, _option("plain, or json: an object a line. Default: plain.")] = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
@@ -76,6 +82,10 @@ def up(
         "broker.port": ("--port", port),
         "broker.advertised_host": ("--advertised-host", advertised_host),
         "fabric.log_bytes": ("--log-mib", None if log_mib is None else log_mib * MIB),
+        "metrics.host": ("--metrics-host", metrics_host),
+        "metrics.port": ("--metrics-port", metrics_port),
+        "log.level": ("--log-level", log_level),
+        "log.format": ("--log-format", log_format),
     }
     options = UpOptions(config=settings(flags))
     if detach:
@@ -99,7 +109,8 @@ def _up_here(options: Any, json: bool) -> None:
     from embarcadero.node.cluster import FabricChoice
     from embarcadero.node.supervisor import Supervisor
 
-    start_logging(options.config.log)
+    options.check()
+    start_logging("supervisor", options.config.log)
 
     def on_ready(choice: FabricChoice) -> None:
         _print_started(_folder(options.data_dir), choice.note, json)
@@ -124,18 +135,29 @@ def _print_started(folder: ClusterFolder, remark: str, json: bool) -> None:
 def down(data_dir: DataDir = None, json: Json = False) -> None:
     """Stop the cluster of a folder, with all its processes.
 
+    Brokers take nothing more, settle what they have, and part from their clients; then all of it ends. It says what
+    was settled, and what could not be.
+
     Example:
 
         embarcadero down
     """
     from embarcadero.node.background import stop
+    from embarcadero.watch.places import Places
 
     folder = _folder(data_dir)
     pid = stop(folder)
+    nodes = Places(folder.path).read()
+    left = [broker for node in nodes for broker in (node.left or {}).values()]
+    settled, unsettled = (sum(broker[what] for broker in left) for what in ("settled", "unsettled"))
+    killed = [node.roles for node in nodes if node.left is None]
     if json:
-        print_json({"stopped": pid, "data_dir": str(folder.path)})
-    else:
-        print(f"stopped the cluster in {folder.path}")
+        facts = {"stopped": pid, "data_dir": str(folder.path), "settled": settled, "unsettled": unsettled}
+        print_json(facts | {"killed": killed})
+        return
+    print(f"stopped the cluster in {folder.path}; settled on the way: {settled}, not settled: {unsettled}")
+    if killed:
+        note(f"did not end in time, and were killed: {', '.join(killed)}")
 
 
 def node(
@@ -154,14 +176,12 @@ def node(
     """
     import msgspec
 
-    from embarcadero.node.begin import start_logging
     from embarcadero.node.node import run_node
     from embarcadero.node.roles import parse_roles
 
     wanted, folder = parse_roles(roles), _folder(data_dir)
     cluster = folder.require_running().config
     config = msgspec.structs.replace(settings(base=cluster), cluster=cluster.cluster, fabric=cluster.fabric)
-    start_logging(config.log)
     run_node(folder, wanted, config)
 
 
@@ -207,13 +227,15 @@ def _topics(running: ClusterReport) -> list[dict[str, Any]]:
 
 
 def _print_processes(running: ClusterReport) -> None:
-    rows = [[f"broker {b.id}", b.incarnation, b.address, b.pid, b.state] for b in running.brokers]
+    rows: list[list[object]] = [
+        [f"broker {b.id}", b.incarnation, b.address, b.pid, b.state, b.metrics] for b in running.brokers
+    ]
     sequencer = running.sequencer
     state = "live" if sequencer.pid else "starting"
-    rows.append(["sequencer", f"epoch {sequencer.epoch}", "", sequencer.pid or "", state])
-    rows.append(["supervisor", "", "", running.supervisor.pid, "live"])
+    rows.append(["sequencer", f"epoch {sequencer.epoch}", "", sequencer.pid or "", state, sequencer.metrics])
+    rows.append(["supervisor", "", "", running.supervisor.pid, "live", ""])
     title = f"cluster {running.cluster} in {running.data_dir}"
-    print_table(title, ["role", "incarnation", "address", "pid", "state"], rows)
+    print_table(title, ["role", "incarnation", "address", "pid", "state", "metrics"], rows)
 
 
 def _folder(data_dir: Path | None) -> ClusterFolder:

@@ -116,7 +116,7 @@ def _remove_fabric(folder: ClusterFolder) -> None:
 def main(text: str) -> int:
     """The background process itself."""
     options = msgspec.json.decode(text, type=UpOptions)
-    start_logging(options.config.log)
+    start_logging("supervisor", options.config.log)
 
     def say(line: Started) -> None:
         if options.ready_fd is not None:
@@ -128,7 +128,6 @@ def main(text: str) -> int:
     def on_ready(fabric: FabricChoice) -> None:
         nonlocal ready
         ready = True
-        logging.info("the cluster is ready; fabric in %s", fabric.folder)
         say(Started(note=fabric.note))
 
     try:
@@ -138,7 +137,6 @@ def main(text: str) -> int:
         if not ready:
             say(Started(code=type(error).__name__, message=error.message, hint=error.hint))
         return 1
-    logging.info("the cluster is stopped")
     return 0
 
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import logging
+import os
 
 from embarcadero.config.table import Log
-from embarcadero.errors import ClusterError
+from embarcadero.watch.logs import set_up_logging
 
 
-def start_logging(settings: Log) -> None:
-    """Log as the configuration says: to its file, else to standard error."""
-    try:
-        handler = logging.FileHandler(settings.file) if settings.file else logging.StreamHandler()
-    except OSError as error:
-        raise ClusterError(f"can't write the log {settings.file}: {error.strerror}", "change log.file") from error
-    level = logging.getLevelNamesMapping()[settings.level.upper()]
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s", handlers=[handler])
+def start_logging(what: str, settings: Log) -> None:
+    """Log as the configuration says; `what` this process is stands in lines that name no role."""
+    set_up_logging(f"{what}-{os.getpid()}", settings.level, settings.format, settings.file)

@@ -10,7 +10,6 @@ it is stopped or slow, the cluster goes on. Node processes die with it (see node
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import shutil
 import signal
@@ -27,6 +26,7 @@ from embarcadero.config import Config
 from embarcadero.errors import ClusterError, EmbarcaderoError
 from embarcadero.fabric.epochs import create_epochs
 from embarcadero.fabric.shared import SharedFabric
+from embarcadero.limits import GOODBYE_S_MAX, SETTLE_S_MAX
 from embarcadero.node.children import Child
 from embarcadero.node.cluster import (
     ClusterFolder,
@@ -43,12 +43,13 @@ from embarcadero.node.roles import SEQUENCER, Role
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
 from embarcadero.types import Member, MemberState
-
-log = logging.getLogger("embarcadero.supervisor")
+from embarcadero.watch.logs import LogJournal
+from embarcadero.watch.places import Places
 
 READY_S_MAX = 60.0
 _READY_POLL_S = 0.02
 _HELLO_S = 2.0
+_LEAVE_S = SETTLE_S_MAX + GOODBYE_S_MAX + 1.0
 _STOP_S = 3.0
 
 
@@ -91,6 +92,7 @@ class Supervisor:
         self._stop = asyncio.Event()
         self._failure: EmbarcaderoError | None = None
         self._ready = False
+        self._journal = LogJournal(f"supervisor-{os.getpid()}")
         self._version = version("embarcadero")
 
     async def run(self, on_ready: Callable[[FabricChoice], None]) -> None:
@@ -104,6 +106,7 @@ class Supervisor:
             self._directory = Directory(stack.enter_context(closing(SqliteStore(self._folder.store_path))))
             self._directory.begin_generation()
             self._fabric = self._make_fabric()
+            Places(self._folder.path).clear()
             stack.callback(shutil.rmtree, self._fabric.folder, ignore_errors=True)
             self._write_info()
             self._watch_for_stop()
@@ -111,6 +114,7 @@ class Supervisor:
             try:
                 await self._until_ready()
                 if not self._stop.is_set():
+                    self._journal.note("ready", fabric=str(self._fabric.folder), brokers=self._config.cluster.brokers)
                     on_ready(self._fabric)
                 await self._stop.wait()
             finally:
@@ -167,13 +171,13 @@ class Supervisor:
         if not self._ready:
             self._fail(ClusterError(f"{child.name} did not start: {child.last_words() or reason}", str(child.log_path)))
             return
-        log.warning("%s (pid %d) ended: %s; starting it again", child.name, pid, reason)
+        self._journal.warn("node ended", node=child.name, pid=pid, reason=reason, then="starting it again")
         try:
             for member in self._live(pid):
                 self._directory.mark_dead(member.broker, member.incarnation)
             self._write_info()
         except EmbarcaderoError as error:
-            log.error("can't note that %s ended: %s", child.name, error)  # noqa: TRY400 - it will register anew
+            self._journal.warn("can't mark brokers dead", node=child.name, reason=error.message)  # they register anew
 
     def _fail(self, error: EmbarcaderoError) -> None:
         self._failure = self._failure or error
@@ -217,11 +221,25 @@ class Supervisor:
     # --- after --------------------------------------------------------------------------------------------------------
 
     async def _stop_all(self, keepers: list[asyncio.Task[None]]) -> None:
+        """Brokers first: they settle what they took, and for that they need the sequencer."""
         self._stop.set()
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            for child in self._children:
+        self._journal.note("stopping", nodes=sum(bool(child.pid) for child in self._children))
+        first = [child for child in self._children if SEQUENCER not in child.roles]
+        await self._end(keepers, first, signal.SIGTERM, _LEAVE_S)
+        await self._end(keepers, self._children, signal.SIGTERM, _STOP_S if first else _LEAVE_S)
+        await self._end(keepers, self._children, signal.SIGKILL, _STOP_S)
+        stuck = [child.name for child in self._children if child.pid]
+        if stuck:
+            self._journal.warn("nodes did not end", nodes=",".join(stuck))
+        else:
+            self._journal.note("stopped")
+
+    async def _end(
+        self, keepers: list[asyncio.Task[None]], children: list[Child], number: signal.Signals, wait_s: float
+    ) -> None:
+        """Signal some children, and wait for them to end."""
+        chosen = [keeper for keeper, child in zip(keepers, self._children, strict=True) if child in children]
+        if any(not keeper.done() for keeper in chosen):
+            for child in children:
                 child.signal(number)
-            _, running = await asyncio.wait(keepers, timeout=_STOP_S)
-            if not running:
-                return
-        log.error("some node processes did not end: %s", [child.pid for child in self._children if child.pid])
+            await asyncio.wait(chosen, timeout=wait_s)

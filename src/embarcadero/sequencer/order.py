@@ -21,10 +21,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from embarcadero.env import Journal, SilentJournal
 from embarcadero.fabric.layout import Entries, join, pick
 from embarcadero.invariants import invariant
 from embarcadero.limits import GAP_TIMEOUT_DEPARTED_MS, SESSION_SEQUENCE_MAX
 from embarcadero.plants import planted
+from embarcadero.sequencer.counters import LaneCounters
 from embarcadero.sequencer.decisions import Decisions, order_entries, words
 from embarcadero.sequencer.held import HeldSlots
 from embarcadero.sequencer.sessions import FENCED, LOST, NEVER, W_MASK, Ints, SessionTable, W
@@ -87,6 +89,8 @@ class LaneOrder:
         self.due_us = NEVER  # no gap times out before
         self.idle_due_us = NEVER  # no session expires before
         self.out = Decisions()
+        self.counters = LaneCounters()
+        self.journal: Journal = SilentJournal()
         self.make_room: Callable[[int], None] = lambda _count: None
         """Asked when that many held slots are needed and not free; may fence sessions, here and in other lanes."""
         self.reserve: Callable[[int], None] = lambda _count: None
@@ -210,6 +214,7 @@ class LaneOrder:
         if len(released):
             table.release(step.rows[released])
             self.held.release(held_slots[released - step.came])
+            self.counters.cascades.add(len(released))
         if planted("held-forgotten"):
             chosen = chosen[chosen < step.came]
         return chosen, waiting[waiting < step.came], woken

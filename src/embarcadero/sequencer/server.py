@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from typing import Final, Protocol
 
@@ -11,8 +10,6 @@ import numpy as np
 
 from embarcadero.limits import MIB
 from embarcadero.sequencer.state import Sequencer
-
-log = logging.getLogger("embarcadero.sequencer")
 
 _WAIT_S_FIRST: Final = 0.002
 _GATHER_SHARE: Final = 2
@@ -43,7 +40,7 @@ async def serve_sequencer(sequencer: Sequencer, bell: Bell, stop: asyncio.Event)
     wait_s = _WAIT_S_FIRST
     while not stop.is_set() and not sequencer.deposed:
         while sequencer.problems:
-            log.error(sequencer.problems.pop(0))
+            sequencer.journal.warn("broken ring", problem=sequencer.problems.pop(0))
         began = time.monotonic()
         wait_s = _WAIT_S_FIRST if sequencer.round() else min(2 * wait_s, idle_wait_s)
         spent = time.monotonic() - began
@@ -53,3 +50,7 @@ async def serve_sequencer(sequencer: Sequencer, bell: Bell, stop: asyncio.Event)
         if bell.rung:  # more came during the round: let some of it gather, a round costs the same for one or a hundred
             await asyncio.sleep(min(_GATHER_SHARE * spent, gather_s))
         await bell.wait(wait_s)
+    if sequencer.deposed:
+        sequencer.journal.warn("deposed", reason="a later epoch is open")
+    else:
+        sequencer.journal.note("left", epoch=sequencer.epoch, waiting=sequencer.held.used)

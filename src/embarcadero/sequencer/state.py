@@ -14,7 +14,7 @@ import numpy as np
 
 from embarcadero.config import DEFAULTS, FabricSizes
 from embarcadero.config.table import Sequencer as Settings
-from embarcadero.env import Clock, Doorbell
+from embarcadero.env import Clock, Doorbell, Journal, SilentJournal
 from embarcadero.errors import BadRegion
 from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable
 from embarcadero.fabric.frontier import FrontierWriter
@@ -32,6 +32,7 @@ from embarcadero.limits import HEARTBEAT_S
 from embarcadero.placement.directory import Directory
 from embarcadero.sequencer.brokers import Brokers
 from embarcadero.sequencer.control import detach_broker, fence
+from embarcadero.sequencer.counters import SequencerCounters
 from embarcadero.sequencer.decisions import Decisions
 from embarcadero.sequencer.held import HeldSlots, Slots, create_held
 from embarcadero.sequencer.lane import Lane
@@ -39,7 +40,7 @@ from embarcadero.sequencer.order import LaneOrder
 from embarcadero.sequencer.sessions import NEVER, SessionTable
 from embarcadero.sequencer.sources import Source
 from embarcadero.sequencer.takeover import Legacy, readmit
-from embarcadero.types import Order, Outcome, Topic
+from embarcadero.types import MemberState, Order, Outcome, Topic
 
 _LOOK_US: Final = 2_000
 """Looking whether the store has changed is cheap, but not as cheap as an empty round."""
@@ -55,6 +56,7 @@ class Sequencer:
         clock: Clock,
         bell: Doorbell,
         sizes: FabricSizes,
+        journal: Journal | None = None,
         settings: Settings = DEFAULTS.sequencer,
     ) -> None:
         self.settings = settings
@@ -62,6 +64,8 @@ class Sequencer:
         self.deposed = False
         self.more = False  # the last round left published entries behind, for the next one
         self.problems: list[str] = []
+        self.journal = journal or SilentJournal()
+        self.counters = SequencerCounters()
         self.lanes: dict[int, Lane] = {}
         self._epochs = EpochTable(fabric, fabric.attach(EPOCHS_REGION, writable=True))
         last = directory.started_epoch()
@@ -86,6 +90,11 @@ class Sequencer:
                 raise
             self.deposed = True  # our predecessor's regions are gone because others went past us
 
+    @property
+    def held(self) -> HeldSlots:
+        """Batches that wait for a gap to close, of all lanes."""
+        return self._held
+
     # --- beginning ----------------------------------------------------------------------------------------------------
     def _begin(self, earlier: int) -> None:
         members = self._directory.members()
@@ -105,6 +114,10 @@ class Sequencer:
             self.deposed = True
             return
         self._epochs.start(self.epoch)
+        self.journal.note(
+            "epoch started", epoch=self.epoch, after=earlier, lanes=len(self.lanes), brokers=len(self.brokers.sources),
+            waiting=self._held.used,
+        )  # fmt: skip
         self._sweep(earlier)
         self._ring_bells(list(self.brokers.sources.values()), grown=True)
 
@@ -116,9 +129,10 @@ class Sequencer:
             order, entries = LaneOrder(topic, SessionTable(self._sizes.sessions), self._held), None
         else:
             order, entries = inherited
-        order.make_room = self._make_room
+        order.make_room, order.journal = self._make_room, self.journal
         order.departed_timeout_us = min(order.gap_timeout_us, self.settings.departed_gap_timeout_ms * 1000)
         lane = self.lanes[topic.lane] = Lane(self._fabric, self.epoch, order, self._sizes, self._frontiers)
+        lane.clock = self._clock
         if entries is not None:
             lane.inherit(entries, self._now_us)
 
@@ -165,6 +179,11 @@ class Sequencer:
             self._backlog = self._backlog[:0]
         self._write()
         self._finish_closing()
+        if entries is not None:
+            self.counters.entries += len(entries)
+            self.counters.round_entries.add(len(entries))
+            self.counters.round_us.add(self._clock.now_us() - self._now_us)
+        self.counters.rounds += 1
         return work
 
     def next_deadline_us(self) -> int | None:
@@ -246,7 +265,7 @@ class Sequencer:
             if not waiting:
                 return
             oldest = min(waiting, key=lambda order: int(order.table.gap_us.min()))
-            fence(oldest, int(oldest.table.gap_us.argmin()), self._now_us)
+            fence(oldest, int(oldest.table.gap_us.argmin()), self._now_us, "overflow")
 
     # --- writing ------------------------------------------------------------------------------------------------------
     def _write(self) -> None:
@@ -280,6 +299,9 @@ class Sequencer:
 
     def _finish_closing(self) -> None:
         for source in self.brokers.take_drained():
+            if source.member.state is MemberState.LIVE:  # else an earlier sequencer has told it
+                self.counters.brokers_closed += 1
+                self.journal.warn("broker closed", broker=source.member.region_prefix)
             for lane in self.lanes.values():
                 detach_broker(lane.order, source.member.handle, self._now_us)
         self.brokers.bury(self._held.by_origin)
