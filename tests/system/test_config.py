@@ -25,6 +25,7 @@ limits: {record_bytes: 1KiB, records_per_batch: 10, topics: 2}
 client: {linger_ms: 0, ack: 0, request_timeout_s: 7s, prefetch: 1, fetch_bytes: 64KiB}
 topic: {order: 5, partitions: 2, session_ttl_s: 1h}
 log: {level: warning}
+metrics: {enabled: false}
 """
 
 
@@ -106,6 +107,13 @@ def test_the_log_has_only_what_was_asked_for(log: emb.Log) -> None:
     lines = (ClusterFolder(log.cluster.data_dir).logs / "node.log").read_text()
 
     assert "INFO" not in lines
+
+
+def test_metrics_can_be_left_out(log: emb.Log) -> None:
+    """No process has a metrics port."""
+    report = log.cluster.report()
+
+    assert [report.sequencer.metrics, *(broker.metrics for broker in report.brokers)] == ["", ""]
 
 
 def test_the_twin_takes_a_configuration_too(log: emb.Log, file: Path) -> None:
