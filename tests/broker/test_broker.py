@@ -397,3 +397,26 @@ def test_members_are_pushed_when_brokers_come_and_go(world: World) -> None:
     pushed = [message for message in client.pushed if isinstance(message, m.MembersAre)]
 
     assert sorted(address.broker for address in pushed[-1].brokers) == [0, 1, 2]
+
+
+def test_a_broker_that_leaves_takes_what_it_granted_and_no_more() -> None:
+    """Clients are told, no credit and no session is given any more, and what still comes is settled and acked."""
+    world = World(brokers=2)
+    world.topic()
+    leaving = world.brokers[0]
+    client = Client(leaving)
+    opened = world.open(client)
+    client.batch(opened, 0)
+    leaving.leave()
+    granted = client.credit
+    client.batch(opened, 1)
+    assert leaving.unsettled > 0
+    refused = client.ask(m.OpenSession(topic="t"))
+    world.run(6, client)
+
+    told = [message for message in client.pushed if isinstance(message, m.MembersAre)]
+    assert [address.broker for address in told[-1].brokers] == [1]
+    assert isinstance(client.answers[refused], m.Failed)
+    assert client.answers[refused].code == "Retriable"
+    assert [int(ack["outcome"]) for ack in client.acks] == [Outcome.ORDERED, Outcome.ORDERED]
+    assert (leaving.unsettled, client.credit) == (0, granted)

@@ -24,6 +24,9 @@ app = typer.Typer(
 FabricFolder = Annotated[
     Path | None, typer.Option("--fabric", show_default=False, help="A fabric's folder. Default: that of --data-dir.")
 ]
+_DULL = {"location", "low", "extra", "origin", "partition", "schema", "flags", "owner", "incarnation"}
+"""Columns that are left out where they are all zero."""
+
 Topic = Annotated[str, typer.Argument(help="Name of the topic.")]
 
 
@@ -169,7 +172,8 @@ def _print_rows(title: str, rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     print(f"{title}:{'' if rows else ' -'}")
-    columns = [name for name in dict.fromkeys(n for row in rows for n in row) if any(row.get(name) for row in rows)]
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = [n for n in names if any(row.get(n) if n in _DULL else row.get(n) is not None for row in rows)]
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in columns:
         numbers = all(isinstance(row.get(name), int | None) for row in rows)

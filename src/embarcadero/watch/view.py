@@ -18,9 +18,10 @@ _STATE: Final = {"live": "green", "silent": "yellow", "dead": "red"}
 
 
 def view(shown: Picture, history: Sequence[float], width: int) -> RenderableType:
-    """Everything; `history` is how many records a second came in, oldest first."""
+    """Everything; `history` is how many records a second came in, oldest first. Topics come last: there may be many."""
     wide = width >= _WIDE
-    return Group(_head(shown, history, wide), _brokers(shown, wide), _topics(shown, wide), _foot(shown))
+    above = (_head(shown, history, wide), _sequencer(shown), _brokers(shown, wide), _latencies(shown))
+    return Group(*above, _topics(shown, wide))
 
 
 def _head(shown: Picture, history: Sequence[float], wide: bool) -> Text:
@@ -33,7 +34,7 @@ def _head(shown: Picture, history: Sequence[float], wide: bool) -> Text:
 def _table(title: str, columns: Sequence[str]) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1), expand=False)
     for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number > 1 else "left", no_wrap=True)
+        table.add_column(column, justify="right" if number > 1 else "left", no_wrap=number > 0, overflow="fold")
     return table
 
 
@@ -73,10 +74,9 @@ def _topics(shown: Picture, wide: bool) -> Table:
 
 
 def _topic_cells(topic: TopicLine, wide: bool) -> list[RenderableType]:
-    name = topic.topic if wide or len(topic.topic) <= 24 else topic.topic[:23] + "…"
     lag = Text("" if topic.lag is None else f"{topic.lag:,}", "yellow" if topic.lag else "")
     cells: list[RenderableType] = [
-        name, str(topic.order), short(topic.in_records_s), size(topic.in_bytes_s), f"{topic.ordered_seq:,}",
+        topic.topic, str(topic.order), short(topic.in_records_s), size(topic.in_bytes_s), f"{topic.ordered_seq:,}",
         str(topic.readers), lag,
     ]  # fmt: skip
     if wide:
@@ -84,17 +84,21 @@ def _topic_cells(topic: TopicLine, wide: bool) -> list[RenderableType]:
     return cells
 
 
-def _foot(shown: Picture) -> Group:
+def _sequencer(shown: Picture) -> Text:
     found = shown.sequencer
     first = Text.assemble(("sequencer ", "bold"), (found.state, _STATE.get(found.state, "")), f"  epoch {found.epoch}")
     if found.state == "live":
         first.append(f"  {short(found.rounds_s)} rounds/s  {found.entries_per_round:.1f} entries/round")
         first.append(f"  {found.sessions:,} sessions  {found.held:,} held")
+    return first
+
+
+def _latencies(shown: Picture) -> Table:
     table = _table("latency", ["", "", "p50", "p99", "count"])
     longest = max((latency.p99 or 0.0 for latency in shown.latencies), default=0.0)
     for latency in shown.latencies:
         table.add_row(*_latency_cells(latency, longest))
-    return Group(first, table)
+    return table
 
 
 def _latency_cells(latency: Latency, longest: float) -> list[RenderableType]:
