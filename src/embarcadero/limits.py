@@ -15,6 +15,8 @@ CONTROL_BYTES_MAX = 512 * KIB  # one control message; a list of all topics with 
 HELLO_BYTES_MAX = 4 * KIB  # all that a peer may make us hold before its hello is done
 HELLO_TIMEOUT_S = 2.0
 RECORDS_PER_BATCH_MAX = 1_000_000
+DECODED_BYTES_MAX = 64 * MIB  # what the buffers of a compressed batch may unpack to, in all
+BATCH_BUFFERS_MAX = 16_384  # Arrow buffers in a compressed batch
 ACKS_PER_FRAME_MAX = 65_536
 SCRATCH_BYTES = 64 * KIB  # receive buffer shared by all connections of one event loop
 FETCH_BYTES_MAX = 32 * MIB
@@ -33,6 +35,9 @@ LANES_MAX = 4_096  # lanes are numbered for life; deleted topics leave theirs be
 BROKERS_MAX = 64
 PARTITIONS_MAX = 65_535
 SESSIONS_PER_TOPIC_MAX = 100_000
+SCHEMA_BYTES_MAX = 64 * KIB  # a topic's newest schema as an Arrow message; older versions are its first columns
+SCHEMA_COLUMNS_MAX = 1_024  # so also of versions: each adds a column
+SCHEMA_DEPTH_MAX = 16  # types within types
 REGION_HANDLES = 65_535
 
 # --- ordering ---------------------------------------------------------------------------------------------------------
@@ -46,6 +51,7 @@ GAP_TIMEOUT_SKIP_MS = 5
 GAP_TIMEOUT_MS_MAX = 86_400_000
 GAP_TIMEOUT_DEPARTED_MS = 1_000  # once the publisher has closed all its connections
 SESSION_TTL_S = 86_400
+SESSION_TTL_S_MAX = 366 * 86_400
 FENCED_KEPT_S = 3_600  # a fenced session can be continued for this long, if its row is not needed before
 CONTROLS_PER_ROUND_MAX = 256  # session requests taken in one round; they cost a thousand times what a batch costs
 EXPIRED_PER_ROUND_MAX = 256  # sessions whose time is over, in one round and lane
@@ -88,6 +94,7 @@ HEARTBEAT_S = 0.1
 invariant(SESSION_WINDOW & (SESSION_WINDOW - 1) == 0, "the session window is a power of two")
 invariant(FRAME_BYTES_MAX <= CHUNK_BYTES, "a batch fits into one chunk of the log")
 invariant(CHUNK_BYTES // LINE_BYTES * CHUNKS_MAX <= 1 << 32, "a location fits 32 bits")
+invariant(SCHEMA_BYTES_MAX * 2 <= CONTROL_BYTES_MAX, "a topic with its schema fits a control message")
 invariant(RECORD_BYTES_MAX < FRAME_BYTES_MAX, "a record fits a frame")
 invariant(ROUND_ENTRIES_MAX * 4 <= ORDER_SLOTS, "a round is a small part of the order ring")
 invariant(HELLO_BYTES_MAX <= 4 * KIB, "a stranger can't make us hold more than 4 KiB")
