@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import repeat
 from typing import Any, NamedTuple
 
+import msgspec
 import pyarrow as pa
 
 from embarcadero.errors import Corrupt
@@ -42,8 +43,11 @@ class OrderEntry(NamedTuple):
 invariant(OrderEntry._fields == ORDER.names, "an OrderEntry has the fields of the layout")
 
 
-class Record(NamedTuple):
-    """One record of a batch. In a topic with a schema `value` is the row as a dict, and there is no key or header."""
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """One record of a batch. In a topic with a schema `value` is the row as a dict, and there is no key or header.
+
+    Made in C and unknown to the garbage collector, which would take most of the time when there are millions.
+    """
 
     seq: int
     key: bytes | None
@@ -139,7 +143,7 @@ class Batch:
         return pa.RecordBatch.from_arrays([*batch.columns, *added], schema=newest)
 
     def records(self) -> list[Record]:
-        """Its records as named tuples, at a few million a second; `to_arrow` is far quicker still.
+        """Its records as objects, at a few million a second; `to_arrow` is far quicker still.
 
             for record in batch.records():
                 print(record.seq, record.key, record.value, record.timestamp)
@@ -147,14 +151,12 @@ class Batch:
         if not self.count:
             return []
         seqs = range(self.seq, self.seq + self.count)
-        rows: Iterable[tuple[Any, ...]]
         if self._schemas.typed:
-            rows = zip(seqs, repeat(None), self.to_arrow().to_pylist(), repeat(None), repeat(self._append_us))
-        else:
-            key, value, headers, timestamp = self.to_arrow().columns
-            times = timestamp.view(pa.int64()).to_numpy().tolist()
-            rows = zip(seqs, _bytes(key), _bytes(value), _headers(headers), times, strict=False)
-        return list(map(tuple.__new__, repeat(Record), rows))  # _make in C: no Python call for each record
+            rows = self.to_arrow().to_pylist()
+            return list(map(Record, seqs, repeat(None), rows, repeat(None), repeat(self._append_us)))
+        key, value, headers, timestamp = self.to_arrow().columns
+        times = timestamp.view(pa.int64()).to_numpy().tolist()
+        return list(map(Record, seqs, _bytes(key), _bytes(value), _headers(headers), times))
 
     def __iter__(self) -> Iterator[Record]:
         return iter(self.records())
