@@ -109,7 +109,7 @@ def test_added_nullable_columns_make_a_version() -> None:
         (pa.schema([V1.field("id")]), "'name' can't be removed"),
         (pa.schema([V1.field("id"), ("name", pa.int8())]), "'name' is string and can't become int8"),
         (pa.schema([V1.field("id"), V1.field("name").with_nullable(False)]), "'name' is nullable and can't become not"),
-        (pa.schema([V1.field("id").with_nullable(True), V1.field("name")]), "'id' is not null and can't become nullable"),
+        (pa.schema([V1.field("id").with_nullable(True), V1.field("name")]), "'id' is not null and can't"),
         (pa.schema([V1.field("id"), ("title", pa.string())]), "'name' can't be renamed to 'title'"),
         (V1.append(pa.field("x", pa.int8(), nullable=False)), "'x' must be nullable"),
     ],
@@ -296,12 +296,13 @@ def test_schemas_are_written_in_a_short_form(tmp_path: Path) -> None:
             ("s", pa.struct([("x", pa.float64()), ("y", pa.bool_())])),
         ]
     )  # fmt: skip
-    text = "id:int64!, at:timestamp[us, UTC], tags:list<string>, d:decimal(10,2), m:map<string, int8>, s:struct<x:double, y:bool>"
-    assert parse_schema(text) == wanted
+    text = "id:int64!, at:timestamp[us, UTC], tags:list<string>, d:decimal(10,2), m:map<string, int8>"
+    assert parse_schema(text + ", s:struct<x:double, y:bool>") == wanted
     assert parse_schema(named(V2)) == V2
     by_name, listed = tmp_path / "a.json", tmp_path / "b.json"
     by_name.write_text(json.dumps({"id": "int64!", "name": "string"}))
-    listed.write_text(json.dumps({"fields": [{"name": "id", "type": "int64", "nullable": False}, {"name": "name", "type": "string"}]}))
+    fields = [{"name": "id", "type": "int64", "nullable": False}, {"name": "name", "type": "string"}]
+    listed.write_text(json.dumps({"fields": fields}))
     alone, whole = tmp_path / "c.arrow", tmp_path / "d.arrow"
     alone.write_bytes(V1.serialize().to_pybytes())
     with pa.OSFile(str(whole), "wb") as sink, pa.ipc.new_file(sink, V1):
@@ -309,7 +310,7 @@ def test_schemas_are_written_in_a_short_form(tmp_path: Path) -> None:
     assert [parse_schema(str(path)) for path in (by_name, listed, alone, whole)] == [V1] * 4
 
 
-@pytest.mark.parametrize("text", ["", "id", "id:", "id:int63", ":int64", "m:map<string>", "nowhere.json", "nowhere.arrow"])
+@pytest.mark.parametrize("text", ["", "id", "id:", "id:int63", ":int64", "m:map<string>", "none.json", "none.arrow"])
 def test_texts_that_are_no_schema_are_refused(text: str) -> None:
     """With a hint how to write one."""
     with pytest.raises(BadSchema):

@@ -212,7 +212,8 @@ class Directory:
                 known = plan.read(f"schemas/{ask.name}", SchemaHistory) or SchemaHistory()
                 schema = next_version(known, ask.columns)
                 changed = msgspec.structs.replace(changed, schema_version=len(schema.widths))
-                plan.put(f"schemas/{ask.name}", schema)
+                if schema is not known:
+                    plan.put(f"schemas/{ask.name}", schema)
             if changed != topic:
                 plan.put(f"topics/{ask.name}", changed)
             return changed
