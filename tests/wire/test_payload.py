@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from embarcadero.errors import BadValue, Corrupt
 from embarcadero.limits import DECODED_BYTES_MAX
-from embarcadero.wire.payload import RAW_SCHEMA, decode_batch, encode_batch, raw_batch
+from embarcadero.wire.payload import RAW_SCHEMA, decode_batch, encode_batch, plain_batch, raw_batch
 
 records = st.lists(
     st.tuples(
@@ -166,3 +166,14 @@ def test_nulls_where_none_may_be_are_corrupt() -> None:
     payload = pa.RecordBatch.from_arrays(arrays, names=RAW_SCHEMA.names).serialize()
     with pytest.raises(Corrupt, match="lacks values"):
         decode_batch(payload, RAW_SCHEMA, 1, full=True)
+
+
+@given(st.lists(st.tuples(st.binary(max_size=30), st.floats(0, 4e9)), max_size=20))
+@settings(deadline=None)
+def test_plain_records_are_raw_records(rows: list[tuple[bytes, float]]) -> None:
+    """The quick way makes what the general way makes, with times to the microsecond."""
+    values, times = [row[0] for row in rows], [row[1] for row in rows]
+    nothing = [None] * len(rows)
+    general = raw_batch(nothing, values, nothing, [round(when * 1e6) for when in times])
+    plain = decode_batch(encode_batch(plain_batch(values, times)), RAW_SCHEMA, len(rows), full=True)
+    assert plain == general
