@@ -15,6 +15,8 @@ CONTROL_BYTES_MAX = 512 * KIB  # one control message; a list of all topics with 
 HELLO_BYTES_MAX = 4 * KIB  # all that a peer may make us hold before its hello is done
 HELLO_TIMEOUT_S = 2.0
 RECORDS_PER_BATCH_MAX = 1_000_000
+DECODED_BYTES_MAX = 64 * MIB  # what the buffers of a compressed batch may unpack to, in all
+BATCH_BUFFERS_MAX = 16_384  # Arrow buffers in a compressed batch
 ACKS_PER_FRAME_MAX = 65_536
 SCRATCH_BYTES = 64 * KIB  # receive buffer shared by all connections of one event loop
 FETCH_BYTES_MAX = 32 * MIB
@@ -37,6 +39,9 @@ BROKERS_MAX = 64
 BROKERS_DEFAULT = 4
 PARTITIONS_MAX = 65_535
 SESSIONS_PER_TOPIC_MAX = 100_000
+SCHEMA_BYTES_MAX = 64 * KIB  # a topic's newest schema as an Arrow message; older versions are its first columns
+SCHEMA_COLUMNS_MAX = 1_024  # so also of versions: each adds a column
+SCHEMA_DEPTH_MAX = 16  # types within types
 REGION_HANDLES = 65_535
 
 # --- ordering ---------------------------------------------------------------------------------------------------------
@@ -109,6 +114,7 @@ LOG_REPEATS_S = 10.0
 invariant(SESSION_WINDOW & (SESSION_WINDOW - 1) == 0, "the session window is a power of two")
 invariant(FRAME_BYTES_MAX <= CHUNK_BYTES, "a batch fits into one chunk of the log")
 invariant(CHUNK_BYTES // LINE_BYTES * CHUNKS_MAX <= 1 << 32, "a location fits 32 bits")
+invariant(SCHEMA_BYTES_MAX * 2 <= CONTROL_BYTES_MAX, "a topic with its schema fits a control message")
 invariant(RECORD_BYTES_MAX < FRAME_BYTES_MAX, "a record fits a frame")
 invariant(ROUND_ENTRIES_MAX * 4 <= ORDER_SLOTS, "a round is a small part of the order ring")
 invariant(HELLO_BYTES_MAX <= 4 * KIB, "a stranger can't make us hold more than 4 KiB")

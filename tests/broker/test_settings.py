@@ -129,6 +129,7 @@ def test_topics_and_partitions_have_the_limits_that_were_set() -> None:
     assert asked(world, client, m.CreateTopic(name="wide", partitions=5)).code == "BadValue"
     for name in ("a", "b"):
         assert asked(world, client, m.CreateTopic(name=name, partitions=4)).topic.name == name
+    assert asked(world, client, m.AlterTopic(name="a", partitions=5)).code == "BadValue"
     assert asked(world, client, m.CreateTopic(name="c")).code == "TooMany"
     assert asked(world, client, m.CreateTopic(name="d", session_ttl_s=0)).code == "BadValue"
 

@@ -20,7 +20,7 @@ from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
 
 VERBS = ["up", "down", "node", "status", "topic", "publish", "tail", "config", "sim", "bench", "demo"]
-COMMANDS = [[verb] for verb in VERBS] + [["topic", verb] for verb in ("create", "list", "describe", "delete")]
+COMMANDS = [[verb] for verb in VERBS] + [["topic", verb] for verb in ("create", "list", "describe", "alter", "delete")]
 COMMANDS += [["config", verb] for verb in ("show", "check", "reference", "example")]
 
 

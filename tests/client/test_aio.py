@@ -89,12 +89,11 @@ def test_topics_are_created_described_listed_and_deleted() -> None:
 
 
 def test_what_is_not_built_yet_says_so() -> None:
-    """ack=2, durable reads, schemas and groups are NotAvailable; nonsense is BadValue."""
+    """ack=2, durable reads and groups are NotAvailable; nonsense is BadValue."""
 
     async def body(server: FakeServer, log: Any) -> None:
         for call in (
             log.publisher("t", ack=2), log.subscribe("t", read="durable"), log.subscribe("t", group="g"),
-            log.create_topic("x", schema=pa.schema([])),
         ):  # fmt: skip
             with pytest.raises(NotAvailable):
                 await call

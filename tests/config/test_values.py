@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embarcadero import limits
+from embarcadero.client.options import PublisherOptions, publisher_options
 from embarcadero.config import DEFAULTS, Config, FabricSizes, load
 from embarcadero.config.resolve import as_given, config_of, resolve, values_of
 from embarcadero.config.table import KEYS
@@ -213,3 +214,19 @@ def test_sizes_check_themselves() -> None:
     assert "log_bytes" not in str(caught.value)
     with pytest.raises(BadValue, match="2 to 1024 chunks"):
         FabricSizes(log_bytes=MIB, chunk_bytes=MIB)
+
+
+# --- publishers -------------------------------------------------------------------------------------------------------
+def test_publishers_take_what_is_configured_unless_asked_otherwise() -> None:
+    """Every option of a publisher that has a key; `none` is no compression."""
+    usual = load(
+        flags={
+            "client.ack": 0, "client.linger_ms": 7, "client.batch_bytes": 1000, "client.window_bytes": 2000,
+            "client.delivery_timeout_s": 9, "client.compression": "zstd",
+        }
+    ).client  # fmt: skip
+    options = publisher_options(usual, {"linger_ms": 1})
+
+    assert (options.ack, options.linger_ms, options.batch_bytes, options.window_bytes) == (0, 1, 1000, 2000)
+    assert (options.delivery_timeout, options.compression) == (9.0, "zstd")
+    assert publisher_options(DEFAULTS.client, {}) == PublisherOptions()

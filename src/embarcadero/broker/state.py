@@ -19,7 +19,7 @@ from embarcadero.broker.epoch import EpochView
 from embarcadero.broker.ingest import Entry, Ingest
 from embarcadero.broker.reader import Found, LaneReader, Logs
 from embarcadero.broker.relay import Relay, Waiting
-from embarcadero.broker.topics import with_defaults
+from embarcadero.broker.topics import check_partitions, with_defaults
 from embarcadero.config import DEFAULTS, Config, FabricSizes
 from embarcadero.env import Clock, Doorbell, Journal, SilentJournal
 from embarcadero.errors import (
@@ -260,8 +260,8 @@ class Broker:
     def check_batch(self, connection: Connection, header: BatchHeader) -> Outcome | None:
         """Why a batch can't be taken, from its header alone; None when it can."""
         topic = self._lanes.get(header.lane)
-        if topic is None:
-            self.refresh()
+        if topic is None or header.partition >= topic.partitions or header.schema > topic.schema_version:
+            self.refresh()  # the topic may be new, or altered since we looked
             if (topic := self._lanes.get(header.lane)) is None:
                 return Outcome.UNKNOWN_TOPIC
         if header.partition >= topic.partitions:
@@ -269,6 +269,8 @@ class Broker:
                 f"partition {header.partition} of topic {topic.name}, which has {topic.partitions}",
                 "use partitions below that number",
             )
+        if header.schema > topic.schema_version or bool(header.schema) != bool(topic.schema_version):
+            return Outcome.UNKNOWN_SCHEMA
         if header.session == NO_SESSION:
             return Outcome.UNKNOWN_SESSION
         return None if self._attach(connection, header.lane, header.session) else Outcome.BACKPRESSURE
@@ -309,9 +311,15 @@ class Broker:
             case m.CloseSession():
                 self._close_session(connection, request, message)
             case m.CreateTopic():
-                connection.answer(request, m.TopicIs(topic=self._create_topic(message)))
+                self._create_topic(message)
+                connection.answer(request, self._described(message.name))
+            case m.AlterTopic():
+                check_partitions(message.partitions, self.config)
+                self._directory.alter_topic(message)
+                self._bell.ring("sequencer")
+                connection.answer(request, self._described(message.name))
             case m.DescribeTopic():
-                connection.answer(request, m.TopicIs(topic=self._directory.topic(message.name)))
+                connection.answer(request, self._described(message.name))
             case m.ListTopics():
                 connection.answer(request, m.TopicsAre(topics=self._directory.topics()))
             case m.DeleteTopic():
@@ -327,12 +335,16 @@ class Broker:
             case _:
                 raise BadFrame(f"{type(message).__name__} is not a question", "see the protocol's table of messages")
 
-    def _create_topic(self, ask: m.CreateTopic) -> Topic:
-        topic = self._directory.create_topic(
-            ask.name, replicas=ask.replicas, durable_on=ask.durable_on, **with_defaults(ask, self.config)
-        )
+    def _described(self, name: str) -> m.TopicIs:
+        topic, schema = self._directory.described(name)
+        return m.TopicIs(topic=topic, columns=schema.columns, widths=schema.widths)
+
+    def _create_topic(self, ask: m.CreateTopic) -> None:
+        self._directory.create_topic(
+            ask.name, replicas=ask.replicas, durable_on=ask.durable_on, columns=ask.columns,
+            **with_defaults(ask, self.config),
+        )  # fmt: skip
         self._bell.ring("sequencer")
-        return topic
 
     def _open_session(self, connection: Connection, request: int, ask: m.OpenSession) -> None:
         if len(ask.name.encode()) > limits.SESSION_NAME_BYTES_MAX:

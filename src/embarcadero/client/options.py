@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any, TypedDict
+
+import pyarrow as pa
 
 from embarcadero.config import Config
 from embarcadero.config.table import Client
@@ -19,6 +21,8 @@ from embarcadero.limits import (
     WINDOW_BYTES_DEFAULT,
 )
 from embarcadero.types import Ack
+from embarcadero.wire.compression import COMPRESSIONS
+from embarcadero.wire.schemas import encode_schema
 
 
 def parse_addresses(addresses: str | Sequence[str]) -> list[tuple[str, int]]:
@@ -94,6 +98,31 @@ def check_timeout(timeout: float | None) -> None:
         raise BadValue(f"timeout {timeout!r}", "use seconds, or None to wait for as long as it takes")
 
 
+class TopicChanges(TypedDict, total=False):
+    """What `alter_topic` may be given; what can't change is there so that the refusal says why."""
+
+    schema: pa.Schema
+    partitions: int
+    on_gap: str
+    gap_timeout_ms: int
+    session_ttl_s: int
+    order: int
+    replicas: int
+    durable_on: int
+
+
+def checked_changes(changes: TopicChanges) -> dict[str, Any]:
+    """Changes of a topic as they travel."""
+    given: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
+    if unknown := given.keys() - TopicChanges.__annotations__.keys():
+        raise BadValue(f"a topic has no {sorted(unknown)[0]!r}", f"use {', '.join(TopicChanges.__annotations__)}")
+    if not given:
+        raise BadValue("nothing to alter", f"give one of {', '.join(TopicChanges.__annotations__)}")
+    if "schema" in given:
+        given["columns"] = encode_schema(given.pop("schema"))
+    return given
+
+
 class PublisherArguments(TypedDict, total=False):
     """The options of a publisher as callers give them."""
 
@@ -102,6 +131,7 @@ class PublisherArguments(TypedDict, total=False):
     linger_ms: float  # how long a record may wait for others
     batch_bytes: int
     window_bytes: int  # how much may be without an outcome before callers have to wait
+    compression: str | None  # "lz4" or "zstd"; None: as it is
     delivery_timeout: float  # seconds after which the publisher gives up
 
 
@@ -114,6 +144,7 @@ class PublisherOptions:
     linger_ms: float = LINGER_MS_DEFAULT
     batch_bytes: int = BATCH_BYTES_DEFAULT
     window_bytes: int = WINDOW_BYTES_DEFAULT
+    compression: str | None = None
     delivery_timeout: float = DELIVERY_TIMEOUT_S
 
     def __post_init__(self) -> None:
@@ -128,6 +159,8 @@ class PublisherOptions:
             raise BadValue(f"batch_bytes {self.batch_bytes}", f"use 1 to {FRAME_BYTES_MAX}")
         if self.window_bytes <= 0:
             raise BadValue(f"window_bytes {self.window_bytes}", "use at least 1")
+        if self.compression not in (None, *COMPRESSIONS):
+            raise BadValue(f"compression {self.compression!r}", 'use "lz4", "zstd", or None')
         if not self.delivery_timeout > 0:
             raise BadValue(f"delivery_timeout {self.delivery_timeout}", "use seconds above 0")
 
@@ -140,5 +173,6 @@ def publisher_options(usual: Client, asked: PublisherArguments) -> PublisherOpti
         "batch_bytes": usual.batch_bytes,
         "window_bytes": usual.window_bytes,
         "delivery_timeout": usual.delivery_timeout_s,
+        "compression": None if usual.compression == "none" else usual.compression,
     }
     return PublisherOptions(**(defaults | asked))

@@ -13,8 +13,8 @@ from embarcadero.client.futures import RecordFuture
 from embarcadero.client.intake import Intake, Sealed
 from embarcadero.client.options import PublisherOptions, checked_ack
 from embarcadero.client.publisher import PublisherCore
+from embarcadero.client.topics import TopicInfo
 from embarcadero.errors import Closed, TimedOut
-from embarcadero.types import Topic
 
 _POLL_S = 0.001  # how often a congested publisher is looked at, at most
 
@@ -23,9 +23,12 @@ class Pump:
     """The event loop's half of a publisher. `moved` is set whenever room may have come free or the end has come."""
 
     def __init__(
-        self, brokers: Brokers, topic: Topic, options: PublisherOptions, future: type[RecordFuture] = RecordFuture
+        self, brokers: Brokers, topic: TopicInfo, options: PublisherOptions, future: type[RecordFuture] = RecordFuture
     ) -> None:
         self.intake = Intake(
+            topic=topic.name,
+            schemas=topic.versions,
+            compression=options.compression,
             partitions=topic.partitions,
             batch_bytes=options.batch_bytes,
             frame_bytes_max=brokers.frame_bytes_max,
@@ -46,7 +49,7 @@ class Pump:
         self._timer: asyncio.TimerHandle | None = None
         self._poked = False
         self.moved = asyncio.Event()
-        self.driver = PublisherDriver(brokers, core, checked_ack(options.ack), self._settled)
+        self.driver = PublisherDriver(brokers, core, checked_ack(options.ack), topic.versions.version, self._settled)
         self.driver.ended.add_done_callback(self._ended)
 
     # --- any thread, with the intake's condition held ---

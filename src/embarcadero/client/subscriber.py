@@ -31,6 +31,7 @@ from embarcadero.types import EntryKind, Gap
 from embarcadero.wire.codec import control_frame, payload_crc
 from embarcadero.wire.messages import AnyMessage, Failed, Fetch, Ping
 from embarcadero.wire.receiver import FetchedReceived
+from embarcadero.wire.schemas import RAW
 
 _BACKOFF_FIRST_US = 5_000
 _BACKOFF_LAST_US = 500_000
@@ -57,6 +58,7 @@ class SubscriberCore:
         self._silent_after_us, self._wait_ms, self._max_bytes = silent_after_us, wait_ms, max_bytes
         self._prefetch = prefetch
         self._brokers = {} if brokers is None else brokers  # region handle -> broker
+        self.schemas = RAW  # by which batches are read
         self.failed: EmbarcaderoError | None = None
         self._links: dict[int, Link] = {}
         self._turn = turn  # which link to ask; moves on when one disappoints
@@ -222,7 +224,7 @@ class SubscriberCore:
         for fields, payload in zip(event.entries.tolist(), event.payloads, strict=True):
             entry = OrderEntry._make(fields)
             self._check(entry, payload)
-            self._put(Batch.of_entry(self.lane, entry, payload, self._brokers))
+            self._put(Batch.of_entry(self.lane, entry, payload, self._brokers, self.schemas))
             self._by, self._next, self._next_seq = "index", entry.index + 1, entry.seq + entry.count
             self._suspicions = 0
         if self._by == "index" and event.next_index < self._next:

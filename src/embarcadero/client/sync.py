@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from time import time as now_s
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
@@ -19,9 +20,11 @@ from embarcadero.client import aio
 from embarcadero.client.batch import Batch
 from embarcadero.client.drivers import SubscriberDriver
 from embarcadero.client.futures import RecordFuture, TableResult, fresh
+from embarcadero.client.intake import RECORD_OVERHEAD_BYTES, Record
 from embarcadero.client.options import (
     PublisherArguments,
     PublisherOptions,
+    TopicChanges,
     check_read,
     check_timeout,
     place,
@@ -32,6 +35,7 @@ from embarcadero.client.pump import Pump
 from embarcadero.client.reading import new_core
 from embarcadero.client.subscriber import SubscriberCore
 from embarcadero.client.thread import LoopThread
+from embarcadero.client.topics import TopicInfo
 from embarcadero.config import Config
 from embarcadero.errors import Backpressure, Closed, EmbarcaderoError, OutcomeUnknown, TimedOut
 from embarcadero.limits import CLOSE_TIMEOUT_S
@@ -112,8 +116,14 @@ class Log:
         gap_timeout_ms: int | None = None,
         session_ttl_s: int | None = None,
         timeout: float | None = None,
-    ) -> Topic:
-        """Create a topic; None: the cluster's default. Raises TopicExists, BadName, BadValue, NotAvailable."""
+    ) -> TopicInfo:
+        """Create a topic; None: the cluster's default. Raises TopicExists, BadName, BadValue, BadSchema, NotAvailable.
+
+        With a `schema`, records are rows of these columns, `publish` takes them and checks them, and `send` is refused.
+
+            log.create_topic("orders", order=5)
+            log.create_topic("ticks", schema=pa.schema([("symbol", pa.string()), ("price", pa.float64())]))
+        """
         return self.thread.wait(
             self._log.create_topic(
                 name, order=order, partitions=partitions, replicas=replicas, durable_on=durable_on, schema=schema,
@@ -121,8 +131,25 @@ class Log:
             )
         )  # fmt: skip
 
-    def describe(self, topic: str, *, timeout: float | None = None) -> Topic:
-        """A topic's settings. Raises UnknownTopic."""
+    def alter_topic(
+        self, name: str, *, timeout: float | None = None, **changes: Unpack[TopicChanges]
+    ) -> TopicInfo:
+        """Change a topic that exists: only what is given. BadValue or BadSchema says what can't change, and why.
+
+        `schema` may add columns that may be null. That makes a new version: publishers that know an older one go on,
+        and readers get nulls where a batch is older than the column. `partitions` may only grow, `on_gap` may become
+        "skip"; open publishers go on with the settings they began with.
+
+            log.alter_topic("ticks", schema=log.describe("ticks").schema.append(pa.field("venue", pa.string())))
+            log.alter_topic("orders", gap_timeout_ms=60_000)
+        """
+        return self.thread.wait(self._log.alter_topic(name, timeout=timeout, **changes))
+
+    def describe(self, topic: str, *, timeout: float | None = None) -> TopicInfo:
+        """A topic's settings, its `schema` (None: raw records) and all versions of it (`schemas`). Raises UnknownTopic.
+
+            log.describe("ticks").schemas[1]
+        """
         return self.thread.wait(self._log.describe(topic, timeout=timeout))
 
     def topics(self, *, timeout: float | None = None) -> list[Topic]:
@@ -143,7 +170,12 @@ class Log:
 
     # --- records ---
     def publisher(self, topic: str, **options: Unpack[PublisherArguments]) -> Publisher:
-        """A publisher into a topic; it may be used by many threads. Raises UnknownTopic."""
+        """A publisher into a topic, with the newest version of its schema as it is now. Raises UnknownTopic.
+
+        It may be used by many threads.
+
+            with log.publisher("ticks", compression="zstd", linger_ms=5) as publisher: ...
+        """
         chosen = publisher_options(self.brokers.settings, options)
         return self._register(Publisher(self, self.thread.wait(self._pump(topic, chosen))))
 
@@ -159,21 +191,28 @@ class Log:
         partitions: Sequence[int] | None = None,
         group: str | None = None,
     ) -> Subscriber:
-        """A reader of a topic from "earliest", "latest", or the batch that holds the record of seq `start`."""
+        """A reader of a topic from "earliest", "latest", or the batch that holds the record of seq `start`.
+
+        It gives every batch the newest schema that the topic has now, for as long as it lives; subscribe again to see
+        columns that were added later.
+        """
         check_read(read, group)
         wanted = None if partitions is None else list(partitions)
         return self._register(self.thread.wait(self._subscribe(topic, place(start), wanted)))
 
     async def _subscribe(self, topic: str, where: tuple[str, int], partitions: list[int] | None) -> Subscriber:
-        lane = (await self._log.describe(topic)).lane
-        return Subscriber(self, new_core(self.brokers, lane, *where, partitions))
+        described = await self._log.describe(topic)
+        return Subscriber(self, new_core(self.brokers, described.lane, *where, partitions, described.versions))
 
     def read(
         self, topic: str, start: int | None = None, end: int | None = None, *, timeout: float | None = None
     ) -> pa.Table:
         """Records with start <= seq < end as a table, with a column `_seq`; by default all there are now.
 
+        With a schema the table has the newest one; columns that a batch was published without are null.
         `timeout` is for each step of it. Raises FuturePosition beyond the end, NotAvailable for what is trimmed.
+
+            log.read("ticks", 1_000, 2_000).to_pandas()
         """
         return self.thread.wait(self._log.read(topic, start, end, timeout=timeout))
 
@@ -220,7 +259,7 @@ class Publisher:
 
     def __init__(self, log: Log, pump: Pump) -> None:
         self._log, self._thread, self._pump, self._intake = log, log.thread, pump, pump.intake
-        self._lock, self._condition = pump.intake.lock, pump.intake.condition
+        self._lock, self._condition, self._future = pump.intake.lock, pump.intake.condition, pump.intake.future
         self._closed = False
 
     def send(
@@ -235,13 +274,36 @@ class Publisher:
         """Take a record; waits while the window is full. The future's result is the record's Position.
 
         `timestamp` is a datetime with a time zone or microseconds since 1970; None: now. When there is no room within
-        `timeout` seconds it raises Backpressure: the record was not taken.
+        `timeout` seconds it raises Backpressure: the record was not taken. Topics with a schema need `publish`.
+
+            future = publisher.send(b"two coffees", key=b"table 4", headers={"trace": b"1"})
+            future.result()                     # Position(lane=0, index=17, seq=4242)
         """
         intake = self._intake
-        record, size = intake.checked(value, key, headers, timestamp)
+        plain = key is None and headers is None and timestamp is None and type(value) is bytes
+        if plain:
+            record: Record = (value, now_s(), None, None)
+            size = len(value) + RECORD_OVERHEAD_BYTES
+        else:
+            record, size = intake.checked(value, key, headers, timestamp)
         with self._lock:
-            if intake.pending_bytes >= intake.window_bytes or intake.refusal is not None:
-                self._room(timeout)
+            builder = intake.current
+            if builder is not None and size <= builder.room:  # nearly every record goes this way: it is kept short
+                builder.room -= size
+                if not plain:
+                    builder.plain = False
+                records = builder.records
+                number = len(records)
+                records.append(record)
+                return self._future(builder.result, number)
+        return self._send_first(record, size, timeout)
+
+    def _send_first(self, record: Record, size: int, timeout: float | None) -> RecordFuture:
+        """Send a record for which there is no open batch with room."""
+        intake = self._intake
+        intake.check_size(size)
+        with self._lock:
+            self._room(timeout)
             future = intake.add(record, size)
             poke = intake.news and self._pump.needs_poke()
         if poke:
@@ -249,10 +311,20 @@ class Publisher:
         return future
 
     def publish(self, data: Any, *, partition: int | None = None, timeout: float | None = None) -> RecordFuture:
-        """Take a pyarrow Table or RecordBatch; waits while the window is full.
+        """Take rows: a pyarrow Table or RecordBatch, a pandas or polars DataFrame, a list of dicts, a dict of columns.
 
-        The future's result is the Position of the first record; it is there once all of the table is stored. A table
-        that fits no frame becomes several batches, which other publishers' batches may come between.
+        They are checked against the topic's schema before anything is sent (BadSchema names the column and both types);
+        columns may be in any order, and those that may be null may be missing. Arrow must have the topic's very types;
+        everything else is converted where that loses nothing. Without a schema a topic takes `value`, and if you like
+        `key`, `headers` and `timestamp`.
+
+        A RecordBatch that fits a frame (8 MiB) stays one batch; everything else is cut by `batch_bytes`, and other
+        publishers' batches may come between. There is one future: its result is the Position of the first record, there
+        once all of the rows are stored. Waits while the window is full.
+
+            publisher.publish(pa.table({"symbol": ["EMB"], "price": [12.5]})).result()
+            publisher.publish([{"symbol": "EMB", "price": 12.5}, {"symbol": "ARC", "price": 3.25}])
+            publisher.publish(data_frame, partition=3)
         """
         intake, whole = self._intake, TableResult(self._condition)
         for number, piece in enumerate(intake.pieces(data, partition)):
@@ -274,7 +346,7 @@ class Publisher:
     def _room(self, timeout: float | None) -> None:
         """Wait until the window has room, with the condition held; raise why nothing is taken any more."""
         check_timeout(timeout)
-        if not self._condition.wait_for(lambda: not self._intake.full, timeout):
+        if not self._condition.wait_for(lambda: not self._intake.is_full(), timeout):
             raise Backpressure(f"no room in the window for {timeout:g} s", "the record was not taken; try again")
         if self._intake.refusal is not None:
             raise fresh(self._intake.refusal)

@@ -45,7 +45,8 @@ def checked_ttl(session_ttl_s: int) -> int:
     return session_ttl_s
 
 
-def _checked_gap(on_gap: str, gap_timeout_ms: int | None) -> tuple[OnGap, int]:
+def checked_gap(on_gap: str, gap_timeout_ms: int | None) -> tuple[OnGap, int]:
+    """What happens to a gap, and when; None: the usual time of that kind."""
     if on_gap not in list(OnGap):
         raise BadValue(f"on_gap {on_gap!r} does not exist", 'use "fence" (nothing is lost) or "skip" (low delay)')
     kind = OnGap(on_gap)
@@ -69,7 +70,7 @@ def new_topic(
     """The topic that was asked for, or the error that says why not."""
     check_topic_name(name)
     level = _checked_order(order)
-    kind, timeout_ms = _checked_gap(on_gap, gap_timeout_ms)
+    kind, timeout_ms = checked_gap(on_gap, gap_timeout_ms)
     if not 1 <= partitions <= PARTITIONS_MAX:
         raise BadValue(f"partitions {partitions} is out of range", f"use 1 to {PARTITIONS_MAX}")
     if replicas < 0 or durable_on < 0:

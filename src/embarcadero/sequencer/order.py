@@ -80,11 +80,8 @@ class LaneOrder:
     """The order of one lane: its sessions and counters."""
 
     def __init__(self, topic: Topic, table: SessionTable, held: HeldSlots) -> None:
-        self.topic, self.table, self.held = topic, table, held
+        self.table, self.held = table, held
         self.strong = topic.order == Order.STRONG
-        self.skips = self.strong and topic.on_gap == OnGap.SKIP
-        self.gap_timeout_us = topic.gap_timeout_ms * 1000
-        self.departed_timeout_us = min(self.gap_timeout_us, GAP_TIMEOUT_DEPARTED_MS * 1000)
         self.next_index = self.next_seq = self.append_us = 0
         self.due_us = NEVER  # no gap times out before
         self.idle_due_us = NEVER  # no session expires before
@@ -95,6 +92,18 @@ class LaneOrder:
         """Asked when that many held slots are needed and not free; may fence sessions, here and in other lanes."""
         self.reserve: Callable[[int], None] = lambda _count: None
         """Told before that many order entries are decided, at a moment when sessions and decisions agree."""
+        self._follow(topic)
+
+    def alter(self, topic: Topic) -> None:
+        """The topic was altered: what waits is judged by its new times from the next round on."""
+        self._follow(topic)
+        self.due_us = self.idle_due_us = 0
+
+    def _follow(self, topic: Topic) -> None:
+        self.topic = topic
+        self.skips = self.strong and topic.on_gap == OnGap.SKIP
+        self.gap_timeout_us = topic.gap_timeout_ms * 1000
+        self.departed_timeout_us = min(self.gap_timeout_us, GAP_TIMEOUT_DEPARTED_MS * 1000)
 
     # --- the step -----------------------------------------------------------------------------------------------------
     def order(self, entries: Entries, now_us: int) -> None:

@@ -201,8 +201,11 @@ class Sequencer:
             topics = {topic.lane: topic for topic in self._directory.topics()}
             for number in self.lanes.keys() - topics.keys():
                 self._drop_lane(number)
-            for number in topics.keys() - self.lanes.keys():
-                self._make_lane(topics[number])
+            for number, topic in topics.items():
+                if number not in self.lanes:
+                    self._make_lane(topic)
+                elif topic != self.lanes[number].order.topic:
+                    self.lanes[number].order.alter(topic)
             self.brokers.members = self._directory.members()
         self.brokers.update(self.brokers.members, {})
 

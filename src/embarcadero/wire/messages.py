@@ -5,6 +5,7 @@ Hello                   Welcome                client, first of all
 OpenSession             Opened                 publisher
 CloseSession            Done                   publisher
 CreateTopic             TopicIs                anyone
+AlterTopic              TopicIs                anyone
 DescribeTopic           TopicIs                anyone
 ListTopics              TopicsAre              anyone
 DeleteTopic             Done                   anyone
@@ -107,6 +108,21 @@ class CreateTopic(Message, frozen=True, kw_only=True):
     on_gap: str | None = None
     gap_timeout_ms: int | None = None
     session_ttl_s: int | None = None
+    columns: bytes = b""  # its schema as an Arrow message; empty: raw records
+
+
+class AlterTopic(Message, frozen=True, kw_only=True):
+    """Change what is given of a topic; what can't change is refused, with the reason."""
+
+    name: str
+    order: int | None = None
+    partitions: int | None = None
+    replicas: int | None = None
+    durable_on: int | None = None
+    on_gap: str | None = None
+    gap_timeout_ms: int | None = None
+    session_ttl_s: int | None = None
+    columns: bytes = b""  # its next schema
 
 
 class DescribeTopic(Message, frozen=True, kw_only=True):
@@ -116,9 +132,11 @@ class DescribeTopic(Message, frozen=True, kw_only=True):
 
 
 class TopicIs(Message, frozen=True, kw_only=True):
-    """One topic."""
+    """One topic. `columns`: its newest schema; `widths`: how many of these columns each version has, from 1 on."""
 
     topic: Topic
+    columns: bytes = b""
+    widths: list[int] = []
 
 
 class ListTopics(Message, frozen=True, kw_only=True):
@@ -196,7 +214,7 @@ class Failed(Message, frozen=True, kw_only=True):
 
 
 AnyMessage = (
-    Hello | Welcome | MembersAre | OpenSession | Opened | CloseSession | CreateTopic | DescribeTopic | TopicIs
-    | ListTopics | TopicsAre | DeleteTopic | Fetch | GetTail | TailIs | GetStatus | StatusIs | Ping | Pong | Done
-    | Failed
+    Hello | Welcome | MembersAre | OpenSession | Opened | CloseSession | CreateTopic | AlterTopic | DescribeTopic
+    | TopicIs | ListTopics | TopicsAre | DeleteTopic | Fetch | GetTail | TailIs | GetStatus | StatusIs | Ping | Pong
+    | Done | Failed
 )  # fmt: skip
