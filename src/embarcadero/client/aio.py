@@ -278,10 +278,8 @@ class Publisher:
         """
         intake = self._pump.intake
         record, size = intake.checked(value, key, headers, timestamp)
-        with intake.lock:
-            builder = intake.current
-            has_room = builder is not None and size <= builder.room
-        if not has_room:
+        builder = intake.current  # this loop is the only one to change it
+        if builder is None or size > builder.room:
             intake.check_size(size)
             await self._room(timeout)
         with intake.lock:
