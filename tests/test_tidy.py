@@ -13,11 +13,12 @@ SRC = Path(__file__).parent.parent / "src" / "embarcadero"
 MODULES = sorted(SRC.rglob("*.py"))
 
 LAYERS = [
-    {"types", "limits", "errors", "invariants", "env", "plants"},
+    {"types", "limits", "errors", "invariants", "env", "plants", "meters"},
     {"config"},
     {"fabric", "wire"},
     {"placement"},
     {"sequencer", "broker"},
+    {"watch"},
     {"node"},
     {"client"},
     {"sim", "bench", "demo"},

@@ -31,6 +31,28 @@ class SystemClock:
         return time.time_ns() // 1000
 
 
+class Journal(Protocol):
+    """Where a role tells what happened. Drivers write it down; facts are plain values, never payloads."""
+
+    def note(self, event: str, /, **facts: object) -> None:
+        """Something that operators may want to know."""
+        ...
+
+    def warn(self, event: str, /, **facts: object) -> None:
+        """Something that operators should look at."""
+        ...
+
+
+class SilentJournal:
+    """A journal that nobody reads."""
+
+    def note(self, event: str, /, **facts: object) -> None:
+        pass
+
+    def warn(self, event: str, /, **facts: object) -> None:
+        pass
+
+
 class Doorbell(Protocol):
     """Wakes a sleeping role on the same host. May be lost: nothing depends on it but latency."""
 

@@ -15,6 +15,8 @@ CONTROL_BYTES_MAX = 512 * KIB  # one control message; a list of all topics with 
 HELLO_BYTES_MAX = 4 * KIB  # all that a peer may make us hold before its hello is done
 HELLO_TIMEOUT_S = 2.0
 RECORDS_PER_BATCH_MAX = 1_000_000
+DECODED_BYTES_MAX = 64 * MIB  # what the buffers of a compressed batch may unpack to, in all
+BATCH_BUFFERS_MAX = 16_384  # Arrow buffers in a compressed batch
 ACKS_PER_FRAME_MAX = 65_536
 SCRATCH_BYTES = 64 * KIB  # receive buffer shared by all connections of one event loop
 FETCH_BYTES_MAX = 32 * MIB
@@ -23,7 +25,10 @@ FETCH_WAIT_MS_MAX = 30_000
 FETCH_ENTRIES_MAX = 4_096
 FETCHES_PARKED_PER_CONNECTION_MAX = 256
 SEND_QUEUE_BYTES_MAX = 64 * MIB  # a peer that does not read is disconnected above this
+FETCH_WAIT_MS_DEFAULT = 5_000
 CONNECTIONS_PER_BROKER_MAX = 10_000
+HOST_DEFAULT = "127.0.0.1"  # reachable from this machine only
+PORT_DEFAULT = 9_092
 
 # --- names and counts -------------------------------------------------------------------------------------------------
 TOPIC_NAME_CHARS_MAX = 249
@@ -31,8 +36,12 @@ SESSION_NAME_BYTES_MAX = 255
 TOPICS_MAX = 1_024
 LANES_MAX = 4_096  # lanes are numbered for life; deleted topics leave theirs behind
 BROKERS_MAX = 64
+BROKERS_DEFAULT = 4
 PARTITIONS_MAX = 65_535
 SESSIONS_PER_TOPIC_MAX = 100_000
+SCHEMA_BYTES_MAX = 64 * KIB  # a topic's newest schema as an Arrow message; older versions are its first columns
+SCHEMA_COLUMNS_MAX = 1_024  # so also of versions: each adds a column
+SCHEMA_DEPTH_MAX = 16  # types within types
 REGION_HANDLES = 65_535
 
 # --- ordering ---------------------------------------------------------------------------------------------------------
@@ -40,15 +49,21 @@ SESSION_SEQUENCE_MAX = (1 << 62) - 1  # far from where 64-bit sums would wrap
 SESSION_WINDOW = 256  # sequences of a session that may be unsettled at once; a power of two
 HELD_PER_SESSION_MAX = SESSION_WINDOW - 1
 HELD_TOTAL_MAX = 65_536
+ORDER_DEFAULT = 2
 ROUND_ENTRIES_MAX = 16_384  # entries taken from all brokers in one round
 GAP_TIMEOUT_FENCE_MS = 30_000
 GAP_TIMEOUT_SKIP_MS = 5
 GAP_TIMEOUT_MS_MAX = 86_400_000
 GAP_TIMEOUT_DEPARTED_MS = 1_000  # once the publisher has closed all its connections
 SESSION_TTL_S = 86_400
+SESSION_TTL_S_MAX = 366 * 86_400
 FENCED_KEPT_S = 3_600  # a fenced session can be continued for this long, if its row is not needed before
+GATHER_MS_MAX = 8.0  # while all publishers have much in flight: a round costs the same for one entry or a hundred
 CONTROLS_PER_ROUND_MAX = 256  # session requests taken in one round; they cost a thousand times what a batch costs
 EXPIRED_PER_ROUND_MAX = 256  # sessions whose time is over, in one round and lane
+
+# --- configuration ----------------------------------------------------------------------------------------------------
+CONFIG_BYTES_MAX = 256 * KIB  # of a file; far more than all keys with comments
 
 # --- fabric -----------------------------------------------------------------------------------------------------------
 LINE_BYTES = 64
@@ -69,6 +84,7 @@ CREDIT_BYTES = 16 * MIB  # credit of one connection
 BACKPRESSURE_AFTER_S = 10.0
 
 # --- client -----------------------------------------------------------------------------------------------------------
+ACK_DEFAULT = 1
 BATCH_BYTES_DEFAULT = 1 * MIB
 LINGER_MS_DEFAULT = 2.0
 WINDOW_BYTES_DEFAULT = 64 * MIB
@@ -84,10 +100,21 @@ IDLE_WAIT_S_MAX = 0.02  # longest sleep of a poller; a doorbell usually wakes it
 STORE_POLL_S = 0.05
 STORE_BUSY_S = 5.0  # longest wait for another process's transaction
 HEARTBEAT_S = 0.1
+SILENT_S = 2.0  # a role whose heartbeat stands still for this long is not ready
+SETTLE_S_MAX = 1.5  # a broker that leaves waits this long for the outcomes of what it took
+GOODBYE_S_MAX = 0.5  # and this long for its clients to hang up
+
+# --- watching ---------------------------------------------------------------------------------------------------------
+WATCH_REQUEST_BYTES_MAX = 8 * KIB  # one HTTP request to a node's metrics port
+WATCH_REQUEST_S_MAX = 5.0
+WATCH_CONNECTIONS_MAX = 64
+LOG_REPEATS_MAX = 5  # equal events a role may log within LOG_REPEATS_S; the rest is counted
+LOG_REPEATS_S = 10.0
 
 invariant(SESSION_WINDOW & (SESSION_WINDOW - 1) == 0, "the session window is a power of two")
 invariant(FRAME_BYTES_MAX <= CHUNK_BYTES, "a batch fits into one chunk of the log")
 invariant(CHUNK_BYTES // LINE_BYTES * CHUNKS_MAX <= 1 << 32, "a location fits 32 bits")
+invariant(SCHEMA_BYTES_MAX * 2 <= CONTROL_BYTES_MAX, "a topic with its schema fits a control message")
 invariant(RECORD_BYTES_MAX < FRAME_BYTES_MAX, "a record fits a frame")
 invariant(ROUND_ENTRIES_MAX * 4 <= ORDER_SLOTS, "a round is a small part of the order ring")
 invariant(HELLO_BYTES_MAX <= 4 * KIB, "a stranger can't make us hold more than 4 KiB")

@@ -76,6 +76,7 @@ class Outcome(IntEnum):
     BACKPRESSURE = 21  # beyond the session's window, or bounds reached; send again later
     UNKNOWN_TOPIC = 22
     TOO_MANY_SESSIONS = 23
+    UNKNOWN_SCHEMA = 24  # the topic has no such version of its schema
 
     @property
     def stored(self) -> bool:
@@ -130,6 +131,7 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     on_gap: str = OnGap.FENCE.value
     gap_timeout_ms: int = 30_000
     session_ttl_s: int = 86_400
+    schema_version: int = 0  # newest version of its schema; 0: raw records
 
 
 class MemberState(StrEnum):

@@ -9,7 +9,7 @@ import numpy as np
 
 from embarcadero.broker.connection import Connection
 from embarcadero.broker.state import Broker
-from embarcadero.config import FabricSizes
+from embarcadero.config import DEFAULTS, Config, FabricSizes
 from embarcadero.env import SilentBell
 from embarcadero.fabric.epochs import create_epochs
 from embarcadero.fabric.incoherent import IncoherentMemory
@@ -137,15 +137,19 @@ class CountingBell:
 class World:
     """Sequencer and brokers, each on its own host, driven by hand."""
 
-    def __init__(self, brokers: int = 2, seed: int = 1, sizes: FabricSizes = SIZES) -> None:
+    def __init__(
+        self, brokers: int = 2, seed: int = 1, sizes: FabricSizes = SIZES, config: Config = DEFAULTS
+    ) -> None:
+        self.config = config
         self.memory = IncoherentMemory(random.Random(seed), generation=7)
-        self.directory = Directory(MemoryStore())
+        self.directory = Directory(MemoryStore(), topics_max=config.limits.topics)
         self.clock = ManualClock()
         self.bell = CountingBell()  # of all brokers
         self.sizes = sizes
         create_epochs(self.memory.host("admin"))
         self.sequencer = Sequencer(
-            self.memory.host("sequencer"), self.directory, self.clock, SilentBell(), sizes
+            self.memory.host("sequencer"), self.directory, self.clock, SilentBell(), sizes,
+            settings=config.sequencer,
         )
         self.brokers = [self.start_broker(number) for number in range(brokers)]
         self.run()
@@ -154,7 +158,7 @@ class World:
         """A new incarnation of a broker, on a host of its own."""
         member = self.directory.register_broker(number, "127.0.0.1", 9092 + number, 1)
         fabric = self.memory.host(f"host-{number}.{member.incarnation}")
-        return Broker(fabric, self.directory, self.clock, self.bell, member, self.sizes)
+        return Broker(fabric, self.directory, self.clock, self.bell, member, self.sizes, config=self.config)
 
     def run(self, rounds: int = 6, *clients: Client) -> None:
         """Let everybody work for a while."""

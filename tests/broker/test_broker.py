@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
 from embarcadero.limits import BACKPRESSURE_AFTER_S
 from embarcadero.types import NO_SESSION, GapKind, Outcome
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import control_frame, payload_crc
+from embarcadero.wire.schemas import encode_schema
 from tests.broker.harness import SIZES, Client, World
 
 
@@ -415,3 +417,61 @@ def test_members_are_pushed_when_brokers_come_and_go(world: World) -> None:
     pushed = [message for message in client.pushed if isinstance(message, m.MembersAre)]
 
     assert sorted(address.broker for address in pushed[-1].brokers) == [0, 1, 2]
+
+
+def test_a_broker_that_leaves_takes_what_it_granted_and_no_more() -> None:
+    """Clients are told, no credit and no session is given any more, and what still comes is settled and acked."""
+    world = World(brokers=2)
+    world.topic()
+    leaving = world.brokers[0]
+    client = Client(leaving)
+    opened = world.open(client)
+    client.batch(opened, 0)
+    leaving.leave()
+    granted = client.credit
+    client.batch(opened, 1)
+    assert leaving.unsettled > 0
+    refused = client.ask(m.OpenSession(topic="t"))
+    world.run(6, client)
+
+    told = [message for message in client.pushed if isinstance(message, m.MembersAre)]
+    assert [address.broker for address in told[-1].brokers] == [1]
+    assert isinstance(client.answers[refused], m.Failed)
+    assert client.answers[refused].code == "Retriable"
+    assert [int(ack["outcome"]) for ack in client.acks] == [Outcome.ORDERED, Outcome.ORDERED]
+    assert (leaving.unsettled, client.credit) == (0, granted)
+
+
+def test_versions_of_a_schema_that_the_topic_has_not_are_refused(world: World) -> None:
+    """Batches of known versions are taken, others refused one by one; the connection goes on."""
+    columns = [pa.schema([(name, pa.int8()) for name in names]) for names in ("a", "ab")]
+    world.topic("typed", columns=encode_schema(columns[0]))
+    client = Client(world.brokers[0])
+    typed, raw = world.open(client, "typed"), world.open(client)
+    for sequence, version in enumerate((1, 0, 2)):
+        client.batch(typed, sequence, schema=version)
+    client.batch(raw, 0, schema=1)
+    world.directory.alter_topic(m.AlterTopic(name="typed", columns=encode_schema(columns[1])))
+    client.batch(typed, 1, schema=2)  # before the broker has looked for news
+    client.batch(typed, 2, schema=1)
+    world.run(6, client)
+
+    refused = [(int(ack["session_seq"]), int(ack["lane"])) for ack in client.acks if ack["outcome"] == 24]
+    assert refused == [(1, typed.lane), (2, typed.lane), (0, raw.lane)]
+    assert [seq for seq, outcome in _outcomes(client) if outcome == Outcome.ORDERED] == [0, 1, 2]
+
+
+def test_partitions_added_a_moment_ago_are_taken(world: World) -> None:
+    """A broker that has not yet looked for news does so before it refuses."""
+    client = Client(world.brokers[0])
+    opened = world.open(client)
+    request = client.ask(m.AlterTopic(name="t", partitions=9))
+    client.batch(opened, 0, partition=8)
+    world.run(6, client)
+
+    answer = client.answers[request]
+    assert isinstance(answer, m.TopicIs)
+    assert answer.topic.partitions == 9
+    assert _outcomes(client) == [(0, Outcome.ORDERED)]
+    assert _code(client.answers[client.ask(m.AlterTopic(name="t", order=2))]) == "BadValue"
+    assert _code(client.answers[client.ask(m.AlterTopic(name="nobody", partitions=2))]) == "UnknownTopic"

@@ -14,12 +14,14 @@ from typer.testing import CliRunner, Result
 from embarcadero.cli import main as module
 from embarcadero.cli.main import app
 from embarcadero.cli.output import find_brokers
+from embarcadero.config import Config
 from embarcadero.node.cluster import ClusterFolder, ClusterInfo
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
 
-VERBS = ["up", "down", "node", "status", "topic", "publish", "tail", "sim", "bench", "demo"]
-COMMANDS = [[verb] for verb in VERBS] + [["topic", verb] for verb in ("create", "list", "describe", "delete")]
+VERBS = ["up", "down", "node", "status", "topic", "publish", "tail", "config", "sim", "bench", "demo"]
+COMMANDS = [[verb] for verb in VERBS] + [["topic", verb] for verb in ("create", "list", "describe", "alter", "delete")]
+COMMANDS += [["config", verb] for verb in ("show", "check", "reference", "example")]
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +73,8 @@ def test_help_is_light() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["fly"], ["up", "--brokers", "many"], ["topic", "create"], ["publish"], ["tail", "t", "--format", "x"], ["node"]],
+    [["fly"], ["up", "--brokers", "many"], ["topic", "create"], ["publish"], ["tail", "t", "--format", "x"], ["node"],
+     ["up", "--processes", "two"], ["config", "show", "--config"]],
     ids=" ".join,
 )
 def test_wrong_usage_exits_with_two(arguments: list[str]) -> None:
@@ -85,8 +88,7 @@ def test_wrong_usage_exits_with_two(arguments: list[str]) -> None:
     ("arguments", "says"),
     [
         (["up", "--brokers", "0"], "use 1 to 64"),
-        (["up", "--port", "65535", "--brokers", "2"], "port 65535 is out of range"),
-        (["up", "--processes", "two"], "use role or one"),
+        (["up", "--port", "65535", "--brokers", "2"], "--port: broker.port is 65535, cluster.brokers is 2"),
         (["up", "--log-mib", "100"], "power of two"),
         (["up", "--host", "0.0.0.0"], "--host"),
         (["sim", "--seeds", "5"], "FIRST:LAST"),
@@ -175,8 +177,7 @@ def test_addresses_come_from_the_flag_then_the_cluster_then_the_default(own_fold
     store.close()
     folder.write_info(
         ClusterInfo(
-            version="0", id=directory.cluster_id, generation=0, fabric="", host="", port=0, brokers=3, log_bytes=1,
-            supervisor=1, nodes=[],
+            version="0", id=directory.cluster_id, generation=0, fabric="", config=Config(), supervisor=1, nodes=[],
         )
     )  # fmt: skip
     with folder.locked():

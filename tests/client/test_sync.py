@@ -58,7 +58,9 @@ def test_send_gives_a_future_of_the_records_position(log: Any) -> None:
         assert futures[0].done()
         assert futures[0].exception() is None
     batch = log.subscribe("t").poll(10)
-    assert batch.records() == [emb.Record(n, b"k", b"v%d" % n, {"a": b"b"}, when) for n in range(3)]
+    stamp = 1714979289_123456
+    assert batch.records() == [emb.Record(n, b"k", b"v%d" % n, {"a": b"b"}, stamp) for n in range(3)]
+    assert batch.records()[0].timestamp == when
     assert [batch.seq_of(n) for n in range(3)] == [0, 1, 2]
     with pytest.raises(IndexError):
         batch.seq_of(3)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from embarcadero.errors import AlreadyRunning, BadValue, ClusterError, Corrupt, NotRunning
-from embarcadero.limits import CHUNK_BYTES, GIB, LOG_BYTES, MIB
+from embarcadero.config import Config
+from embarcadero.errors import AlreadyRunning, ClusterError, Corrupt, NotRunning
+from embarcadero.limits import GIB
 from embarcadero.node import cluster as module
 from embarcadero.node.cluster import (
     ClusterFolder,
@@ -19,7 +20,6 @@ from embarcadero.node.cluster import (
     NodeInfo,
     choose_fabric,
     default_data_dir,
-    sizes_for,
 )
 
 
@@ -32,8 +32,8 @@ def folder(tmp_path: Path) -> ClusterFolder:
 
 def info(**changes: object) -> ClusterInfo:
     fields: dict[str, object] = {
-        "version": "0.1.0", "id": "0000000a", "generation": 1, "fabric": "/nowhere", "host": "127.0.0.1", "port": 0,
-        "brokers": 2, "log_bytes": LOG_BYTES, "supervisor": 77,
+        "version": "0.1.0", "id": "0000000a", "generation": 1, "fabric": "/nowhere", "config": Config(),
+        "supervisor": 77,
         "nodes": [NodeInfo(roles="sequencer", pid=1), NodeInfo(roles="broker:0,broker:1", pid=2)],
     }  # fmt: skip
     return ClusterInfo(**(fields | changes))  # type: ignore[arg-type]
@@ -138,12 +138,3 @@ def test_the_fabric_goes_to_shared_memory_with_room(tmp_path: Path, monkeypatch:
     assert "MiB free" in on_disk.note
     monkeypatch.setattr(module, "SHARED_MEMORY", tmp_path / "missing")
     assert "can't be written" in choose_fabric(tmp_path, "0a", None, 1).note
-
-
-def test_small_logs_have_small_chunks() -> None:
-    """A log always has several chunks, so that some can be free while others fill."""
-    assert sizes_for(LOG_BYTES).chunk_bytes == CHUNK_BYTES
-    assert sizes_for(32 * MIB).chunk_bytes == 8 * MIB
-    for bad in (0, 3, 100 * MIB, -1):
-        with pytest.raises(BadValue, match="power of two"):
-            sizes_for(bad)

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from embarcadero.config.table import Cluster, Config
 from embarcadero.errors import BadValue
 from embarcadero.node.pinning import cores_for, parse_cores
 from embarcadero.node.roles import parse_roles
@@ -26,7 +27,7 @@ def test_the_sequencer_gets_the_first_core_and_brokers_the_following() -> None:
 def test_cores_that_are_not_there_are_refused(text: str) -> None:
     """The error names them and says what there is, before anything is started."""
     with pytest.raises(BadValue, match=r"no such core.*usable here"):
-        UpOptions(data_dir="unused", pin=text).check()
+        UpOptions(config=Config(cluster=Cluster(pin=text))).check()
 
 
 def test_pinning_is_optional() -> None:

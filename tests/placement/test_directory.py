@@ -108,10 +108,10 @@ def test_a_lane_is_never_used_again(directory: Directory) -> None:
     assert len(set(lanes)) == 5
 
 
-def test_topics_are_bounded(directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topics_are_bounded() -> None:
     """At the maximum of topics the next is refused; deleting one makes room."""
     assert TOPICS_MAX < LANES_MAX
-    monkeypatch.setattr(module, "TOPICS_MAX", 3)
+    directory = Directory(MemoryStore(), topics_max=3)
     for name in "abc":
         directory.create_topic(name)
     with pytest.raises(TooMany, match="delete topics"):

@@ -8,7 +8,7 @@ import pytest
 from embarcadero.limits import SESSION_SEQUENCE_MAX
 from embarcadero.limits import SESSION_WINDOW as W
 from embarcadero.types import NO_INDEX, EntryKind, Outcome
-from tests.sequencer.harness import GAP_MS, OneLane, pending
+from tests.sequencer.harness import GAP_MS, OneLane, pending, topic
 from tests.sequencer.model import Batch
 
 ORDERED, DUP_OF, DUP, STALE, LOST = Outcome.ORDERED, Outcome.DUP_OF, Outcome.DUP, Outcome.STALE, Outcome.LOST
@@ -218,6 +218,38 @@ def test_a_closed_gap_never_times_out() -> None:
 
     assert lane.later(GAP_MS * 10_000) == 0
     assert lane.send(session, 2) == [ORDERED]
+
+
+def test_an_altered_topic_judges_what_waits_by_its_new_time() -> None:
+    """A shorter time-out ends a gap that is older; a longer one gives it more time."""
+    lane = OneLane(5)
+    session = lane.open()
+    lane.send(session, 1)
+    lane.order.alter(topic(gap_timeout_ms=GAP_MS * 3))
+    assert lane.later(GAP_MS * 2000) == 0
+    lane.order.alter(topic(gap_timeout_ms=GAP_MS))
+    assert lane.later(1) == 1
+    assert lane.kinds()[-1] == EntryKind.SESSION_FENCE
+
+
+def test_an_altered_topic_skips_from_then_on() -> None:
+    """on_gap may become skip: the gap that waits is skipped at its time."""
+    lane = OneLane(5)
+    session = lane.open()
+    lane.send(session, 1)
+    lane.order.alter(topic(on_gap="skip"))
+    assert lane.later(GAP_MS * 1000) == 1
+    assert lane.kinds()[-2:] == [EntryKind.SKIP, EntryKind.BATCH]
+    assert lane.send(session, 0) == [LOST]
+
+
+def test_an_altered_topic_ends_idle_sessions_by_its_new_time() -> None:
+    """A shorter session_ttl is not waited out by the old one's clock."""
+    lane = OneLane(5)
+    lane.open()
+    assert lane.later(2_000_000) == 0
+    lane.order.alter(topic(session_ttl_s=1))
+    assert lane.later(1) == 1
 
 
 def test_skipping_declares_the_missing_sequences_lost() -> None:

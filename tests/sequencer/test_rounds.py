@@ -15,6 +15,7 @@ from embarcadero.limits import CONTROLS_PER_ROUND_MAX
 from embarcadero.sequencer.server import serve_sequencer
 from embarcadero.sequencer.state import Sequencer
 from embarcadero.types import NO_SESSION, EntryKind, MemberState, Outcome
+from embarcadero.wire.messages import AlterTopic
 from tests.sequencer.cluster import SIZES, STEP_US, Broker, Cluster, Views
 
 BATCH, OPEN, CLOSE = EntryKind.BATCH, EntryKind.SESSION_OPEN, EntryKind.SESSION_CLOSE
@@ -24,6 +25,19 @@ def sequencer_word(cluster: Cluster, line: int) -> int:
     """A word of the sequencer's frontiers, as a stranger sees it."""
     views = Views(cluster.memory.host("stranger"))
     return views.word(f"epoch-{cluster.sequencer.epoch}/frontiers", frontier_offset(line))
+
+
+def test_altered_topics_are_followed() -> None:
+    """A sequencer learns of a change from the store, and what waits is judged by it."""
+    cluster = Cluster()
+    lane = cluster.topic(5)
+    session = cluster.open(lane)
+    cluster.brokers[0].batches(lane, session, 1)
+    cluster.run()
+    cluster.directory.alter_topic(AlterTopic(name="t0", on_gap="skip", gap_timeout_ms=1))
+    cluster.run(200)
+
+    assert cluster.stored(lane) == [(session, 1)]
 
 
 # --- in and out -------------------------------------------------------------------------------------------------------

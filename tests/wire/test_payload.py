@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embarcadero.errors import BadValue, Corrupt
-from embarcadero.wire.payload import RAW_SCHEMA, decode_batch, encode_batch, raw_batch
+from embarcadero.limits import DECODED_BYTES_MAX
+from embarcadero.wire.payload import RAW_SCHEMA, decode_batch, encode_batch, plain_batch, raw_batch
 
 records = st.lists(
     st.tuples(
@@ -146,12 +147,12 @@ def test_a_batch_of_another_schema_is_corrupt() -> None:
 @pytest.mark.parametrize("compression", ["zstd", "lz4"])
 def test_a_compressed_bomb_is_not_unpacked(compression: str) -> None:
     """A few bytes that would unpack to many megabytes are refused before memory is asked for."""
-    bomb = other_message(raw_batch([None], [bytes(64 << 20)], [None], [1]), compression, 1)
+    bomb = other_message(raw_batch([None], [bytes(DECODED_BYTES_MAX)], [None], [1]), compression, 1)
     assert len(bomb) < 1 << 20
     held = pa.total_allocated_bytes()
     tracemalloc.start()
     try:
-        with pytest.raises(Corrupt, match="compressed"):
+        with pytest.raises(Corrupt, match="unpacks to"):
             decode_batch(bomb, RAW_SCHEMA, 1)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
@@ -165,3 +166,14 @@ def test_nulls_where_none_may_be_are_corrupt() -> None:
     payload = pa.RecordBatch.from_arrays(arrays, names=RAW_SCHEMA.names).serialize()
     with pytest.raises(Corrupt, match="lacks values"):
         decode_batch(payload, RAW_SCHEMA, 1, full=True)
+
+
+@given(st.lists(st.tuples(st.binary(max_size=30), st.floats(0, 4e9)), max_size=20))
+@settings(deadline=None)
+def test_plain_records_are_raw_records(rows: list[tuple[bytes, float]]) -> None:
+    """The quick way makes what the general way makes, with times to the microsecond."""
+    values, times = [row[0] for row in rows], [row[1] for row in rows]
+    nothing = [None] * len(rows)
+    general = raw_batch(nothing, values, nothing, [round(when * 1e6) for when in times])
+    plain = decode_batch(encode_batch(plain_batch(values, times)), RAW_SCHEMA, len(rows), full=True)
+    assert plain == general

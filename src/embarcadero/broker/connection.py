@@ -28,7 +28,6 @@ from embarcadero.limits import (
     FETCH_WAIT_MS_MAX,
     FETCHES_PARKED_PER_CONNECTION_MAX,
     HELLO_BYTES_MAX,
-    SEND_QUEUE_BYTES_MAX,
 )
 from embarcadero.types import NO_INDEX, Outcome
 from embarcadero.wire import messages as m
@@ -69,7 +68,8 @@ class Connection:
         )
         self.get_buffer = self._receiver.get_buffer
         self.greeted = self.closing = self.gone = self.blocked = False
-        self.client = ""
+        self.client = self.peer = ""  # what it calls itself; where it is
+        self.reading: dict[int, tuple[int, int]] = {}  # lane -> next index of its last fetch, and when that was
         self.parked = 0  # long polls that wait
         self.received_bytes = self.granted_bytes = 0
         self.sessions: set[tuple[int, int]] = set()
@@ -102,6 +102,7 @@ class Connection:
             self._broker.disconnected(self)
 
     def _hang_up(self, error: EmbarcaderoError) -> None:
+        self._broker.hung_up(self, error)
         self._drop_arriving()
         self.fail(0, error)
         self.closing = True
@@ -124,6 +125,11 @@ class Connection:
             raise FrameTooLarge(
                 f"a batch of {header.length} bytes; this cluster takes {self._broker.ingest.frame_bytes_max}",
                 "make smaller batches (batch_bytes)",
+            )
+        if header.count > self._broker.config.limits.records_per_batch:
+            raise FrameTooLarge(
+                f"a batch of {header.count} records; this cluster takes {self._broker.config.limits.records_per_batch}",
+                "make smaller batches",
             )
         outcome = self._broker.check_batch(self, header)
         if outcome is None:
@@ -150,6 +156,7 @@ class Connection:
         ack["lane"], ack["session"], ack["session_seq"] = header.lane, header.session, header.session_seq
         ack["index"] = ack["seq"] = NO_INDEX
         ack["outcome"] = int(outcome)
+        self._broker.counters.outcomes[int(outcome)] += 1
         self.send_acks(ack)
 
     # --- control ------------------------------------------------------------------------------------------------------
@@ -200,7 +207,7 @@ class Connection:
         for buffer in buffers:
             self._output.append(buffer)
             self._output_bytes += len(buffer)
-        if self._output_bytes > SEND_QUEUE_BYTES_MAX:
+        if self._output_bytes > self._broker.settings.send_queue_bytes:
             self.closing = True  # a peer that does not read is let go
         self.on_output()
 

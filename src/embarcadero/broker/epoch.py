@@ -21,6 +21,7 @@ class EpochView:
         self._read_through: FrontierReader | None = None
         self._closing: FrontierReader | None = None
         self._awake: FrontierReader | None = None
+        self._heartbeat: FrontierReader | None = None
         self._results: RingReader | None = None
         self._orders: dict[int, RingReader] = {}
 
@@ -35,6 +36,7 @@ class EpochView:
         self._read_through = FrontierReader(self._frontiers, mine)
         self._closing = FrontierReader(self._frontiers, mine + 8 * CLOSING_WORD)
         self._awake = FrontierReader(self._frontiers, frontier_offset(SequencerLine.AWAKE))
+        self._heartbeat = FrontierReader(self._frontiers, frontier_offset(SequencerLine.HEARTBEAT))
         self._results = None
         self._orders.clear()
         return True
@@ -55,6 +57,10 @@ class EpochView:
         """Whether the sequencer must be woken to see what was published just now."""
         self._fabric.fence()  # our frontier first, then its word: it does the opposite
         return self._awake is None or not self._awake.load()
+
+    def heartbeat(self) -> tuple[int, int]:
+        """(epoch, beats of its sequencer): a pair that stays the same for long is that of a silent one."""
+        return self.number, self._heartbeat.load() if self._heartbeat else 0
 
     def results(self) -> RingReader | None:
         """The outcomes of our entries, once the sequencer has made the region."""

@@ -45,7 +45,9 @@ class Entry:
 class Ingest:
     """Log and pending ring of one broker incarnation: the only writer of both."""
 
-    def __init__(self, fabric: Fabric, member: Member, sizes: FabricSizes) -> None:
+    def __init__(
+        self, fabric: Fabric, member: Member, sizes: FabricSizes, frame_bytes_max: int = FRAME_BYTES_MAX
+    ) -> None:
         prefix = member.region_prefix
         self.frontiers, log = create_log(fabric, prefix, sizes, member.broker, member.incarnation)
         self.log = LogWriter(log, self.frontiers)
@@ -58,12 +60,17 @@ class Ingest:
         self._staged = bytearray()
         self._promised = 0  # slots promised to batches that are still being received
         self.free_below = 0  # pending slots of indices below are free; the sequencer says so
-        self.frame_bytes_max = min(FRAME_BYTES_MAX, sizes.chunk_bytes)
+        self.frame_bytes_max = min(frame_bytes_max, sizes.chunk_bytes)
 
     @property
     def next(self) -> int:
         """Index of the next pending entry."""
         return self._ring.next + len(self._staged) // PENDING.itemsize
+
+    @property
+    def arriving(self) -> int:
+        """Batches that are being received."""
+        return self._promised
 
     @property
     def used_slots(self) -> int:

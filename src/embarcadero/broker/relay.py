@@ -47,6 +47,7 @@ class Relay:
         self._release = release
         self.waiting: dict[int, Waiting] = {}
         self._next = 0
+        self.on_results: Callable[[Entries], None] = lambda _results: None
 
     def poll(self, epoch: EpochView) -> bool:
         """Take new results and pass them on. True if there were any."""
@@ -63,6 +64,7 @@ class Relay:
         found = results.read(self._next, min(frontier, self._next + _RESULTS_AT_ONCE))
         if not len(found) or not epoch.may_act():
             return False
+        self.on_results(found)
         self._pass_on(found)
         self._next += len(found)
         self._read.advance(self._next)

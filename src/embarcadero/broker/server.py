@@ -1,15 +1,19 @@
-"""The broker's asyncio driver: sockets in and out, and a poll loop that sleeps when idle. It decides nothing."""
+"""The broker's asyncio driver: sockets in and out, and a poll loop that sleeps when idle. It decides nothing.
+
+Told to stop, a broker leaves in order: it stops listening, settles what it took (for a bounded time), ends its half of
+every connection so that no ack is lost on the way, and waits a moment for its clients to hang up.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 from embarcadero.broker.connection import Connection
 from embarcadero.broker.state import Broker
-from embarcadero.errors import TooMany
-from embarcadero.limits import CONNECTIONS_PER_BROKER_MAX, HELLO_TIMEOUT_S, IDLE_WAIT_S_MAX, SEND_QUEUE_BYTES_MAX
+from embarcadero.errors import ProtocolError, TooMany
+from embarcadero.limits import GOODBYE_S_MAX, SETTLE_S_MAX
 
 
 class WakingBell(Protocol):
@@ -19,11 +23,19 @@ class WakingBell(Protocol):
     async def wait(self, timeout_s: float) -> None: ...
 
 
+class Left(NamedTuple):
+    """How a broker left: what it settled after it was told to stop, and what it could not."""
+
+    settled: int
+    unsettled: int
+
+
 class BrokerProtocol(asyncio.BufferedProtocol):
     """Moves bytes between a socket and a Connection. Payloads go from the kernel straight into the broker's log."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, broker: Broker, live: set[BrokerProtocol]) -> None:
+        self._broker, self._live_protocols = broker, live
+        self._said_goodbye = False
         self._connection: Connection | None = None
         self._transport: asyncio.Transport | None = None
         self._hello_timer: asyncio.TimerHandle | None = None
@@ -31,16 +43,23 @@ class BrokerProtocol(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast(asyncio.Transport, transport)
-        transport.set_write_buffer_limits(high=SEND_QUEUE_BYTES_MAX // 8)
+        transport.set_write_buffer_limits(high=self._broker.settings.send_queue_bytes // 8)
+        self._live_protocols.add(self)
         self._connection = self._broker.connect()
         self._connection.on_output = self._plan_flush
-        if len(self._broker.connections) > CONNECTIONS_PER_BROKER_MAX:
-            self._connection.fail(0, TooMany("this broker has all the connections it may have", "try another broker"))
+        self._connection.peer = _address(transport.get_extra_info("peername"))
+        if len(self._broker.connections) > self._broker.settings.max_connections:
+            refusal = TooMany("this broker has all the connections it may have", "try another broker")
+            self._broker.hung_up(self._connection, refusal)
+            self._connection.fail(0, refusal)
             self._connection.closing = True
-        self._hello_timer = asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, self._check_hello)
+        patience_s = self._broker.settings.hello_timeout_s
+        self._hello_timer = asyncio.get_running_loop().call_later(patience_s, self._check_hello)
 
     def _check_hello(self) -> None:
         if self._connection is not None and not self._connection.greeted and self._transport is not None:
+            if not self._connection.closing:
+                self._broker.hung_up(self._connection, ProtocolError("no hello in time"))
             self._transport.abort()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the protocol's signature
@@ -63,14 +82,27 @@ class BrokerProtocol(asyncio.BufferedProtocol):
 
     def _flush(self) -> None:
         self._flush_planned = False
-        if self._connection is None or self._transport is None:
+        if self._connection is None or self._transport is None or self._said_goodbye:
             return
         if output := self._connection.take_output():
             self._transport.writelines(output)
-            if self._transport.get_write_buffer_size() > SEND_QUEUE_BYTES_MAX:
+            if self._transport.get_write_buffer_size() > self._broker.settings.send_queue_bytes:
+                self._broker.hung_up(self._connection, TooMany("the client does not read what it asked for"))
                 self._transport.abort()  # a peer that does not read is let go
                 return
         if self._connection.closing:
+            self._transport.close()
+
+    def say_goodbye(self) -> None:
+        """End our half: the client reads all that was sent to it, and then hangs up."""
+        self._flush()
+        if self._connection is not None and self._transport is not None and not self._transport.is_closing():
+            self._said_goodbye = self._connection.closing = True
+            self._transport.write_eof()
+
+    def hang_up(self) -> None:
+        """End the connection as it is."""
+        if self._transport is not None:
             self._transport.close()
 
     def pause_writing(self) -> None:
@@ -92,18 +124,51 @@ class BrokerProtocol(asyncio.BufferedProtocol):
             self._connection.closed()
             self._connection = None
         self._transport = None
+        self._live_protocols.discard(self)
 
 
-async def serve_broker(broker: Broker, sock: socket.socket, bell: WakingBell, stop: asyncio.Event) -> None:
-    """Serve until told to stop, or until somebody else has taken this broker's place."""
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: BrokerProtocol(broker), sock=sock)
+def _address(peer: object) -> str:
+    """A peer's address, as people write it."""
+    return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "")
+
+
+async def serve_broker(broker: Broker, sock: socket.socket, bell: WakingBell, stop: asyncio.Event) -> Left | None:
+    """Serve until told to stop, or until somebody else has taken this broker's place (None)."""
+    loop, idle_wait_s = asyncio.get_running_loop(), broker.settings.idle_wait_ms / 1_000
+    live: set[BrokerProtocol] = set()
+    server = await loop.create_server(lambda: BrokerProtocol(broker, live), sock=sock)
     try:
         while not stop.is_set() and not broker.deposed:
             more = broker.poll()
-            await bell.wait(0 if more else IDLE_WAIT_S_MAX)
+            await bell.wait(0 if more else idle_wait_s)
+        server.close()
+        if broker.deposed:
+            broker.journal.warn("deposed", reason="it was taken for dead, or replaced")
+            return None
+        return await _leave(broker, bell, live)
     finally:
         server.close()
-        for connection in list(broker.connections.values()):
-            connection.closing = True
-            connection.on_output()
+        for protocol in list(live):
+            protocol.hang_up()
+
+
+async def _leave(broker: Broker, bell: WakingBell, live: set[BrokerProtocol]) -> Left:
+    """Settle what was taken; then part from all clients."""
+    loop, idle_wait_s = asyncio.get_running_loop(), broker.settings.idle_wait_ms / 1_000
+    connections, give_up = len(live), loop.time() + SETTLE_S_MAX
+    settled, came, quiet = len(broker.relay.waiting), broker.ingest.next, False
+    broker.leave()
+    while not quiet and loop.time() < give_up and not broker.deposed:
+        more = broker.poll()
+        await bell.wait(0 if more else idle_wait_s)
+        quiet = not more and not broker.unsettled and broker.ingest.next == came
+        settled, came = settled + broker.ingest.next - came, broker.ingest.next
+    left = Left(settled - len(broker.relay.waiting), broker.unsettled)
+    for protocol in list(live):
+        protocol.say_goodbye()
+    give_up = loop.time() + GOODBYE_S_MAX
+    while live and loop.time() < give_up:
+        await bell.wait(idle_wait_s)
+    tell = broker.journal.warn if left.unsettled else broker.journal.note
+    tell("left", connections=connections, settled=left.settled, unsettled=left.unsettled)
+    return left

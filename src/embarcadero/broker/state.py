@@ -14,15 +14,26 @@ import msgspec
 
 from embarcadero import limits
 from embarcadero.broker.connection import Connection
+from embarcadero.broker.counters import BrokerCounters
 from embarcadero.broker.epoch import EpochView
 from embarcadero.broker.ingest import Entry, Ingest
-from embarcadero.broker.reader import LaneReader, Logs
+from embarcadero.broker.reader import Found, LaneReader, Logs
 from embarcadero.broker.relay import Relay, Waiting
-from embarcadero.config import FabricSizes
-from embarcadero.env import Clock, Doorbell
-from embarcadero.errors import Backpressure, BadFrame, BadName, BadValue, NotAvailable, Retriable, UnknownTopic
+from embarcadero.broker.topics import check_partitions, with_defaults
+from embarcadero.config import DEFAULTS, Config, FabricSizes
+from embarcadero.env import Clock, Doorbell, Journal, SilentJournal
+from embarcadero.errors import (
+    Backpressure,
+    BadFrame,
+    BadName,
+    BadValue,
+    EmbarcaderoError,
+    NotAvailable,
+    Retriable,
+    UnknownTopic,
+)
 from embarcadero.fabric.frontier import FrontierWriter
-from embarcadero.fabric.layout import BrokerLine, frontier_offset
+from embarcadero.fabric.layout import BrokerLine, Entries, frontier_offset
 from embarcadero.fabric.log import Reservation
 from embarcadero.fabric.region import Fabric
 from embarcadero.placement.directory import Directory
@@ -47,13 +58,24 @@ class Broker:
     """One incarnation of one broker."""
 
     def __init__(
-        self, fabric: Fabric, directory: Directory, clock: Clock, bell: Doorbell, member: Member, sizes: FabricSizes
+        self,
+        fabric: Fabric,
+        directory: Directory,
+        clock: Clock,
+        bell: Doorbell,
+        member: Member,
+        sizes: FabricSizes,
+        journal: Journal | None = None,
+        config: Config = DEFAULTS,
     ) -> None:
-        self.member, self.sizes = member, sizes
+        self.member, self.sizes, self.config, self.settings = member, sizes, config, config.broker
+        self.journal = journal or SilentJournal()
+        self.counters = BrokerCounters(sizes.results_slots)
         self._directory, self._clock, self._bell = directory, clock, bell
-        self.ingest = Ingest(fabric, member, sizes)
+        self.ingest = Ingest(fabric, member, sizes, config.limits.frame_bytes)
         self.epoch = EpochView(fabric, member)
         self.relay = Relay(self.ingest.frontiers, self.ingest.log.release)
+        self.relay.on_results = self._count_results
         self._heartbeat = FrontierWriter(self.ingest.frontiers, frontier_offset(BrokerLine.HEARTBEAT))
         self._reads_waiting = FrontierWriter(self.ingest.frontiers, frontier_offset(BrokerLine.READS_WAITING))
         self._logs = Logs(fabric, self.refresh)
@@ -72,6 +94,7 @@ class Broker:
         self._above_since_us: int | None = None
         self._told_full = False
         self.deposed = False
+        self.leaving = False
         self.refresh()
 
     # --- the world around ---------------------------------------------------------------------------------------------
@@ -86,22 +109,42 @@ class Broker:
         for lane in self._lanes.keys() - lanes.keys():
             self._readers.pop(lane, None)
             self.epoch.forget(lane)
+            self.counters.forget(lane)
         self._lanes = lanes
         before, self._members = self._live_addresses(), self._directory.members()
         self._logs.update(self._members)
         me = (self.member.broker, self.member.incarnation)
         self.deposed |= all((o.broker, o.incarnation) != me or o.state != MemberState.LIVE for o in self._members)
-        self.epoch.advance(self._directory.started_epoch())
+        self._advance(self._directory.started_epoch())
         if (now := self._live_addresses()) != before:
             for connection in self.connections.values():
                 if connection.greeted:
                     connection.answer(0, m.MembersAre(brokers=now))
 
+    def _advance(self, hint: int) -> bool:
+        moved = self.epoch.advance(hint)
+        if moved:
+            self.journal.note("follows epoch", epoch=self.epoch.number)
+        return moved
+
+    def leave(self) -> None:
+        """Grant no more credit and tell clients that we go; what was granted may still come, and is settled."""
+        self.leaving = True
+        members = m.MembersAre(brokers=self._live_addresses())
+        for connection in self.connections.values():
+            if connection.greeted:
+                connection.answer(0, members)
+
+    @property
+    def unsettled(self) -> int:
+        """How much of what came in has no outcome yet."""
+        return len(self.relay.waiting) + self.ingest.arriving
+
     def _live_addresses(self) -> list[m.BrokerAddress]:
         return [
             m.BrokerAddress(broker=o.broker, incarnation=o.incarnation, host=o.host, port=o.port, handle=o.handle)
             for o in self._members
-            if o.state == MemberState.LIVE
+            if o.state == MemberState.LIVE and not (self.leaving and o.handle == self.member.handle)
         ]
 
     def welcome(self) -> m.Welcome:
@@ -114,19 +157,21 @@ class Broker:
             incarnation=self.member.incarnation,
             brokers=self._live_addresses(),
             frame_bytes_max=self.ingest.frame_bytes_max,
+            record_bytes_max=self.config.limits.record_bytes,
+            records_max=self.config.limits.records_per_batch,
         )
 
     def poll(self) -> bool:
         """One pass: the store (now and then), the epoch, outcomes, waiting reads, credit. True if something moved."""
         now_us = self._clock.now_us()
         if now_us >= self._store_poll_us:
-            self._store_poll_us = now_us + int(limits.STORE_POLL_S * 1_000_000)
+            self._store_poll_us = now_us + int(self.settings.store_poll_ms * 1_000)
             self.refresh()
             self._heartbeat.advance(self._heartbeat.value + 1)
             self.deposed |= self.epoch.closing()
         if self.deposed:
             return False
-        moved = self.epoch.advance(0)
+        moved = self._advance(0)
         through = self.epoch.read_through()
         if through > self.ingest.free_below and self.epoch.may_act():
             self.ingest.free_below = through
@@ -145,6 +190,7 @@ class Broker:
     def connect(self) -> Connection:
         """A client connected."""
         self._connected += 1
+        self.counters.connections += 1
         connection = Connection(self, self._connected, self._scratch)
         self.connections[connection.number] = connection
         return connection
@@ -166,7 +212,10 @@ class Broker:
         self.grant(connection)
 
     def _publish(self) -> None:
-        if self.ingest.publish() and self.epoch.sequencer_sleeps():
+        if not self.ingest.publish():
+            return
+        self.counters.published(self.ingest.next, self._clock.now_us())
+        if self.epoch.sequencer_sleeps():
             self._bell.ring("sequencer")
 
     def _pay_owed(self) -> None:
@@ -180,12 +229,12 @@ class Broker:
         """How much credit a connection gets, and what it must not fall below: the largest frame always fits it."""
         share = self.sizes.log_bytes // 4 // max(1, len(self.connections))
         largest = self.ingest.frame_bytes_max + HEADER_BYTES[FrameKind.BATCH]
-        window = max(largest, min(limits.CREDIT_BYTES, share))
+        window = max(largest, min(self.settings.credit_bytes, share))
         return window, max(largest, window // 2)
 
     def grant(self, connection: Connection) -> None:
         """Top up a connection's credit, unless we are above the mark."""
-        if not connection.greeted or connection.closing or self._above_since_us is not None:
+        if not connection.greeted or connection.closing or self._above_since_us is not None or self.leaving:
             return
         window, least = self._credit_window()
         if connection.granted_bytes - connection.received_bytes < least:
@@ -194,13 +243,16 @@ class Broker:
     def _regulate(self, now_us: int) -> None:
         occupancy = self.ingest.occupancy()
         if self._above_since_us is None:
-            if occupancy >= limits.WATER_HIGH:
+            if occupancy >= self.settings.water_high:
                 self._above_since_us = now_us
-        elif occupancy <= limits.WATER_LOW:
+                self.counters.backpressure += 1
+                self.journal.warn("backpressure on", occupied=round(occupancy, 3), unresolved=len(self.relay.waiting))
+        elif occupancy <= self.settings.water_low:
             self._above_since_us, self._told_full = None, False
+            self.journal.note("backpressure off", occupied=round(occupancy, 3))
             for connection in self.connections.values():
                 self.grant(connection)
-        elif not self._told_full and now_us - self._above_since_us >= limits.BACKPRESSURE_AFTER_S * 1_000_000:
+        elif not self._told_full and now_us - self._above_since_us >= self.settings.backpressure_after_s * 1_000_000:
             self._told_full = True
             for connection in self.connections.values():
                 if connection.greeted:
@@ -210,8 +262,8 @@ class Broker:
     def check_batch(self, connection: Connection, header: BatchHeader) -> Outcome | None:
         """Why a batch can't be taken, from its header alone; None when it can."""
         topic = self._lanes.get(header.lane)
-        if topic is None:
-            self.refresh()
+        if topic is None or header.partition >= topic.partitions or header.schema > topic.schema_version:
+            self.refresh()  # the topic may be new, or altered since we looked
             if (topic := self._lanes.get(header.lane)) is None:
                 return Outcome.UNKNOWN_TOPIC
         if header.partition >= topic.partitions:
@@ -219,6 +271,8 @@ class Broker:
                 f"partition {header.partition} of topic {topic.name}, which has {topic.partitions}",
                 "use partitions below that number",
             )
+        if header.schema > topic.schema_version or bool(header.schema) != bool(topic.schema_version):
+            return Outcome.UNKNOWN_SCHEMA
         if header.session == NO_SESSION:
             return Outcome.UNKNOWN_SESSION
         return None if self._attach(connection, header.lane, header.session) else Outcome.BACKPRESSURE
@@ -248,6 +302,7 @@ class Broker:
             ),
         )  # fmt: skip
         self.relay.waiting[pending] = Waiting(EntryKind.BATCH, header.lane, arrived.location, connection)
+        self.counters.came_in[header.lane].add(1, header.count, header.length)
 
     # --- control ------------------------------------------------------------------------------------------------------
     def control(self, connection: Connection, request: int, message: m.AnyMessage) -> None:
@@ -258,9 +313,15 @@ class Broker:
             case m.CloseSession():
                 self._close_session(connection, request, message)
             case m.CreateTopic():
-                connection.answer(request, m.TopicIs(topic=self._create_topic(message)))
+                self._create_topic(message)
+                connection.answer(request, self._described(message.name))
+            case m.AlterTopic():
+                check_partitions(message.partitions, self.config)
+                self._directory.alter_topic(message)
+                self._bell.ring("sequencer")
+                connection.answer(request, self._described(message.name))
             case m.DescribeTopic():
-                connection.answer(request, m.TopicIs(topic=self._directory.topic(message.name)))
+                connection.answer(request, self._described(message.name))
             case m.ListTopics():
                 connection.answer(request, m.TopicsAre(topics=self._directory.topics()))
             case m.DeleteTopic():
@@ -276,19 +337,24 @@ class Broker:
             case _:
                 raise BadFrame(f"{type(message).__name__} is not a question", "see the protocol's table of messages")
 
-    def _create_topic(self, ask: m.CreateTopic) -> Topic:
-        topic = self._directory.create_topic(
-            ask.name, order=ask.order, partitions=ask.partitions, replicas=ask.replicas, durable_on=ask.durable_on,
-            on_gap=ask.on_gap, gap_timeout_ms=ask.gap_timeout_ms,
+    def _described(self, name: str) -> m.TopicIs:
+        topic, schema = self._directory.described(name)
+        return m.TopicIs(topic=topic, columns=schema.columns, widths=schema.widths)
+
+    def _create_topic(self, ask: m.CreateTopic) -> None:
+        self._directory.create_topic(
+            ask.name, replicas=ask.replicas, durable_on=ask.durable_on, columns=ask.columns,
+            **with_defaults(ask, self.config),
         )  # fmt: skip
         self._bell.ring("sequencer")
-        return topic
 
     def _open_session(self, connection: Connection, request: int, ask: m.OpenSession) -> None:
         if len(ask.name.encode()) > limits.SESSION_NAME_BYTES_MAX:
             raise BadName(
                 f"a session name of {len(ask.name.encode())} bytes", f"use at most {limits.SESSION_NAME_BYTES_MAX}"
             )
+        if self.leaving:
+            raise Retriable("this broker is leaving", "ask another")
         self.refresh()
         if (topic := self._topics.get(ask.topic)) is None:
             raise UnknownTopic(f"there is no topic {ask.topic!r}", "create it first")
@@ -355,6 +421,7 @@ class Broker:
             parked.ask = msgspec.structs.replace(ask, by="index", start=found.next_index)
             return False
         parked.connection.send_found(parked.request, found)
+        self._count_read(parked, found, now_us)
         return True
 
     def _tell_waiting(self) -> None:
@@ -375,7 +442,58 @@ class Broker:
                 self._parked.append(parked)
         return len(self._parked) != len(waiting)
 
+    # --- what is counted ----------------------------------------------------------------------------------------------
+    def _count_results(self, results: Entries) -> None:
+        self.counters.answered(results, self._clock.now_us())
+
+    def _count_read(self, parked: Parked, found: Found, now_us: int) -> None:
+        lane, entries = parked.ask.lane, found.entries
+        parked.connection.reading[lane] = (found.next_index, now_us)
+        if len(entries):
+            size = int(entries["size"].sum())
+            self.counters.went_out[lane].add(len(entries), int(entries["count"].sum()), size)
+            if parked.seen >= 0:  # it waited: what it gets now is new
+                self.counters.delivery_us.add(max(0, self._clock.wall_us() - int(entries["append_us"][0])))
+
+    def hung_up(self, connection: Connection, error: EmbarcaderoError) -> None:
+        """A connection is ended because of what its peer did."""
+        self.counters.hung_up[type(error).__name__] += 1
+        self.journal.warn(
+            "connection ended", peer=connection.peer, client=connection.client, error=type(error).__name__,
+            reason=error.message,
+        )  # fmt: skip
+
     # --- facts --------------------------------------------------------------------------------------------------------
+    @property
+    def full(self) -> bool:
+        """Whether we grant no credit because we are above the mark."""
+        return self._above_since_us is not None
+
+    @property
+    def fetches_waiting(self) -> int:
+        """Long polls that wait."""
+        return len(self._parked)
+
+    def credit_bytes(self) -> int:
+        """What all clients together may send now."""
+        return sum(connection.granted_bytes - connection.received_bytes for connection in self.connections.values())
+
+    def topic_of(self, lane: int) -> str | None:
+        """The topic that a lane belongs to."""
+        topic = self._lanes.get(lane)
+        return topic.name if topic is not None else None
+
+    def reader_lags(self) -> dict[int, list[int]]:
+        """By lane: how many batches each of its readers here is behind. Those who stopped asking are not counted."""
+        lags: dict[int, list[int]] = {}
+        since_us = self._clock.now_us() - 2 * limits.FETCH_WAIT_MS_MAX * 1000
+        for connection in self.connections.values():
+            for lane, (next_index, at_us) in connection.reading.items():
+                ordered = self._readers[lane].ordered() if lane in self._readers else None
+                if ordered is not None and at_us > since_us:
+                    lags.setdefault(lane, []).append(max(0, ordered - next_index))
+        return lags
+
     def status(self) -> dict[str, object]:
         """What this broker says about itself."""
         return {

@@ -2,58 +2,92 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from embarcadero.cli.output import DataDir, Json, data_dir_or_default, note, print_json, print_table
-from embarcadero.limits import LOG_BYTES, MIB
+from embarcadero.cli.settings import settings
+from embarcadero.limits import MIB
 
 if TYPE_CHECKING:
     from embarcadero.node.cluster import ClusterFolder
     from embarcadero.node.report import ClusterReport
 
 
+class Processes(StrEnum):
+    """How roles are spread over processes."""
+
+    ROLE = "role"
+    ONE = "one"
+
+
+def _option(help: str) -> Any:
+    """An option whose default is the configuration's."""
+    return typer.Option(show_default=False, help=help)
+
+
 def up(
-    brokers: Annotated[int, typer.Option(help="How many brokers.")] = 4,
-    port: Annotated[int, typer.Option(help="Port of broker 0; the others follow. 0 takes free ports.")] = 9092,
-    host: Annotated[str, typer.Option(help="Address to listen on, and the one that clients are told.")] = "127.0.0.1",
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Run in the background; return when ready.")] = False,
-    processes: Annotated[str, typer.Option(help="role: a process per role. one: a single process.")] = "role",
-    fabric: Annotated[
-        Path | None, typer.Option(show_default=False, help="Folder of the fabric. Default: shared memory with room.")
+    brokers: Annotated[int | None, _option("How many brokers. Default: 4.")] = None,
+    port: Annotated[
+        int | None, _option("Port of broker 0; the others follow. 0 takes free ports. Default: 9092.")
     ] = None,
-    log_mib: Annotated[int, typer.Option(help="MiB of payloads per broker; a power of two.")] = LOG_BYTES // MIB,
-    hugepages: Annotated[bool, typer.Option("--hugepages", help="Advise huge pages for the fabric.")] = False,
-    pin: Annotated[str, typer.Option(help="Cores for the sequencer and brokers, in turn, such as 0,1.")] = "",
+    host: Annotated[str | None, _option("Address to listen on. Default: 127.0.0.1.")] = None,
+    advertised_host: Annotated[str | None, _option("Address that clients are told. Default: --host.")] = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Run in the background; return when ready.")] = False,
+    processes: Annotated[
+        Processes | None, _option("role: a process per role (default). one: a single process.")
+    ] = None,
+    fabric: Annotated[Path | None, _option("Folder of the fabric. Default: shared memory with room.")] = None,
+    log_mib: Annotated[int | None, _option("MiB of payloads per broker; a power of two. Default: 256.")] = None,
+    hugepages: Annotated[
+        bool | None, typer.Option("--hugepages", show_default=False, help="Advise huge pages for the fabric.")
+    ] = None,
+    pin: Annotated[str | None, _option("Cores for the sequencer and brokers, in turn, such as 0,1.")] = None,
+    metrics_host: Annotated[str | None, _option("Address where metrics are served. Default: 127.0.0.1.")] = None,
+    metrics_port: Annotated[
+        int | None, _option("Port of the sequencer's metrics; brokers follow. 0 takes free ports. Default: 0.")
+    ] = None,
+    log_level: Annotated[str | None, _option("debug, info, warning or error. Default: info.")] = None,
+    log_format: Annotated[str | None, _option("plain, or json: an object a line. Default: plain.")] = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
     """Start a cluster on this machine, and keep it running.
 
     A process that dies is started again. Ctrl-C stops all of it. Topics stay; without replicas their records live
-    as long as the cluster runs.
+    as long as the cluster runs. Options win over the environment, and that over embarcadero.yaml: see
+    `embarcadero config show`.
 
     Examples:
 
         embarcadero up
 
         embarcadero up --brokers 2 --port 0 --detach --json
+
+        embarcadero up --config production.yaml
     """
     from embarcadero.node.supervisor import UpOptions
 
-    options = UpOptions(
-        data_dir=str(data_dir_or_default(data_dir)),
-        brokers=brokers,
-        host=host,
-        port=port,
-        processes=processes,
-        fabric=str(fabric or ""),
-        log_bytes=log_mib * MIB,
-        hugepages=hugepages,
-        pin=pin,
-    )
+    flags = {
+        "cluster.data_dir": ("--data-dir", data_dir),
+        "cluster.brokers": ("--brokers", brokers),
+        "cluster.one_process": ("--processes", None if processes is None else processes is Processes.ONE),
+        "cluster.fabric_dir": ("--fabric", fabric),
+        "cluster.hugepages": ("--hugepages", hugepages),
+        "cluster.pin": ("--pin", pin),
+        "broker.host": ("--host", host),
+        "broker.port": ("--port", port),
+        "broker.advertised_host": ("--advertised-host", advertised_host),
+        "fabric.log_bytes": ("--log-mib", None if log_mib is None else log_mib * MIB),
+        "metrics.host": ("--metrics-host", metrics_host),
+        "metrics.port": ("--metrics-port", metrics_port),
+        "log.level": ("--log-level", log_level),
+        "log.format": ("--log-format", log_format),
+    }
+    options = UpOptions(config=settings(flags))
     if detach:
         _up_detached(options, json)
     else:
@@ -65,20 +99,21 @@ def _up_detached(options: Any, json: bool) -> None:
 
     process, remark = start(options)
     process.returncode = 0  # it goes on without us: its end is not ours to wait for
-    _print_started(_folder(Path(options.data_dir)), remark, json)
+    _print_started(_folder(options.data_dir), remark, json)
 
 
 def _up_here(options: Any, json: bool) -> None:
     import asyncio
-    import logging
 
+    from embarcadero.node.begin import start_logging
     from embarcadero.node.cluster import FabricChoice
     from embarcadero.node.supervisor import Supervisor
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    options.check()
+    start_logging("supervisor", options.config.log)
 
     def on_ready(choice: FabricChoice) -> None:
-        _print_started(_folder(Path(options.data_dir)), choice.note, json)
+        _print_started(_folder(options.data_dir), choice.note, json)
         if not json:
             note("Ctrl-C stops the cluster.")
 
@@ -100,18 +135,29 @@ def _print_started(folder: ClusterFolder, remark: str, json: bool) -> None:
 def down(data_dir: DataDir = None, json: Json = False) -> None:
     """Stop the cluster of a folder, with all its processes.
 
+    Brokers take nothing more, settle what they have, and part from their clients; then all of it ends. It says what
+    was settled, and what could not be.
+
     Example:
 
         embarcadero down
     """
     from embarcadero.node.background import stop
+    from embarcadero.watch.places import Places
 
     folder = _folder(data_dir)
     pid = stop(folder)
+    nodes = Places(folder.path).read()
+    left = [broker for node in nodes for broker in (node.left or {}).values()]
+    settled, unsettled = (sum(broker[what] for broker in left) for what in ("settled", "unsettled"))
+    killed = [node.roles for node in nodes if node.left is None]
     if json:
-        print_json({"stopped": pid, "data_dir": str(folder.path)})
-    else:
-        print(f"stopped the cluster in {folder.path}")
+        facts = {"stopped": pid, "data_dir": str(folder.path), "settled": settled, "unsettled": unsettled}
+        print_json(facts | {"killed": killed})
+        return
+    print(f"stopped the cluster in {folder.path}; settled on the way: {settled}, not settled: {unsettled}")
+    if killed:
+        note(f"did not end in time, and were killed: {', '.join(killed)}")
 
 
 def node(
@@ -120,19 +166,23 @@ def node(
 ) -> None:
     """Host roles of a running cluster in this process, in the foreground.
 
-    `up` starts nodes by itself. Use this to run one under another process manager, or to add a broker by hand.
+    `up` starts nodes by itself. Use this to run one under another process manager, or to add a broker by hand. It is
+    configured as the cluster is; embarcadero.yaml and the environment of this process win over that, except for the
+    sizes of the fabric.
 
     Example:
 
         embarcadero node --roles broker:4
     """
-    import logging
+    import msgspec
 
     from embarcadero.node.node import run_node
     from embarcadero.node.roles import parse_roles
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    run_node(_folder(data_dir), parse_roles(roles))
+    wanted, folder = parse_roles(roles), _folder(data_dir)
+    cluster = folder.require_running().config
+    config = msgspec.structs.replace(settings(base=cluster), cluster=cluster.cluster, fabric=cluster.fabric)
+    run_node(folder, wanted, config)
 
 
 def status(data_dir: DataDir = None, json: Json = False) -> None:
@@ -177,13 +227,15 @@ def _topics(running: ClusterReport) -> list[dict[str, Any]]:
 
 
 def _print_processes(running: ClusterReport) -> None:
-    rows = [[f"broker {b.id}", b.incarnation, b.address, b.pid, b.state] for b in running.brokers]
+    rows: list[list[object]] = [
+        [f"broker {b.id}", b.incarnation, b.address, b.pid, b.state, b.metrics] for b in running.brokers
+    ]
     sequencer = running.sequencer
     state = "live" if sequencer.pid else "starting"
-    rows.append(["sequencer", f"epoch {sequencer.epoch}", "", sequencer.pid or "", state])
-    rows.append(["supervisor", "", "", running.supervisor.pid, "live"])
+    rows.append(["sequencer", f"epoch {sequencer.epoch}", "", sequencer.pid or "", state, sequencer.metrics])
+    rows.append(["supervisor", "", "", running.supervisor.pid, "live", ""])
     title = f"cluster {running.cluster} in {running.data_dir}"
-    print_table(title, ["role", "incarnation", "address", "pid", "state"], rows)
+    print_table(title, ["role", "incarnation", "address", "pid", "state", "metrics"], rows)
 
 
 def _folder(data_dir: Path | None) -> ClusterFolder:

@@ -8,8 +8,9 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from embarcadero.cli import cluster, proof, records, topic
+from embarcadero.cli import cluster, config, inspect, proof, records, topic, watch
 from embarcadero.cli.output import print_error
+from embarcadero.cli.settings import Verbs
 from embarcadero.errors import EmbarcaderoError, UsageError
 
 HELP = """
@@ -49,7 +50,7 @@ class Commands(TyperGroup):
             raise typer.Exit(2 if isinstance(error, UsageError) else 1) from error
 
 
-app = typer.Typer(
+app = Verbs(
     cls=Commands,
     help=HELP,
     no_args_is_help=True,
@@ -62,9 +63,12 @@ app.command()(cluster.up)
 app.command()(cluster.down)
 app.command()(cluster.node)
 app.command()(cluster.status)
+app.command()(watch.top)
 app.add_typer(topic.app, name="topic")
+app.add_typer(inspect.app, name="inspect")
 app.command()(records.publish)
 app.command()(records.tail)
+app.add_typer(config.app, name="config")
 app.command()(proof.sim)
 app.command()(proof.bench)
 app.command()(proof.demo)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from embarcadero.cli.settings import settings
 from embarcadero.errors import EmbarcaderoError
 
 if TYPE_CHECKING:
@@ -18,51 +19,52 @@ DataDir = Annotated[
     Path | None,
     typer.Option(
         "--data-dir",
-        envvar="EMBARCADERO_DATA_DIR",
         show_default=False,
-        help="The cluster's folder. Default: ~/.local/state/embarcadero/default.",
+        help="The cluster's folder. Default: $EMBARCADERO_DATA_DIR, else ~/.local/state/embarcadero/default.",
     ),
 ]
 Brokers = Annotated[
     str | None,
     typer.Option(
         "--brokers",
-        envvar="EMBARCADERO_BROKERS",
         show_default=False,
-        help="Addresses host:port, with commas. Default: the running cluster of --data-dir, else 127.0.0.1:9092.",
+        help="Addresses host:port, with commas. Default: $EMBARCADERO_BROKERS, else the running cluster of --data-dir, "
+        "else 127.0.0.1:9092.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
-DEFAULT_ADDRESS = "127.0.0.1:9092"
-
 
 def data_dir_or_default(data_dir: Path | None) -> Path:
     """The folder that was asked for, or the usual one."""
-    from embarcadero.node.cluster import default_data_dir
+    from embarcadero.node.cluster import data_dir_of
 
-    return data_dir or default_data_dir()
+    return data_dir or data_dir_of(settings())
 
 
 def find_brokers(brokers: str | None, data_dir: Path | None) -> list[str]:
     """Addresses of the cluster that the user means."""
+    from embarcadero.client.options import broker_addresses
     from embarcadero.errors import NotRunning
     from embarcadero.node.cluster import ClusterFolder
     from embarcadero.node.report import report
 
     if brokers:
         return [address.strip() for address in brokers.split(",") if address.strip()]
+    config = settings()
+    if config.client.brokers:
+        return config.client.brokers
     try:
-        return report(ClusterFolder(data_dir_or_default(data_dir))).addresses or [DEFAULT_ADDRESS]
+        return report(ClusterFolder(data_dir_or_default(data_dir))).addresses or broker_addresses(config)
     except NotRunning:
-        return [DEFAULT_ADDRESS]
+        return broker_addresses(config)
 
 
 def connect(brokers: str | None, data_dir: Path | None) -> Log:
     """A client of the cluster that the user means."""
     import embarcadero
 
-    return embarcadero.connect(find_brokers(brokers, data_dir))
+    return embarcadero.connect(find_brokers(brokers, data_dir), config=settings())
 
 
 def print_json(value: Any) -> None:

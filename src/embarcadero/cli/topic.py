@@ -1,4 +1,4 @@
-"""topic create, list, describe, delete."""
+"""topic create, list, describe, alter, delete."""
 
 from __future__ import annotations
 
@@ -7,31 +7,69 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from embarcadero.cli.output import Brokers, DataDir, Json, connect, print_json, print_table
+from embarcadero.cli.settings import Verbs
 
 if TYPE_CHECKING:
+    from embarcadero.client.topics import TopicInfo
     from embarcadero.types import Topic
 
-app = typer.Typer(help="Create, list, describe and delete topics.", no_args_is_help=True, rich_markup_mode=None)
+app = Verbs(help="Create, list, describe, alter and delete topics.", no_args_is_help=True, rich_markup_mode=None)
 
 Name = Annotated[str, typer.Argument(help="Name of the topic: A-Z a-z 0-9 . _ -")]
-_COLUMNS = ["name", "order", "partitions", "on gap", "gap timeout ms", "lane"]
+Schema = Annotated[
+    str | None,
+    typer.Option(show_default=False, help='Columns: "id:int64!, name:string", or a .json or .arrow file.'),
+]
+Ttl = Annotated[
+    int | None, typer.Option(show_default=False, help="How long an idle session is kept. Default: 86400.")
+]
+_COLUMNS = ["name", "order", "partitions", "on gap", "gap timeout ms", "schema version", "lane"]
 
 
 def _row(topic: Topic) -> list[object]:
-    return [topic.name, topic.order, topic.partitions, topic.on_gap, topic.gap_timeout_ms, topic.lane]
+    return [
+        topic.name, topic.order, topic.partitions, topic.on_gap, topic.gap_timeout_ms, topic.schema_version, topic.lane
+    ]  # fmt: skip
+
+
+def _parsed(schema: str | None) -> Any:
+    from embarcadero.client.schema_text import parse_schema
+
+    return None if schema is None else parse_schema(schema)
+
+
+def _facts(topic: TopicInfo) -> dict[str, Any]:
+    """A topic for printing; its schemas as text."""
+    import msgspec
+
+    from embarcadero.wire.schemas import named
+
+    settings = {name: getattr(topic, name) for name in topic.__struct_fields__ if name != "versions"}
+    facts: dict[str, Any] = msgspec.to_builtins(settings)
+    return facts | {"schemas": {str(version): named(schema) for version, schema in topic.schemas.items()}}
 
 
 @app.command()
 def create(
     name: Name,
-    order: Annotated[int, typer.Option(help="2: one total order. 5: and each session's order, gap-free.")] = 2,
-    partitions: Annotated[int, typer.Option(help="Tags that group members share the log by.")] = 1,
+    order: Annotated[
+        int | None,
+        typer.Option(show_default=False, help="2: one total order (default). 5: and each session's order, gap-free."),
+    ] = None,
+    partitions: Annotated[
+        int | None, typer.Option(show_default=False, help="Tags that group members share the log by. Default: 1.")
+    ] = None,
     replicas: Annotated[int, typer.Option(help="Copies on disk.")] = 0,
     durable_on: Annotated[int, typer.Option(help="Copies that make a record durable.")] = 0,
-    on_gap: Annotated[str, typer.Option(help="Order 5, a gap that stays: fence the session, or skip it.")] = "fence",
+    on_gap: Annotated[
+        str | None,
+        typer.Option(show_default=False, help="Order 5, a gap that stays: fence the session (default), or skip it."),
+    ] = None,
     gap_timeout_ms: Annotated[
         int | None, typer.Option(show_default=False, help="How long a gap may stay. Default: 30000 (fence), 5 (skip).")
     ] = None,
+    session_ttl_s: Ttl = None,
+    schema: Schema = None,
     brokers: Brokers = None,
     data_dir: DataDir = None,
     json: Json = False,
@@ -43,7 +81,10 @@ def create(
         embarcadero topic create orders
 
         embarcadero topic create ticks --order 5 --on-gap skip --gap-timeout-ms 20
+
+        embarcadero topic create trades --schema "symbol:string!, price:float64, at:timestamp[us, UTC]"
     """
+    columns = _parsed(schema)
     with connect(brokers, data_dir) as log:
         topic = log.create_topic(
             name,
@@ -53,9 +94,11 @@ def create(
             durable_on=durable_on,
             on_gap=on_gap,
             gap_timeout_ms=gap_timeout_ms,
+            session_ttl_s=session_ttl_s,
+            schema=columns,
         )
     if json:
-        print_json(topic)
+        print_json(_facts(topic))
     else:
         print(f"created topic {topic.name} (order {topic.order})")
 
@@ -74,15 +117,48 @@ def list_topics(brokers: Brokers = None, data_dir: DataDir = None, json: Json = 
 @app.command()
 def describe(name: Name, brokers: Brokers = None, data_dir: DataDir = None, json: Json = False) -> None:
     """Show a topic: what it promises, and where it ends."""
-    import msgspec
-
     with connect(brokers, data_dir) as log:
         topic, end = log.describe(name), log.tail(name)
-    facts: dict[str, Any] = msgspec.to_builtins(topic) | {"next_index": end.index, "next_seq": end.seq}
+    facts = _facts(topic) | {"next_index": end.index, "next_seq": end.seq}
     if json:
         print_json(facts)
     else:
         print_table(f"topic {name}", ["what", "value"], list(facts.items()))
+
+
+@app.command()
+def alter(
+    name: Name,
+    schema: Schema = None,
+    partitions: Annotated[int | None, typer.Option(show_default=False, help="They may only grow.")] = None,
+    on_gap: Annotated[str | None, typer.Option(show_default=False, help="fence may become skip.")] = None,
+    gap_timeout_ms: Annotated[int | None, typer.Option(show_default=False, help="How long a gap may stay.")] = None,
+    session_ttl_s: Ttl = None,
+    brokers: Brokers = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Change a topic: only what is given.
+
+    A schema may get columns that may be null; old and new publishers and readers go on.
+
+    Examples:
+
+        embarcadero topic alter orders --gap-timeout-ms 60000
+
+        embarcadero topic alter trades --schema "symbol:string!, price:float64, at:timestamp[us, UTC], venue:string"
+    """
+    given: dict[str, Any] = {
+        "schema": _parsed(schema), "partitions": partitions, "on_gap": on_gap, "gap_timeout_ms": gap_timeout_ms,
+        "session_ttl_s": session_ttl_s,
+    }  # fmt: skip
+    with connect(brokers, data_dir) as log:
+        topic = log.alter_topic(name, **given)
+    if json:
+        print_json(_facts(topic))
+    else:
+        version = f" (schema version {topic.schema_version})" if topic.schema_version else ""
+        print(f"altered topic {topic.name}{version}")
 
 
 @app.command()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Generator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
@@ -24,29 +25,44 @@ from embarcadero.client.futures import RecordFuture, TableResult, fresh
 from embarcadero.client.options import (
     PublisherArguments,
     PublisherOptions,
+    TopicChanges,
+    broker_addresses,
     check_read,
     check_timeout,
+    checked_changes,
     parse_addresses,
     place,
+    publisher_options,
     seek_place,
 )
 from embarcadero.client.pump import Pump
 from embarcadero.client.reading import new_core, read_span, span
-from embarcadero.errors import Backpressure, BadFrame, Closed, NotAvailable, OutcomeUnknown, TimedOut
+from embarcadero.client.topics import TopicInfo
+from embarcadero.config import Config, load
+from embarcadero.errors import Backpressure, BadFrame, Closed, OutcomeUnknown, TimedOut
 from embarcadero.invariants import invariant
-from embarcadero.limits import CLOSE_TIMEOUT_S, REQUEST_TIMEOUT_S
+from embarcadero.limits import CLOSE_TIMEOUT_S
 from embarcadero.types import Position, Tail, Topic
 from embarcadero.wire import messages as m
+from embarcadero.wire.schemas import encode_schema
 
 # ruff: noqa: ASYNC109 - the end of a wait has a meaning of its own here, so calls take a `timeout`
 
 Answer = TypeVar("Answer", bound=m.Message)
 
 
-async def connect(addresses: str | Sequence[str]) -> Log:
-    """Connect to a cluster by the addresses of one or several of its brokers. Raises Unreachable."""
-    seeds = parse_addresses(addresses)
-    brokers = Brokers(seeds)
+async def connect(
+    addresses: str | Sequence[str] | None = None, *, config: str | Path | Config | None = None
+) -> Log:
+    """Connect to a cluster by the addresses of one or several of its brokers. Raises Unreachable.
+
+    `config` names an `embarcadero.yaml`; without addresses those of its `client.brokers` are used.
+
+        log = await emb.aio.connect(config="embarcadero.yaml")
+    """
+    chosen = load(config)
+    seeds = parse_addresses(broker_addresses(chosen) if addresses is None else addresses)
+    brokers = Brokers(seeds, chosen.client)
     try:
         await brokers.start()
     except BaseException:
@@ -56,13 +72,15 @@ async def connect(addresses: str | Sequence[str]) -> Log:
 
 
 @asynccontextmanager
-async def local(brokers: int = 4, **options: Any) -> AsyncIterator[Log]:
+async def local(
+    brokers: int | None = None, *, config: str | Path | Config | None = None, **options: Any
+) -> AsyncIterator[Log]:
     """A private cluster in child processes for as long as the block lasts; `options` as for `embarcadero.local`."""
     from embarcadero.node.local import LocalCluster
 
-    cluster = await asyncio.to_thread(LocalCluster, brokers, **options)
+    cluster = await asyncio.to_thread(LocalCluster, brokers, config=config, **options)
     try:
-        async with await connect(cluster.addresses) as log:
+        async with await connect(cluster.addresses, config=config) as log:
             log.cluster = cluster
             yield log
     finally:
@@ -83,61 +101,93 @@ class Log:
         self,
         name: str,
         *,
-        order: int = 2,
-        partitions: int = 1,
+        order: int | None = None,
+        partitions: int | None = None,
         replicas: int = 0,
         durable_on: int = 0,
         schema: pa.Schema | None = None,
-        on_gap: str = "fence",
+        on_gap: str | None = None,
         gap_timeout_ms: int | None = None,
-        timeout: float = REQUEST_TIMEOUT_S,
-    ) -> Topic:
-        """Create a topic. Raises TopicExists, BadName, BadValue, NotAvailable."""
-        if schema is not None:
-            raise NotAvailable("topics with a schema come with a later version", "leave schema out")
+        session_ttl_s: int | None = None,
+        timeout: float | None = None,
+    ) -> TopicInfo:
+        """Create a topic; None: the cluster's default. Raises TopicExists, BadName, BadValue, BadSchema, NotAvailable.
+
+        With a `schema`, records are rows of these columns, `publish` takes them and checks them, and `send` is refused.
+
+            await log.create_topic("orders", order=5)
+            await log.create_topic("ticks", schema=pa.schema([("symbol", pa.string()), ("price", pa.float64())]))
+        """
         ask = m.CreateTopic(
             name=name, order=order, partitions=partitions, replicas=replicas, durable_on=durable_on, on_gap=on_gap,
-            gap_timeout_ms=gap_timeout_ms,
+            gap_timeout_ms=gap_timeout_ms, session_ttl_s=session_ttl_s,
+            columns=b"" if schema is None else encode_schema(schema),
         )  # fmt: skip
-        return (await self._ask(ask, m.TopicIs, timeout, again=False)).topic
+        return TopicInfo.told(await self._ask(ask, m.TopicIs, timeout, again=False))
 
-    async def describe(self, topic: str, *, timeout: float = REQUEST_TIMEOUT_S) -> Topic:
-        """A topic's settings. Raises UnknownTopic."""
-        return (await self._ask(m.DescribeTopic(name=topic), m.TopicIs, timeout)).topic
+    async def alter_topic(
+        self, name: str, *, timeout: float | None = None, **changes: Unpack[TopicChanges]
+    ) -> TopicInfo:
+        """Change a topic that exists: only what is given. BadValue or BadSchema says what can't change, and why.
 
-    async def topics(self, *, timeout: float = REQUEST_TIMEOUT_S) -> list[Topic]:
+        `schema` may add columns that may be null. That makes a new version: publishers that know an older one go on,
+        and readers get nulls where a batch is older than the column. `partitions` may only grow, `on_gap` may become
+        "skip"; open publishers go on with the settings they began with.
+
+            known = (await log.describe("ticks")).schema
+            await log.alter_topic("ticks", schema=known.append(pa.field("venue", pa.string())))
+            await log.alter_topic("orders", gap_timeout_ms=60_000)
+        """
+        ask = m.AlterTopic(name=name, **checked_changes(changes))
+        return TopicInfo.told(await self._ask(ask, m.TopicIs, timeout, again=False))
+
+    async def describe(self, topic: str, *, timeout: float | None = None) -> TopicInfo:
+        """A topic's settings, its `schema` (None: raw records) and all versions of it (`schemas`). Raises UnknownTopic.
+
+            (await log.describe("ticks")).schemas[1]
+        """
+        return TopicInfo.told(await self._ask(m.DescribeTopic(name=topic), m.TopicIs, timeout))
+
+    async def topics(self, *, timeout: float | None = None) -> list[Topic]:
         """All topics."""
         return (await self._ask(m.ListTopics(), m.TopicsAre, timeout)).topics
 
-    async def delete_topic(self, topic: str, *, timeout: float = REQUEST_TIMEOUT_S) -> None:
+    async def delete_topic(self, topic: str, *, timeout: float | None = None) -> None:
         """Delete a topic with all its records. Raises UnknownTopic."""
         await self._ask(m.DeleteTopic(name=topic), m.Done, timeout, again=False)
 
-    async def tail(self, topic: str, *, timeout: float = REQUEST_TIMEOUT_S) -> Tail:
+    async def tail(self, topic: str, *, timeout: float | None = None) -> Tail:
         """Where the topic ends: everything acked before this call is below."""
-        found = await self._tail(topic, timeout)
+        found = await self._tail((await self.describe(topic, timeout=timeout)).lane, timeout)
         return Tail(found.lane, found.index, found.seq)
 
-    async def _tail(self, topic: str, timeout: float) -> m.TailIs:
-        lane = (await self.describe(topic, timeout=timeout)).lane
+    async def _tail(self, lane: int, timeout: float | None) -> m.TailIs:
         return await self._ask(m.GetTail(lane=lane), m.TailIs, timeout)
 
-    async def status(self, *, timeout: float = REQUEST_TIMEOUT_S) -> list[dict[str, Any]]:
+    async def status(self, *, timeout: float | None = None) -> list[dict[str, Any]]:
         """What each broker that we are connected to says about itself."""
-        asked = [connection.ask(m.GetStatus(), timeout) for connection in self.brokers.live()]
+        asked = [connection.ask(m.GetStatus(), self._patience(timeout)) for connection in self.brokers.live()]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         return [answer.facts for answer in answers if isinstance(answer, m.StatusIs)]
 
-    async def _ask(self, message: m.Message, kind: type[Answer], timeout: float, *, again: bool = True) -> Answer:
-        answer = await self.brokers.ask(message, timeout, again=again)
+    def _patience(self, timeout: float | None) -> float:
+        return self.brokers.settings.request_timeout_s if timeout is None else timeout
+
+    async def _ask(
+        self, message: m.Message, kind: type[Answer], timeout: float | None, *, again: bool = True
+    ) -> Answer:
+        answer = await self.brokers.ask(message, self._patience(timeout), again=again)
         if not isinstance(answer, kind):
             raise BadFrame(f"{type(message).__name__} was answered with {type(answer).__name__}", "report it: a bug")
         return answer
 
     # --- records ---
     async def publisher(self, topic: str, **options: Unpack[PublisherArguments]) -> Publisher:
-        """A publisher into a topic. Raises UnknownTopic."""
-        chosen = PublisherOptions(**options)
+        """A publisher into a topic, with the newest version of its schema as it is now. Raises UnknownTopic.
+
+            async with await log.publisher("ticks", compression="zstd", linger_ms=5) as publisher: ...
+        """
+        chosen = publisher_options(self.brokers.settings, options)
         return self._register(Publisher(self, await self.describe(topic), chosen))
 
     async def subscribe(
@@ -149,21 +199,30 @@ class Log:
         partitions: Sequence[int] | None = None,
         group: str | None = None,
     ) -> Subscriber:
-        """A reader of a topic from "earliest", "latest", or the batch that holds the record of seq `start`."""
+        """A reader of a topic from "earliest", "latest", or the batch that holds the record of seq `start`.
+
+        It gives every batch the newest schema that the topic has now, for as long as it lives; subscribe again to see
+        columns that were added later.
+        """
         check_read(read, group)
         by, value = place(start)
-        lane = (await self.describe(topic)).lane
-        return self._register(Subscriber(self, lane, by, value, None if partitions is None else list(partitions)))
+        described = await self.describe(topic)
+        wanted = None if partitions is None else list(partitions)
+        return self._register(Subscriber(self, described, by, value, wanted))
 
     async def read(
-        self, topic: str, start: int | None = None, end: int | None = None, *, timeout: float = REQUEST_TIMEOUT_S
+        self, topic: str, start: int | None = None, end: int | None = None, *, timeout: float | None = None
     ) -> pa.Table:
         """Records with start <= seq < end as a table, with a column `_seq`; by default all there are now.
 
+        With a schema the table has the newest one; columns that a batch was published without are null.
         `timeout` is for each step of it. Raises FuturePosition beyond the end, NotAvailable for what is trimmed.
+
+            (await log.read("ticks", 1_000, 2_000)).to_pandas()
         """
-        tail = await self._tail(topic, timeout)
-        return await read_span(self.brokers, tail, *span(tail, start, end), timeout)
+        described = await self.describe(topic, timeout=timeout)
+        tail = await self._tail(described.lane, timeout)
+        return await read_span(self.brokers, tail, *span(tail, start, end), self._patience(timeout), described.versions)
 
     def _register(self, part: PartType) -> PartType:
         self._parts.add(part)
@@ -192,8 +251,6 @@ class Log:
 class RecordAwaitable(RecordFuture):
     """`await` it to wait for the outcome; cancelling the wait does not take the record back."""
 
-    __slots__ = ()
-
     def __await__(self) -> Generator[Any, None, Position | None]:
         if not self._result.done:
             loop = asyncio.get_running_loop()
@@ -206,7 +263,7 @@ class RecordAwaitable(RecordFuture):
 class Publisher:
     """Publishes records into one topic. `with` it, or close it: closing waits for every outcome."""
 
-    def __init__(self, log: Log, topic: Topic, options: PublisherOptions) -> None:
+    def __init__(self, log: Log, topic: TopicInfo, options: PublisherOptions) -> None:
         self._log = log
         self._pump = Pump(log.brokers, topic, options, RecordAwaitable)
 
@@ -214,22 +271,34 @@ class Publisher:
         self, value: bytes, key: bytes | None = None, headers: Any = None, timestamp: Any = None,
         *, timeout: float | None = None,
     ) -> RecordAwaitable:  # fmt: skip
-        """Take a record; waits while the window is full. Await what it returns for the record's Position."""
+        """Take a record; waits while the window is full. Await what it returns for the record's Position.
+
+            future = await publisher.send(b"two coffees", key=b"table 4", headers={"trace": b"1"})
+            position = await future
+        """
         intake = self._pump.intake
         record, size = intake.checked(value, key, headers, timestamp)
-        await self._room(timeout)
-        with intake.condition:
+        builder = intake.current  # this loop is the only one to change it
+        if builder is None or size > builder.room:
+            intake.check_size(size)
+            await self._room(timeout)
+        with intake.lock:
             future = intake.add(record, size)
-        self._pump.poke()
+            poke = intake.news and self._pump.needs_poke()
+        if poke:
+            self._pump.poke()
         invariant(isinstance(future, RecordAwaitable), "the intake makes our futures")
         return future  # type: ignore[return-value]
 
     async def publish(
         self, data: Any, *, partition: int | None = None, timeout: float | None = None
     ) -> RecordAwaitable:
-        """Take a pyarrow Table or RecordBatch; waits while the window is full.
+        """Take rows; waits while the window is full. As in the synchronous client, they may be a pyarrow Table or
+        RecordBatch, a DataFrame of pandas or polars, a list of dicts, or a dict of columns.
 
         Await what it returns for the Position of the first record: it is there once all of the table is stored.
+
+            position = await (await publisher.publish([{"symbol": "EMB", "price": 12.5}]))
         """
         intake, whole = self._pump.intake, TableResult(self._pump.intake.condition)
         for number, piece in enumerate(intake.pieces(data, partition)):
@@ -252,13 +321,17 @@ class Publisher:
         intake, moved = self._pump.intake, self._pump.moved
         try:
             async with asyncio.timeout(timeout):
-                while intake.full:
+                while self._is_full():
                     moved.clear()
                     await moved.wait()
         except TimeoutError:
             raise Backpressure(f"no room in the window for {timeout:g} s", "the record was not taken") from None
         if intake.refusal is not None:
             raise fresh(intake.refusal)
+
+    def _is_full(self) -> bool:
+        with self._pump.intake.lock:
+            return self._pump.intake.is_full()
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until everything taken so far has its outcome. Raises TimedOut, or why the publisher failed."""
@@ -305,11 +378,11 @@ class Publisher:
 class Subscriber:
     """Reads one topic in its order."""
 
-    def __init__(self, log: Log, lane: int, by: str, value: int, partitions: list[int] | None) -> None:
-        self._log, self._lane = log, lane
+    def __init__(self, log: Log, topic: TopicInfo, by: str, value: int, partitions: list[int] | None) -> None:
+        self._log, self._lane = log, topic.lane
         self._ready = asyncio.Event()
         self._closed = False
-        core = new_core(log.brokers, lane, by, value, partitions)
+        core = new_core(log.brokers, topic.lane, by, value, partitions, topic.versions)
         self._driver = SubscriberDriver(log.brokers, core, self._ready.set)
 
     async def poll(self, timeout: float | None = None) -> Batch | None:

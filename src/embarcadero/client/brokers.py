@@ -15,6 +15,8 @@ from embarcadero.client.connection import Connection, Owned, now_us, open_connec
 from embarcadero.client.drivers import CoreDriver, PublisherDriver
 from embarcadero.client.publisher import PublisherCore
 from embarcadero.client.subscriber import SubscriberCore
+from embarcadero.config import DEFAULTS
+from embarcadero.config.table import Client
 from embarcadero.errors import (
     BadVersion,
     Closed,
@@ -24,7 +26,7 @@ from embarcadero.errors import (
     TimedOut,
     Unreachable,
 )
-from embarcadero.limits import FRAME_BYTES_MAX, RESEND_AFTER_S, SCRATCH_BYTES
+from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX, SCRATCH_BYTES
 from embarcadero.types import NO_HANDLE
 from embarcadero.wire.messages import AnyMessage, BrokerAddress, MembersAre, Message, Welcome
 from embarcadero.wire.receiver import AcksReceived, ControlReceived, CreditReceived, FetchedReceived, FullReceived
@@ -39,8 +41,8 @@ Address = tuple[str, int]
 class Brokers:
     """The connections of one client, on one event loop."""
 
-    def __init__(self, seeds: list[Address]) -> None:
-        self._seeds = seeds
+    def __init__(self, seeds: list[Address], settings: Client = DEFAULTS.client) -> None:
+        self._seeds, self.settings = seeds, settings
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._made = 0
         self._live: dict[int, Connection] = {}  # by number, ready for use
@@ -54,6 +56,7 @@ class Brokers:
         self._finder: asyncio.Task[None] | None = None
         self.broker_of_handle: dict[int, int] = {}
         self.frame_bytes_max = FRAME_BYTES_MAX
+        self.record_bytes_max, self.records_max = RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX
 
     # --- connecting ---
     async def start(self) -> None:
@@ -84,7 +87,7 @@ class Brokers:
 
     async def _open(self, address: Address) -> tuple[Connection, Welcome]:
         self._made += 1
-        return await open_connection(self._made, *address, self, self._scratch)
+        return await open_connection(self._made, *address, self, self._scratch, self.settings.connect_timeout_s)
 
     async def _find_when_alone(self) -> None:
         """When every connection is gone the members may have moved: ask the seeds again."""
@@ -129,6 +132,8 @@ class Brokers:
         if not connection.usable:
             return
         self.frame_bytes_max = min(FRAME_BYTES_MAX, welcome.frame_bytes_max)
+        self.record_bytes_max = min(RECORD_BYTES_MAX, welcome.record_bytes_max)
+        self.records_max = min(RECORDS_PER_BATCH_MAX, welcome.records_max)
         self._live[connection.link.number] = connection
         self._changed.set()
         self._members(welcome.brokers)
@@ -250,9 +255,9 @@ class Brokers:
             connection = await self._any(deadline, f"{name} within {timeout:g} s")
             left = deadline - asyncio.get_running_loop().time()
             try:
-                return await connection.ask(message, min(left, RESEND_AFTER_S) if again else left)
+                return await connection.ask(message, min(left, self.settings.resend_after_s) if again else left)
             except TimeoutError:
-                if not again or left <= RESEND_AFTER_S:
+                if not again or left <= self.settings.resend_after_s:
                     raise TimedOut(f"no answer to {name} within {timeout:g} s", "it may still happen") from None
             except Retriable as error:
                 if connection.usable or again:

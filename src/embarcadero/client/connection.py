@@ -144,21 +144,21 @@ class Connection(asyncio.BufferedProtocol):
 
 
 async def open_connection(
-    number: int, host: str, port: int, listener: Listener, scratch: memoryview
+    number: int, host: str, port: int, listener: Listener, scratch: memoryview, patience_s: float = CONNECT_TIMEOUT_S
 ) -> tuple[Connection, Welcome]:
     """Connect and say hello. Raises Unreachable, or what the broker said against us."""
     loop = asyncio.get_running_loop()
     connection = None
     try:
-        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+        async with asyncio.timeout(patience_s):
             _, connection = await loop.create_connection(lambda: Connection(number, listener, scratch), host, port)
             hello = Hello(versions=[PROTOCOL_VERSION], client="embarcadero-python")
-            welcome = await connection.ask(hello, CONNECT_TIMEOUT_S)
+            welcome = await connection.ask(hello, patience_s)
     except BaseException as error:
         if connection is not None:
             connection.drop()
         if isinstance(error, TimeoutError):
-            raise Unreachable(f"{host}:{port} does not answer within {CONNECT_TIMEOUT_S:g} s") from None
+            raise Unreachable(f"{host}:{port} does not answer within {patience_s:g} s") from None
         if isinstance(error, OSError) and not isinstance(error, EmbarcaderoError):
             raise Unreachable(f"{host}:{port}: {error.strerror or error}") from None
         raise

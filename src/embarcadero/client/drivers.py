@@ -68,9 +68,11 @@ class PublisherDriver(CoreDriver):
 
     core: PublisherCore
 
-    def __init__(self, brokers: Brokers, core: PublisherCore, ack: Ack, on_settled: Callable[[Sealed], None]) -> None:
+    def __init__(
+        self, brokers: Brokers, core: PublisherCore, ack: Ack, schema: int, on_settled: Callable[[Sealed], None]
+    ) -> None:
         super().__init__(brokers)
-        self.core, self._ack, self._on_settled = core, ack, on_settled
+        self.core, self._ack, self._schema, self._on_settled = core, ack, schema, on_settled
         self._queue: deque[Sealed] = deque()
         self._unsent: deque[OutBatch] = deque()  # ack=0: batches whose futures wait to be handed to a connection
         self._closing = False
@@ -110,7 +112,7 @@ class PublisherDriver(CoreDriver):
     def _feed(self) -> None:
         while self._queue and self.core.has_room(self._queue[0].size):
             sealed = self._queue.popleft()
-            batch = self.core.add(sealed.payload, sealed.count, sealed.partition, 0, now_us())
+            batch = self.core.add(sealed.payload, sealed.count, sealed.partition, self._schema, now_us())
             batch.token = sealed
             if self._ack == Ack.NONE:
                 self._unsent.append(batch)

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+import msgspec
+
 from embarcadero.errors import EmbarcaderoError, TimedOut
 from embarcadero.types import NO_INDEX, Position
 
@@ -60,13 +62,14 @@ def fresh(error: EmbarcaderoError) -> EmbarcaderoError:
     return type(error)(error.message, error.hint)
 
 
-class RecordFuture:
-    """The future position of one record (or of the first record of a table)."""
+class RecordFuture(msgspec.Struct, eq=False, gc=False):
+    """The future position of one record (or of the first record of a table).
 
-    __slots__ = ("_number", "_result")
+    There is one for every record, so it is made in C; it refers to nothing that refers back to it for long.
+    """
 
-    def __init__(self, result: BatchResult, number: int) -> None:
-        self._result, self._number = result, number
+    _result: BatchResult
+    _number: int
 
     def done(self) -> bool:
         """Whether the outcome is known."""

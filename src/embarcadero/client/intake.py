@@ -3,7 +3,8 @@
 Records gather in one open builder per partition. A builder is sealed when it is full, or when it lingered long enough,
 or on demand; sealed batches leave in the order of sealing. A record is one tuple in one list, so an exception between
 two instructions (Ctrl-C) can't leave half a record behind. `pending_bytes` counts everything from `add` until its batch
-is settled: that is the window, and whoever adds waits while it is full.
+is settled: that is the window, and whoever adds waits while it is full. A builder is given room in advance: most
+records then cost one lock, one subtraction and one append, in `Publisher.send` itself.
 """
 
 from __future__ import annotations
@@ -11,54 +12,71 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
 
-from embarcadero.client.futures import BatchResult, RecordFuture
-from embarcadero.client.tables import by_partition, partition_of, pieces, raw_table
-from embarcadero.errors import BadValue, EmbarcaderoError
-from embarcadero.limits import RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX
-from embarcadero.wire.payload import encode_batch, raw_batch
+import pyarrow as pa
 
-Record = tuple[bytes | None, bytes, Mapping[str, bytes] | None, int]
+from embarcadero.client.futures import BatchResult, RecordFuture
+from embarcadero.client.tables import by_partition, encoded, fitted, partition_of, pieces
+from embarcadero.errors import BadSchema, BadValue, EmbarcaderoError
+from embarcadero.invariants import invariant
+from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX
+from embarcadero.wire.payload import TIMESTAMP_US_MAX, TIMESTAMP_US_MIN, plain_batch, raw_batch
+from embarcadero.wire.schemas import TopicSchemas
+
 Headers = Mapping[str, bytes]
+Record = tuple[bytes, float | int, bytes | None, Headers | None]
+"""Value, time, key, headers. A float is a clock's time in seconds, an int is a given one in microseconds."""
 
 FRAME_OVERHEAD_BYTES = 8 * 1024
 """What an Arrow message adds to a batch's columns, at most."""
-_RECORD_OVERHEAD_BYTES = 32  # offsets and time stamp
+RECORD_OVERHEAD_BYTES = 32  # offsets and time stamp
 _HEADER_OVERHEAD_BYTES = 24
 _ANY = -1  # a partition that is chosen when the batch takes its place in the order
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
+invariant(FRAME_BYTES_MAX < RECORD_OVERHEAD_BYTES * RECORDS_PER_BATCH_MAX, "a batch is full before it has too many")
+
 
 class Builder:
-    """Records of one batch to be."""
+    """Records of one batch to be. `room` is how many bytes may be added before anybody has to be asked."""
 
-    __slots__ = ("bytes", "opened_s", "partition", "records", "result")
+    __slots__ = ("charged", "opened_s", "partition", "plain", "records", "result", "room")
 
     def __init__(self, partition: int, result: BatchResult) -> None:
         self.partition, self.result = partition, result
         self.records: list[Record] = []
-        self.bytes = 0
+        self.plain = True  # no record has a key, headers or a given time
+        self.room = 0
+        self.charged = 0  # bytes of the window that it holds: used ones and room
         self.opened_s = time.monotonic()
+
+    @property
+    def used(self) -> int:
+        """Bytes of its records."""
+        return self.charged - self.room
+
+
+def _nothing() -> bytes:
+    return b""
 
 
 class Sealed:
     """A batch that gets no more records. `cost` is what it takes of the window."""
 
-    def __init__(self, records: list[Record], partition: int, result: BatchResult, count: int, cost: int) -> None:
+    def __init__(self, partition: int, result: BatchResult, count: int, cost: int, make: Callable[[], Any]) -> None:
         self.partition, self.result, self.count, self.cost = partition, result, count, cost
-        self._records = records
+        self._make = make
 
     @cached_property
     def payload(self) -> memoryview:
         """Its bytes, encoded when first asked for: in the event loop's thread, not in the caller's."""
-        records, self._records = self._records, []
-        keys, values, headers, times = zip(*records, strict=True)
-        return memoryview(encode_batch(raw_batch(keys, values, headers, times)))
+        make, self._make = self._make, _nothing  # the records are let go
+        return memoryview(make())
 
     @property
     def size(self) -> int:
@@ -72,21 +90,30 @@ class Intake:
     def __init__(
         self,
         *,
+        topic: str,
+        schemas: TopicSchemas,
+        compression: str | None,
         partitions: int,
         batch_bytes: int,
         frame_bytes_max: int,
         window_bytes: int,
+        record_bytes_max: int = RECORD_BYTES_MAX,
+        records_max: int = RECORDS_PER_BATCH_MAX,
         future: type[RecordFuture] = RecordFuture,
     ) -> None:
-        self._future = future
+        self.future = future
+        self._topic, self._schemas, self._compression = topic, schemas, compression
         self.lock = threading.Lock()
         self.condition = threading.Condition(self.lock)
         self._partitions = partitions
         self._payload_bytes_max = frame_bytes_max
-        self._batch_bytes = min(batch_bytes, frame_bytes_max - FRAME_OVERHEAD_BYTES)
-        self._record_bytes_max = min(RECORD_BYTES_MAX, frame_bytes_max - FRAME_OVERHEAD_BYTES)
+        self._piece_bytes = min(batch_bytes, frame_bytes_max - FRAME_OVERHEAD_BYTES)
+        self._batch_bytes = min(self._piece_bytes, RECORD_OVERHEAD_BYTES * records_max)  # full before it has too many
+        self._record_bytes_max = min(record_bytes_max, frame_bytes_max - FRAME_OVERHEAD_BYTES)
+        self._records_max = records_max
         self.window_bytes = window_bytes
         self._open: dict[int, Builder] = {}
+        self.current: Builder | None = None  # the open builder of a topic with one partition: the quick way in
         self._keyless = 0  # partition of records without a key; moves on with each batch
         self._sealed: deque[Sealed] = deque()
         self.unsettled: dict[BatchResult, None] = {}
@@ -95,9 +122,12 @@ class Intake:
         self.refusal: EmbarcaderoError | None = None  # why nothing more is taken
 
     # --- all below: call with `lock` held; `condition` is the same lock, to wait with ---
-    @property
-    def full(self) -> bool:
-        """Whether adding has to wait."""
+    def is_full(self) -> bool:
+        """Whether adding has to wait. Room that was given and not used does not count."""
+        if (builder := self.current) is not None:
+            self.pending_bytes -= builder.room
+            builder.charged -= builder.room
+            builder.room = 0
         return self.pending_bytes >= self.window_bytes and self.refusal is None
 
     @property
@@ -106,18 +136,31 @@ class Intake:
         return bool(self._open)
 
     def add(self, record: Record, size: int) -> RecordFuture:
-        """Put a record into its batch, as the last one. Every record comes through here: it is written to be quick."""
-        builder = self._open.get(0 if self._partitions == 1 else self._partition_for(record[0]))
-        if builder is None or builder.bytes + size > self._batch_bytes:
-            builder = self._next_builder(record[0], builder)
-        builder.bytes += size
-        self.pending_bytes += size
-        records = builder.records
-        number = len(records)
-        records.append(record)
-        if builder.bytes >= self._batch_bytes or number + 1 >= RECORDS_PER_BATCH_MAX:
+        """Put a record into its batch, as the last one; its batch gets room for more, so that most need not ask."""
+        key = record[2]
+        builder = self._open.get(0 if self._partitions == 1 else self._partition_for(key))
+        if builder is None or builder.used + size > self._batch_bytes:
+            builder = self._next_builder(key, builder)
+        if size > builder.room:
+            self._give_room(builder, size)
+        builder.room -= size
+        if key is not None or record[3] is not None or type(record[1]) is int:
+            builder.plain = False
+        number = len(builder.records)
+        builder.records.append(record)
+        if builder.used >= self._batch_bytes:
             self._seal(builder)
-        return self._future(builder.result, number)
+        return self.future(builder.result, number)
+
+    def _give_room(self, builder: Builder, size: int) -> None:
+        """Room for this record; with one partition also for those that will follow, as far as batch and window go."""
+        more = size - builder.room
+        if self._partitions == 1:
+            free = min(self._batch_bytes - builder.charged, self.window_bytes - self.pending_bytes)
+            more = max(more, min(free, self._record_bytes_max - builder.room))
+        builder.room += more
+        builder.charged += more
+        self.pending_bytes += more
 
     def _partition_for(self, key: bytes | None) -> int:
         return self._keyless if key is None else partition_of(key, self._partitions)
@@ -132,19 +175,32 @@ class Intake:
             builder = self._open[partition] = Builder(partition, BatchResult(self.condition))
             self.unsettled[builder.result] = None
             self.news = True
+        if self._partitions == 1:
+            self.current = builder
         return builder
 
     def _seal(self, builder: Builder) -> None:
         del self._open[builder.partition]
+        self.current = None
+        self.pending_bytes -= builder.room
         if builder.partition == self._keyless:
             self._keyless = (self._keyless + 1) % self._partitions
-        records = builder.records
         self.news = True
-        self._sealed.append(Sealed(records, builder.partition, builder.result, len(records), builder.bytes))
+        records, plain, compression = builder.records, builder.plain, self._compression
+        cost = builder.used
+        if not records:  # Ctrl-C between opening it and its first record
+            self.pending_bytes -= cost
+            self.unsettled.pop(builder.result, None)
+            return
+
+        def make() -> Any:
+            return encoded(_batch(records, plain), compression)
+
+        self._sealed.append(Sealed(builder.partition, builder.result, len(records), cost, make))
 
     def seal(self, opened_before_s: float = float("inf")) -> None:
         """Seal builders that were opened before a time; all of them by default."""
-        for builder in [b for b in self._open.values() if b.opened_s <= opened_before_s and b.records]:
+        for builder in [b for b in self._open.values() if b.opened_s <= opened_before_s]:
             self._seal(builder)
 
     def oldest_s(self) -> float | None:
@@ -190,23 +246,42 @@ class Intake:
         if headers is not None:
             headers = dict(headers) if isinstance(headers, Mapping) else headers  # the caller may go on changing it
             size += _headers_size(headers)
-        if size > self._record_bytes_max:
-            raise BadValue(f"a record of {size} bytes", f"records have at most {self._record_bytes_max} bytes")
-        when = time.time_ns() // 1000 if timestamp is None else _microseconds(timestamp)
-        return (key, value, headers, when), size + _RECORD_OVERHEAD_BYTES
+        when = time.time() if timestamp is None else _microseconds(timestamp)
+        return (value, when, key, headers), size + RECORD_OVERHEAD_BYTES
+
+    def check_size(self, size: int) -> None:
+        """BadValue, if a record can't be taken at all. One that found room in a batch need not be asked about."""
+        if self._schemas.typed:
+            raise BadSchema(f"topic {self._topic!r} has a schema, and send() takes raw bytes", "use publish()")
+        if size > self._record_bytes_max + RECORD_OVERHEAD_BYTES:
+            raise BadValue(
+                f"a record of {size - RECORD_OVERHEAD_BYTES} bytes",
+                f"records have at most {self._record_bytes_max} bytes",
+            )
 
     def pieces(self, data: Any, partition: int | None) -> Iterator[Sealed]:
         """A table as sealed batches, one by one, so that a large one needs no second copy of itself."""
         if partition is not None and not 0 <= partition < self._partitions:
             raise BadValue(f"partition {partition} of {self._partitions}", f"use 0 to {self._partitions - 1}")
-        table = raw_table(data, time.time_ns() // 1000)
-        groups = by_partition(table, self._partitions) if partition is None else [(partition, table)]
+        table = fitted(data, self._schemas, time.time_ns() // 1000, self._record_bytes_max)
+        typed = self._schemas.typed
+        groups = by_partition(table, self._partitions, typed) if partition is None else [(partition, table)]
         for group, rows in groups:
-            for piece, payload in pieces(rows, self._payload_bytes_max):
+            sizes = self._piece_bytes, self._payload_bytes_max
+            for count, payload in pieces(rows, *sizes, self._compression, self._records_max):
                 place = _ANY if group is None else group
-                sealed = Sealed([], place, BatchResult(self.condition), piece.num_rows, payload.size)
+                sealed = Sealed(place, BatchResult(self.condition), count, payload.size, _nothing)
                 sealed.payload = memoryview(payload)  # fills the cached property
                 yield sealed
+
+
+def _batch(records: list[Record], plain: bool) -> pa.RecordBatch:
+    """Records as columns. (zip(*records) would walk through all of them at once, ten times slower.)"""
+    values, times = [record[0] for record in records], [record[1] for record in records]
+    if plain:
+        return plain_batch(values, times)
+    times_us = [when if type(when) is int else round(when * 1e6) for when in times]
+    return raw_batch([record[2] for record in records], values, [record[3] for record in records], times_us)
 
 
 def _bytes(what: str, value: Any) -> bytes:
@@ -232,6 +307,7 @@ def _microseconds(timestamp: Any) -> int:
         if timestamp.tzinfo is None:
             raise BadValue("a timestamp without a time zone", "use datetime.now(UTC)")
         return (timestamp - _EPOCH) // _MICROSECOND
-    if isinstance(timestamp, int) and -(1 << 63) <= timestamp < 1 << 63:
-        return timestamp
-    raise BadValue(f"timestamp {timestamp!r}", "use a datetime with a time zone, or microseconds since 1970")
+    if isinstance(timestamp, int) and TIMESTAMP_US_MIN <= timestamp <= TIMESTAMP_US_MAX:
+        return int(timestamp)
+    hint = "use a datetime with a time zone, or microseconds since 1970, of the years 1 to 9999"
+    raise BadValue(f"timestamp {timestamp!r}", hint)

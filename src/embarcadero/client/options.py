@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any, TypedDict
 
+import pyarrow as pa
+
+from embarcadero.config import Config
+from embarcadero.config.table import Client
 from embarcadero.errors import BadName, BadValue, NotAvailable
 from embarcadero.limits import (
     BATCH_BYTES_DEFAULT,
     DELIVERY_TIMEOUT_S,
     FRAME_BYTES_MAX,
     LINGER_MS_DEFAULT,
+    PORT_DEFAULT,
     SESSION_NAME_BYTES_MAX,
     WINDOW_BYTES_DEFAULT,
 )
 from embarcadero.types import Ack
+from embarcadero.wire.compression import COMPRESSIONS
+from embarcadero.wire.schemas import encode_schema
 
 
 def parse_addresses(addresses: str | Sequence[str]) -> list[tuple[str, int]]:
@@ -33,6 +40,13 @@ def _address(text: str) -> tuple[str, int]:
     if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:
         raise BadValue(f"{text!r} is no broker address", "write host:port, for example 127.0.0.1:9092")
     return host, int(port)
+
+
+def broker_addresses(config: Config) -> list[str]:
+    """Where a client looks for brokers when it is given no addresses."""
+    host = config.broker.advertised_host or config.broker.host
+    port = config.broker.advertised_port or config.broker.port or PORT_DEFAULT
+    return config.client.brokers or [f"{host}:{port}"]
 
 
 def checked_ack(ack: int) -> Ack:
@@ -84,6 +98,31 @@ def check_timeout(timeout: float | None) -> None:
         raise BadValue(f"timeout {timeout!r}", "use seconds, or None to wait for as long as it takes")
 
 
+class TopicChanges(TypedDict, total=False):
+    """What `alter_topic` may be given; what can't change is there so that the refusal says why."""
+
+    schema: pa.Schema
+    partitions: int
+    on_gap: str
+    gap_timeout_ms: int
+    session_ttl_s: int
+    order: int
+    replicas: int
+    durable_on: int
+
+
+def checked_changes(changes: TopicChanges) -> dict[str, Any]:
+    """Changes of a topic as they travel."""
+    given: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
+    if unknown := given.keys() - TopicChanges.__annotations__.keys():
+        raise BadValue(f"a topic has no {sorted(unknown)[0]!r}", f"use {', '.join(TopicChanges.__annotations__)}")
+    if not given:
+        raise BadValue("nothing to alter", f"give one of {', '.join(TopicChanges.__annotations__)}")
+    if "schema" in given:
+        given["columns"] = encode_schema(given.pop("schema"))
+    return given
+
+
 class PublisherArguments(TypedDict, total=False):
     """The options of a publisher as callers give them."""
 
@@ -92,6 +131,7 @@ class PublisherArguments(TypedDict, total=False):
     linger_ms: float  # how long a record may wait for others
     batch_bytes: int
     window_bytes: int  # how much may be without an outcome before callers have to wait
+    compression: str | None  # "lz4" or "zstd"; None: as it is
     delivery_timeout: float  # seconds after which the publisher gives up
 
 
@@ -104,6 +144,7 @@ class PublisherOptions:
     linger_ms: float = LINGER_MS_DEFAULT
     batch_bytes: int = BATCH_BYTES_DEFAULT
     window_bytes: int = WINDOW_BYTES_DEFAULT
+    compression: str | None = None
     delivery_timeout: float = DELIVERY_TIMEOUT_S
 
     def __post_init__(self) -> None:
@@ -118,5 +159,20 @@ class PublisherOptions:
             raise BadValue(f"batch_bytes {self.batch_bytes}", f"use 1 to {FRAME_BYTES_MAX}")
         if self.window_bytes <= 0:
             raise BadValue(f"window_bytes {self.window_bytes}", "use at least 1")
+        if self.compression not in (None, *COMPRESSIONS):
+            raise BadValue(f"compression {self.compression!r}", 'use "lz4", "zstd", or None')
         if not self.delivery_timeout > 0:
             raise BadValue(f"delivery_timeout {self.delivery_timeout}", "use seconds above 0")
+
+
+def publisher_options(usual: Client, asked: PublisherArguments) -> PublisherOptions:
+    """What a caller asked for, and the configuration's word for the rest."""
+    defaults: PublisherArguments = {
+        "ack": usual.ack,
+        "linger_ms": usual.linger_ms,
+        "batch_bytes": usual.batch_bytes,
+        "window_bytes": usual.window_bytes,
+        "delivery_timeout": usual.delivery_timeout_s,
+        "compression": None if usual.compression == "none" else usual.compression,
+    }
+    return PublisherOptions(**(defaults | asked))

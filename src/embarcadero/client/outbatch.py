@@ -14,6 +14,7 @@ from embarcadero.errors import (
     OutcomeUnknown,
     Stale,
     TimedOut,
+    UnknownSchema,
     UnknownTopic,
     Unreachable,
 )
@@ -23,6 +24,7 @@ REFUSALS: dict[Outcome, tuple[type[EmbarcaderoError], str, str]] = {
     Outcome.CONFLICT: (Conflict, "was stored before with other bytes", "two publishers use one session's sequences"),
     Outcome.LOST: (Lost, "was declared lost before it came", "send the records again as a new batch"),
     Outcome.STALE: (Stale, "is below the session's window", "it was settled long ago"),
+    Outcome.UNKNOWN_SCHEMA: (UnknownSchema, "has a schema that its topic has not", "open the publisher again"),
     Outcome.UNKNOWN_TOPIC: (UnknownTopic, "has no topic any more", "the topic was deleted"),
 }
 FINAL_REFUSALS = frozenset({Outcome.CONFLICT, Outcome.LOST})

@@ -13,9 +13,8 @@ from embarcadero.client.futures import RecordFuture
 from embarcadero.client.intake import Intake, Sealed
 from embarcadero.client.options import PublisherOptions, checked_ack
 from embarcadero.client.publisher import PublisherCore
+from embarcadero.client.topics import TopicInfo
 from embarcadero.errors import Closed, TimedOut
-from embarcadero.limits import RESEND_AFTER_S
-from embarcadero.types import Topic
 
 _POLL_S = 0.001  # how often a congested publisher is looked at, at most
 
@@ -24,20 +23,25 @@ class Pump:
     """The event loop's half of a publisher. `moved` is set whenever room may have come free or the end has come."""
 
     def __init__(
-        self, brokers: Brokers, topic: Topic, options: PublisherOptions, future: type[RecordFuture] = RecordFuture
+        self, brokers: Brokers, topic: TopicInfo, options: PublisherOptions, future: type[RecordFuture] = RecordFuture
     ) -> None:
         self.intake = Intake(
+            topic=topic.name,
+            schemas=topic.versions,
+            compression=options.compression,
             partitions=topic.partitions,
             batch_bytes=options.batch_bytes,
             frame_bytes_max=brokers.frame_bytes_max,
             window_bytes=options.window_bytes,
+            record_bytes_max=brokers.record_bytes_max,
+            records_max=brokers.records_max,
             future=future,
         )
         core = PublisherCore(
             topic=topic.name,
             session_name=options.session or "",
             window_bytes=options.window_bytes,
-            resend_after_us=int(RESEND_AFTER_S * 1e6),
+            resend_after_us=int(brokers.settings.resend_after_s * 1e6),
             delivery_timeout_us=int(options.delivery_timeout * 1e6),
         )
         self._loop = asyncio.get_running_loop()
@@ -45,7 +49,7 @@ class Pump:
         self._timer: asyncio.TimerHandle | None = None
         self._poked = False
         self.moved = asyncio.Event()
-        self.driver = PublisherDriver(brokers, core, checked_ack(options.ack), self._settled)
+        self.driver = PublisherDriver(brokers, core, checked_ack(options.ack), topic.versions.version, self._settled)
         self.driver.ended.add_done_callback(self._ended)
 
     # --- any thread, with the intake's condition held ---

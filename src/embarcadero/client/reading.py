@@ -13,26 +13,31 @@ from embarcadero.client.drivers import SubscriberDriver
 from embarcadero.client.futures import fresh
 from embarcadero.client.subscriber import SubscriberCore
 from embarcadero.errors import BadValue, FuturePosition, NotAvailable, TimedOut
-from embarcadero.limits import RESEND_AFTER_S
 from embarcadero.types import GapKind
 from embarcadero.wire.messages import TailIs
-from embarcadero.wire.payload import RAW_SCHEMA
+from embarcadero.wire.schemas import RAW, SEQ_COLUMN, TopicSchemas
 
-READ_SCHEMA = RAW_SCHEMA.append(pa.field("_seq", pa.uint64(), nullable=False))
 _AT_ONCE = 256
 
 
-def new_core(brokers: Brokers, lane: int, by: str, value: int, partitions: list[int] | None = None) -> SubscriberCore:
-    """A subscriber's core with the settings of this client."""
-    return SubscriberCore(
+def new_core(
+    brokers: Brokers, lane: int, by: str, value: int, partitions: list[int] | None = None, schemas: TopicSchemas = RAW
+) -> SubscriberCore:
+    """A subscriber's core with the settings of this client. It reads batches by `schemas` for as long as it lives."""
+    core = SubscriberCore(
         lane=lane,
         by=by,
         start=value,
         partitions=partitions,
-        silent_after_us=int(RESEND_AFTER_S * 1e6),
+        silent_after_us=int(brokers.settings.resend_after_s * 1e6),
+        wait_ms=brokers.settings.fetch_wait_ms,
+        max_bytes=brokers.settings.fetch_bytes,
+        prefetch=brokers.settings.prefetch,
         brokers=brokers.broker_of_handle,
         turn=brokers.next_turn(),
     )
+    core.schemas = schemas
+    return core
 
 
 def span(tail: TailIs, start: int | None, end: int | None) -> tuple[int, int]:
@@ -47,12 +52,15 @@ def span(tail: TailIs, start: int | None, end: int | None) -> tuple[int, int]:
     return first, stop
 
 
-async def read_span(brokers: Brokers, tail: TailIs, first: int, stop: int, patience: float) -> pa.Table:
+async def read_span(
+    brokers: Brokers, tail: TailIs, first: int, stop: int, patience: float, schemas: TopicSchemas = RAW
+) -> pa.Table:
     """Records with first <= seq < stop. TimedOut when nothing comes for `patience` seconds."""
     parts: list[pa.RecordBatch] = []
+    schema = schemas.newest.append(pa.field(SEQ_COLUMN, pa.uint64(), nullable=False))
     if first < stop:
         ready = asyncio.Event()
-        driver = SubscriberDriver(brokers, new_core(brokers, tail.lane, "seq", first), ready.set)
+        driver = SubscriberDriver(brokers, new_core(brokers, tail.lane, "seq", first, None, schemas), ready.set)
         try:
             at = first
             while at < stop:
@@ -60,11 +68,11 @@ async def read_span(brokers: Brokers, tail: TailIs, first: int, stop: int, patie
                     if batch.gap is not None and batch.gap.kind != GapKind.SKIPPED:
                         raise NotAvailable(f"records from seq {at} on were trimmed while they were read", "read again")
                     if batch.count and at < stop:
-                        parts.append(_part(batch, at, stop))
+                        parts.append(_part(batch, at, stop, schema))
                         at = batch.seq + batch.count
         finally:
             driver.stop()
-    return pa.Table.from_batches(parts, schema=READ_SCHEMA)
+    return pa.Table.from_batches(parts, schema=schema)
 
 
 async def _next(driver: SubscriberDriver, ready: asyncio.Event, patience: float) -> list[Batch]:
@@ -80,9 +88,9 @@ async def _next(driver: SubscriberDriver, ready: asyncio.Event, patience: float)
     return taken
 
 
-def _part(batch: Batch, first: int, stop: int) -> pa.RecordBatch:
+def _part(batch: Batch, first: int, stop: int, schema: pa.Schema) -> pa.RecordBatch:
     """The records of a batch that are in the span, with their seqs."""
     low, high = max(first, batch.seq), min(stop, batch.seq + batch.count)
     rows = batch.to_arrow().slice(low - batch.seq, high - low)
     seqs = pa.array(np.arange(low, high, dtype=np.uint64))
-    return pa.RecordBatch.from_arrays([*rows.columns, seqs], schema=READ_SCHEMA)
+    return pa.RecordBatch.from_arrays([*rows.columns, seqs], schema=schema)

@@ -26,11 +26,12 @@ from embarcadero.errors import (
     TooMany,
     from_wire,
 )
-from embarcadero.limits import FETCH_BYTES_DEFAULT, PREFETCH_FETCHES
+from embarcadero.limits import FETCH_BYTES_DEFAULT, FETCH_WAIT_MS_DEFAULT, PREFETCH_FETCHES
 from embarcadero.types import EntryKind, Gap
 from embarcadero.wire.codec import control_frame, payload_crc
 from embarcadero.wire.messages import AnyMessage, Failed, Fetch, Ping
 from embarcadero.wire.receiver import FetchedReceived
+from embarcadero.wire.schemas import RAW
 
 _BACKOFF_FIRST_US = 5_000
 _BACKOFF_LAST_US = 500_000
@@ -47,14 +48,17 @@ class SubscriberCore:
         start: int = 0,
         partitions: list[int] | None = None,
         silent_after_us: int,
-        wait_ms: int = 5_000,
+        wait_ms: int = FETCH_WAIT_MS_DEFAULT,
         max_bytes: int = FETCH_BYTES_DEFAULT,
+        prefetch: int = PREFETCH_FETCHES,
         brokers: Mapping[int, int] | None = None,
         turn: int = 0,
     ) -> None:
         self.lane, self._partitions = lane, partitions
         self._silent_after_us, self._wait_ms, self._max_bytes = silent_after_us, wait_ms, max_bytes
+        self._prefetch = prefetch
         self._brokers = {} if brokers is None else brokers  # region handle -> broker
+        self.schemas = RAW  # by which batches are read
         self.failed: EmbarcaderoError | None = None
         self._links: dict[int, Link] = {}
         self._turn = turn  # which link to ask; moves on when one disappoints
@@ -178,7 +182,7 @@ class SubscriberCore:
     # --- asking ---
     def _pump(self, now_us: int) -> None:
         """Ask for more unless that is under way, or there is enough, or asking makes no sense."""
-        enough = self._ready_bytes > (PREFETCH_FETCHES - 1) * self._max_bytes
+        enough = self._ready_bytes > (self._prefetch - 1) * self._max_bytes
         if self._asked is not None or enough or not self._links:
             return
         if self.failed is not None or now_us < self._ask_from_us:
@@ -220,7 +224,7 @@ class SubscriberCore:
         for fields, payload in zip(event.entries.tolist(), event.payloads, strict=True):
             entry = OrderEntry._make(fields)
             self._check(entry, payload)
-            self._put(Batch.of_entry(self.lane, entry, payload, self._brokers))
+            self._put(Batch.of_entry(self.lane, entry, payload, self._brokers, self.schemas))
             self._by, self._next, self._next_seq = "index", entry.index + 1, entry.seq + entry.count
             self._suspicions = 0
         if self._by == "index" and event.next_index < self._next:

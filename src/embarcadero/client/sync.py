@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from time import time as now_s
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
@@ -18,49 +20,67 @@ from embarcadero.client import aio
 from embarcadero.client.batch import Batch
 from embarcadero.client.drivers import SubscriberDriver
 from embarcadero.client.futures import RecordFuture, TableResult, fresh
+from embarcadero.client.intake import RECORD_OVERHEAD_BYTES, Record
 from embarcadero.client.options import (
     PublisherArguments,
     PublisherOptions,
+    TopicChanges,
     check_read,
     check_timeout,
     place,
+    publisher_options,
     seek_place,
 )
 from embarcadero.client.pump import Pump
 from embarcadero.client.reading import new_core
 from embarcadero.client.subscriber import SubscriberCore
 from embarcadero.client.thread import LoopThread
+from embarcadero.client.topics import TopicInfo
+from embarcadero.config import Config
 from embarcadero.errors import Backpressure, Closed, EmbarcaderoError, OutcomeUnknown, TimedOut
-from embarcadero.limits import CLOSE_TIMEOUT_S, LOG_BYTES, REQUEST_TIMEOUT_S
+from embarcadero.limits import CLOSE_TIMEOUT_S
 from embarcadero.types import Tail, Topic
 
 _AT_ONCE = 256
 Exit = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
 
 
-def connect(addresses: str | Sequence[str]) -> Log:
-    """Connect to a cluster by the addresses (`host:port`) of one or several of its brokers. Raises Unreachable."""
+def connect(addresses: str | Sequence[str] | None = None, *, config: str | Path | Config | None = None) -> Log:
+    """Connect to a cluster by the addresses (`host:port`) of one or several of its brokers. Raises Unreachable.
+
+    `config` names an `embarcadero.yaml`; without addresses those of its `client.brokers` are used.
+
+        with emb.connect(config="embarcadero.yaml") as log: ...
+    """
     thread = LoopThread()
     try:
-        return Log(thread, thread.wait(aio.connect(addresses)))
+        return Log(thread, thread.wait(aio.connect(addresses, config=config)))
     except BaseException:
         thread.stop()
         raise
 
 
-def local(brokers: int = 4, *, replicas: int = 0, data_dir: str | None = None, log_bytes: int = LOG_BYTES) -> Log:
+def local(
+    brokers: int | None = None,
+    *,
+    replicas: int = 0,
+    data_dir: str | None = None,
+    log_bytes: int | None = None,
+    config: str | Path | Config | None = None,
+) -> Log:
     """Start a private cluster in child processes and connect to it; closing the log stops it.
 
-    `data_dir` keeps its files; without, nothing is left. `log.address` and `log.cluster` tell more.
+    `data_dir` keeps its files; without, nothing is left. `config` names an `embarcadero.yaml`; whatever it says about
+    ports and folders, a private cluster takes free ones. `log.address` and `log.cluster` tell more.
     """
     from embarcadero.errors import NotAvailable
     from embarcadero.node.local import LocalCluster
 
     if replicas:
         raise NotAvailable("replicas come with a later version", "use replicas=0")
-    cluster = LocalCluster(brokers, data_dir, log_bytes)
+    cluster = LocalCluster(brokers, data_dir, log_bytes, config)
     try:
-        log = connect(cluster.addresses)
+        log = connect(cluster.addresses, config=config)
     except BaseException:
         cluster.close()
         raise
@@ -87,47 +107,76 @@ class Log:
         self,
         name: str,
         *,
-        order: int = 2,
-        partitions: int = 1,
+        order: int | None = None,
+        partitions: int | None = None,
         replicas: int = 0,
         durable_on: int = 0,
         schema: pa.Schema | None = None,
-        on_gap: str = "fence",
+        on_gap: str | None = None,
         gap_timeout_ms: int | None = None,
-        timeout: float = REQUEST_TIMEOUT_S,
-    ) -> Topic:
-        """Create a topic. Raises TopicExists, BadName, BadValue, NotAvailable."""
+        session_ttl_s: int | None = None,
+        timeout: float | None = None,
+    ) -> TopicInfo:
+        """Create a topic; None: the cluster's default. Raises TopicExists, BadName, BadValue, BadSchema, NotAvailable.
+
+        With a `schema`, records are rows of these columns, `publish` takes them and checks them, and `send` is refused.
+
+            log.create_topic("orders", order=5)
+            log.create_topic("ticks", schema=pa.schema([("symbol", pa.string()), ("price", pa.float64())]))
+        """
         return self.thread.wait(
             self._log.create_topic(
                 name, order=order, partitions=partitions, replicas=replicas, durable_on=durable_on, schema=schema,
-                on_gap=on_gap, gap_timeout_ms=gap_timeout_ms, timeout=timeout,
+                on_gap=on_gap, gap_timeout_ms=gap_timeout_ms, session_ttl_s=session_ttl_s, timeout=timeout,
             )
         )  # fmt: skip
 
-    def describe(self, topic: str, *, timeout: float = REQUEST_TIMEOUT_S) -> Topic:
-        """A topic's settings. Raises UnknownTopic."""
+    def alter_topic(
+        self, name: str, *, timeout: float | None = None, **changes: Unpack[TopicChanges]
+    ) -> TopicInfo:
+        """Change a topic that exists: only what is given. BadValue or BadSchema says what can't change, and why.
+
+        `schema` may add columns that may be null. That makes a new version: publishers that know an older one go on,
+        and readers get nulls where a batch is older than the column. `partitions` may only grow, `on_gap` may become
+        "skip"; open publishers go on with the settings they began with.
+
+            log.alter_topic("ticks", schema=log.describe("ticks").schema.append(pa.field("venue", pa.string())))
+            log.alter_topic("orders", gap_timeout_ms=60_000)
+        """
+        return self.thread.wait(self._log.alter_topic(name, timeout=timeout, **changes))
+
+    def describe(self, topic: str, *, timeout: float | None = None) -> TopicInfo:
+        """A topic's settings, its `schema` (None: raw records) and all versions of it (`schemas`). Raises UnknownTopic.
+
+            log.describe("ticks").schemas[1]
+        """
         return self.thread.wait(self._log.describe(topic, timeout=timeout))
 
-    def topics(self, *, timeout: float = REQUEST_TIMEOUT_S) -> list[Topic]:
+    def topics(self, *, timeout: float | None = None) -> list[Topic]:
         """All topics."""
         return self.thread.wait(self._log.topics(timeout=timeout))
 
-    def delete_topic(self, topic: str, *, timeout: float = REQUEST_TIMEOUT_S) -> None:
+    def delete_topic(self, topic: str, *, timeout: float | None = None) -> None:
         """Delete a topic with all its records. Raises UnknownTopic."""
         self.thread.wait(self._log.delete_topic(topic, timeout=timeout))
 
-    def tail(self, topic: str, *, timeout: float = REQUEST_TIMEOUT_S) -> Tail:
+    def tail(self, topic: str, *, timeout: float | None = None) -> Tail:
         """Where the topic ends: everything acked before this call is below."""
         return self.thread.wait(self._log.tail(topic, timeout=timeout))
 
-    def status(self, *, timeout: float = REQUEST_TIMEOUT_S) -> list[dict[str, Any]]:
+    def status(self, *, timeout: float | None = None) -> list[dict[str, Any]]:
         """What each broker that we are connected to says about itself."""
         return self.thread.wait(self._log.status(timeout=timeout))
 
     # --- records ---
     def publisher(self, topic: str, **options: Unpack[PublisherArguments]) -> Publisher:
-        """A publisher into a topic; it may be used by many threads. Raises UnknownTopic."""
-        chosen = PublisherOptions(**options)
+        """A publisher into a topic, with the newest version of its schema as it is now. Raises UnknownTopic.
+
+        It may be used by many threads.
+
+            with log.publisher("ticks", compression="zstd", linger_ms=5) as publisher: ...
+        """
+        chosen = publisher_options(self.brokers.settings, options)
         return self._register(Publisher(self, self.thread.wait(self._pump(topic, chosen))))
 
     async def _pump(self, topic: str, options: PublisherOptions) -> Pump:
@@ -142,21 +191,28 @@ class Log:
         partitions: Sequence[int] | None = None,
         group: str | None = None,
     ) -> Subscriber:
-        """A reader of a topic from "earliest", "latest", or the batch that holds the record of seq `start`."""
+        """A reader of a topic from "earliest", "latest", or the batch that holds the record of seq `start`.
+
+        It gives every batch the newest schema that the topic has now, for as long as it lives; subscribe again to see
+        columns that were added later.
+        """
         check_read(read, group)
         wanted = None if partitions is None else list(partitions)
         return self._register(self.thread.wait(self._subscribe(topic, place(start), wanted)))
 
     async def _subscribe(self, topic: str, where: tuple[str, int], partitions: list[int] | None) -> Subscriber:
-        lane = (await self._log.describe(topic)).lane
-        return Subscriber(self, new_core(self.brokers, lane, *where, partitions))
+        described = await self._log.describe(topic)
+        return Subscriber(self, new_core(self.brokers, described.lane, *where, partitions, described.versions))
 
     def read(
-        self, topic: str, start: int | None = None, end: int | None = None, *, timeout: float = REQUEST_TIMEOUT_S
+        self, topic: str, start: int | None = None, end: int | None = None, *, timeout: float | None = None
     ) -> pa.Table:
         """Records with start <= seq < end as a table, with a column `_seq`; by default all there are now.
 
+        With a schema the table has the newest one; columns that a batch was published without are null.
         `timeout` is for each step of it. Raises FuturePosition beyond the end, NotAvailable for what is trimmed.
+
+            log.read("ticks", 1_000, 2_000).to_pandas()
         """
         return self.thread.wait(self._log.read(topic, start, end, timeout=timeout))
 
@@ -203,7 +259,7 @@ class Publisher:
 
     def __init__(self, log: Log, pump: Pump) -> None:
         self._log, self._thread, self._pump, self._intake = log, log.thread, pump, pump.intake
-        self._lock, self._condition = pump.intake.lock, pump.intake.condition
+        self._lock, self._condition, self._future = pump.intake.lock, pump.intake.condition, pump.intake.future
         self._closed = False
 
     def send(
@@ -218,13 +274,36 @@ class Publisher:
         """Take a record; waits while the window is full. The future's result is the record's Position.
 
         `timestamp` is a datetime with a time zone or microseconds since 1970; None: now. When there is no room within
-        `timeout` seconds it raises Backpressure: the record was not taken.
+        `timeout` seconds it raises Backpressure: the record was not taken. Topics with a schema need `publish`.
+
+            future = publisher.send(b"two coffees", key=b"table 4", headers={"trace": b"1"})
+            future.result()                     # Position(lane=0, index=17, seq=4242)
         """
         intake = self._intake
-        record, size = intake.checked(value, key, headers, timestamp)
+        plain = key is None and headers is None and timestamp is None and type(value) is bytes
+        if plain:
+            record: Record = (value, now_s(), None, None)
+            size = len(value) + RECORD_OVERHEAD_BYTES
+        else:
+            record, size = intake.checked(value, key, headers, timestamp)
         with self._lock:
-            if intake.pending_bytes >= intake.window_bytes or intake.refusal is not None:
-                self._room(timeout)
+            builder = intake.current
+            if builder is not None and size <= builder.room:  # nearly every record goes this way: it is kept short
+                builder.room -= size
+                if not plain:
+                    builder.plain = False
+                records = builder.records
+                number = len(records)
+                records.append(record)
+                return self._future(builder.result, number)
+        return self._send_first(record, size, timeout)
+
+    def _send_first(self, record: Record, size: int, timeout: float | None) -> RecordFuture:
+        """Send a record for which there is no open batch with room."""
+        intake = self._intake
+        intake.check_size(size)
+        with self._lock:
+            self._room(timeout)
             future = intake.add(record, size)
             poke = intake.news and self._pump.needs_poke()
         if poke:
@@ -232,10 +311,20 @@ class Publisher:
         return future
 
     def publish(self, data: Any, *, partition: int | None = None, timeout: float | None = None) -> RecordFuture:
-        """Take a pyarrow Table or RecordBatch; waits while the window is full.
+        """Take rows: a pyarrow Table or RecordBatch, a pandas or polars DataFrame, a list of dicts, a dict of columns.
 
-        The future's result is the Position of the first record; it is there once all of the table is stored. A table
-        that fits no frame becomes several batches, which other publishers' batches may come between.
+        They are checked against the topic's schema before anything is sent (BadSchema names the column and both types);
+        columns may be in any order, and those that may be null may be missing. Arrow must have the topic's very types;
+        everything else is converted where that loses nothing. Without a schema a topic takes `value`, and if you like
+        `key`, `headers` and `timestamp`.
+
+        A RecordBatch that fits a frame (8 MiB) stays one batch; everything else is cut by `batch_bytes`, and other
+        publishers' batches may come between. There is one future: its result is the Position of the first record, there
+        once all of the rows are stored. Waits while the window is full.
+
+            publisher.publish(pa.table({"symbol": ["EMB"], "price": [12.5]})).result()
+            publisher.publish([{"symbol": "EMB", "price": 12.5}, {"symbol": "ARC", "price": 3.25}])
+            publisher.publish(data_frame, partition=3)
         """
         intake, whole = self._intake, TableResult(self._condition)
         for number, piece in enumerate(intake.pieces(data, partition)):
@@ -257,7 +346,7 @@ class Publisher:
     def _room(self, timeout: float | None) -> None:
         """Wait until the window has room, with the condition held; raise why nothing is taken any more."""
         check_timeout(timeout)
-        if not self._condition.wait_for(lambda: not self._intake.full, timeout):
+        if not self._condition.wait_for(lambda: not self._intake.is_full(), timeout):
             raise Backpressure(f"no room in the window for {timeout:g} s", "the record was not taken; try again")
         if self._intake.refusal is not None:
             raise fresh(self._intake.refusal)

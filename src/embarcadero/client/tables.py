@@ -1,4 +1,4 @@
-"""Arrow tables on their way out: completed to the topic's schema, checked, cut into batches that fit a frame."""
+"""Tables on their way out: completed to the topic's schema, checked, cut into batches that fit a frame."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embarcadero.errors import BadValue
-from embarcadero.limits import MIB, RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX
+from embarcadero.client.convert import Tabular, to_arrow
+from embarcadero.errors import BadSchema, BadValue
+from embarcadero.limits import DECODED_BYTES_MAX, MIB, RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX
 from embarcadero.wire.codec import payload_crc
-from embarcadero.wire.payload import RAW_SCHEMA
+from embarcadero.wire.compression import compressed
+from embarcadero.wire.payload import RAW_SCHEMA, TIMESTAMP_US_MAX, TIMESTAMP_US_MIN
+from embarcadero.wire.schemas import TopicSchemas, named
 
 _KEPT_BYTES = 32 * MIB
+_BYTES_TYPES = (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())
+_RAW_TYPES = {field.name: field.type for field in RAW_SCHEMA if field.name not in ("key", "value")}
 
 
 @cache
@@ -29,78 +34,93 @@ def _payload_pool() -> pa.MemoryPool:
     return pa.system_memory_pool()
 
 
-_BYTES_TYPES = (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())
-
-
-def raw_table(data: Any, now_us: int) -> pa.RecordBatch:
-    """`data` as one batch of RAW_SCHEMA. A table of `value`, or of `key` and `value`, is completed."""
-    if isinstance(data, pa.Table):
-        data = data.combine_chunks().to_batches()
-        data = data[0] if data else pa.RecordBatch.from_pylist([], schema=RAW_SCHEMA)
-    if not isinstance(data, pa.RecordBatch):
-        raise BadValue(f"publish takes a pyarrow Table or RecordBatch, not {type(data).__name__}", "send() takes bytes")
-    if not data.num_rows:
+# --- fitting a schema -------------------------------------------------------------------------------------------------
+def fitted(data: Any, schemas: TopicSchemas, now_us: int, record_bytes_max: int = RECORD_BYTES_MAX) -> Tabular:
+    """`data` as Arrow with exactly the columns of the topic, checked. Nothing but its columns' order changes."""
+    if schemas.typed:
+        wanted = schemas.newest
+        table = to_arrow(data, {field.name: field.type for field in wanted})
+    else:
+        wanted = RAW_SCHEMA
+        table = _completed(to_arrow(data, _RAW_TYPES), now_us)
+    if not table.num_rows:
         raise BadValue("a table without records", "publish at least one record")
-    if set(data.schema.names) in ({"value"}, {"key", "value"}):
-        data = _completed(data, now_us)
-    if not data.schema.equals(RAW_SCHEMA):
-        if problems := _differences(data.schema):
-            raise BadValue("the table does not fit the topic: " + "; ".join(problems), f"wanted: {_named(RAW_SCHEMA)}")
-        data = pa.RecordBatch.from_arrays([data.column(name) for name in RAW_SCHEMA.names], schema=RAW_SCHEMA)
-    _check_records(data)
+    table = _arranged(table, wanted, schemas.version)
+    if not schemas.typed:
+        _check_records(table, record_bytes_max)
+    return table
+
+
+def _arranged(data: Tabular, wanted: pa.Schema, version: int) -> Tabular:
+    if data.schema.equals(wanted):
+        return _without_nulls(data)
+    if problems := _differences(data.schema, wanted):
+        hint = f"the topic has: {named(wanted)}" + (f" (version {version} of its schema)" if version else "")
+        raise BadSchema("the table does not fit the topic: " + "; ".join(problems), hint)
+    names = set(data.schema.names)
+    columns = [
+        data.column(field.name) if field.name in names else pa.nulls(data.num_rows, field.type) for field in wanted
+    ]
+    return _without_nulls(type(data).from_arrays(columns, schema=wanted))
+
+
+def _differences(schema: pa.Schema, wanted: pa.Schema) -> list[str]:
+    """What can't be put right by another order, or by nulls where a column that may be null is missing."""
+    problems = [f"column {name!r} is there twice" for name in sorted(set(schema.names)) if schema.names.count(name) > 1]
+    if problems:
+        return problems
+    for field in wanted:
+        if field.name not in schema.names:
+            if not field.nullable:
+                problems.append(f"column {field.name!r} is missing")
+        elif schema.field(field.name).type != field.type:
+            problems.append(f"column {field.name!r} is {schema.field(field.name).type}, not {field.type}")
+    return problems + [f"column {name!r} is unknown" for name in schema.names if name not in wanted.names]
+
+
+def _without_nulls(data: Tabular) -> Tabular:
+    for number, field in enumerate(data.schema):
+        if not field.nullable and data.column(number).null_count:
+            raise BadSchema(f"column {field.name!r} has nulls", "the topic's schema allows none there")
     return data
 
 
-def _completed(data: pa.RecordBatch, now_us: int) -> pa.RecordBatch:
-    wrong = [field for field in data.schema if field.type not in _BYTES_TYPES]
-    if wrong:
-        raise BadValue(
-            f"column {wrong[0].name!r} is {wrong[0].type}, not binary or string", "encode it, or publish it as `value`"
-        )
-    columns = {name: data.column(name).cast(pa.binary()) for name in data.schema.names}
-    key, _, headers, timestamp = RAW_SCHEMA.types
-    now = pa.array(np.full(data.num_rows, now_us, dtype=np.int64)).view(timestamp)
-    return pa.RecordBatch.from_arrays(
-        [columns.get("key", pa.nulls(data.num_rows, key)), columns["value"], pa.nulls(data.num_rows, headers), now],
-        schema=RAW_SCHEMA,
-    )
+def _completed(data: Tabular, now_us: int) -> Tabular:
+    """Raw records from `value` alone, or with any of the other columns; values and keys may be text."""
+    present = [name for name in data.schema.names if name in RAW_SCHEMA.names]
+    if data.schema.equals(RAW_SCHEMA) or "value" not in present or len(present) != len(data.schema):
+        return data
+    columns = {name: data.column(name) for name in present}
+    for name in {"key", "value"} & columns.keys():
+        if columns[name].type not in _BYTES_TYPES:
+            raise BadSchema(f"column {name!r} is {columns[name].type}, not binary or string", "encode it first")
+        columns[name] = columns[name].cast(pa.binary())
+    if "timestamp" not in columns:
+        columns["timestamp"] = pa.array(np.full(data.num_rows, now_us)).view(RAW_SCHEMA.field("timestamp").type)
+    return type(data).from_arrays(list(columns.values()), names=list(columns))
 
 
-def _differences(schema: pa.Schema) -> list[str]:
-    problems = []
-    for field in RAW_SCHEMA:
-        if field.name not in schema.names:
-            problems.append(f"column {field.name!r} is missing")
-        elif schema.field(field.name).type != field.type:
-            problems.append(f"column {field.name!r} is {schema.field(field.name).type}, not {field.type}")
-    return problems + [f"column {name!r} is unknown" for name in schema.names if name not in RAW_SCHEMA.names]
-
-
-def _named(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name}: {field.type}" for field in schema)
-
-
-def _check_records(data: pa.RecordBatch) -> None:
-    for name in ("value", "timestamp"):
-        if data.column(name).null_count:
-            raise BadValue(f"column {name!r} has nulls", "every record has a value and a timestamp")
-    if data.get_total_buffer_size() <= RECORD_BYTES_MAX:
+def _check_records(data: Tabular, record_bytes_max: int) -> None:
+    times = pc.min_max(data.column("timestamp").cast(pa.int64())).as_py()
+    if not TIMESTAMP_US_MIN <= times["min"] <= times["max"] <= TIMESTAMP_US_MAX:
+        raise BadValue(f"timestamps from {times['min']} to {times['max']} us", "use times of the years 1 to 9999")
+    if data.get_total_buffer_size() <= record_bytes_max:
         return  # no record can be larger than all of them
     keys = pc.fill_null(pc.binary_length(data.column("key")), 0)
     longest = pc.max(pc.add(keys, pc.binary_length(data.column("value")))).as_py()
-    if longest > RECORD_BYTES_MAX:
-        raise BadValue(f"a record of {longest} bytes", f"records have at most {RECORD_BYTES_MAX} bytes")
+    if longest > record_bytes_max:
+        raise BadValue(f"a record of {longest} bytes", f"records have at most {record_bytes_max} bytes")
 
 
-def by_partition(data: pa.RecordBatch, partitions: int) -> list[tuple[int | None, pa.RecordBatch]]:
+# --- partitions -------------------------------------------------------------------------------------------------------
+def by_partition(data: Tabular, partitions: int, typed: bool) -> list[tuple[int | None, Tabular]]:
     """Rows grouped by the partition of their key, in order of first appearance. None: rows without a key."""
-    keys = data.column("key")
     if partitions == 1:
         return [(0, data)]
-    if keys.null_count == len(keys):
+    if typed or data.column("key").null_count == data.num_rows:
         return [(None, data)]
     rows: dict[int | None, list[int]] = {}
-    for row, key in enumerate(keys.to_numpy(zero_copy_only=False).tolist()):
+    for row, key in enumerate(data.column("key").to_numpy(zero_copy_only=False).tolist()):
         rows.setdefault(None if key is None else partition_of(key, partitions), []).append(row)
     return [(partition, data.take(pa.array(numbers))) for partition, numbers in rows.items()]
 
@@ -110,14 +130,39 @@ def partition_of(key: bytes, partitions: int) -> int:
     return payload_crc(key) % partitions
 
 
-def pieces(data: pa.RecordBatch, bytes_max: int) -> Iterator[tuple[pa.RecordBatch, pa.Buffer]]:
-    """Cut into batches whose payloads have at most `bytes_max` bytes; with each its payload."""
-    payload = data.serialize(memory_pool=_payload_pool()) if data.num_rows <= RECORDS_PER_BATCH_MAX else None
-    if payload is not None and payload.size <= bytes_max:
-        yield data, payload
-    elif data.num_rows == 1:
-        raise BadValue(f"a record that needs {data.nbytes} bytes", f"a batch has at most {bytes_max} bytes")
-    else:
-        half = data.num_rows // 2
-        yield from pieces(data.slice(0, half), bytes_max)
-        yield from pieces(data.slice(half), bytes_max)
+# --- cutting ----------------------------------------------------------------------------------------------------------
+def pieces(
+    data: Tabular, batch_bytes: int, bytes_max: int, compression: str | None, records_max: int = RECORDS_PER_BATCH_MAX
+) -> Iterator[tuple[int, pa.Buffer]]:
+    """Cut into batches: how many records each has, and its payload.
+
+    A RecordBatch stays one batch if it fits a frame: whoever made it chose its size. A Table is cut by `batch_bytes`.
+    """
+    most = bytes_max if isinstance(data, pa.RecordBatch) else batch_bytes
+    rows = min(records_max, max(1, data.num_rows * most // max(1, data.nbytes)))
+    for start in range(0, data.num_rows, rows):
+        part = data.slice(start, rows)
+        for batch in [part] if isinstance(part, pa.RecordBatch) else part.combine_chunks().to_batches():
+            yield from _fitting(batch, bytes_max, compression)
+
+
+def _fitting(batch: pa.RecordBatch, bytes_max: int, compression: str | None) -> Iterator[tuple[int, pa.Buffer]]:
+    if batch.nbytes <= (bytes_max if compression is None else DECODED_BYTES_MAX // 2):
+        payload = encoded(batch, compression)
+        if payload.size <= bytes_max:
+            yield batch.num_rows, payload
+            return
+    if batch.num_rows == 1:
+        raise BadValue(f"a record that needs {batch.nbytes} bytes", f"a batch has at most {bytes_max} bytes")
+    half = batch.num_rows // 2
+    yield from _fitting(batch.slice(0, half), bytes_max, compression)
+    yield from _fitting(batch.slice(half), bytes_max, compression)
+
+
+def encoded(batch: pa.RecordBatch, compression: str | None) -> pa.Buffer:
+    """A payload, compressed if asked and where that makes it smaller."""
+    if compression is not None:
+        payload = compressed(batch, compression)
+        if payload.size < batch.nbytes:
+            return payload
+    return batch.serialize(memory_pool=_payload_pool())

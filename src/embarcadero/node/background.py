@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from embarcadero.errors import ClusterError, EmbarcaderoError, NotRunning, from_wire
+from embarcadero.node.begin import start_logging
 from embarcadero.node.children import roll_over
 from embarcadero.node.cluster import ClusterFolder, FabricChoice, fabric_name
 from embarcadero.node.supervisor import Supervisor, UpOptions
@@ -43,14 +44,14 @@ def start(options: UpOptions) -> tuple[subprocess.Popen[bytes], str]:
     With `stop_with_stdin` it stops when the pipe in `process.stdin` is closed, by us or by our death.
     """
     options.check()
-    folder = ClusterFolder(Path(options.data_dir))
+    folder = ClusterFolder(options.data_dir)
     folder.create()
     log_path = folder.logs / "supervisor.log"
     roll_over(log_path)
     reading, writing = os.pipe()
     try:
         with log_path.open("ab") as log_file:
-            settings = msgspec.structs.replace(options, data_dir=str(folder.path), ready_fd=writing)
+            settings = msgspec.structs.replace(options, ready_fd=writing)
             process = subprocess.Popen(
                 [sys.executable, "-m", "embarcadero.node.background", msgspec.json.encode(settings).decode()],
                 stdin=subprocess.PIPE if options.stop_with_stdin else subprocess.DEVNULL,
@@ -114,8 +115,8 @@ def _remove_fabric(folder: ClusterFolder) -> None:
 
 def main(text: str) -> int:
     """The background process itself."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     options = msgspec.json.decode(text, type=UpOptions)
+    start_logging("supervisor", options.config.log)
 
     def say(line: Started) -> None:
         if options.ready_fd is not None:
@@ -127,7 +128,6 @@ def main(text: str) -> int:
     def on_ready(fabric: FabricChoice) -> None:
         nonlocal ready
         ready = True
-        logging.info("the cluster is ready; fabric in %s", fabric.folder)
         say(Started(note=fabric.note))
 
     try:
@@ -137,7 +137,6 @@ def main(text: str) -> int:
         if not ready:
             say(Started(code=type(error).__name__, message=error.message, hint=error.hint))
         return 1
-    logging.info("the cluster is stopped")
     return 0
 
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from embarcadero.config import FabricSizes
+from embarcadero.config import Config, FabricSizes
 from embarcadero.errors import AlreadyRunning, ClusterError, Corrupt, NotRunning
 from embarcadero.limits import MIB
 
@@ -36,25 +36,20 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a supervisor runs. Node processes take their settings from here."""
+    """What a supervisor runs. Node processes take their configuration from here."""
 
     version: str
     id: str
     generation: int
     fabric: str
-    host: str
-    port: int  # of broker 0, the others follow; 0: any free port
-    brokers: int
-    log_bytes: int
-    hugepages: bool = False
-    cores: list[int] = []
+    config: Config
     supervisor: int
     nodes: list[NodeInfo]
 
     @property
     def sizes(self) -> FabricSizes:
         """Sizes of the fabric's regions."""
-        return sizes_for(self.log_bytes)
+        return self.config.fabric
 
     def pid_of(self, role: str) -> int:
         """Process id of the node that hosts a role; 0 while it is down."""
@@ -68,18 +63,17 @@ class FabricChoice(NamedTuple):
     note: str = ""
 
 
-def sizes_for(log_bytes: int) -> FabricSizes:
-    """Region sizes for a broker log of this size: chunks are small enough that some can be free."""
-    default = FabricSizes()
-    return FabricSizes(log_bytes=log_bytes, chunk_bytes=min(default.chunk_bytes, max(1, log_bytes // 4)))
-
-
 def default_data_dir() -> Path:
     """$EMBARCADERO_DATA_DIR, else a folder for state in the user's home."""
     if given := os.environ.get("EMBARCADERO_DATA_DIR"):
         return Path(given)
     state = os.environ.get("XDG_STATE_HOME")
     return (Path(state) if state else Path.home() / ".local" / "state") / "embarcadero" / "default"
+
+
+def data_dir_of(config: Config) -> Path:
+    """The folder of a cluster with this configuration."""
+    return Path(config.cluster.data_dir or default_data_dir())
 
 
 def fabric_name(cluster_id: str) -> str:

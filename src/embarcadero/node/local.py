@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+from embarcadero.config import Config, load
 from embarcadero.errors import ClusterError
-from embarcadero.limits import LOG_BYTES
 from embarcadero.node.background import start
 from embarcadero.node.cluster import ClusterFolder
 from embarcadero.node.report import ClusterReport, report
@@ -30,12 +30,19 @@ class LocalCluster:
     It ends with the block, with `close()`, or with this process, however that ends.
     """
 
-    def __init__(self, brokers: int = 4, data_dir: Path | str | None = None, log_bytes: int = LOG_BYTES) -> None:
+    def __init__(
+        self,
+        brokers: int | None = None,
+        data_dir: Path | str | None = None,
+        log_bytes: int | None = None,
+        config: str | Path | Config | None = None,
+    ) -> None:
+        flags = {"cluster.brokers": brokers, "fabric.log_bytes": log_bytes, "broker.port": 0, "metrics.port": 0}
+        chosen = load(config, flags | {"broker.advertised_port": 0})
         self._temporary = tempfile.mkdtemp(prefix="embarcadero-") if data_dir is None else None
         self._folder = ClusterFolder(Path(self._temporary or data_dir or ""))
-        options = UpOptions(
-            data_dir=str(self._folder.path), brokers=brokers, port=0, log_bytes=log_bytes, stop_with_stdin=True
-        )
+        chosen = load(chosen, {"cluster.data_dir": self._folder.path})
+        options = UpOptions(config=chosen, stop_with_stdin=True)
         self._process: subprocess.Popen[bytes] | None = None
         try:
             self._process, self.note = start(options)
@@ -60,7 +67,7 @@ class LocalCluster:
     def pids(self) -> dict[str, int]:
         """Process ids by role: `supervisor`, `sequencer`, `broker:0`, ...; 0 for one that is down just now."""
         info = self._folder.require_running()
-        roles = ["sequencer", *(f"broker:{number}" for number in range(info.brokers))]
+        roles = ["sequencer", *(f"broker:{number}" for number in range(info.config.cluster.brokers))]
         return {"supervisor": info.supervisor} | {role: info.pid_of(role) for role in roles}
 
     def kill_broker(self, broker: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -16,47 +17,68 @@ import sys
 from collections.abc import Coroutine, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import msgspec
 import uvloop
 
-from embarcadero.broker.server import serve_broker
+from embarcadero.broker.server import Left, serve_broker
 from embarcadero.broker.state import Broker
+from embarcadero.config import DEFAULTS, Config
 from embarcadero.env import SystemClock
 from embarcadero.errors import ClusterError, EmbarcaderoError, PortInUse
 from embarcadero.fabric.shared import SharedFabric
+from embarcadero.limits import GOODBYE_S_MAX, SETTLE_S_MAX
+from embarcadero.node.begin import start_logging
 from embarcadero.node.bell import SocketBell
 from embarcadero.node.children import die_with
 from embarcadero.node.cluster import ClusterFolder, ClusterInfo
-from embarcadero.node.pinning import pin
-from embarcadero.node.ports import listen
+from embarcadero.node.pinning import parse_cores, pin
+from embarcadero.node.ports import advertised_address, listen
 from embarcadero.node.roles import Role, parse_roles
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
 from embarcadero.sequencer.server import serve_sequencer
 from embarcadero.sequencer.state import Sequencer
+from embarcadero.watch.http import Endpoint
+from embarcadero.watch.logs import LogJournal
+from embarcadero.watch.places import Place, Places
+from embarcadero.watch.roles import WatchedBroker, WatchedRole, WatchedSequencer
 
 log = logging.getLogger("embarcadero.node")
 
-_STOP_S = 2.0
+_STOP_S = 0.5
+
+
+class _Made(NamedTuple):
+    """A role, ready to run."""
+
+    name: str
+    work: Coroutine[None, None, Any]
+    watched: WatchedRole
 
 
 class Node:
     """The roles of this process, between `open` and `close`."""
 
-    def __init__(self, folder: ClusterFolder, roles: Sequence[Role]) -> None:
+    def __init__(self, folder: ClusterFolder, roles: Sequence[Role], config: Config) -> None:
         self._info: ClusterInfo = folder.require_running()
+        self._config = config
+        self._places = Places(folder.path)
         self._roles = roles
         self._open = ExitStack()
         store = SqliteStore(folder.store_path)
         self._open.callback(store.close)
-        self._directory = Directory(store)
+        self._directory = Directory(store, topics_max=self._config.limits.topics)
         if self._directory.generation != self._info.generation:
             raise ClusterError("the store and cluster.json are of different runs", "restart the cluster")
         self._fabric = SharedFabric(
-            Path(self._info.fabric), self._info.generation, hugepages=self._info.hugepages
+            Path(self._info.fabric), self._info.generation, hugepages=self._config.cluster.hugepages
         )
-        pin(roles, self._info.cores)
-        self._stop = asyncio.Event()
+        pin(roles, parse_cores(self._config.cluster.pin))
+        self._stop = asyncio.Event()  # first the brokers leave, then the sequencer
+        self._stop_sequencer = asyncio.Event()
+        self._endpoint = Endpoint(self._info.version)
 
     async def run(self) -> None:
         """Host the roles until told to stop. Raises ClusterError when a role ended by itself."""
@@ -64,57 +86,98 @@ class Node:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         with self._open:
-            tasks = [asyncio.create_task(work, name=name) for name, work in map(self._make, self._roles)]
+            place = await self._be_watched()
+            made = [self._make(role) for role in self._roles]
+            tasks = [asyncio.create_task(role.work, name=role.name) for role in made]
+            self._endpoint.roles = [(role.watched, task) for role, task in zip(made, tasks, strict=True)]
             stopping = asyncio.create_task(self._stop.wait())
             await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
             ended = [task for task in tasks if task.done()] if not self._stop.is_set() else []
-            self._stop.set()
-            await asyncio.wait(tasks, timeout=_STOP_S)
-            for task in tasks:
-                task.cancel()
+            await self._leave(tasks, place)
             await asyncio.gather(*tasks, stopping, return_exceptions=True)
         for task in ended:
             if (error := task.exception()) is not None:
                 raise ClusterError(f"{task.get_name()} died: {error!r}", "see the log") from error
             raise ClusterError(f"{task.get_name()} was replaced by a newer one", "nothing to do: that one goes on")
 
-    def _make(self, role: Role) -> tuple[str, Coroutine[None, None, None]]:
+    async def _leave(self, tasks: list[asyncio.Task[Any]], place: Place) -> None:
+        """Brokers settle what they took, which needs the sequencer; so it goes last."""
+        self._stop.set()
+        self._endpoint.leaving = True
+        brokers = [task for task, role in zip(tasks, self._roles, strict=True) if role.broker is not None]
+        if brokers:
+            await asyncio.wait(brokers, timeout=SETTLE_S_MAX + GOODBYE_S_MAX + _STOP_S)
+        self._stop_sequencer.set()
+        await asyncio.wait(tasks, timeout=_STOP_S)
+        left = {}
+        for task in tasks:
+            task.cancel()
+            if task.done() and not task.cancelled() and not task.exception() and isinstance(task.result(), Left):
+                left[task.get_name()] = task.result()._asdict()
+        with contextlib.suppress(OSError):
+            self._places.write(msgspec.structs.replace(place, left=left))
+
+    async def _be_watched(self) -> Place:
+        """Open the metrics port of this process (if it has one), and say where it is."""
+        metrics, first = self._config.metrics, self._roles[0]
+        host, port = "", 0
+        if metrics.enabled:
+            ours = metrics.port + (0 if first.broker is None else 1 + first.broker) if metrics.port else 0
+            sock = self._open.enter_context(listen(metrics.host, ours))
+            server = await self._endpoint.serve(sock)
+            self._open.callback(server.close)
+            host, port = sock.getsockname()[:2]
+        place = Place(roles=",".join(map(str, self._roles)), pid=os.getpid(), host=host, port=port)
+        self._places.write(place)
+        return place
+
+    def _make(self, role: Role) -> _Made:
         return self._make_sequencer() if role.broker is None else self._make_broker(role.broker)
 
-    def _make_broker(self, number: int) -> tuple[str, Coroutine[None, None, None]]:
+    def _make_broker(self, number: int) -> _Made:
         sock = self._open.enter_context(self._listener(number))
-        host, port = sock.getsockname()[:2]
+        host, port = advertised_address(self._config.broker, number, *sock.getsockname()[:2])
         member = self._directory.register_broker(number, host, port, os.getpid())
         self._open.callback(self._directory.mark_dead, number, member.incarnation)
         name = member.region_prefix
         bell = SocketBell(Path(self._info.fabric), name)
         self._open.callback(bell.close)
-        broker = Broker(self._fabric, self._directory, SystemClock(), bell, member, self._info.sizes)
-        log.info("%s listens on %s", name, member.address)
-        return name, serve_broker(broker, sock, bell, self._stop)
+        journal = LogJournal(name)
+        broker = Broker(
+            self._fabric, self._directory, SystemClock(), bell, member, self._info.sizes, journal, self._config
+        )
+        on = ":".join(map(str, sock.getsockname()[:2]))
+        journal.note("listening", on=on, address=member.address, pid=os.getpid())
+        return _Made(name, serve_broker(broker, sock, bell, self._stop), WatchedBroker(broker))
 
     def _listener(self, number: int) -> socket.socket:
-        if self._info.port:
-            return listen(self._info.host, self._info.port + number)
+        host, first = self._config.broker.host, self._config.broker.port
+        if first:
+            return listen(host, first + number)
         before = [member.port for member in self._directory.members() if member.broker == number]
         try:
-            return listen(self._info.host, before[-1] if before else 0)
+            return listen(host, before[-1] if before else 0)
         except PortInUse:
-            return listen(self._info.host, 0)
+            return listen(host, 0)
 
-    def _make_sequencer(self) -> tuple[str, Coroutine[None, None, None]]:
+    def _make_sequencer(self) -> _Made:
         bell = SocketBell(Path(self._info.fabric), "sequencer")
         self._open.callback(bell.close)
-        sequencer = Sequencer(self._fabric, self._directory, SystemClock(), bell, self._info.sizes)
-        log.info("sequencer of epoch %d", sequencer.epoch)
-        return f"sequencer of epoch {sequencer.epoch}", serve_sequencer(sequencer, bell, self._stop)
+        journal, clock, settings = LogJournal("sequencer"), SystemClock(), self._config.sequencer
+        sequencer = Sequencer(self._fabric, self._directory, clock, bell, self._info.sizes, journal, settings)
+        watched = WatchedSequencer(sequencer, clock)
+        journal.role = watched.name
+        return _Made(watched.name, serve_sequencer(sequencer, bell, self._stop_sequencer), watched)
 
 
-def run_node(folder: ClusterFolder, roles: Sequence[Role]) -> None:
-    """Host roles in this process until SIGTERM or SIGINT."""
+def run_node(folder: ClusterFolder, roles: Sequence[Role], config: Config | None = None) -> None:
+    """Host roles in this process until SIGTERM or SIGINT, configured as the cluster is unless told otherwise."""
+
+    config = config or folder.require_running().config
+    start_logging("node", config.log)
 
     async def run() -> None:
-        await Node(folder, roles).run()
+        await Node(folder, roles, config).run()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
@@ -127,10 +190,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--roles", required=True)
     parser.add_argument("--parent", type=int, required=True)
     given = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    folder = ClusterFolder(given.data_dir)
+    start_logging("node", DEFAULTS.log)
     try:
         die_with(given.parent)
-        run_node(ClusterFolder(given.data_dir), parse_roles(given.roles))
+        run_node(folder, parse_roles(given.roles))
     except EmbarcaderoError as error:
         log.error("%s", error, exc_info=error.__cause__)  # noqa: TRY400 - the cause's trace, if there is one
         return 1

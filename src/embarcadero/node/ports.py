@@ -7,8 +7,10 @@ import contextlib
 import errno
 import socket
 
+from embarcadero.config.table import Broker
 from embarcadero.errors import ClusterError, EmbarcaderoError, PortInUse, ProtocolError, Unreachable
 from embarcadero.limits import CONTROL_BYTES_MAX
+from embarcadero.types import Member
 from embarcadero.wire.codec import control_frame, decode_control
 from embarcadero.wire.frames import PROTOCOL_VERSION, SHORT_HEADER
 from embarcadero.wire.messages import Hello, Welcome
@@ -41,6 +43,18 @@ def check_ports(host: str, ports: list[int]) -> None:
     """Raise PortInUse if one of them can't be had."""
     for port in ports:
         listen(host, port).close()
+
+
+def advertised_address(settings: Broker, number: int, host: str, port: int) -> tuple[str, int]:
+    """What clients are told about a broker that listens on this address."""
+    return settings.advertised_host or host, settings.advertised_port + number if settings.advertised_port else port
+
+
+def own_address(settings: Broker, member: Member) -> tuple[str, int]:
+    """Where this machine reaches a broker of its own, whatever clients are told."""
+    loopback = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
+    host = loopback.get(settings.host, settings.host)
+    return host, settings.port + member.broker if settings.port else member.port
 
 
 async def hello(host: str, port: int, timeout_s: float) -> Welcome:

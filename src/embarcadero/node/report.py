@@ -10,6 +10,7 @@ from embarcadero.node.cluster import ClusterFolder, ClusterInfo
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
 from embarcadero.types import MemberState
+from embarcadero.watch.places import Places
 
 
 class BrokerReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,6 +21,7 @@ class BrokerReport(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     pid: int
     state: str
+    metrics: str = ""  # host:port of its process's metrics
 
 
 class SequencerReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +29,7 @@ class SequencerReport(msgspec.Struct, frozen=True, kw_only=True):
 
     pid: int
     epoch: int
+    metrics: str = ""
 
 
 class SupervisorReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +62,7 @@ def report(folder: ClusterFolder) -> ClusterReport:
         directory = Directory(store)
         newest = {member.broker: member for member in directory.members()}  # sorted by incarnation: the last one stays
         epoch = directory.started_epoch()
+    metrics = {role: p.address for p in Places(folder.path).read() if p.running for role in p.roles.split(",")}
     return ClusterReport(
         cluster=info.id,
         version=info.version,
@@ -69,10 +73,13 @@ def report(folder: ClusterFolder) -> ClusterReport:
                 address=member.address,
                 pid=member.pid,
                 state=member.state.value,
+                metrics=metrics.get(f"broker:{member.broker}", ""),
             )
             for member in newest.values()
         ],
-        sequencer=SequencerReport(pid=info.pid_of("sequencer"), epoch=epoch),
+        sequencer=SequencerReport(
+            pid=info.pid_of("sequencer"), epoch=epoch, metrics=metrics.get("sequencer", "")
+        ),
         supervisor=SupervisorReport(pid=info.supervisor),
         fabric=info.fabric,
         data_dir=str(folder.path),

@@ -10,7 +10,6 @@ it is stopped or slow, the cluster goes on. Node processes die with it (see node
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import shutil
 import signal
@@ -23,10 +22,11 @@ from pathlib import Path
 
 import msgspec
 
-from embarcadero.errors import BadValue, ClusterError, EmbarcaderoError
+from embarcadero.config import Config
+from embarcadero.errors import ClusterError, EmbarcaderoError
 from embarcadero.fabric.epochs import create_epochs
 from embarcadero.fabric.shared import SharedFabric
-from embarcadero.limits import BROKERS_MAX, LOG_BYTES
+from embarcadero.limits import GOODBYE_S_MAX, SETTLE_S_MAX
 from embarcadero.node.children import Child
 from embarcadero.node.cluster import (
     ClusterFolder,
@@ -34,60 +34,50 @@ from embarcadero.node.cluster import (
     FabricChoice,
     NodeInfo,
     choose_fabric,
+    data_dir_of,
     fabric_name,
-    sizes_for,
 )
 from embarcadero.node.pinning import parse_cores
-from embarcadero.node.ports import answers, check_ports
+from embarcadero.node.ports import answers, check_ports, own_address
 from embarcadero.node.roles import SEQUENCER, Role
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
 from embarcadero.types import Member, MemberState
-
-log = logging.getLogger("embarcadero.supervisor")
+from embarcadero.watch.logs import LogJournal
+from embarcadero.watch.places import Places
 
 READY_S_MAX = 60.0
 _READY_POLL_S = 0.02
 _HELLO_S = 2.0
+_LEAVE_S = SETTLE_S_MAX + GOODBYE_S_MAX + 1.0
 _STOP_S = 3.0
 
 
 class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What `up` was asked for."""
 
-    data_dir: str
-    brokers: int = 4
-    host: str = "127.0.0.1"
-    port: int = 9092  # of broker 0; 0: free ports
-    processes: str = "role"  # role: a process per role; one: a single process
-    fabric: str = ""  # folder for the fabric; empty: shared memory if it has room
-    log_bytes: int = LOG_BYTES  # of each broker
-    hugepages: bool = False  # advise huge pages for the fabric
-    pin: str = ""  # cores for the sequencer and the brokers, in turn; empty: any
+    config: Config
     ready_fd: int | None = None  # for a background supervisor: where to report "ready" or an error
     stop_with_stdin: bool = False  # stop when standard input ends
 
+    @property
+    def data_dir(self) -> Path:
+        """The cluster's folder."""
+        return data_dir_of(self.config)
+
     def check(self) -> None:
-        """Raise BadValue for what can't be."""
-        if not 1 <= self.brokers <= BROKERS_MAX:
-            raise BadValue(f"brokers {self.brokers} is out of range", f"use 1 to {BROKERS_MAX}")
-        if not (self.port == 0 or 1 <= self.port <= 65_536 - self.brokers):
-            raise BadValue(f"port {self.port} is out of range", f"use 0 (free ports) or 1 to {65_536 - self.brokers}")
-        if self.processes not in {"role", "one"}:
-            raise BadValue(f"processes {self.processes!r} does not exist", "use role or one")
-        if self.host in {"", "0.0.0.0", "::"}:
-            raise BadValue("brokers tell clients the address they listen on", "give --host an address of this machine")
-        sizes_for(self.log_bytes)
-        parse_cores(self.pin)
+        """Raise BadValue for what this machine does not have."""
+        parse_cores(self.config.cluster.pin)
 
     def nodes(self) -> list[list[Role]]:
         """The roles of each process."""
-        roles = [SEQUENCER, *map(Role, range(self.brokers))]
-        return [roles] if self.processes == "one" else [[role] for role in roles]
+        cluster = self.config.cluster
+        roles = [SEQUENCER, *map(Role, range(cluster.brokers))]
+        return [roles] if cluster.one_process else [[role] for role in roles]
 
     def fabric_bytes(self) -> int:
         """About what the fabric will want: the logs, and as much again as two logs for dead ones and rings."""
-        return (self.brokers + 2) * self.log_bytes
+        return (self.config.cluster.brokers + 2) * self.config.fabric.log_bytes
 
 
 class Supervisor:
@@ -96,24 +86,27 @@ class Supervisor:
     def __init__(self, options: UpOptions) -> None:
         options.check()
         self._options = options
-        self._folder = ClusterFolder(Path(options.data_dir))
+        self._config = options.config
+        self._folder = ClusterFolder(options.data_dir)
         self._children = [Child(self._folder, roles) for roles in options.nodes()]
         self._stop = asyncio.Event()
         self._failure: EmbarcaderoError | None = None
         self._ready = False
+        self._journal = LogJournal(f"supervisor-{os.getpid()}")
         self._version = version("embarcadero")
 
     async def run(self, on_ready: Callable[[FabricChoice], None]) -> None:
         """Run the cluster until SIGTERM, SIGINT or the end of standard input."""
-        options = self._options
+        broker = self._config.broker
         with ExitStack() as stack:
             self._folder.create()
             stack.enter_context(self._folder.locked())
-            if options.port:
-                check_ports(options.host, [options.port + number for number in range(options.brokers)])
+            if broker.port:
+                check_ports(broker.host, [broker.port + number for number in range(self._config.cluster.brokers)])
             self._directory = Directory(stack.enter_context(closing(SqliteStore(self._folder.store_path))))
             self._directory.begin_generation()
             self._fabric = self._make_fabric()
+            Places(self._folder.path).clear()
             stack.callback(shutil.rmtree, self._fabric.folder, ignore_errors=True)
             self._write_info()
             self._watch_for_stop()
@@ -121,6 +114,7 @@ class Supervisor:
             try:
                 await self._until_ready()
                 if not self._stop.is_set():
+                    self._journal.note("ready", fabric=str(self._fabric.folder), brokers=self._config.cluster.brokers)
                     on_ready(self._fabric)
                 await self._stop.wait()
             finally:
@@ -132,7 +126,8 @@ class Supervisor:
 
     def _make_fabric(self) -> FabricChoice:
         self._remove_leftovers()
-        wanted = Path(self._options.fabric).absolute() if self._options.fabric else None
+        folder = self._config.cluster.fabric_dir
+        wanted = Path(folder).expanduser().absolute() if folder else None
         need = self._options.fabric_bytes()
         choice = choose_fabric(self._folder.path, self._directory.cluster_id, wanted, need)
         shutil.rmtree(choice.folder, ignore_errors=True)
@@ -176,13 +171,13 @@ class Supervisor:
         if not self._ready:
             self._fail(ClusterError(f"{child.name} did not start: {child.last_words() or reason}", str(child.log_path)))
             return
-        log.warning("%s (pid %d) ended: %s; starting it again", child.name, pid, reason)
+        self._journal.warn("node ended", node=child.name, pid=pid, reason=reason, then="starting it again")
         try:
             for member in self._live(pid):
                 self._directory.mark_dead(member.broker, member.incarnation)
             self._write_info()
         except EmbarcaderoError as error:
-            log.error("can't note that %s ended: %s", child.name, error)  # noqa: TRY400 - it will register anew
+            self._journal.warn("can't mark brokers dead", node=child.name, reason=error.message)  # they register anew
 
     def _fail(self, error: EmbarcaderoError) -> None:
         self._failure = self._failure or error
@@ -208,22 +203,16 @@ class Supervisor:
         members = self._live(child.pid)
         if len(members) < sum(role != SEQUENCER for role in child.roles):
             return False
-        return all([await answers(member.host, member.port, _HELLO_S) for member in members])
+        return all([await answers(*own_address(self._config.broker, member), _HELLO_S) for member in members])
 
     def _write_info(self) -> None:
-        options = self._options
         self._folder.write_info(
             ClusterInfo(
                 version=self._version,
                 id=self._directory.cluster_id,
                 generation=self._directory.generation,
                 fabric=str(self._fabric.folder),
-                host=options.host,
-                port=options.port,
-                brokers=options.brokers,
-                log_bytes=options.log_bytes,
-                hugepages=options.hugepages,
-                cores=parse_cores(options.pin),
+                config=self._config,
                 supervisor=os.getpid(),
                 nodes=[NodeInfo(roles=child.name, pid=child.pid) for child in self._children],
             )
@@ -232,11 +221,25 @@ class Supervisor:
     # --- after --------------------------------------------------------------------------------------------------------
 
     async def _stop_all(self, keepers: list[asyncio.Task[None]]) -> None:
+        """Brokers first: they settle what they took, and for that they need the sequencer."""
         self._stop.set()
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            for child in self._children:
+        self._journal.note("stopping", nodes=sum(bool(child.pid) for child in self._children))
+        first = [child for child in self._children if SEQUENCER not in child.roles]
+        await self._end(keepers, first, signal.SIGTERM, _LEAVE_S)
+        await self._end(keepers, self._children, signal.SIGTERM, _STOP_S if first else _LEAVE_S)
+        await self._end(keepers, self._children, signal.SIGKILL, _STOP_S)
+        stuck = [child.name for child in self._children if child.pid]
+        if stuck:
+            self._journal.warn("nodes did not end", nodes=",".join(stuck))
+        else:
+            self._journal.note("stopped")
+
+    async def _end(
+        self, keepers: list[asyncio.Task[None]], children: list[Child], number: signal.Signals, wait_s: float
+    ) -> None:
+        """Signal some children, and wait for them to end."""
+        chosen = [keeper for keeper, child in zip(keepers, self._children, strict=True) if child in children]
+        if any(not keeper.done() for keeper in chosen):
+            for child in children:
                 child.signal(number)
-            _, running = await asyncio.wait(keepers, timeout=_STOP_S)
-            if not running:
-                return
-        log.error("some node processes did not end: %s", [child.pid for child in self._children if child.pid])
+            await asyncio.wait(chosen, timeout=wait_s)

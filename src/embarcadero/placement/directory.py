@@ -8,6 +8,7 @@ epochs) come from counters in the store and are never handed out twice while any
     key                              value
     cluster                          id, generation, counters of lanes and region handles
     topics/<name>                    Topic
+    schemas/<name>                   its newest schema, and the width of each version
     incarnations/<broker>            the newest incarnation of that broker
     members/<broker>/<incarnation>   Member
     epochs                           newest epoch handed out, newest started
@@ -24,9 +25,11 @@ import msgspec
 
 from embarcadero.errors import Backpressure, BadValue, Corrupt, TooMany, TopicExists, UnknownTopic
 from embarcadero.limits import BROKERS_MAX, EPOCHS_AHEAD_MAX, EPOCHS_MAX, LANES_MAX, REGION_HANDLES, TOPICS_MAX
+from embarcadero.placement.altering import SchemaHistory, altered, first_version, next_version
 from embarcadero.placement.rules import new_topic
 from embarcadero.placement.store import ABSENT, Check, Delete, Put, Store, Write
 from embarcadero.types import Member, MemberState, OnGap, Order, Topic
+from embarcadero.wire.messages import AlterTopic
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
@@ -105,8 +108,8 @@ class _Plan:
 class Directory:
     """Topics, members and epochs of one cluster. Any number of processes may have one over the same store."""
 
-    def __init__(self, store: Store, cluster_id: str | None = None) -> None:
-        self._store = store
+    def __init__(self, store: Store, cluster_id: str | None = None, topics_max: int = TOPICS_MAX) -> None:
+        self._store, self._topics_max = store, topics_max
         self._cluster = self._decide(lambda plan: self._found(plan, cluster_id or secrets.token_hex(4)))
 
     # --- the cluster --------------------------------------------------------------------------------------------------
@@ -165,16 +168,21 @@ class Directory:
         durable_on: int = 0,
         on_gap: str = OnGap.FENCE.value,
         gap_timeout_ms: int | None = None,
+        session_ttl_s: int | None = None,
+        columns: bytes = b"",
     ) -> Topic:
-        """Create a topic on a lane of its own."""
+        """Create a topic on a lane of its own; `columns` is its schema, if it has one."""
+        schema = first_version(columns)
 
         def plan_it(plan: _Plan) -> Topic:
             cluster = self._counters(plan)
-            topic = new_topic(name, cluster.next_lane, order, partitions, replicas, durable_on, on_gap, gap_timeout_ms)
+            topic = new_topic(
+                name, cluster.next_lane, order, partitions, replicas, durable_on, on_gap, gap_timeout_ms, session_ttl_s
+            )
             if plan.read(f"topics/{name}", Topic):
                 raise TopicExists(f"topic {name!r} exists", "use it, or choose another name")
-            if len(self._store.list("topics/")) >= TOPICS_MAX:
-                raise TooMany(f"there are {TOPICS_MAX} topics already", "delete topics that nobody needs")
+            if len(self._store.list("topics/")) >= self._topics_max:
+                raise TooMany(f"there are {self._topics_max} topics already", "delete topics that nobody needs")
             if cluster.lanes_left == 0:
                 raise TooMany(
                     f"all {LANES_MAX} lanes were used (deleted topics leave theirs behind)",
@@ -184,10 +192,42 @@ class Directory:
             plan.put(
                 "cluster", msgspec.structs.replace(cluster, next_lane=advanced, lanes_left=cluster.lanes_left - 1)
             )
+            if schema.widths:
+                topic = msgspec.structs.replace(topic, schema_version=len(schema.widths))
+                plan.put(f"schemas/{name}", schema)
             plan.put(f"topics/{name}", topic)
             return topic
 
         return self._decide(plan_it)
+
+    def alter_topic(self, ask: AlterTopic) -> Topic:
+        """Change a topic as asked; BadValue or BadSchema names what can't change, and why."""
+
+        def plan_it(plan: _Plan) -> Topic:
+            topic = plan.read(f"topics/{ask.name}", Topic)
+            if topic is None:
+                raise self._unknown(ask.name)
+            changed = altered(topic, ask)
+            if ask.columns:
+                known = plan.read(f"schemas/{ask.name}", SchemaHistory) or SchemaHistory()
+                schema = next_version(known, ask.columns)
+                changed = msgspec.structs.replace(changed, schema_version=len(schema.widths))
+                if schema is not known:
+                    plan.put(f"schemas/{ask.name}", schema)
+            if changed != topic:
+                plan.put(f"topics/{ask.name}", changed)
+            return changed
+
+        return self._decide(plan_it)
+
+    def described(self, name: str) -> tuple[Topic, SchemaHistory]:
+        """A topic and its schema, as of one moment."""
+        for _ in range(TRIES_MAX):
+            topic, item = self.topic(name), self._store.get(f"schemas/{name}")
+            schema = _decode(item.key, item.value, SchemaHistory) if item else SchemaHistory()
+            if len(schema.widths) == topic.schema_version:
+                return topic, schema
+        raise Backpressure(f"topic {name!r} changed under {TRIES_MAX} attempts to read it", "try again")
 
     def topics(self) -> list[Topic]:
         """All topics, by name."""
@@ -207,6 +247,7 @@ class Directory:
             if plan.read(f"topics/{name}", Topic) is None:
                 raise self._unknown(name)
             plan.delete(f"topics/{name}")
+            plan.delete(f"schemas/{name}")
 
         self._decide(plan_it)
 

@@ -10,6 +10,8 @@ from embarcadero.limits import (
     GAP_TIMEOUT_MS_MAX,
     GAP_TIMEOUT_SKIP_MS,
     PARTITIONS_MAX,
+    SESSION_TTL_S,
+    SESSION_TTL_S_MAX,
     TOPIC_NAME_CHARS_MAX,
 )
 from embarcadero.types import OnGap, Order, Topic
@@ -36,7 +38,15 @@ def _checked_order(order: int) -> Order:
     return Order(order)
 
 
-def _checked_gap(on_gap: str, gap_timeout_ms: int | None) -> tuple[OnGap, int]:
+def checked_ttl(session_ttl_s: int) -> int:
+    """How long an idle session is kept."""
+    if not 1 <= session_ttl_s <= SESSION_TTL_S_MAX:
+        raise BadValue(f"session_ttl_s {session_ttl_s} is out of range", f"use 1 to {SESSION_TTL_S_MAX}")
+    return session_ttl_s
+
+
+def checked_gap(on_gap: str, gap_timeout_ms: int | None) -> tuple[OnGap, int]:
+    """What happens to a gap, and when; None: the usual time of that kind."""
     if on_gap not in list(OnGap):
         raise BadValue(f"on_gap {on_gap!r} does not exist", 'use "fence" (nothing is lost) or "skip" (low delay)')
     kind = OnGap(on_gap)
@@ -55,11 +65,12 @@ def new_topic(
     durable_on: int,
     on_gap: str,
     gap_timeout_ms: int | None,
+    session_ttl_s: int | None = None,
 ) -> Topic:
     """The topic that was asked for, or the error that says why not."""
     check_topic_name(name)
     level = _checked_order(order)
-    kind, timeout_ms = _checked_gap(on_gap, gap_timeout_ms)
+    kind, timeout_ms = checked_gap(on_gap, gap_timeout_ms)
     if not 1 <= partitions <= PARTITIONS_MAX:
         raise BadValue(f"partitions {partitions} is out of range", f"use 1 to {PARTITIONS_MAX}")
     if replicas < 0 or durable_on < 0:
@@ -75,4 +86,5 @@ def new_topic(
         durable_on=durable_on,
         on_gap=kind.value,
         gap_timeout_ms=timeout_ms,
+        session_ttl_s=checked_ttl(SESSION_TTL_S if session_ttl_s is None else session_ttl_s),
     )

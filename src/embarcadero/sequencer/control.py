@@ -73,7 +73,7 @@ def _open(lane: LaneOrder, entry: Entries, now_us: int) -> None:
         lane.out.answer_one(entry, Outcome.TOO_MANY_SESSIONS)
         return
     if earlier is not None and table.state[earlier] == OPEN:
-        fence(lane, earlier, now_us)
+        fence(lane, earlier, now_us, "replaced")
     expected = int(table.expected[earlier]) if earlier is not None else 0
     continued = int(table.handle[earlier]) if earlier is not None else NO_SESSION
     row = table.open(handle, name, now_us, earlier, taken)
@@ -81,6 +81,7 @@ def _open(lane: LaneOrder, entry: Entries, now_us: int) -> None:
     leaving = victim if victim is not None else earlier
     if crowded and leaving is not None:
         _forget(lane, leaving)
+    lane.counters.opened += 1
     attach(lane, handle, int(entry["origin"][0]))
     lane.idle_due_us = min(lane.idle_due_us, now_us + min(lane.topic.session_ttl_s * 1_000_000, _KEPT_US))
     low = max(0, expected - W) if lane.strong else int(table.low[row])
@@ -93,6 +94,7 @@ def _close(lane: LaneOrder, entry: Entries, session: int) -> None:
     if row is None:
         lane.out.answer_one(entry, Outcome.CLOSED)
         return
+    lane.counters.closed += 1
     _refuse_held(lane, row)
     lane.out.answer_one(entry, Outcome.CLOSED, index=_forget(lane, row))
 
@@ -106,9 +108,14 @@ def _forget(lane: LaneOrder, row: int) -> int:
     return index
 
 
-def fence(lane: LaneOrder, row: int, now_us: int) -> None:
+def fence(lane: LaneOrder, row: int, now_us: int, why: str) -> None:
     """Nothing more of this session; what waits is refused, and its publisher told where to go on."""
     table = lane.table
+    lane.counters.fenced[why] += 1
+    lane.journal.note(
+        "session fenced", topic=lane.topic.name, session=int(table.handle[row]), why=why,
+        expected=int(table.expected[row]), waiting=int(table.held[row]),
+    )  # fmt: skip
     lane.reserve(4)
     _refuse_held(lane, row)
     lane.append_control(control_entry(EntryKind.SESSION_FENCE, int(table.handle[row]), int(table.expected[row])))
@@ -169,11 +176,12 @@ def _end_gaps(lane: LaneOrder, now_us: int) -> int:
     due = rows[deadline <= now_us][:EXPIRED_PER_ROUND_MAX]
     later = deadline[~np.isin(rows, due)]
     lane.due_us = int(later.min()) if len(later) else NEVER
+    lane.counters.gap_timeouts += len(due)
     if lane.skips and len(due):
         _skip(lane, due, now_us)
     else:
         for row in due.tolist():
-            fence(lane, row, now_us)
+            fence(lane, row, now_us, "gap")
     return len(due)
 
 
@@ -186,6 +194,7 @@ def _skip(lane: LaneOrder, rows: Ints, now_us: int) -> None:
         front = int(table.held_of(np.array([row]))[1].min())
         lane.append_control(control_entry(EntryKind.SKIP, int(table.handle[row]), expected, location=front - expected))
         mark_lost(lane, row, expected, front)
+        lane.counters.skips += 1
         table.active_us[row] = now_us
     lane.release(rows, now_us)
 
@@ -210,5 +219,5 @@ def _end_sessions(lane: LaneOrder, now_us: int) -> int:
         if table.state[row] == FENCED:
             _forget(lane, row)
         else:
-            fence(lane, row, now_us)
+            fence(lane, row, now_us, "idle")
     return len(due)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from embarcadero.config import FabricSizes
+from embarcadero.env import Clock
 from embarcadero.fabric.layout import ORDER, Entries, RegionKind, SequencerLine, every, frontier_offset, join, pick
 from embarcadero.fabric.region import Fabric, Region
 from embarcadero.fabric.ring import create_ring
@@ -42,6 +43,7 @@ class Lane:
         self._frontiers, self._line = frontiers, frontier_offset(SequencerLine.LANES + lane)
         self._words = frontiers.data[self._line : self._line + 16].view(np.uint64)
         self._now_us = 0
+        self.clock: Clock | None = None  # only to count how long checkpoints take
         self._unpublished = False
         order.reserve = self._reserve
 
@@ -52,7 +54,7 @@ class Lane:
         self._ring.next = self._checkpoint.index = first
         if len(entries):
             self._ring.write(entries, first)
-        self._checkpoint.write(self.order, now_us)
+        self._write_checkpoint(now_us)
         self.publish()
 
     # --- deciding -----------------------------------------------------------------------------------------------------
@@ -92,7 +94,14 @@ class Lane:
         uncovered = self.order.next_index - self._checkpoint.index
         if uncovered + count > self._ring.slots or uncovered >= self._ring.slots // 4:
             self.write()
-            self._checkpoint.write(self.order, self._now_us)
+            self._write_checkpoint(self._now_us)
+
+    def _write_checkpoint(self, now_us: int) -> None:
+        counters, began = self.order.counters, self.clock.now_us() if self.clock else 0
+        self._checkpoint.write(self.order, now_us)
+        counters.checkpoints += 1
+        counters.checkpoint_at_us, counters.checkpoint_sessions = now_us, self.order.table.used
+        counters.checkpoint_us = self.clock.now_us() - began if self.clock else 0
 
     def write(self) -> bool:
         """Write and flush all entries decided so far. True if there is something to publish now."""

@@ -21,10 +21,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from embarcadero.env import Journal, SilentJournal
 from embarcadero.fabric.layout import Entries, every, join, pick
 from embarcadero.invariants import invariant
 from embarcadero.limits import GAP_TIMEOUT_DEPARTED_MS, SESSION_SEQUENCE_MAX
 from embarcadero.plants import planted
+from embarcadero.sequencer.counters import LaneCounters
 from embarcadero.sequencer.decisions import Decisions, order_entries, words
 from embarcadero.sequencer.held import HeldSlots
 from embarcadero.sequencer.sessions import FENCED, LOST, NEVER, W_MASK, Ints, SessionTable, W
@@ -78,19 +80,30 @@ class LaneOrder:
     """The order of one lane: its sessions and counters."""
 
     def __init__(self, topic: Topic, table: SessionTable, held: HeldSlots) -> None:
-        self.topic, self.table, self.held = topic, table, held
+        self.table, self.held = table, held
         self.strong = topic.order == Order.STRONG
-        self.skips = self.strong and topic.on_gap == OnGap.SKIP
-        self.gap_timeout_us = topic.gap_timeout_ms * 1000
-        self.departed_timeout_us = min(self.gap_timeout_us, GAP_TIMEOUT_DEPARTED_MS * 1000)
         self.next_index = self.next_seq = self.append_us = 0
         self.due_us = NEVER  # no gap times out before
         self.idle_due_us = NEVER  # no session expires before
         self.out = Decisions()
+        self.counters = LaneCounters()
+        self.journal: Journal = SilentJournal()
         self.make_room: Callable[[int], None] = lambda _count: None
         """Asked when that many held slots are needed and not free; may fence sessions, here and in other lanes."""
         self.reserve: Callable[[int], None] = lambda _count: None
         """Told before that many order entries are decided, at a moment when sessions and decisions agree."""
+        self._follow(topic)
+
+    def alter(self, topic: Topic) -> None:
+        """The topic was altered: what waits is judged by its new times from the next round on."""
+        self._follow(topic)
+        self.due_us = self.idle_due_us = 0
+
+    def _follow(self, topic: Topic) -> None:
+        self.topic = topic
+        self.skips = self.strong and topic.on_gap == OnGap.SKIP
+        self.gap_timeout_us = topic.gap_timeout_ms * 1000
+        self.departed_timeout_us = min(self.gap_timeout_us, GAP_TIMEOUT_DEPARTED_MS * 1000)
 
     # --- the step -----------------------------------------------------------------------------------------------------
     def order(self, entries: Entries, now_us: int) -> None:
@@ -210,6 +223,7 @@ class LaneOrder:
         if len(released):
             table.release(step.rows[released])
             self.held.release(held_slots[released - step.came])
+            self.counters.cascades.add(len(released))
         if planted("held-forgotten"):
             chosen = chosen[chosen < step.came]
         return chosen, waiting[waiting < step.came], woken

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Final, Protocol
 
 import numpy as np
 
-from embarcadero.limits import IDLE_WAIT_S_MAX, MIB
+from embarcadero.limits import MIB
 from embarcadero.sequencer.state import Sequencer
-
-log = logging.getLogger("embarcadero.sequencer")
 
 _WAIT_S_FIRST: Final = 0.002
 _DEEP_BATCHES: Final = 8
 _GATHER_S_PER_BATCH: Final = 0.000_25
-_GATHER_S_MAX: Final = 0.008
 _KEPT_BYTES: Final = 24 * MIB
 
 
@@ -45,19 +41,24 @@ async def serve_sequencer(sequencer: Sequencer, bell: Bell, stop: asyncio.Event)
     need not ring. Otherwise each ring is a round.
     """
     keep_freed_memory()
+    idle_wait_s, gather_s = sequencer.settings.idle_wait_ms / 1_000, sequencer.settings.gather_ms / 1_000
     wait_s = _WAIT_S_FIRST
     while not stop.is_set() and not sequencer.deposed:
         while sequencer.problems:
-            log.error(sequencer.problems.pop(0))
+            sequencer.journal.warn("broken ring", problem=sequencer.problems.pop(0))
         worked = sequencer.round()
         if sequencer.more:
             await asyncio.sleep(0)
             continue
         if worked and sequencer.depth >= _DEEP_BATCHES:
             sequencer.awake(True)
-            await asyncio.sleep(min(_GATHER_S_PER_BATCH * sequencer.depth, _GATHER_S_MAX))
+            await asyncio.sleep(min(_GATHER_S_PER_BATCH * sequencer.depth, gather_s))
             continue
         if sequencer.awake(False):
             continue  # what came since the last round did not ring
-        wait_s = _WAIT_S_FIRST if worked else min(2 * wait_s, IDLE_WAIT_S_MAX)
+        wait_s = _WAIT_S_FIRST if worked else min(2 * wait_s, idle_wait_s)
         await bell.wait(wait_s)
+    if sequencer.deposed:
+        sequencer.journal.warn("deposed", reason="a later epoch is open")
+    else:
+        sequencer.journal.note("left", epoch=sequencer.epoch, waiting=sequencer.held.used)

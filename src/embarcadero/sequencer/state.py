@@ -12,8 +12,9 @@ from typing import Final
 
 import numpy as np
 
-from embarcadero.config import FabricSizes
-from embarcadero.env import Clock, Doorbell
+from embarcadero.config import DEFAULTS, FabricSizes
+from embarcadero.config.table import Sequencer as Settings
+from embarcadero.env import Clock, Doorbell, Journal, SilentJournal
 from embarcadero.errors import BadRegion
 from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable
 from embarcadero.fabric.frontier import FrontierWriter
@@ -28,10 +29,11 @@ from embarcadero.fabric.layout import (
     pick,
 )
 from embarcadero.fabric.region import Fabric, Shape
-from embarcadero.limits import CONTROLS_PER_ROUND_MAX, HEARTBEAT_S
+from embarcadero.limits import HEARTBEAT_S
 from embarcadero.placement.directory import Directory
 from embarcadero.sequencer.brokers import Brokers
 from embarcadero.sequencer.control import detach_broker, fence
+from embarcadero.sequencer.counters import SequencerCounters
 from embarcadero.sequencer.decisions import Decisions
 from embarcadero.sequencer.held import HeldSlots, Slots, create_held
 from embarcadero.sequencer.lane import Lane
@@ -39,7 +41,7 @@ from embarcadero.sequencer.order import LaneOrder
 from embarcadero.sequencer.sessions import NEVER, SessionTable
 from embarcadero.sequencer.sources import Source, take_plain
 from embarcadero.sequencer.takeover import Legacy, readmit
-from embarcadero.types import Order, Outcome, Topic
+from embarcadero.types import MemberState, Order, Outcome, Topic
 
 _LOOK_US: Final = 2_000
 """Looking whether the store has changed is cheap, but not as cheap as an empty round."""
@@ -48,12 +50,24 @@ _LOOK_US: Final = 2_000
 class Sequencer:
     """The sequencer of one epoch. `deposed` is set when a later one has begun."""
 
-    def __init__(self, fabric: Fabric, directory: Directory, clock: Clock, bell: Doorbell, sizes: FabricSizes) -> None:
+    def __init__(
+        self,
+        fabric: Fabric,
+        directory: Directory,
+        clock: Clock,
+        bell: Doorbell,
+        sizes: FabricSizes,
+        journal: Journal | None = None,
+        settings: Settings = DEFAULTS.sequencer,
+    ) -> None:
+        self.settings = settings
         self._fabric, self._directory, self._clock, self._bell, self._sizes = fabric, directory, clock, bell, sizes
         self.deposed = False
         self.more = False  # the last round left published entries behind, for the next one
         self.depth = 0  # how many batches every publisher heard in the last round had in flight, at least
         self.problems: list[str] = []
+        self.journal = journal or SilentJournal()
+        self.counters = SequencerCounters()
         self.lanes: dict[int, Lane] = {}
         self._epochs = EpochTable(fabric, fabric.attach(EPOCHS_REGION, writable=True))
         last = directory.started_epoch()
@@ -79,6 +93,11 @@ class Sequencer:
                 raise
             self.deposed = True  # our predecessor's regions are gone because others went past us
 
+    @property
+    def held(self) -> HeldSlots:
+        """Batches that wait for a gap to close, of all lanes."""
+        return self._held
+
     # --- beginning ----------------------------------------------------------------------------------------------------
     def _begin(self, earlier: int) -> None:
         members = self._directory.members()
@@ -98,6 +117,10 @@ class Sequencer:
             self.deposed = True
             return
         self._epochs.start(self.epoch)
+        self.journal.note(
+            "epoch started", epoch=self.epoch, after=earlier, lanes=len(self.lanes), brokers=len(self.brokers.sources),
+            waiting=self._held.used,
+        )  # fmt: skip
         self._sweep(earlier)
         self._ring_bells(list(self.brokers.sources.values()), grown=True)
 
@@ -109,8 +132,10 @@ class Sequencer:
             order, entries = LaneOrder(topic, SessionTable(self._sizes.sessions), self._held), None
         else:
             order, entries = inherited
-        order.make_room = self._make_room
+        order.make_room, order.journal = self._make_room, self.journal
+        order.departed_timeout_us = min(order.gap_timeout_us, self.settings.departed_gap_timeout_ms * 1000)
         lane = self.lanes[topic.lane] = Lane(self._fabric, self.epoch, order, self._sizes, self._frontiers)
+        lane.clock = self._clock
         if entries is not None:
             lane.inherit(entries, self._now_us)
 
@@ -158,6 +183,11 @@ class Sequencer:
             self._backlog = self._backlog[:0]
         self._write()
         self._finish_closing()
+        if entries is not None:
+            self.counters.entries += len(entries)
+            self.counters.round_entries.add(len(entries))
+            self.counters.round_us.add(self._clock.now_us() - self._now_us)
+        self.counters.rounds += 1
         return work
 
     def awake(self, now: bool) -> bool:
@@ -183,8 +213,11 @@ class Sequencer:
             topics = {topic.lane: topic for topic in self._directory.topics()}
             for number in self.lanes.keys() - topics.keys():
                 self._drop_lane(number)
-            for number in topics.keys() - self.lanes.keys():
-                self._make_lane(topics[number])
+            for number, topic in topics.items():
+                if number not in self.lanes:
+                    self._make_lane(topic)
+                elif topic != self.lanes[number].order.topic:
+                    self.lanes[number].order.alter(topic)
             self.brokers.members = self._directory.members()
         self.brokers.update(self.brokers.members, {})
 
@@ -205,7 +238,7 @@ class Sequencer:
     def _take(self) -> Entries | None:
         """Published entries of all brokers, each round beginning with another one."""
         parts = [pick(self._held.entries, self._backlog)] if len(self._backlog) else []
-        room, requests = self._sizes.round_entries, CONTROLS_PER_ROUND_MAX
+        room, requests = self._sizes.round_entries, self.settings.controls_per_round
         offers = []
         for source in self.brokers.in_turn():
             if count := source.offer(room, int(self._held.by_origin[source.member.handle])):
@@ -253,7 +286,7 @@ class Sequencer:
             if not waiting:
                 return
             oldest = min(waiting, key=lambda order: int(order.table.gap_us.min()))
-            fence(oldest, int(oldest.table.gap_us.argmin()), self._now_us)
+            fence(oldest, int(oldest.table.gap_us.argmin()), self._now_us, "overflow")
 
     # --- writing ------------------------------------------------------------------------------------------------------
     def _write(self) -> None:
@@ -287,6 +320,9 @@ class Sequencer:
 
     def _finish_closing(self) -> None:
         for source in self.brokers.take_drained():
+            if source.member.state is MemberState.LIVE:  # else an earlier sequencer has told it
+                self.counters.brokers_closed += 1
+                self.journal.warn("broker closed", broker=source.member.region_prefix)
             for lane in self.lanes.values():
                 detach_broker(lane.order, source.member.handle, self._now_us)
         self.brokers.bury(self._held.by_origin)

@@ -5,6 +5,7 @@ Hello                   Welcome                client, first of all
 OpenSession             Opened                 publisher
 CloseSession            Done                   publisher
 CreateTopic             TopicIs                anyone
+AlterTopic              TopicIs                anyone
 DescribeTopic           TopicIs                anyone
 ListTopics              TopicsAre              anyone
 DeleteTopic             Done                   anyone
@@ -22,7 +23,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from embarcadero.limits import FRAME_BYTES_MAX
+from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX
 from embarcadero.types import NO_HANDLE, Topic
 
 U16 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
@@ -61,6 +62,8 @@ class Welcome(Message, frozen=True, kw_only=True):
     incarnation: int
     brokers: list[BrokerAddress]
     frame_bytes_max: int = FRAME_BYTES_MAX  # the largest payload of a batch that this cluster takes
+    record_bytes_max: int = RECORD_BYTES_MAX  # and the largest record
+    records_max: int = RECORDS_PER_BATCH_MAX  # and the most records in a batch
 
 
 class MembersAre(Message, frozen=True, kw_only=True):
@@ -95,15 +98,31 @@ class CloseSession(Message, frozen=True, kw_only=True):
 
 
 class CreateTopic(Message, frozen=True, kw_only=True):
-    """Create a topic; lane and defaults are the cluster's."""
+    """Create a topic; lane and defaults (None) are the cluster's."""
 
     name: str
-    order: int = 2
-    partitions: int = 1
+    order: int | None = None
+    partitions: int | None = None
     replicas: int = 0
     durable_on: int = 0
-    on_gap: str = "fence"
+    on_gap: str | None = None
     gap_timeout_ms: int | None = None
+    session_ttl_s: int | None = None
+    columns: bytes = b""  # its schema as an Arrow message; empty: raw records
+
+
+class AlterTopic(Message, frozen=True, kw_only=True):
+    """Change what is given of a topic; what can't change is refused, with the reason."""
+
+    name: str
+    order: int | None = None
+    partitions: int | None = None
+    replicas: int | None = None
+    durable_on: int | None = None
+    on_gap: str | None = None
+    gap_timeout_ms: int | None = None
+    session_ttl_s: int | None = None
+    columns: bytes = b""  # its next schema
 
 
 class DescribeTopic(Message, frozen=True, kw_only=True):
@@ -113,9 +132,11 @@ class DescribeTopic(Message, frozen=True, kw_only=True):
 
 
 class TopicIs(Message, frozen=True, kw_only=True):
-    """One topic."""
+    """One topic. `columns`: its newest schema; `widths`: how many of these columns each version has, from 1 on."""
 
     topic: Topic
+    columns: bytes = b""
+    widths: list[int] = []
 
 
 class ListTopics(Message, frozen=True, kw_only=True):
@@ -193,7 +214,7 @@ class Failed(Message, frozen=True, kw_only=True):
 
 
 AnyMessage = (
-    Hello | Welcome | MembersAre | OpenSession | Opened | CloseSession | CreateTopic | DescribeTopic | TopicIs
-    | ListTopics | TopicsAre | DeleteTopic | Fetch | GetTail | TailIs | GetStatus | StatusIs | Ping | Pong | Done
-    | Failed
+    Hello | Welcome | MembersAre | OpenSession | Opened | CloseSession | CreateTopic | AlterTopic | DescribeTopic
+    | TopicIs | ListTopics | TopicsAre | DeleteTopic | Fetch | GetTail | TailIs | GetStatus | StatusIs | Ping | Pong
+    | Done | Failed
 )  # fmt: skip

@@ -2,9 +2,9 @@
 
 Nothing is parsed per record: encoding copies columns into one buffer, decoding makes arrays that lie on the received
 bytes. A payload's CRC shows that nobody changed it, not that its publisher was honest, so decoding trusts nothing in
-it: Arrow verifies the metadata, every buffer is checked to fit, and compressed bodies are refused because their few
-bytes may claim any amount of memory. What is inside the columns (offsets, UTF-8, nulls where none may be) is checked
-if asked (`full`), at a few ns a record; without it, read columns only of publishers you trust.
+it: Arrow verifies the metadata, every buffer is checked to fit, and what compressed buffers claim to unpack to is added
+up before any memory is asked for (compression.py). What is inside the columns (offsets, UTF-8, nulls where none may be)
+is checked if asked (`full`), at a few ns a record; without it, read columns only of publishers you trust.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from embarcadero.errors import BadValue, Corrupt
+from embarcadero.wire.compression import check_unpacked, compressed
 
 RAW_SCHEMA: Final = pa.schema(
     [
@@ -28,13 +29,13 @@ RAW_SCHEMA: Final = pa.schema(
 )
 """Records of a topic without a schema of its own."""
 
+TIMESTAMP_US_MIN: Final = -62_135_596_800_000_000
+TIMESTAMP_US_MAX: Final = 253_402_300_799_999_999
+"""Times that a datetime can be: the years 1 to 9999."""
+
 _KEY, _VALUE, _HEADERS, _TIMESTAMP = RAW_SCHEMA.types
 _ARROW_ERRORS: Final = (pa.ArrowException, EOFError, OSError, ValueError, TypeError, OverflowError)
 _ADVICE: Final = "skip this batch and look at the program that published it"
-
-# Positions of fields in the flatbuffer tables of Arrow's Message.fbs.
-_MESSAGE_HEADER: Final = 2
-_BATCH_COMPRESSION: Final = 3
 
 
 def raw_batch(
@@ -74,9 +75,24 @@ def _pairs(headers: Mapping[str, bytes] | None) -> list[tuple[str, bytes]] | Non
     return None if headers is None else list(headers.items())
 
 
-def encode_batch(batch: pa.RecordBatch) -> pa.Buffer:
-    """The payload of a batch frame."""
-    return batch.serialize()
+def plain_batch(values: Sequence[bytes], times_s: Sequence[float]) -> pa.RecordBatch:
+    """Records that have only a value and the time of a clock, in seconds: the quick way to make a raw batch."""
+    count = len(values)
+    times = np.rint(np.fromiter(times_s, np.float64, count) * 1e6).astype(np.int64)
+    ends = np.zeros(count + 1, np.int32)
+    np.cumsum(np.fromiter(map(len, values), np.int32, count), out=ends[1:])
+    columns = [  # laid out by hand: pa.array would load pandas first, if there is one, for a third of a second
+        pa.nulls(count, _KEY),
+        pa.Array.from_buffers(_VALUE, count, [None, pa.py_buffer(ends), pa.py_buffer(b"".join(values))]),
+        pa.nulls(count, _HEADERS),
+        pa.Array.from_buffers(_TIMESTAMP, count, [None, pa.py_buffer(times)]),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=RAW_SCHEMA)
+
+
+def encode_batch(batch: pa.RecordBatch, compression: str | None = None) -> pa.Buffer:
+    """The payload of a batch frame; `compression` is None, "lz4" or "zstd"."""
+    return batch.serialize() if compression is None else compressed(batch, compression)
 
 
 def decode_batch(buffer: Any, schema: pa.Schema, count: int, *, full: bool = False) -> pa.RecordBatch:
@@ -85,8 +101,7 @@ def decode_batch(buffer: Any, schema: pa.Schema, count: int, *, full: bool = Fal
         message = pa.ipc.read_message(buffer)
         if message.type != "record batch":
             raise Corrupt(f"a payload holds a {message.type} message", "its publisher must send record batches")
-        if _is_compressed(message.metadata.to_pybytes()):
-            raise Corrupt("a payload is compressed", "its publisher must send record batches without compression")
+        check_unpacked(message.metadata.to_pybytes(), message.body)
         batch = pa.ipc.read_record_batch(message, schema)
         batch.validate(full=full)
         if full and any(not field.nullable and batch.column(i).null_count for i, field in enumerate(schema)):
@@ -96,22 +111,3 @@ def decode_batch(buffer: Any, schema: pa.Schema, count: int, *, full: bool = Fal
     if batch.num_rows != count:
         raise Corrupt(f"a payload has {batch.num_rows} records, its entry says {count}", _ADVICE)
     return batch
-
-
-def _is_compressed(metadata: bytes) -> bool:
-    """Whether a record batch message names a compression; Arrow has verified that its offsets lie inside."""
-    (message,) = struct.unpack_from("<I", metadata)
-    header = _field(metadata, message, _MESSAGE_HEADER)
-    if header is None:
-        raise Corrupt("a payload's message has no record batch", _ADVICE)
-    (offset,) = struct.unpack_from("<I", metadata, header)
-    return _field(metadata, header + offset, _BATCH_COMPRESSION) is not None
-
-
-def _field(metadata: bytes, table: int, number: int) -> int | None:
-    """Where a field of a flatbuffer table is; None if absent."""
-    vtable = table - struct.unpack_from("<i", metadata, table)[0]
-    (vtable_bytes,) = struct.unpack_from("<H", metadata, vtable)
-    entry = 4 + 2 * number
-    offset = struct.unpack_from("<H", metadata, vtable + entry)[0] if entry < vtable_bytes else 0
-    return table + offset if offset else None

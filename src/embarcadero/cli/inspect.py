@@ -1,0 +1,210 @@
+"""inspect: look into the fabric of a running or dead cluster. Nothing is changed."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from embarcadero.cli.output import DataDir, Json, data_dir_or_default, print_json
+from embarcadero.errors import BadValue, NotRunning
+
+if TYPE_CHECKING:
+    from embarcadero.watch.regions import ReadOnlyFabric
+    from embarcadero.watch.trace import Scene
+
+app = typer.Typer(
+    help="Look into the fabric of a running or dead cluster: regions, batches, the way of one record.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+FabricFolder = Annotated[
+    Path | None, typer.Option("--fabric", show_default=False, help="A fabric's folder. Default: that of --data-dir.")
+]
+_DULL = {"location", "low", "extra", "origin", "partition", "schema", "flags", "owner", "incarnation"}
+"""Columns that are left out where they are all zero."""
+
+Topic = Annotated[str, typer.Argument(help="Name of the topic.")]
+
+
+@app.command()
+def regions(fabric: FabricFolder = None, data_dir: DataDir = None, json: Json = False) -> None:
+    """List all regions of the fabric: who writes them, what they hold, how large they are.
+
+    Example:
+
+        embarcadero inspect regions
+    """
+    from embarcadero.watch.regions import list_regions
+
+    found = list_regions(_fabric(fabric, data_dir))
+    if json:
+        print_json(found)
+        return
+    _print_rows("regions", found)
+
+
+@app.command()
+def region(
+    name: Annotated[str, typer.Argument(help="Name of the region, such as epoch-1/order-0. See `inspect regions`.")],
+    start: Annotated[int | None, typer.Option("--from", min=0, show_default=False, help="First index of rows.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, max=100_000, help="How many rows.")] = 20,
+    fabric: FabricFolder = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Decode a region: superblock, frontiers, and entries (the last ones, or from an index on).
+
+    Examples:
+
+        embarcadero inspect region epoch-1/order-0 --limit 5
+
+        embarcadero inspect region broker-0.1/frontiers --json
+    """
+    from embarcadero.watch.regions import read_region
+
+    found = read_region(_fabric(fabric, data_dir), name, start, limit)
+    if json:
+        print_json(found)
+        return
+    rows = found.pop("rows")
+    _print_facts(f"region {name}", found)
+    _print_rows(f"{len(rows)} rows", rows)
+
+
+@app.command()
+def batch(
+    topic: Topic,
+    seq: Annotated[int | None, typer.Option(min=0, show_default=False, help="A record of the batch.")] = None,
+    index: Annotated[int | None, typer.Option(min=0, show_default=False, help="The batch's index.")] = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Show the batch at a position: its entry, whether its payload is there and right, its first records.
+
+    Examples:
+
+        embarcadero inspect batch orders --seq 1000
+
+        embarcadero inspect batch orders --index 12 --json
+    """
+    from embarcadero.watch.trace import find_batch
+
+    if (seq is None) == (index is None):
+        raise BadValue("say which batch: --seq or --index", "use one of them")
+    found = find_batch(_scene(data_dir), topic, seq=seq, index=index)
+    if json:
+        print_json(found)
+        return
+    _print_facts(f"entry of topic {topic} (lane {found['lane']})", found["entry"])
+    records = found["payload"].pop("records", None)
+    _print_facts("payload", found["payload"])
+    _print_rows("first records", records or [])
+
+
+@app.command()
+def entry(
+    topic: Topic,
+    index: Annotated[int, typer.Option(min=0, help="The entry's index.")],
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Show one entry of a topic's order index: a batch, or what happened to a session.
+
+    Example:
+
+        embarcadero inspect entry orders --index 0
+    """
+    from embarcadero.watch.trace import find_batch
+
+    found = find_batch(_scene(data_dir), topic, index=index)["entry"]
+    if json:
+        print_json(found)
+    else:
+        _print_facts(f"entry {index} of topic {topic}", found)
+
+
+@app.command()
+def record(
+    topic: Topic,
+    session: Annotated[int, typer.Option(min=0, help="The publisher's session, as `tail --json` shows it.")],
+    sequence: Annotated[int, typer.Option(min=0, help="The batch's sequence in that session.")],
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Follow one record by session and sequence: pending ring, held, order index, results, ack, payload.
+
+    Example:
+
+        embarcadero inspect record orders --session 3 --sequence 17
+    """
+    from embarcadero.watch.trace import follow
+
+    found = follow(_scene(data_dir), topic, session, sequence)
+    if json:
+        print_json(found)
+        return
+    print(f"topic {topic} (lane {found['lane']}), session {session}, sequence {sequence}")
+    for stage in ("session_entries", "pending", "held", "ordered", "skipped", "results"):
+        _print_rows(stage.replace("_", " "), found[stage])
+    payload = {name: value for name, value in (found["payload"] or {}).items() if name != "records"}
+    _print_facts("payload", payload)
+    print(found["verdict"])
+
+
+def _print_facts(title: str, facts: dict[str, Any]) -> None:
+    """Names and values, as many on a line as fit."""
+    import textwrap
+
+    print(f"{title}:{'' if facts else ' -'}")
+    said = [f"{name}={value}".replace(" ", "\xa0") for name, value in facts.items() if value is not None]
+    for line in textwrap.wrap("  ".join(said), 100, break_long_words=False, break_on_hyphens=False):
+        print("  " + line.replace("\xa0", " "))
+
+
+def _print_rows(title: str, rows: list[dict[str, Any]]) -> None:
+    """A table as wide as it needs to be, without columns that say nothing."""
+    from rich.console import Console
+    from rich.measure import Measurement
+    from rich.table import Table
+
+    print(f"{title}:{'' if rows else ' -'}")
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = [n for n in names if any(row.get(n) if n in _DULL else row.get(n) is not None for row in rows)]
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in columns:
+        numbers = all(isinstance(row.get(name), int | None) for row in rows)
+        table.add_column(name, no_wrap=True, justify="right" if numbers else "left")
+    for row in rows:
+        table.add_row(*("" if row.get(name) is None else str(row[name]) for name in columns))
+    if rows:
+        console = Console(highlight=False, markup=False)
+        console.width = max(console.width, Measurement.get(console, console.options.update(width=1_000), table).maximum)
+        console.print(table)
+
+
+def _fabric(fabric: Path | None, data_dir: Path | None) -> ReadOnlyFabric:
+    from embarcadero.node.cluster import ClusterFolder
+    from embarcadero.watch.regions import ReadOnlyFabric
+
+    if fabric is not None:
+        return ReadOnlyFabric(fabric)
+    info = ClusterFolder(data_dir_or_default(data_dir)).read_info()
+    return ReadOnlyFabric(Path(info.fabric), info.generation)
+
+
+def _scene(data_dir: Path | None) -> Scene:
+    from embarcadero.node.cluster import ClusterFolder
+    from embarcadero.placement.directory import Directory
+    from embarcadero.placement.embedded import SqliteStore
+    from embarcadero.watch.trace import Scene
+
+    folder = ClusterFolder(data_dir_or_default(data_dir))
+    if not folder.store_path.exists():
+        raise NotRunning(f"{folder.path} has no cluster yet", "start one with `embarcadero up`")
+    with closing(SqliteStore(folder.store_path)) as store:
+        directory = Directory(store)
+        return Scene(_fabric(None, data_dir), directory.topics(), directory.members(), directory.started_epoch())

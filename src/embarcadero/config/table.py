@@ -1,0 +1,283 @@
+"""Every key of the configuration, once: name, type, default, range, meaning. All else is derived from this table.
+
+Defaults and hard bounds are those of limits.py. Times and sizes have their unit in their name; values may be written
+in another one (`linger_ms: 1s`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, get_type_hints
+
+import msgspec
+
+from embarcadero import limits
+from embarcadero.config.key import (
+    Key,
+    Rule,
+    choice,
+    count,
+    flag,
+    milliseconds,
+    path,
+    seconds,
+    several,
+    share,
+    size,
+    text,
+)  # fmt: skip
+from embarcadero.config.sizes import FabricSizes
+from embarcadero.limits import GIB, KIB, MIB
+
+# fmt: off
+
+_DAY_S: Final = 86_400
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+    """The processes that `up` runs on this machine."""
+
+    data_dir: Annotated[str, path(
+        "The cluster's folder: its store and its logs.",
+        variable="EMBARCADERO_DATA_DIR", default_text="~/.local/state/embarcadero/default",
+    )] = ""
+    fabric_dir: Annotated[str, path(
+        "Folder for the fabric: tmpfs, hugetlbfs, or a DAX mount.",
+        default_text="/dev/shm if it has room, else data_dir", stands_for=("cxl.primary_device",),
+    )] = ""
+    brokers: Annotated[int, count(
+        "How many brokers.", 1, limits.BROKERS_MAX, stands_for=("cluster.brokers",),
+    )] = limits.BROKERS_DEFAULT
+    one_process: Annotated[bool, flag("All roles in a single process, instead of one process per role.")] = False
+    hugepages: Annotated[bool, flag("Advise huge pages for the fabric.")] = False
+    pin: Annotated[str, text(
+        "Cores for the sequencer and the brokers, in turn, such as `0,1`.", default_text="any core",
+    )] = ""
+
+
+class Broker(msgspec.Struct, frozen=True, kw_only=True):
+    """What each broker does."""
+
+    host: Annotated[str, text(
+        "Address to listen on. The default is reachable from this machine only.",
+    )] = limits.HOST_DEFAULT
+    port: Annotated[int, count(
+        "Port of broker 0; the others follow. 0 takes free ports.", 0, 65_535, stands_for=("network.broker_port",),
+    )] = limits.PORT_DEFAULT
+    advertised_host: Annotated[str, text(
+        "Address that clients are told, if it is another one.", default_text="broker.host",
+    )] = ""
+    advertised_port: Annotated[int, count(
+        "Port of broker 0 that clients are told, if it is another one; the others follow.",
+        0, 65_535, default_text="broker.port",
+    )] = 0
+    max_connections: Annotated[int, count(
+        "Connections of one broker; one more is refused with TooMany.",
+        1, 100_000, stands_for=("network.max_connections",),
+    )] = limits.CONNECTIONS_PER_BROKER_MAX
+    credit_bytes: Annotated[int, size(
+        "What a connection may send ahead; never less than the largest batch.",
+        64 * KIB, GIB, stands_for=("network.recv_buffer_mb",),
+    )] = limits.CREDIT_BYTES
+    water_high: Annotated[float, share(
+        "Above this share of ring or log in use, no credit is granted.",
+        0.05, 0.99, stands_for=("broker.pbr_high_watermark_pct",),
+    )] = limits.WATER_HIGH
+    water_low: Annotated[float, share(
+        "Below this share, credit is granted again.", 0.01, 0.98, stands_for=("broker.pbr_low_watermark_pct",),
+    )] = limits.WATER_LOW
+    backpressure_after_s: Annotated[float, seconds(
+        "After this long above the mark, waiting sessions get BACKPRESSURE.",
+        0.01, 3_600, stands_for=("broker.backpressure_reject_after_sec",),
+    )] = limits.BACKPRESSURE_AFTER_S
+    send_queue_bytes: Annotated[int, size(
+        "A peer that does not read is disconnected above this.", MIB, 4 * GIB,
+    )] = limits.SEND_QUEUE_BYTES_MAX
+    hello_timeout_s: Annotated[float, seconds(
+        "A peer that has not said hello by then is disconnected.", 0.05, 60,
+    )] = limits.HELLO_TIMEOUT_S
+    idle_wait_ms: Annotated[float, milliseconds(
+        "Longest sleep of an idle broker; a doorbell usually wakes it sooner.",
+        0.1, 1_000, stands_for=("EMBARCADERO_ACK_SPIN_US",),
+    )] = limits.IDLE_WAIT_S_MAX * 1_000
+    store_poll_ms: Annotated[float, milliseconds(
+        "How often topics and members are looked up in the store.", 1, 10_000,
+    )] = limits.STORE_POLL_S * 1_000
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a cluster accepts. Layouts and the protocol set the bounds: values can be lowered, not raised."""
+
+    record_bytes: Annotated[int, size(
+        "Largest record: key, value and headers.", KIB, limits.RECORD_BYTES_MAX,
+    )] = limits.RECORD_BYTES_MAX
+    frame_bytes: Annotated[int, size(
+        "Largest batch. Not more than fabric.chunk_bytes either.", 16 * KIB, limits.FRAME_BYTES_MAX,
+    )] = limits.FRAME_BYTES_MAX
+    records_per_batch: Annotated[int, count(
+        "Most records in a batch.", 1, limits.RECORDS_PER_BATCH_MAX,
+    )] = limits.RECORDS_PER_BATCH_MAX
+    topics: Annotated[int, count("Most topics.", 1, limits.TOPICS_MAX)] = limits.TOPICS_MAX
+    partitions: Annotated[int, count("Most partitions of a topic.", 1, limits.PARTITIONS_MAX)] = limits.PARTITIONS_MAX
+    session_window: Annotated[int, count(
+        "Batches of a session that may be without an outcome at once.",
+        1, 1 << 30, fixed="the layout of session tables has this many slots", stands_for=("ordering.dedupe_window",),
+    )] = limits.SESSION_WINDOW
+    lanes: Annotated[int, count(
+        "Lanes of one run: topics made, deleted ones included.",
+        1, 1 << 30, fixed="the frontiers have this many lines",
+    )] = limits.LANES_MAX
+    control_bytes: Annotated[int, size(
+        "Largest control message.", 1, GIB, fixed="both sides of the protocol know it",
+    )] = limits.CONTROL_BYTES_MAX
+    fetch_bytes: Annotated[int, size(
+        "Most that a client may ask for at once.", 1, GIB, fixed="both sides of the protocol know it",
+    )] = limits.FETCH_BYTES_MAX
+    session_name_bytes: Annotated[int, size(
+        "Longest name of a session.", 1, GIB, fixed="both sides of the protocol know it",
+    )] = limits.SESSION_NAME_BYTES_MAX
+    topic_name_chars: Annotated[int, count(
+        "Longest name of a topic.", 1, 1 << 30, fixed="names are file names",
+    )] = limits.TOPIC_NAME_CHARS_MAX
+
+
+class Client(msgspec.Struct, frozen=True, kw_only=True):
+    """Publishers and subscribers: what they do unless the program says otherwise."""
+
+    brokers: Annotated[list[str], several(
+        "Addresses host:port of one or several brokers.",
+        variable="EMBARCADERO_BROKERS", default_text="the cluster of cluster.data_dir, else broker.port on broker.host",
+    )] = []
+    ack: Annotated[int, choice(
+        "When a record counts as published. 0: sent. 1: ordered.", "0", "1", stands_for=("replication.ack_level",),
+    )] = limits.ACK_DEFAULT
+    batch_bytes: Annotated[int, size(
+        "A batch is sent when it has this many bytes.", 1, limits.FRAME_BYTES_MAX, stands_for=("storage.batch_size",),
+    )] = limits.BATCH_BYTES_DEFAULT
+    linger_ms: Annotated[float, milliseconds(
+        "How long a record may wait for others.", 0, 60_000,
+    )] = limits.LINGER_MS_DEFAULT
+    window_bytes: Annotated[int, size(
+        "How much may be without an outcome before callers have to wait.", 1, 64 * GIB,
+    )] = limits.WINDOW_BYTES_DEFAULT
+    compression: Annotated[str, choice("How batches are compressed.", "none", "lz4", "zstd")] = "none"
+    delivery_timeout_s: Annotated[float, seconds(
+        "A publisher gives up a batch after this long.", 0.01, 7 * _DAY_S, stands_for=("EMBARCADERO_ACK_TIMEOUT_SEC",),
+    )] = limits.DELIVERY_TIMEOUT_S
+    connect_timeout_s: Annotated[float, seconds(
+        "For one broker to answer a hello.", 0.01, 3_600,
+    )] = limits.CONNECT_TIMEOUT_S
+    request_timeout_s: Annotated[float, seconds(
+        "For an answer to a call without a `timeout`.", 0.01, _DAY_S,
+    )] = limits.REQUEST_TIMEOUT_S
+    resend_after_s: Annotated[float, seconds(
+        "A broker silent for this long is given up; batches go to another one.", 0.05, 3_600,
+    )] = limits.RESEND_AFTER_S
+    fetch_bytes: Annotated[int, size(
+        "A subscriber asks for this much at once.", 1, limits.FETCH_BYTES_MAX,
+    )] = limits.FETCH_BYTES_DEFAULT
+    fetch_wait_ms: Annotated[int, milliseconds(
+        "How long a broker may wait for records before it answers that there are none.", 0, limits.FETCH_WAIT_MS_MAX,
+    )] = limits.FETCH_WAIT_MS_DEFAULT
+    prefetch: Annotated[int, count(
+        "Fetches that a subscriber keeps ready for its program.", 1, 64,
+    )] = limits.PREFETCH_FETCHES
+
+
+class Topic(msgspec.Struct, frozen=True, kw_only=True):
+    """New topics, where `create_topic` does not say otherwise."""
+
+    order: Annotated[int, choice(
+        "0: none. 1: each session's, by broker. 2: one total order. 5: and each session's order.",
+        "0", "1", "2", "5", stands_for=("ordering.default_order",),
+    )] = limits.ORDER_DEFAULT
+    partitions: Annotated[int, count("Tags that group members share a topic by.", 1, limits.PARTITIONS_MAX)] = 1
+    on_gap: Annotated[str, choice(
+        "Order 5, a gap that stays: fence the session (nothing is lost), or skip it (low delay).", "fence", "skip",
+    )] = "fence"
+    gap_timeout_fence_ms: Annotated[int, milliseconds(
+        "How long a gap may stay, on_gap=fence.", 1, limits.GAP_TIMEOUT_MS_MAX,
+    )] = limits.GAP_TIMEOUT_FENCE_MS
+    gap_timeout_skip_ms: Annotated[int, milliseconds(
+        "How long a gap may stay, on_gap=skip.",
+        1, limits.GAP_TIMEOUT_MS_MAX, stands_for=("ordering.base_timeout_ms",),
+    )] = limits.GAP_TIMEOUT_SKIP_MS
+    session_ttl_s: Annotated[int, seconds(
+        "A session idle for this long is fenced.", 1, limits.SESSION_TTL_S_MAX, stands_for=("ordering.client_ttl_sec",),
+    )] = limits.SESSION_TTL_S
+
+
+class Sequencer(msgspec.Struct, frozen=True, kw_only=True):
+    """How the sequencer works. The size of a round is fabric.round_entries."""
+
+    gather_ms: Annotated[float, milliseconds(
+        "While all publishers have much in flight, entries gather for at most this long.",
+        0, 100, stands_for=("sequencer.epoch_us",),
+    )] = limits.GATHER_MS_MAX
+    idle_wait_ms: Annotated[float, milliseconds(
+        "Longest sleep of an idle sequencer; a doorbell usually wakes it sooner.", 0.1, 1_000,
+    )] = limits.IDLE_WAIT_S_MAX * 1_000
+    controls_per_round: Annotated[int, count(
+        "Session requests taken in one round.", 1, 65_536,
+    )] = limits.CONTROLS_PER_ROUND_MAX
+    departed_gap_timeout_ms: Annotated[int, milliseconds(
+        "How long a gap may stay once its publisher has closed all connections.", 1, limits.GAP_TIMEOUT_MS_MAX,
+    )] = limits.GAP_TIMEOUT_DEPARTED_MS
+
+
+class Log(msgspec.Struct, frozen=True, kw_only=True):
+    """Log lines of all processes."""
+
+    level: Annotated[str, choice(
+        "The least severe lines that are written.", "debug", "info", "warning", "error",
+    )] = "info"
+    format: Annotated[str, choice("Lines for people, or a JSON object a line.", "plain", "json")] = "plain"
+    file: Annotated[str, path(
+        "Append to this file; empty: standard error.",
+        default_text="standard error; for processes that `up` starts, data_dir/logs",
+    )] = ""
+
+
+class Metrics(msgspec.Struct, frozen=True, kw_only=True):
+    """The Prometheus endpoint of each node, with `/health` and `/ready`."""
+
+    enabled: Annotated[bool, flag("Serve metrics.")] = True
+    host: Annotated[str, text(
+        "Address to listen on. The default is reachable from this machine only.",
+    )] = limits.HOST_DEFAULT
+    port: Annotated[int, count(
+        "Port of the sequencer's process; those of brokers follow. 0 takes free ports.", 0, 65_535,
+    )] = 0
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole configuration: one attribute per section."""
+
+    cluster: Cluster = Cluster()
+    broker: Broker = Broker()
+    fabric: FabricSizes = FabricSizes()
+    limits: Limits = Limits()
+    client: Client = Client()
+    topic: Topic = Topic()
+    sequencer: Sequencer = Sequencer()
+    log: Log = Log()
+    metrics: Metrics = Metrics()
+
+
+# fmt: on
+SECTIONS: Final[dict[str, Any]] = {field.name: field.type for field in msgspec.structs.fields(Config)}
+DEFAULTS: Final = Config()
+
+
+def _keys() -> dict[str, Key]:
+    found: dict[str, Key] = {}
+    for section, kind in SECTIONS.items():
+        for name, hint in get_type_hints(kind, include_extras=True).items():
+            rule = next(part for part in hint.__metadata__ if isinstance(part, Rule))
+            default = getattr(getattr(DEFAULTS, section), name)
+            key = Key(section, name, rule, default, integral=hint.__origin__ is int)
+            found[str(key)] = key
+    return found
+
+
+KEYS: Final = _keys()
+"""All keys by their full name, such as `broker.port`, in the order of the reference page."""

@@ -1,0 +1,1 @@
+"""Watching: metrics, health, logs, `top` and `inspect`. See README.md."""

@@ -1,0 +1,125 @@
+"""Every metric, in one table; and what became of each metric of the seeds. docs/metrics.md is made from this."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+
+class Metric(NamedTuple):
+    """One metric: a counter only grows, a gauge is as it is now, a histogram counts observations by size."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    text: str
+
+
+def _table(text: str) -> tuple[Metric, ...]:
+    """Metrics, a line each: kind, name with labels, what it tells."""
+    rows = re.findall(r"^(\w+) (\w+)(?:\{([\w,]+)\})?: (.+)$", text, re.MULTILINE)
+    return tuple(Metric(name, kind, tuple(filter(None, labels.split(","))), what) for kind, name, labels, what in rows)
+
+
+NODE: Final = _table("""
+gauge embarcadero_up{role,version}: 1 for every role of this process
+counter process_cpu_seconds_total: processor time of this process, user and system
+gauge process_resident_memory_bytes: memory of this process, its part of the fabric included
+gauge process_open_fds: open files and sockets of this process
+gauge process_start_time_seconds: when this process started, seconds since 1970
+""")
+
+BROKER: Final = _table("""
+counter embarcadero_publish_bytes_total{broker,topic}: payload bytes of batches that came in
+counter embarcadero_publish_batches_total{broker,topic}: batches that came in
+counter embarcadero_publish_records_total{broker,topic}: records of batches that came in
+counter embarcadero_subscribe_bytes_total{broker,topic}: payload bytes served to readers
+counter embarcadero_subscribe_batches_total{broker,topic}: batches served to readers
+counter embarcadero_subscribe_records_total{broker,topic}: records served to readers
+histogram embarcadero_publish_latency_seconds{broker}: from a whole batch at the broker to its outcome
+histogram embarcadero_e2e_latency_seconds{broker}: from the append time to the answer of a waiting read
+counter embarcadero_outcomes_total{broker,outcome}: answers to batches and session requests
+counter embarcadero_duplicates_rejected_total{broker}: batches that were in the log already (DUP_OF, DUP)
+gauge embarcadero_connections{broker}: clients connected now
+counter embarcadero_connections_total{broker}: clients that ever connected
+counter embarcadero_connections_ended_total{broker,error}: connections that the broker ended because of the peer
+gauge embarcadero_pending_entries{broker}: pending entries that the sequencer has not taken
+gauge embarcadero_pending_slots{broker}: room for pending entries
+gauge embarcadero_unresolved_entries{broker}: entries without an outcome
+gauge embarcadero_published_index{broker}: frontier: pending entries below are published
+gauge embarcadero_read_through_index{broker}: frontier: pending entries below were taken by the sequencer
+gauge embarcadero_log_occupancy_ratio{broker}: share of the broker log that unresolved payloads keep
+gauge embarcadero_credit_bytes{broker}: what all clients together may send now
+gauge embarcadero_backpressure{broker}: 1 while the broker grants no credit
+counter embarcadero_backpressure_total{broker}: how often it stopped granting credit
+gauge embarcadero_fetches_waiting{broker}: reads that wait for records
+gauge embarcadero_readers{broker,topic}: connections that read a topic
+gauge embarcadero_reader_lag_batches{broker,topic}: how far the slowest of them is behind the ordered frontier
+gauge embarcadero_followed_epoch{broker}: the epoch that the broker follows; 0 before the first
+""")
+
+SEQUENCER: Final = _table("""
+gauge embarcadero_epoch: the sequencer's epoch
+counter embarcadero_epoch_increments_total: epochs opened since the fabric was made
+counter embarcadero_sequencer_failovers_total: epochs opened after the first: each was a takeover
+counter embarcadero_broker_failures_total: broker incarnations that this sequencer closed, whatever their end was
+counter embarcadero_rounds_total: rounds, idle ones included
+counter embarcadero_entries_total: pending entries decided on
+histogram embarcadero_round_entries: entries of a round that had any
+histogram embarcadero_sequencer_latency_seconds: duration of a round that had entries
+gauge embarcadero_ordered_index{topic}: frontier: batches and session entries below are ordered
+gauge embarcadero_ordered_seq{topic}: frontier: records below are ordered
+gauge embarcadero_sessions{topic,state}: sessions in the table: open, or fenced and kept for a while
+counter embarcadero_sessions_opened_total{topic}: sessions opened or continued
+counter embarcadero_sessions_closed_total{topic}: sessions closed by their publishers
+counter embarcadero_sessions_fenced_total{topic,why}: sessions fenced: gap, overflow, idle, replaced
+gauge embarcadero_level5_clients_active: open sessions of all order-5 topics
+gauge embarcadero_hold_buffer_entries: batches that wait for a gap to close
+gauge embarcadero_hold_buffer_slots: room for them
+counter embarcadero_hold_buffer_timeouts_total: gaps whose time was over
+counter embarcadero_gaps_skipped_total: gaps declared lost (on_gap=skip)
+gauge embarcadero_sequencer_hold_buffer_entries{topic}: batches that wait, by topic
+gauge embarcadero_sequencer_hold_buffer_age_ms{topic}: age of the oldest gap; 0 without one
+histogram embarcadero_sequencer_cascade_release_depth{topic}: waiting batches released at once
+counter embarcadero_sequencer_skip_total{topic,reason}: SKIP entries; the reason is always timeout
+gauge embarcadero_sequencer_checkpoint_write_duration_us{topic}: duration of the last checkpoint
+gauge embarcadero_sequencer_checkpoint_age_sec{topic}: age of the last checkpoint; 0 before the first
+gauge embarcadero_sequencer_checkpoint_client_count{topic}: sessions in the last checkpoint
+""")
+
+ALL: Final = (*NODE, *BROKER, *SEQUENCER)
+BY_NAME: Final = {metric.name: metric for metric in ALL}
+
+_MAPPED = "the fabric is mapped memory: processors move the bytes, there is no call that could be counted or timed; see"
+
+SEEDS: Final[dict[str, str]] = {
+    "embarcadero_publish_bytes_total": "also by topic",
+    "embarcadero_publish_batches_total": "also by topic",
+    "embarcadero_subscribe_bytes_total": "also by topic",
+    "embarcadero_publish_latency_seconds": "a histogram: take quantiles with histogram_quantile()",
+    "embarcadero_e2e_latency_seconds": "a histogram, from the append time on; the one above has what a publisher waits",
+    "embarcadero_sequencer_latency_seconds": "a histogram",
+    "embarcadero_level5_clients_active": "",
+    "embarcadero_hold_buffer_entries": "",
+    "embarcadero_hold_buffer_timeouts_total": "",
+    "embarcadero_gaps_skipped_total": "",
+    "embarcadero_duplicates_rejected_total": "by broker; a duplicate is answered with the first copy's position",
+    "embarcadero_sequencer_hold_buffer_entries": "by topic: the sequencer has no shards",
+    "embarcadero_sequencer_hold_buffer_age_ms": "by topic; of the oldest gap, without quantiles",
+    "embarcadero_sequencer_cascade_release_depth": "by topic; a histogram",
+    "embarcadero_sequencer_skip_total": "by topic; the reason is always timeout",
+    "embarcadero_sequencer_nop_entries_total": "gone, because there are no NOP entries: results resolve duplicates",
+    "embarcadero_sequencer_checkpoint_write_duration_us": "by topic",
+    "embarcadero_sequencer_checkpoint_age_sec": "by topic",
+    "embarcadero_sequencer_checkpoint_client_count": "by topic",
+    "embarcadero_replication_lag_batches": "gone, because this version has no replicas; it comes with them",
+    "embarcadero_replica_fsync_latency_seconds": "gone, because this version has no replicas; it comes with them",
+    "embarcadero_broker_failures_total": "counted by the sequencer of the epoch",
+    "embarcadero_sequencer_failovers_total": "",
+    "embarcadero_epoch_increments_total": "",
+    "embarcadero_cxl_read_bytes_total": f"gone, because {_MAPPED} embarcadero_subscribe_bytes_total",
+    "embarcadero_cxl_write_bytes_total": f"gone, because {_MAPPED} embarcadero_publish_bytes_total",
+    "embarcadero_cxl_read_latency_ns": f"gone, because {_MAPPED} embarcadero_e2e_latency_seconds",
+    "embarcadero_cxl_write_latency_ns": f"gone, because {_MAPPED} embarcadero_publish_latency_seconds",
+}
+"""Metrics of the seeds' appendix C: a remark, or why it is gone."""

@@ -1,0 +1,116 @@
+"""Logs: one line an event, plain or JSON, in UTC, with role and incarnation in each line. Never payloads.
+
+    2026-11-16T03:17:10.123Z WARNING broker-0.3 backpressure on occupied=0.81 unresolved=120
+    {"time":"2026-11-16T03:17:10.123Z","level":"warning","role":"broker-0.3","event":"backpressure on","occupied":0.81}
+
+An event that repeats is written a few times; then it is counted, and the count is told with the next one written.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import time
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+
+from embarcadero.errors import BadValue, ClusterError
+from embarcadero.limits import LOG_REPEATS_MAX, LOG_REPEATS_S
+
+LEVELS: Final = ("debug", "info", "warning", "error")
+_PLAIN: Final = re.compile(r"[\w.:/@+-]+")
+_TEXT_CHARS_MAX: Final = 500
+_EVENTS_REMEMBERED_MAX: Final = 1_024
+
+
+class Format(StrEnum):
+    """How lines look."""
+
+    PLAIN = "plain"
+    JSON = "json"
+
+
+def check_logging(level: str, form: str) -> None:
+    """Raise BadValue for what can't be."""
+    if level not in LEVELS:
+        raise BadValue(f"log level {level!r} does not exist", f"use {', '.join(LEVELS)}")
+    if form not in list(Format):
+        raise BadValue(f"log format {form!r} does not exist", f"use {', '.join(Format)}")
+
+
+def set_up_logging(role: str, level: str = "info", form: str = Format.PLAIN.value, file: str = "") -> None:
+    """Write lines to a file or to standard error; `role` is who speaks where no other role is named."""
+    check_logging(level, form)
+    try:
+        handler = logging.FileHandler(file) if file else logging.StreamHandler(sys.stderr)
+    except OSError as error:
+        raise ClusterError(f"can't write the log {file}: {error.strerror}", "change log.file") from error
+    handler.setFormatter(_Lines(role, Format(form)))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+class _Lines(logging.Formatter):
+    def __init__(self, role: str, form: Format) -> None:
+        super().__init__()
+        self._role, self._form = role, form
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, whatever is in the message."""
+        role: str = getattr(record, "role", self._role)
+        facts: dict[str, Any] = dict(getattr(record, "facts", {}))
+        if record.exc_info:
+            facts["trace"] = self.formatException(record.exc_info)
+        at = datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+        if self._form is Format.JSON:
+            line = {"time": at, "level": record.levelname.lower(), "role": role, "event": record.getMessage()}
+            return msgspec.json.encode(line | facts, enc_hook=str).decode()
+        said = " ".join(f"{name}={_readable(value)}" for name, value in facts.items())
+        return f"{at} {record.levelname} {role} {_one_line(record.getMessage())}{' ' if said else ''}{said}"
+
+
+def _one_line(text: str) -> str:
+    return text.replace("\n", "\\n").replace("\r", "\\r")
+
+
+def _readable(value: object) -> str:
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) else msgspec.json.encode(text).decode()
+
+
+class LogJournal:
+    """A role's journal, written to the log."""
+
+    def __init__(self, role: str) -> None:
+        self.role = role
+        self._log = logging.getLogger("embarcadero.events")
+        self._repeats: dict[str, tuple[float, int]] = {}  # event -> (since when it is counted, how often)
+
+    def note(self, event: str, /, **facts: object) -> None:
+        """Write an event."""
+        self._write(logging.INFO, event, facts)
+
+    def warn(self, event: str, /, **facts: object) -> None:
+        """Write an event that operators should look at."""
+        self._write(logging.WARNING, event, facts)
+
+    def _write(self, level: int, event: str, facts: dict[str, object]) -> None:
+        now = time.monotonic()
+        key = f"{event}/{facts.get('error') or facts.get('why') or ''}"
+        since, count = self._repeats.get(key, (now, 0))
+        if now - since > LOG_REPEATS_S:
+            since, count, untold = now, 0, max(0, count - LOG_REPEATS_MAX)
+        else:
+            untold = 0
+        if len(self._repeats) >= _EVENTS_REMEMBERED_MAX:
+            self._repeats.clear()
+        self._repeats[key] = (since, count + 1)
+        if count >= LOG_REPEATS_MAX:
+            return
+        told = {name: value[:_TEXT_CHARS_MAX] if isinstance(value, str) else value for name, value in facts.items()}
+        if untold:
+            told["not_written_before"] = untold
+        self._log.log(level, event, extra={"role": self.role, "facts": told})

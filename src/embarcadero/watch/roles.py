@@ -1,0 +1,166 @@
+"""Roles as the endpoint sees them: what they count, and whether they can do their work."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import time
+from pathlib import Path
+from typing import Final, Protocol
+
+import numpy as np
+
+from embarcadero.broker.counters import Traffic
+from embarcadero.broker.state import Broker
+from embarcadero.env import Clock
+from embarcadero.limits import HEARTBEAT_S, SILENT_S
+from embarcadero.sequencer.lane import Lane
+from embarcadero.sequencer.sessions import FENCED, NEVER, OPEN
+from embarcadero.sequencer.state import Sequencer
+from embarcadero.types import Outcome
+from embarcadero.watch.page import Page
+
+_US: Final = 1e-6
+_PAGE_BYTES: Final = os.sysconf("SC_PAGESIZE")
+_STARTED_S: Final = time.time()
+
+
+class WatchedRole(Protocol):
+    """A role of this process."""
+
+    name: str
+
+    def write(self, page: Page) -> None:
+        """Put its metrics on the page."""
+        ...
+
+    async def unready(self) -> str:
+        """Why it cannot do its work now; empty when it can."""
+        ...
+
+
+def write_process(page: Page) -> None:
+    """Facts about this process."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    page.put("process_cpu_seconds_total", used.ru_utime + used.ru_stime)
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    page.put("process_resident_memory_bytes", pages * _PAGE_BYTES)
+    page.put("process_open_fds", len(os.listdir("/proc/self/fd")))
+    page.put("process_start_time_seconds", round(_STARTED_S))
+
+
+class WatchedBroker:
+    """One broker incarnation."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker, self.name = broker, broker.member.region_prefix
+
+    async def unready(self) -> str:
+        """A broker is ready while it is a member and a sequencer's heart beats: we wait for the next beat."""
+        broker, give_up = self._broker, time.monotonic() + SILENT_S
+        first = broker.epoch.heartbeat()
+        while True:
+            if broker.deposed or broker.leaving:
+                return "leaving" if broker.leaving else "another incarnation has its place"
+            if broker.epoch.number == 0:
+                return "no sequencer has started an epoch yet"
+            if broker.epoch.heartbeat() != first:
+                return ""
+            if time.monotonic() > give_up:
+                return f"the sequencer of epoch {first[0]} has been silent for {SILENT_S:g} s"
+            await asyncio.sleep(HEARTBEAT_S / 4)
+
+    def write(self, page: Page) -> None:
+        """Everything of a broker."""
+        broker, counters, ingest = self._broker, self._broker.counters, self._broker.ingest
+        number = broker.member.broker
+        self._write_traffic(page, "publish", counters.came_in)
+        self._write_traffic(page, "subscribe", counters.went_out)
+        page.histogram("embarcadero_publish_latency_seconds", counters.publish_us, _US, broker=number)
+        page.histogram("embarcadero_e2e_latency_seconds", counters.delivery_us, _US, broker=number)
+        for outcome in Outcome:
+            page.put("embarcadero_outcomes_total", counters.outcomes[int(outcome)], broker=number, outcome=outcome.name)
+        again = counters.outcomes[int(Outcome.DUP_OF)] + counters.outcomes[int(Outcome.DUP)]
+        page.put("embarcadero_duplicates_rejected_total", again, broker=number)
+        page.put("embarcadero_connections", len(broker.connections), broker=number)
+        page.put("embarcadero_connections_total", counters.connections, broker=number)
+        for error, count in (counters.hung_up or {"ProtocolError": 0}).items():
+            page.put("embarcadero_connections_ended_total", count, broker=number, error=error)
+        page.put("embarcadero_pending_entries", ingest.next - ingest.free_below, broker=number)
+        page.put("embarcadero_pending_slots", broker.sizes.pending_slots, broker=number)
+        page.put("embarcadero_unresolved_entries", broker.unsettled, broker=number)
+        page.put("embarcadero_published_index", ingest.next, broker=number)
+        page.put("embarcadero_read_through_index", broker.epoch.read_through(), broker=number)
+        page.put("embarcadero_log_occupancy_ratio", ingest.log.occupied(), broker=number)
+        page.put("embarcadero_credit_bytes", broker.credit_bytes(), broker=number)
+        page.put("embarcadero_backpressure", int(broker.full), broker=number)
+        page.put("embarcadero_backpressure_total", counters.backpressure, broker=number)
+        page.put("embarcadero_fetches_waiting", broker.fetches_waiting, broker=number)
+        page.put("embarcadero_followed_epoch", broker.epoch.number, broker=number)
+        for lane, lags in broker.reader_lags().items():
+            topic = broker.topic_of(lane) or lane
+            page.put("embarcadero_readers", len(lags), broker=number, topic=topic)
+            page.put("embarcadero_reader_lag_batches", max(lags), broker=number, topic=topic)
+
+    def _write_traffic(self, page: Page, way: str, traffic: dict[int, Traffic]) -> None:
+        for lane, found in traffic.items():
+            labels = {"broker": self._broker.member.broker, "topic": self._broker.topic_of(lane) or lane}
+            page.put(f"embarcadero_{way}_bytes_total", found.bytes, **labels)
+            page.put(f"embarcadero_{way}_batches_total", found.batches, **labels)
+            page.put(f"embarcadero_{way}_records_total", found.records, **labels)
+
+
+class WatchedSequencer:
+    """The sequencer of an epoch."""
+
+    def __init__(self, sequencer: Sequencer, clock: Clock) -> None:
+        self._sequencer, self._clock, self.name = sequencer, clock, f"sequencer-{sequencer.epoch}"
+
+    async def unready(self) -> str:
+        """A sequencer is ready from the start of its epoch to that of the next."""
+        return "another sequencer has taken over" if self._sequencer.deposed else ""
+
+    def write(self, page: Page) -> None:
+        """Everything of a sequencer."""
+        sequencer, counters = self._sequencer, self._sequencer.counters
+        orders = [lane.order for lane in sequencer.lanes.values()]
+        page.put("embarcadero_epoch", sequencer.epoch)
+        page.put("embarcadero_epoch_increments_total", sequencer.epoch)
+        page.put("embarcadero_sequencer_failovers_total", sequencer.epoch - 1)
+        page.put("embarcadero_broker_failures_total", counters.brokers_closed)
+        page.put("embarcadero_rounds_total", counters.rounds)
+        page.put("embarcadero_entries_total", counters.entries)
+        page.histogram("embarcadero_round_entries", counters.round_entries)
+        page.histogram("embarcadero_sequencer_latency_seconds", counters.round_us, _US)
+        strong = sum(int(np.count_nonzero(order.table.state == OPEN)) for order in orders if order.strong)
+        page.put("embarcadero_level5_clients_active", strong)
+        page.put("embarcadero_hold_buffer_entries", sequencer.held.used)
+        page.put("embarcadero_hold_buffer_slots", sequencer.held.slots)
+        page.put("embarcadero_hold_buffer_timeouts_total", sum(order.counters.gap_timeouts for order in orders))
+        page.put("embarcadero_gaps_skipped_total", sum(order.counters.skips for order in orders))
+        for lane in sequencer.lanes.values():
+            self._write_lane(page, lane)
+
+    def _write_lane(self, page: Page, lane: Lane) -> None:
+        order, table, counters = lane.order, lane.order.table, lane.order.counters
+        topic, now_us = order.topic.name, self._clock.now_us()
+        page.put("embarcadero_ordered_index", order.next_index, topic=topic)
+        page.put("embarcadero_ordered_seq", order.next_seq, topic=topic)
+        for name, state in (("open", OPEN), ("fenced", FENCED)):
+            count = int(np.count_nonzero(table.state == state))
+            page.put("embarcadero_sessions", count, topic=topic, state=name)
+        page.put("embarcadero_sessions_opened_total", counters.opened, topic=topic)
+        page.put("embarcadero_sessions_closed_total", counters.closed, topic=topic)
+        for why in ("gap", "overflow", "idle", "replaced"):
+            page.put("embarcadero_sessions_fenced_total", counters.fenced[why], topic=topic, why=why)
+        page.put("embarcadero_sequencer_hold_buffer_entries", table.waiting, topic=topic)
+        oldest = int(table.gap_us.min()) if table.waiting else NEVER
+        age_ms = 0 if oldest == NEVER else (now_us - oldest) // 1000
+        page.put("embarcadero_sequencer_hold_buffer_age_ms", age_ms, topic=topic)
+        page.histogram("embarcadero_sequencer_cascade_release_depth", counters.cascades, topic=topic)
+        page.put("embarcadero_sequencer_skip_total", counters.skips, topic=topic, reason="timeout")
+        page.put("embarcadero_sequencer_checkpoint_write_duration_us", counters.checkpoint_us, topic=topic)
+        age_s = (now_us - counters.checkpoint_at_us) // 1_000_000 if counters.checkpoints else 0
+        page.put("embarcadero_sequencer_checkpoint_age_sec", age_s, topic=topic)
+        page.put("embarcadero_sequencer_checkpoint_client_count", counters.checkpoint_sessions, topic=topic)

@@ -1,0 +1,198 @@
+"""What `top` shows: a picture of the cluster, made of two looks at its metrics."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+import msgspec
+
+from embarcadero.types import Member, MemberState, Topic
+from embarcadero.watch.scrape import Change, Scrape, quantile
+
+
+class BrokerLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One broker. `state`: live, silent (its process does not answer), or dead."""
+
+    broker: int
+    incarnation: int
+    address: str
+    state: str
+    connections: int = 0
+    in_bytes_s: float = 0.0
+    in_records_s: float = 0.0
+    out_bytes_s: float = 0.0
+    out_records_s: float = 0.0
+    pending: int = 0
+    unresolved: int = 0
+    credit_bytes: int = 0
+    log_occupied: float = 0.0
+    backpressure: bool = False
+
+
+class TopicLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One topic. `lag`: batches that its slowest reader is behind; None when nobody reads."""
+
+    topic: str
+    order: int
+    in_records_s: float = 0.0
+    in_bytes_s: float = 0.0
+    out_records_s: float = 0.0
+    ordered_index: int = 0
+    ordered_seq: int = 0
+    readers: int = 0
+    lag: int | None = None
+    sessions: int = 0
+    held: int = 0
+
+
+class SequencerLine(msgspec.Struct, frozen=True, kw_only=True):
+    """The sequencer."""
+
+    state: str
+    epoch: int = 0
+    rounds_s: float = 0.0
+    entries_s: float = 0.0
+    entries_per_round: float = 0.0
+    held: int = 0
+    held_slots: int = 0
+    sessions: int = 0
+
+
+class Latency(msgspec.Struct, frozen=True, kw_only=True):
+    """Quantiles in seconds; None when nothing was observed."""
+
+    what: str
+    count: int
+    p50: float | None
+    p99: float | None
+
+
+class Picture(msgspec.Struct, frozen=True, kw_only=True):
+    """The cluster at one moment; rates are those of the seconds before."""
+
+    cluster: str
+    time: str
+    brokers: list[BrokerLine]
+    topics: list[TopicLine]
+    sequencer: SequencerLine
+    latencies: list[Latency]
+
+    @property
+    def in_records_s(self) -> float:
+        """Records that came in, a second."""
+        return sum(broker.in_records_s for broker in self.brokers)
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the store knows: who there is, and which topics."""
+
+    cluster: str
+    members: list[Member]
+    topics: list[Topic]
+    epoch: int
+
+
+def picture(facts: Facts, time: str, before: dict[str, Scrape], now: dict[str, Scrape]) -> Picture:
+    """Put together what the store and the nodes tell. Nodes that do not answer are shown as silent."""
+    changes = {role: Change(before.get(name), scrape) for name, scrape in now.items() for role in name.split(",")}
+    newest = {member.broker: member for member in facts.members}  # sorted by incarnation: the last one stays
+    brokers = {number: changes.get(f"broker:{number}") for number in newest}
+    sequencer = changes.get("sequencer")
+    known = [change for change in brokers.values() if change is not None]
+    return Picture(
+        cluster=facts.cluster,
+        time=time,
+        brokers=[_broker(newest[number], change) for number, change in brokers.items()],
+        topics=[_topic(topic, brokers, sequencer) for topic in facts.topics],
+        sequencer=_sequencer(facts.epoch, sequencer),
+        latencies=[
+            _latency("publish to ack", known, "embarcadero_publish_latency_seconds"),
+            _latency("append to reader", known, "embarcadero_e2e_latency_seconds"),
+            _latency("round", [sequencer] if sequencer else [], "embarcadero_sequencer_latency_seconds"),
+        ],
+    )
+
+
+def _broker(member: Member, change: Change | None) -> BrokerLine:
+    who = {"broker": member.broker, "incarnation": member.incarnation, "address": member.address}
+    if change is None or member.state is not MemberState.LIVE:
+        state = "silent" if member.state is MemberState.LIVE else member.state.value
+        return BrokerLine(**who, state=state)  # type: ignore[arg-type]
+    number = member.broker
+    return BrokerLine(
+        broker=number,
+        incarnation=member.incarnation,
+        address=member.address,
+        state="live",
+        connections=int(change.value("embarcadero_connections", broker=number)),
+        in_bytes_s=change.rate("embarcadero_publish_bytes_total", broker=number),
+        in_records_s=change.rate("embarcadero_publish_records_total", broker=number),
+        out_bytes_s=change.rate("embarcadero_subscribe_bytes_total", broker=number),
+        out_records_s=change.rate("embarcadero_subscribe_records_total", broker=number),
+        pending=int(change.value("embarcadero_pending_entries", broker=number)),
+        unresolved=int(change.value("embarcadero_unresolved_entries", broker=number)),
+        credit_bytes=int(change.value("embarcadero_credit_bytes", broker=number)),
+        log_occupied=change.value("embarcadero_log_occupancy_ratio", broker=number),
+        backpressure=change.value("embarcadero_backpressure", broker=number) > 0,
+    )
+
+
+def _topic(topic: Topic, brokers: dict[int, Change | None], sequencer: Change | None) -> TopicLine:
+    name = topic.name
+
+    def over_brokers(metric: str) -> float:
+        return sum(change.rate(metric, broker=n, topic=name) for n, change in brokers.items() if change is not None)
+
+    def of_sequencer(metric: str, **labels: str) -> int:
+        return int(sequencer.value(metric, topic=name, **labels)) if sequencer is not None else 0
+
+    read = [
+        (change.value("embarcadero_readers", **labels), change.value("embarcadero_reader_lag_batches", **labels))
+        for number, change in brokers.items()
+        if change is not None
+        for labels in [{"broker": number, "topic": name}]
+    ]
+    return TopicLine(
+        topic=name,
+        order=topic.order,
+        in_records_s=over_brokers("embarcadero_publish_records_total"),
+        in_bytes_s=over_brokers("embarcadero_publish_bytes_total"),
+        out_records_s=over_brokers("embarcadero_subscribe_records_total"),
+        ordered_index=of_sequencer("embarcadero_ordered_index"),
+        ordered_seq=of_sequencer("embarcadero_ordered_seq"),
+        readers=int(sum(readers for readers, _ in read)),
+        lag=max((int(lag) for readers, lag in read if readers), default=None),
+        sessions=of_sequencer("embarcadero_sessions", state="open"),
+        held=of_sequencer("embarcadero_sequencer_hold_buffer_entries"),
+    )
+
+
+def _sequencer(epoch: int, change: Change | None) -> SequencerLine:
+    if change is None:
+        return SequencerLine(state="silent", epoch=epoch)
+    entries = change.rate("embarcadero_entries_total")
+    worked = change.rate("embarcadero_round_entries_count")
+    return SequencerLine(
+        state="live",
+        epoch=int(change.value("embarcadero_epoch")),
+        rounds_s=change.rate("embarcadero_rounds_total"),
+        entries_s=entries,
+        entries_per_round=entries / worked if worked else 0.0,
+        held=int(change.value("embarcadero_hold_buffer_entries")),
+        held_slots=int(change.value("embarcadero_hold_buffer_slots")),
+        sessions=int(change.value("embarcadero_sessions", state="open")),
+    )
+
+
+def _latency(what: str, changes: list[Change], metric: str) -> Latency:
+    all_of_them: defaultdict[float, float] = defaultdict(float)
+    for change in changes:
+        for bound, count in change.buckets(metric).items():
+            all_of_them[bound] += count
+    return Latency(
+        what=what,
+        count=int(all_of_them.get(math.inf, 0)),
+        p50=quantile(all_of_them, 0.5),
+        p99=quantile(all_of_them, 0.99),
+    )

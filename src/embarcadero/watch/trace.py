@@ -1,0 +1,242 @@
+"""Follow a batch or a record through the fabric: where each stage left its trace. Nothing here writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from embarcadero.errors import EmbarcaderoError, FuturePosition, Refused, UnknownTopic
+from embarcadero.fabric.layout import BrokerLine, Entries, SequencerLine, frontier_offset, pick
+from embarcadero.fabric.log import LogReader
+from embarcadero.sequencer.decisions import opened_facts
+from embarcadero.sequencer.held import read_held
+from embarcadero.sequencer.lane import order_region
+from embarcadero.sequencer.sources import results_region
+from embarcadero.types import EntryKind, Member, Outcome, Topic
+from embarcadero.watch.regions import Facts, ReadOnlyFabric, ring_of, rows, valid_entries
+from embarcadero.wire.codec import payload_crc
+from embarcadero.wire.payload import RAW_SCHEMA, decode_batch
+
+_RECORDS_SHOWN = 5
+_BYTES_SHOWN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A cluster to look at: its fabric, and what the store knows."""
+
+    fabric: ReadOnlyFabric
+    topics: list[Topic]
+    members: list[Member]
+    epoch: int
+
+    def topic(self, name: str) -> Topic:
+        """A topic by name."""
+        found = next((topic for topic in self.topics if topic.name == name), None)
+        if found is None:
+            raise UnknownTopic(f"there is no topic {name!r}", "see `embarcadero topic list`")
+        return found
+
+    def order(self, topic: Topic) -> Entries:
+        """All order entries of a topic that are still in the ring, oldest first."""
+        name = order_region(self.epoch, topic.lane)
+        return valid_entries(ring_of(self.fabric.attach(name)))
+
+    def has(self, member: Member, part: str) -> bool:
+        """Whether a region of this broker incarnation is there."""
+        return self.fabric.exists(f"{member.region_prefix}/{part}")
+
+
+# --- one batch --------------------------------------------------------------------------------------------------------
+def find_batch(scene: Scene, name: str, *, seq: int | None = None, index: int | None = None) -> Facts:
+    """The batch that has a record `seq`, or that is at `index`: its entry, its payload, its first records."""
+    topic = scene.topic(name)
+    entries = scene.order(topic)
+    if index is not None:
+        found = entries[entries["index"] == np.uint64(index)]
+    else:
+        wanted, first = np.uint64(seq or 0), entries["seq"]
+        found = entries[(first <= wanted) & (wanted < first + entries["count"])]
+    if not len(found):
+        raise _not_here(topic, entries, f"index {index}" if index is not None else f"seq {seq}")
+    entry = found[:1]
+    return {"topic": name, "lane": topic.lane, "entry": rows(entry)[0], "payload": _payload(scene, entry)}
+
+
+def _not_here(topic: Topic, entries: Entries, what: str) -> EmbarcaderoError:
+    if not len(entries):
+        return FuturePosition(f"topic {topic.name} has no entries in memory", "publish something first")
+    ends = f"index {int(entries['index'][0])} to {int(entries['index'][-1])}"
+    last = int(entries["seq"][-1]) + int(entries["count"][-1]) - 1
+    return Refused(
+        f"{what} of topic {topic.name} is not in the order ring", f"it holds {ends}, up to seq {last}"
+    )
+
+
+def _payload(scene: Scene, entry: Entries) -> Facts:
+    """Where a batch's payload is and what is in it."""
+    if int(entry["kind"][0]) != EntryKind.BATCH:
+        return {"state": "none", "why": "only batches have a payload"}
+    handle, location, size = int(entry["origin"][0]), int(entry["location"][0]), int(entry["size"][0])
+    member = next((m for m in scene.members if m.handle == handle), None)
+    if member is None or not scene.has(member, "log"):
+        return {"state": "freed", "why": "the log of its broker incarnation was removed"}
+    prefix = member.region_prefix
+    log = LogReader(scene.fabric.attach(f"{prefix}/log"), scene.fabric.attach(f"{prefix}/frontiers"))
+    if not 0 < size <= log.chunk_bytes:
+        return {"state": "damaged", "why": f"its size {size} does not fit a chunk"}
+    payload = log.copy(location, size)
+    if payload is None:
+        return {"state": "freed", "log": f"{prefix}/log", "why": "its chunk is used for newer batches"}
+    crc = payload_crc(payload)
+    facts: Facts = {"log": f"{prefix}/log", "bytes": size, "crc": crc, "crc_fits": crc == int(entry["crc"][0])}
+    state = "readable" if facts["crc_fits"] else "damaged"
+    return {"state": state, **facts, **_contents(payload, int(entry["count"][0]))}
+
+
+def _contents(payload: bytes, count: int) -> Facts:
+    try:
+        batch = decode_batch(payload, RAW_SCHEMA, count, full=True)
+    except EmbarcaderoError as problem:
+        return {"records": None, "first_bytes": payload[:_BYTES_SHOWN].hex(" "), "note": problem.message}
+    shown = batch.slice(0, _RECORDS_SHOWN).to_pylist()
+    return {
+        "records": [
+            {"key": _shown(row["key"]), "value": _shown(row["value"]), "timestamp": str(row["timestamp"])}
+            for row in shown
+        ]
+    }
+
+
+def _shown(value: bytes | None) -> Any:
+    """Text where it is printable text, else hexadecimal; long values are cut."""
+    if value is None:
+        return None
+    head = value[:_BYTES_SHOWN]
+    more = f" ... ({len(value)} bytes)" if len(value) > _BYTES_SHOWN else ""
+    text = head.decode("utf-8", errors="replace")
+    return (text if text.isprintable() and "\ufffd" not in text else head.hex(" ")) + more
+
+
+# --- one record, by session and sequence ------------------------------------------------------------------------------
+def follow(scene: Scene, name: str, session: int, sequence: int) -> Facts:
+    """All traces of the batch with this sequence of a session (or of one that continues it), stage by stage."""
+    topic = scene.topic(name)
+    order = scene.order(topic)
+    sessions = _chain(order, session)
+    ordered = _of(order, sessions, sequence)
+    ordered = ordered[ordered["kind"] == EntryKind.BATCH]
+    stages = {
+        "pending": _in_pending(scene, topic, sessions, sequence),
+        "held": _in_held(scene, topic, sessions, sequence),
+        "ordered": rows(ordered),
+        "skipped": _skips(order, sessions, sequence),
+        "results": _in_results(scene, topic, sessions, sequence, ordered),
+        "payload": _payload(scene, ordered[:1]) if len(ordered) else None,
+    }
+    return {
+        "topic": name,
+        "lane": topic.lane,
+        "session": session,
+        "sequence": sequence,
+        "sessions": sessions,
+        "session_entries": _session_entries(order, sessions),
+        **stages,
+        "verdict": _verdict(stages),
+    }
+
+
+def _of(entries: Entries, sessions: list[int], sequence: int) -> Entries:
+    match = np.isin(entries["session"], np.array(sessions, dtype=np.uint32))
+    return pick(entries, match & (entries["session_seq"] == np.uint64(sequence)))
+
+
+def _chain(order: Entries, session: int) -> list[int]:
+    """The session, and those that continue it, as far as the ring tells."""
+    found = [session]
+    for entry in order[order["kind"] == EntryKind.SESSION_OPEN]:
+        if opened_facts(entry)[1] in found:
+            found.append(int(entry["session"]))
+    return found
+
+
+def _session_entries(order: Entries, sessions: list[int]) -> list[Facts]:
+    mine = np.isin(order["session"], np.array(sessions, dtype=np.uint32)) & (order["kind"] != EntryKind.BATCH)
+    return [{what: row[what] for what in ("index", "kind", "session", "session_seq")} for row in rows(order[mine])]
+
+
+def _in_pending(scene: Scene, topic: Topic, sessions: list[int], sequence: int) -> list[Facts]:
+    frontiers = scene.fabric.attach(f"epoch-{scene.epoch}/frontiers")
+    found = []
+    for member in scene.members:
+        if not scene.has(member, "pending"):
+            continue
+        ring = ring_of(scene.fabric.attach(f"{member.region_prefix}/pending"))
+        published, entries = ring.frontier.load(), _of(valid_entries(ring), sessions, sequence)
+        offset = frontier_offset(SequencerLine.BROKERS + member.handle)
+        taken = int(frontiers.data[offset : offset + 8].view(np.uint64)[0])
+        for row in rows(entries[(entries["lane"] == topic.lane) & (entries["kind"] == EntryKind.BATCH)]):
+            index = row["index"]
+            facts = {"broker": member.region_prefix, "published": index < published, "taken": index < taken}
+            found.append(facts | {what: row[what] for what in ("index", "session", "size", "count", "crc")})
+    return found
+
+
+def _in_held(scene: Scene, topic: Topic, sessions: list[int], sequence: int) -> list[Facts]:
+    entries = _of(read_held(scene.fabric, f"epoch-{scene.epoch}/held"), sessions, sequence)
+    return rows(entries[entries["lane"] == topic.lane])
+
+
+def _skips(order: Entries, sessions: list[int], sequence: int) -> list[Facts]:
+    skips = order[(order["kind"] == EntryKind.SKIP) & np.isin(order["session"], np.array(sessions, dtype=np.uint32))]
+    first = skips["session_seq"]
+    covers = (first <= np.uint64(sequence)) & (np.uint64(sequence) < first + skips["location"])
+    return rows(skips[covers])
+
+
+def _in_results(scene: Scene, topic: Topic, sessions: list[int], sequence: int, ordered: Entries) -> list[Facts]:
+    """Outcomes, and whether their broker has read them: then the ack is on its way to the publisher, or there.
+
+    A result does not name its topic; it is this one's if its position is, or if its pending entry says so.
+    """
+    found, positions = [], set(ordered["index"].tolist())
+    for member in scene.members:
+        name = results_region(scene.epoch, member)
+        if not (scene.fabric.exists(name) and scene.has(member, "pending")):
+            continue
+        theirs = scene.fabric.attach(f"{member.region_prefix}/frontiers")
+        words = [
+            int(theirs.data[frontier_offset(line) : frontier_offset(line) + 8].view(np.uint64)[0])
+            for line in (BrokerLine.RESULTS_EPOCH, BrokerLine.RESULTS_READ)
+        ]
+        read = words[1] if words[0] == scene.epoch else 0
+        pending = valid_entries(ring_of(scene.fabric.attach(f"{member.region_prefix}/pending")))
+        ours = set(pending["index"][pending["lane"] == topic.lane].tolist())
+        for row in rows(_of(valid_entries(ring_of(scene.fabric.attach(name))), sessions, sequence)):
+            request = row["outcome"] in (Outcome.OPENED.name, Outcome.CLOSED.name, Outcome.NOTED.name)
+            if not request and (row["index"] in positions or row["pending"] in ours):
+                facts = {"broker": member.region_prefix, "acked": row["position"] < read}
+                found.append(facts | {what: row[what] for what in ("outcome", "index", "seq", "pending", "session")})
+    return found
+
+
+def _verdict(stages: dict[str, Any]) -> str:
+    """In one sentence, how far it got."""
+    if stages["ordered"]:
+        entry, payload = stages["ordered"][0], stages["payload"] or {}
+        acked = "acked" if any(result["acked"] for result in stages["results"]) else "no trace of its ack any more"
+        where = f"stored at index {entry['index']}, seq {entry['seq']}"
+        return f"{where}; {acked}; payload {payload.get('state', 'unknown')}"
+    if stages["skipped"]:
+        return "declared lost: its gap was skipped before it came"
+    if stages["held"]:
+        return "waits in a held slot until the gap before it closes"
+    if stages["results"]:
+        return f"answered {stages['results'][-1]['outcome']}, and not stored"
+    if any(entry["published"] and not entry["taken"] for entry in stages["pending"]):
+        return "published by its broker, and not yet taken by the sequencer"
+    if stages["pending"]:
+        return "taken by the sequencer; its outcome is no longer in the rings"
+    return "no trace: it never reached a broker, or everything about it has left the rings"

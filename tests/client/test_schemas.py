@@ -1,0 +1,326 @@
+"""Schemas: which a topic may have, how they change, how data is fitted to them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embarcadero.client.batch import Batch, OrderEntry
+from embarcadero.client.schema_text import parse_schema
+from embarcadero.client.tables import encoded, fitted, pieces
+from embarcadero.errors import BadSchema, BadValue, Corrupt
+from embarcadero.limits import RECORDS_PER_BATCH_MAX, SCHEMA_COLUMNS_MAX
+from embarcadero.types import EntryKind
+from embarcadero.wire.payload import decode_batch
+from embarcadero.wire.schemas import (
+    RAW,
+    TopicSchemas,
+    checked_schema,
+    decode_schema,
+    decode_versions,
+    encode_schema,
+    evolve,
+    named,
+)
+
+V1 = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string())])
+V2 = V1.append(pa.field("price", pa.float64()))
+TYPED = TopicSchemas(V1, (2,))
+NEWER = TopicSchemas(V2, (2, 3))
+
+
+def batch_of(data: pa.RecordBatch, version: int, schemas: TopicSchemas) -> Batch:
+    """A batch as a reader who knows `schemas` gets it."""
+    fields = dict.fromkeys(OrderEntry._fields, 0) | {"count": data.num_rows, "schema": version, "kind": EntryKind.BATCH}
+    return Batch.of_entry(0, OrderEntry(**fields), encoded(data, None), {}, schemas)
+
+
+# --- schemas ---
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        (pa.schema([]), "0 columns"),
+        (pa.schema([(f"c{n}", pa.int8()) for n in range(SCHEMA_COLUMNS_MAX + 1)]), "1025 columns"),
+        (pa.schema([("a", pa.int8()), ("a", pa.int8())]), "'a' is there twice"),
+        (pa.schema([("_seq", pa.int8())]), "'_seq' can't"),
+        (pa.schema([("", pa.int8())]), "'' can't"),
+        (pa.schema([("c", pa.dictionary(pa.int8(), pa.string()))]), "'c' is dictionary"),
+        (pa.schema([("c", pa.list_(pa.dictionary(pa.int8(), pa.string())))]), "'c' is dictionary"),
+        (pa.schema([("c", pa.uuid())]), "'c' is extension"),
+        (pa.schema([("c", pa.string_view())]), "'c' is string_view"),
+        (pa.schema([("c", pa.dense_union([pa.field("x", pa.int8())]))]), "'c' is dense_union"),
+        (pa.schema([("c", pa.run_end_encoded(pa.int16(), pa.int8()))]), "'c' is run_end"),
+        (pa.schema([("x" * 70_000, pa.int8())]), "schema of 7"),
+        ("id:int64", "not str"),
+    ],
+)
+def test_schemas_that_no_topic_may_have_are_refused_by_column(schema: Any, words: str) -> None:
+    """Unknown or unsafe types, double and reserved names, too many columns, too many bytes."""
+    with pytest.raises(BadSchema, match=words):
+        encode_schema(schema)
+
+
+def test_types_nested_too_deep_are_refused() -> None:
+    """A schema can't make its readers recurse."""
+    kind = pa.int8()
+    for _ in range(20):
+        kind = pa.list_(kind)
+    with pytest.raises(BadSchema, match="deep"):
+        encode_schema(pa.schema([("c", kind)]))
+
+
+@given(st.binary(max_size=300) | st.integers(0, 200).map(lambda n: encode_schema(V2)[:n]))
+@settings(deadline=None)
+def test_noise_is_no_schema(noise: bytes) -> None:
+    """Whatever a client sends as a schema is a schema or BadSchema."""
+    try:
+        checked_schema(decode_schema(noise))
+    except BadSchema as error:
+        assert error.hint  # noqa: PT017  # the property is that nothing else is raised
+
+
+def test_metadata_does_not_travel() -> None:
+    """What pandas notes about its index is not part of a topic's schema."""
+    assert decode_schema(encode_schema(V1.with_metadata({"pandas": "x" * 100_000}))).equals(V1, check_metadata=True)
+
+
+# --- evolution ---
+def test_added_nullable_columns_make_a_version() -> None:
+    """New columns go to the end, wherever they were written; the same schema again changes nothing."""
+    wanted = pa.schema([("price", pa.float64()), V1.field("name"), V1.field("id")])
+    after = evolve(TYPED, wanted)
+    assert (after.version, after.newest) == (2, V2)
+    assert after.all() == {1: V1, 2: V2}
+    assert evolve(after, wanted) is after
+    assert decode_versions(encode_schema(after.newest), after.widths) == after
+
+
+@pytest.mark.parametrize(
+    ("wanted", "reason"),
+    [
+        (pa.schema([V1.field("id")]), "'name' can't be removed"),
+        (pa.schema([V1.field("id"), ("name", pa.int8())]), "'name' is string and can't become int8"),
+        (pa.schema([V1.field("id"), V1.field("name").with_nullable(False)]), "'name' is nullable and can't become not"),
+        (pa.schema([V1.field("id").with_nullable(True), V1.field("name")]), "'id' is not null and can't"),
+        (pa.schema([V1.field("id"), ("title", pa.string())]), "'name' can't be renamed to 'title'"),
+        (V1.append(pa.field("x", pa.int8(), nullable=False)), "'x' must be nullable"),
+    ],
+)
+def test_other_changes_are_refused_with_the_reason(wanted: pa.Schema, reason: str) -> None:
+    """Removed, changed, renamed; nullability; and new columns that older records can't have."""
+    with pytest.raises(BadSchema, match=reason):
+        evolve(TYPED, wanted)
+
+
+def test_raw_topics_get_no_schema() -> None:
+    """Their records have no columns to go on from."""
+    with pytest.raises(BadSchema, match="raw records"):
+        evolve(RAW, V1)
+
+
+@pytest.mark.parametrize("widths", [[], [0, 2], [2, 2], [1], [3, 2]])
+def test_versions_that_contradict_the_schema_are_corrupt(widths: list[int]) -> None:
+    """A client does not believe any broker."""
+    with pytest.raises(Corrupt):
+        decode_versions(encode_schema(V1), widths)
+
+
+def test_readers_get_every_batch_as_the_newest_schema_that_they_know() -> None:
+    """Older batches get nulls; of newer ones a reader sees the columns that it knows."""
+    old = pa.RecordBatch.from_pylist([{"id": 1, "name": "a"}], schema=V1)
+    new = pa.RecordBatch.from_pylist([{"id": 2, "name": None, "price": 0.5}], schema=V2)
+    assert batch_of(old, 1, NEWER).to_arrow() == pa.RecordBatch.from_pylist([{"id": 1, "name": "a"}], schema=V2)
+    assert batch_of(new, 2, NEWER).to_arrow() == new
+    assert batch_of(new, 2, TYPED).to_arrow() == pa.RecordBatch.from_pylist([{"id": 2, "name": None}], schema=V1)
+    assert batch_of(new, 2, NEWER).records()[0].value == {"id": 2, "name": None, "price": 0.5}
+    assert batch_of(old, 1, NEWER).records()[0].timestamp.year == 1970
+
+
+def test_versions_that_can_not_be_are_corrupt() -> None:
+    """Raw records in a typed topic, and the other way round."""
+    data = pa.RecordBatch.from_pylist([{"id": 1, "name": "a"}], schema=V1)
+    for schemas, version in ((TYPED, 0), (RAW, 1)):
+        with pytest.raises(Corrupt):
+            batch_of(data, version, schemas).to_arrow()
+
+
+# --- data ---
+ROWS = [{"id": 1, "name": "a"}, {"id": 2, "name": None}]
+WANTED = pa.Table.from_pylist(ROWS, schema=V1)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        WANTED,
+        WANTED.select(["name", "id"]),
+        WANTED.combine_chunks().to_batches()[0],
+        ROWS,
+        tuple(ROWS),
+        [{"id": 1, "name": "a"}, {"id": 2}],
+        {"name": ["a", None], "id": [1, 2]},
+        {"name": ("a", None), "id": pa.array([1, 2])},
+        pd.DataFrame({"name": ["a", None], "id": [1, 2]}, index=[7, 8]),
+        pd.DataFrame({"name": ["a", None], "id": [1.0, 2.0]}),
+        pl.DataFrame({"name": ["a", None], "id": [1, 2]}),
+        pl.DataFrame({"name": ["a", None], "id": pl.Series([1, 2], dtype=pl.UInt8)}),
+    ],
+    ids=lambda data: type(data).__module__.split(".")[0] + "." + type(data).__name__,
+)
+def test_rows_columns_and_frames_fit_a_schema(data: Any) -> None:
+    """Whatever holds the rows, in any order of columns, becomes the topic's columns."""
+    found = fitted(data, TYPED, 0)
+    assert found.schema == V1
+    assert found.to_pylist() == ROWS
+
+
+def test_missing_columns_that_may_be_null_are_null() -> None:
+    """A program that does not know a new column yet goes on."""
+    assert fitted([{"id": 1}], NEWER, 0).to_pylist() == [{"id": 1, "name": None, "price": None}]
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (pa.table({"id": pa.array([1], pa.int32()), "name": ["a"]}), "'id' is int32, not int64"),
+        (pa.table({"id": ["1"], "name": ["a"]}), "'id' is string, not int64"),
+        (pa.table({"name": ["a"]}), "'id' is missing"),
+        (pa.table({"id": [1], "nam": ["a"]}), "'nam' is unknown"),
+        (pa.table({"id": pa.array([None], pa.int64())}), "'id' has nulls"),
+        (pa.Table.from_arrays([pa.array([1]), pa.array([1])], names=["id", "id"]), "'id' is there twice"),
+        ([{"id": "x"}], "'id' can't become int64"),
+        ([{"id": 1 << 70}], "'id' can't become int64"),
+        ([{"id": 1, "name": object()}], "'name' can't become string"),
+        ([{"id": 1, "other": object()}], "'other' can't become Arrow"),
+        ([{"id": 1}, 5], "row 1 is int"),
+        ([{"id": 1, 5: 1}], "column 5"),
+        ({"id": 1}, "'id' is one int"),
+        ({"id": [1, 2], "name": ["a"]}, "different lengths"),
+        (pd.DataFrame({"id": ["x"]}), "'id' can't become int64"),
+        (pd.DataFrame({"id": [1.5]}), "'id' can't become int64"),
+        (pd.DataFrame([[1, 2]], columns=["id", "id"]), "twice"),
+        (pd.DataFrame({"id": [1], "name": [pd.Period("2024")]}), "'name' can't become string"),
+        (pl.DataFrame({"id": [1.5]}), "'id' is double, not int64"),
+        (pl.DataFrame({"id": [1], "name": [object()]}, schema_overrides={"name": pl.Object}), "'name'|Object"),
+    ],
+)
+def test_data_that_does_not_fit_is_refused_by_column(data: Any, words: str) -> None:
+    """Before anything is sent, with the column and both types."""
+    with pytest.raises(BadValue, match=words):
+        fitted(data, TYPED, 0)
+
+
+@pytest.mark.parametrize("data", [[], {"id": []}, V1.empty_table(), pd.DataFrame({"id": []}), pl.DataFrame({"id": []})])
+def test_no_rows_are_refused(data: Any) -> None:
+    """A batch has at least one record."""
+    with pytest.raises(BadValue, match="without records"):
+        fitted(data, TYPED, 0)
+
+
+@pytest.mark.parametrize("data", [5, "text", b"bytes", None, object()])
+def test_what_is_no_table_is_refused(data: Any) -> None:
+    """The hint lists what can be published."""
+    with pytest.raises(BadValue, match="list of dicts"):
+        fitted(data, TYPED, 0)
+
+
+def test_raw_records_are_completed() -> None:
+    """Text or bytes as values, headers as dicts, and what is left out is null or now."""
+    found = fitted([{"value": "a", "headers": {"h": b"1"}}, {"value": "b", "key": "k"}], RAW, 5).to_pylist()
+    assert [row["value"] for row in found] == [b"a", b"b"]
+    assert [row["key"] for row in found] == [None, b"k"]
+    assert found[0]["headers"] == [("h", b"1")]
+    assert fitted({"value": [b"a"]}, RAW, 5).column("timestamp").cast(pa.int64()).to_pylist() == [5]
+
+
+@pytest.mark.parametrize("stamp", [-(1 << 63), (1 << 63) - 1, -62_135_596_800_000_001, 253_402_300_800_000_000])
+def test_timestamps_out_of_range_are_refused(stamp: int) -> None:
+    """A table with times that no datetime can be is not sent."""
+    times = pa.array([stamp], pa.int64()).view(pa.timestamp("us", tz="UTC"))
+    with pytest.raises(BadValue, match="years 1 to 9999"):
+        fitted(pa.table({"value": [b"x"], "timestamp": times}), RAW, 0)
+
+
+# --- cutting ---
+def test_ten_million_rows_are_cut() -> None:
+    """No batch has more records than one may have, however small they are."""
+    batch = pa.record_batch({"b": pa.nulls(10_000_000, pa.null())})
+    counts = [count for count, _ in pieces(batch, 1 << 20, 8 << 20, None)]
+    assert sum(counts) == 10_000_000
+    assert max(counts) <= RECORDS_PER_BATCH_MAX
+
+
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
+def test_tables_are_cut_by_batch_bytes_and_record_batches_by_the_frame(compression: str | None) -> None:
+    """A table of many chunks becomes batches of about the size asked for; a record batch that fits stays whole."""
+    table = pa.concat_tables([pa.table({"x": pa.array([bytes([n % 251]) * 100 for n in range(500)])})] * 20)
+    parts = list(pieces(table, 100_000, 1 << 20, compression))
+    assert 8 <= len(parts) <= 20
+    decoded = [decode_batch(payload, table.schema, count, full=True) for count, payload in parts]
+    assert pa.Table.from_batches(decoded).equals(table.combine_chunks())
+    whole = table.slice(0, 5000).combine_chunks().to_batches()[0]
+    assert [count for count, _ in pieces(whole, 1000, 1 << 20, compression)] == [5000]
+
+
+def test_what_does_not_get_smaller_is_not_compressed() -> None:
+    """Compression never makes a batch larger than its frame."""
+    import numpy as np
+
+    noise = pa.record_batch({"x": pa.array([np.random.default_rng(1).bytes(5000)])})
+    assert encoded(noise, "lz4").size == encoded(noise, None).size
+
+
+def test_a_record_larger_than_a_frame_is_refused() -> None:
+    """Compressed or not, at some size a single row can't be a batch."""
+    row = pa.record_batch({"x": pa.array([bytes(40 << 20)])})
+    for compression in (None, "zstd"):
+        with pytest.raises(BadValue, match="a batch has at most"):
+            list(pieces(row, 1 << 20, 8 << 20, compression))
+
+
+# --- text ---
+def test_schemas_are_written_in_a_short_form(tmp_path: Path) -> None:
+    """Names and types; files of JSON and Arrow say the same."""
+    wanted = pa.schema(
+        [
+            pa.field("id", pa.int64(), nullable=False), ("at", pa.timestamp("us", tz="UTC")),
+            ("tags", pa.list_(pa.string())), ("d", pa.decimal128(10, 2)), ("m", pa.map_(pa.string(), pa.int8())),
+            ("s", pa.struct([("x", pa.float64()), ("y", pa.bool_())])),
+        ]
+    )  # fmt: skip
+    text = "id:int64!, at:timestamp[us, UTC], tags:list<string>, d:decimal(10,2), m:map<string, int8>"
+    assert parse_schema(text + ", s:struct<x:double, y:bool>") == wanted
+    assert parse_schema(named(V2)) == V2
+    by_name, listed = tmp_path / "a.json", tmp_path / "b.json"
+    by_name.write_text(json.dumps({"id": "int64!", "name": "string"}))
+    fields = [{"name": "id", "type": "int64", "nullable": False}, {"name": "name", "type": "string"}]
+    listed.write_text(json.dumps({"fields": fields}))
+    alone, whole = tmp_path / "c.arrow", tmp_path / "d.arrow"
+    alone.write_bytes(V1.serialize().to_pybytes())
+    with pa.OSFile(str(whole), "wb") as sink, pa.ipc.new_file(sink, V1):
+        pass
+    assert [parse_schema(str(path)) for path in (by_name, listed, alone, whole)] == [V1] * 4
+
+
+@pytest.mark.parametrize("text", ["", "id", "id:", "id:int63", ":int64", "m:map<string>", "none.json", "none.arrow"])
+def test_texts_that_are_no_schema_are_refused(text: str) -> None:
+    """With a hint how to write one."""
+    with pytest.raises(BadSchema):
+        parse_schema(text)
+
+
+def test_files_that_hold_no_schema_are_refused(tmp_path: Path) -> None:
+    """JSON of another shape, and bytes of another kind."""
+    for name, data in (("a.json", b"[1]"), ("b.json", b"{"), ("c.arrow", b"nothing of the kind")):
+        path = tmp_path / name
+        path.write_bytes(data)
+        with pytest.raises(BadSchema):
+            parse_schema(str(path))

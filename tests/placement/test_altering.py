@@ -1,0 +1,110 @@
+"""Altering topics: what may change, what may not and why, and schemas in the store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from embarcadero.errors import BadSchema, BadValue, UnknownTopic
+from embarcadero.limits import PARTITIONS_MAX
+from embarcadero.placement.directory import Directory
+from embarcadero.placement.memory import MemoryStore
+from embarcadero.wire.messages import AlterTopic
+from embarcadero.wire.schemas import encode_schema
+
+V1 = pa.schema([("id", pa.int64())])
+V2 = V1.append(pa.field("name", pa.string()))
+
+
+@pytest.fixture
+def directory() -> Directory:
+    return Directory(MemoryStore())
+
+
+def alter(directory: Directory, **changes: Any) -> Any:
+    return directory.alter_topic(AlterTopic(name="t", **changes))
+
+
+def test_what_is_given_changes_and_nothing_else(directory: Directory) -> None:
+    """And the change is in the store, where brokers and sequencers find it."""
+    before = directory.create_topic("t", order=5, partitions=2)
+    after = alter(directory, partitions=4, gap_timeout_ms=7, session_ttl_s=60, order=5, replicas=0)
+    assert (after.partitions, after.gap_timeout_ms, after.session_ttl_s) == (4, 7, 60)
+    assert (after.lane, after.order, after.on_gap) == (before.lane, before.order, before.on_gap)
+    assert directory.topic("t") == after
+
+
+def test_a_change_that_changes_nothing_is_no_change(directory: Directory) -> None:
+    """The store's revision tells everybody that something is new; here nothing is."""
+    directory.create_topic("t", columns=encode_schema(V1))
+    revision = directory.revision()
+    alter(directory, partitions=1, columns=encode_schema(V1))
+    assert directory.revision() == revision
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"order": 2}, "order of topic 't' can't change"),
+        ({"replicas": 3}, "replicas of topic 't' can't change"),
+        ({"durable_on": 2}, "durable_on of topic 't' can't change"),
+        ({"partitions": 1}, "2 partitions and can't have 1"),
+        ({"partitions": PARTITIONS_MAX + 1}, "can't have 65536"),
+        ({"gap_timeout_ms": 0}, "gap_timeout_ms 0"),
+        ({"session_ttl_s": 0}, "session_ttl_s 0"),
+        ({"session_ttl_s": 1 << 40}, "session_ttl_s"),
+        ({"on_gap": "ignore"}, "on_gap 'ignore'"),
+        ({"columns": encode_schema(V1)}, "raw records"),
+        ({"columns": b"noise"}, "raw records"),
+    ],
+)
+def test_what_can_not_change_is_refused_with_the_reason(directory: Directory, changes: Any, words: str) -> None:
+    """And nothing of the same request is done."""
+    before = directory.create_topic("t", order=5, partitions=2)
+    with pytest.raises(BadValue, match=words):
+        alter(directory, **({"gap_timeout_ms": 9} | changes))
+    assert directory.topic("t") == before
+
+
+def test_on_gap_may_become_skip_and_not_go_back(directory: Directory) -> None:
+    """With the usual time of its kind, unless one is given."""
+    directory.create_topic("t", order=5)
+    assert alter(directory, on_gap="skip").gap_timeout_ms == 5
+    with pytest.raises(BadValue, match="not remembered"):
+        alter(directory, on_gap="fence")
+    assert alter(directory, on_gap="skip", gap_timeout_ms=9).gap_timeout_ms == 9
+
+
+def test_an_unknown_topic_can_not_be_altered(directory: Directory) -> None:
+    """As everywhere."""
+    with pytest.raises(UnknownTopic):
+        alter(directory, partitions=2)
+
+
+def test_schemas_have_versions_and_go_with_their_topic(directory: Directory) -> None:
+    """The newest schema and the width of each version; a topic of the same name begins anew."""
+    assert directory.create_topic("t", columns=encode_schema(V1)).schema_version == 1
+    assert alter(directory, columns=encode_schema(V2)).schema_version == 2
+    assert alter(directory, columns=encode_schema(V2)).schema_version == 2
+    topic, schema = directory.described("t")
+    assert (topic.schema_version, schema.widths, schema.columns) == (2, [1, 2], encode_schema(V2))
+    with pytest.raises(BadSchema, match="'name' can't be removed"):
+        alter(directory, columns=encode_schema(V1))
+    with pytest.raises(BadSchema, match="no Arrow schema"):
+        alter(directory, columns=b"noise")
+    directory.begin_generation()
+    assert directory.described("t")[1] == schema
+    directory.delete_topic("t")
+    directory.create_topic("t")
+    assert directory.described("t")[1].widths == []
+
+
+def test_a_schema_from_outside_is_checked(directory: Directory) -> None:
+    """Whoever speaks the protocol without this client is refused by the same rules."""
+    twice = pa.schema([("a", pa.int8()), ("a", pa.int8())]).serialize().to_pybytes()
+    for columns in (b"noise", twice, bytes(1 << 20)):
+        with pytest.raises(BadSchema):
+            directory.create_topic("t", columns=columns)
+    assert directory.topics() == []

@@ -1,0 +1,302 @@
+"""A real cluster, watched: its metrics agree with what clients did, its health with what was done to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
+
+import pytest
+
+import embarcadero as emb
+from embarcadero.config import load
+from embarcadero.node.background import start
+from embarcadero.node.cluster import ClusterFolder
+from embarcadero.node.report import ClusterReport, report
+from embarcadero.node.supervisor import UpOptions
+from embarcadero.watch.catalog import BY_NAME
+from embarcadero.watch.places import Place, Places
+from embarcadero.watch.scrape import parse
+
+pytestmark = pytest.mark.system
+RECORDS = 5_000
+
+
+class Watched:
+    """A cluster of two brokers with JSON logs, its client, and its pages."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir, self.folder = data_dir, ClusterFolder(data_dir)
+        flags = {"cluster.data_dir": data_dir, "cluster.brokers": 2, "broker.port": 0, "fabric.log_bytes": 32 << 20}
+        config = load(flags=flags | {"log.format": "json"})
+        self.process, _ = start(UpOptions(config=config, stop_with_stdin=True))
+        self.log = emb.connect(self.report().addresses)
+
+    def report(self) -> ClusterReport:
+        return report(self.folder)
+
+    def place(self, role: str) -> Place:
+        return next(place for place in Places(self.data_dir).read() if place.roles == role)
+
+    def page(self, role: str, path: str) -> tuple[int, Any]:
+        """Status and body; (0, None) when nobody answers."""
+        try:
+            with urlopen(f"http://{self.place(role).address}{path}", timeout=10) as answer:
+                body = answer.read().decode()
+                return answer.status, body if path == "/metrics" else json.loads(body)
+        except HTTPError as error:
+            with error:
+                return error.code, json.loads(error.read())
+        except (URLError, ConnectionError):
+            return 0, None
+
+    def values(self, role: str) -> dict[str, list[tuple[dict[str, str], float]]]:
+        return parse(self.page(role, "/metrics")[1])
+
+    def total(self, name: str, *roles: str, **labels: str) -> float:
+        found = [sample for role in roles for sample in self.values(role).get(name, [])]
+        return sum(value for has, value in found if labels.items() <= has.items())
+
+    def lines(self) -> list[dict[str, Any]]:
+        """All log lines of all processes."""
+        return [json.loads(line) for path in self.folder.logs.glob("*.log") for line in path.read_text().splitlines()]
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "embarcadero.cli.main", *arguments, "--data-dir", str(self.data_dir)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+    def json(self, *arguments: str) -> Any:
+        done = self.run(*arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def close(self) -> None:
+        self.log.close()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    made = Watched(tmp_path_factory.mktemp("watched") / "cluster")
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def traffic(cluster: Watched) -> dict[str, Any]:
+    """An order-5 topic with records that were published, and all of it read."""
+    cluster.log.create_topic("orders", order=5)
+    with cluster.log.publisher("orders", batch_bytes=20_000) as publisher:
+        futures = [publisher.send(b"value %d" % n, key=b"k") for n in range(RECORDS)]
+        positions = [future.result(30) for future in futures]
+    read = []
+    with cluster.log.subscribe("orders") as subscriber:
+        while sum(batch.count for batch in read) < RECORDS:
+            batch = subscriber.poll(30)
+            assert batch is not None
+            read.append(batch)
+    return {"positions": positions, "batches": read}
+
+
+def until(what: Callable[[], Any], limit_s: float = 60.0) -> Any:
+    give_up = time.monotonic() + limit_s
+    while not (found := what()):
+        assert time.monotonic() < give_up, "it did not happen"
+        time.sleep(0.05)
+    return found
+
+
+BROKERS = ("broker:0", "broker:1")
+
+
+def test_counters_agree_with_what_clients_did(cluster: Watched, traffic: dict[str, Any]) -> None:
+    """Batches, records and bytes in and out, outcomes and frontiers are those of the publisher and the reader."""
+    batches = len({position.index for position in traffic["positions"]})
+    size = sum(batch.to_arrow().nbytes for batch in traffic["batches"])
+    of_topic = {"topic": "orders"}
+
+    assert cluster.total("embarcadero_publish_records_total", *BROKERS, **of_topic) == RECORDS
+    assert cluster.total("embarcadero_publish_batches_total", *BROKERS, **of_topic) == batches
+    assert cluster.total("embarcadero_subscribe_records_total", *BROKERS, **of_topic) == RECORDS
+    assert cluster.total("embarcadero_subscribe_batches_total", *BROKERS, **of_topic) == batches
+    came, went = (
+        cluster.total(f"embarcadero_{way}_bytes_total", *BROKERS, **of_topic) for way in ("publish", "subscribe")
+    )
+    assert came == went > size * 0.9
+    assert cluster.total("embarcadero_outcomes_total", *BROKERS, outcome="ORDERED") == batches
+    assert cluster.total("embarcadero_publish_latency_seconds_count", *BROKERS) == batches
+    assert cluster.total("embarcadero_ordered_seq", "sequencer", **of_topic) == RECORDS
+    assert cluster.total("embarcadero_ordered_index", "sequencer", **of_topic) == cluster.log.tail("orders").index
+    assert cluster.total("embarcadero_sessions_opened_total", "sequencer", **of_topic) == 1
+    assert cluster.total("embarcadero_unresolved_entries", *BROKERS) == 0
+
+
+def test_every_metric_of_the_catalog_is_served(cluster: Watched, traffic: dict[str, Any]) -> None:
+    """And nothing else. The broker that nobody reads from has no reader's metrics; together they have all."""
+    served = set()
+    for role in (*BROKERS, "sequencer"):
+        text = cluster.page(role, "/metrics")[1]
+        served |= {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+
+    assert served == BY_NAME.keys()
+
+
+def test_pages_that_are_not_there_are_refused(cluster: Watched) -> None:
+    """Unknown paths and methods get a small JSON answer; nonsense gets none, and the port goes on."""
+    assert cluster.page("sequencer", "/secrets")[0] == 404
+    place = cluster.place("sequencer")
+    import socket
+
+    for nonsense, answer in ((b"POST /metrics HTTP/1.1\r\n\r\n", b"HTTP/1.1 405"), (b"\0" * 20_000, b"")):
+        with socket.create_connection((place.host, place.port), timeout=10) as peer:
+            peer.sendall(nonsense)
+            peer.shutdown(socket.SHUT_WR)
+            try:
+                assert peer.recv(100).startswith(answer)
+            except ConnectionResetError:
+                assert not answer
+    assert cluster.page("sequencer", "/health")[0] == 200
+
+
+def test_top_shows_the_cluster_once(cluster: Watched, traffic: dict[str, Any]) -> None:
+    """--once --json is one object with brokers, topics, the sequencer and latencies; without --json it is a picture."""
+    seen = cluster.json("top", "--once", "--interval", "0.1")
+
+    assert [(broker["broker"], broker["state"]) for broker in seen["brokers"]] == [(0, "live"), (1, "live")]
+    orders = next(topic for topic in seen["topics"] if topic["topic"] == "orders")
+    assert (orders["order"], orders["ordered_seq"]) == (5, RECORDS)
+    assert (seen["sequencer"]["state"], seen["sequencer"]["epoch"]) == ("live", 1)
+    assert [latency["what"] for latency in seen["latencies"]] == ["publish to ack", "append to reader", "round"]
+    assert "orders" in cluster.run("top", "--once", "--interval", "0.1").stdout
+
+
+def test_inspect_decodes_a_live_cluster(cluster: Watched, traffic: dict[str, Any]) -> None:
+    """Regions, the batch of a seq, and one record through all stages; what is not there is a typed error."""
+    batch = traffic["batches"][-1]
+    names = {region["name"] for region in cluster.json("inspect", "regions")}
+    assert {"epochs", "epoch-1/held", "broker-0.1/pending"} <= names
+    assert cluster.json("inspect", "region", "epochs")["rows"] == [{"epoch": 1, "open": True, "started": True}]
+
+    found = cluster.json("inspect", "batch", "orders", "--seq", str(RECORDS - 1))
+    assert (found["entry"]["index"], found["entry"]["count"]) == (batch.index, batch.count)
+    assert (found["payload"]["state"], found["payload"]["crc_fits"]) == ("readable", True)
+    assert found["payload"]["records"][0]["value"] == f"value {batch.seq}"
+
+    options = ["--session", str(batch.session), "--sequence"]
+    way = cluster.json("inspect", "record", "orders", *options, str(batch.session_seq))
+    assert [entry["taken"] for entry in way["pending"]] == [True]
+    assert [entry["index"] for entry in way["ordered"]] == [batch.index]
+    assert [(result["outcome"], result["acked"]) for result in way["results"]] == [("ORDERED", True)]
+    assert way["verdict"] == f"stored at index {batch.index}, seq {batch.seq}; acked; payload readable"
+    assert cluster.json("inspect", "record", "orders", *options, "99999")["verdict"].startswith("no trace")
+
+    beyond = ["batch", "orders", "--seq", "77777"]
+    for wrong, says in ((["region", "no-such"], "can't be read"), (beyond, "not in the order ring")):
+        done = cluster.run("inspect", *wrong)
+        assert (done.returncode, says in done.stderr) == (1, True), done.stderr
+
+
+def test_a_paused_sequencer_makes_brokers_unready(cluster: Watched) -> None:
+    """They are healthy all the time, and ready again when it goes on."""
+    assert [cluster.page(role, "/ready")[0] for role in (*BROKERS, "sequencer")] == [200] * 3
+    pid = cluster.report().sequencer.pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        status, body = until(lambda: (found := cluster.page("broker:0", "/ready"))[0] == 503 and found)
+        assert (status, body["ready"]) == (503, False)
+        assert "silent" in body["roles"]["broker-0.1"]
+        assert cluster.page("broker:0", "/health")[0] == 200
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    until(lambda: cluster.page("broker:0", "/ready")[0] == 200)
+
+
+def test_a_broker_that_leaves_settles_what_it_took(cluster: Watched) -> None:
+    """SIGTERM with batches in flight: they are acked before it parts from its clients, who go on with the others."""
+    cluster.log.create_topic("load", order=5)
+    leaving, sequencer = cluster.report().brokers[1].pid, cluster.report().sequencer.pid
+    with cluster.log.publisher("load", batch_bytes=2_000) as publisher:
+        futures = [publisher.send(b"%d" % n) for n in range(500)]
+        publisher.flush()
+        os.kill(sequencer, signal.SIGSTOP)  # nothing gets an outcome now
+        futures += [publisher.send(b"%d" % n) for n in range(500, 1_500)]
+        until(lambda: cluster.total("embarcadero_unresolved_entries", "broker:1") > 2)
+        os.kill(leaving, signal.SIGTERM)
+        until(lambda: cluster.page("broker:1", "/ready") == (503, {"ready": False, "roles": {"broker-1.1": "leaving"}}))
+        os.kill(sequencer, signal.SIGCONT)
+        futures += [publisher.send(b"%d" % n) for n in range(1_500, 3_000)]
+        seqs = [future.result(60).seq for future in futures]
+    values = cluster.log.read("load").column("value").to_pylist()
+    (left,) = [line for line in cluster.lines() if (line["role"], line["event"]) == ("broker-1.1", "left")]
+
+    assert seqs == list(range(3_000))
+    assert values == [b"%d" % n for n in range(3_000)]
+    assert (left["settled"] > 2, left["unsettled"], left["level"]) == (True, 0, "info")
+    assert cluster.total("embarcadero_duplicates_rejected_total", *BROKERS) == 0  # no ack was lost, so none was resent
+    until(lambda: cluster.report().brokers[1].incarnation == 2)
+
+
+def test_a_killed_broker_shows(cluster: Watched) -> None:
+    """Its port is gone with it; the next incarnation has a page of its own, and the sequencer counted the failure."""
+    before = cluster.place("broker:0")
+    closed = cluster.total("embarcadero_broker_failures_total", "sequencer")
+    os.kill(before.pid, signal.SIGKILL)
+
+    until(lambda: cluster.place("broker:0").pid != before.pid)
+    until(lambda: cluster.page("broker:0", "/ready") == (200, {"ready": True, "roles": {"broker-0.2": "ok"}}))
+    assert cluster.total("embarcadero_broker_failures_total", "sequencer") == closed + 1
+    assert cluster.total("embarcadero_publish_records_total", "broker:0") == 0
+
+
+def test_a_takeover_is_counted(cluster: Watched) -> None:
+    """After kill -9 of the sequencer the next one serves its epoch, and brokers follow it."""
+    os.kill(cluster.report().sequencer.pid, signal.SIGKILL)
+    until(lambda: cluster.page("sequencer", "/ready")[1] == {"ready": True, "roles": {"sequencer-2": "ok"}})
+
+    assert cluster.total("embarcadero_sequencer_failovers_total", "sequencer") == 1
+    until(lambda: cluster.total("embarcadero_followed_epoch", *BROKERS) == 4)
+
+
+def test_logs_tell_the_story(cluster: Watched) -> None:
+    """Every line is an object with time, level, role and event; what happened above is there, and no payloads are."""
+    lines = cluster.lines()
+    events = {(line["role"], line["event"]) for line in lines}
+
+    assert all(list(line)[:4] == ["time", "level", "role", "event"] for line in lines)
+    assert {
+        ("broker-0.1", "listening"), ("broker-0.1", "follows epoch"), ("broker-1.1", "left"),
+        ("sequencer-1", "broker closed"), ("sequencer", "epoch started"),
+    } <= events  # fmt: skip
+    assert [line["reason"] for line in lines if line["event"] == "node ended"][-1] == "killed by SIGKILL"
+    assert not any("value 1" in json.dumps(line) for line in lines)
+
+
+def test_a_dead_cluster_can_be_inspected_and_a_stopped_one_says_so(tmp_path: Path) -> None:
+    """After kill -9 of everything the fabric is still there to look at; after `down` it is gone."""
+    dead = Watched(tmp_path / "dead")
+    try:
+        dead.log.create_topic("t")
+        with dead.log.publisher("t") as publisher:
+            publisher.send(b"last words").result(30)
+    finally:
+        dead.log.close()
+        dead.process.kill()
+        dead.process.communicate()
+    until(lambda: not any(place.running for place in Places(dead.data_dir).read()))
+
+    found = dead.json("inspect", "batch", "t", "--seq", "0")
+    assert found["payload"]["records"][0]["value"] == "last words"
+    assert dead.run("top", "--once").returncode == 1
+    assert dead.run("down").returncode == 1
+    gone = dead.run("inspect", "regions")
+    assert (gone.returncode, "there is no fabric" in gone.stderr) == (1, True)

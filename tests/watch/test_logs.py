@@ -1,0 +1,79 @@
+"""Logs: one line an event, as text or JSON, with repeats counted."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from embarcadero.errors import BadValue
+from embarcadero.limits import LOG_REPEATS_MAX
+from embarcadero.watch import logs
+from embarcadero.watch.logs import LogJournal, set_up_logging
+
+
+@pytest.fixture(autouse=True)
+def root() -> Iterator[None]:
+    before, level = logging.root.handlers[:], logging.root.level
+    yield
+    logging.root.handlers[:] = before
+    logging.root.setLevel(level)
+
+
+def test_json_lines_parse_and_say_who_and_when(capsys: pytest.CaptureFixture[str]) -> None:
+    """Events of roles and plain messages are objects with the same four fields first."""
+    set_up_logging("node-7", "info", "json")
+    LogJournal("broker-0.3").warn("backpressure on", occupied=0.81, reason='two\nlines and a "quote"')
+    logging.getLogger("other").info("plain message")
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        logging.getLogger("other").exception("it failed")
+    first, second, third = map(json.loads, capsys.readouterr().err.splitlines())
+
+    assert list(first)[:4] == ["time", "level", "role", "event"]
+    assert (first["level"], first["role"], first["event"]) == ("warning", "broker-0.3", "backpressure on")
+    assert (first["occupied"], first["reason"]) == (0.81, 'two\nlines and a "quote"')
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", first["time"])
+    assert (second["role"], second["event"]) == ("node-7", "plain message")
+    assert "ValueError: broken" in third["trace"]
+
+
+def test_plain_lines_stay_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever a peer calls itself, it does not get a line of its own."""
+    set_up_logging("node-7")
+    LogJournal("sequencer-2").note("session fenced", client="evil\n2026 INFO forged", session=7)
+    (line,) = capsys.readouterr().err.splitlines()
+
+    assert line.split(" ", 1)[1] == 'INFO sequencer-2 session fenced client="evil\\n2026 INFO forged" session=7'
+
+
+def test_repeats_are_counted_instead_of_written(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first few are written; the next one after a while tells how many were not. Other events are not touched."""
+    now = 100.0
+    monkeypatch.setattr(logs.time, "monotonic", lambda: now)
+    set_up_logging("node-7", form="json")
+    journal = LogJournal("broker-0.1")
+    for _ in range(LOG_REPEATS_MAX + 40):
+        journal.warn("connection ended", error="BadMagic")
+    journal.warn("connection ended", error="OverCredit")
+    now += 60
+    journal.warn("connection ended", error="BadMagic")
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+
+    assert [line["error"] for line in lines] == ["BadMagic"] * LOG_REPEATS_MAX + ["OverCredit", "BadMagic"]
+    assert lines[-1]["not_written_before"] == 40
+    assert "not_written_before" not in lines[-2]
+
+
+def test_levels_and_formats_are_checked() -> None:
+    """What does not exist is a typed error that names what does."""
+    with pytest.raises(BadValue, match="debug, info"):
+        set_up_logging("x", "loud")
+    with pytest.raises(BadValue, match="plain, json"):
+        set_up_logging("x", "info", "xml")

@@ -1,0 +1,97 @@
+"""Compressed payloads: whole, or Corrupt; what they claim to unpack to is believed by nobody."""
+
+from __future__ import annotations
+
+import struct
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embarcadero.errors import Corrupt
+from embarcadero.limits import BATCH_BUFFERS_MAX, DECODED_BYTES_MAX
+from embarcadero.wire.compression import COMPRESSIONS
+from embarcadero.wire.payload import decode_batch, encode_batch
+
+SCHEMA = pa.schema([("s", pa.string()), ("n", pa.list_(pa.int64())), ("b", pa.bool_())])
+ROWS = [{"s": "x" * 50, "n": list(range(9)), "b": True}, {}, {"s": ""}] * 20
+SAMPLE = pa.RecordBatch.from_pylist(ROWS, schema=SCHEMA)
+ENCODED = {compression: encode_batch(SAMPLE, compression).to_pybytes() for compression in COMPRESSIONS}
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_batches_survive(compression: str) -> None:
+    """What was compressed comes back, and is smaller on the way."""
+    assert decode_batch(ENCODED[compression], SCHEMA, 60, full=True) == SAMPLE
+    assert len(ENCODED[compression]) < encode_batch(SAMPLE).size
+
+
+def body_at(payload: bytes) -> int:
+    """Where the body of a message begins."""
+    return 8 + int(struct.unpack_from("<i", payload, 4)[0])
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize("claim", [DECODED_BYTES_MAX + 1, 1 << 40, (1 << 63) - 1, -2, -(1 << 63)])
+def test_a_claim_beyond_the_limit_is_not_believed(compression: str, claim: int) -> None:
+    """The length in front of a buffer is read before memory is asked for."""
+    bomb = bytearray(ENCODED[compression])
+    struct.pack_into("<q", bomb, body_at(bomb), claim)
+    held = pa.total_allocated_bytes()
+    with pytest.raises(Corrupt, match="unpacks to"):
+        decode_batch(bytes(bomb), SCHEMA, 60)
+    assert pa.total_allocated_bytes() <= held
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_many_buffers_below_the_limit_are_a_bomb_together(compression: str) -> None:
+    """The limit is for all buffers of a batch, not for each."""
+    half = pa.array([bytes(DECODED_BYTES_MAX // 2)])
+    bomb = encode_batch(pa.record_batch({"a": half, "b": half}), compression)
+    assert bomb.size < 1 << 20
+    with pytest.raises(Corrupt, match="unpacks to"):
+        decode_batch(bomb, pa.schema([("a", pa.binary()), ("b", pa.binary())]), 1)
+
+
+def test_too_many_buffers_are_refused() -> None:
+    """Reading all their lengths is work as well."""
+    columns = BATCH_BUFFERS_MAX // 2 + 1
+    batch = pa.RecordBatch.from_arrays([pa.array([1])] * columns, names=[str(n) for n in range(columns)])
+    with pytest.raises(Corrupt, match="buffers"):
+        decode_batch(encode_batch(batch, "lz4"), batch.schema, 1)
+
+
+@pytest.mark.parametrize("claim", [0, 1, 7, 1000])
+def test_a_wrong_claim_is_corrupt(claim: int) -> None:
+    """A buffer that unpacks to another length than it says, or that says nothing at all."""
+    wrong = bytearray(ENCODED["zstd"])
+    at = next(at for at in range(body_at(wrong), len(wrong), 8) if struct.unpack_from("<q", wrong, at)[0] == 61 * 4)
+    struct.pack_into("<q", wrong, at, claim)
+    with pytest.raises(Corrupt):
+        decode_batch(bytes(wrong), SCHEMA, 60, full=True)
+
+
+edits = st.lists(
+    st.tuples(
+        st.integers(0, 2000),
+        st.binary(min_size=1, max_size=8) | st.sampled_from([b"\xff" * 8, bytes(8), (1 << 40).to_bytes(8, "little")]),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(st.sampled_from(COMPRESSIONS), edits, st.integers(0, 2000))
+@settings(deadline=None, max_examples=400)
+def test_a_changed_payload_is_corrupt_or_safe(compression: str, changes: list[tuple[int, bytes]], cut: int) -> None:
+    """Whatever a hostile publisher sends, a reader gets Corrupt, or columns that can be read to their end."""
+    changed = bytearray(ENCODED[compression])
+    for anywhere, new in changes:
+        at = anywhere % len(changed)
+        changed[at : at + len(new)] = new[: len(changed) - at]
+    for data in (bytes(changed), bytes(changed[: cut % len(changed)])):
+        try:
+            decode_batch(data, SCHEMA, 60, full=True).to_pylist()
+        except Corrupt as error:
+            assert error.hint  # noqa: PT017  # the property is that nothing else is raised
