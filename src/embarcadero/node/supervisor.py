@@ -86,6 +86,8 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
                 f"metrics port {self.metrics_port} is out of range",
                 f"use 0 (free ports) or 1 to {65_535 - self.brokers}",
             )
+        if self.port and {*range(self.port, self.port + self.brokers)} & {*self.metrics_ports()}:
+            raise BadValue("brokers and metrics can't share ports", "choose another --metrics-port, or 0")
         check_logging(self.log_level, self.log_format)
         sizes_for(self.log_bytes)
         parse_cores(self.pin)
@@ -94,6 +96,11 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
         """The roles of each process."""
         roles = [SEQUENCER, *map(Role, range(self.brokers))]
         return [roles] if self.processes == "one" else [[role] for role in roles]
+
+    def metrics_ports(self) -> list[int]:
+        """Fixed ports of metrics, one a process; none when any will do."""
+        count = 1 if self.processes == "one" else 1 + self.brokers
+        return [self.metrics_port + number for number in range(count)] if self.metrics_port else []
 
     def fabric_bytes(self) -> int:
         """About what the fabric will want: the logs, and as much again as two logs for dead ones and rings."""
@@ -122,6 +129,8 @@ class Supervisor:
             stack.enter_context(self._folder.locked())
             if options.port:
                 check_ports(options.host, [options.port + number for number in range(options.brokers)])
+            if options.metrics_port:
+                check_ports(options.metrics_host, options.metrics_ports())
             self._directory = Directory(stack.enter_context(closing(SqliteStore(self._folder.store_path))))
             self._directory.begin_generation()
             self._fabric = self._make_fabric()
