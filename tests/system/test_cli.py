@@ -102,7 +102,8 @@ def test_a_first_walk(shell: Shell) -> None:
     shell.run("topic", "delete", "orders", "--yes")
     assert shell.json("topic", "list") == []
 
-    shell.run("down")
+    down = shell.json("down")
+    assert (down["killed"], down["unsettled"]) == ([], 0)
     assert not any(running(pid) for pid in pids_of(started))
     assert not Path(started["fabric"]).exists()
     assert shell.try_run("status").returncode == 1
@@ -155,7 +156,7 @@ def test_a_stuck_process_does_not_keep_the_cluster_up(shell: Shell) -> None:
     started = json.loads(shell.run(*UP))
     stuck = started["brokers"][1]["pid"]
     os.kill(stuck, signal.SIGSTOP)
-    shell.run("down")
+    assert shell.json("down")["killed"] == ["broker:1"]
     assert not any(running(pid) for pid in pids_of(started))
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -178,6 +180,28 @@ def test_top_shows_the_cluster_once(cluster: Watched, traffic: dict[str, Any]) -
     assert (seen["sequencer"]["state"], seen["sequencer"]["epoch"]) == ("live", 1)
     assert [latency["what"] for latency in seen["latencies"]] == ["publish to ack", "append to reader", "round"]
     assert "orders" in cluster.run("top", "--once", "--interval", "0.1").stdout
+
+
+def test_top_stays_until_ctrl_c(cluster: Watched) -> None:
+    """On a terminal it draws again and again, and SIGINT ends it with 0."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "embarcadero.cli.main", "top", "--interval", "0.1", "--data-dir"]
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
+    process = subprocess.Popen(
+        [*command, str(cluster.data_dir)], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+    )
+    os.close(theirs)
+    seen = b""
+    while seen.count(b"brokers") < 3:
+        seen += os.read(ours, 65_536)
+    process.send_signal(signal.SIGINT)
+    with contextlib.suppress(OSError):  # what a terminal says at its end
+        while os.read(ours, 65_536):
+            pass
+    os.close(ours)
+
+    assert process.wait(60) == 0
+    assert b"Traceback" not in seen
 
 
 def test_inspect_decodes_a_live_cluster(cluster: Watched, traffic: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from embarcadero.errors import BadValue
 from embarcadero.limits import LOG_REPEATS_MAX
 from embarcadero.watch import logs
-from embarcadero.watch.logs import LogJournal, set_up_logging
+from embarcadero.watch.logs import LogJournal, event_of, set_up_logging
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +69,16 @@ def test_repeats_are_counted_instead_of_written(
     assert [line["error"] for line in lines] == ["BadMagic"] * LOG_REPEATS_MAX + ["OverCredit", "BadMagic"]
     assert lines[-1]["not_written_before"] == 40
     assert "not_written_before" not in lines[-2]
+
+
+@pytest.mark.parametrize("form", ["plain", "json"])
+def test_what_a_line_says_can_be_told_again(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The supervisor tells the user why a process did not start, whatever its log looks like."""
+    set_up_logging("node-7", "info", form)
+    logging.getLogger("other").error("port 9092 is in use (choose another)")
+
+    assert event_of(capsys.readouterr().err.strip()) == "port 9092 is in use (choose another)"
+    assert event_of('{"not": "ours"}') == '{"not": "ours"}'
 
 
 def test_levels_and_formats_are_checked() -> None:

@@ -7,7 +7,12 @@ import io
 import pytest
 from rich.console import Console
 
-from embarcadero.watch.top import BrokerLine, Latency, Picture, SequencerLine, TopicLine
+from embarcadero.meters import LATENCY_US, Histogram
+from embarcadero.types import Member, Topic
+from embarcadero.watch.page import Page
+from embarcadero.watch.places import Place
+from embarcadero.watch.scrape import Scrape, parse
+from embarcadero.watch.top import BrokerLine, Facts, Latency, Picture, SequencerLine, TopicLine, picture
 from embarcadero.watch.view import duration, short, sparkline, view
 
 BUSY = {"connections": 9_999, "in_bytes_s": 1.25e9, "in_records_s": 1.2e6, "out_bytes_s": 9.99e8, "pending": 8_192,
@@ -52,3 +57,23 @@ def test_numbers_are_for_people() -> None:
     assert [duration(s) for s in (None, 0.00005, 0.0123, 2.5)] == ["-", "50 µs", "12.3 ms", "2.5 s"]
     assert sparkline([0, 4, 8]) == "▁▅█"
     assert sparkline([0, 0]) == "▁▁"
+
+
+def test_a_process_with_several_roles_counts_once() -> None:
+    """All roles in one process: each broker has its own line, and latencies are not counted twice."""
+    page = Page()
+    seen = Histogram(LATENCY_US)
+    seen.add(400)
+    for broker in (0, 1):
+        page.histogram("embarcadero_publish_latency_seconds", seen, 1e-6, broker=broker)
+        page.put("embarcadero_connections", 3 + broker, broker=broker)
+    page.put("embarcadero_epoch", 9)
+    place = Place(roles="sequencer,broker:0,broker:1", pid=1, host="127.0.0.1", port=1)
+    members = [Member(broker=n, incarnation=1, handle=n, host="127.0.0.1", port=1, pid=1) for n in (0, 1, 2)]
+    facts = Facts(cluster="c", members=members, topics=[Topic(name="t", lane=0)], epoch=9)
+    shown = picture(facts, "now", {}, {place.roles: Scrape(place, 1.0, parse(page.text().decode()))})
+
+    assert [(line.state, line.connections) for line in shown.brokers] == [("live", 3), ("live", 4), ("silent", 0)]
+    assert (shown.sequencer.state, shown.sequencer.epoch) == ("live", 9)
+    assert [latency.count for latency in shown.latencies] == [2, 0, 0]
+    assert [(topic.topic, topic.lag) for topic in shown.topics] == [("t", None)]

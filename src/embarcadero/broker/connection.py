@@ -207,8 +207,9 @@ class Connection:
         for buffer in buffers:
             self._output.append(buffer)
             self._output_bytes += len(buffer)
-        if self._output_bytes > self._broker.settings.send_queue_bytes:
+        if self._output_bytes > self._broker.settings.send_queue_bytes and not self.closing:
             self.closing = True  # a peer that does not read is let go
+            self._broker.hung_up(self, TooMany("the client does not read what it asked for"))
         self.on_output()
 
     def answer(self, request: int, message: m.Message) -> None:

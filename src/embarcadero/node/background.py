@@ -25,7 +25,7 @@ from embarcadero.node.children import roll_over
 from embarcadero.node.cluster import ClusterFolder, FabricChoice, fabric_name
 from embarcadero.node.supervisor import Supervisor, UpOptions
 
-_STOP_S = 10.0
+_STOP_S = 15.0
 _POLL_S = 0.02
 
 

@@ -20,6 +20,7 @@ from embarcadero.errors import ClusterError
 from embarcadero.limits import KIB, MIB
 from embarcadero.node.cluster import ClusterFolder
 from embarcadero.node.roles import Role
+from embarcadero.watch.logs import event_of
 
 _PR_SET_PDEATHSIG = 1
 _LIVED_LONG_S = 10.0
@@ -87,14 +88,14 @@ class Child:
                 self._process.send_signal(number)
 
     def last_words(self) -> str:
-        """The last line of its log: usually the reason it ended."""
+        """What the last line of its log says: usually the reason it ended."""
         try:
             with self.log_path.open("rb") as log_file:
                 log_file.seek(max(0, self.log_path.stat().st_size - _LAST_WORDS_BYTES))
                 lines = log_file.read().decode(errors="replace").strip().splitlines()
         except OSError:
             return ""
-        return lines[-1] if lines else ""
+        return event_of(lines[-1]) if lines else ""
 
 
 def die_with(parent: int) -> None:

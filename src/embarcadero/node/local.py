@@ -19,7 +19,7 @@ from embarcadero.node.cluster import ClusterFolder
 from embarcadero.node.report import ClusterReport, report
 from embarcadero.node.supervisor import UpOptions
 
-_STOP_S = 10.0
+_STOP_S = 15.0
 _RESTART_S = 30.0
 _POLL_S = 0.01
 

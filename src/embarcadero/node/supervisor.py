@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from embarcadero.config import Config
-from embarcadero.errors import ClusterError, EmbarcaderoError
+from embarcadero.errors import BadValue, ClusterError, EmbarcaderoError
 from embarcadero.fabric.epochs import create_epochs
 from embarcadero.fabric.shared import SharedFabric
 from embarcadero.limits import GOODBYE_S_MAX, SETTLE_S_MAX
@@ -66,7 +66,11 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
         return data_dir_of(self.config)
 
     def check(self) -> None:
-        """Raise BadValue for what this machine does not have."""
+        """Raise BadValue for what can't be, or what this machine does not have."""
+        broker = self.config.broker
+        ports = {broker.port + number for number in range(self.config.cluster.brokers)} if broker.port else set[int]()
+        if ports & {*self.metrics_ports()}:
+            raise BadValue("brokers and metrics can't share ports", "choose another metrics.port, or 0")
         parse_cores(self.config.cluster.pin)
 
     def nodes(self) -> list[list[Role]]:
@@ -74,6 +78,13 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
         cluster = self.config.cluster
         roles = [SEQUENCER, *map(Role, range(cluster.brokers))]
         return [roles] if cluster.one_process else [[role] for role in roles]
+
+    def metrics_ports(self) -> list[int]:
+        """Fixed ports of metrics, one a process; none when any will do."""
+        metrics, cluster = self.config.metrics, self.config.cluster
+        if not (metrics.enabled and metrics.port):
+            return []
+        return [metrics.port + number for number in range(1 if cluster.one_process else 1 + cluster.brokers)]
 
     def fabric_bytes(self) -> int:
         """About what the fabric will want: the logs, and as much again as two logs for dead ones and rings."""
@@ -103,6 +114,8 @@ class Supervisor:
             stack.enter_context(self._folder.locked())
             if broker.port:
                 check_ports(broker.host, [broker.port + number for number in range(self._config.cluster.brokers)])
+            if ports := self._options.metrics_ports():
+                check_ports(self._config.metrics.host, ports)
             self._directory = Directory(stack.enter_context(closing(SqliteStore(self._folder.store_path))))
             self._directory.begin_generation()
             self._fabric = self._make_fabric()

@@ -8,6 +8,7 @@ An event that repeats is written a few times; then it is counted, and the count 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import sys
@@ -23,6 +24,7 @@ from embarcadero.limits import LOG_REPEATS_MAX, LOG_REPEATS_S
 
 LEVELS: Final = ("debug", "info", "warning", "error")
 _PLAIN: Final = re.compile(r"[\w.:/@+-]+")
+_PREFIX: Final = re.compile(r"^\S+Z [A-Z]+ \S+ ")
 _TEXT_CHARS_MAX: Final = 500
 _EVENTS_REMEMBERED_MAX: Final = 1_024
 
@@ -70,6 +72,14 @@ class _Lines(logging.Formatter):
             return msgspec.json.encode(line | facts, enc_hook=str).decode()
         said = " ".join(f"{name}={_readable(value)}" for name, value in facts.items())
         return f"{at} {record.levelname} {role} {_one_line(record.getMessage())}{' ' if said else ''}{said}"
+
+
+def event_of(line: str) -> str:
+    """What a line says, without when and who; a line that is not ours is taken as it is."""
+    if line.startswith("{"):
+        with contextlib.suppress(msgspec.MsgspecError, KeyError, TypeError):
+            return str(msgspec.json.decode(line)["event"])
+    return _PREFIX.sub("", line)
 
 
 def _one_line(text: str) -> str:

@@ -95,11 +95,12 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 def picture(facts: Facts, time: str, before: dict[str, Scrape], now: dict[str, Scrape]) -> Picture:
     """Put together what the store and the nodes tell. Nodes that do not answer are shown as silent."""
-    changes = {role: Change(before.get(name), scrape) for name, scrape in now.items() for role in name.split(",")}
+    nodes = {name: Change(before.get(name), scrape) for name, scrape in now.items()}
+    changes = {role: change for name, change in nodes.items() for role in name.split(",")}
     newest = {member.broker: member for member in facts.members}  # sorted by incarnation: the last one stays
     brokers = {number: changes.get(f"broker:{number}") for number in newest}
     sequencer = changes.get("sequencer")
-    known = [change for change in brokers.values() if change is not None]
+    known = list(nodes.values())
     return Picture(
         cluster=facts.cluster,
         time=time,
