@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from embarcadero.client.batch import Batch, Record
     from embarcadero.client.futures import RecordFuture
     from embarcadero.client.sync import Log, Publisher, Subscriber, connect, local
+    from embarcadero.client.topics import TopicInfo
     from embarcadero.wire.payload import RAW_SCHEMA
 
 __version__ = "0.1.0"
@@ -40,6 +41,7 @@ _LAZY = {
     "Subscriber": "embarcadero.client.sync",
     "connect": "embarcadero.client.sync",
     "local": "embarcadero.client.sync",
+    "TopicInfo": "embarcadero.client.topics",
     "RAW_SCHEMA": "embarcadero.wire.payload",
 }
 """Where heavy names live: arrow and the event loop load when a client is first used, not for every command."""
@@ -75,6 +77,7 @@ __all__ = [
     "Subscriber",
     "Tail",
     "Topic",
+    "TopicInfo",
     "UsageError",
     "__version__",
     "aio",

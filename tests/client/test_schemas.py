@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +184,44 @@ def test_rows_columns_and_frames_fit_a_schema(data: Any) -> None:
     assert found.to_pylist() == ROWS
 
 
+NOON = datetime(2024, 1, 1, 12, 0, 0, 1500)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "kept"),
+    [
+        (pa.int64(), 1.5, 2.0),
+        (pa.int8(), Decimal("1.25"), Decimal(1)),
+        (pa.list_(pa.int8()), [1, 1.5], [1, 2.0]),
+        (pa.struct([("x", pa.int8())]), {"x": 1.5}, {"x": 1}),
+        (pa.struct([("x", pa.int8())]), {"x": 1, "y": 2}, {"x": 1}),
+        (pa.map_(pa.string(), pa.int8()), {"x": 1.5}, {"x": 1}),
+        (pa.timestamp("ms"), NOON, NOON.replace(microsecond=1000)),
+        (pa.timestamp("s"), NOON, NOON.replace(microsecond=0)),
+        (pa.time32("ms"), NOON.time(), NOON.replace(microsecond=0).time()),
+        (pa.duration("s"), timedelta(seconds=1.5), timedelta(seconds=2)),
+        (pa.date32(), NOON, NOON.date()),
+    ],
+)
+def test_values_are_converted_only_where_nothing_is_lost(kind: pa.DataType, value: Any, kept: Any) -> None:
+    """Arrow would cut these silently; nobody would notice before the records are needed."""
+    schemas = TopicSchemas(pa.schema([("c", kind)]), (1,))
+    with pytest.raises(BadSchema, match="'c' can't become"):
+        fitted([{"c": value}], schemas, 0)
+    with pytest.raises(BadSchema, match="'c' can't become"):
+        fitted({"c": iter([value])}, schemas, 0)
+    assert fitted({"c": [kept, None]}, schemas, 0).num_rows == 2
+
+
+def test_values_beyond_pythons_types_are_a_typed_error() -> None:
+    """A time of the year 100,000 is right in Arrow, and has no datetime."""
+    schemas = TopicSchemas(pa.schema([("t", pa.timestamp("s"))]), (1,))
+    data = pa.record_batch({"t": pa.array([1 << 50]).view(pa.timestamp("s"))})
+    with pytest.raises(BadValue, match="to_arrow"):
+        batch_of(data, 1, schemas).records()
+    assert batch_of(data, 1, schemas).to_arrow() == data
+
+
 def test_missing_columns_that_may_be_null_are_null() -> None:
     """A program that does not know a new column yet goes on."""
     assert fitted([{"id": 1}], NEWER, 0).to_pylist() == [{"id": 1, "name": None, "price": None}]
@@ -208,6 +248,7 @@ def test_missing_columns_that_may_be_null_are_null() -> None:
         (pd.DataFrame({"id": [1.5]}), "'id' can't become int64"),
         (pd.DataFrame([[1, 2]], columns=["id", "id"]), "twice"),
         (pd.DataFrame({"id": [1], "name": [pd.Period("2024")]}), "'name' can't become string"),
+        (pl.Series([1]), "Series can't be published"),
         (pl.DataFrame({"id": [1.5]}), "'id' is double, not int64"),
         (pl.DataFrame({"id": [1], "name": [object()]}, schema_overrides={"name": pl.Object}), "'name'|Object"),
     ],

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from embarcadero.errors import Corrupt
+from embarcadero.errors import BadValue, Corrupt
 from embarcadero.fabric.layout import ORDER
 from embarcadero.invariants import invariant
 from embarcadero.types import NO_INDEX, NO_SESSION, EntryKind, Gap, GapKind
@@ -152,11 +152,19 @@ class Batch:
             return []
         seqs = range(self.seq, self.seq + self.count)
         if self._schemas.typed:
-            rows = self.to_arrow().to_pylist()
+            rows = self._rows()
             return list(map(Record, seqs, repeat(None), rows, repeat(None), repeat(self._append_us)))
         key, value, headers, timestamp = self.to_arrow().columns
         times = timestamp.view(pa.int64()).to_numpy().tolist()
         return list(map(Record, seqs, _bytes(key), _bytes(value), _headers(headers), times))
+
+    def _rows(self) -> list[dict[str, Any]]:
+        columns = self.to_arrow()
+        try:
+            found: list[dict[str, Any]] = columns.to_pylist()
+        except (pa.ArrowException, ArithmeticError, ValueError, TypeError, LookupError, ImportError) as error:
+            raise BadValue(f"{self!r} has a value that Python's types can't hold: {error}", "use to_arrow()") from None
+        return found
 
     def __iter__(self) -> Iterator[Record]:
         return iter(self.records())

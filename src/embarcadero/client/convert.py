@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as kinds
 
+from embarcadero.client.exact import loses, may_lose
 from embarcadero.errors import BadSchema, BadValue
 
 Tabular = Any
@@ -27,13 +28,20 @@ def to_arrow(data: Any, wanted: Mapping[str, pa.DataType]) -> Tabular:
             raise BadSchema(f"columns {list(data.columns)} have a name twice", "rename one of them")
         return _table({name: data[name] for name in data.columns}, wanted)  # its index is no column
     if hasattr(data, "__arrow_c_stream__"):  # polars, and others that speak Arrow
-        table = data.to_arrow() if _is_frame("polars", data) else pa.table(data)
+        table = _stream(data)
         return _table({name: _cast(name, table.column(name), wanted.get(name)) for name in table.column_names}, wanted)
     if isinstance(data, Mapping):
         return _table(data, wanted)
     if isinstance(data, Sequence) and not isinstance(data, str | bytes | bytearray | memoryview):
         return _table(_columns(data), wanted)
     raise BadValue(f"a {type(data).__name__} can't be published", f"{_HINT}; send() takes bytes")
+
+
+def _stream(data: Any) -> pa.Table:
+    try:
+        return data.to_arrow() if _is_frame("polars", data) else pa.table(data)
+    except (*_ERRORS, RuntimeError) as error:
+        raise BadValue(f"a {type(data).__name__} can't be published: {error}", _HINT) from None
 
 
 def _is_frame(library: str, data: Any) -> bool:
@@ -72,8 +80,14 @@ def _array(name: str, values: Any, kind: pa.DataType | None) -> Any:
             f"column {name!r} is one {type(values).__name__}, not values", "rows are a list of dicts, columns are lists"
         )
     try:
+        if not isinstance(values, Sequence) and not hasattr(values, "__array__"):
+            values = list(values)
         if kind is not None and kinds.is_map(kind):
             values = [list(value.items()) if isinstance(value, Mapping) else value for value in values]
+        if kind is not None and isinstance(values, Sequence) and may_lose(kind):
+            for number, value in enumerate(values):
+                if loses(value, kind):
+                    raise ValueError(f"{value!r} in row {number} would lose something")
         return pa.array(values, kind)
     except _ERRORS as error:
         what = "Arrow" if kind is None else str(kind)
