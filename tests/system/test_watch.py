@@ -261,7 +261,8 @@ def test_a_broker_that_leaves_settles_what_it_took(cluster: Watched) -> None:
         futures += [publisher.send(b"%d" % n) for n in range(1_500, 3_000)]
         seqs = [future.result(60).seq for future in futures]
     values = cluster.log.read("load").column("value").to_pylist()
-    (left,) = [line for line in cluster.lines() if (line["role"], line["event"]) == ("broker-1.1", "left")]
+    said = lambda: [line for line in cluster.lines() if (line["role"], line["event"]) == ("broker-1.1", "left")]  # noqa: E731
+    (left,) = until(said)  # it parts from its clients first
 
     assert seqs == list(range(3_000))
     assert values == [b"%d" % n for n in range(3_000)]
