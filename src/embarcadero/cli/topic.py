@@ -1,4 +1,4 @@
-"""topic create, list, describe, delete."""
+"""topic create, list, describe, trim, delete."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from embarcadero.cli.output import Brokers, DataDir, Json, connect, print_json, print_table
+from embarcadero.cli.times import parse_time
 
 if TYPE_CHECKING:
     from embarcadero.types import Topic
 
-app = typer.Typer(help="Create, list, describe and delete topics.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Create, list, describe, trim and delete topics.", no_args_is_help=True, rich_markup_mode=None)
 
 Name = Annotated[str, typer.Argument(help="Name of the topic: A-Z a-z 0-9 . _ -")]
 _COLUMNS = ["name", "order", "partitions", "on gap", "gap timeout ms", "lane"]
@@ -73,16 +74,47 @@ def list_topics(brokers: Brokers = None, data_dir: DataDir = None, json: Json = 
 
 @app.command()
 def describe(name: Name, brokers: Brokers = None, data_dir: DataDir = None, json: Json = False) -> None:
-    """Show a topic: what it promises, and where it ends."""
+    """Show a topic: what it promises, where it starts and where it ends."""
     import msgspec
 
     with connect(brokers, data_dir) as log:
         topic, end = log.describe(name), log.tail(name)
-    facts: dict[str, Any] = msgspec.to_builtins(topic) | {"next_index": end.index, "next_seq": end.seq}
+    facts: dict[str, Any] = msgspec.to_builtins(topic) | {
+        "start_index": end.start_index, "start_seq": end.start_seq, "next_index": end.index, "next_seq": end.seq,
+    }  # fmt: skip
     if json:
         print_json(facts)
     else:
         print_table(f"topic {name}", ["what", "value"], list(facts.items()))
+
+
+@app.command()
+def trim(
+    name: Name,
+    before_seq: Annotated[int | None, typer.Option(show_default=False, help="The first record to keep.")] = None,
+    before_index: Annotated[int | None, typer.Option(show_default=False, help="The first batch to keep.")] = None,
+    before_time: Annotated[
+        str | None, typer.Option(show_default=False, help='Keep what came since: "2026-01-31T12:00:00Z" or "7d ago".')
+    ] = None,
+    brokers: Brokers = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Give up the oldest records of a topic. No batch is split.
+
+    Examples:
+
+        embarcadero topic trim orders --before-seq 1000000
+
+        embarcadero topic trim orders --before-time "7d ago"
+    """
+    when = None if before_time is None else parse_time(before_time)
+    with connect(brokers, data_dir) as log:
+        start = log.trim(name, before_seq=before_seq, before_index=before_index, before_time=when)
+    if json:
+        print_json({"topic": name, "start_index": start.index, "start_seq": start.seq})
+    else:
+        print(f"topic {name} starts at seq {start.seq} (batch {start.index})")
 
 
 @app.command()

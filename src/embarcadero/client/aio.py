@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Generator, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
@@ -27,14 +28,22 @@ from embarcadero.client.options import (
     check_read,
     check_timeout,
     parse_addresses,
-    place,
-    seek_place,
 )
+from embarcadero.client.places import Place, place, seek_place, time_us, trim_place
 from embarcadero.client.pump import Pump
 from embarcadero.client.reading import new_core, read_span, span
-from embarcadero.errors import Backpressure, BadFrame, Closed, NotAvailable, OutcomeUnknown, TimedOut
+from embarcadero.errors import (
+    Backpressure,
+    BadFrame,
+    Closed,
+    EmbarcaderoError,
+    NotAvailable,
+    OutcomeUnknown,
+    TimedOut,
+    Unreachable,
+)
 from embarcadero.invariants import invariant
-from embarcadero.limits import CLOSE_TIMEOUT_S, REQUEST_TIMEOUT_S
+from embarcadero.limits import CLOSE_TIMEOUT_S, CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S
 from embarcadero.types import Position, Tail, Topic
 from embarcadero.wire import messages as m
 
@@ -43,12 +52,22 @@ from embarcadero.wire import messages as m
 Answer = TypeVar("Answer", bound=m.Message)
 
 
-async def connect(addresses: str | Sequence[str]) -> Log:
-    """Connect to a cluster by the addresses of one or several of its brokers. Raises Unreachable."""
+async def connect(addresses: str | Sequence[str], *, timeout: float = CONNECT_TIMEOUT_S) -> Log:
+    """Connect to a cluster by the addresses of one or several of its brokers. Raises Unreachable.
+
+        log = await emb.aio.connect("127.0.0.1:9092", timeout=2.0)
+    """
+    check_timeout(timeout)
     seeds = parse_addresses(addresses)
     brokers = Brokers(seeds)
     try:
-        await brokers.start()
+        async with asyncio.timeout(timeout):
+            await brokers.start()
+    except TimeoutError as error:
+        await brokers.close()
+        if isinstance(error, EmbarcaderoError):
+            raise
+        raise Unreachable(f"no broker answers at {addresses} within {timeout:g} s", "is the cluster up?") from None
     except BaseException:
         await brokers.close()
         raise
@@ -114,13 +133,49 @@ class Log:
         await self._ask(m.DeleteTopic(name=topic), m.Done, timeout, again=False)
 
     async def tail(self, topic: str, *, timeout: float = REQUEST_TIMEOUT_S) -> Tail:
-        """Where the topic ends: everything acked before this call is below."""
+        """Where the topic ends, and where its readable part starts: everything acked before this call is below the end.
+
+            end = (await log.tail("orders")).seq
+        """
         found = await self._tail(topic, timeout)
-        return Tail(found.lane, found.index, found.seq)
+        return Tail(found.lane, found.index, found.seq, found.start_index, found.start_seq)
 
     async def _tail(self, topic: str, timeout: float) -> m.TailIs:
         lane = (await self.describe(topic, timeout=timeout)).lane
         return await self._ask(m.GetTail(lane=lane), m.TailIs, timeout)
+
+    async def trim(
+        self,
+        topic: str,
+        *,
+        before_seq: int | None = None,
+        before_index: int | None = None,
+        before_time: datetime | None = None,
+        timeout: float = REQUEST_TIMEOUT_S,
+    ) -> Position:
+        """Give up the records before a place; returns where the topic starts now.
+
+        No batch is split: one that holds a record to be kept stays whole. Trimming less than before changes nothing;
+        trimming beyond the end raises FuturePosition. Readers below the start get a TRIMMED gap.
+
+            start = await log.trim("orders", before_time=datetime.now(UTC) - timedelta(days=7))
+        """
+        by, before = trim_place(before_seq, before_index, before_time)
+        lane = (await self.describe(topic, timeout=timeout)).lane
+        found = await self._ask(m.Trim(lane=lane, by=by, before=before), m.PlaceIs, timeout)
+        return Position(found.lane, found.index, found.seq)
+
+    async def position_at(self, topic: str, time: datetime, *, timeout: float = REQUEST_TIMEOUT_S) -> Position:
+        """Where the first batch is that was appended at or after a time; the topic's end if there is none yet.
+
+        Raises Trimmed when batches of that time are gone.
+
+            position = await log.position_at("orders", datetime(2026, 1, 31, tzinfo=UTC))
+        """
+        us = time_us(time)
+        lane = (await self.describe(topic, timeout=timeout)).lane
+        found = await self._ask(m.Find(lane=lane, by="time", start=us), m.PlaceIs, timeout)
+        return Position(found.lane, found.index, found.seq)
 
     async def status(self, *, timeout: float = REQUEST_TIMEOUT_S) -> list[dict[str, Any]]:
         """What each broker that we are connected to says about itself."""
@@ -135,35 +190,57 @@ class Log:
         return answer
 
     # --- records ---
-    async def publisher(self, topic: str, **options: Unpack[PublisherArguments]) -> Publisher:
-        """A publisher into a topic. Raises UnknownTopic."""
+    async def publisher(
+        self, topic: str, *, timeout: float = REQUEST_TIMEOUT_S, **options: Unpack[PublisherArguments]
+    ) -> Publisher:
+        """A publisher into a topic. Raises UnknownTopic.
+
+            async with await log.publisher("orders", linger_ms=5) as publisher: ...
+        """
         chosen = PublisherOptions(**options)
-        return self._register(Publisher(self, await self.describe(topic), chosen))
+        return self._register(Publisher(self, await self.describe(topic, timeout=timeout), chosen))
 
     async def subscribe(
         self,
         topic: str,
         *,
-        start: str | int = "earliest",
+        start: Place = "earliest",
         read: str = "ordered",
         partitions: Sequence[int] | None = None,
         group: str | None = None,
+        timeout: float = REQUEST_TIMEOUT_S,
     ) -> Subscriber:
-        """A reader of a topic from "earliest", "latest", or the batch that holds the record of seq `start`."""
+        """A reader of a topic from "earliest", "latest", the batch that holds the record of seq `start`, or a time.
+
+        A datetime (with a time zone) starts at the first batch appended at or after it; if there is none yet the
+        subscriber waits for it. Batches below the start of the topic come as one TRIMMED gap.
+
+            async for batch in await log.subscribe("orders", start=datetime.now(UTC) - timedelta(minutes=10)): ...
+        """
         check_read(read, group)
         by, value = place(start)
-        lane = (await self.describe(topic)).lane
+        lane = (await self.describe(topic, timeout=timeout)).lane
         return self._register(Subscriber(self, lane, by, value, None if partitions is None else list(partitions)))
 
     async def read(
-        self, topic: str, start: int | None = None, end: int | None = None, *, timeout: float = REQUEST_TIMEOUT_S
+        self,
+        topic: str,
+        start: int | datetime | None = None,
+        end: int | datetime | None = None,
+        *,
+        timeout: float = REQUEST_TIMEOUT_S,
     ) -> pa.Table:
         """Records with start <= seq < end as a table, with a column `_seq`; by default all there are now.
 
-        `timeout` is for each step of it. Raises FuturePosition beyond the end, NotAvailable for what is trimmed.
+        A datetime stands for the first batch appended at or after it, or for the end of the topic. `timeout` is how
+        long it may take without any progress. Raises FuturePosition beyond the end, Trimmed below the start.
+
+            table = await log.read("orders", start=datetime(2026, 1, 31, tzinfo=UTC))
         """
+        first = (await self.position_at(topic, start, timeout=timeout)).seq if isinstance(start, datetime) else start
+        stop = (await self.position_at(topic, end, timeout=timeout)).seq if isinstance(end, datetime) else end
         tail = await self._tail(topic, timeout)
-        return await read_span(self.brokers, tail, *span(tail, start, end), timeout)
+        return await read_span(self.brokers, tail, *span(tail, first, stop), timeout)
 
     def _register(self, part: PartType) -> PartType:
         self._parts.add(part)
@@ -173,10 +250,11 @@ class Log:
         """A publisher or subscriber is closed."""
         self._parts.discard(part)
 
-    async def close(self) -> None:
-        """Close all publishers and subscribers, then hang up."""
+    async def close(self, timeout: float | None = CLOSE_TIMEOUT_S) -> None:
+        """Close publishers, waiting at most `timeout` seconds for their outcomes, and subscribers; then hang up."""
+        check_timeout(timeout)
         try:
-            await asyncio.gather(*(part.close() for part in list(self._parts)), return_exceptions=True)
+            await asyncio.gather(*(part.close(timeout) for part in list(self._parts)), return_exceptions=True)
         finally:
             await self.brokers.close()
 
@@ -225,12 +303,22 @@ class Publisher:
         return future  # type: ignore[return-value]
 
     async def publish(
-        self, data: Any, *, partition: int | None = None, timeout: float | None = None
+        self,
+        data: Any,
+        *,
+        partition: int | None = None,
+        session_seq: int | None = None,
+        timeout: float | None = None,
     ) -> RecordAwaitable:
         """Take a pyarrow Table or RecordBatch; waits while the window is full.
 
         Await what it returns for the Position of the first record: it is there once all of the table is stored.
+        `session_seq` says which batch of the session it must become; OutOfSequence when another one is next.
+
+            position = await (await publisher.publish(pa.table({"value": [b"a", b"b"]})))
         """
+        check_timeout(timeout)
+        first = None if session_seq is None else await self._pump.first_sequence(timeout)
         intake, whole = self._pump.intake, TableResult(self._pump.intake.condition)
         for number, piece in enumerate(intake.pieces(data, partition)):
             try:
@@ -239,12 +327,25 @@ class Publisher:
                 if not number:
                     raise
                 raise OutcomeUnknown(f"a part of the table was taken: {error.message}", "read the log") from None
-            whole.add(piece.result)
             with intake.condition:
+                if session_seq is not None and first is not None and not number:
+                    self._pump.continues(session_seq, first)
                 intake.add_piece(piece)
+            whole.add(piece.result)
             self._pump.poke()
         whole.complete()
         return RecordAwaitable(whole, 0)
+
+    async def next_session_seq(self, timeout: float | None = None) -> int:
+        """The sequence that the next batch of this session gets; waits until the session is open.
+
+            async with await log.publisher("orders", session="job-7") as publisher:
+                done = await publisher.next_session_seq()     # so many batches are in the log already
+        """
+        check_timeout(timeout)
+        first = await self._pump.first_sequence(timeout)
+        with self._pump.intake.condition:
+            return self._pump.next_sequence(first)
 
     async def _room(self, timeout: float | None) -> None:
         """Wait until the window has room; raise why nothing is taken any more."""
@@ -278,7 +379,7 @@ class Publisher:
         if (failed := self._pump.driver.core.failed) is not None:
             raise fresh(failed)
 
-    async def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
+    async def close(self, timeout: float | None = CLOSE_TIMEOUT_S) -> None:
         """Wait for every outcome, at most `timeout` seconds; what is left then has an unknown outcome.
 
         Raises why the publisher failed, if it did.
@@ -320,24 +421,48 @@ class Subscriber:
                 while True:
                     if self._closed:
                         raise Closed("the subscriber is closed", "subscribe again")
-                    if taken := self._driver.take(1):
+                    if not self.paused and (taken := self._driver.take(1)):
                         return taken[0]
-                    if (failed := self._driver.core.failed) is not None:
+                    if not self.paused and (failed := self._driver.core.failed) is not None:
                         raise fresh(failed)
                     self._ready.clear()
                     await self._ready.wait()
         except TimeoutError:
             return None
 
-    def seek(self, where: str | None = None, *, seq: int | None = None, index: int | None = None) -> None:
-        """Go on from "earliest", "latest", the batch that holds a seq, or an index."""
-        self._driver.seek(*seek_place(where, seq, index))
+    def seek(
+        self,
+        where: str | None = None,
+        *,
+        seq: int | None = None,
+        index: int | None = None,
+        time: datetime | None = None,
+    ) -> None:
+        """Go on from "earliest", "latest", the batch that holds a seq, an index, or the first batch since a time.
+
+            subscriber.seek(time=datetime.now(UTC) - timedelta(hours=1))
+        """
+        self._driver.seek(*seek_place(where, seq, index, time))
+
+    @property
+    def paused(self) -> bool:
+        """Whether `pause` was called, and `resume` was not."""
+        return self._driver.core.paused
+
+    def pause(self) -> None:
+        """Stop fetching and keep the position: until `resume`, polls end with their timeout."""
+        self._driver.pause()
+
+    def resume(self) -> None:
+        """Go on where `pause` stopped."""
+        self._driver.resume()
+        self._ready.set()
 
     def position(self) -> int | None:
         """Index of the next batch; None until the cluster has told where that is."""
         return self._driver.core.position
 
-    async def close(self) -> None:
+    async def close(self, timeout: float | None = CLOSE_TIMEOUT_S) -> None:  # noqa: ARG002 - nothing to wait for
         """Stop reading."""
         self._closed = True
         self._log.forget(self)

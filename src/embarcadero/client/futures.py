@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from embarcadero.client.waiting import Waitable
 from embarcadero.errors import EmbarcaderoError, TimedOut
 from embarcadero.types import NO_INDEX, Position
 
@@ -20,7 +20,7 @@ class BatchResult:
 
     __slots__ = ("_callbacks", "condition", "done", "error", "position")
 
-    def __init__(self, condition: threading.Condition) -> None:
+    def __init__(self, condition: Waitable) -> None:
         self.condition = condition
         self.done = False
         self.position: Position | None = None
@@ -103,7 +103,7 @@ class TableResult(BatchResult):
 
     __slots__ = ("_parts",)
 
-    def __init__(self, condition: threading.Condition) -> None:
+    def __init__(self, condition: Waitable) -> None:
         super().__init__(condition)
         self._parts: list[BatchResult] = []
 

@@ -8,7 +8,6 @@ is settled: that is the window, and whoever adds waits while it is full.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ from typing import Any
 
 from embarcadero.client.futures import BatchResult, RecordFuture
 from embarcadero.client.tables import by_partition, partition_of, pieces, raw_table
+from embarcadero.client.waiting import Waitable
 from embarcadero.errors import BadValue, EmbarcaderoError
 from embarcadero.limits import RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX
 from embarcadero.wire.payload import encode_batch, raw_batch
@@ -29,6 +29,7 @@ FRAME_OVERHEAD_BYTES = 8 * 1024
 """What an Arrow message adds to a batch's columns, at most."""
 _RECORD_OVERHEAD_BYTES = 32  # offsets and time stamp
 _HEADER_OVERHEAD_BYTES = 24
+_NO_MORE = 1 << 62  # bytes of a sealed builder: whatever comes, it is full
 _ANY = -1  # a partition that is chosen when the batch takes its place in the order
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -37,12 +38,13 @@ _MICROSECOND = timedelta(microseconds=1)
 class Builder:
     """Records of one batch to be."""
 
-    __slots__ = ("bytes", "opened_s", "partition", "records", "result")
+    __slots__ = ("bytes", "opened_s", "partition", "records", "result", "sealed")
 
     def __init__(self, partition: int, result: BatchResult) -> None:
         self.partition, self.result = partition, result
         self.records: list[Record] = []
         self.bytes = 0
+        self.sealed = False
         self.opened_s = time.monotonic()
 
 
@@ -79,8 +81,8 @@ class Intake:
         future: type[RecordFuture] = RecordFuture,
     ) -> None:
         self._future = future
-        self.lock = threading.Lock()
-        self.condition = threading.Condition(self.lock)
+        self.lock = self.condition = Waitable()
+        self.sealed_total = 0  # batches sealed so far: each takes one sequence of the session
         self._partitions = partitions
         self._payload_bytes_max = frame_bytes_max
         self._batch_bytes = min(batch_bytes, frame_bytes_max - FRAME_OVERHEAD_BYTES)
@@ -135,17 +137,25 @@ class Intake:
         return builder
 
     def _seal(self, builder: Builder) -> None:
-        del self._open[builder.partition]
-        if builder.partition == self._keyless:
-            self._keyless = (self._keyless + 1) % self._partitions
+        """Ctrl-C may end any call here: what is done again next time loses no batch and queues none twice."""
         records = builder.records
         self.news = True
-        self._sealed.append(Sealed(records, builder.partition, builder.result, len(records), builder.bytes))
+        if not builder.sealed:
+            sealed = Sealed(records, builder.partition, builder.result, len(records), builder.bytes)
+            builder.sealed, builder.bytes = True, _NO_MORE
+            self.sealed_total += 1
+            self._sealed.append(sealed)
+        if self._open.pop(builder.partition, None) is not None and builder.partition == self._keyless:
+            self._keyless = (self._keyless + 1) % self._partitions
 
     def seal(self, opened_before_s: float = float("inf")) -> None:
         """Seal builders that were opened before a time; all of them by default."""
-        for builder in [b for b in self._open.values() if b.opened_s <= opened_before_s and b.records]:
-            self._seal(builder)
+        for builder in [b for b in self._open.values() if b.opened_s <= opened_before_s]:
+            if builder.records:
+                self._seal(builder)
+            else:  # Ctrl-C came before its first record
+                self._open.pop(builder.partition, None)
+                self.unsettled.pop(builder.result, None)
 
     def oldest_s(self) -> float | None:
         """When the oldest open builder was opened."""
@@ -159,6 +169,7 @@ class Intake:
         self.pending_bytes += piece.cost
         self.unsettled[piece.result] = None
         self.news = True
+        self.sealed_total += 1
         self._sealed.append(piece)
 
     @property

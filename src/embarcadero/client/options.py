@@ -54,30 +54,6 @@ def check_read(read: str, group: str | None) -> None:
         raise NotAvailable("consumer groups come with a later version", "use one subscriber per process")
 
 
-def place(start: str | int) -> tuple[str, int]:
-    """Where to read from: "earliest", "latest", or the seq of a record."""
-    if isinstance(start, str):
-        if start not in ("earliest", "latest"):
-            raise BadValue(f"{start!r} is no place in a log", 'use "earliest", "latest", or the seq of a record')
-        return start, 0
-    return "seq", _number("seq", start)
-
-
-def _number(what: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
-        raise BadValue(f"{what} {value!r} is no place in a log", f"use a {what} from 0 on")
-    return value
-
-
-def seek_place(where: str | None, seq: int | None, index: int | None) -> tuple[str, int]:
-    """Where to seek: exactly one of the three."""
-    if [where, seq, index].count(None) != 2:
-        raise BadValue("seek to one place", 'use seek("earliest"), seek("latest"), seek(seq=...) or seek(index=...)')
-    if index is not None:
-        return "index", _number("index", index)
-    return place(seq if where is None and seq is not None else where or "")
-
-
 def check_timeout(timeout: float | None) -> None:
     """How long to wait: None is for ever."""
     if timeout is not None and not timeout >= 0:

@@ -6,9 +6,10 @@ lock; sealing, encoding and sending happen in the background thread. Ctrl-C gets
 
 from __future__ import annotations
 
-import threading
+import asyncio
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
@@ -23,26 +24,29 @@ from embarcadero.client.options import (
     PublisherOptions,
     check_read,
     check_timeout,
-    place,
-    seek_place,
 )
+from embarcadero.client.places import Place, place, seek_place
 from embarcadero.client.pump import Pump
 from embarcadero.client.reading import new_core
 from embarcadero.client.subscriber import SubscriberCore
 from embarcadero.client.thread import LoopThread
+from embarcadero.client.waiting import Waitable
 from embarcadero.errors import Backpressure, Closed, EmbarcaderoError, OutcomeUnknown, TimedOut
-from embarcadero.limits import CLOSE_TIMEOUT_S, LOG_BYTES, REQUEST_TIMEOUT_S
-from embarcadero.types import Tail, Topic
+from embarcadero.limits import CLOSE_TIMEOUT_S, CONNECT_TIMEOUT_S, LOG_BYTES, REQUEST_TIMEOUT_S
+from embarcadero.types import Position, Tail, Topic
 
 _AT_ONCE = 256
 Exit = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
 
 
-def connect(addresses: str | Sequence[str]) -> Log:
-    """Connect to a cluster by the addresses (`host:port`) of one or several of its brokers. Raises Unreachable."""
+def connect(addresses: str | Sequence[str], *, timeout: float = CONNECT_TIMEOUT_S) -> Log:
+    """Connect to a cluster by the addresses (`host:port`) of one or several of its brokers. Raises Unreachable.
+
+        with emb.connect("127.0.0.1:9092", timeout=2.0) as log: ...
+    """
     thread = LoopThread()
     try:
-        return Log(thread, thread.wait(aio.connect(addresses)))
+        return Log(thread, thread.wait(aio.connect(addresses, timeout=timeout)))
     except BaseException:
         thread.stop()
         raise
@@ -117,46 +121,102 @@ class Log:
         self.thread.wait(self._log.delete_topic(topic, timeout=timeout))
 
     def tail(self, topic: str, *, timeout: float = REQUEST_TIMEOUT_S) -> Tail:
-        """Where the topic ends: everything acked before this call is below."""
+        """Where the topic ends, and where its readable part starts: everything acked before this call is below the end.
+
+            end = log.tail("orders").seq
+        """
         return self.thread.wait(self._log.tail(topic, timeout=timeout))
+
+    def trim(
+        self,
+        topic: str,
+        *,
+        before_seq: int | None = None,
+        before_index: int | None = None,
+        before_time: datetime | None = None,
+        timeout: float = REQUEST_TIMEOUT_S,
+    ) -> Position:
+        """Give up the records before a place; returns where the topic starts now.
+
+        No batch is split: one that holds a record to be kept stays whole. Trimming less than before changes nothing;
+        trimming beyond the end raises FuturePosition. Readers below the start get a TRIMMED gap.
+
+            start = log.trim("orders", before_time=datetime.now(UTC) - timedelta(days=7))
+        """
+        return self.thread.wait(
+            self._log.trim(
+                topic, before_seq=before_seq, before_index=before_index, before_time=before_time, timeout=timeout
+            )
+        )
+
+    def position_at(self, topic: str, time: datetime, *, timeout: float = REQUEST_TIMEOUT_S) -> Position:
+        """Where the first batch is that was appended at or after a time; the topic's end if there is none yet.
+
+        Raises Trimmed when batches of that time are gone.
+
+            position = log.position_at("orders", datetime(2026, 1, 31, tzinfo=UTC))
+        """
+        return self.thread.wait(self._log.position_at(topic, time, timeout=timeout))
 
     def status(self, *, timeout: float = REQUEST_TIMEOUT_S) -> list[dict[str, Any]]:
         """What each broker that we are connected to says about itself."""
         return self.thread.wait(self._log.status(timeout=timeout))
 
     # --- records ---
-    def publisher(self, topic: str, **options: Unpack[PublisherArguments]) -> Publisher:
-        """A publisher into a topic; it may be used by many threads. Raises UnknownTopic."""
-        chosen = PublisherOptions(**options)
-        return self._register(Publisher(self, self.thread.wait(self._pump(topic, chosen))))
+    def publisher(
+        self, topic: str, *, timeout: float = REQUEST_TIMEOUT_S, **options: Unpack[PublisherArguments]
+    ) -> Publisher:
+        """A publisher into a topic; it may be used by many threads. Raises UnknownTopic.
 
-    async def _pump(self, topic: str, options: PublisherOptions) -> Pump:
-        return Pump(self.brokers, await self._log.describe(topic), options)
+            with log.publisher("orders", linger_ms=5) as publisher: ...
+        """
+        chosen = PublisherOptions(**options)
+        return self._register(Publisher(self, self.thread.wait(self._pump(topic, chosen, timeout))))
+
+    async def _pump(self, topic: str, options: PublisherOptions, patience: float) -> Pump:
+        return Pump(self.brokers, await self._log.describe(topic, timeout=patience), options)
 
     def subscribe(
         self,
         topic: str,
         *,
-        start: str | int = "earliest",
+        start: Place = "earliest",
         read: str = "ordered",
         partitions: Sequence[int] | None = None,
         group: str | None = None,
+        timeout: float = REQUEST_TIMEOUT_S,
     ) -> Subscriber:
-        """A reader of a topic from "earliest", "latest", or the batch that holds the record of seq `start`."""
+        """A reader of a topic from "earliest", "latest", the batch that holds the record of seq `start`, or a time.
+
+        A datetime (with a time zone) starts at the first batch appended at or after it; if there is none yet the
+        subscriber waits for it. Batches below the start of the topic come as one TRIMMED gap.
+
+            for batch in log.subscribe("orders", start=datetime.now(UTC) - timedelta(minutes=10)): ...
+        """
         check_read(read, group)
         wanted = None if partitions is None else list(partitions)
-        return self._register(self.thread.wait(self._subscribe(topic, place(start), wanted)))
+        return self._register(self.thread.wait(self._subscribe(topic, place(start), wanted, timeout)))
 
-    async def _subscribe(self, topic: str, where: tuple[str, int], partitions: list[int] | None) -> Subscriber:
-        lane = (await self._log.describe(topic)).lane
+    async def _subscribe(
+        self, topic: str, where: tuple[str, int], partitions: list[int] | None, patience: float
+    ) -> Subscriber:
+        lane = (await self._log.describe(topic, timeout=patience)).lane
         return Subscriber(self, new_core(self.brokers, lane, *where, partitions))
 
     def read(
-        self, topic: str, start: int | None = None, end: int | None = None, *, timeout: float = REQUEST_TIMEOUT_S
+        self,
+        topic: str,
+        start: int | datetime | None = None,
+        end: int | datetime | None = None,
+        *,
+        timeout: float = REQUEST_TIMEOUT_S,
     ) -> pa.Table:
         """Records with start <= seq < end as a table, with a column `_seq`; by default all there are now.
 
-        `timeout` is for each step of it. Raises FuturePosition beyond the end, NotAvailable for what is trimmed.
+        A datetime stands for the first batch appended at or after it, or for the end of the topic. `timeout` is how
+        long it may take without any progress. Raises FuturePosition beyond the end, Trimmed below the start.
+
+            table = log.read("orders", start=datetime(2026, 1, 31, tzinfo=UTC))
         """
         return self.thread.wait(self._log.read(topic, start, end, timeout=timeout))
 
@@ -168,28 +228,38 @@ class Log:
         """A publisher or subscriber is closed."""
         self._parts.discard(part)
 
-    def close(self) -> None:
+    def close(self, timeout: float | None = CLOSE_TIMEOUT_S) -> None:
         """Close all publishers and subscribers, hang up, and stop the cluster if it is a private one.
 
-        Raises why a publisher failed, if one did. Closing twice is fine.
+        Waits for the outcomes of all publishers, at most `timeout` seconds. Raises why a publisher failed, if one did.
+        Closing twice is fine; Ctrl-C while it waits ends the waiting, not the closing.
         """
+        check_timeout(timeout)
         if self._closed:
             return
         self._closed = True
         failures: list[EmbarcaderoError] = []
         try:
-            for part in list(self._parts):
-                try:
-                    part.close()
-                except EmbarcaderoError as error:
-                    failures.append(error)
-            self.thread.wait(self._log.close())
+            failures = self.thread.wait(self._close_parts(timeout))
+            self.thread.wait(self._log.close(timeout))
         finally:
-            self.thread.stop()
-            if self.cluster is not None:
-                self.cluster.close()
+            try:
+                self.thread.stop()
+            finally:
+                if self.cluster is not None:
+                    self.cluster.close()
         if failures:
             raise failures[0]
+
+    async def _close_parts(self, patience: float | None) -> list[EmbarcaderoError]:
+        """Close all publishers at once and all subscribers; why publishers failed."""
+        parts = list(self._parts)
+        publishers = [part for part in parts if isinstance(part, Publisher)]
+        for part in parts:
+            if isinstance(part, Subscriber):
+                part.close()
+        await asyncio.gather(*(publisher.pump.close(patience) for publisher in publishers))
+        return [fresh(failed) for publisher in publishers if (failed := publisher.pump.driver.core.failed)]
 
     def __enter__(self) -> Log:
         return self
@@ -202,7 +272,7 @@ class Publisher:
     """Publishes records into one topic; thread-safe. `with` it, or close it: closing waits for every outcome."""
 
     def __init__(self, log: Log, pump: Pump) -> None:
-        self._log, self._thread, self._pump, self._intake = log, log.thread, pump, pump.intake
+        self._log, self._thread, self.pump, self._intake = log, log.thread, pump, pump.intake
         self._lock, self._condition = pump.intake.lock, pump.intake.condition
         self._closed = False
 
@@ -226,17 +296,28 @@ class Publisher:
             if intake.pending_bytes >= intake.window_bytes or intake.refusal is not None:
                 self._room(timeout)
             future = intake.add(record, size)
-            poke = intake.news and self._pump.needs_poke()
-        if poke:
-            self._thread.call(self._pump.poke)
+            if intake.news:
+                self.pump.tell(self._thread.call)
         return future
 
-    def publish(self, data: Any, *, partition: int | None = None, timeout: float | None = None) -> RecordFuture:
+    def publish(
+        self,
+        data: Any,
+        *,
+        partition: int | None = None,
+        session_seq: int | None = None,
+        timeout: float | None = None,
+    ) -> RecordFuture:
         """Take a pyarrow Table or RecordBatch; waits while the window is full.
 
         The future's result is the Position of the first record; it is there once all of the table is stored. A table
-        that fits no frame becomes several batches, which other publishers' batches may come between.
+        that fits no frame becomes several batches, which other publishers' batches may come between. `session_seq`
+        says which batch of the session it must become; OutOfSequence when another one is next.
+
+            position = publisher.publish(pa.table({"value": [b"a", b"b"]})).result()
         """
+        check_timeout(timeout)
+        first = None if session_seq is None else self._thread.wait(self.pump.first_sequence(timeout))
         intake, whole = self._intake, TableResult(self._condition)
         for number, piece in enumerate(intake.pieces(data, partition)):
             with self._condition:
@@ -246,13 +327,24 @@ class Publisher:
                     if not number:
                         raise
                     raise OutcomeUnknown(f"a part of the table was taken: {error.message}", "read the log") from None
+                if session_seq is not None and first is not None and not number:
+                    self.pump.continues(session_seq, first)
                 whole.add(piece.result)
                 intake.add_piece(piece)
-                poke = self._pump.needs_poke()
-            if poke:
-                self._thread.call(self._pump.poke)
+                self.pump.tell(self._thread.call)
         whole.complete()
         return RecordFuture(whole, 0)
+
+    def next_session_seq(self, timeout: float | None = None) -> int:
+        """The sequence that the next batch of this session gets; waits until the session is open.
+
+            with log.publisher("orders", session="job-7") as publisher:
+                done = publisher.next_session_seq()     # so many batches are in the log already
+        """
+        check_timeout(timeout)
+        first = self._thread.wait(self.pump.first_sequence(timeout))
+        with self._condition:
+            return self.pump.next_sequence(first)
 
     def _room(self, timeout: float | None) -> None:
         """Wait until the window has room, with the condition held; raise why nothing is taken any more."""
@@ -268,13 +360,13 @@ class Publisher:
         with self._condition:
             self._intake.seal()
             waiting = list(self._intake.unsettled)
-        self._thread.call(self._pump.poke)
+        self._thread.call(self.pump.poke)
         with self._condition:
             if not self._condition.wait_for(lambda: all(result.done for result in waiting), timeout):
                 raise TimedOut(f"not everything was settled within {timeout:g} s", "flush again")
         self._raise_failure()
 
-    def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
+    def close(self, timeout: float | None = CLOSE_TIMEOUT_S) -> None:
         """Wait for every outcome, at most `timeout` seconds; what is left then has an unknown outcome.
 
         Raises why the publisher failed, if it did. Closing twice is fine.
@@ -284,11 +376,11 @@ class Publisher:
             return
         self._closed = True
         self._log.forget(self)
-        self._thread.wait(self._pump.close(timeout))
+        self._thread.wait(self.pump.close(timeout))
         self._raise_failure()
 
     def _raise_failure(self) -> None:
-        if (failed := self._pump.driver.core.failed) is not None:
+        if (failed := self.pump.driver.core.failed) is not None:
             raise fresh(failed)
 
     def __enter__(self) -> Publisher:
@@ -304,7 +396,8 @@ class Subscriber:
     def __init__(self, log: Log, core: SubscriberCore) -> None:
         """To be called in the background thread."""
         self._log, self._thread = log, log.thread
-        self._condition = threading.Condition()
+        self._condition = Waitable()
+        self._paused = False
         self._ready: deque[Batch] = deque()
         self._error: EmbarcaderoError | None = None
         self._closed = False
@@ -334,11 +427,39 @@ class Subscriber:
             return batch
 
     def _has_news(self) -> bool:
-        return bool(self._ready) or self._closed or self._error is not None
+        return self._closed or (not self._paused and (bool(self._ready) or self._error is not None))
 
-    def seek(self, where: str | None = None, *, seq: int | None = None, index: int | None = None) -> None:
-        """Go on from "earliest", "latest", the batch that holds a seq, or an index."""
-        self._thread.wait(self._seek(*seek_place(where, seq, index)))
+    def seek(
+        self,
+        where: str | None = None,
+        *,
+        seq: int | None = None,
+        index: int | None = None,
+        time: datetime | None = None,
+    ) -> None:
+        """Go on from "earliest", "latest", the batch that holds a seq, an index, or the first batch since a time.
+
+            subscriber.seek(time=datetime.now(UTC) - timedelta(hours=1))
+        """
+        self._thread.wait(self._seek(*seek_place(where, seq, index, time)))
+
+    @property
+    def paused(self) -> bool:
+        """Whether `pause` was called, and `resume` was not."""
+        return self._paused
+
+    def pause(self) -> None:
+        """Stop fetching and keep the position: until `resume`, polls end with their timeout."""
+        with self._condition:
+            self._paused = True
+        self._thread.call(self._driver.pause)
+
+    def resume(self) -> None:
+        """Go on where `pause` stopped."""
+        with self._condition:
+            self._paused = False
+            self._condition.notify_all()
+        self._thread.call(self._driver.resume)
 
     async def _seek(self, by: str, value: int) -> None:
         with self._condition:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from _thread import allocate_lock
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import uvloop
 
@@ -14,6 +15,37 @@ from embarcadero.errors import Closed
 
 Result = TypeVar("Result")
 _JOIN_S = 5.0
+_LOOK_S = 1.0  # how often a waiting caller looks whether the thread is still there
+
+
+class _Call(Generic[Result]):
+    """A coroutine that a caller waits for. Only locks written in C: see waiting.py."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Result]) -> None:
+        self._coroutine = coroutine
+        self._task: asyncio.Task[Result] | None = None
+        self._given_up = False
+        self.ended = allocate_lock()
+        self.ended.acquire()
+
+    # --- event loop ---
+    def start(self) -> None:
+        if self._given_up:
+            self._coroutine.close()
+            return
+        self._task = asyncio.get_running_loop().create_task(self._coroutine)
+        self._task.add_done_callback(lambda _: self.ended.release())
+
+    def give_up(self) -> None:
+        self._given_up = True
+        if self._task is not None:
+            self._task.cancel()
+
+    # --- caller, once it has ended ---
+    def result(self) -> Result:
+        if self._task is None or self._task.cancelled():
+            raise Closed("the log was closed meanwhile", "connect again")
+        return self._task.result()
 
 
 class LoopThread:
@@ -45,11 +77,15 @@ class LoopThread:
         if not self._thread.is_alive():
             coroutine.close()
             raise Closed("the log is closed", "connect again")
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        call = _Call(coroutine)
         try:
-            return future.result()
+            self.call(call.start)
+            while not call.ended.acquire(True, _LOOK_S):
+                if not self._thread.is_alive():
+                    break
+            return call.result()
         except BaseException:
-            future.cancel()
+            self.call(call.give_up)
             raise
 
     def stop(self) -> None:
