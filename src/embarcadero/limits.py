@@ -77,6 +77,7 @@ DELIVERY_TIMEOUT_S = 120.0
 CONNECT_TIMEOUT_S = 5.0
 REQUEST_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 30.0  # for the outcomes of what was sent before
+CLOSE_INTERRUPTED_S = 2.0  # likewise, when Ctrl-C or a cancellation ended the block
 PREFETCH_FETCHES = 2
 
 # --- waiting ----------------------------------------------------------------------------------------------------------

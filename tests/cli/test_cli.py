@@ -19,7 +19,7 @@ from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
 
 VERBS = ["up", "down", "node", "status", "topic", "publish", "tail", "sim", "bench", "demo"]
-COMMANDS = [[verb] for verb in VERBS] + [["topic", verb] for verb in ("create", "list", "describe", "delete")]
+COMMANDS = [[verb] for verb in VERBS] + [["topic", verb] for verb in ("create", "list", "describe", "trim", "delete")]
 
 
 @pytest.fixture(autouse=True)

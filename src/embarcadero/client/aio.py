@@ -10,9 +10,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
+from math import inf
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
@@ -27,6 +28,7 @@ from embarcadero.client.options import (
     PublisherOptions,
     check_read,
     check_timeout,
+    close_patience,
     parse_addresses,
 )
 from embarcadero.client.places import Place, place, seek_place, time_us, trim_place
@@ -52,7 +54,7 @@ from embarcadero.wire import messages as m
 Answer = TypeVar("Answer", bound=m.Message)
 
 
-async def connect(addresses: str | Sequence[str], *, timeout: float = CONNECT_TIMEOUT_S) -> Log:
+async def connect(addresses: str | Sequence[str], *, timeout: float | None = CONNECT_TIMEOUT_S) -> Log:
     """Connect to a cluster by the addresses of one or several of its brokers. Raises Unreachable.
 
         log = await emb.aio.connect("127.0.0.1:9092", timeout=2.0)
@@ -109,7 +111,7 @@ class Log:
         schema: pa.Schema | None = None,
         on_gap: str = "fence",
         gap_timeout_ms: int | None = None,
-        timeout: float = REQUEST_TIMEOUT_S,
+        timeout: float | None = REQUEST_TIMEOUT_S,
     ) -> Topic:
         """Create a topic. Raises TopicExists, BadName, BadValue, NotAvailable."""
         if schema is not None:
@@ -120,19 +122,19 @@ class Log:
         )  # fmt: skip
         return (await self._ask(ask, m.TopicIs, timeout, again=False)).topic
 
-    async def describe(self, topic: str, *, timeout: float = REQUEST_TIMEOUT_S) -> Topic:
+    async def describe(self, topic: str, *, timeout: float | None = REQUEST_TIMEOUT_S) -> Topic:
         """A topic's settings. Raises UnknownTopic."""
         return (await self._ask(m.DescribeTopic(name=topic), m.TopicIs, timeout)).topic
 
-    async def topics(self, *, timeout: float = REQUEST_TIMEOUT_S) -> list[Topic]:
+    async def topics(self, *, timeout: float | None = REQUEST_TIMEOUT_S) -> list[Topic]:
         """All topics."""
         return (await self._ask(m.ListTopics(), m.TopicsAre, timeout)).topics
 
-    async def delete_topic(self, topic: str, *, timeout: float = REQUEST_TIMEOUT_S) -> None:
+    async def delete_topic(self, topic: str, *, timeout: float | None = REQUEST_TIMEOUT_S) -> None:
         """Delete a topic with all its records. Raises UnknownTopic."""
         await self._ask(m.DeleteTopic(name=topic), m.Done, timeout, again=False)
 
-    async def tail(self, topic: str, *, timeout: float = REQUEST_TIMEOUT_S) -> Tail:
+    async def tail(self, topic: str, *, timeout: float | None = REQUEST_TIMEOUT_S) -> Tail:
         """Where the topic ends, and where its readable part starts: everything acked before this call is below the end.
 
             end = (await log.tail("orders")).seq
@@ -140,9 +142,8 @@ class Log:
         found = await self._tail(topic, timeout)
         return Tail(found.lane, found.index, found.seq, found.start_index, found.start_seq)
 
-    async def _tail(self, topic: str, timeout: float) -> m.TailIs:
-        lane = (await self.describe(topic, timeout=timeout)).lane
-        return await self._ask(m.GetTail(lane=lane), m.TailIs, timeout)
+    async def _tail(self, topic: str, timeout: float | None) -> m.TailIs:
+        return await self._ask_lane(topic, lambda lane: m.GetTail(lane=lane), m.TailIs, timeout)
 
     async def trim(
         self,
@@ -151,7 +152,7 @@ class Log:
         before_seq: int | None = None,
         before_index: int | None = None,
         before_time: datetime | None = None,
-        timeout: float = REQUEST_TIMEOUT_S,
+        timeout: float | None = REQUEST_TIMEOUT_S,
     ) -> Position:
         """Give up the records before a place; returns where the topic starts now.
 
@@ -161,11 +162,10 @@ class Log:
             start = await log.trim("orders", before_time=datetime.now(UTC) - timedelta(days=7))
         """
         by, before = trim_place(before_seq, before_index, before_time)
-        lane = (await self.describe(topic, timeout=timeout)).lane
-        found = await self._ask(m.Trim(lane=lane, by=by, before=before), m.PlaceIs, timeout)
+        found = await self._ask_lane(topic, lambda lane: m.Trim(lane=lane, by=by, before=before), m.PlaceIs, timeout)
         return Position(found.lane, found.index, found.seq)
 
-    async def position_at(self, topic: str, time: datetime, *, timeout: float = REQUEST_TIMEOUT_S) -> Position:
+    async def position_at(self, topic: str, time: datetime, *, timeout: float | None = REQUEST_TIMEOUT_S) -> Position:
         """Where the first batch is that was appended at or after a time; the topic's end if there is none yet.
 
         Raises Trimmed when batches of that time are gone.
@@ -173,25 +173,39 @@ class Log:
             position = await log.position_at("orders", datetime(2026, 1, 31, tzinfo=UTC))
         """
         us = time_us(time)
-        lane = (await self.describe(topic, timeout=timeout)).lane
-        found = await self._ask(m.Find(lane=lane, by="time", start=us), m.PlaceIs, timeout)
+        found = await self._ask_lane(topic, lambda lane: m.Find(lane=lane, by="time", start=us), m.PlaceIs, timeout)
         return Position(found.lane, found.index, found.seq)
 
-    async def status(self, *, timeout: float = REQUEST_TIMEOUT_S) -> list[dict[str, Any]]:
+    async def status(self, *, timeout: float | None = REQUEST_TIMEOUT_S) -> list[dict[str, Any]]:
         """What each broker that we are connected to says about itself."""
-        asked = [connection.ask(m.GetStatus(), timeout) for connection in self.brokers.live()]
+        check_timeout(timeout)
+        patience = inf if timeout is None else timeout
+        asked = [connection.ask(m.GetStatus(), patience) for connection in self.brokers.live()]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         return [answer.facts for answer in answers if isinstance(answer, m.StatusIs)]
 
-    async def _ask(self, message: m.Message, kind: type[Answer], timeout: float, *, again: bool = True) -> Answer:
-        answer = await self.brokers.ask(message, timeout, again=again)
+    async def _ask_lane(
+        self, topic: str, question: Callable[[int], m.Message], kind: type[Answer], timeout: float | None
+    ) -> Answer:
+        """Ask about a topic's lane, within `timeout` seconds in all."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        lane = (await self.describe(topic, timeout=timeout)).lane
+        left = None if timeout is None else max(0.0, began + timeout - loop.time())
+        return await self._ask(question(lane), kind, left)
+
+    async def _ask(
+        self, message: m.Message, kind: type[Answer], timeout: float | None, *, again: bool = True
+    ) -> Answer:
+        check_timeout(timeout)
+        answer = await self.brokers.ask(message, inf if timeout is None else timeout, again=again)
         if not isinstance(answer, kind):
             raise BadFrame(f"{type(message).__name__} was answered with {type(answer).__name__}", "report it: a bug")
         return answer
 
     # --- records ---
     async def publisher(
-        self, topic: str, *, timeout: float = REQUEST_TIMEOUT_S, **options: Unpack[PublisherArguments]
+        self, topic: str, *, timeout: float | None = REQUEST_TIMEOUT_S, **options: Unpack[PublisherArguments]
     ) -> Publisher:
         """A publisher into a topic. Raises UnknownTopic.
 
@@ -208,7 +222,7 @@ class Log:
         read: str = "ordered",
         partitions: Sequence[int] | None = None,
         group: str | None = None,
-        timeout: float = REQUEST_TIMEOUT_S,
+        timeout: float | None = REQUEST_TIMEOUT_S,
     ) -> Subscriber:
         """A reader of a topic from "earliest", "latest", the batch that holds the record of seq `start`, or a time.
 
@@ -228,7 +242,7 @@ class Log:
         start: int | datetime | None = None,
         end: int | datetime | None = None,
         *,
-        timeout: float = REQUEST_TIMEOUT_S,
+        timeout: float | None = REQUEST_TIMEOUT_S,
     ) -> pa.Table:
         """Records with start <= seq < end as a table, with a column `_seq`; by default all there are now.
 
@@ -264,7 +278,7 @@ class Log:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        await self.close(close_patience(error))
 
 
 class RecordAwaitable(RecordFuture):
@@ -397,7 +411,7 @@ class Publisher:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            await self.close()
+            await self.close(close_patience(error))
         except Exception:
             if error is None:
                 raise

@@ -282,6 +282,10 @@ class Brokers:
             driver.stop()
         tasks = [*self._keepers.values(), *([self._finder] if self._finder is not None else [])]
         await _cancel(*tasks)
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Drop all connections."""
         for connection in list(self._live.values()):
             connection.drop()
 

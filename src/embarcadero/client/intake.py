@@ -140,7 +140,10 @@ class Intake:
         """Ctrl-C may end any call here: what is done again next time loses no batch and queues none twice."""
         records = builder.records
         self.news = True
-        if not builder.sealed:
+        if not records:  # interrupted before its first record
+            self.unsettled.pop(builder.result, None)
+            self.pending_bytes, builder.bytes = self.pending_bytes - builder.bytes, 0
+        elif not builder.sealed:
             sealed = Sealed(records, builder.partition, builder.result, len(records), builder.bytes)
             builder.sealed, builder.bytes = True, _NO_MORE
             self.sealed_total += 1
@@ -151,11 +154,7 @@ class Intake:
     def seal(self, opened_before_s: float = float("inf")) -> None:
         """Seal builders that were opened before a time; all of them by default."""
         for builder in [b for b in self._open.values() if b.opened_s <= opened_before_s]:
-            if builder.records:
-                self._seal(builder)
-            else:  # Ctrl-C came before its first record
-                self._open.pop(builder.partition, None)
-                self.unsettled.pop(builder.result, None)
+            self._seal(builder)
 
     def oldest_s(self) -> float | None:
         """When the oldest open builder was opened."""

@@ -9,6 +9,8 @@ from typing import TypedDict
 from embarcadero.errors import BadName, BadValue, NotAvailable
 from embarcadero.limits import (
     BATCH_BYTES_DEFAULT,
+    CLOSE_INTERRUPTED_S,
+    CLOSE_TIMEOUT_S,
     DELIVERY_TIMEOUT_S,
     FRAME_BYTES_MAX,
     LINGER_MS_DEFAULT,
@@ -56,8 +58,14 @@ def check_read(read: str, group: str | None) -> None:
 
 def check_timeout(timeout: float | None) -> None:
     """How long to wait: None is for ever."""
-    if timeout is not None and not timeout >= 0:
+    number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if timeout is not None and not (number and timeout >= 0):
         raise BadValue(f"timeout {timeout!r}", "use seconds, or None to wait for as long as it takes")
+
+
+def close_patience(error: BaseException | None) -> float:
+    """How long to wait for outcomes at the end of a block: not for long when Ctrl-C or a cancellation ended it."""
+    return CLOSE_TIMEOUT_S if error is None or isinstance(error, Exception) else CLOSE_INTERRUPTED_S
 
 
 class PublisherArguments(TypedDict, total=False):

@@ -47,7 +47,7 @@ def span(tail: TailIs, start: int | None, end: int | None) -> tuple[int, int]:
     return first, stop
 
 
-async def read_span(brokers: Brokers, tail: TailIs, first: int, stop: int, patience: float) -> pa.Table:
+async def read_span(brokers: Brokers, tail: TailIs, first: int, stop: int, patience: float | None) -> pa.Table:
     """Records with first <= seq < stop. TimedOut when nothing comes for `patience` seconds."""
     parts: list[pa.RecordBatch] = []
     if first < stop:
@@ -71,7 +71,7 @@ async def read_span(brokers: Brokers, tail: TailIs, first: int, stop: int, patie
     return pa.Table.from_batches(parts, schema=READ_SCHEMA)
 
 
-async def _next(driver: SubscriberDriver, ready: asyncio.Event, patience: float) -> list[Batch]:
+async def _next(driver: SubscriberDriver, ready: asyncio.Event, patience: float | None) -> list[Batch]:
     """The next batches; waits for them."""
     while not (taken := driver.take(_AT_ONCE)):
         if driver.core.failed is not None:

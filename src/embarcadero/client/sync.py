@@ -24,6 +24,7 @@ from embarcadero.client.options import (
     PublisherOptions,
     check_read,
     check_timeout,
+    close_patience,
 )
 from embarcadero.client.places import Place, place, seek_place
 from embarcadero.client.pump import Pump
@@ -39,7 +40,7 @@ _AT_ONCE = 256
 Exit = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
 
 
-def connect(addresses: str | Sequence[str], *, timeout: float = CONNECT_TIMEOUT_S) -> Log:
+def connect(addresses: str | Sequence[str], *, timeout: float | None = CONNECT_TIMEOUT_S) -> Log:
     """Connect to a cluster by the addresses (`host:port`) of one or several of its brokers. Raises Unreachable.
 
         with emb.connect("127.0.0.1:9092", timeout=2.0) as log: ...
@@ -78,6 +79,7 @@ class Log:
     def __init__(self, thread: LoopThread, log: aio.Log) -> None:
         self.cluster: Any = None  # the LocalCluster that `local` started
         self.thread, self._log, self.brokers = thread, log, log.brokers
+        thread.at_end = log.brokers.hang_up
         self._parts: set[Publisher | Subscriber] = set()
         self._closed = False
 
@@ -98,7 +100,7 @@ class Log:
         schema: pa.Schema | None = None,
         on_gap: str = "fence",
         gap_timeout_ms: int | None = None,
-        timeout: float = REQUEST_TIMEOUT_S,
+        timeout: float | None = REQUEST_TIMEOUT_S,
     ) -> Topic:
         """Create a topic. Raises TopicExists, BadName, BadValue, NotAvailable."""
         return self.thread.wait(
@@ -108,19 +110,19 @@ class Log:
             )
         )  # fmt: skip
 
-    def describe(self, topic: str, *, timeout: float = REQUEST_TIMEOUT_S) -> Topic:
+    def describe(self, topic: str, *, timeout: float | None = REQUEST_TIMEOUT_S) -> Topic:
         """A topic's settings. Raises UnknownTopic."""
         return self.thread.wait(self._log.describe(topic, timeout=timeout))
 
-    def topics(self, *, timeout: float = REQUEST_TIMEOUT_S) -> list[Topic]:
+    def topics(self, *, timeout: float | None = REQUEST_TIMEOUT_S) -> list[Topic]:
         """All topics."""
         return self.thread.wait(self._log.topics(timeout=timeout))
 
-    def delete_topic(self, topic: str, *, timeout: float = REQUEST_TIMEOUT_S) -> None:
+    def delete_topic(self, topic: str, *, timeout: float | None = REQUEST_TIMEOUT_S) -> None:
         """Delete a topic with all its records. Raises UnknownTopic."""
         self.thread.wait(self._log.delete_topic(topic, timeout=timeout))
 
-    def tail(self, topic: str, *, timeout: float = REQUEST_TIMEOUT_S) -> Tail:
+    def tail(self, topic: str, *, timeout: float | None = REQUEST_TIMEOUT_S) -> Tail:
         """Where the topic ends, and where its readable part starts: everything acked before this call is below the end.
 
             end = log.tail("orders").seq
@@ -134,7 +136,7 @@ class Log:
         before_seq: int | None = None,
         before_index: int | None = None,
         before_time: datetime | None = None,
-        timeout: float = REQUEST_TIMEOUT_S,
+        timeout: float | None = REQUEST_TIMEOUT_S,
     ) -> Position:
         """Give up the records before a place; returns where the topic starts now.
 
@@ -149,7 +151,7 @@ class Log:
             )
         )
 
-    def position_at(self, topic: str, time: datetime, *, timeout: float = REQUEST_TIMEOUT_S) -> Position:
+    def position_at(self, topic: str, time: datetime, *, timeout: float | None = REQUEST_TIMEOUT_S) -> Position:
         """Where the first batch is that was appended at or after a time; the topic's end if there is none yet.
 
         Raises Trimmed when batches of that time are gone.
@@ -158,13 +160,13 @@ class Log:
         """
         return self.thread.wait(self._log.position_at(topic, time, timeout=timeout))
 
-    def status(self, *, timeout: float = REQUEST_TIMEOUT_S) -> list[dict[str, Any]]:
+    def status(self, *, timeout: float | None = REQUEST_TIMEOUT_S) -> list[dict[str, Any]]:
         """What each broker that we are connected to says about itself."""
         return self.thread.wait(self._log.status(timeout=timeout))
 
     # --- records ---
     def publisher(
-        self, topic: str, *, timeout: float = REQUEST_TIMEOUT_S, **options: Unpack[PublisherArguments]
+        self, topic: str, *, timeout: float | None = REQUEST_TIMEOUT_S, **options: Unpack[PublisherArguments]
     ) -> Publisher:
         """A publisher into a topic; it may be used by many threads. Raises UnknownTopic.
 
@@ -173,7 +175,7 @@ class Log:
         chosen = PublisherOptions(**options)
         return self._register(Publisher(self, self.thread.wait(self._pump(topic, chosen, timeout))))
 
-    async def _pump(self, topic: str, options: PublisherOptions, patience: float) -> Pump:
+    async def _pump(self, topic: str, options: PublisherOptions, patience: float | None) -> Pump:
         return Pump(self.brokers, await self._log.describe(topic, timeout=patience), options)
 
     def subscribe(
@@ -184,7 +186,7 @@ class Log:
         read: str = "ordered",
         partitions: Sequence[int] | None = None,
         group: str | None = None,
-        timeout: float = REQUEST_TIMEOUT_S,
+        timeout: float | None = REQUEST_TIMEOUT_S,
     ) -> Subscriber:
         """A reader of a topic from "earliest", "latest", the batch that holds the record of seq `start`, or a time.
 
@@ -198,7 +200,7 @@ class Log:
         return self._register(self.thread.wait(self._subscribe(topic, place(start), wanted, timeout)))
 
     async def _subscribe(
-        self, topic: str, where: tuple[str, int], partitions: list[int] | None, patience: float
+        self, topic: str, where: tuple[str, int], partitions: list[int] | None, patience: float | None
     ) -> Subscriber:
         lane = (await self._log.describe(topic, timeout=patience)).lane
         return Subscriber(self, new_core(self.brokers, lane, *where, partitions))
@@ -209,7 +211,7 @@ class Log:
         start: int | datetime | None = None,
         end: int | datetime | None = None,
         *,
-        timeout: float = REQUEST_TIMEOUT_S,
+        timeout: float | None = REQUEST_TIMEOUT_S,
     ) -> pa.Table:
         """Records with start <= seq < end as a table, with a column `_seq`; by default all there are now.
 
@@ -362,7 +364,7 @@ class Publisher:
             waiting = list(self._intake.unsettled)
         self._thread.call(self.pump.poke)
         with self._condition:
-            if not self._condition.wait_for(lambda: all(result.done for result in waiting), timeout):
+            if not self._condition.wait_for(lambda: not [result for result in waiting if not result.done], timeout):
                 raise TimedOut(f"not everything was settled within {timeout:g} s", "flush again")
         self._raise_failure()
 
@@ -372,7 +374,7 @@ class Publisher:
         Raises why the publisher failed, if it did. Closing twice is fine.
         """
         check_timeout(timeout)
-        if self._closed:
+        if self._closed or not self._thread.alive:
             return
         self._closed = True
         self._log.forget(self)
@@ -504,7 +506,7 @@ PartType = TypeVar("PartType", Publisher, Subscriber)
 def _close_after(part: Log | Publisher, error: BaseException | None) -> None:
     """Close; a failure to close is not to hide the error that ended the block."""
     try:
-        part.close()
+        part.close(close_patience(error))
     except EmbarcaderoError:
         if error is None:
             raise

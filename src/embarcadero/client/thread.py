@@ -53,6 +53,11 @@ class LoopThread:
 
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()
+        self.alive = True  # asked instead of the Thread, whose own answer is wrong after an interrupt (Python 3.11)
+        self._over = allocate_lock()
+        self._over.acquire()
+        self._ending = False
+        self.at_end: Callable[[], object] = lambda: None  # called in the loop before it ends
         self._thread = threading.Thread(target=self._run, name="embarcadero-client", daemon=True)
         self._thread.start()
 
@@ -65,7 +70,11 @@ class LoopThread:
             for task in tasks:
                 task.cancel()
             self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            self.at_end()
+            self._loop.run_until_complete(asyncio.sleep(0))  # connections that were dropped are closed now
             self._loop.close()
+            self.alive = False
+            self._over.release()
 
     def call(self, function: Callable[[], object]) -> None:
         """Have the loop call a function soon; does not wait. After the end it does nothing."""
@@ -74,22 +83,26 @@ class LoopThread:
 
     def wait(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
         """Run a coroutine on the loop and wait for it. Ctrl-C cancels it and gets through."""
-        if not self._thread.is_alive():
+        if not self.alive:
             coroutine.close()
             raise Closed("the log is closed", "connect again")
         call = _Call(coroutine)
         try:
             self.call(call.start)
-            while not call.ended.acquire(True, _LOOK_S):
-                if not self._thread.is_alive():
-                    break
+            while self.alive and not call.ended.acquire(True, _LOOK_S):
+                continue
             return call.result()
         except BaseException:
             self.call(call.give_up)
             raise
 
+    def _end(self) -> None:
+        if not self._ending:
+            self._ending = True
+            self._loop.stop()
+
     def stop(self) -> None:
         """End the loop and the thread."""
-        self.call(self._loop.stop)
-        if threading.current_thread() is not self._thread:
-            self._thread.join(_JOIN_S)
+        self.call(self._end)
+        if threading.current_thread() is not self._thread and self._over.acquire(True, _JOIN_S):
+            self._over.release()  # for whoever stops it again
