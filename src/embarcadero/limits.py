@@ -14,6 +14,7 @@ RECORD_BYTES_MAX = 4 * MIB
 CONTROL_BYTES_MAX = 512 * KIB  # one control message; a list of all topics with the longest names fits
 HELLO_BYTES_MAX = 4 * KIB  # all that a peer may make us hold before its hello is done
 HELLO_TIMEOUT_S = 2.0
+FRAME_TIMEOUT_S = 30.0  # a batch that has taken this long to arrive, and half as long again, is given up
 RECORDS_PER_BATCH_MAX = 1_000_000
 ACKS_PER_FRAME_MAX = 65_536
 SCRATCH_BYTES = 64 * KIB  # receive buffer shared by all connections of one event loop
@@ -24,6 +25,7 @@ FETCH_ENTRIES_MAX = 4_096
 FETCHES_PARKED_PER_CONNECTION_MAX = 256
 SEND_QUEUE_BYTES_MAX = 64 * MIB  # a peer that does not read is disconnected above this
 CONNECTIONS_PER_BROKER_MAX = 10_000
+FILES_SPARE = 512  # open files that a process keeps for everything but connections: a region is one
 
 # --- names and counts -------------------------------------------------------------------------------------------------
 TOPIC_NAME_CHARS_MAX = 249

@@ -22,8 +22,8 @@ class WakingBell(Protocol):
 class BrokerProtocol(asyncio.BufferedProtocol):
     """Moves bytes between a socket and a Connection. Payloads go from the kernel straight into the broker's log."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, broker: Broker, connections_max: int = CONNECTIONS_PER_BROKER_MAX) -> None:
+        self._broker, self._connections_max = broker, connections_max
         self._connection: Connection | None = None
         self._transport: asyncio.Transport | None = None
         self._hello_timer: asyncio.TimerHandle | None = None
@@ -34,8 +34,9 @@ class BrokerProtocol(asyncio.BufferedProtocol):
         transport.set_write_buffer_limits(high=SEND_QUEUE_BYTES_MAX // 8)
         self._connection = self._broker.connect()
         self._connection.on_output = self._plan_flush
-        if len(self._broker.connections) > CONNECTIONS_PER_BROKER_MAX:
-            self._connection.fail(0, TooMany("this broker has all the connections it may have", "try another broker"))
+        if len(self._broker.connections) > self._connections_max:
+            problem = f"this broker has all the connections it may have ({self._connections_max})"
+            self._connection.fail(0, TooMany(problem, "close some, or try another broker"))
             self._connection.closing = True
         self._hello_timer = asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, self._check_hello)
 
@@ -94,10 +95,16 @@ class BrokerProtocol(asyncio.BufferedProtocol):
         self._transport = None
 
 
-async def serve_broker(broker: Broker, sock: socket.socket, bell: WakingBell, stop: asyncio.Event) -> None:
+async def serve_broker(
+    broker: Broker,
+    sock: socket.socket,
+    bell: WakingBell,
+    stop: asyncio.Event,
+    connections_max: int = CONNECTIONS_PER_BROKER_MAX,
+) -> None:
     """Serve until told to stop, or until somebody else has taken this broker's place."""
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: BrokerProtocol(broker), sock=sock)
+    server = await loop.create_server(lambda: BrokerProtocol(broker, connections_max), sock=sock)
     try:
         while not stop.is_set() and not broker.deposed:
             more = broker.poll()

@@ -64,7 +64,8 @@ class Broker:
         self._trims: dict[int, int] = {}  # lane -> index below which it was trimmed
         self._members: list[Member] = []
         self._revision = -1
-        self._store_poll_us = 0
+        self._store_poll_us = self._slow_look_us = 0
+        self._slow: dict[int, tuple[Reservation, int]] = {}  # connection -> its batch under way, seen so often
         self._scratch = memoryview(bytearray(limits.SCRATCH_BYTES))
         self.connections: dict[int, Connection] = {}
         self._attached: dict[tuple[int, int], int] = {}
@@ -129,6 +130,7 @@ class Broker:
             self.refresh()
             self._heartbeat.advance(self._heartbeat.value + 1)
             self.deposed |= self.epoch.closing()
+            self._end_slow_batches(now_us)
         if self.deposed:
             return False
         moved = self.epoch.advance(0)
@@ -170,6 +172,23 @@ class Broker:
         if self.ingest.publish():
             self._bell.ring("sequencer")
         self.grant(connection)
+
+    def _end_slow_batches(self, now_us: int) -> None:
+        """Hang up on connections whose batch under way is the one we saw a while ago: it holds room in the log."""
+        if now_us < self._slow_look_us:
+            return
+        self._slow_look_us = now_us + int(limits.FRAME_TIMEOUT_S * 1_000_000 / 2)
+        before, self._slow = self._slow, {}
+        for number, connection in list(self.connections.items()):
+            if (arriving := connection.arriving) is None:
+                continue
+            seen, looks = before.get(number, (arriving, 0))
+            if seen is not arriving:
+                looks = 0
+            if looks == 2:
+                connection.too_slow()
+            else:
+                self._slow[number] = (arriving, looks + 1)
 
     def _pay_owed(self) -> None:
         while self._owed and (pending := self.ingest.stage_control(self._owed[0])) is not None:
@@ -361,7 +380,7 @@ class Broker:
 
     def _try_fetch(self, parked: Parked, now_us: int) -> bool:
         """Answer a fetch if there is something to say, or if its time is over."""
-        if parked.connection.blocked:
+        if parked.connection.clogged:
             return False
         reader, ask = self._reader(parked.ask.lane), parked.ask
         over = now_us >= parked.deadline_us

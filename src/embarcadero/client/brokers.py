@@ -13,6 +13,7 @@ from typing import Any
 
 from embarcadero.client.connection import Connection, Owned, now_us, open_connection
 from embarcadero.client.drivers import CoreDriver, PublisherDriver
+from embarcadero.client.futures import fresh
 from embarcadero.client.publisher import PublisherCore
 from embarcadero.client.subscriber import SubscriberCore
 from embarcadero.errors import (
@@ -22,6 +23,7 @@ from embarcadero.errors import (
     OutcomeUnknown,
     Retriable,
     TimedOut,
+    TooMany,
     Unreachable,
 )
 from embarcadero.limits import FRAME_BYTES_MAX, RESEND_AFTER_S, SCRATCH_BYTES
@@ -64,7 +66,7 @@ class Brokers:
 
     async def _find(self) -> tuple[Connection, Welcome]:
         tries = [asyncio.ensure_future(self._open(seed)) for seed in self._seeds]
-        problems: list[str] = []
+        problems: list[EmbarcaderoError] = []
         chosen: Connection | None = None
         try:
             for done in asyncio.as_completed(tries):
@@ -74,13 +76,16 @@ class Brokers:
                 except BadVersion:
                     raise
                 except EmbarcaderoError as error:
-                    problems.append(error.message)
+                    problems.append(error)
         finally:
             for outcome in await _cancel(*tries):
                 if isinstance(outcome, tuple) and outcome[0] is not chosen:
                     outcome[0].drop()
         tried = ", ".join(f"{host}:{port}" for host, port in self._seeds)
-        raise Unreachable(f"no broker answers at {tried}: {'; '.join(sorted(problems))}", "is the cluster up?")
+        if problems and all(isinstance(error, TooMany) for error in problems):
+            raise fresh(problems[0])
+        why = "; ".join(sorted(error.message for error in problems))
+        raise Unreachable(f"no broker answers at {tried}: {why}", "is the cluster up?")
 
     async def _open(self, address: Address) -> tuple[Connection, Welcome]:
         self._made += 1

@@ -27,6 +27,7 @@ from embarcadero.fabric.shared import SharedFabric
 from embarcadero.node.bell import SocketBell
 from embarcadero.node.children import die_with
 from embarcadero.node.cluster import ClusterFolder, ClusterInfo
+from embarcadero.node.files import connections_for
 from embarcadero.node.pinning import pin
 from embarcadero.node.ports import listen
 from embarcadero.node.roles import Role, parse_roles
@@ -56,6 +57,7 @@ class Node:
             Path(self._info.fabric), self._info.generation, hugepages=self._info.hugepages
         )
         pin(roles, self._info.cores)
+        self._connections_max = connections_for(sum(role.broker is not None for role in roles))
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
@@ -91,7 +93,7 @@ class Node:
         self._open.callback(bell.close)
         broker = Broker(self._fabric, self._directory, SystemClock(), bell, member, self._info.sizes)
         log.info("%s listens on %s", name, member.address)
-        return name, serve_broker(broker, sock, bell, self._stop)
+        return name, serve_broker(broker, sock, bell, self._stop, self._connections_max)
 
     def _listener(self, number: int) -> socket.socket:
         if self._info.port:
@@ -132,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         die_with(given.parent)
         run_node(ClusterFolder(given.data_dir), parse_roles(given.roles))
     except EmbarcaderoError as error:
-        log.error("%s", error, exc_info=error.__cause__)  # noqa: TRY400 - the cause's trace, if there is one
+        log.error("%s: %s", type(error).__name__, error, exc_info=error.__cause__)  # noqa: TRY400 - the cause's trace, if there is one
         return 1
     return 0
 

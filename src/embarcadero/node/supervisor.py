@@ -23,7 +23,7 @@ from pathlib import Path
 
 import msgspec
 
-from embarcadero.errors import BadValue, ClusterError, EmbarcaderoError
+from embarcadero.errors import BadValue, ClusterError, EmbarcaderoError, FabricFull
 from embarcadero.fabric.epochs import create_epochs
 from embarcadero.fabric.shared import SharedFabric
 from embarcadero.limits import BROKERS_MAX, LOG_BYTES
@@ -174,7 +174,9 @@ class Supervisor:
 
     def _died(self, child: Child, pid: int, reason: str) -> None:
         if not self._ready:
-            self._fail(ClusterError(f"{child.name} did not start: {child.last_words() or reason}", str(child.log_path)))
+            words = child.last_words()
+            kind = FabricFull if f" {FabricFull.__name__}: " in words else ClusterError
+            self._fail(kind(f"{child.name} did not start: {words or reason}", str(child.log_path)))
             return
         log.warning("%s (pid %d) ended: %s; starting it again", child.name, pid, reason)
         try:

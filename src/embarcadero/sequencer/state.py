@@ -14,7 +14,7 @@ import numpy as np
 
 from embarcadero.config import FabricSizes
 from embarcadero.env import Clock, Doorbell
-from embarcadero.errors import BadRegion
+from embarcadero.errors import BadRegion, FabricFull
 from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable
 from embarcadero.fabric.frontier import FrontierWriter
 from embarcadero.fabric.layout import (
@@ -33,7 +33,7 @@ from embarcadero.sequencer.brokers import Brokers
 from embarcadero.sequencer.control import detach_broker, fence
 from embarcadero.sequencer.decisions import Decisions
 from embarcadero.sequencer.held import HeldSlots, Slots, create_held
-from embarcadero.sequencer.lane import Lane
+from embarcadero.sequencer.lane import Lane, checkpoint_region, order_region
 from embarcadero.sequencer.order import LaneOrder
 from embarcadero.sequencer.sessions import NEVER, SessionTable
 from embarcadero.sequencer.sources import Source
@@ -52,6 +52,8 @@ class Sequencer:
         self.deposed = False
         self.more = False  # the last round left published entries behind, for the next one
         self.problems: list[str] = []
+        self.roomless: set[int] = set()  # lanes for which the fabric has no room
+        self._told_full = False
         self.lanes: dict[int, Lane] = {}
         self._epochs = EpochTable(fabric, fabric.attach(EPOCHS_REGION, writable=True))
         last = directory.started_epoch()
@@ -110,6 +112,19 @@ class Sequencer:
         lane = self.lanes[topic.lane] = Lane(self._fabric, self.epoch, order, self._sizes, self._frontiers)
         if entries is not None:
             lane.inherit(entries, self._now_us)
+
+    def _add_lane(self, topic: Topic) -> None:
+        """A new topic. While the fabric has no room for it, its publishers wait, and nobody else."""
+        try:
+            self._make_lane(topic)
+        except FabricFull as error:
+            for name in (order_region(self.epoch, topic.lane), checkpoint_region(self.epoch, topic.lane)):
+                self._fabric.remove(name)
+            self.roomless.add(topic.lane)
+            self._revision = -1  # look again soon
+            if not self._told_full:
+                self.problems.append(f"topic {topic.name} waits: {error}")
+            self._told_full = True
 
     def _sweep(self, earlier: int) -> None:
         """Remove what epochs before our predecessor and unknown broker incarnations left behind."""
@@ -171,8 +186,9 @@ class Sequencer:
             topics = {topic.lane: topic for topic in self._directory.topics()}
             for number in self.lanes.keys() - topics.keys():
                 self._drop_lane(number)
+            self.roomless.clear()
             for number in topics.keys() - self.lanes.keys():
-                self._make_lane(topics[number])
+                self._add_lane(topics[number])
             self.brokers.members = self._directory.members()
         self.brokers.update(self.brokers.members, {})
 
@@ -224,7 +240,8 @@ class Sequencer:
             self._refresh()
         lane = self.lanes.get(number)
         if lane is None:
-            self._refused.answer_all(entries, Outcome.UNKNOWN_TOPIC)
+            outcome = Outcome.BACKPRESSURE if number in self.roomless else Outcome.UNKNOWN_TOPIC
+            self._refused.answer_all(entries, outcome)
         else:
             lane.decide(entries, self._now_us, self._wall_us)
 
