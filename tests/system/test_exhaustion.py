@@ -129,6 +129,8 @@ def log() -> Iterator[emb.Log]:
 def test_a_memory_file_system_that_fills_up_later_hurts_only_what_is_new(log: emb.Log) -> None:
     """A topic that finds no room waits with back-pressure; what has its memory goes on; room that comes is used."""
     sequencer = log.cluster.pids()["sequencer"]
+    with log.publisher("t") as publisher:
+        publisher.send(b"before").result(30)
     before = resource.prlimit(sequencer, resource.RLIMIT_FSIZE)
     resource.prlimit(sequencer, resource.RLIMIT_FSIZE, (MIB, before[1]))
     try:
