@@ -20,7 +20,7 @@ LAYERS = [
     {"sequencer", "broker"},
     {"node"},
     {"client"},
-    {"sim", "bench", "demo"},
+    {"sim", "bench", "demo", "testing"},
     {"cli"},
 ]
 """A module may import from its own layer and those above it in this list."""
