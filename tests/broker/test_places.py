@@ -143,6 +143,9 @@ def test_trimming_less_than_before_changes_nothing(lane: Lane) -> None:
     lane.trim("seq", 30)
     assert lane.trim("seq", 10, broker=1) == m.PlaceIs(lane=lane.lane, index=lane.indices[3], seq=30)
     assert lane.trim("time", 0).seq == 30
+    assert lane.trim("seq", 40, broker=1).seq == 40
+    for broker in (0, 1):
+        assert lane.ask(m.GetTail(lane=lane.lane), broker).start_seq == 40
 
 
 def test_a_topic_that_is_gone_can_t_be_trimmed(lane: Lane) -> None:

@@ -306,7 +306,12 @@ class Publisher:
         self, value: bytes, key: bytes | None = None, headers: Any = None, timestamp: Any = None,
         *, timeout: float | None = None,
     ) -> RecordAwaitable:  # fmt: skip
-        """Take a record; waits while the window is full. Await what it returns for the record's Position."""
+        """Take a record; waits while the window is full. Await what it returns for the record's Position.
+
+        When there is no room within `timeout` seconds it raises Backpressure: the record was not taken.
+
+            position = await (await publisher.send(b"two coffees", key=b"table 4"))
+        """
         intake = self._pump.intake
         record, size = intake.checked(value, key, headers, timestamp)
         await self._room(timeout)
@@ -376,7 +381,10 @@ class Publisher:
             raise fresh(intake.refusal)
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything taken so far has its outcome. Raises TimedOut, or why the publisher failed."""
+        """Wait until everything taken so far has its outcome. Raises TimedOut, or why the publisher failed.
+
+            await publisher.flush(timeout=10)
+        """
         check_timeout(timeout)
         intake, moved = self._pump.intake, self._pump.moved
         with intake.condition:
@@ -428,7 +436,10 @@ class Subscriber:
         self._driver = SubscriberDriver(log.brokers, core, self._ready.set)
 
     async def poll(self, timeout: float | None = None) -> Batch | None:
-        """The next batch (or typed gap); None when none came in time. Raises what ended the reading."""
+        """The next batch (or typed gap: `batch.gap`); None when none came in time. Raises what ended the reading.
+
+            batch = await subscriber.poll(timeout=1.0)
+        """
         check_timeout(timeout)
         try:
             async with asyncio.timeout(timeout):
@@ -464,7 +475,10 @@ class Subscriber:
         return self._driver.core.paused
 
     def pause(self) -> None:
-        """Stop fetching and keep the position: until `resume`, polls end with their timeout."""
+        """Stop fetching and keep the position: until `resume`, polls end with their timeout.
+
+            subscriber.pause()      # while the disk is full; subscriber.resume() goes on
+        """
         self._driver.pause()
 
     def resume(self) -> None:

@@ -291,6 +291,8 @@ class Publisher:
 
         `timestamp` is a datetime with a time zone or microseconds since 1970; None: now. When there is no room within
         `timeout` seconds it raises Backpressure: the record was not taken.
+
+            position = publisher.send(b"two coffees", key=b"table 4").result()
         """
         intake = self._intake
         record, size = intake.checked(value, key, headers, timestamp)
@@ -357,7 +359,10 @@ class Publisher:
             raise fresh(self._intake.refusal)
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything taken so far has its outcome. Raises TimedOut, or why the publisher failed."""
+        """Wait until everything taken so far has its outcome. Raises TimedOut, or why the publisher failed.
+
+            publisher.flush(timeout=10)
+        """
         check_timeout(timeout)
         with self._condition:
             self._intake.seal()
@@ -414,7 +419,10 @@ class Subscriber:
                 self._condition.notify_all()
 
     def poll(self, timeout: float | None = None) -> Batch | None:
-        """The next batch (or typed gap: `batch.gap`); None when none came in time. Raises what ended the reading."""
+        """The next batch (or typed gap: `batch.gap`); None when none came in time. Raises what ended the reading.
+
+            batch = subscriber.poll(timeout=1.0)
+        """
         check_timeout(timeout)
         with self._condition:
             if not self._condition.wait_for(self._has_news, timeout):
@@ -451,7 +459,10 @@ class Subscriber:
         return self._paused
 
     def pause(self) -> None:
-        """Stop fetching and keep the position: until `resume`, polls end with their timeout."""
+        """Stop fetching and keep the position: until `resume`, polls end with their timeout.
+
+            subscriber.pause()      # while the disk is full; subscriber.resume() goes on
+        """
         with self._condition:
             self._paused = True
         self._thread.call(self._driver.pause)
