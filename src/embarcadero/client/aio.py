@@ -315,7 +315,7 @@ class Publisher:
         intake = self._pump.intake
         record, size = intake.checked(value, key, headers, timestamp)
         await self._room(timeout)
-        with intake.condition:
+        with intake.lock:
             future = intake.add(record, size)
         self._pump.poke()
         invariant(isinstance(future, RecordAwaitable), "the intake makes our futures")
@@ -346,7 +346,7 @@ class Publisher:
                 if not number:
                     raise
                 raise OutcomeUnknown(f"a part of the table was taken: {error.message}", "read the log") from None
-            with intake.condition:
+            with intake.lock:
                 if session_seq is not None and first is not None and not number:
                     self._pump.continues(session_seq, first)
                 intake.add_piece(piece)
@@ -363,7 +363,7 @@ class Publisher:
         """
         check_timeout(timeout)
         first = await self._pump.first_sequence(timeout)
-        with self._pump.intake.condition:
+        with self._pump.intake.lock:
             return self._pump.next_sequence(first)
 
     async def _room(self, timeout: float | None) -> None:
@@ -387,7 +387,7 @@ class Publisher:
         """
         check_timeout(timeout)
         intake, moved = self._pump.intake, self._pump.moved
-        with intake.condition:
+        with intake.lock:
             intake.seal()
             waiting = list(intake.unsettled)
         self._pump.poke()

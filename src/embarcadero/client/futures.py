@@ -29,7 +29,7 @@ class BatchResult:
 
     def settle(self, position: Position | None, error: EmbarcaderoError | None) -> None:
         """The batch has ended. Later calls change nothing."""
-        with self.condition:
+        with self.condition.lock:
             if self.done:
                 return
             self.position, self.error, self.done = position, error, True
@@ -40,7 +40,7 @@ class BatchResult:
 
     def on_done(self, callback: Callable[[], object]) -> None:
         """Call back once it has ended: in the client's own thread, or at once if it has."""
-        with self.condition:
+        with self.condition.lock:
             if not self.done:
                 self._callbacks.append(callback)
                 return
@@ -50,9 +50,8 @@ class BatchResult:
         """Wait until it has ended. Ctrl-C gets through."""
         if self.done:
             return
-        with self.condition:
-            if not self.condition.wait_for(lambda: self.done, timeout):
-                raise TimedOut(f"no outcome within {timeout:g} s", "the record may still be stored; ask again later")
+        if not self.condition.wait_for(lambda: self.done, timeout):
+            raise TimedOut(f"no outcome within {timeout:g} s", "the record may still be stored; ask again later")
 
 
 def fresh(error: EmbarcaderoError) -> EmbarcaderoError:

@@ -81,7 +81,8 @@ class Intake:
         future: type[RecordFuture] = RecordFuture,
     ) -> None:
         self._future = future
-        self.lock = self.condition = Waitable()
+        self.condition = Waitable()
+        self.lock = self.condition.lock
         self.sealed_total = 0  # batches sealed so far: each takes one sequence of the session
         self._partitions = partitions
         self._payload_bytes_max = frame_bytes_max
@@ -96,7 +97,7 @@ class Intake:
         self.news = False  # a batch was begun or sealed since the event loop was last told
         self.refusal: EmbarcaderoError | None = None  # why nothing more is taken
 
-    # --- all below: call with `lock` held; `condition` is the same lock, to wait with ---
+    # --- all below: call with `lock` held; `condition` is where to wait, without it ---
     @property
     def full(self) -> bool:
         """Whether adding has to wait."""

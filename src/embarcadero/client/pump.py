@@ -49,7 +49,7 @@ class Pump:
         self.driver = PublisherDriver(brokers, core, checked_ack(options.ack), self._settled)
         self.driver.ended.add_done_callback(self._ended)
 
-    # --- any thread, with the intake's condition held ---
+    # --- any thread, with the intake's lock held ---
     def tell(self, call: Callable[[Callable[[], object]], object]) -> None:
         """Have the event loop look at what is new (`call` makes it call something), unless it will anyway."""
         if not self._poked and (self.intake.has_sealed or (self._timer is None and self.intake.gathering)):
@@ -76,7 +76,7 @@ class Pump:
     def poke(self) -> None:
         """Take what is sealed, and see that what is not will be."""
         intake = self.intake
-        with intake.condition:
+        with intake.lock:
             self._poked = False
             self._seal_lingered()
             sealed = intake.take_sealed()
@@ -97,13 +97,13 @@ class Pump:
         self.poke()
 
     def _settled(self, sealed: Sealed) -> None:
-        with self.intake.condition:
+        with self.intake.lock:
             self.intake.settled(sealed)
         self.moved.set()
 
     def _ended(self, _: Any) -> None:
         """The publisher failed or was closed: whatever still gathers ends as well."""
-        with self.intake.condition:
+        with self.intake.lock:
             closed = Closed("the publisher is closed", "open another one")
             self.intake.refusal = self.intake.refusal or self.driver.core.failed or closed
             self.intake.seal()
@@ -126,7 +126,7 @@ class Pump:
 
     async def close(self, timeout: float | None) -> None:  # noqa: ASYNC109 - what is left at its end gets its own end
         """Settle everything and close the session. After `timeout` whatever is left ends with an unknown outcome."""
-        with self.intake.condition:
+        with self.intake.lock:
             if self.intake.refusal is None:
                 self.intake.refusal = Closed("the publisher is closed", "open another one")
             self.intake.seal()

@@ -7,6 +7,7 @@ lock; sealing, encoding and sending happen in the background thread. Ctrl-C gets
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -19,6 +20,7 @@ from embarcadero.client import aio
 from embarcadero.client.batch import Batch
 from embarcadero.client.drivers import SubscriberDriver
 from embarcadero.client.futures import RecordFuture, TableResult, fresh
+from embarcadero.client.intake import Sealed
 from embarcadero.client.options import (
     PublisherArguments,
     PublisherOptions,
@@ -296,13 +298,14 @@ class Publisher:
         """
         intake = self._intake
         record, size = intake.checked(value, key, headers, timestamp)
-        with self._lock:
-            if intake.pending_bytes >= intake.window_bytes or intake.refusal is not None:
-                self._room(timeout)
-            future = intake.add(record, size)
-            if intake.news:
-                self.pump.tell(self._thread.call)
-        return future
+        while True:
+            with self._lock:
+                if intake.pending_bytes < intake.window_bytes and intake.refusal is None:
+                    future = intake.add(record, size)
+                    if intake.news:
+                        self.pump.tell(self._thread.call)
+                    return future
+            timeout = self._room(timeout)
 
     def publish(
         self,
@@ -324,20 +327,31 @@ class Publisher:
         first = None if session_seq is None else self._thread.wait(self.pump.first_sequence(timeout))
         intake, whole = self._intake, TableResult(self._condition)
         for number, piece in enumerate(intake.pieces(data, partition)):
-            with self._condition:
-                try:
-                    self._room(timeout)
-                except Backpressure as error:
-                    if not number:
-                        raise
-                    raise OutcomeUnknown(f"a part of the table was taken: {error.message}", "read the log") from None
-                if session_seq is not None and first is not None and not number:
-                    self.pump.continues(session_seq, first)
-                whole.add(piece.result)
-                intake.add_piece(piece)
-                self.pump.tell(self._thread.call)
+            claim = None if number or session_seq is None or first is None else (session_seq, first)
+            try:
+                self._add_piece(piece, whole, claim, timeout)
+            except Backpressure as error:
+                if not number:
+                    raise
+                raise OutcomeUnknown(f"a part of the table was taken: {error.message}", "read the log") from None
         whole.complete()
         return RecordFuture(whole, 0)
+
+    def _add_piece(
+        self, piece: Sealed, whole: TableResult, claim: tuple[int, int] | None, timeout: float | None
+    ) -> None:
+        """Take a piece of a table as soon as there is room; `claim` is the sequence that it must have."""
+        while True:
+            timeout = self._room(timeout)
+            with self._lock:
+                if self._intake.full or self._intake.refusal is not None:
+                    continue
+                if claim is not None:
+                    self.pump.continues(*claim)
+                whole.add(piece.result)
+                self._intake.add_piece(piece)
+                self.pump.tell(self._thread.call)
+                return
 
     def next_session_seq(self, timeout: float | None = None) -> int:
         """The sequence that the next batch of this session gets; waits until the session is open.
@@ -347,16 +361,18 @@ class Publisher:
         """
         check_timeout(timeout)
         first = self._thread.wait(self.pump.first_sequence(timeout))
-        with self._condition:
+        with self._lock:
             return self.pump.next_sequence(first)
 
-    def _room(self, timeout: float | None) -> None:
-        """Wait until the window has room, with the condition held; raise why nothing is taken any more."""
+    def _room(self, timeout: float | None) -> float | None:
+        """Wait until the window has room; what is left of the time. Raises why nothing is taken any more."""
         check_timeout(timeout)
+        began = time.monotonic()
         if not self._condition.wait_for(lambda: not self._intake.full, timeout):
             raise Backpressure(f"no room in the window for {timeout:g} s", "the record was not taken; try again")
         if self._intake.refusal is not None:
             raise fresh(self._intake.refusal)
+        return None if timeout is None else max(0.0, timeout - (time.monotonic() - began))
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything taken so far has its outcome. Raises TimedOut, or why the publisher failed.
@@ -364,13 +380,12 @@ class Publisher:
             publisher.flush(timeout=10)
         """
         check_timeout(timeout)
-        with self._condition:
+        with self._lock:
             self._intake.seal()
             waiting = list(self._intake.unsettled)
         self._thread.call(self.pump.poke)
-        with self._condition:
-            if not self._condition.wait_for(lambda: not [result for result in waiting if not result.done], timeout):
-                raise TimedOut(f"not everything was settled within {timeout:g} s", "flush again")
+        if not self._condition.wait_for(lambda: not [result for result in waiting if not result.done], timeout):
+            raise TimedOut(f"not everything was settled within {timeout:g} s", "flush again")
         self._raise_failure()
 
     def close(self, timeout: float | None = CLOSE_TIMEOUT_S) -> None:
@@ -404,6 +419,7 @@ class Subscriber:
         """To be called in the background thread."""
         self._log, self._thread = log, log.thread
         self._condition = Waitable()
+        self._lock = self._condition.lock
         self._paused = False
         self._ready: deque[Batch] = deque()
         self._error: EmbarcaderoError | None = None
@@ -412,7 +428,7 @@ class Subscriber:
 
     def _refill(self) -> None:
         """In the background thread: hand over what was fetched, once the last of it is taken."""
-        with self._condition:
+        with self._lock:
             if not self._ready and not self._closed:
                 self._ready.extend(self._driver.take(_AT_ONCE))
                 self._error = None if self._ready else self._driver.core.failed
@@ -424,17 +440,23 @@ class Subscriber:
             batch = subscriber.poll(timeout=1.0)
         """
         check_timeout(timeout)
-        with self._condition:
-            if not self._condition.wait_for(self._has_news, timeout):
+        give_up = None if timeout is None else time.monotonic() + timeout
+        while True:
+            with self._lock:
+                if self._closed:
+                    raise Closed("the subscriber is closed", "subscribe again")
+                if self._ready and not self._paused:
+                    return self._take()
+                if self._error is not None and not self._paused:
+                    raise fresh(self._error)
+            left = None if give_up is None else max(0.0, give_up - time.monotonic())
+            if not self._condition.wait_for(self._has_news, left):
                 return None
-            if self._closed:
-                raise Closed("the subscriber is closed", "subscribe again")
-            if not self._ready and self._error is not None:
-                raise fresh(self._error)
-            batch = self._ready.popleft()
-            if not self._ready:
-                self._thread.call(self._refill)
-            return batch
+
+    def _take(self) -> Batch:
+        if len(self._ready) == 1:
+            self._thread.call(self._refill)  # it waits for the lock; told before the last one is gone
+        return self._ready.popleft()
 
     def _has_news(self) -> bool:
         return self._closed or (not self._paused and (bool(self._ready) or self._error is not None))
@@ -463,31 +485,31 @@ class Subscriber:
 
             subscriber.pause()      # while the disk is full; subscriber.resume() goes on
         """
-        with self._condition:
+        with self._lock:
             self._paused = True
         self._thread.call(self._driver.pause)
 
     def resume(self) -> None:
         """Go on where `pause` stopped."""
-        with self._condition:
+        with self._lock:
             self._paused = False
             self._condition.notify_all()
         self._thread.call(self._driver.resume)
 
     async def _seek(self, by: str, value: int) -> None:
-        with self._condition:
+        with self._lock:
             self._ready.clear()
             self._error = None
         self._driver.seek(by, value)
 
     def position(self) -> int | None:
         """Index of the next batch; None until the cluster has told where that is."""
-        with self._condition:
+        with self._lock:
             return self._ready[0].index if self._ready else self._driver.core.position
 
     def close(self) -> None:
         """Stop reading. Closing twice is fine."""
-        with self._condition:
+        with self._lock:
             self._closed = True
             self._ready.clear()
             self._condition.notify_all()
