@@ -21,7 +21,7 @@ LAYERS = [
     {"watch"},
     {"node"},
     {"client"},
-    {"sim", "bench", "demo"},
+    {"sim", "bench", "demo", "testing"},
     {"cli"},
 ]
 """A module may import from its own layer and those above it in this list."""

@@ -14,6 +14,7 @@ RECORD_BYTES_MAX = 4 * MIB
 CONTROL_BYTES_MAX = 512 * KIB  # one control message; a list of all topics with the longest names fits
 HELLO_BYTES_MAX = 4 * KIB  # all that a peer may make us hold before its hello is done
 HELLO_TIMEOUT_S = 2.0
+FRAME_TIMEOUT_S = 30.0  # a batch that has taken this long to arrive, and half as long again, is given up
 RECORDS_PER_BATCH_MAX = 1_000_000
 DECODED_BYTES_MAX = 64 * MIB  # what the buffers of a compressed batch may unpack to, in all
 BATCH_BUFFERS_MAX = 16_384  # Arrow buffers in a compressed batch
@@ -29,6 +30,7 @@ FETCH_WAIT_MS_DEFAULT = 5_000
 CONNECTIONS_PER_BROKER_MAX = 10_000
 HOST_DEFAULT = "127.0.0.1"  # reachable from this machine only
 PORT_DEFAULT = 9_092
+FILES_SPARE = 512  # open files that a process keeps for everything but connections: a region is one
 
 # --- names and counts -------------------------------------------------------------------------------------------------
 TOPIC_NAME_CHARS_MAX = 249
@@ -93,6 +95,7 @@ DELIVERY_TIMEOUT_S = 120.0
 CONNECT_TIMEOUT_S = 5.0
 REQUEST_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 30.0  # for the outcomes of what was sent before
+CLOSE_INTERRUPTED_S = 2.0  # likewise, when Ctrl-C or a cancellation ended the block
 PREFETCH_FETCHES = 2
 
 # --- waiting ----------------------------------------------------------------------------------------------------------

@@ -112,11 +112,13 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """Where a lane ends: the next index and the next seq to be ordered."""
+    """Where a lane ends: the next index and the next seq to be ordered; and where its readable part starts."""
 
     lane: int
     index: int
     seq: int
+    start_index: int = 0
+    start_seq: int = 0
 
 
 class Topic(msgspec.Struct, frozen=True, kw_only=True):

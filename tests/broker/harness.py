@@ -134,6 +134,19 @@ class CountingBell:
         self.rings.append(who)
 
 
+class Diary:
+    """A journal that remembers what it was warned of."""
+
+    def __init__(self) -> None:
+        self.warnings: list[tuple[str, dict[str, object]]] = []
+
+    def note(self, event: str, /, **facts: object) -> None:
+        pass
+
+    def warn(self, event: str, /, **facts: object) -> None:
+        self.warnings.append((event, facts))
+
+
 class World:
     """Sequencer and brokers, each on its own host, driven by hand."""
 
@@ -145,11 +158,12 @@ class World:
         self.directory = Directory(MemoryStore(), topics_max=config.limits.topics)
         self.clock = ManualClock()
         self.bell = CountingBell()  # of all brokers
+        self.diary = Diary()  # of the sequencer
         self.sizes = sizes
         create_epochs(self.memory.host("admin"))
         self.sequencer = Sequencer(
-            self.memory.host("sequencer"), self.directory, self.clock, SilentBell(), sizes,
-            settings=config.sequencer,
+            self.memory.host("sequencer"), self.directory, self.clock, SilentBell(), sizes, self.diary,
+            config.sequencer,
         )
         self.brokers = [self.start_broker(number) for number in range(brokers)]
         self.run()

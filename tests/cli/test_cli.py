@@ -20,7 +20,8 @@ from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
 
 VERBS = ["up", "down", "node", "status", "topic", "publish", "tail", "config", "sim", "bench", "demo"]
-COMMANDS = [[verb] for verb in VERBS] + [["topic", verb] for verb in ("create", "list", "describe", "alter", "delete")]
+TOPIC_VERBS = ["create", "list", "describe", "alter", "trim", "delete"]
+COMMANDS = [[verb] for verb in VERBS] + [["topic", verb] for verb in TOPIC_VERBS]
 COMMANDS += [["config", verb] for verb in ("show", "check", "reference", "example")]
 
 

@@ -200,6 +200,8 @@ class FakeCluster:
             if ask.start > self.next_seq:
                 raise FuturePosition(f"seq {ask.start} is beyond {self.next_seq}")
             return next((i for i, s in enumerate(self.log) if s.seq + s.count > ask.start), len(self.log))
+        if ask.by == "time":  # batch n was appended at 1_000_000 + n
+            return min(max(0, ask.start - 1_000_000), len(self.log))
         if ask.start > len(self.log):
             raise FuturePosition(f"index {ask.start} is beyond {len(self.log)}")
         return ask.start

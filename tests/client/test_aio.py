@@ -21,6 +21,7 @@ from embarcadero.errors import (
     NotAvailable,
     TimedOut,
     TopicExists,
+    Trimmed,
     UnknownTopic,
     Unreachable,
 )
@@ -347,7 +348,7 @@ def test_reading_a_span_gives_exactly_its_records() -> None:
         with pytest.raises(BadValue):
             await log.read("t", 5, 4)
         server.cluster.start_index = 1
-        with pytest.raises(NotAvailable, match="trimmed"):
+        with pytest.raises(Trimmed, match="before seq 4"):
             await log.read("t", 0, 9)
         assert (await log.read("t")).column("_seq").to_pylist() == list(range(4, 12))
 

@@ -29,7 +29,11 @@ def send(taken: Intake, value: bytes, key: bytes | None = None) -> Any:
             builder.room -= size
             builder.records.append(record)
             return taken.future(builder.result, len(builder.records) - 1)
-        return None if taken.is_full() else taken.add(record, size)
+        if taken.is_full():
+            return None
+        future = taken.add(record, size)
+        taken.told()
+        return future
 
 
 def values(sealed: Sealed) -> list[bytes]:
@@ -92,6 +96,19 @@ def test_given_room_is_no_way_around_the_largest_record() -> None:
     assert taken.current.room < size
     with pytest.raises(BadValue, match="4194305 bytes"):
         taken.check_size(size)
+
+
+def test_the_quick_way_in_is_closed_until_the_event_loop_knows_of_the_batch() -> None:
+    """Ctrl-C may have ended the call that was to tell it: the next one tells."""
+    taken = intake()
+    record, size = taken.checked(b"untold", None, None, None)
+    with taken.lock:
+        taken.add(record, size)
+        assert (taken.current, taken.news) == (None, True)
+        taken.told()
+        assert taken.current is not None
+        taken.seal()
+        assert taken.current is None
 
 
 def test_a_batch_without_records_is_dropped() -> None:

@@ -185,6 +185,44 @@ def test_trimmed_positions_come_as_a_gap() -> None:
     assert payloads(batches[1:]) == [b"3", b"4"]
 
 
+def test_reading_from_a_time_on() -> None:
+    """It starts at the first batch since then; a time that has not come is asked for again, and nothing older comes."""
+    world = make_world(records=3, by="time", start=1_000_001)
+    assert payloads(drain(world)) == [b"1", b"2"]
+    world.core.seek("time", 1_000_005, world.now)
+    assert drain(world) == []
+    for n in (3, 4):
+        world.cluster.put(b"%d" % n)
+        world.wires[1].far.serve_parked(over=True)
+        assert drain(world) == []
+    assert world.core.position is None
+    world.cluster.put(b"5")
+    assert payloads(drain(world)) == [b"5"]
+    assert {(ask.by, ask.start) for ask in questions(world)[2:-1]} == {("time", 1_000_005)}
+
+
+def test_a_paused_subscriber_asks_for_nothing_and_goes_on_where_it_was() -> None:
+    """What was on its way is kept; links that come and go do not wake it."""
+    world = make_world(records=3, max_bytes=1)
+    world.settle()
+    first = world.core.take_batches(1, world.now)
+    world.core.pause()
+    world.collect()
+    world.settle()
+    asked = len(questions(world))
+    world.core.on_timer(world.now)
+    world.settle()
+    assert len(questions(world)) == asked
+    world.cut(1)
+    again = world.connect()
+    world.settle()
+    assert questions(world, again) == []
+    assert world.core.position == 1
+    world.core.resume(world.now)
+    world.collect()
+    assert payloads(first + drain(world)) == [b"0", b"1", b"2"]
+
+
 def test_skipped_sequences_come_as_a_gap() -> None:
     """A SKIP entry is a batch without records that names the session and the sequences."""
     world = make_world(records=1)

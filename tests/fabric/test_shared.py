@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import os
 import resource
 import subprocess
 import sys
@@ -98,16 +100,30 @@ def blocks(fabric: SharedFabric, kind: RegionKind) -> int:
     return (fabric.folder / f"region-{int(kind)}").stat().st_blocks * 512
 
 
-@pytest.mark.parametrize("kind", [RegionKind.LOG, RegionKind.PENDING, RegionKind.ORDER, RegionKind.RESULTS])
-def test_rings_and_logs_have_their_memory_at_once(fabric: SharedFabric, kind: RegionKind) -> None:
-    """Rings and logs are allocated when they are made."""
+@pytest.mark.parametrize("kind", [kind for kind in RegionKind if kind != RegionKind.CHECKPOINT])
+def test_regions_have_their_memory_at_once(fabric: SharedFabric, kind: RegionKind) -> None:
+    """They are allocated when they are made: a full file system is an error then, and no SIGBUS later."""
     assert blocks(fabric, kind) >= 4 << 20
 
 
-@pytest.mark.parametrize("kind", [RegionKind.EPOCHS, RegionKind.SEQUENCER_FRONTIERS, RegionKind.CHECKPOINT])
-def test_tables_are_sparse(fabric: SharedFabric, kind: RegionKind) -> None:
-    """Large tables of which little is used take no memory for the rest."""
-    assert blocks(fabric, kind) < 1 << 20
+def test_checkpoints_are_sparse_and_reserve_what_they_use(
+    fabric: SharedFabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large table of which little is used takes no memory for the rest; when there is no more, that is typed."""
+    assert blocks(fabric, RegionKind.CHECKPOINT) < 1 << 20
+    region = fabric.attach(f"region-{int(RegionKind.CHECKPOINT)}", writable=True)
+    region.reserve(1 << 20, 1 << 20)
+    assert 1 << 20 <= (fabric.folder / region.name).stat().st_blocks * 512 < 2 << 20
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(FabricFull, match="no room"):
+        region.reserve(2 << 20, 1 << 20)
+    fabric.remove(region.name)
+    with pytest.raises(BadRegion, match="removed"):
+        region.reserve(0, 1)
 
 
 def test_only_the_region_is_left_behind(fabric: SharedFabric) -> None:

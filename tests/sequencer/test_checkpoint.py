@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embarcadero.fabric.incoherent import IncoherentMemory
+from embarcadero.fabric.incoherent import IncoherentMemory, IncoherentRegion
 from embarcadero.sequencer.checkpoint import CheckpointWriter, read_checkpoint, restore
 from embarcadero.sequencer.held import HeldSlots
 from embarcadero.sequencer.order import LaneOrder
@@ -145,3 +145,27 @@ def test_idle_times_survive_a_restore() -> None:
     restore(order, checkpoint, 77)
 
     assert 77 - order.table.active_us[[quiet, busy]] == pytest.approx([5_000_000, 0])
+
+
+def test_what_is_written_was_reserved_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The region is sparse: a row for which there is no memory would be a SIGBUS, a reservation is a typed error."""
+    reserved: set[int] = set()
+    write_back = IncoherentRegion.flush
+
+    def reserve(region: IncoherentRegion, offset: int, length: int) -> None:
+        reserved.update(range(offset // 64, (offset + length) // 64))
+
+    def flush(region: IncoherentRegion, offset: int, length: int) -> None:
+        assert reserved.issuperset(range(offset // 64, (offset + length) // 64))
+        write_back(region, offset, length)
+
+    monkeypatch.setattr(IncoherentRegion, "reserve", reserve)
+    lane, memory = OneLane(sessions=2_000), IncoherentMemory(random.Random(1), 1)
+    writer = CheckpointWriter(memory.host("sequencer"), "checkpoint", lane.order.table.capacity)
+    monkeypatch.setattr(IncoherentRegion, "flush", flush)
+    for many in (1, 600, 1_300):
+        for _ in range(many - lane.order.table.used):
+            lane.open()
+        writer.write(lane.order, lane.now_us)
+        writer.write(lane.order, lane.now_us)
+    assert len(reserved) > 2 * 1_300 * 128 // 64

@@ -18,6 +18,7 @@ from embarcadero.errors import (
     EmbarcaderoError,
     FrameTooLarge,
     OverCredit,
+    TimedOut,
     TooMany,
 )
 from embarcadero.fabric.layout import Entries
@@ -100,6 +101,20 @@ class Connection:
             self._drop_arriving()
             self._output.clear()
             self._broker.disconnected(self)
+
+    @property
+    def arriving(self) -> Reservation | None:
+        """The batch under way, if one is."""
+        return self._arriving[0] if self._arriving else None
+
+    @property
+    def clogged(self) -> bool:
+        """Whether the peer does not take what it asked for."""
+        return self.blocked or self._output_bytes > self._broker.settings.send_queue_bytes // 8
+
+    def too_slow(self) -> None:
+        """The batch under way has held its room for too long."""
+        self._hang_up(TimedOut("a batch took too long to arrive", "send it at once, over a faster connection"))
 
     def _hang_up(self, error: EmbarcaderoError) -> None:
         self._broker.hung_up(self, error)

@@ -36,6 +36,7 @@ class Found:
     next_index: int
     tail_index: int
     gap: Gap | None = None
+    to_come: bool = False  # nothing was appended since the time that was asked for
 
     @property
     def empty(self) -> bool:
@@ -86,11 +87,13 @@ class LaneReader:
     def __init__(self, epoch: EpochView, logs: Logs, lane: int, margin: int) -> None:
         self._epoch, self._logs, self.lane, self._margin = epoch, logs, lane, margin
         self._retained: tuple[int, int, int] | None = None  # epoch, when found, index
+        self.trimmed = 0  # the lane was trimmed below this index; the store says so
 
     def ordered(self) -> int | None:
-        """The ordered frontier as loaded now; not yet to be acted on. None before the lane's region exists."""
+        """The ordered frontier as loaded now; not yet to be acted on. None before the lane's region is there."""
         ring = self._epoch.order(self.lane)
-        return None if ring is None else ring.frontier.load()
+        ordered = None if ring is None else ring.frontier.load()
+        return None if ordered is None or ordered < self.trimmed else ordered
 
     def tail(self, now_us: int) -> tuple[int, int, int, int] | None:
         """(next index, next seq, first retained index, its seq), linearizable; None while it can't be told."""
@@ -113,10 +116,26 @@ class LaneReader:
         if start is None:
             return None
         found = self._collect(ring, ordered, start, ask, now_us)
+        found.to_come = ask.by == "time" and start == ordered
         return found if self._epoch.may_act() else None
 
-    def _readable_from(self, ring: RingReader, ordered: int) -> int:
+    def locate(self, by: str, value: int) -> tuple[int, int | None] | None:
+        """Index and (if it is still known) seq of a place; None while it can't be told. Raises FuturePosition."""
+        ring, ordered = self._epoch.order(self.lane), self.ordered()
+        if ring is None or ordered is None:
+            return None
+        index = self._resolve(ring, ordered, Fetch(lane=self.lane, by=by, start=value, max_bytes=1), 0)
+        if index is None:
+            return None
+        seq = self._seq_at(ring, index, ordered) if index >= self._ring_floor(ring, ordered) else None
+        return (index, seq) if self._epoch.may_act() else None
+
+    def _ring_floor(self, ring: RingReader, ordered: int) -> int:
+        """Entries from here on are still in the ring."""
         return max(0, ordered - ring.slots + self._margin)
+
+    def _readable_from(self, ring: RingReader, ordered: int) -> int:
+        return max(self._ring_floor(ring, ordered), self.trimmed)
 
     def _first_retained(self, ring: RingReader, ordered: int, now_us: int) -> int:
         """First index of the suffix that is wholly in memory. It only grows, so an answer may be used for a while."""
@@ -148,6 +167,8 @@ class LaneReader:
             return ordered
         if ask.by == "seq":
             return self._find_seq(ring, ordered, ask.start)
+        if ask.by == "time":
+            return self._find_time(ring, ordered, ask.start)
         if ask.start > ordered:
             raise FuturePosition(
                 f"index {ask.start} is beyond the end of the log ({ordered})", "read from 'latest', or wait for it"
@@ -163,12 +184,23 @@ class LaneReader:
             raise FuturePosition(
                 f"seq {seq} is beyond the end of the log ({next_seq})", "read from 'latest', or wait for it"
             )
-        floor = self._readable_from(ring, ordered)
+        floor = self._ring_floor(ring, ordered)
         entries = ring.read(floor, ordered)
         if floor > 0 and len(entries) and seq < int(entries["seq"][0]):
             return floor - 1  # gone: the fetch will tell the gap
         ends = entries["seq"] + entries["count"]
         return floor + int(np.searchsorted(ends, np.uint64(seq), side="right"))
+
+    def _find_time(self, ring: RingReader, ordered: int, us: int) -> int | None:
+        """The first index appended at or after a time; the end if there is none yet. Append times never go back."""
+        floor = self._ring_floor(ring, ordered)
+        entries = ring.read(floor, ordered)
+        if len(entries) < ordered - floor:
+            return None  # overtaken by the writer since the frontier was loaded
+        place = int(np.searchsorted(entries["append_us"], np.uint64(us)))
+        if place == 0 and floor > 0:
+            return floor - 1  # what left the ring may be as young: the fetch will tell the gap
+        return floor + place
 
     def _collect(self, ring: RingReader, ordered: int, start: int, ask: Fetch, now_us: int) -> Found:
         found = Found(np.zeros(0, dtype=ring.dtype), [], start, ordered)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embarcadero.broker.epoch import EpochView
-from embarcadero.errors import EmbarcaderoError, SessionFenced, TooMany, UnknownSession, UnknownTopic
+from embarcadero.errors import Backpressure, EmbarcaderoError, SessionFenced, TooMany, UnknownSession, UnknownTopic
 from embarcadero.fabric.frontier import FrontierWriter
 from embarcadero.fabric.layout import BrokerLine, Entries, frontier_offset, pick
 from embarcadero.fabric.region import Region
@@ -125,6 +125,8 @@ def refusal(outcome: Outcome) -> EmbarcaderoError:
         return UnknownTopic("the topic is gone", "create it again, or choose another")
     if outcome == Outcome.TOO_MANY_SESSIONS:
         return TooMany("the topic has as many open sessions as it may have", "close publishers that are idle")
+    if outcome == Outcome.BACKPRESSURE:
+        return Backpressure("the cluster has no room for the topic now", "make the fabric larger, or try again later")
     if outcome == Outcome.FENCED:
         return SessionFenced("the session was taken over by another holder", "open a new publisher")
     return UnknownSession(f"the session is not known ({outcome.name})", "open a new session")

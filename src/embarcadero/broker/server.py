@@ -48,8 +48,10 @@ class BrokerProtocol(asyncio.BufferedProtocol):
         self._connection = self._broker.connect()
         self._connection.on_output = self._plan_flush
         self._connection.peer = _address(transport.get_extra_info("peername"))
-        if len(self._broker.connections) > self._broker.settings.max_connections:
-            refusal = TooMany("this broker has all the connections it may have", "try another broker")
+        most = self._broker.settings.max_connections
+        if len(self._broker.connections) > most:
+            problem = f"this broker has all the connections it may have ({most})"
+            refusal = TooMany(problem, "close some, or try another broker")
             self._broker.hung_up(self._connection, refusal)
             self._connection.fail(0, refusal)
             self._connection.closing = True

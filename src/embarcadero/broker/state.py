@@ -13,6 +13,7 @@ from hashlib import blake2b
 import msgspec
 
 from embarcadero import limits
+from embarcadero.broker import places
 from embarcadero.broker.connection import Connection
 from embarcadero.broker.counters import BrokerCounters
 from embarcadero.broker.epoch import EpochView
@@ -82,9 +83,11 @@ class Broker:
         self._readers: dict[int, LaneReader] = {}
         self._topics: dict[str, Topic] = {}
         self._lanes: dict[int, Topic] = {}
+        self._trims: dict[int, int] = {}  # lane -> index below which it was trimmed
         self._members: list[Member] = []
         self._revision = -1
-        self._store_poll_us = 0
+        self._store_poll_us = self._slow_look_us = 0
+        self._slow: dict[int, tuple[Reservation, int]] = {}  # connection -> its batch under way, seen so often
         self._scratch = memoryview(bytearray(limits.SCRATCH_BYTES))
         self.connections: dict[int, Connection] = {}
         self._attached: dict[tuple[int, int], int] = {}
@@ -111,6 +114,9 @@ class Broker:
             self.epoch.forget(lane)
             self.counters.forget(lane)
         self._lanes = lanes
+        self._trims = self._directory.trims()
+        for lane, reader in self._readers.items():
+            reader.trimmed = self._trims.get(lane, 0)
         before, self._members = self._live_addresses(), self._directory.members()
         self._logs.update(self._members)
         me = (self.member.broker, self.member.incarnation)
@@ -169,6 +175,7 @@ class Broker:
             self.refresh()
             self._heartbeat.advance(self._heartbeat.value + 1)
             self.deposed |= self.epoch.closing()
+            self._end_slow_batches(now_us)
         if self.deposed:
             return False
         moved = self._advance(0)
@@ -217,6 +224,23 @@ class Broker:
         self.counters.published(self.ingest.next, self._clock.now_us())
         if self.epoch.sequencer_sleeps():
             self._bell.ring("sequencer")
+
+    def _end_slow_batches(self, now_us: int) -> None:
+        """Hang up on connections whose batch under way is the one we saw a while ago: it holds room in the log."""
+        if now_us < self._slow_look_us:
+            return
+        self._slow_look_us = now_us + int(self.settings.frame_timeout_s * 1_000_000 / 2)
+        before, self._slow = self._slow, {}
+        for number, connection in list(self.connections.items()):
+            if (arriving := connection.arriving) is None:
+                continue
+            seen, looks = before.get(number, (arriving, 0))
+            if seen is not arriving:
+                looks = 0
+            if looks == 2:
+                connection.too_slow()
+            else:
+                self._slow[number] = (arriving, looks + 1)
 
     def _pay_owed(self) -> None:
         while self._owed and (pending := self.ingest.stage_control(self._owed[0])) is not None:
@@ -330,6 +354,10 @@ class Broker:
                 connection.answer(request, m.Done())
             case m.GetTail():
                 connection.answer(request, self._tail(message.lane))
+            case m.Find():
+                connection.answer(request, places.find(self._fresh_reader(message.lane), message, self._clock))
+            case m.Trim():
+                connection.answer(request, self._trim(message))
             case m.GetStatus():
                 connection.answer(request, m.StatusIs(facts=self.status()))
             case m.Ping():
@@ -380,10 +408,21 @@ class Broker:
                 raise UnknownTopic(f"there is no topic with lane {lane}", "it was deleted; look it up again by name")
         if lane not in self._readers:
             self._readers[lane] = LaneReader(self.epoch, self._logs, lane, self.sizes.round_entries)
+            self._readers[lane].trimmed = self._trims.get(lane, 0)
         return self._readers[lane]
 
+    def _fresh_reader(self, lane: int) -> LaneReader:
+        """A reader that knows of every trim that was answered before now, by whichever broker."""
+        self.refresh()
+        return self._reader(lane)
+
+    def _trim(self, ask: m.Trim) -> m.PlaceIs:
+        reader, topic = self._fresh_reader(ask.lane), self._lanes[ask.lane]
+        self._directory.trim(topic.name, ask.lane, places.trim_to(reader, ask, self._clock))
+        return places.start_of(self._fresh_reader(ask.lane), self._clock)
+
     def _tail(self, lane: int) -> m.TailIs:
-        reader, now_us = self._reader(lane), self._clock.now_us()
+        reader, now_us = self._fresh_reader(lane), self._clock.now_us()
         tail = reader.tail(now_us)
         if tail is None:
             raise Retriable("the end of the log can't be told while a sequencer takes over", "try again")
@@ -394,8 +433,12 @@ class Broker:
         """Answer now, or when there is something, or when the client's patience is over."""
         if ask.read == "durable":
             raise NotAvailable("durable reads come with replicas", "use read='ordered'")
-        if ask.read != "ordered" or ask.by not in ("index", "seq", "earliest", "latest"):
-            raise BadValue(f"fetch by {ask.by!r}, read {ask.read!r}", "by index, seq, earliest, latest; read ordered")
+        if ask.read != "ordered" or ask.by not in ("index", "seq", "time", "earliest", "latest"):
+            raise BadValue(
+                f"fetch by {ask.by!r}, read {ask.read!r}", "by index, seq, time, earliest, latest; read ordered"
+            )
+        if ask.by != "index":
+            self.refresh()  # a new reader knows of every trim that was answered before
         now_us = self._clock.now_us()
         parked = Parked(connection, request, ask, now_us + ask.wait_ms * 1000, -1)
         if not self._try_fetch(parked, now_us):
@@ -405,7 +448,7 @@ class Broker:
 
     def _try_fetch(self, parked: Parked, now_us: int) -> bool:
         """Answer a fetch if there is something to say, or if its time is over."""
-        if parked.connection.blocked:
+        if parked.connection.clogged:
             return False
         reader, ask = self._reader(parked.ask.lane), parked.ask
         over = now_us >= parked.deadline_us
@@ -418,7 +461,8 @@ class Broker:
             return False
         if found.empty and not over:
             parked.seen = found.tail_index
-            parked.ask = msgspec.structs.replace(ask, by="index", start=found.next_index)
+            if not found.to_come:
+                parked.ask = msgspec.structs.replace(ask, by="index", start=found.next_index)
             return False
         parked.connection.send_found(parked.request, found)
         self._count_read(parked, found, now_us)

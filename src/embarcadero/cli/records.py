@@ -8,6 +8,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from embarcadero.cli.output import Brokers, DataDir, Json, connect, note, print_json, stderr_is_terminal
-from embarcadero.errors import BadValue
+from embarcadero.cli.times import parse_time
+from embarcadero.errors import BadValue, Trimmed
 from embarcadero.limits import RECORD_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
     from embarcadero.client.batch import Batch, Record
     from embarcadero.client.futures import RecordFuture
-    from embarcadero.client.sync import Publisher
+    from embarcadero.client.sync import Log, Publisher
     from embarcadero.types import Position
 
 _POLL_S = 0.5
@@ -182,7 +184,7 @@ def _progress(stack: ExitStack, source: BinaryIO) -> Callable[[int], None]:
 def tail(
     topic: Annotated[str, typer.Argument(help="Name of the topic.")],
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until Ctrl-C.")] = False,
-    start: Annotated[str, typer.Option("--from", help="earliest, latest, or the seq of a record.")] = "earliest",
+    start: Annotated[str, typer.Option("--from", help='earliest, latest, a seq, a time, or "10m ago".')] = "earliest",
     limit: Annotated[
         int | None, typer.Option("--limit", "-n", min=0, show_default=False, help="Stop after so many records.")
     ] = None,
@@ -200,6 +202,10 @@ def tail(
         embarcadero tail orders --limit 10
 
         embarcadero tail orders --follow --from latest --format json
+
+        embarcadero tail orders --from "10m ago"
+
+        embarcadero tail orders --from 2026-01-31T12:00:00Z
     """
     where = _start(start)
     show = _show_json if json or form is Format.JSON else _show_text
@@ -212,20 +218,26 @@ def tail(
         return
 
 
-def _start(text: str) -> str | int:
+def _start(text: str) -> str | int | datetime:
     if text in {"earliest", "latest"}:
         return text
     if text.isascii() and text.isdigit():
         return int(text)
-    raise BadValue(f"--from {text!r} is no place in a log", "use earliest, latest, or the seq of a record")
+    try:
+        return parse_time(text)
+    except BadValue as error:
+        hint = f"use earliest, latest, the seq of a record, or a time: {error.hint}"
+        raise BadValue(f"--from {text!r} is no place in a log", hint) from None
 
 
 def _records(
-    topic: str, start: str | int, follow: bool, brokers: str | None, data_dir: Path | None
+    topic: str, start: str | int | datetime, follow: bool, brokers: str | None, data_dir: Path | None
 ) -> Iterator[tuple[Batch, Record | None]]:
     """Records of a topic with their batches; a gap comes as a batch without a record."""
     with connect(brokers, data_dir) as log:
         end = None if follow else log.tail(topic)
+        if end is not None and isinstance(start, datetime):
+            start = _seq_since(log, topic, start)
         if end is not None and (start == "latest" or end.seq == 0 or (isinstance(start, int) and start >= end.seq)):
             return
         with log.subscribe(topic, start=start) as subscriber:
@@ -241,6 +253,15 @@ def _records(
                         return
                 elif end is not None and (subscriber.position() or 0) >= end.index:
                     return
+
+
+def _seq_since(log: Log, topic: str, when: datetime) -> int | str:
+    """The first seq appended since a time; "earliest" when some of that time are gone."""
+    try:
+        return log.position_at(topic, when).seq
+    except Trimmed as error:
+        note(f"-- {error.message} --")
+        return "earliest"
 
 
 def _show_text(batch: Batch, record: Record | None) -> None:

@@ -1,4 +1,4 @@
-"""topic create, list, describe, alter, delete."""
+"""topic create, list, describe, alter, trim, delete."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import typer
 
 from embarcadero.cli.output import Brokers, DataDir, Json, connect, print_json, print_table
 from embarcadero.cli.settings import Verbs
+from embarcadero.cli.times import parse_time
 
 if TYPE_CHECKING:
     from embarcadero.client.topics import TopicInfo
     from embarcadero.types import Topic
 
-app = Verbs(help="Create, list, describe, alter and delete topics.", no_args_is_help=True, rich_markup_mode=None)
+app = Verbs(
+    help="Create, list, describe, alter, trim and delete topics.", no_args_is_help=True, rich_markup_mode=None
+)
 
 Name = Annotated[str, typer.Argument(help="Name of the topic: A-Z a-z 0-9 . _ -")]
 Schema = Annotated[
@@ -116,10 +119,12 @@ def list_topics(brokers: Brokers = None, data_dir: DataDir = None, json: Json = 
 
 @app.command()
 def describe(name: Name, brokers: Brokers = None, data_dir: DataDir = None, json: Json = False) -> None:
-    """Show a topic: what it promises, and where it ends."""
+    """Show a topic: what it promises, where it starts and where it ends."""
     with connect(brokers, data_dir) as log:
         topic, end = log.describe(name), log.tail(name)
-    facts = _facts(topic) | {"next_index": end.index, "next_seq": end.seq}
+    facts = _facts(topic) | {
+        "start_index": end.start_index, "start_seq": end.start_seq, "next_index": end.index, "next_seq": end.seq,
+    }  # fmt: skip
     if json:
         print_json(facts)
     else:
@@ -159,6 +164,35 @@ def alter(
     else:
         version = f" (schema version {topic.schema_version})" if topic.schema_version else ""
         print(f"altered topic {topic.name}{version}")
+
+
+@app.command()
+def trim(
+    name: Name,
+    before_seq: Annotated[int | None, typer.Option(show_default=False, help="The first record to keep.")] = None,
+    before_index: Annotated[int | None, typer.Option(show_default=False, help="The first batch to keep.")] = None,
+    before_time: Annotated[
+        str | None, typer.Option(show_default=False, help='Keep what came since: "2026-01-31T12:00:00Z" or "7d ago".')
+    ] = None,
+    brokers: Brokers = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Give up the oldest records of a topic. No batch is split.
+
+    Examples:
+
+        embarcadero topic trim orders --before-seq 1000000
+
+        embarcadero topic trim orders --before-time "7d ago"
+    """
+    when = None if before_time is None else parse_time(before_time)
+    with connect(brokers, data_dir) as log:
+        start = log.trim(name, before_seq=before_seq, before_index=before_index, before_time=when)
+    if json:
+        print_json({"topic": name, "start_index": start.index, "start_seq": start.seq})
+    else:
+        print(f"topic {name} starts at seq {start.seq} (batch {start.index})")
 
 
 @app.command()

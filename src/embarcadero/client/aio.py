@@ -10,8 +10,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
@@ -23,23 +24,34 @@ from embarcadero.client.brokers import Brokers
 from embarcadero.client.drivers import SubscriberDriver
 from embarcadero.client.futures import RecordFuture, TableResult, fresh
 from embarcadero.client.options import (
+    AS_CONFIGURED,
     PublisherArguments,
     PublisherOptions,
+    Timeout,
     TopicChanges,
     broker_addresses,
     check_read,
     check_timeout,
     checked_changes,
+    close_patience,
     parse_addresses,
-    place,
+    patience_s,
     publisher_options,
-    seek_place,
 )
+from embarcadero.client.places import Place, place, seek_place, time_us, trim_place
 from embarcadero.client.pump import Pump
 from embarcadero.client.reading import new_core, read_span, span
 from embarcadero.client.topics import TopicInfo
 from embarcadero.config import Config, load
-from embarcadero.errors import Backpressure, BadFrame, Closed, OutcomeUnknown, TimedOut
+from embarcadero.errors import (
+    Backpressure,
+    BadFrame,
+    Closed,
+    EmbarcaderoError,
+    OutcomeUnknown,
+    TimedOut,
+    Unreachable,
+)
 from embarcadero.invariants import invariant
 from embarcadero.limits import CLOSE_TIMEOUT_S
 from embarcadero.types import Position, Tail, Topic
@@ -52,23 +64,36 @@ Answer = TypeVar("Answer", bound=m.Message)
 
 
 async def connect(
-    addresses: str | Sequence[str] | None = None, *, config: str | Path | Config | None = None
+    addresses: str | Sequence[str] | None = None,
+    *,
+    config: str | Path | Config | None = None,
+    timeout: Timeout = AS_CONFIGURED,
 ) -> Log:
     """Connect to a cluster by the addresses of one or several of its brokers. Raises Unreachable.
 
-    `config` names an `embarcadero.yaml`; without addresses those of its `client.brokers` are used.
+    `config` names an `embarcadero.yaml`; without addresses those of its `client.brokers` are used. Without a `timeout`
+    it takes at most `client.connect_timeout_s`.
 
+        log = await emb.aio.connect("127.0.0.1:9092", timeout=2.0)
         log = await emb.aio.connect(config="embarcadero.yaml")
     """
     chosen = load(config)
+    patience = patience_s(timeout, chosen.client.connect_timeout_s)
     seeds = parse_addresses(broker_addresses(chosen) if addresses is None else addresses)
+    name = ",".join(f"{host}:{port}" for host, port in seeds)
     brokers = Brokers(seeds, chosen.client)
     try:
-        await brokers.start()
+        async with asyncio.timeout(patience):
+            await brokers.start(patience)
+    except TimeoutError as error:
+        await brokers.close()
+        if isinstance(error, EmbarcaderoError):
+            raise
+        raise Unreachable(f"no broker answers at {name} within {patience:g} s", "is the cluster up?") from None
     except BaseException:
         await brokers.close()
         raise
-    return Log(brokers, ",".join(f"{host}:{port}" for host, port in seeds))
+    return Log(brokers, name)
 
 
 @asynccontextmanager
@@ -109,7 +134,7 @@ class Log:
         on_gap: str | None = None,
         gap_timeout_ms: int | None = None,
         session_ttl_s: int | None = None,
-        timeout: float | None = None,
+        timeout: Timeout = AS_CONFIGURED,
     ) -> TopicInfo:
         """Create a topic; None: the cluster's default. Raises TopicExists, BadName, BadValue, BadSchema, NotAvailable.
 
@@ -126,7 +151,7 @@ class Log:
         return TopicInfo.told(await self._ask(ask, m.TopicIs, timeout, again=False))
 
     async def alter_topic(
-        self, name: str, *, timeout: float | None = None, **changes: Unpack[TopicChanges]
+        self, name: str, *, timeout: Timeout = AS_CONFIGURED, **changes: Unpack[TopicChanges]
     ) -> TopicInfo:
         """Change a topic that exists: only what is given. BadValue or BadSchema says what can't change, and why.
 
@@ -141,88 +166,142 @@ class Log:
         ask = m.AlterTopic(name=name, **checked_changes(changes))
         return TopicInfo.told(await self._ask(ask, m.TopicIs, timeout, again=False))
 
-    async def describe(self, topic: str, *, timeout: float | None = None) -> TopicInfo:
+    async def describe(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> TopicInfo:
         """A topic's settings, its `schema` (None: raw records) and all versions of it (`schemas`). Raises UnknownTopic.
 
             (await log.describe("ticks")).schemas[1]
         """
         return TopicInfo.told(await self._ask(m.DescribeTopic(name=topic), m.TopicIs, timeout))
 
-    async def topics(self, *, timeout: float | None = None) -> list[Topic]:
+    async def topics(self, *, timeout: Timeout = AS_CONFIGURED) -> list[Topic]:
         """All topics."""
         return (await self._ask(m.ListTopics(), m.TopicsAre, timeout)).topics
 
-    async def delete_topic(self, topic: str, *, timeout: float | None = None) -> None:
+    async def delete_topic(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> None:
         """Delete a topic with all its records. Raises UnknownTopic."""
         await self._ask(m.DeleteTopic(name=topic), m.Done, timeout, again=False)
 
-    async def tail(self, topic: str, *, timeout: float | None = None) -> Tail:
-        """Where the topic ends: everything acked before this call is below."""
-        found = await self._tail((await self.describe(topic, timeout=timeout)).lane, timeout)
-        return Tail(found.lane, found.index, found.seq)
+    async def tail(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> Tail:
+        """Where the topic ends, and where its readable part starts: everything acked before this call is below the end.
 
-    async def _tail(self, lane: int, timeout: float | None) -> m.TailIs:
-        return await self._ask(m.GetTail(lane=lane), m.TailIs, timeout)
+            end = (await log.tail("orders")).seq
+        """
+        found = await self._ask_lane(topic, lambda lane: m.GetTail(lane=lane), m.TailIs, timeout)
+        return Tail(found.lane, found.index, found.seq, found.start_index, found.start_seq)
 
-    async def status(self, *, timeout: float | None = None) -> list[dict[str, Any]]:
+    async def trim(
+        self,
+        topic: str,
+        *,
+        before_seq: int | None = None,
+        before_index: int | None = None,
+        before_time: datetime | None = None,
+        timeout: Timeout = AS_CONFIGURED,
+    ) -> Position:
+        """Give up the records before a place; returns where the topic starts now.
+
+        No batch is split: one that holds a record to be kept stays whole. Trimming less than before changes nothing;
+        trimming beyond the end raises FuturePosition. Readers below the start get a TRIMMED gap.
+
+            start = await log.trim("orders", before_time=datetime.now(UTC) - timedelta(days=7))
+        """
+        by, before = trim_place(before_seq, before_index, before_time)
+        found = await self._ask_lane(topic, lambda lane: m.Trim(lane=lane, by=by, before=before), m.PlaceIs, timeout)
+        return Position(found.lane, found.index, found.seq)
+
+    async def position_at(self, topic: str, time: datetime, *, timeout: Timeout = AS_CONFIGURED) -> Position:
+        """Where the first batch is that was appended at or after a time; the topic's end if there is none yet.
+
+        Raises Trimmed when batches of that time are gone.
+
+            position = await log.position_at("orders", datetime(2026, 1, 31, tzinfo=UTC))
+        """
+        us = time_us(time)
+        found = await self._ask_lane(topic, lambda lane: m.Find(lane=lane, by="time", start=us), m.PlaceIs, timeout)
+        return Position(found.lane, found.index, found.seq)
+
+    async def status(self, *, timeout: Timeout = AS_CONFIGURED) -> list[dict[str, Any]]:
         """What each broker that we are connected to says about itself."""
         asked = [connection.ask(m.GetStatus(), self._patience(timeout)) for connection in self.brokers.live()]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         return [answer.facts for answer in answers if isinstance(answer, m.StatusIs)]
 
-    def _patience(self, timeout: float | None) -> float:
-        return self.brokers.settings.request_timeout_s if timeout is None else timeout
+    def _patience(self, timeout: Timeout) -> float:
+        return patience_s(timeout, self.brokers.settings.request_timeout_s)
 
-    async def _ask(
-        self, message: m.Message, kind: type[Answer], timeout: float | None, *, again: bool = True
+    async def _ask_lane(
+        self, topic: str, question: Callable[[int], m.Message], kind: type[Answer], timeout: Timeout
     ) -> Answer:
+        """Ask about a topic's lane, within `timeout` seconds in all."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._patience(timeout)
+        lane = (await self.describe(topic, timeout=timeout)).lane
+        return await self._ask(question(lane), kind, max(0.0, deadline - loop.time()))
+
+    async def _ask(self, message: m.Message, kind: type[Answer], timeout: Timeout, *, again: bool = True) -> Answer:
         answer = await self.brokers.ask(message, self._patience(timeout), again=again)
         if not isinstance(answer, kind):
             raise BadFrame(f"{type(message).__name__} was answered with {type(answer).__name__}", "report it: a bug")
         return answer
 
     # --- records ---
-    async def publisher(self, topic: str, **options: Unpack[PublisherArguments]) -> Publisher:
+    async def publisher(
+        self, topic: str, *, timeout: Timeout = AS_CONFIGURED, **options: Unpack[PublisherArguments]
+    ) -> Publisher:
         """A publisher into a topic, with the newest version of its schema as it is now. Raises UnknownTopic.
 
             async with await log.publisher("ticks", compression="zstd", linger_ms=5) as publisher: ...
         """
         chosen = publisher_options(self.brokers.settings, options)
-        return self._register(Publisher(self, await self.describe(topic), chosen))
+        return self._register(Publisher(self, await self.describe(topic, timeout=timeout), chosen))
 
     async def subscribe(
         self,
         topic: str,
         *,
-        start: str | int = "earliest",
+        start: Place = "earliest",
         read: str = "ordered",
         partitions: Sequence[int] | None = None,
         group: str | None = None,
+        timeout: Timeout = AS_CONFIGURED,
     ) -> Subscriber:
-        """A reader of a topic from "earliest", "latest", or the batch that holds the record of seq `start`.
+        """A reader of a topic from "earliest", "latest", the batch that holds the record of seq `start`, or a time.
 
-        It gives every batch the newest schema that the topic has now, for as long as it lives; subscribe again to see
-        columns that were added later.
+        A datetime (with a time zone) starts at the first batch appended at or after it; if there is none yet the
+        subscriber waits for it. Batches below the start of the topic come as one TRIMMED gap. It gives every batch the
+        newest schema that the topic has now, for as long as it lives; subscribe again to see columns added later.
+
+            async for batch in await log.subscribe("orders", start=datetime.now(UTC) - timedelta(minutes=10)): ...
         """
         check_read(read, group)
         by, value = place(start)
-        described = await self.describe(topic)
+        described = await self.describe(topic, timeout=timeout)
         wanted = None if partitions is None else list(partitions)
         return self._register(Subscriber(self, described, by, value, wanted))
 
     async def read(
-        self, topic: str, start: int | None = None, end: int | None = None, *, timeout: float | None = None
+        self,
+        topic: str,
+        start: int | datetime | None = None,
+        end: int | datetime | None = None,
+        *,
+        timeout: Timeout = AS_CONFIGURED,
     ) -> pa.Table:
         """Records with start <= seq < end as a table, with a column `_seq`; by default all there are now.
 
-        With a schema the table has the newest one; columns that a batch was published without are null.
-        `timeout` is for each step of it. Raises FuturePosition beyond the end, NotAvailable for what is trimmed.
+        A datetime stands for the first batch appended at or after it, or for the end of the topic. With a schema the
+        table has the newest one; columns that a batch was published without are null. `timeout` is how long it may
+        take without any progress. Raises FuturePosition beyond the end, Trimmed below the start.
 
             (await log.read("ticks", 1_000, 2_000)).to_pandas()
+            await log.read("orders", start=datetime(2026, 1, 31, tzinfo=UTC))
         """
         described = await self.describe(topic, timeout=timeout)
-        tail = await self._tail(described.lane, timeout)
-        return await read_span(self.brokers, tail, *span(tail, start, end), self._patience(timeout), described.versions)
+        first = (await self.position_at(topic, start, timeout=timeout)).seq if isinstance(start, datetime) else start
+        stop = (await self.position_at(topic, end, timeout=timeout)).seq if isinstance(end, datetime) else end
+        tail = await self._ask(m.GetTail(lane=described.lane), m.TailIs, timeout)
+        patience = self._patience(timeout)
+        return await read_span(self.brokers, tail, *span(tail, first, stop), patience, described.versions)
 
     def _register(self, part: PartType) -> PartType:
         self._parts.add(part)
@@ -232,10 +311,11 @@ class Log:
         """A publisher or subscriber is closed."""
         self._parts.discard(part)
 
-    async def close(self) -> None:
-        """Close all publishers and subscribers, then hang up."""
+    async def close(self, timeout: float | None = CLOSE_TIMEOUT_S) -> None:
+        """Close publishers, waiting at most `timeout` seconds for their outcomes, and subscribers; then hang up."""
+        check_timeout(timeout)
         try:
-            await asyncio.gather(*(part.close() for part in list(self._parts)), return_exceptions=True)
+            await asyncio.gather(*(part.close(timeout) for part in list(self._parts)), return_exceptions=True)
         finally:
             await self.brokers.close()
 
@@ -245,7 +325,7 @@ class Log:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        await self.close(close_patience(error))
 
 
 class RecordAwaitable(RecordFuture):
@@ -273,6 +353,8 @@ class Publisher:
     ) -> RecordAwaitable:  # fmt: skip
         """Take a record; waits while the window is full. Await what it returns for the record's Position.
 
+        When there is no room within `timeout` seconds it raises Backpressure: the record was not taken.
+
             future = await publisher.send(b"two coffees", key=b"table 4", headers={"trace": b"1"})
             position = await future
         """
@@ -284,22 +366,29 @@ class Publisher:
             await self._room(timeout)
         with intake.lock:
             future = intake.add(record, size)
-            poke = intake.news and self._pump.needs_poke()
-        if poke:
+        if intake.news:
             self._pump.poke()
         invariant(isinstance(future, RecordAwaitable), "the intake makes our futures")
         return future  # type: ignore[return-value]
 
     async def publish(
-        self, data: Any, *, partition: int | None = None, timeout: float | None = None
+        self,
+        data: Any,
+        *,
+        partition: int | None = None,
+        session_seq: int | None = None,
+        timeout: float | None = None,
     ) -> RecordAwaitable:
         """Take rows; waits while the window is full. As in the synchronous client, they may be a pyarrow Table or
         RecordBatch, a DataFrame of pandas or polars, a list of dicts, or a dict of columns.
 
         Await what it returns for the Position of the first record: it is there once all of the table is stored.
+        `session_seq` says which batch of the session the first one must become; OutOfSequence when another one is next.
 
             position = await (await publisher.publish([{"symbol": "EMB", "price": 12.5}]))
         """
+        check_timeout(timeout)
+        first = None if session_seq is None else await self._pump.first_sequence(timeout)
         intake, whole = self._pump.intake, TableResult(self._pump.intake.condition)
         for number, piece in enumerate(intake.pieces(data, partition)):
             try:
@@ -308,12 +397,25 @@ class Publisher:
                 if not number:
                     raise
                 raise OutcomeUnknown(f"a part of the table was taken: {error.message}", "read the log") from None
-            whole.add(piece.result)
-            with intake.condition:
+            with intake.lock:
+                if session_seq is not None and first is not None and not number:
+                    self._pump.continues(session_seq, first)
                 intake.add_piece(piece)
+            whole.add(piece.result)
             self._pump.poke()
         whole.complete()
         return RecordAwaitable(whole, 0)
+
+    async def next_session_seq(self, timeout: float | None = None) -> int:
+        """The sequence that the next batch of this session gets; waits until the session is open.
+
+            async with await log.publisher("orders", session="job-7") as publisher:
+                done = await publisher.next_session_seq()     # so many batches are in the log already
+        """
+        check_timeout(timeout)
+        first = await self._pump.first_sequence(timeout)
+        with self._pump.intake.lock:
+            return self._pump.next_sequence(first)
 
     async def _room(self, timeout: float | None) -> None:
         """Wait until the window has room; raise why nothing is taken any more."""
@@ -334,10 +436,13 @@ class Publisher:
             return self._pump.intake.is_full()
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything taken so far has its outcome. Raises TimedOut, or why the publisher failed."""
+        """Wait until everything taken so far has its outcome. Raises TimedOut, or why the publisher failed.
+
+            await publisher.flush(timeout=10)
+        """
         check_timeout(timeout)
         intake, moved = self._pump.intake, self._pump.moved
-        with intake.condition:
+        with intake.lock:
             intake.seal()
             waiting = list(intake.unsettled)
         self._pump.poke()
@@ -351,7 +456,7 @@ class Publisher:
         if (failed := self._pump.driver.core.failed) is not None:
             raise fresh(failed)
 
-    async def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
+    async def close(self, timeout: float | None = CLOSE_TIMEOUT_S) -> None:
         """Wait for every outcome, at most `timeout` seconds; what is left then has an unknown outcome.
 
         Raises why the publisher failed, if it did.
@@ -369,7 +474,7 @@ class Publisher:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            await self.close()
+            await self.close(close_patience(error))
         except Exception:
             if error is None:
                 raise
@@ -386,31 +491,61 @@ class Subscriber:
         self._driver = SubscriberDriver(log.brokers, core, self._ready.set)
 
     async def poll(self, timeout: float | None = None) -> Batch | None:
-        """The next batch (or typed gap); None when none came in time. Raises what ended the reading."""
+        """The next batch (or typed gap: `batch.gap`); None when none came in time. Raises what ended the reading.
+
+            batch = await subscriber.poll(timeout=1.0)
+        """
         check_timeout(timeout)
         try:
             async with asyncio.timeout(timeout):
                 while True:
                     if self._closed:
                         raise Closed("the subscriber is closed", "subscribe again")
-                    if taken := self._driver.take(1):
+                    if not self.paused and (taken := self._driver.take(1)):
                         return taken[0]
-                    if (failed := self._driver.core.failed) is not None:
+                    if not self.paused and (failed := self._driver.core.failed) is not None:
                         raise fresh(failed)
                     self._ready.clear()
                     await self._ready.wait()
         except TimeoutError:
             return None
 
-    def seek(self, where: str | None = None, *, seq: int | None = None, index: int | None = None) -> None:
-        """Go on from "earliest", "latest", the batch that holds a seq, or an index."""
-        self._driver.seek(*seek_place(where, seq, index))
+    def seek(
+        self,
+        where: str | None = None,
+        *,
+        seq: int | None = None,
+        index: int | None = None,
+        time: datetime | None = None,
+    ) -> None:
+        """Go on from "earliest", "latest", the batch that holds a seq, an index, or the first batch since a time.
+
+            subscriber.seek(time=datetime.now(UTC) - timedelta(hours=1))
+        """
+        self._driver.seek(*seek_place(where, seq, index, time))
+
+    @property
+    def paused(self) -> bool:
+        """Whether `pause` was called, and `resume` was not."""
+        return self._driver.core.paused
+
+    def pause(self) -> None:
+        """Stop fetching and keep the position: until `resume`, polls end with their timeout.
+
+            subscriber.pause()      # while the disk is full; subscriber.resume() goes on
+        """
+        self._driver.pause()
+
+    def resume(self) -> None:
+        """Go on where `pause` stopped."""
+        self._driver.resume()
+        self._ready.set()
 
     def position(self) -> int | None:
         """Index of the next batch; None until the cluster has told where that is."""
         return self._driver.core.position
 
-    async def close(self) -> None:
+    async def close(self, timeout: float | None = CLOSE_TIMEOUT_S) -> None:  # noqa: ARG002 - nothing to wait for
         """Stop reading."""
         self._closed = True
         self._log.forget(self)

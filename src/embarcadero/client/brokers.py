@@ -13,6 +13,7 @@ from typing import Any
 
 from embarcadero.client.connection import Connection, Owned, now_us, open_connection
 from embarcadero.client.drivers import CoreDriver, PublisherDriver
+from embarcadero.client.futures import fresh
 from embarcadero.client.publisher import PublisherCore
 from embarcadero.client.subscriber import SubscriberCore
 from embarcadero.config import DEFAULTS
@@ -24,6 +25,7 @@ from embarcadero.errors import (
     OutcomeUnknown,
     Retriable,
     TimedOut,
+    TooMany,
     Unreachable,
 )
 from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX, SCRATCH_BYTES
@@ -59,15 +61,15 @@ class Brokers:
         self.record_bytes_max, self.records_max = RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX
 
     # --- connecting ---
-    async def start(self) -> None:
+    async def start(self, patience_s: float) -> None:
         """Connect to the first seed that answers. Raises Unreachable, naming every address that was tried."""
-        connection, welcome = await self._find()
+        connection, welcome = await self._find(patience_s)
         self._adopt(connection, welcome)
         self._finder = asyncio.get_running_loop().create_task(self._find_when_alone())
 
-    async def _find(self) -> tuple[Connection, Welcome]:
-        tries = [asyncio.ensure_future(self._open(seed)) for seed in self._seeds]
-        problems: list[str] = []
+    async def _find(self, patience_s: float) -> tuple[Connection, Welcome]:
+        tries = [asyncio.ensure_future(self._open(seed, patience_s)) for seed in self._seeds]
+        problems: list[EmbarcaderoError] = []
         chosen: Connection | None = None
         try:
             for done in asyncio.as_completed(tries):
@@ -77,17 +79,20 @@ class Brokers:
                 except BadVersion:
                     raise
                 except EmbarcaderoError as error:
-                    problems.append(error.message)
+                    problems.append(error)
         finally:
             for outcome in await _cancel(*tries):
                 if isinstance(outcome, tuple) and outcome[0] is not chosen:
                     outcome[0].drop()
         tried = ", ".join(f"{host}:{port}" for host, port in self._seeds)
-        raise Unreachable(f"no broker answers at {tried}: {'; '.join(sorted(problems))}", "is the cluster up?")
+        if problems and all(isinstance(error, TooMany) for error in problems):
+            raise fresh(problems[0])
+        why = "; ".join(sorted(error.message for error in problems))
+        raise Unreachable(f"no broker answers at {tried}: {why}", "is the cluster up?")
 
-    async def _open(self, address: Address) -> tuple[Connection, Welcome]:
+    async def _open(self, address: Address, patience_s: float) -> tuple[Connection, Welcome]:
         self._made += 1
-        return await open_connection(self._made, *address, self, self._scratch, self.settings.connect_timeout_s)
+        return await open_connection(self._made, *address, self, self._scratch, patience_s)
 
     async def _find_when_alone(self) -> None:
         """When every connection is gone the members may have moved: ask the seeds again."""
@@ -101,7 +106,7 @@ class Brokers:
             pause = min(2 * pause, _PAUSE_LAST_S)
             if not self._live:
                 with contextlib.suppress(EmbarcaderoError):
-                    self._adopt(*await self._find())
+                    self._adopt(*await self._find(self.settings.connect_timeout_s))
 
     def _adopt(self, connection: Connection, welcome: Welcome) -> None:
         """Use a connection that found its broker; keep it up from now on."""
@@ -118,7 +123,7 @@ class Brokers:
         while True:
             if connection is None:
                 try:
-                    connection, welcome = await self._open(self._addresses[broker])
+                    connection, welcome = await self._open(self._addresses[broker], self.settings.connect_timeout_s)
                     self._welcomed(connection, welcome)
                     pause = _PAUSE_FIRST_S
                 except EmbarcaderoError:
@@ -287,6 +292,10 @@ class Brokers:
             driver.stop()
         tasks = [*self._keepers.values(), *([self._finder] if self._finder is not None else [])]
         await _cancel(*tasks)
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Drop all connections."""
         for connection in list(self._live.values()):
             connection.drop()
 

@@ -77,6 +77,7 @@ class PublisherDriver(CoreDriver):
         self._unsent: deque[OutBatch] = deque()  # ack=0: batches whose futures wait to be handed to a connection
         self._closing = False
         self.ended = self._loop.create_future()
+        self.opened = asyncio.Event()  # the session is open, or will never be
         brokers.attach(self)
 
     @property
@@ -108,6 +109,8 @@ class PublisherDriver(CoreDriver):
             super().run()
         if self.core.closed and not self.ended.done():
             self.ended.set_result(None)
+        if self.core.first_sequence is not None or self.core.closed:
+            self.opened.set()
 
     def _feed(self) -> None:
         while self._queue and self.core.has_room(self._queue[0].size):
@@ -149,6 +152,15 @@ class SubscriberDriver(CoreDriver):
         taken = self.core.take_batches(most, now_us())
         super().run()
         return taken
+
+    def pause(self) -> None:
+        """Stop fetching; the position stays."""
+        self.core.pause()
+
+    def resume(self) -> None:
+        """Fetch again."""
+        self.core.resume(now_us())
+        self.run()
 
     def seek(self, by: str, value: int) -> None:
         """Go on elsewhere."""

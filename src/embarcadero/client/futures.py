@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
 
+from embarcadero.client.waiting import Waitable
 from embarcadero.errors import EmbarcaderoError, TimedOut
 from embarcadero.types import NO_INDEX, Position
 
@@ -22,7 +22,7 @@ class BatchResult:
 
     __slots__ = ("_callbacks", "condition", "done", "error", "position")
 
-    def __init__(self, condition: threading.Condition) -> None:
+    def __init__(self, condition: Waitable) -> None:
         self.condition = condition
         self.done = False
         self.position: Position | None = None
@@ -31,7 +31,7 @@ class BatchResult:
 
     def settle(self, position: Position | None, error: EmbarcaderoError | None) -> None:
         """The batch has ended. Later calls change nothing."""
-        with self.condition:
+        with self.condition.lock:
             if self.done:
                 return
             self.position, self.error, self.done = position, error, True
@@ -42,7 +42,7 @@ class BatchResult:
 
     def on_done(self, callback: Callable[[], object]) -> None:
         """Call back once it has ended: in the client's own thread, or at once if it has."""
-        with self.condition:
+        with self.condition.lock:
             if not self.done:
                 self._callbacks.append(callback)
                 return
@@ -52,9 +52,8 @@ class BatchResult:
         """Wait until it has ended. Ctrl-C gets through."""
         if self.done:
             return
-        with self.condition:
-            if not self.condition.wait_for(lambda: self.done, timeout):
-                raise TimedOut(f"no outcome within {timeout:g} s", "the record may still be stored; ask again later")
+        if not self.condition.wait_for(lambda: self.done, timeout):
+            raise TimedOut(f"no outcome within {timeout:g} s", "the record may still be stored; ask again later")
 
 
 def fresh(error: EmbarcaderoError) -> EmbarcaderoError:
@@ -106,7 +105,7 @@ class TableResult(BatchResult):
 
     __slots__ = ("_parts",)
 
-    def __init__(self, condition: threading.Condition) -> None:
+    def __init__(self, condition: Waitable) -> None:
         super().__init__(condition)
         self._parts: list[BatchResult] = []
 

@@ -4,23 +4,24 @@ Records gather in one open builder per partition. A builder is sealed when it is
 or on demand; sealed batches leave in the order of sealing. A record is one tuple in one list, so an exception between
 two instructions (Ctrl-C) can't leave half a record behind. `pending_bytes` counts everything from `add` until its batch
 is settled: that is the window, and whoever adds waits while it is full. A builder is given room in advance: most
-records then cost one lock, one subtraction and one append, in `Publisher.send` itself.
+records then cost one lock, one subtraction and one append, in `Publisher.send` itself. That way in is open (`current`)
+only while the event loop knows of the builder: an interrupted call may have begun one and told nobody.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import pyarrow as pa
 
 from embarcadero.client.futures import BatchResult, RecordFuture
 from embarcadero.client.tables import by_partition, encoded, fitted, partition_of, pieces
+from embarcadero.client.waiting import Waitable
 from embarcadero.errors import BadSchema, BadValue, EmbarcaderoError
 from embarcadero.invariants import invariant
 from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX
@@ -35,6 +36,7 @@ FRAME_OVERHEAD_BYTES = 8 * 1024
 """What an Arrow message adds to a batch's columns, at most."""
 RECORD_OVERHEAD_BYTES = 32  # offsets and time stamp
 _HEADER_OVERHEAD_BYTES = 24
+_NO_MORE = 1 << 62  # bytes of a sealed builder: whatever comes, it is full
 _ANY = -1  # a partition that is chosen when the batch takes its place in the order
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -45,7 +47,7 @@ invariant(FRAME_BYTES_MAX < RECORD_OVERHEAD_BYTES * RECORDS_PER_BATCH_MAX, "a ba
 class Builder:
     """Records of one batch to be. `room` is how many bytes may be added before anybody has to be asked."""
 
-    __slots__ = ("charged", "opened_s", "partition", "plain", "records", "result", "room")
+    __slots__ = ("charged", "opened_s", "partition", "plain", "records", "result", "room", "sealed")
 
     def __init__(self, partition: int, result: BatchResult) -> None:
         self.partition, self.result = partition, result
@@ -53,6 +55,7 @@ class Builder:
         self.plain = True  # no record has a key, headers or a given time
         self.room = 0
         self.charged = 0  # bytes of the window that it holds: used ones and room
+        self.sealed = False
         self.opened_s = time.monotonic()
 
     @property
@@ -103,8 +106,9 @@ class Intake:
     ) -> None:
         self.future = future
         self._topic, self._schemas, self._compression = topic, schemas, compression
-        self.lock = threading.Lock()
-        self.condition = threading.Condition(self.lock)
+        self.condition = Waitable()
+        self.lock = self.condition.lock
+        self.sealed_total = 0  # batches sealed so far: each takes one sequence of the session
         self._partitions = partitions
         self._payload_bytes_max = frame_bytes_max
         self._piece_bytes = min(batch_bytes, frame_bytes_max - FRAME_OVERHEAD_BYTES)
@@ -113,7 +117,7 @@ class Intake:
         self._records_max = records_max
         self.window_bytes = window_bytes
         self._open: dict[int, Builder] = {}
-        self.current: Builder | None = None  # the open builder of a topic with one partition: the quick way in
+        self.current: Builder | None = None  # the quick way in: the builder of a topic with one partition
         self._keyless = 0  # partition of records without a key; moves on with each batch
         self._sealed: deque[Sealed] = deque()
         self.unsettled: dict[BatchResult, None] = {}
@@ -121,13 +125,11 @@ class Intake:
         self.news = False  # a batch was begun or sealed since the event loop was last told
         self.refusal: EmbarcaderoError | None = None  # why nothing more is taken
 
-    # --- all below: call with `lock` held; `condition` is the same lock, to wait with ---
+    # --- all below: call with `lock` held; `condition` is where to wait, without it ---
     def is_full(self) -> bool:
         """Whether adding has to wait. Room that was given and not used does not count."""
-        if (builder := self.current) is not None:
-            self.pending_bytes -= builder.room
-            builder.charged -= builder.room
-            builder.room = 0
+        if (builder := self._open.get(0)) is not None:
+            self._take_room(builder)
         return self.pending_bytes >= self.window_bytes and self.refusal is None
 
     @property
@@ -162,6 +164,17 @@ class Intake:
         builder.charged += more
         self.pending_bytes += more
 
+    def _take_room(self, builder: Builder) -> None:
+        self.pending_bytes -= builder.room
+        builder.charged -= builder.room
+        builder.room = 0
+
+    def told(self) -> None:
+        """The event loop knows of every builder, and will seal it in time."""
+        self.news = False
+        if self._partitions == 1:
+            self.current = self._open.get(0)
+
     def _partition_for(self, key: bytes | None) -> int:
         return self._keyless if key is None else partition_of(key, self._partitions)
 
@@ -175,28 +188,25 @@ class Intake:
             builder = self._open[partition] = Builder(partition, BatchResult(self.condition))
             self.unsettled[builder.result] = None
             self.news = True
-        if self._partitions == 1:
-            self.current = builder
         return builder
 
     def _seal(self, builder: Builder) -> None:
-        del self._open[builder.partition]
+        """Ctrl-C may end any call here: what is done again next time loses no batch and queues none twice."""
         self.current = None
-        self.pending_bytes -= builder.room
-        if builder.partition == self._keyless:
-            self._keyless = (self._keyless + 1) % self._partitions
         self.news = True
-        records, plain, compression = builder.records, builder.plain, self._compression
-        cost = builder.used
-        if not records:  # Ctrl-C between opening it and its first record
-            self.pending_bytes -= cost
+        self._take_room(builder)
+        records = builder.records
+        if not records:  # interrupted before its first record
             self.unsettled.pop(builder.result, None)
-            return
-
-        def make() -> Any:
-            return encoded(_batch(records, plain), compression)
-
-        self._sealed.append(Sealed(builder.partition, builder.result, len(records), cost, make))
+            self.pending_bytes, builder.charged = self.pending_bytes - builder.charged, 0
+        elif not builder.sealed:
+            make = partial(_payload, records, builder.plain, self._compression)
+            sealed = Sealed(builder.partition, builder.result, len(records), builder.charged, make)
+            builder.sealed, builder.charged = True, _NO_MORE
+            self.sealed_total += 1
+            self._sealed.append(sealed)
+        if self._open.pop(builder.partition, None) is not None and builder.partition == self._keyless:
+            self._keyless = (self._keyless + 1) % self._partitions
 
     def seal(self, opened_before_s: float = float("inf")) -> None:
         """Seal builders that were opened before a time; all of them by default."""
@@ -215,6 +225,7 @@ class Intake:
         self.pending_bytes += piece.cost
         self.unsettled[piece.result] = None
         self.news = True
+        self.sealed_total += 1
         self._sealed.append(piece)
 
     @property
@@ -273,6 +284,10 @@ class Intake:
                 sealed = Sealed(place, BatchResult(self.condition), count, payload.size, _nothing)
                 sealed.payload = memoryview(payload)  # fills the cached property
                 yield sealed
+
+
+def _payload(records: list[Record], plain: bool, compression: str | None) -> Any:
+    return encoded(_batch(records, plain), compression)
 
 
 def _batch(records: list[Record], plain: bool) -> pa.RecordBatch:

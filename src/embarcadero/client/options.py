@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from enum import Enum
+from math import inf
+from typing import Any, Final, TypedDict
 
 import pyarrow as pa
 
@@ -13,6 +15,8 @@ from embarcadero.config.table import Client
 from embarcadero.errors import BadName, BadValue, NotAvailable
 from embarcadero.limits import (
     BATCH_BYTES_DEFAULT,
+    CLOSE_INTERRUPTED_S,
+    CLOSE_TIMEOUT_S,
     DELIVERY_TIMEOUT_S,
     FRAME_BYTES_MAX,
     LINGER_MS_DEFAULT,
@@ -68,33 +72,33 @@ def check_read(read: str, group: str | None) -> None:
         raise NotAvailable("consumer groups come with a later version", "use one subscriber per process")
 
 
-def place(start: str | int) -> tuple[str, int]:
-    """Where to read from: "earliest", "latest", or the seq of a record."""
-    if isinstance(start, str):
-        if start not in ("earliest", "latest"):
-            raise BadValue(f"{start!r} is no place in a log", 'use "earliest", "latest", or the seq of a record')
-        return start, 0
-    return "seq", _number("seq", start)
+class Configured(Enum):
+    """Stands for a value that the configuration has."""
+
+    AS_CONFIGURED = "as configured"
+
+    def __repr__(self) -> str:
+        return self.name
 
 
-def _number(what: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
-        raise BadValue(f"{what} {value!r} is no place in a log", f"use a {what} from 0 on")
-    return value
+AS_CONFIGURED: Final = Configured.AS_CONFIGURED
+Timeout = float | Configured | None
+"""How long a question may take: seconds, None for as long as it takes, or what the configuration says."""
 
 
-def seek_place(where: str | None, seq: int | None, index: int | None) -> tuple[str, int]:
-    """Where to seek: exactly one of the three."""
-    if [where, seq, index].count(None) != 2:
-        raise BadValue("seek to one place", 'use seek("earliest"), seek("latest"), seek(seq=...) or seek(index=...)')
-    if index is not None:
-        return "index", _number("index", index)
-    return place(seq if where is None and seq is not None else where or "")
+def patience_s(timeout: Timeout, configured_s: float) -> float:
+    """Seconds to wait; inf for as long as it takes."""
+    if timeout is None:
+        return inf
+    seconds = configured_s if isinstance(timeout, Configured) else timeout
+    check_timeout(seconds)
+    return seconds
 
 
 def check_timeout(timeout: float | None) -> None:
     """How long to wait: None is for ever."""
-    if timeout is not None and not timeout >= 0:
+    number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if timeout is not None and not (number and timeout >= 0):
         raise BadValue(f"timeout {timeout!r}", "use seconds, or None to wait for as long as it takes")
 
 
@@ -121,6 +125,11 @@ def checked_changes(changes: TopicChanges) -> dict[str, Any]:
     if "schema" in given:
         given["columns"] = encode_schema(given.pop("schema"))
     return given
+
+
+def close_patience(error: BaseException | None) -> float:
+    """How long to wait for outcomes at the end of a block: not for long when Ctrl-C or a cancellation ended it."""
+    return CLOSE_TIMEOUT_S if error is None or isinstance(error, Exception) else CLOSE_INTERRUPTED_S
 
 
 class PublisherArguments(TypedDict, total=False):

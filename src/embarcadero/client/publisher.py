@@ -64,6 +64,7 @@ class PublisherCore:
         self._resend_after_us, self._delivery_timeout_us = resend_after_us, delivery_timeout_us
         self.lane = -1  # not known before the session is open
         self.session = NO_SESSION
+        self.first_sequence: int | None = None  # what the first batch gets; known once the session is open
         self.failed: EmbarcaderoError | None = None
         self.closed = False
         self._closing = False
@@ -248,7 +249,8 @@ class PublisherCore:
         self.lane, self.session = message.lane, message.session
         self._opening = False
         self._ask_from_us = self._asks_refused = 0
-        if first and message.expected:
+        if first:
+            self.first_sequence = message.expected
             self._shift(message.expected)
         for route in self._routes.values():
             route.in_flight.clear()

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 from embarcadero.client.brokers import Brokers
 from embarcadero.client.drivers import PublisherDriver
-from embarcadero.client.futures import RecordFuture
+from embarcadero.client.futures import RecordFuture, fresh
 from embarcadero.client.intake import Intake, Sealed
 from embarcadero.client.options import PublisherOptions, checked_ack
 from embarcadero.client.publisher import PublisherCore
 from embarcadero.client.topics import TopicInfo
-from embarcadero.errors import Closed, TimedOut
+from embarcadero.errors import Backpressure, Closed, OutOfSequence, TimedOut
 
 _POLL_S = 0.001  # how often a congested publisher is looked at, at most
 
@@ -45,27 +46,41 @@ class Pump:
             delivery_timeout_us=int(options.delivery_timeout * 1e6),
         )
         self._loop = asyncio.get_running_loop()
-        self._linger_s = options.linger_ms / 1000
+        self._linger_s, self._patience_s = options.linger_ms / 1000, options.delivery_timeout
         self._timer: asyncio.TimerHandle | None = None
         self._poked = False
         self.moved = asyncio.Event()
         self.driver = PublisherDriver(brokers, core, checked_ack(options.ack), topic.versions.version, self._settled)
         self.driver.ended.add_done_callback(self._ended)
 
-    # --- any thread, with the intake's condition held ---
-    def needs_poke(self) -> bool:
-        """Whether `poke` must be called soon; says so once."""
-        self.intake.news = False
-        if self._poked or not (self.intake.has_sealed or (self._timer is None and self.intake.gathering)):
-            return False
-        self._poked = True
-        return True
+    # --- any thread, with the intake's lock held ---
+    def tell(self, call: Callable[[Callable[[], object]], object]) -> None:
+        """Have the event loop look at what is new (`call` makes it call something), unless it will anyway."""
+        if not self._poked and (self.intake.has_sealed or (self._timer is None and self.intake.gathering)):
+            call(self.poke)  # before the flag: Ctrl-C in between costs a second look, never the only one
+            self._poked = True
+        self.intake.told()
+
+    def next_sequence(self, first: int) -> int:
+        """The sequence of the next batch of a publisher whose batches began with `first`."""
+        self.intake.seal()
+        return first + self.intake.sealed_total
+
+    def continues(self, session_seq: int, first: int) -> None:
+        """Refuse a sequence that is not the next one of a session whose batches began with `first`."""
+        expected = self.next_sequence(first)
+        if session_seq != expected:
+            what = "leaves a gap" if session_seq > expected else "goes back"
+            raise OutOfSequence(
+                f"session_seq {session_seq} {what}: the next one of this session is {expected}",
+                f"publish with session_seq={expected}, or leave it out",
+            )
 
     # --- event loop ---
     def poke(self) -> None:
         """Take what is sealed, and see that what is not will be."""
         intake = self.intake
-        with intake.condition:
+        with intake.lock:
             self._poked = False
             self._seal_lingered()
             sealed = intake.take_sealed()
@@ -73,6 +88,7 @@ class Pump:
             if oldest_s is not None and self._timer is None:
                 wait_s = max(oldest_s + self._linger_s - time.monotonic(), 0.0)
                 self._timer = self._loop.call_later(wait_s or max(self._linger_s, _POLL_S), self._ring)
+            intake.told()
         if sealed:
             self.driver.submit(sealed)
 
@@ -86,13 +102,13 @@ class Pump:
         self.poke()
 
     def _settled(self, sealed: Sealed) -> None:
-        with self.intake.condition:
+        with self.intake.lock:
             self.intake.settled(sealed)
         self.moved.set()
 
     def _ended(self, _: Any) -> None:
         """The publisher failed or was closed: whatever still gathers ends as well."""
-        with self.intake.condition:
+        with self.intake.lock:
             closed = Closed("the publisher is closed", "open another one")
             self.intake.refusal = self.intake.refusal or self.driver.core.failed or closed
             self.intake.seal()
@@ -100,17 +116,33 @@ class Pump:
         self.poke()
         self.moved.set()
 
-    async def close(self, timeout: float) -> None:  # noqa: ASYNC109 - what is left at its end gets its own end
+    async def first_sequence(self, timeout: float | None) -> int:  # noqa: ASYNC109 - its end has its own error
+        """The sequence of the publisher's first batch; waits until its session is open."""
+        patience = self._patience_s if timeout is None else timeout
+        try:
+            async with asyncio.timeout(patience):
+                await self.driver.opened.wait()
+        except TimeoutError:
+            problem = f"the session was not open within {patience:g} s"
+            raise Backpressure(problem, "nothing was taken; try again") from None
+        if (first := self.driver.core.first_sequence) is None:
+            raise fresh(self.intake.refusal or Closed("the publisher is closed", "open another one"))
+        return first
+
+    async def close(self, timeout: float | None) -> None:  # noqa: ASYNC109 - what is left at its end gets its own end
         """Settle everything and close the session. After `timeout` whatever is left ends with an unknown outcome."""
-        with self.intake.condition:
+        with self.intake.lock:
             if self.intake.refusal is None:
                 self.intake.refusal = Closed("the publisher is closed", "open another one")
             self.intake.seal()
+            self.intake.condition.notify_all()
+        self.moved.set()
         self.poke()
         self.driver.close()
         try:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(self.driver.ended), timeout)
+                async with asyncio.timeout(timeout):  # wait_for of Python 3.11 may swallow a cancellation
+                    await asyncio.shield(self.driver.ended)
         finally:
             if not self.driver.ended.done():  # the time is over, or we were cancelled
                 self.driver.fail(TimedOut("not settled when the publisher was closed", "read the log to find out"))

@@ -12,7 +12,7 @@ from embarcadero.client.brokers import Brokers
 from embarcadero.client.drivers import SubscriberDriver
 from embarcadero.client.futures import fresh
 from embarcadero.client.subscriber import SubscriberCore
-from embarcadero.errors import BadValue, FuturePosition, NotAvailable, TimedOut
+from embarcadero.errors import BadValue, FuturePosition, TimedOut, Trimmed
 from embarcadero.types import GapKind
 from embarcadero.wire.messages import TailIs
 from embarcadero.wire.schemas import RAW, SEQ_COLUMN, TopicSchemas
@@ -48,7 +48,7 @@ def span(tail: TailIs, start: int | None, end: int | None) -> tuple[int, int]:
     if stop > tail.seq or first > tail.seq:
         raise FuturePosition(f"seqs {first} to {stop} reach beyond the end ({tail.seq})", "read less, or wait")
     if start is not None and start < tail.start_seq and first < stop:
-        raise NotAvailable(f"records before seq {tail.start_seq} are trimmed", f"start at {tail.start_seq}, or at None")
+        raise Trimmed(f"records before seq {tail.start_seq} are trimmed", f"start at {tail.start_seq}, or at None")
     return first, stop
 
 
@@ -66,7 +66,11 @@ async def read_span(
             while at < stop:
                 for batch in await _next(driver, ready, patience):
                     if batch.gap is not None and batch.gap.kind != GapKind.SKIPPED:
-                        raise NotAvailable(f"records from seq {at} on were trimmed while they were read", "read again")
+                        raise Trimmed(
+                            f"records from seq {at} on were trimmed while they were read: index {batch.gap.stop} is "
+                            "the first readable one",
+                            "read again, with start=None for what is there",
+                        )
                     if batch.count and at < stop:
                         parts.append(_part(batch, at, stop, schema))
                         at = batch.seq + batch.count
@@ -82,7 +86,8 @@ async def _next(driver: SubscriberDriver, ready: asyncio.Event, patience: float)
             raise fresh(driver.core.failed)
         ready.clear()
         try:
-            await asyncio.wait_for(ready.wait(), patience)
+            async with asyncio.timeout(patience):  # wait_for of Python 3.11 may swallow a cancellation
+                await ready.wait()
         except TimeoutError:
             raise TimedOut(f"nothing could be read for {patience:g} s", "is the cluster up?") from None
     return taken

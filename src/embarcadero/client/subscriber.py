@@ -72,6 +72,7 @@ class SubscriberCore:
         self._output: dict[int, list[Any]] = {}
         self._abandoned: list[int] = []
         self._by, self._next = by, start
+        self.paused = False
         self._next_seq: int | None = None  # seq at which the next batch must begin, where that is known
 
     # --- what the driver asks for ---
@@ -95,13 +96,22 @@ class SubscriberCore:
         return taken
 
     def seek(self, by: str, value: int, now_us: int) -> None:
-        """Go on elsewhere: by "index", "seq", "earliest" or "latest". What was fetched ahead is dropped."""
+        """Go on elsewhere: by "index", "seq", "time", "earliest" or "latest". What was fetched ahead is dropped."""
         self._by, self._next, self._next_seq = by, value, None
         self._ready.clear()
         self._ready_bytes = 0
         self._asked = None
         self._ask_from_us = self._disappointments = self._suspicions = 0
         self.failed = None
+        self._pump(now_us)
+
+    def pause(self) -> None:
+        """Ask for nothing more. What is on its way is kept for later."""
+        self.paused = True
+
+    def resume(self, now_us: int) -> None:
+        """Go on where we paused."""
+        self.paused = False
         self._pump(now_us)
 
     def take_output(self) -> list[tuple[int, list[Any]]]:
@@ -185,7 +195,7 @@ class SubscriberCore:
         enough = self._ready_bytes > (self._prefetch - 1) * self._max_bytes
         if self._asked is not None or enough or not self._links:
             return
-        if self.failed is not None or now_us < self._ask_from_us:
+        if self.failed is not None or self.paused or now_us < self._ask_from_us:
             return
         links = list(self._links.values())
         link = links[self._turn % len(links)]
@@ -229,6 +239,8 @@ class SubscriberCore:
             self._suspicions = 0
         if self._by == "index" and event.next_index < self._next:
             raise BadFrame(f"a broker goes back from index {self._next} to {event.next_index}", "report it: a bug")
+        if self._by == "time" and event.next_index == event.tail_index:
+            return  # that time has not come in this log: ask for it again, so that nothing older slips in
         self._by, self._next = "index", event.next_index
 
     def _take_gap(self, gap: Gap) -> None:

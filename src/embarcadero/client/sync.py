@@ -6,10 +6,12 @@ lock; sealing, encoding and sending happen in the background thread. Ctrl-C gets
 
 from __future__ import annotations
 
-import threading
+import asyncio
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
+from time import monotonic
 from time import time as now_s
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
@@ -20,41 +22,51 @@ from embarcadero.client import aio
 from embarcadero.client.batch import Batch
 from embarcadero.client.drivers import SubscriberDriver
 from embarcadero.client.futures import RecordFuture, TableResult, fresh
-from embarcadero.client.intake import RECORD_OVERHEAD_BYTES, Record
+from embarcadero.client.intake import RECORD_OVERHEAD_BYTES, Record, Sealed
 from embarcadero.client.options import (
+    AS_CONFIGURED,
     PublisherArguments,
     PublisherOptions,
+    Timeout,
     TopicChanges,
     check_read,
     check_timeout,
-    place,
+    close_patience,
     publisher_options,
-    seek_place,
 )
+from embarcadero.client.places import Place, place, seek_place
 from embarcadero.client.pump import Pump
 from embarcadero.client.reading import new_core
 from embarcadero.client.subscriber import SubscriberCore
 from embarcadero.client.thread import LoopThread
 from embarcadero.client.topics import TopicInfo
+from embarcadero.client.waiting import Waitable
 from embarcadero.config import Config
 from embarcadero.errors import Backpressure, Closed, EmbarcaderoError, OutcomeUnknown, TimedOut
 from embarcadero.limits import CLOSE_TIMEOUT_S
-from embarcadero.types import Tail, Topic
+from embarcadero.types import Position, Tail, Topic
 
 _AT_ONCE = 256
 Exit = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
 
 
-def connect(addresses: str | Sequence[str] | None = None, *, config: str | Path | Config | None = None) -> Log:
+def connect(
+    addresses: str | Sequence[str] | None = None,
+    *,
+    config: str | Path | Config | None = None,
+    timeout: Timeout = AS_CONFIGURED,
+) -> Log:
     """Connect to a cluster by the addresses (`host:port`) of one or several of its brokers. Raises Unreachable.
 
-    `config` names an `embarcadero.yaml`; without addresses those of its `client.brokers` are used.
+    `config` names an `embarcadero.yaml`; without addresses those of its `client.brokers` are used. Without a `timeout`
+    it takes at most `client.connect_timeout_s`.
 
+        with emb.connect("127.0.0.1:9092", timeout=2.0) as log: ...
         with emb.connect(config="embarcadero.yaml") as log: ...
     """
     thread = LoopThread()
     try:
-        return Log(thread, thread.wait(aio.connect(addresses, config=config)))
+        return Log(thread, thread.wait(aio.connect(addresses, config=config, timeout=timeout)))
     except BaseException:
         thread.stop()
         raise
@@ -94,6 +106,7 @@ class Log:
     def __init__(self, thread: LoopThread, log: aio.Log) -> None:
         self.cluster: Any = None  # the LocalCluster that `local` started
         self.thread, self._log, self.brokers = thread, log, log.brokers
+        thread.at_end = log.brokers.hang_up
         self._parts: set[Publisher | Subscriber] = set()
         self._closed = False
 
@@ -115,7 +128,7 @@ class Log:
         on_gap: str | None = None,
         gap_timeout_ms: int | None = None,
         session_ttl_s: int | None = None,
-        timeout: float | None = None,
+        timeout: Timeout = AS_CONFIGURED,
     ) -> TopicInfo:
         """Create a topic; None: the cluster's default. Raises TopicExists, BadName, BadValue, BadSchema, NotAvailable.
 
@@ -132,7 +145,7 @@ class Log:
         )  # fmt: skip
 
     def alter_topic(
-        self, name: str, *, timeout: float | None = None, **changes: Unpack[TopicChanges]
+        self, name: str, *, timeout: Timeout = AS_CONFIGURED, **changes: Unpack[TopicChanges]
     ) -> TopicInfo:
         """Change a topic that exists: only what is given. BadValue or BadSchema says what can't change, and why.
 
@@ -145,31 +158,67 @@ class Log:
         """
         return self.thread.wait(self._log.alter_topic(name, timeout=timeout, **changes))
 
-    def describe(self, topic: str, *, timeout: float | None = None) -> TopicInfo:
+    def describe(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> TopicInfo:
         """A topic's settings, its `schema` (None: raw records) and all versions of it (`schemas`). Raises UnknownTopic.
 
             log.describe("ticks").schemas[1]
         """
         return self.thread.wait(self._log.describe(topic, timeout=timeout))
 
-    def topics(self, *, timeout: float | None = None) -> list[Topic]:
+    def topics(self, *, timeout: Timeout = AS_CONFIGURED) -> list[Topic]:
         """All topics."""
         return self.thread.wait(self._log.topics(timeout=timeout))
 
-    def delete_topic(self, topic: str, *, timeout: float | None = None) -> None:
+    def delete_topic(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> None:
         """Delete a topic with all its records. Raises UnknownTopic."""
         self.thread.wait(self._log.delete_topic(topic, timeout=timeout))
 
-    def tail(self, topic: str, *, timeout: float | None = None) -> Tail:
-        """Where the topic ends: everything acked before this call is below."""
+    def tail(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> Tail:
+        """Where the topic ends, and where its readable part starts: everything acked before this call is below the end.
+
+            end = log.tail("orders").seq
+        """
         return self.thread.wait(self._log.tail(topic, timeout=timeout))
 
-    def status(self, *, timeout: float | None = None) -> list[dict[str, Any]]:
+    def trim(
+        self,
+        topic: str,
+        *,
+        before_seq: int | None = None,
+        before_index: int | None = None,
+        before_time: datetime | None = None,
+        timeout: Timeout = AS_CONFIGURED,
+    ) -> Position:
+        """Give up the records before a place; returns where the topic starts now.
+
+        No batch is split: one that holds a record to be kept stays whole. Trimming less than before changes nothing;
+        trimming beyond the end raises FuturePosition. Readers below the start get a TRIMMED gap.
+
+            start = log.trim("orders", before_time=datetime.now(UTC) - timedelta(days=7))
+        """
+        return self.thread.wait(
+            self._log.trim(
+                topic, before_seq=before_seq, before_index=before_index, before_time=before_time, timeout=timeout
+            )
+        )
+
+    def position_at(self, topic: str, time: datetime, *, timeout: Timeout = AS_CONFIGURED) -> Position:
+        """Where the first batch is that was appended at or after a time; the topic's end if there is none yet.
+
+        Raises Trimmed when batches of that time are gone.
+
+            position = log.position_at("orders", datetime(2026, 1, 31, tzinfo=UTC))
+        """
+        return self.thread.wait(self._log.position_at(topic, time, timeout=timeout))
+
+    def status(self, *, timeout: Timeout = AS_CONFIGURED) -> list[dict[str, Any]]:
         """What each broker that we are connected to says about itself."""
         return self.thread.wait(self._log.status(timeout=timeout))
 
     # --- records ---
-    def publisher(self, topic: str, **options: Unpack[PublisherArguments]) -> Publisher:
+    def publisher(
+        self, topic: str, *, timeout: Timeout = AS_CONFIGURED, **options: Unpack[PublisherArguments]
+    ) -> Publisher:
         """A publisher into a topic, with the newest version of its schema as it is now. Raises UnknownTopic.
 
         It may be used by many threads.
@@ -177,42 +226,55 @@ class Log:
             with log.publisher("ticks", compression="zstd", linger_ms=5) as publisher: ...
         """
         chosen = publisher_options(self.brokers.settings, options)
-        return self._register(Publisher(self, self.thread.wait(self._pump(topic, chosen))))
+        return self._register(Publisher(self, self.thread.wait(self._pump(topic, chosen, timeout))))
 
-    async def _pump(self, topic: str, options: PublisherOptions) -> Pump:
-        return Pump(self.brokers, await self._log.describe(topic), options)
+    async def _pump(self, topic: str, options: PublisherOptions, patience: Timeout) -> Pump:
+        return Pump(self.brokers, await self._log.describe(topic, timeout=patience), options)
 
     def subscribe(
         self,
         topic: str,
         *,
-        start: str | int = "earliest",
+        start: Place = "earliest",
         read: str = "ordered",
         partitions: Sequence[int] | None = None,
         group: str | None = None,
+        timeout: Timeout = AS_CONFIGURED,
     ) -> Subscriber:
-        """A reader of a topic from "earliest", "latest", or the batch that holds the record of seq `start`.
+        """A reader of a topic from "earliest", "latest", the batch that holds the record of seq `start`, or a time.
 
-        It gives every batch the newest schema that the topic has now, for as long as it lives; subscribe again to see
-        columns that were added later.
+        A datetime (with a time zone) starts at the first batch appended at or after it; if there is none yet the
+        subscriber waits for it. Batches below the start of the topic come as one TRIMMED gap. It gives every batch the
+        newest schema that the topic has now, for as long as it lives; subscribe again to see columns added later.
+
+            for batch in log.subscribe("orders", start=datetime.now(UTC) - timedelta(minutes=10)): ...
         """
         check_read(read, group)
         wanted = None if partitions is None else list(partitions)
-        return self._register(self.thread.wait(self._subscribe(topic, place(start), wanted)))
+        return self._register(self.thread.wait(self._subscribe(topic, place(start), wanted, timeout)))
 
-    async def _subscribe(self, topic: str, where: tuple[str, int], partitions: list[int] | None) -> Subscriber:
-        described = await self._log.describe(topic)
+    async def _subscribe(
+        self, topic: str, where: tuple[str, int], partitions: list[int] | None, patience: Timeout
+    ) -> Subscriber:
+        described = await self._log.describe(topic, timeout=patience)
         return Subscriber(self, new_core(self.brokers, described.lane, *where, partitions, described.versions))
 
     def read(
-        self, topic: str, start: int | None = None, end: int | None = None, *, timeout: float | None = None
+        self,
+        topic: str,
+        start: int | datetime | None = None,
+        end: int | datetime | None = None,
+        *,
+        timeout: Timeout = AS_CONFIGURED,
     ) -> pa.Table:
         """Records with start <= seq < end as a table, with a column `_seq`; by default all there are now.
 
-        With a schema the table has the newest one; columns that a batch was published without are null.
-        `timeout` is for each step of it. Raises FuturePosition beyond the end, NotAvailable for what is trimmed.
+        A datetime stands for the first batch appended at or after it, or for the end of the topic. With a schema the
+        table has the newest one; columns that a batch was published without are null. `timeout` is how long it may
+        take without any progress. Raises FuturePosition beyond the end, Trimmed below the start.
 
             log.read("ticks", 1_000, 2_000).to_pandas()
+            log.read("orders", start=datetime(2026, 1, 31, tzinfo=UTC))
         """
         return self.thread.wait(self._log.read(topic, start, end, timeout=timeout))
 
@@ -224,28 +286,38 @@ class Log:
         """A publisher or subscriber is closed."""
         self._parts.discard(part)
 
-    def close(self) -> None:
+    def close(self, timeout: float | None = CLOSE_TIMEOUT_S) -> None:
         """Close all publishers and subscribers, hang up, and stop the cluster if it is a private one.
 
-        Raises why a publisher failed, if one did. Closing twice is fine.
+        Waits for the outcomes of all publishers, at most `timeout` seconds. Raises why a publisher failed, if one did.
+        Closing twice is fine; Ctrl-C while it waits ends the waiting, not the closing.
         """
+        check_timeout(timeout)
         if self._closed:
             return
         self._closed = True
         failures: list[EmbarcaderoError] = []
         try:
-            for part in list(self._parts):
-                try:
-                    part.close()
-                except EmbarcaderoError as error:
-                    failures.append(error)
-            self.thread.wait(self._log.close())
+            failures = self.thread.wait(self._close_parts(timeout))
+            self.thread.wait(self._log.close(timeout))
         finally:
-            self.thread.stop()
-            if self.cluster is not None:
-                self.cluster.close()
+            try:
+                self.thread.stop()
+            finally:
+                if self.cluster is not None:
+                    self.cluster.close()
         if failures:
             raise failures[0]
+
+    async def _close_parts(self, patience: float | None) -> list[EmbarcaderoError]:
+        """Close all publishers at once and all subscribers; why publishers failed."""
+        parts = list(self._parts)
+        publishers = [part for part in parts if isinstance(part, Publisher)]
+        for part in parts:
+            if isinstance(part, Subscriber):
+                part.close()
+        await asyncio.gather(*(publisher.pump.close(patience) for publisher in publishers))
+        return [fresh(failed) for publisher in publishers if (failed := publisher.pump.driver.core.failed)]
 
     def __enter__(self) -> Log:
         return self
@@ -258,7 +330,7 @@ class Publisher:
     """Publishes records into one topic; thread-safe. `with` it, or close it: closing waits for every outcome."""
 
     def __init__(self, log: Log, pump: Pump) -> None:
-        self._log, self._thread, self._pump, self._intake = log, log.thread, pump, pump.intake
+        self._log, self._thread, self.pump, self._intake = log, log.thread, pump, pump.intake
         self._lock, self._condition, self._future = pump.intake.lock, pump.intake.condition, pump.intake.future
         self._closed = False
 
@@ -302,15 +374,23 @@ class Publisher:
         """Send a record for which there is no open batch with room."""
         intake = self._intake
         intake.check_size(size)
-        with self._lock:
-            self._room(timeout)
-            future = intake.add(record, size)
-            poke = intake.news and self._pump.needs_poke()
-        if poke:
-            self._thread.call(self._pump.poke)
-        return future
+        while True:
+            with self._lock:
+                if intake.refusal is None and not intake.is_full():
+                    future = intake.add(record, size)
+                    if intake.news:
+                        self.pump.tell(self._thread.call)
+                    return future
+            timeout = self._room(timeout)
 
-    def publish(self, data: Any, *, partition: int | None = None, timeout: float | None = None) -> RecordFuture:
+    def publish(
+        self,
+        data: Any,
+        *,
+        partition: int | None = None,
+        session_seq: int | None = None,
+        timeout: float | None = None,
+    ) -> RecordFuture:
         """Take rows: a pyarrow Table or RecordBatch, a pandas or polars DataFrame, a list of dicts, a dict of columns.
 
         They are checked against the topic's schema before anything is sent (BadSchema names the column and both types);
@@ -320,64 +400,93 @@ class Publisher:
 
         A RecordBatch that fits a frame (8 MiB) stays one batch; everything else is cut by `batch_bytes`, and other
         publishers' batches may come between. There is one future: its result is the Position of the first record, there
-        once all of the rows are stored. Waits while the window is full.
+        once all of the rows are stored. Waits while the window is full. `session_seq` says which batch of the session
+        the first one must become; OutOfSequence when another one is next.
 
             publisher.publish(pa.table({"symbol": ["EMB"], "price": [12.5]})).result()
             publisher.publish([{"symbol": "EMB", "price": 12.5}, {"symbol": "ARC", "price": 3.25}])
             publisher.publish(data_frame, partition=3)
         """
+        check_timeout(timeout)
+        first = None if session_seq is None else self._thread.wait(self.pump.first_sequence(timeout))
         intake, whole = self._intake, TableResult(self._condition)
         for number, piece in enumerate(intake.pieces(data, partition)):
-            with self._condition:
-                try:
-                    self._room(timeout)
-                except Backpressure as error:
-                    if not number:
-                        raise
-                    raise OutcomeUnknown(f"a part of the table was taken: {error.message}", "read the log") from None
-                whole.add(piece.result)
-                intake.add_piece(piece)
-                poke = self._pump.needs_poke()
-            if poke:
-                self._thread.call(self._pump.poke)
+            claim = None if number or session_seq is None or first is None else (session_seq, first)
+            try:
+                self._add_piece(piece, whole, claim, timeout)
+            except Backpressure as error:
+                if not number:
+                    raise
+                raise OutcomeUnknown(f"a part of the table was taken: {error.message}", "read the log") from None
         whole.complete()
         return RecordFuture(whole, 0)
 
-    def _room(self, timeout: float | None) -> None:
-        """Wait until the window has room, with the condition held; raise why nothing is taken any more."""
+    def _add_piece(
+        self, piece: Sealed, whole: TableResult, claim: tuple[int, int] | None, timeout: float | None
+    ) -> None:
+        """Take a piece of a table as soon as there is room; `claim` is the sequence that it must have."""
+        while True:
+            timeout = self._room(timeout)
+            with self._lock:
+                if self._intake.is_full() or self._intake.refusal is not None:
+                    continue
+                if claim is not None:
+                    self.pump.continues(*claim)
+                whole.add(piece.result)
+                self._intake.add_piece(piece)
+                self.pump.tell(self._thread.call)
+                return
+
+    def next_session_seq(self, timeout: float | None = None) -> int:
+        """The sequence that the next batch of this session gets; waits until the session is open.
+
+            with log.publisher("orders", session="job-7") as publisher:
+                done = publisher.next_session_seq()     # so many batches are in the log already
+        """
         check_timeout(timeout)
+        first = self._thread.wait(self.pump.first_sequence(timeout))
+        with self._lock:
+            return self.pump.next_sequence(first)
+
+    def _room(self, timeout: float | None) -> float | None:
+        """Wait until the window has room; what is left of the time. Raises why nothing is taken any more."""
+        check_timeout(timeout)
+        began = monotonic()
         if not self._condition.wait_for(lambda: not self._intake.is_full(), timeout):
             raise Backpressure(f"no room in the window for {timeout:g} s", "the record was not taken; try again")
         if self._intake.refusal is not None:
             raise fresh(self._intake.refusal)
+        return None if timeout is None else max(0.0, timeout - (monotonic() - began))
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything taken so far has its outcome. Raises TimedOut, or why the publisher failed."""
+        """Wait until everything taken so far has its outcome. Raises TimedOut, or why the publisher failed.
+
+            publisher.flush(timeout=10)
+        """
         check_timeout(timeout)
-        with self._condition:
+        with self._lock:
             self._intake.seal()
             waiting = list(self._intake.unsettled)
-        self._thread.call(self._pump.poke)
-        with self._condition:
-            if not self._condition.wait_for(lambda: all(result.done for result in waiting), timeout):
-                raise TimedOut(f"not everything was settled within {timeout:g} s", "flush again")
+        self._thread.call(self.pump.poke)
+        if not self._condition.wait_for(lambda: not [result for result in waiting if not result.done], timeout):
+            raise TimedOut(f"not everything was settled within {timeout:g} s", "flush again")
         self._raise_failure()
 
-    def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
+    def close(self, timeout: float | None = CLOSE_TIMEOUT_S) -> None:
         """Wait for every outcome, at most `timeout` seconds; what is left then has an unknown outcome.
 
         Raises why the publisher failed, if it did. Closing twice is fine.
         """
         check_timeout(timeout)
-        if self._closed:
+        if self._closed or not self._thread.alive:
             return
         self._closed = True
         self._log.forget(self)
-        self._thread.wait(self._pump.close(timeout))
+        self._thread.wait(self.pump.close(timeout))
         self._raise_failure()
 
     def _raise_failure(self) -> None:
-        if (failed := self._pump.driver.core.failed) is not None:
+        if (failed := self.pump.driver.core.failed) is not None:
             raise fresh(failed)
 
     def __enter__(self) -> Publisher:
@@ -393,7 +502,9 @@ class Subscriber:
     def __init__(self, log: Log, core: SubscriberCore) -> None:
         """To be called in the background thread."""
         self._log, self._thread = log, log.thread
-        self._condition = threading.Condition()
+        self._condition = Waitable()
+        self._lock = self._condition.lock
+        self._paused = False
         self._ready: deque[Batch] = deque()
         self._error: EmbarcaderoError | None = None
         self._closed = False
@@ -401,48 +512,88 @@ class Subscriber:
 
     def _refill(self) -> None:
         """In the background thread: hand over what was fetched, once the last of it is taken."""
-        with self._condition:
+        with self._lock:
             if not self._ready and not self._closed:
                 self._ready.extend(self._driver.take(_AT_ONCE))
                 self._error = None if self._ready else self._driver.core.failed
                 self._condition.notify_all()
 
     def poll(self, timeout: float | None = None) -> Batch | None:
-        """The next batch (or typed gap: `batch.gap`); None when none came in time. Raises what ended the reading."""
+        """The next batch (or typed gap: `batch.gap`); None when none came in time. Raises what ended the reading.
+
+            batch = subscriber.poll(timeout=1.0)
+        """
         check_timeout(timeout)
-        with self._condition:
-            if not self._condition.wait_for(self._has_news, timeout):
+        give_up = None if timeout is None else monotonic() + timeout
+        while True:
+            with self._lock:
+                if self._closed:
+                    raise Closed("the subscriber is closed", "subscribe again")
+                if self._ready and not self._paused:
+                    return self._take()
+                if self._error is not None and not self._paused:
+                    raise fresh(self._error)
+            left = None if give_up is None else max(0.0, give_up - monotonic())
+            if not self._condition.wait_for(self._has_news, left):
                 return None
-            if self._closed:
-                raise Closed("the subscriber is closed", "subscribe again")
-            if not self._ready and self._error is not None:
-                raise fresh(self._error)
-            batch = self._ready.popleft()
-            if not self._ready:
-                self._thread.call(self._refill)
-            return batch
+
+    def _take(self) -> Batch:
+        if len(self._ready) == 1:
+            self._thread.call(self._refill)  # it waits for the lock; told before the last one is gone
+        return self._ready.popleft()
 
     def _has_news(self) -> bool:
-        return bool(self._ready) or self._closed or self._error is not None
+        return self._closed or (not self._paused and (bool(self._ready) or self._error is not None))
 
-    def seek(self, where: str | None = None, *, seq: int | None = None, index: int | None = None) -> None:
-        """Go on from "earliest", "latest", the batch that holds a seq, or an index."""
-        self._thread.wait(self._seek(*seek_place(where, seq, index)))
+    def seek(
+        self,
+        where: str | None = None,
+        *,
+        seq: int | None = None,
+        index: int | None = None,
+        time: datetime | None = None,
+    ) -> None:
+        """Go on from "earliest", "latest", the batch that holds a seq, an index, or the first batch since a time.
+
+            subscriber.seek(time=datetime.now(UTC) - timedelta(hours=1))
+        """
+        self._thread.wait(self._seek(*seek_place(where, seq, index, time)))
+
+    @property
+    def paused(self) -> bool:
+        """Whether `pause` was called, and `resume` was not."""
+        return self._paused
+
+    def pause(self) -> None:
+        """Stop fetching and keep the position: until `resume`, polls end with their timeout.
+
+            subscriber.pause()      # while the disk is full; subscriber.resume() goes on
+        """
+        with self._lock:
+            self._paused = True
+        self._thread.call(self._driver.pause)
+
+    def resume(self) -> None:
+        """Go on where `pause` stopped."""
+        with self._lock:
+            self._paused = False
+            self._condition.notify_all()
+        self._thread.call(self._driver.resume)
 
     async def _seek(self, by: str, value: int) -> None:
-        with self._condition:
+        with self._lock:
             self._ready.clear()
             self._error = None
         self._driver.seek(by, value)
 
     def position(self) -> int | None:
         """Index of the next batch; None until the cluster has told where that is."""
-        with self._condition:
+        with self._lock:
             return self._ready[0].index if self._ready else self._driver.core.position
 
     def close(self) -> None:
         """Stop reading. Closing twice is fine."""
-        with self._condition:
+        with self._lock:
             self._closed = True
             self._ready.clear()
             self._condition.notify_all()
@@ -472,7 +623,7 @@ PartType = TypeVar("PartType", Publisher, Subscriber)
 def _close_after(part: Log | Publisher, error: BaseException | None) -> None:
     """Close; a failure to close is not to hide the error that ended the block."""
     try:
-        part.close()
+        part.close(close_patience(error))
     except EmbarcaderoError:
         if error is None:
             raise

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from _thread import allocate_lock
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import uvloop
 
@@ -14,6 +15,37 @@ from embarcadero.errors import Closed
 
 Result = TypeVar("Result")
 _JOIN_S = 5.0
+_LOOK_S = 1.0  # how often a waiting caller looks whether the thread is still there
+
+
+class _Call(Generic[Result]):
+    """A coroutine that a caller waits for. Only locks written in C: see waiting.py."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Result]) -> None:
+        self._coroutine = coroutine
+        self._task: asyncio.Task[Result] | None = None
+        self._given_up = False
+        self.ended = allocate_lock()
+        self.ended.acquire()
+
+    # --- event loop ---
+    def start(self) -> None:
+        if self._given_up:
+            self._coroutine.close()
+            return
+        self._task = asyncio.get_running_loop().create_task(self._coroutine)
+        self._task.add_done_callback(lambda _: self.ended.release())
+
+    def give_up(self) -> None:
+        self._given_up = True
+        if self._task is not None:
+            self._task.cancel()
+
+    # --- caller, once it has ended ---
+    def result(self) -> Result:
+        if self._task is None or self._task.cancelled():
+            raise Closed("the log was closed meanwhile", "connect again")
+        return self._task.result()
 
 
 class LoopThread:
@@ -21,6 +53,11 @@ class LoopThread:
 
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()
+        self.alive = True  # asked instead of the Thread, whose own answer is wrong after an interrupt (Python 3.11)
+        self._over = allocate_lock()
+        self._over.acquire()
+        self._ending = False
+        self.at_end: Callable[[], object] = lambda: None  # called in the loop before it ends
         self._thread = threading.Thread(target=self._run, name="embarcadero-client", daemon=True)
         self._thread.start()
 
@@ -33,7 +70,11 @@ class LoopThread:
             for task in tasks:
                 task.cancel()
             self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            self.at_end()
+            self._loop.run_until_complete(asyncio.sleep(0))  # connections that were dropped are closed now
             self._loop.close()
+            self.alive = False
+            self._over.release()
 
     def call(self, function: Callable[[], object]) -> None:
         """Have the loop call a function soon; does not wait. After the end it does nothing."""
@@ -42,18 +83,26 @@ class LoopThread:
 
     def wait(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
         """Run a coroutine on the loop and wait for it. Ctrl-C cancels it and gets through."""
-        if not self._thread.is_alive():
+        if not self.alive:
             coroutine.close()
             raise Closed("the log is closed", "connect again")
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        call = _Call(coroutine)
         try:
-            return future.result()
+            self.call(call.start)
+            while self.alive and not call.ended.acquire(True, _LOOK_S):
+                continue
+            return call.result()
         except BaseException:
-            future.cancel()
+            self.call(call.give_up)
             raise
+
+    def _end(self) -> None:
+        if not self._ending:
+            self._ending = True
+            self._loop.stop()
 
     def stop(self) -> None:
         """End the loop and the thread."""
-        self.call(self._loop.stop)
-        if threading.current_thread() is not self._thread:
-            self._thread.join(_JOIN_S)
+        self.call(self._end)
+        if threading.current_thread() is not self._thread and self._over.acquire(True, _JOIN_S):
+            self._over.release()  # for whoever stops it again

@@ -71,7 +71,7 @@ class Broker(msgspec.Struct, frozen=True, kw_only=True):
         0, 65_535, default_text="broker.port",
     )] = 0
     max_connections: Annotated[int, count(
-        "Connections of one broker; one more is refused with TooMany.",
+        "Connections of one broker, if its open files allow; one more is refused with TooMany.",
         1, 100_000, stands_for=("network.max_connections",),
     )] = limits.CONNECTIONS_PER_BROKER_MAX
     credit_bytes: Annotated[int, size(
@@ -95,6 +95,10 @@ class Broker(msgspec.Struct, frozen=True, kw_only=True):
     hello_timeout_s: Annotated[float, seconds(
         "A peer that has not said hello by then is disconnected.", 0.05, 60,
     )] = limits.HELLO_TIMEOUT_S
+    frame_timeout_s: Annotated[float, seconds(
+        "A batch that has taken this long to arrive, and half as long again, is given up with its connection.",
+        0.1, 3_600,
+    )] = limits.FRAME_TIMEOUT_S
     idle_wait_ms: Annotated[float, milliseconds(
         "Longest sleep of an idle broker; a doorbell usually wakes it sooner.",
         0.1, 1_000, stands_for=("EMBARCADERO_ACK_SPIN_US",),
@@ -164,7 +168,7 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
         "A publisher gives up a batch after this long.", 0.01, 7 * _DAY_S, stands_for=("EMBARCADERO_ACK_TIMEOUT_SEC",),
     )] = limits.DELIVERY_TIMEOUT_S
     connect_timeout_s: Annotated[float, seconds(
-        "For one broker to answer a hello.", 0.01, 3_600,
+        "For a broker to answer a hello; `connect` without a `timeout` takes no longer.", 0.01, 3_600,
     )] = limits.CONNECT_TIMEOUT_S
     request_timeout_s: Annotated[float, seconds(
         "For an answer to a call without a `timeout`.", 0.01, _DAY_S,

@@ -120,6 +120,9 @@ class IncoherentRegion:
             self._copy.write_back(span)
             self._copy.take(span)
 
+    def reserve(self, offset: int, length: int) -> None:
+        """There is always room."""
+
     def close(self) -> None:
         """Nothing to let go: the cache belongs to the host."""
 

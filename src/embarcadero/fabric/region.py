@@ -55,6 +55,10 @@ class Region(Protocol):
         """Make later loads of these lines fresh. Writes back what is dirty; never discards."""
         ...
 
+    def reserve(self, offset: int, length: int) -> None:
+        """Have memory for these bytes of a sparse region before they are touched. Raises FabricFull."""
+        ...
+
     def close(self) -> None: ...
 
 

@@ -1,8 +1,9 @@
 """The fabric of real processes: every region is a file on a memory file system, mapped by all who use it.
 
 Regions appear whole: a file is made under a hidden name, sized, given its superblock, and only then linked to its name
-(a link fails when the name is taken; a rename would replace it). Rings and logs get their memory at once, so that a
-full file system is an error here and not a SIGBUS later; large tables of which few lines are ever used stay sparse.
+(a link fails when the name is taken; a rename would replace it). Regions get their memory at once, so that a full file
+system is an error here and not a SIGBUS later. Only checkpoints, large tables of which few rows are ever used, stay
+sparse: their writer reserves the rows that it is about to write.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from embarcadero.fabric.layout import SUPERBLOCK, RegionKind
 from embarcadero.fabric.primitives import Primitives, choose
 from embarcadero.fabric.region import Bytes, Shape, check_name, read_superblock, write_superblock
 
-_SPARSE = frozenset({RegionKind.EPOCHS, RegionKind.SEQUENCER_FRONTIERS, RegionKind.CHECKPOINT})
+_SPARSE = frozenset({RegionKind.CHECKPOINT})
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM})
 _NOTHING: Bytes = np.empty(0, dtype=np.uint8)
 
@@ -30,10 +31,10 @@ _NOTHING: Bytes = np.empty(0, dtype=np.uint8)
 class SharedRegion:
     """One mapped file. `data` keeps the mapping alive, and so does every view of it."""
 
-    __slots__ = ("_flush", "_invalidate", "data", "name", "shape")
+    __slots__ = ("_flush", "_invalidate", "_path", "data", "name", "shape")
 
-    def __init__(self, name: str, shape: Shape, data: Bytes, primitives: Primitives) -> None:
-        self.name, self.shape, self.data = name, shape, data
+    def __init__(self, name: str, shape: Shape, data: Bytes, primitives: Primitives, path: Path) -> None:
+        self.name, self.shape, self.data, self._path = name, shape, data, path
         self._flush, self._invalidate = primitives.flush, primitives.invalidate
 
     def flush(self, offset: int, length: int) -> None:
@@ -41,6 +42,17 @@ class SharedRegion:
 
     def invalidate(self, offset: int, length: int) -> None:
         self._invalidate(self.data, offset, length)
+
+    def reserve(self, offset: int, length: int) -> None:
+        with _full_is_typed(self.name, length):
+            try:
+                fd = os.open(self._path, os.O_RDWR | os.O_NOFOLLOW)
+            except FileNotFoundError:
+                raise BadRegion(f"region {self.name} was removed", "its writer was replaced") from None
+            try:
+                os.posix_fallocate(fd, offset, length)
+            finally:
+                os.close(fd)
 
     def close(self) -> None:
         """Let go. The mapping ends with the last view of it: unmapping memory that is still in use would be a crash."""
@@ -64,12 +76,13 @@ class SharedFabric:
                 sparse = shape.kind in _SPARSE and self.coherent_only
                 if sparse:
                     os.ftruncate(fd, shape.size)
+                    os.posix_fallocate(fd, 0, SUPERBLOCK.itemsize)
                 else:
                     os.posix_fallocate(fd, 0, shape.size)
                 data = self._map(fd, shape.size, writable=True, populate=not sparse)
                 write_superblock(data, shape, self.generation)
-                region = SharedRegion(name, shape, data, self._primitives)
-                region.flush(0, shape.size)
+                region = SharedRegion(name, shape, data, self._primitives, path)
+                region.flush(0, shape.size if not sparse else SUPERBLOCK.itemsize)
                 try:
                     os.link(hidden, path)
                 except FileExistsError:
@@ -87,7 +100,7 @@ class SharedFabric:
         except OSError as problem:
             raise BadRegion(f"region {name} can't be mapped: {problem.strerror}", "is the cluster up?") from None
         self._primitives.invalidate(data, 0, min(len(data), SUPERBLOCK.itemsize))
-        return SharedRegion(name, read_superblock(name, data, self.generation), data, self._primitives)
+        return SharedRegion(name, read_superblock(name, data, self.generation), data, self._primitives, path)
 
     def exists(self, name: str) -> bool:
         return self._path(name).is_file()

@@ -33,6 +33,7 @@ from embarcadero.node.begin import start_logging
 from embarcadero.node.bell import SocketBell
 from embarcadero.node.children import die_with
 from embarcadero.node.cluster import ClusterFolder, ClusterInfo
+from embarcadero.node.files import within_open_files
 from embarcadero.node.pinning import parse_cores, pin
 from embarcadero.node.ports import advertised_address, listen
 from embarcadero.node.roles import Role, parse_roles
@@ -63,7 +64,7 @@ class Node:
 
     def __init__(self, folder: ClusterFolder, roles: Sequence[Role], config: Config) -> None:
         self._info: ClusterInfo = folder.require_running()
-        self._config = config
+        self._config = within_open_files(config, sum(role.broker is not None for role in roles))
         self._places = Places(folder.path)
         self._roles = roles
         self._open = ExitStack()
@@ -196,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         die_with(given.parent)
         run_node(folder, parse_roles(given.roles))
     except EmbarcaderoError as error:
-        log.error("%s", error, exc_info=error.__cause__)  # noqa: TRY400 - the cause's trace, if there is one
+        log.error("%s: %s", type(error).__name__, error, exc_info=error.__cause__)  # noqa: TRY400 - the cause's trace, if there is one
         return 1
     return 0
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from embarcadero.config import Config
-from embarcadero.errors import BadValue, ClusterError, EmbarcaderoError
+from embarcadero.errors import BadValue, ClusterError, EmbarcaderoError, FabricFull
 from embarcadero.fabric.epochs import create_epochs
 from embarcadero.fabric.shared import SharedFabric
 from embarcadero.limits import GOODBYE_S_MAX, SETTLE_S_MAX
@@ -182,7 +182,9 @@ class Supervisor:
 
     def _died(self, child: Child, pid: int, reason: str) -> None:
         if not self._ready:
-            self._fail(ClusterError(f"{child.name} did not start: {child.last_words() or reason}", str(child.log_path)))
+            words = child.last_words()
+            kind = FabricFull if words.startswith(f"{FabricFull.__name__}: ") else ClusterError
+            self._fail(kind(f"{child.name} did not start: {words or reason}", str(child.log_path)))
             return
         self._journal.warn("node ended", node=child.name, pid=pid, reason=reason, then="starting it again")
         try:

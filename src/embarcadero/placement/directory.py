@@ -13,6 +13,7 @@ epochs) come from counters in the store and are never handed out twice while any
     members/<broker>/<incarnation>   Member
     epochs                           newest epoch handed out, newest started
     starts/<epoch>                   where each lane ended when that epoch started
+    trims/<lane>                     index below which a lane was trimmed
 """
 
 from __future__ import annotations
@@ -58,6 +59,10 @@ class _Start(msgspec.Struct, frozen=True):
     ends: dict[int, int]
 
 
+class _Trim(msgspec.Struct, frozen=True):
+    index: int
+
+
 class _Incarnation(msgspec.Struct, frozen=True):
     newest: int = 0
 
@@ -72,6 +77,10 @@ def _decode(key: str, value: bytes, kind: type[S]) -> S:
     except msgspec.MsgspecError as error:
         hint = "restore the store from a backup, or remove the cluster's folder"
         raise Corrupt(f"the store's value of {key!r} makes no sense: {error}", hint) from error
+
+
+def _trim_key(lane: int) -> str:
+    return f"trims/{lane:05}"
 
 
 def _member_key(broker: int, incarnation: int) -> str:
@@ -141,7 +150,7 @@ class Directory:
             for offset, (key, topic) in enumerate(topics):
                 lane = (cluster.next_lane + offset) % LANES_MAX
                 plan.put(key, msgspec.structs.replace(topic, lane=lane))
-            for key, _ in [*plan.list("members/", Member), *plan.list("starts/", _Start)]:
+            for key, _ in [*plan.list("members/", Member), *plan.list("starts/", _Start), *plan.list("trims/", _Trim)]:
                 plan.delete(key)
             plan.read("epochs", _Epochs)
             plan.put("epochs", _Epochs())
@@ -244,12 +253,31 @@ class Directory:
         """Delete a topic. Its lane is not used again in this generation."""
 
         def plan_it(plan: _Plan) -> None:
-            if plan.read(f"topics/{name}", Topic) is None:
+            if (topic := plan.read(f"topics/{name}", Topic)) is None:
                 raise self._unknown(name)
             plan.delete(f"topics/{name}")
             plan.delete(f"schemas/{name}")
+            plan.delete(_trim_key(topic.lane))
 
         self._decide(plan_it)
+
+    def trim(self, name: str, lane: int, index: int) -> int:
+        """Start a lane of a topic at `index`; going back changes nothing. Returns where it starts."""
+
+        def plan_it(plan: _Plan) -> int:
+            if plan.read(f"topics/{name}", Topic) is None:
+                raise self._unknown(name)
+            before = plan.read(_trim_key(lane), _Trim) or _Trim(0)
+            if index > before.index:
+                plan.put(_trim_key(lane), _Trim(index))
+            return max(index, before.index)
+
+        return self._decide(plan_it)
+
+    def trims(self) -> dict[int, int]:
+        """Lanes that were trimmed, and where they start."""
+        found = ((item.key, _decode(item.key, item.value, _Trim)) for item in self._store.list("trims/"))
+        return {int(key.removeprefix("trims/")): trim.index for key, trim in found}
 
     # --- members ------------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embarcadero.config import FabricSizes
+from embarcadero.errors import FabricFull
 from embarcadero.fabric.layout import Entries, join, pick, seal
 from embarcadero.fabric.region import Fabric, Region
 from embarcadero.placement.directory import Directory
@@ -55,7 +56,11 @@ class Brokers:
             else:
                 self._remove(member)  # it died before it began
             return None
-        source = Source(self._fabric, self._epoch, member, self._sizes, self._frontiers, legacy)
+        try:
+            source = Source(self._fabric, self._epoch, member, self._sizes, self._frontiers, legacy)
+        except FabricFull:
+            self.awaited = True  # its publishers wait until there is room
+            return None
         self.sources[member.handle] = source
         return source
 

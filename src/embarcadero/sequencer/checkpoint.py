@@ -41,6 +41,7 @@ _ROW: Final = table(
     active_us=("<u8", 40), stored=("V32", 48), lost=("V32", 80),
 )  # fmt: skip
 _BYTES: Final = 128
+_ROWS_RESERVED: Final = 511  # with the header, 64 KiB
 _RAW: Final = np.dtype(f"V{_BYTES}")
 invariant(_HEADER.itemsize == _BYTES and _ROW.itemsize == _BYTES, "headers and rows have 128 bytes")
 
@@ -61,7 +62,10 @@ class CheckpointWriter:
         self._image = np.zeros(rows, dtype=_ROW)  # rows as last written; most do not change between checkpoints
         self._image_us = -NEVER
         self._number = 0
+        self._reserved_rows = [0, 0]
         self.index = 0
+        for slot in (0, 1):
+            self._reserve(slot, 1)
 
     def write(self, order: LaneOrder, now_us: int) -> None:
         """Write the table as it is now; all entries below `order.next_index` are in the ring, flushed."""
@@ -77,9 +81,17 @@ class CheckpointWriter:
         header["count"], header["rows_crc"] = len(rows), _crc(rows)
         header["check"] = payload_crc(header.view(np.uint8)[:124])
         offset = _slot_offset(self._number % 2, len(self._image))
+        self._reserve(self._number % 2, len(rows))
         self._store(offset + _BYTES, rows)
         self._store(offset, header)
         self.index = order.next_index
+
+    def _reserve(self, slot: int, rows: int) -> None:
+        """Have memory for so many rows of a slot, and for some more: the region is sparse."""
+        if rows > self._reserved_rows[slot]:
+            most = min(len(self._image), max(_ROWS_RESERVED, 2 * rows))
+            self._region.reserve(_slot_offset(slot, len(self._image)), (most + 1) * _BYTES)
+            self._reserved_rows[slot] = most
 
     def _store(self, offset: int, entries: Entries) -> None:
         raw = entries.view(np.uint8)

@@ -15,7 +15,7 @@ import numpy as np
 from embarcadero.config import DEFAULTS, FabricSizes
 from embarcadero.config.table import Sequencer as Settings
 from embarcadero.env import Clock, Doorbell, Journal, SilentJournal
-from embarcadero.errors import BadRegion
+from embarcadero.errors import BadRegion, FabricFull
 from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable
 from embarcadero.fabric.frontier import FrontierWriter
 from embarcadero.fabric.layout import (
@@ -36,7 +36,7 @@ from embarcadero.sequencer.control import detach_broker, fence
 from embarcadero.sequencer.counters import SequencerCounters
 from embarcadero.sequencer.decisions import Decisions
 from embarcadero.sequencer.held import HeldSlots, Slots, create_held
-from embarcadero.sequencer.lane import Lane
+from embarcadero.sequencer.lane import Lane, checkpoint_region, order_region
 from embarcadero.sequencer.order import LaneOrder
 from embarcadero.sequencer.sessions import NEVER, SessionTable
 from embarcadero.sequencer.sources import Source, take_plain
@@ -68,6 +68,8 @@ class Sequencer:
         self.problems: list[str] = []
         self.journal = journal or SilentJournal()
         self.counters = SequencerCounters()
+        self.roomless: set[int] = set()  # lanes for which the fabric has no room
+        self._told_full = False
         self.lanes: dict[int, Lane] = {}
         self._epochs = EpochTable(fabric, fabric.attach(EPOCHS_REGION, writable=True))
         last = directory.started_epoch()
@@ -138,6 +140,19 @@ class Sequencer:
         lane.clock = self._clock
         if entries is not None:
             lane.inherit(entries, self._now_us)
+
+    def _add_lane(self, topic: Topic) -> None:
+        """A new topic. While the fabric has no room for it, its publishers wait, and nobody else."""
+        try:
+            self._make_lane(topic)
+        except FabricFull as error:
+            for name in (order_region(self.epoch, topic.lane), checkpoint_region(self.epoch, topic.lane)):
+                self._fabric.remove(name)
+            self.roomless.add(topic.lane)
+            self._revision = -1  # look again soon
+            if not self._told_full:
+                self.journal.warn("topic waits", topic=topic.name, reason=error.message)
+            self._told_full = True
 
     def _sweep(self, earlier: int) -> None:
         """Remove what epochs before our predecessor and unknown broker incarnations left behind."""
@@ -213,9 +228,10 @@ class Sequencer:
             topics = {topic.lane: topic for topic in self._directory.topics()}
             for number in self.lanes.keys() - topics.keys():
                 self._drop_lane(number)
+            self.roomless.clear()
             for number, topic in topics.items():
                 if number not in self.lanes:
-                    self._make_lane(topic)
+                    self._add_lane(topic)
                 elif topic != self.lanes[number].order.topic:
                     self.lanes[number].order.alter(topic)
             self.brokers.members = self._directory.members()
@@ -275,7 +291,8 @@ class Sequencer:
             self._refresh()
         lane = self.lanes.get(number)
         if lane is None:
-            self._refused.answer_all(entries, Outcome.UNKNOWN_TOPIC)
+            outcome = Outcome.BACKPRESSURE if number in self.roomless else Outcome.UNKNOWN_TOPIC
+            self._refused.answer_all(entries, outcome)
         else:
             lane.decide(entries, self._now_us, self._wall_us)
 

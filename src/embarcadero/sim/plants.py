@@ -81,7 +81,7 @@ class LeakyRegion:
         self._region, self._leak = region, leak
         self.name, self.shape = region.name, region.shape
         self.data: Bytes = region.data
-        self.close = region.close
+        self.close, self.reserve = region.close, region.reserve
 
     def flush(self, offset: int, length: int) -> None:
         if not self._leak.forgets("flush", self.name, offset):

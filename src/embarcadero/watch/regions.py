@@ -71,7 +71,7 @@ class ReadOnlyFabric(SharedFabric):
             if data is None:
                 region = super().attach(name)
             else:
-                region = SharedRegion(name, read_superblock(name, data, self.generation), data, choose(True))
+                region = SharedRegion(name, read_superblock(name, data, self.generation), data, choose(True), path)
         except ValueError as problem:
             raise BadRegion(f"region {name}: {problem}", "it was made by another program") from None
         _check_shape(name, region.shape)

@@ -11,6 +11,8 @@ ListTopics              TopicsAre              anyone
 DeleteTopic             Done                   anyone
 Fetch                   a FETCHED frame        subscriber
 GetTail                 TailIs                 anyone
+Find                    PlaceIs                anyone
+Trim                    PlaceIs                anyone
 GetStatus               StatusIs               anyone
 Ping                    Pong                   either side
 any                     Failed                 when it can't be done
@@ -156,10 +158,10 @@ class DeleteTopic(Message, frozen=True, kw_only=True):
 
 
 class Fetch(Message, frozen=True, kw_only=True):
-    """Read from a lane. `start` is an index, a seq, or ignored for earliest / latest."""
+    """Read from a lane. `start` is an index, a seq, a time (microseconds since 1970), or ignored for the others."""
 
     lane: U32
-    by: str = "index"  # index | seq | earliest | latest
+    by: str = "index"  # index | seq | time | earliest | latest
     start: U63 = 0
     max_bytes: U63
     wait_ms: U63 = 0
@@ -181,6 +183,30 @@ class TailIs(Message, frozen=True, kw_only=True):
     seq: int
     start_index: int
     start_seq: int
+
+
+class Find(Message, frozen=True, kw_only=True):
+    """Ask where a place in a lane is: by index, seq or time as in Fetch."""
+
+    lane: U32
+    by: str
+    start: U63
+
+
+class Trim(Message, frozen=True, kw_only=True):
+    """Move the start of a lane up to a place, given as in Find. Going back changes nothing."""
+
+    lane: U32
+    by: str
+    before: U63
+
+
+class PlaceIs(Message, frozen=True, kw_only=True):
+    """A place in a lane: the batch found, or the first one that is readable after a trim."""
+
+    lane: int
+    index: int
+    seq: int
 
 
 class GetStatus(Message, frozen=True, kw_only=True):
@@ -215,6 +241,6 @@ class Failed(Message, frozen=True, kw_only=True):
 
 AnyMessage = (
     Hello | Welcome | MembersAre | OpenSession | Opened | CloseSession | CreateTopic | AlterTopic | DescribeTopic
-    | TopicIs | ListTopics | TopicsAre | DeleteTopic | Fetch | GetTail | TailIs | GetStatus | StatusIs | Ping | Pong
-    | Done | Failed
+    | TopicIs | ListTopics | TopicsAre | DeleteTopic | Fetch | GetTail | TailIs | Find | Trim | PlaceIs | GetStatus
+    | StatusIs | Ping | Pong | Done | Failed
 )  # fmt: skip

@@ -1,0 +1,182 @@
+"""Real processes that run out of something: files, connections, shared memory, readers, bytes."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import embarcadero as emb
+from embarcadero.errors import Backpressure, FabricFull, TooMany
+from embarcadero.limits import MIB
+from embarcadero.node.local import LocalCluster
+from embarcadero.wire import messages as m
+from embarcadero.wire.codec import control_frame
+from embarcadero.wire.frames import PROTOCOL_VERSION
+
+pytestmark = pytest.mark.system
+
+FEW_FILES = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (96, 96))
+import embarcadero as emb
+with emb.local(brokers=1, log_bytes=32 << 20) as log:
+    log.create_topic("t")
+    print(log.address, log.cluster.pids()["broker:0"], flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def cramped() -> Iterator[tuple[str, int]]:
+    """A broker whose process may have 96 open files: its address and process id."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", FEW_FILES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    address, pid = child.stdout.readline().split()
+    yield address, int(pid)
+    child.stdin.close()
+    child.stdout.close()
+    assert child.wait(60) == 0
+
+
+def _dial(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=30)
+
+
+def _pushed(peer: socket.socket) -> bytes:
+    data = b""
+    try:
+        while chunk := peer.recv(65_536):
+            data += chunk
+    except ConnectionResetError:
+        pass
+    return data
+
+
+def test_a_broker_out_of_files_refuses_with_a_typed_error_and_recovers(cramped: tuple[str, int]) -> None:
+    """Connection max + 1 is told so; a flood beyond all open files stops nobody; room that comes free is used."""
+    address, pid = cramped
+    with emb.connect(address) as log, log.publisher("t", linger_ms=0) as publisher:
+        publisher.send(b"before").result(30)
+        hello = control_frame(m.Hello(versions=[PROTOCOL_VERSION]), 1)
+        peers = [_dial(address) for _ in range(47)]
+        for peer in peers:
+            peer.sendall(hello)
+            assert peer.recv(1)
+        with pytest.raises(TooMany, match="48"):
+            emb.connect(address, timeout=30)
+        flood = [_dial(address) for _ in range(150)]
+        publisher.send(b"meanwhile").result(30)
+        for peer in flood:
+            _pushed(peer)  # ends: it was told, or hung up on
+        publisher.send(b"after").result(30)
+        assert len(os.listdir(f"/proc/{pid}/fd")) < 96
+        for peer in [*peers, *flood]:
+            peer.close()
+        with _connected(address) as other:
+            assert other.read("t").num_rows == 3
+
+
+@contextmanager
+def _connected(address: str) -> Iterator[Any]:
+    """Connect, as soon as the broker has noticed that others left."""
+    while True:
+        try:
+            log = emb.connect(address, timeout=30)
+            break
+        except TooMany:
+            continue
+    with log:
+        yield log
+
+
+@contextmanager
+def _files_of_at_most(size: int) -> Iterator[None]:
+    """A file system that is full, for this process and its children: no file grows beyond `size`."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_memory_file_system_is_a_typed_error_at_the_start() -> None:
+    """Whoever finds no room says so; nothing of the cluster is left."""
+    with _files_of_at_most(20 * MIB), pytest.raises(FabricFull, match=r"no room for region broker-0\.1/log"):
+        LocalCluster(brokers=1, log_bytes=64 * MIB)
+
+
+@pytest.fixture(scope="module")
+def log() -> Iterator[emb.Log]:
+    with emb.local(brokers=1, log_bytes=64 * MIB) as log:
+        log.create_topic("t")
+        yield log
+
+
+def test_a_memory_file_system_that_fills_up_later_hurts_only_what_is_new(log: emb.Log) -> None:
+    """A topic that finds no room waits with back-pressure; what has its memory goes on; room that comes is used."""
+    sequencer = log.cluster.pids()["sequencer"]
+    with log.publisher("t") as publisher:
+        publisher.send(b"before").result(30)
+    before = resource.prlimit(sequencer, resource.RLIMIT_FSIZE)
+    resource.prlimit(sequencer, resource.RLIMIT_FSIZE, (MIB, before[1]))
+    try:
+        log.create_topic("late")
+        late = log.publisher("late", linger_ms=0)
+        with pytest.raises(Backpressure):
+            late.next_session_seq(timeout=0.5)
+        waiting = late.send(b"patient")
+        with log.publisher("t") as publisher:
+            publisher.send(b"meanwhile").result(30)
+        assert not waiting.done()
+    finally:
+        resource.prlimit(sequencer, resource.RLIMIT_FSIZE, before)
+    assert waiting.result(60).seq == 0
+    assert log.cluster.pids()["sequencer"] == sequencer
+    late.close()
+
+
+def _memory(pid: int) -> int:
+    """Bytes that only this process has."""
+    words = Path(f"/proc/{pid}/status").read_text().split()
+    return int(words[words.index("RssAnon:") + 1]) * 1024
+
+
+def test_a_subscriber_that_never_reads_costs_a_bounded_amount(log: emb.Log) -> None:
+    """It asks for 32 MiB 200 times and takes nothing; the broker's memory stays, others read and write."""
+    with log.publisher("t") as publisher:
+        for _ in range(40):
+            publisher.send(os.urandom(MIB))
+        publisher.flush(60)
+        pid = log.cluster.pids()["broker:0"]
+        before = _memory(pid)
+        with _dial(log.address) as deaf:
+            lane = log.describe("t").lane
+            deaf.sendall(control_frame(m.Hello(versions=[PROTOCOL_VERSION]), 1))
+            for request in range(200):
+                deaf.sendall(control_frame(m.Fetch(lane=lane, by="earliest", max_bytes=32 * MIB), request + 2))
+            publisher.send(b"meanwhile").result(60)
+            assert log.read("t").num_rows >= 41
+            assert _memory(pid) - before < 200 * MIB
+
+
+def test_a_stranger_that_sends_a_byte_now_and_then_is_hung_up_on(log: emb.Log) -> None:
+    """The hello has its time; meanwhile others go on."""
+    with _dial(log.address) as slow:
+        slow.sendall(b"E")
+        assert log.topics()
+        slow.sendall(b"M")
+        assert _pushed(slow) == b""
