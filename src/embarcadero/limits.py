@@ -96,7 +96,7 @@ CLOSE_TIMEOUT_S = 30.0  # for the outcomes of what was sent before
 PREFETCH_FETCHES = 2
 
 # --- waiting ----------------------------------------------------------------------------------------------------------
-IDLE_WAIT_S_MAX = 0.02  # longest sleep of a poller; a doorbell usually wakes it sooner
+IDLE_WAIT_S_MAX = 0.05  # longest sleep of a poller; a doorbell usually wakes it sooner
 STORE_POLL_S = 0.05
 STORE_BUSY_S = 5.0  # longest wait for another process's transaction
 HEARTBEAT_S = 0.1
