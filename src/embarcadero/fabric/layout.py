@@ -33,6 +33,7 @@ A held entry is a pending entry kept in a slot of the `held` region.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from enum import IntEnum
 from operator import mul
@@ -49,6 +50,9 @@ Entries = npt.NDArray[np.void]
 
 Line = list[int]
 """One entry as eight plain numbers."""
+
+LINE: Final = struct.Struct("<8Q")
+"""Between a line and its 64 bytes."""
 
 MAGIC: Final = int.from_bytes(b"EMBARCAD", "little")
 LAYOUT_VERSION: Final = 1

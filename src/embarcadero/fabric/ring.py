@@ -6,12 +6,11 @@ then the frontier. Whether a slot may be reused is the caller's knowledge; it sa
 
 from __future__ import annotations
 
-import struct
-
 import numpy as np
 
 from embarcadero.fabric.frontier import FrontierReader, FrontierWriter
 from embarcadero.fabric.layout import (
+    LINE,
     RING_FRONTIER_OFFSET,
     SLOTS_OFFSET,
     Entries,
@@ -24,8 +23,6 @@ from embarcadero.fabric.layout import (
 )
 from embarcadero.fabric.region import Fabric, Region, Shape
 from embarcadero.invariants import invariant
-
-_LINE = struct.Struct("<8Q")
 
 
 def ring_shape(kind: RegionKind, dtype: np.dtype[np.void], slots: int, owner: int = 0, incarnation: int = 0) -> Shape:
@@ -87,7 +84,7 @@ class RingWriter(_Ring):
         line[0] = self.next
         line[7] = line[7] & 0xFFFF_FFFF | fold_line(line) << 32
         offset, length = self._bytes((self.next % self.slots, self.next % self.slots + 1))
-        self.region.data[offset : offset + length] = np.frombuffer(_LINE.pack(*line), dtype=np.uint8)
+        self.region.data[offset : offset + length] = np.frombuffer(LINE.pack(*line), dtype=np.uint8)
         self.region.flush(offset, length)
         self.next += 1
 
@@ -107,7 +104,7 @@ class RingReader(_Ring):
         """The slot of an index as plain numbers, fresh but unchecked."""
         offset, length = self._bytes((index % self.slots, index % self.slots + 1))
         self.region.invalidate(offset, length)
-        return list(_LINE.unpack(self.region.data[offset : offset + length].tobytes()))
+        return list(LINE.unpack(self.region.data[offset : offset + length].tobytes()))
 
     def load(self, start: int, stop: int) -> Entries:
         """A private copy of the slots of [start, stop), fresh but unchecked."""
