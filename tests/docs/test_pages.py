@@ -1,0 +1,116 @@
+"""Pages that hang together: links, commands that are shown and not run, and nothing public left out."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+import embarcadero as emb
+from embarcadero import errors
+from embarcadero.cli.main import app
+from tests.docs.samples import PAGES, ROOT, indented
+
+DOCS = ROOT / "docs"
+LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md"]
+WAY = ["README", "quick-start", "concepts", "guarantees", "client", "command-line", "operations", "examples"]
+"""The pages to read from top to bottom; the others are for looking things up."""
+
+
+def _anchors(page: Path) -> set[str]:
+    heads = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def _name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", LINKED, ids=_name)
+def test_links_lead_somewhere(page: Path) -> None:
+    """Files exist, headings too."""
+    links = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
+    for link in (link for link in links if not link.startswith(("http://", "https://"))):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in _anchors(target), link
+
+
+def test_the_index_has_every_page_and_each_leads_to_the_next() -> None:
+    """Nobody gets lost."""
+    index = (DOCS / "README.md").read_text()
+
+    assert [page.name for page in DOCS.glob("*.md") if page.stem != "README" and f"({page.name})" not in index] == []
+    for page, following in pairwise(WAY):
+        last = (DOCS / f"{page}.md").read_text().splitlines()[-1]
+        assert last.startswith("Next: ["), page
+        assert f"]({following}.md)" in last, page
+    assert "docs/README.md" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_commands_that_are_shown_and_not_run_exist(page: Path) -> None:
+    """They take minutes, or the machine's administrator: verbs, options and targets are checked, at least."""
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for line in indented(page):
+        program, *arguments = shlex.split(line, comments=True) or [""]
+        if program == "make":
+            assert {word for word in arguments if "=" not in word} <= targets, line
+        elif program == "embarcadero":
+            _parse(arguments)
+
+
+def _parse(arguments: list[str]) -> None:
+    """Parse a command line as the program would, and go no further."""
+    command: Any = get_command(app)
+    while hasattr(command, "commands"):
+        command = command.commands[arguments.pop(0)]
+    if ">" in arguments:
+        arguments = arguments[: arguments.index(">")]
+    command.make_context(command.name, arguments)
+
+
+def test_every_verb_is_on_the_page_of_the_command_line() -> None:
+    """With an example."""
+    text = (DOCS / "command-line.md").read_text()
+
+    assert [verb for verb in _verbs(get_command(app), "embarcadero") if verb not in text] == []
+
+
+def _verbs(command: Any, name: str) -> Iterator[str]:
+    for verb, inner in getattr(command, "commands", {}).items():
+        yield from _verbs(inner, f"{name} {verb}")
+    if not hasattr(command, "commands"):
+        yield name
+
+
+def _public() -> Iterator[str]:
+    yield from (name for name in emb.__all__ if not name.startswith("__"))
+    for kind in (emb.Log, emb.Publisher, emb.Subscriber, emb.Batch, emb.Record, emb.RecordFuture):
+        yield from (name for name in dir(kind) if not name.startswith("_") and name not in INNER)
+
+
+INNER = {"thread", "brokers", "forget", "pump", "of_entry", "of_gap", "payload"}
+"""Names without an underscore that are for other modules of ours."""
+
+
+def test_everything_public_is_on_the_page_of_the_client() -> None:
+    """Names of the package, methods and attributes of what it hands out."""
+    words = set(re.findall(r"\w+", (DOCS / "client.md").read_text()))
+
+    assert sorted(set(_public()) - words) == []
+
+
+def test_the_error_tree_on_the_page_is_the_one_of_the_code() -> None:
+    """After a change: copy the tree from errors.py into docs/client.md."""
+    tree = (errors.__doc__ or "").partition("EmbarcaderoError\n")[2]
+
+    assert tree
+    assert tree.strip() in (DOCS / "client.md").read_text()
