@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from embarcadero.errors import NotRunning
+from tests.docs.warm import Warm
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -25,6 +27,8 @@ ADDRESS = "127.0.0.1:9092"
 """Pages speak of this address; samples run against the one of the test's cluster."""
 
 PATIENCE_S = 60.0
+_PLAIN = re.compile(r"embarcadero ([^|<>&;$`*?~]*?)(?:  +#.*)?")
+"""A command without anything for a shell to do."""
 _FILE = re.compile(r"# ([\w.-]+\.(?:py|yaml))\n")
 
 RUN = {"python", "yaml", "console"}
@@ -113,6 +117,7 @@ class Runner:
     folder: Path
     environment: dict[str, str]
     address: Callable[[], str]
+    warm: Warm | None = None
     namespace: dict[str, Any] = field(default_factory=lambda: {"__name__": "__main__"})
     ran: int = 0
 
@@ -156,6 +161,8 @@ class Runner:
             _compare(f"{block.place}: $ {command.text}", command.shown or None, printed)
 
     def _finished(self, text: str) -> tuple[str, int]:
+        if self.warm is not None and (plain := _PLAIN.fullmatch(text)):
+            return self.warm.run(shlex.split(plain[1]), self.folder, self.environment)
         done = subprocess.run(
             ["bash", "-c", text], cwd=self.folder, env=self.environment, text=True, check=False, timeout=PATIENCE_S,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

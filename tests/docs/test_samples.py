@@ -14,6 +14,7 @@ from embarcadero.node.cluster import ClusterFolder
 from embarcadero.node.local import LocalCluster
 from embarcadero.node.report import report
 from tests.docs.samples import PAGES, ROOT, RUN, Block, Runner, blocks, commands, environment, looks_like
+from tests.docs.warm import Warm
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +22,14 @@ def cluster() -> Iterator[LocalCluster]:
     """For all pages that do not start one themselves."""
     with LocalCluster(brokers=2, log_bytes=32 * MIB) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+    """The command line, loaded once for all pages."""
+    warm = Warm(environment(tmp_path_factory.mktemp("nowhere")))
+    yield warm
+    warm.close()
 
 
 WITH_SAMPLES = [page for page in PAGES if any(block.language in RUN for block in blocks(page))]
@@ -35,7 +44,7 @@ def page(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture
 def runner(
-    page: Path, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: Path, warm: Warm, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Runner]:
     """Where the samples of a page run: on the shared cluster without topics, or by themselves if they call `up`."""
     own = any("embarcadero up" in block.text for block in blocks(page) if block.language == "console")
@@ -45,7 +54,7 @@ def runner(
     variables = environment(data_dir)
     for name in variables:
         monkeypatch.setenv(name, variables[name])
-    runner = Runner(tmp_path, variables, lambda: ",".join(report(ClusterFolder(data_dir)).addresses))
+    runner = Runner(tmp_path, variables, lambda: ",".join(report(ClusterFolder(data_dir)).addresses), warm)
     if not own:
         _delete_topics(runner.address())
     yield runner
