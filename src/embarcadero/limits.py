@@ -99,7 +99,7 @@ CLOSE_INTERRUPTED_S = 2.0  # likewise, when Ctrl-C or a cancellation ended the b
 PREFETCH_FETCHES = 2
 
 # --- waiting ----------------------------------------------------------------------------------------------------------
-IDLE_WAIT_S_MAX = 0.02  # longest sleep of a poller; a doorbell usually wakes it sooner
+IDLE_WAIT_S_MAX = 0.05  # longest sleep of a poller; a doorbell usually wakes it sooner
 STORE_POLL_S = 0.05
 STORE_BUSY_S = 5.0  # longest wait for another process's transaction
 HEARTBEAT_S = 0.1

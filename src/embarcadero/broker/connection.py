@@ -39,6 +39,7 @@ from embarcadero.wire.codec import (
     credit_frame,
     fetched_header,
     full_frame,
+    one_ack_frame,
     payload_crc,
 )
 from embarcadero.wire.frames import ACK, PAYLOAD_ALIGN, PROTOCOL_VERSION, FrameKind
@@ -238,6 +239,10 @@ class Connection:
     def send_acks(self, acks: Entries) -> None:
         """Outcomes of this client's batches."""
         self._send(ack_frame(acks))
+
+    def send_ack(self, lane: int, session: int, sequence: int, index: int, seq: int, extra: int, outcome: int) -> None:
+        """The outcome of one batch."""
+        self._send(one_ack_frame(lane, session, sequence, index, seq, extra, outcome))
 
     def send_credit(self, granted_bytes: int) -> None:
         """The client may have sent this many bytes in all."""

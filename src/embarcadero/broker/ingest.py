@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from embarcadero.config import FabricSizes
-from embarcadero.fabric.layout import PENDING, RegionKind
+from embarcadero.fabric.layout import LINE, PENDING, RegionKind
 from embarcadero.fabric.log import LogWriter, Reservation, create_log
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.ring import create_ring
@@ -117,8 +117,10 @@ class Ingest:
         """Write all staged entries, flush, then move the frontier. True if there were any."""
         if not self._staged:
             return False
-        entries = np.frombuffer(self._staged, dtype=PENDING)
-        self._ring.write(entries, self.free_below)
+        if len(self._staged) == LINE.size:
+            self._ring.write_line(list(LINE.unpack(self._staged)), self.free_below)
+        else:
+            self._ring.write(np.frombuffer(self._staged, dtype=PENDING), self.free_below)
         self._staged = bytearray()
         self._ring.publish()
         return True

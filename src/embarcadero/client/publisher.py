@@ -252,6 +252,7 @@ class PublisherCore:
         if first:
             self.first_sequence = message.expected
             self._shift(message.expected)
+        self._turn = message.session  # publishers begin at different brokers
         for route in self._routes.values():
             route.in_flight.clear()
         for batch in self._unsettled.values():
@@ -336,13 +337,17 @@ class PublisherCore:
         self._write(link.number, batch.payload)
 
     def _pick(self, size: int) -> _Route | None:
-        """The next link, round-robin, with credit for `size` bytes."""
+        """The next link, round-robin, with credit for `size` bytes; a batch that is alone takes the last one again.
+
+        One at a time, batches gain nothing from many brokers, and a broker that has just worked is a quick one.
+        """
         routes = list(self._routes.values())
+        first = self._turn - (len(self._unsettled) == 1)
         for step in range(len(routes)):
-            route = routes[(self._turn + step) % len(routes)]
-            if route.link.room() >= size:
-                self._turn = (self._turn + step + 1) % len(routes)
-                return route
+            at = (first + step) % len(routes)
+            if routes[at].link.room() >= size:
+                self._turn = at + 1
+                return routes[at]
         return None
 
     def _acked(self, route: _Route, batch: OutBatch, outcome: int, index: int, seq: int, now_us: int) -> None:

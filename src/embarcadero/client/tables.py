@@ -37,15 +37,16 @@ def _payload_pool() -> pa.MemoryPool:
 # --- fitting a schema -------------------------------------------------------------------------------------------------
 def fitted(data: Any, schemas: TopicSchemas, now_us: int, record_bytes_max: int = RECORD_BYTES_MAX) -> Tabular:
     """`data` as Arrow with exactly the columns of the topic, checked. Nothing but its columns' order changes."""
-    if schemas.typed:
-        wanted = schemas.newest
+    wanted = schemas.newest
+    if isinstance(data, pa.RecordBatch | pa.Table) and data.schema.equals(wanted):
+        table = data  # as it should be: the quick way
+    elif schemas.typed:
         table = to_arrow(data, {field.name: field.type for field in wanted})
     else:
-        wanted = RAW_SCHEMA
         table = _completed(to_arrow(data, _RAW_TYPES), now_us)
     if not table.num_rows:
         raise BadValue("a table without records", "publish at least one record")
-    table = _arranged(table, wanted, schemas.version)
+    table = _without_nulls(_arranged(table, wanted, schemas.version))
     if not schemas.typed:
         _check_records(table, record_bytes_max)
     return table
@@ -53,7 +54,7 @@ def fitted(data: Any, schemas: TopicSchemas, now_us: int, record_bytes_max: int 
 
 def _arranged(data: Tabular, wanted: pa.Schema, version: int) -> Tabular:
     if data.schema.equals(wanted):
-        return _without_nulls(data)
+        return data
     if problems := _differences(data.schema, wanted):
         hint = f"the topic has: {named(wanted)}" + (f" (version {version} of its schema)" if version else "")
         raise BadSchema("the table does not fit the topic: " + "; ".join(problems), hint)
@@ -61,7 +62,7 @@ def _arranged(data: Tabular, wanted: pa.Schema, version: int) -> Tabular:
     columns = [
         data.column(field.name) if field.name in names else pa.nulls(data.num_rows, field.type) for field in wanted
     ]
-    return _without_nulls(type(data).from_arrays(columns, schema=wanted))
+    return type(data).from_arrays(columns, schema=wanted)
 
 
 def _differences(schema: pa.Schema, wanted: pa.Schema) -> list[str]:
@@ -79,8 +80,8 @@ def _differences(schema: pa.Schema, wanted: pa.Schema) -> list[str]:
 
 
 def _without_nulls(data: Tabular) -> Tabular:
-    for number, field in enumerate(data.schema):
-        if not field.nullable and data.column(number).null_count:
+    for field, column in zip(data.schema, data.columns, strict=True):
+        if column.null_count and not field.nullable:
             raise BadSchema(f"column {field.name!r} has nulls", "the topic's schema allows none there")
     return data
 
@@ -88,7 +89,7 @@ def _without_nulls(data: Tabular) -> Tabular:
 def _completed(data: Tabular, now_us: int) -> Tabular:
     """Raw records from `value` alone, or with any of the other columns; values and keys may be text."""
     present = [name for name in data.schema.names if name in RAW_SCHEMA.names]
-    if data.schema.equals(RAW_SCHEMA) or "value" not in present or len(present) != len(data.schema):
+    if "value" not in present or len(present) != len(data.schema):
         return data
     columns = {name: data.column(name) for name in present}
     for name in {"key", "value"} & columns.keys():
@@ -101,9 +102,10 @@ def _completed(data: Tabular, now_us: int) -> Tabular:
 
 
 def _check_records(data: Tabular, record_bytes_max: int) -> None:
-    times = pc.min_max(data.column("timestamp").cast(pa.int64())).as_py()
-    if not TIMESTAMP_US_MIN <= times["min"] <= times["max"] <= TIMESTAMP_US_MAX:
-        raise BadValue(f"timestamps from {times['min']} to {times['max']} us", "use times of the years 1 to 9999")
+    column = data.column("timestamp")
+    times = (column.cast(pa.int64()) if isinstance(data, pa.Table) else column.view(pa.int64())).to_numpy()
+    if times.min() < TIMESTAMP_US_MIN or times.max() > TIMESTAMP_US_MAX:
+        raise BadValue(f"timestamps from {times.min()} to {times.max()} us", "use times of the years 1 to 9999")
     if data.get_total_buffer_size() <= record_bytes_max:
         return  # no record can be larger than all of them
     keys = pc.fill_null(pc.binary_length(data.column("key")), 0)

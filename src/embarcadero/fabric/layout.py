@@ -33,6 +33,7 @@ A held entry is a pending entry kept in a slot of the `held` region.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from enum import IntEnum
 from operator import mul
@@ -46,6 +47,12 @@ from embarcadero.limits import FRONTIER_BYTES, LANES_MAX, LINE_BYTES, REGION_HAN
 
 Entries = npt.NDArray[np.void]
 """A structured array of one of the entry types below."""
+
+Line = list[int]
+"""One entry as eight plain numbers."""
+
+LINE: Final = struct.Struct("<8Q")
+"""Between a line and its 64 bytes."""
 
 MAGIC: Final = int.from_bytes(b"EMBARCAD", "little")
 LAYOUT_VERSION: Final = 1
@@ -182,10 +189,11 @@ _PLAIN_SALT, _PLAIN_MIX = int(_SALT), int(_MIX)
 _ALL_ONES = (1 << 64) - 1
 
 
-def _fold_one(row: list[int]) -> int:
-    """`_fold` of one entry, given as eight plain numbers."""
-    row[7] &= 0xFFFF_FFFF
-    total: int = (sum(map(mul, row, _PLAIN_MULTIPLIERS)) + _PLAIN_SALT) & _ALL_ONES
+def fold_line(line: Line) -> int:
+    """The check of one entry over all its bytes but the check itself."""
+    last = line[7]
+    total: int = sum(map(mul, line, _PLAIN_MULTIPLIERS)) + ((last & 0xFFFF_FFFF) - last) * _PLAIN_MULTIPLIERS[7]
+    total = (total + _PLAIN_SALT) & _ALL_ONES
     return ((total ^ total >> 29) * _PLAIN_MIX & _ALL_ONES) >> 32
 
 
@@ -193,7 +201,7 @@ def _fold(entries: Entries) -> npt.NDArray[np.uint32]:
     """The check of each entry over all its bytes but the check itself (the high half of the last word)."""
     words = entries.view(np.uint64).reshape(-1, 8)
     if len(words) <= _FEW:
-        return np.array([_fold_one(row) for row in words.tolist()], dtype=np.uint32)
+        return np.array([fold_line(line) for line in words.tolist()], dtype=np.uint32)
     last = words[:, 7]
     total = words @ _MULTIPLIERS  # whole rows: much quicker than seven of eight columns
     total += ((last & _LOW_HALF) - last) * _MULTIPLIERS[7] + _SALT

@@ -9,7 +9,18 @@ from __future__ import annotations
 import numpy as np
 
 from embarcadero.fabric.frontier import FrontierReader, FrontierWriter
-from embarcadero.fabric.layout import RING_FRONTIER_OFFSET, SLOTS_OFFSET, Entries, RegionKind, join, seal, valid_prefix
+from embarcadero.fabric.layout import (
+    LINE,
+    RING_FRONTIER_OFFSET,
+    SLOTS_OFFSET,
+    Entries,
+    Line,
+    RegionKind,
+    fold_line,
+    join,
+    seal,
+    valid_prefix,
+)
 from embarcadero.fabric.region import Fabric, Region, Shape
 from embarcadero.invariants import invariant
 
@@ -67,6 +78,16 @@ class RingWriter(_Ring):
         self.next = stop
         return first
 
+    def write_line(self, line: Line, free_below: int) -> None:
+        """Write and flush one entry, given as plain numbers. Its first word is the commit word."""
+        invariant(self.next + 1 - free_below <= self.slots, "a slot is reused only when it is free")
+        line[0] = self.next
+        line[7] = line[7] & 0xFFFF_FFFF | fold_line(line) << 32
+        offset, length = self._bytes((self.next % self.slots, self.next % self.slots + 1))
+        self.region.data[offset : offset + length] = np.frombuffer(LINE.pack(*line), dtype=np.uint8)
+        self.region.flush(offset, length)
+        self.next += 1
+
     def publish(self) -> None:
         """Let readers see all that was written."""
         self.frontier.advance(self.next)
@@ -78,6 +99,12 @@ class RingReader(_Ring):
     def __init__(self, region: Region, dtype: np.dtype[np.void], commit: str = "index") -> None:
         super().__init__(region, dtype, commit)
         self.frontier = FrontierReader(region, RING_FRONTIER_OFFSET)
+
+    def line(self, index: int) -> Line:
+        """The slot of an index as plain numbers, fresh but unchecked."""
+        offset, length = self._bytes((index % self.slots, index % self.slots + 1))
+        self.region.invalidate(offset, length)
+        return list(LINE.unpack(self.region.data[offset : offset + length].tobytes()))
 
     def load(self, start: int, stop: int) -> Entries:
         """A private copy of the slots of [start, stop), fresh but unchecked."""

@@ -11,13 +11,24 @@ import numpy as np
 
 from embarcadero.config import FabricSizes
 from embarcadero.env import Clock
-from embarcadero.fabric.layout import ORDER, Entries, RegionKind, SequencerLine, every, frontier_offset, join, pick
+from embarcadero.fabric.layout import (
+    ORDER,
+    Entries,
+    Line,
+    RegionKind,
+    SequencerLine,
+    every,
+    frontier_offset,
+    join,
+    pick,
+)
 from embarcadero.fabric.region import Fabric, Region
 from embarcadero.fabric.ring import create_ring
 from embarcadero.plants import planted
 from embarcadero.sequencer.checkpoint import CheckpointWriter
 from embarcadero.sequencer.control import control, expire, touched_session
 from embarcadero.sequencer.order import LaneOrder
+from embarcadero.sequencer.single import order_line, order_one
 from embarcadero.types import EntryKind
 
 
@@ -76,6 +87,13 @@ class Lane:
             control(self.order, request, now_us)
         if done < len(batches):
             self.order.order(pick(entries, batches[done:]), now_us)
+
+    def decide_one(self, pending: Line, origin: int, now_us: int, wall_us: int) -> tuple[int, int] | None:
+        """Order, write and flush a batch that is alone in its round. None: nothing was done, it needs `decide`."""
+        self._begin(now_us, wall_us)
+        if (place := order_one(self.order, pending, now_us)) is not None:
+            self._ring.write_line(order_line(pending, origin, *place, self.order.append_us), self._checkpoint.index)
+        return place
 
     def expire(self, now_us: int, wall_us: int) -> int:
         """End gaps and sessions whose time is over. Returns how many."""

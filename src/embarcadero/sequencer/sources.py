@@ -21,6 +21,7 @@ from embarcadero.fabric.layout import (
     RESULT,
     BrokerLine,
     Entries,
+    Line,
     RegionKind,
     SequencerLine,
     every,
@@ -120,6 +121,10 @@ class Source:
         """The next `count` entries as they are in memory, unchecked."""
         return self._pending.parts(self.next, self.next + count)
 
+    def line(self) -> Line:
+        """The next entry as plain numbers, unchecked."""
+        return self._pending.line(self.next)
+
     @property
     def plain(self) -> bool:
         """Whether no entry needs to be left out because an earlier epoch has settled it."""
@@ -165,6 +170,11 @@ class Source:
         """Write and flush answers that have their positions and checks, without publishing them."""
         if self._results is not None:
             self._results.write_sealed(results, self._read)
+
+    def answer_line(self, result: Line) -> None:
+        """Write and flush one answer, without publishing it."""
+        if self._results is not None:
+            self._results.write_line(result, self._read)
 
     def publish(self) -> None:
         """Let the broker see its answers."""

@@ -39,6 +39,7 @@ from embarcadero.sequencer.held import HeldSlots, Slots, create_held
 from embarcadero.sequencer.lane import Lane, checkpoint_region, order_region
 from embarcadero.sequencer.order import LaneOrder
 from embarcadero.sequencer.sessions import NEVER, SessionTable
+from embarcadero.sequencer.single import is_batch, result_line
 from embarcadero.sequencer.sources import Source, take_plain
 from embarcadero.sequencer.takeover import Legacy, readmit
 from embarcadero.types import MemberState, Order, Outcome, Topic
@@ -187,7 +188,10 @@ class Sequencer:
             self._look_us = self._now_us + _LOOK_US
             self._refresh()
         self._beat()
-        entries = self._take()
+        offers = self._offers()
+        if len(offers) == 1 and offers[0][1] == 1 and self._one_batch(offers[0][0]):
+            return 1
+        entries = self._take(offers)
         if entries is not None:
             self.depth = int((entries["session_seq"] - entries["low"]).min())
             self._decide(entries)
@@ -198,12 +202,15 @@ class Sequencer:
             self._backlog = self._backlog[:0]
         self._write()
         self._finish_closing()
-        if entries is not None:
-            self.counters.entries += len(entries)
-            self.counters.round_entries.add(len(entries))
+        self._count(len(entries) if entries is not None else 0)
+        return work
+
+    def _count(self, entries: int) -> None:
+        if entries:
+            self.counters.entries += entries
+            self.counters.round_entries.add(entries)
             self.counters.round_us.add(self._clock.now_us() - self._now_us)
         self.counters.rounds += 1
-        return work
 
     def awake(self, now: bool) -> bool:
         """Tell brokers whether we look by ourselves; True if that is news. After a no, look again before sleeping."""
@@ -251,16 +258,44 @@ class Sequencer:
             self._beat_us = self._now_us + int(HEARTBEAT_S * 1_000_000)
             self._heartbeat.advance(self._heartbeat.value + 1)
 
-    def _take(self) -> Entries | None:
-        """Published entries of all brokers, each round beginning with another one."""
-        parts = [pick(self._held.entries, self._backlog)] if len(self._backlog) else []
-        room, requests = self._sizes.round_entries, self.settings.controls_per_round
-        offers = []
+    def _offers(self) -> list[tuple[Source, int]]:
+        """How many entries to take of which brokers, each round beginning with another one."""
+        room, offers = self._sizes.round_entries, []
         for source in self.brokers.in_turn():
             if count := source.offer(room, int(self._held.by_origin[source.member.handle])):
                 offers.append((source, count))
                 room -= count
         self.more = room <= 0
+        return offers
+
+    def _one_batch(self, source: Source) -> bool:
+        """A whole round for one batch, if it is as common as can be. The order of stores is that of every round."""
+        line, handle = source.line(), source.member.handle
+        lane = self.lanes.get(line[3] & 0xFFFF_FFFF)
+        if lane is None or len(self._backlog) or not (source.plain and is_batch(line, source.next)) or self._is_due():
+            return False
+        place = lane.decide_one(line, handle, self._now_us, self._wall_us)
+        if place is None:
+            return False
+        self.depth = line[1] - line[2]
+        source.next, source.requests = source.next + 1, 0
+        source.answer_line(result_line(line, *place))
+        lane.publish()
+        source.publish()
+        source.give_free()
+        self._ring_bells([source], grown=True)
+        self._count(1)
+        return True
+
+    def _is_due(self) -> bool:
+        """Whether time has something to do."""
+        due = self.next_deadline_us()
+        return due is not None and due <= self._now_us
+
+    def _take(self, offers: list[tuple[Source, int]]) -> Entries | None:
+        """The entries that were offered."""
+        parts = [pick(self._held.entries, self._backlog)] if len(self._backlog) else []
+        requests = self.settings.controls_per_round
         if offers and (plain := take_plain(offers)) is not None:
             return join([*parts, plain]) if parts else plain
         for source, count in offers:

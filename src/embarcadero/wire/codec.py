@@ -20,6 +20,7 @@ import numpy.typing as npt
 from embarcadero import limits
 from embarcadero.errors import BadFrame, BadMagic, BadVersion, ChecksumMismatch, FrameTooLarge, ProtocolError
 from embarcadero.fabric.layout import ORDER, Entries, sealed
+from embarcadero.invariants import invariant
 from embarcadero.types import EntryKind, Gap, GapKind, Outcome
 from embarcadero.wire.frames import ACK, MAGIC, PAYLOAD_ALIGN, PROTOCOL_VERSION, FrameKind
 from embarcadero.wire.messages import AnyMessage, Message
@@ -40,6 +41,9 @@ _decode_message: Callable[[BytesLike], AnyMessage] = msgspec.msgpack.Decoder(Any
 
 WORDS: Final = {kind: MAGIC | PROTOCOL_VERSION << 16 | kind << 24 for kind in FrameKind}
 """The first four bytes of each kind of frame, as one number."""
+_ACK: Final = struct.Struct("<IIQQQQB7x")
+_ACK_WORD: Final = WORDS[FrameKind.ACK]
+invariant(_ACK.size == ACK.itemsize, "a packed ack is the table's ack")
 _BATCH_WORD: Final = WORDS[FrameKind.BATCH]
 _FETCHED_WORD: Final = WORDS[FrameKind.FETCHED]
 
@@ -178,6 +182,11 @@ def ack_frame(acks: Entries) -> bytes:
     if len(acks) > limits.ACKS_PER_FRAME_MAX:
         raise FrameTooLarge(f"{len(acks)} acks in one frame", f"send at most {limits.ACKS_PER_FRAME_MAX}")
     return _SHORT.pack(WORDS[FrameKind.ACK], len(acks) * ACK.itemsize, 0) + acks.tobytes()
+
+
+def one_ack_frame(lane: int, session: int, sequence: int, index: int, seq: int, extra: int, outcome: int) -> bytes:
+    """A whole frame with one ack."""
+    return _SHORT.pack(_ACK_WORD, _ACK.size, 0) + _ACK.pack(lane, session, sequence, index, seq, extra, outcome)
 
 
 def parse_acks(body: BytesLike) -> Entries:
