@@ -87,33 +87,45 @@ class LaneReader:
         self._epoch, self._logs, self.lane, self._margin = epoch, logs, lane, margin
         self._retained: tuple[int, int, int] | None = None  # epoch, when found, index
 
+    def ring(self) -> RingReader | None:
+        """The lane's order ring; None before its region exists."""
+        return self._epoch.order(self.lane)
+
     def ordered(self) -> int | None:
         """The ordered frontier as loaded now; not yet to be acted on. None before the lane's region exists."""
-        ring = self._epoch.order(self.lane)
+        ring = self.ring()
         return None if ring is None else ring.frontier.load()
+
+    def news(self) -> int | None:
+        """A number that changes when a waiting fetch should be tried again."""
+        return self.ordered()
+
+    def may_serve(self) -> bool:
+        """The last question before anything is served."""
+        return self._epoch.may_act()
 
     def tail(self, now_us: int) -> tuple[int, int, int, int] | None:
         """(next index, next seq, first retained index, its seq), linearizable; None while it can't be told."""
-        ring, ordered = self._epoch.order(self.lane), self.ordered()
+        ring, ordered = self.ring(), self.ordered()
         if ring is None or ordered is None:
             return None
         start = self._first_retained(ring, ordered, now_us)
         next_seq = self._seq_at(ring, ordered, ordered)
         start_seq = self._seq_at(ring, start, ordered)
-        if next_seq is None or start_seq is None or not self._epoch.may_act():
+        if next_seq is None or start_seq is None or not self.may_serve():
             return None
         return ordered, next_seq, start, start_seq
 
     def fetch(self, ask: Fetch, now_us: int) -> Found | None:
         """Answer a fetch from what is ordered now; None while it can't be told. Raises FuturePosition."""
-        ring, ordered = self._epoch.order(self.lane), self.ordered()
+        ring, ordered = self.ring(), self.ordered()
         if ring is None or ordered is None:
             return None
         start = self._resolve(ring, ordered, ask, now_us)
         if start is None:
             return None
         found = self._collect(ring, ordered, start, ask, now_us)
-        return found if self._epoch.may_act() else None
+        return found if self.may_serve() else None
 
     def _readable_from(self, ring: RingReader, ordered: int) -> int:
         return max(0, ordered - ring.slots + self._margin)

@@ -16,6 +16,7 @@ from embarcadero import limits
 from embarcadero.broker.connection import Connection
 from embarcadero.broker.epoch import EpochView
 from embarcadero.broker.ingest import Entry, Ingest
+from embarcadero.broker.lanes import BrokerLanes
 from embarcadero.broker.reader import LaneReader, Logs
 from embarcadero.broker.relay import Relay, Waiting
 from embarcadero.config import FabricSizes
@@ -26,7 +27,7 @@ from embarcadero.fabric.layout import BrokerLine, frontier_offset
 from embarcadero.fabric.log import Reservation
 from embarcadero.fabric.region import Fabric
 from embarcadero.placement.directory import Directory
-from embarcadero.types import NO_SESSION, EntryKind, Member, MemberState, Outcome, Topic
+from embarcadero.types import NO_SESSION, EntryKind, Member, MemberState, Order, Outcome, Topic
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import BatchHeader
 from embarcadero.wire.frames import HEADER_BYTES, PROTOCOL_VERSION, FrameKind
@@ -57,6 +58,9 @@ class Broker:
         self._heartbeat = FrontierWriter(self.ingest.frontiers, frontier_offset(BrokerLine.HEARTBEAT))
         self._reads_waiting = FrontierWriter(self.ingest.frontiers, frontier_offset(BrokerLine.READS_WAITING))
         self._logs = Logs(fabric, self.refresh)
+        self.lanes = BrokerLanes(
+            fabric, directory, clock, bell, member, sizes, self.ingest, self.epoch, self._logs
+        )
         self._readers: dict[int, LaneReader] = {}
         self._topics: dict[str, Topic] = {}
         self._lanes: dict[int, Topic] = {}
@@ -89,6 +93,7 @@ class Broker:
         self._lanes = lanes
         before, self._members = self._live_addresses(), self._directory.members()
         self._logs.update(self._members)
+        self.lanes.update(lanes, self._members)
         me = (self.member.broker, self.member.incarnation)
         self.deposed |= all((o.broker, o.incarnation) != me or o.state != MemberState.LIVE for o in self._members)
         self.epoch.advance(self._directory.started_epoch())
@@ -131,6 +136,8 @@ class Broker:
         if through > self.ingest.free_below and self.epoch.may_act():
             self.ingest.free_below = through
         moved |= self.relay.poll(self.epoch)
+        moved |= self.lanes.poll(now_us)
+        self.deposed |= self.lanes.closed
         self._pay_owed()
         moved |= self._retry_parked(now_us)
         self._tell_waiting()
@@ -139,7 +146,10 @@ class Broker:
 
     def next_deadline_us(self) -> int | None:
         """When the next waiting read gives up."""
-        return min((parked.deadline_us for parked in self._parked), default=None)
+        ends = [parked.deadline_us for parked in self._parked]
+        if (lanes_us := self.lanes.next_deadline_us()) is not None:
+            ends.append(lanes_us)
+        return min(ends, default=None)
 
     # --- connections --------------------------------------------------------------------------------------------------
     def connect(self) -> Connection:
@@ -153,6 +163,7 @@ class Broker:
         """Its transport is gone; what it sent stays on its way."""
         self.connections.pop(connection.number, None)
         self._parked = [p for p in self._parked if p.connection is not connection]
+        self.lanes.disconnected(connection)
         for key in sorted(connection.sessions):
             self._attached[key] -= 1
             if not self._attached[key]:
@@ -164,6 +175,7 @@ class Broker:
         """A read of a socket was taken apart: publish what it brought, top up credit."""
         if self.ingest.publish():
             self._bell.ring("sequencer")
+        self.lanes.publish(connection)
         self.grant(connection)
 
     def _pay_owed(self) -> None:
@@ -219,6 +231,8 @@ class Broker:
             )
         if header.session == NO_SESSION:
             return Outcome.UNKNOWN_SESSION
+        if topic.order <= Order.BROKER:
+            return self.lanes.check(topic)
         return None if self._attach(connection, header.lane, header.session) else Outcome.BACKPRESSURE
 
     def _attach(self, connection: Connection, lane: int, session: int) -> bool:
@@ -238,6 +252,10 @@ class Broker:
 
     def take_batch(self, connection: Connection, header: BatchHeader, arrived: Reservation) -> None:
         """A whole, right batch: stage its entry."""
+        topic = self._lanes.get(header.lane)
+        if topic is not None and topic.order <= Order.BROKER:
+            self.lanes.take(connection, topic, header, arrived)
+            return
         pending = self.ingest.stage_batch(
             arrived,
             Entry(
@@ -258,9 +276,14 @@ class Broker:
             case m.CreateTopic():
                 connection.answer(request, m.TopicIs(topic=self._create_topic(message)))
             case m.DescribeTopic():
-                connection.answer(request, m.TopicIs(topic=self._directory.topic(message.name)))
+                connection.answer(request, m.TopicIs(topic=self._describe(message.name)))
             case m.ListTopics():
-                connection.answer(request, m.TopicsAre(topics=self._directory.topics()))
+                connection.answer(request, m.TopicsAre(topics=self._list_topics()))
+            case m.GetLanes():
+                self.refresh()
+                if message.lane not in self._lanes:
+                    raise UnknownTopic(f"there is no topic with lane {message.lane}", "look it up again by name")
+                self.lanes.watch(connection, request, message, self._clock.now_us())
             case m.DeleteTopic():
                 self._directory.delete_topic(message.name)
                 self._bell.ring("sequencer")
@@ -282,6 +305,24 @@ class Broker:
         self._bell.ring("sequencer")
         return topic
 
+    def _describe(self, name: str) -> Topic:
+        """A topic with all its lanes, as the store has them now."""
+        topic = self._directory.topic(name)
+        if topic.order > Order.BROKER:
+            return topic
+        return msgspec.structs.replace(topic, lanes=self._directory.lanes(topic.lane))
+
+    def _list_topics(self) -> list[Topic]:
+        """All topics, with their lanes unless these would not fit the answer."""
+        topics, lanes = self._directory.topics(), self._directory.lanes()
+        if len(lanes) > limits.LANES_LISTED_MAX:
+            return topics
+        return [
+            msgspec.structs.replace(topic, lanes=[lane for lane in lanes if lane.topic == topic.lane])
+            if topic.order <= Order.BROKER else topic
+            for topic in topics
+        ]  # fmt: skip
+
     def _open_session(self, connection: Connection, request: int, ask: m.OpenSession) -> None:
         if len(ask.name.encode()) > limits.SESSION_NAME_BYTES_MAX:
             raise BadName(
@@ -290,11 +331,17 @@ class Broker:
         self.refresh()
         if (topic := self._topics.get(ask.topic)) is None:
             raise UnknownTopic(f"there is no topic {ask.topic!r}", "create it first")
+        if topic.order <= Order.BROKER:
+            connection.answer(request, self.lanes.open_session(topic, ask))
+            return
         name_hash = int.from_bytes(blake2b(ask.name.encode(), digest_size=8).digest(), "little") if ask.name else 0
         earlier = NO_SESSION if ask.resume is None else ask.resume
         self._request(connection, request, Entry(EntryKind.SESSION_OPEN, topic.lane, earlier, session_seq=name_hash))
 
     def _close_session(self, connection: Connection, request: int, ask: m.CloseSession) -> None:
+        if (topic := self._lanes.get(ask.lane)) is not None and topic.order <= Order.BROKER:
+            connection.answer(request, m.Done())
+            return
         self._request(connection, request, Entry(EntryKind.SESSION_CLOSE, ask.lane, ask.session))
 
     def _request(self, connection: Connection, request: int, entry: Entry) -> None:
@@ -306,8 +353,12 @@ class Broker:
 
     # --- reads --------------------------------------------------------------------------------------------------------
     def _reader(self, lane: int) -> LaneReader:
+        if (reader := self.lanes.reader(lane)) is not None:
+            return reader
         if lane not in self._lanes:
             self.refresh()
+            if (reader := self.lanes.reader(lane)) is not None:
+                return reader
             if lane not in self._lanes:
                 raise UnknownTopic(f"there is no topic with lane {lane}", "it was deleted; look it up again by name")
         if lane not in self._readers:
@@ -341,7 +392,7 @@ class Broker:
             return False
         reader, ask = self._reader(parked.ask.lane), parked.ask
         over = now_us >= parked.deadline_us
-        if not over and reader.ordered() == parked.seen:
+        if not over and reader.news() == parked.seen:
             return False
         found = reader.fetch(ask, now_us)
         if found is None:

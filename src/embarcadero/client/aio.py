@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from embarcadero.client.batch import Batch
 from embarcadero.client.brokers import Brokers
-from embarcadero.client.drivers import SubscriberDriver
+from embarcadero.client.drivers import ReaderCore, SubscriberDriver
 from embarcadero.client.futures import RecordFuture, TableResult, fresh
 from embarcadero.client.options import (
     PublisherArguments,
@@ -31,11 +31,11 @@ from embarcadero.client.options import (
     seek_place,
 )
 from embarcadero.client.pump import Pump
-from embarcadero.client.reading import new_core, read_span, span
-from embarcadero.errors import Backpressure, BadFrame, Closed, NotAvailable, OutcomeUnknown, TimedOut
+from embarcadero.client.reading import read_lanes, read_span, reader_core, span
+from embarcadero.errors import Backpressure, BadFrame, BadValue, Closed, NotAvailable, OutcomeUnknown, TimedOut
 from embarcadero.invariants import invariant
 from embarcadero.limits import CLOSE_TIMEOUT_S, REQUEST_TIMEOUT_S
-from embarcadero.types import Position, Tail, Topic
+from embarcadero.types import Order, Position, Tail, Topic
 from embarcadero.wire import messages as m
 
 # ruff: noqa: ASYNC109 - the end of a wait has a meaning of its own here, so calls take a `timeout`
@@ -114,13 +114,19 @@ class Log:
         await self._ask(m.DeleteTopic(name=topic), m.Done, timeout, again=False)
 
     async def tail(self, topic: str, *, timeout: float = REQUEST_TIMEOUT_S) -> Tail:
-        """Where the topic ends: everything acked before this call is below."""
-        found = await self._tail(topic, timeout)
-        return Tail(found.lane, found.index, found.seq)
+        """Where the topic ends: everything acked before this call is below. Orders 0 and 1: `lanes` has each lane's."""
+        about, found = await self._tails(topic, timeout)
+        tails = tuple(Tail(tail.lane, tail.index, tail.seq) for tail in found)
+        if about.order > Order.BROKER:
+            return tails[0]
+        return Tail(about.lane, sum(tail.index for tail in tails), sum(tail.seq for tail in tails), tails)
 
-    async def _tail(self, topic: str, timeout: float) -> m.TailIs:
-        lane = (await self.describe(topic, timeout=timeout)).lane
-        return await self._ask(m.GetTail(lane=lane), m.TailIs, timeout)
+    async def _tails(self, topic: str, timeout: float) -> tuple[Topic, list[m.TailIs]]:
+        """A topic, and where each of its lanes ends."""
+        about = await self.describe(topic, timeout=timeout)
+        lanes = [lane.lane for lane in about.lanes] if about.order <= Order.BROKER else [about.lane]
+        asked = (self._ask(m.GetTail(lane=lane), m.TailIs, timeout) for lane in lanes)
+        return about, list(await asyncio.gather(*asked))
 
     async def status(self, *, timeout: float = REQUEST_TIMEOUT_S) -> list[dict[str, Any]]:
         """What each broker that we are connected to says about itself."""
@@ -152,18 +158,25 @@ class Log:
         """A reader of a topic from "earliest", "latest", or the batch that holds the record of seq `start`."""
         check_read(read, group)
         by, value = place(start)
-        lane = (await self.describe(topic)).lane
-        return self._register(Subscriber(self, lane, by, value, None if partitions is None else list(partitions)))
+        wanted = None if partitions is None else list(partitions)
+        core = reader_core(self.brokers, await self.describe(topic), by, value, wanted)
+        return self._register(Subscriber(self, core))
 
     async def read(
-        self, topic: str, start: int | None = None, end: int | None = None, *, timeout: float = REQUEST_TIMEOUT_S
-    ) -> pa.Table:
+        self, topic: str, start: int | None = None, end: int | None = None, *, lane: int | None = None,
+        timeout: float = REQUEST_TIMEOUT_S,
+    ) -> pa.Table:  # fmt: skip
         """Records with start <= seq < end as a table, with a column `_seq`; by default all there are now.
 
+        A topic of order 0 or 1 is read lane by lane, with a column `_lane`; `start` and `end` then need `lane`.
         `timeout` is for each step of it. Raises FuturePosition beyond the end, NotAvailable for what is trimmed.
         """
-        tail = await self._tail(topic, timeout)
-        return await read_span(self.brokers, tail, *span(tail, start, end), timeout)
+        about, tails = await self._tails(topic, timeout)
+        if about.order <= Order.BROKER:
+            return await read_lanes(self.brokers, tails, start, end, lane, timeout)
+        if lane not in (None, about.lane):
+            raise BadValue(f"lane {lane} is not a lane of {topic!r}", f"its lane is {about.lane}")
+        return await read_span(self.brokers, tails[0], *span(tails[0], start, end), timeout)
 
     def _register(self, part: PartType) -> PartType:
         self._parts.add(part)
@@ -303,13 +316,12 @@ class Publisher:
 
 
 class Subscriber:
-    """Reads one topic in its order."""
+    """Reads one topic in its order; of a topic of order 0 or 1 all lanes, each in its own order."""
 
-    def __init__(self, log: Log, lane: int, by: str, value: int, partitions: list[int] | None) -> None:
-        self._log, self._lane = log, lane
+    def __init__(self, log: Log, core: ReaderCore) -> None:
+        self._log = log
         self._ready = asyncio.Event()
         self._closed = False
-        core = new_core(log.brokers, lane, by, value, partitions)
         self._driver = SubscriberDriver(log.brokers, core, self._ready.set)
 
     async def poll(self, timeout: float | None = None) -> Batch | None:
@@ -329,13 +341,25 @@ class Subscriber:
         except TimeoutError:
             return None
 
-    def seek(self, where: str | None = None, *, seq: int | None = None, index: int | None = None) -> None:
-        """Go on from "earliest", "latest", the batch that holds a seq, or an index."""
-        self._driver.seek(*seek_place(where, seq, index))
+    def seek(
+        self, where: str | Position | None = None, *, seq: int | None = None, index: int | None = None,
+        lane: int | None = None,
+    ) -> None:  # fmt: skip
+        """Go on from "earliest", "latest", a Position, the batch that holds a seq, or an index.
+
+        Orders 0 and 1: a seq or an index is a place in one lane, so say which; the other lanes go on as they are.
+        """
+        if isinstance(where, Position):
+            index, lane, where = where.index, where.lane, None
+        self._driver.seek(*seek_place(where, seq, index), lane)
 
     def position(self) -> int | None:
-        """Index of the next batch; None until the cluster has told where that is."""
+        """Index of the next batch; None until the cluster has told where that is. Orders 0 and 1: `positions()`."""
         return self._driver.core.position
+
+    def positions(self) -> dict[int, int | None]:
+        """By lane: index of the next batch; None until the cluster has told where that is."""
+        return self._driver.core.positions()
 
     async def close(self) -> None:
         """Stop reading."""

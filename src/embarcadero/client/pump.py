@@ -15,7 +15,7 @@ from embarcadero.client.options import PublisherOptions, checked_ack
 from embarcadero.client.publisher import PublisherCore
 from embarcadero.errors import Closed, TimedOut
 from embarcadero.limits import RESEND_AFTER_S
-from embarcadero.types import Topic
+from embarcadero.types import Ack, Topic
 
 _POLL_S = 0.001  # how often a congested publisher is looked at, at most
 
@@ -39,6 +39,8 @@ class Pump:
             window_bytes=options.window_bytes,
             resend_after_us=int(RESEND_AFTER_S * 1e6),
             delivery_timeout_us=int(options.delivery_timeout * 1e6),
+            order=topic.order,
+            acks=options.ack != Ack.NONE,
         )
         self._loop = asyncio.get_running_loop()
         self._linger_s = options.linger_ms / 1000

@@ -11,15 +11,17 @@ from embarcadero.client.batch import Batch
 from embarcadero.client.brokers import Brokers
 from embarcadero.client.drivers import SubscriberDriver
 from embarcadero.client.futures import fresh
+from embarcadero.client.lanes import LanesCore
 from embarcadero.client.subscriber import SubscriberCore
 from embarcadero.errors import BadValue, FuturePosition, NotAvailable, TimedOut
 from embarcadero.limits import RESEND_AFTER_S
-from embarcadero.types import GapKind
+from embarcadero.types import GapKind, Order, Topic
 from embarcadero.wire.messages import TailIs
 from embarcadero.wire.payload import RAW_SCHEMA
 
 READ_SCHEMA = RAW_SCHEMA.append(pa.field("_seq", pa.uint64(), nullable=False))
 _AT_ONCE = 256
+_LANE = pa.field("_lane", pa.uint32(), nullable=False)
 
 
 def new_core(brokers: Brokers, lane: int, by: str, value: int, partitions: list[int] | None = None) -> SubscriberCore:
@@ -33,6 +35,45 @@ def new_core(brokers: Brokers, lane: int, by: str, value: int, partitions: list[
         brokers=brokers.broker_of_handle,
         turn=brokers.next_turn(),
     )
+
+
+def reader_core(
+    brokers: Brokers, topic: Topic, by: str, value: int, partitions: list[int] | None = None
+) -> SubscriberCore | LanesCore:
+    """A reader of a whole topic: of its one lane, or (orders 0 and 1) of all its lanes."""
+    if topic.order > Order.BROKER:
+        return new_core(brokers, topic.lane, by, value, partitions)
+    if by in ("index", "seq"):
+        raise BadValue(
+            f"topic {topic.name!r} has order {topic.order}: a {by} names a place in one of its lanes",
+            'start at "earliest" or "latest", then seek(seq=..., lane=...)',
+        )
+    return LanesCore(
+        topic=topic.lane,
+        lanes=topic.lanes,
+        by=by,
+        start=value,
+        partitions=partitions,
+        silent_after_us=int(RESEND_AFTER_S * 1e6),
+        brokers=brokers.broker_of_handle,
+        turn=brokers.next_turn(),
+    )
+
+
+async def read_lanes(
+    brokers: Brokers, tails: list[TailIs], start: int | None, end: int | None, lane: int | None, patience: float
+) -> pa.Table:
+    """All lanes of a topic of order 0 or 1 (or one of them), one after the other, with a column `_lane`."""
+    if lane is None and (start is not None or end is not None):
+        raise BadValue("a seq names a record of one lane", "say which: read(topic, start, end, lane=...)")
+    chosen = [tail for tail in tails if lane in (None, tail.lane)]
+    if lane is not None and not chosen:
+        raise BadValue(f"lane {lane} is not a lane of this topic", f"its lanes are {[t.lane for t in tails]}")
+    parts = []
+    for tail in chosen:
+        table = await read_span(brokers, tail, *span(tail, start, end), patience)
+        parts.append(table.append_column(_LANE, pa.array(np.full(table.num_rows, tail.lane, dtype=np.uint32))))
+    return pa.concat_tables(parts) if parts else READ_SCHEMA.append(_LANE).empty_table()
 
 
 def span(tail: TailIs, start: int | None, end: int | None) -> tuple[int, int]:

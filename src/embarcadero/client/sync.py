@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from embarcadero.client import aio
 from embarcadero.client.batch import Batch
-from embarcadero.client.drivers import SubscriberDriver
+from embarcadero.client.drivers import ReaderCore, SubscriberDriver
 from embarcadero.client.futures import RecordFuture, TableResult, fresh
 from embarcadero.client.options import (
     PublisherArguments,
@@ -27,12 +27,11 @@ from embarcadero.client.options import (
     seek_place,
 )
 from embarcadero.client.pump import Pump
-from embarcadero.client.reading import new_core
-from embarcadero.client.subscriber import SubscriberCore
+from embarcadero.client.reading import reader_core
 from embarcadero.client.thread import LoopThread
 from embarcadero.errors import Backpressure, Closed, EmbarcaderoError, OutcomeUnknown, TimedOut
 from embarcadero.limits import CLOSE_TIMEOUT_S, LOG_BYTES, REQUEST_TIMEOUT_S
-from embarcadero.types import Tail, Topic
+from embarcadero.types import Position, Tail, Topic
 
 _AT_ONCE = 256
 Exit = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
@@ -117,7 +116,7 @@ class Log:
         self.thread.wait(self._log.delete_topic(topic, timeout=timeout))
 
     def tail(self, topic: str, *, timeout: float = REQUEST_TIMEOUT_S) -> Tail:
-        """Where the topic ends: everything acked before this call is below."""
+        """Where the topic ends: everything acked before this call is below. Orders 0 and 1: `lanes` has each lane's."""
         return self.thread.wait(self._log.tail(topic, timeout=timeout))
 
     def status(self, *, timeout: float = REQUEST_TIMEOUT_S) -> list[dict[str, Any]]:
@@ -148,17 +147,18 @@ class Log:
         return self._register(self.thread.wait(self._subscribe(topic, place(start), wanted)))
 
     async def _subscribe(self, topic: str, where: tuple[str, int], partitions: list[int] | None) -> Subscriber:
-        lane = (await self._log.describe(topic)).lane
-        return Subscriber(self, new_core(self.brokers, lane, *where, partitions))
+        return Subscriber(self, reader_core(self.brokers, await self._log.describe(topic), *where, partitions))
 
     def read(
-        self, topic: str, start: int | None = None, end: int | None = None, *, timeout: float = REQUEST_TIMEOUT_S
-    ) -> pa.Table:
+        self, topic: str, start: int | None = None, end: int | None = None, *, lane: int | None = None,
+        timeout: float = REQUEST_TIMEOUT_S,
+    ) -> pa.Table:  # fmt: skip
         """Records with start <= seq < end as a table, with a column `_seq`; by default all there are now.
 
+        A topic of order 0 or 1 is read lane by lane, with a column `_lane`; `start` and `end` then need `lane`.
         `timeout` is for each step of it. Raises FuturePosition beyond the end, NotAvailable for what is trimmed.
         """
-        return self.thread.wait(self._log.read(topic, start, end, timeout=timeout))
+        return self.thread.wait(self._log.read(topic, start, end, lane=lane, timeout=timeout))
 
     def _register(self, part: PartType) -> PartType:
         self._parts.add(part)
@@ -299,9 +299,12 @@ class Publisher:
 
 
 class Subscriber:
-    """Reads one topic in its order. The background thread fetches ahead, within bounds."""
+    """Reads one topic in its order; of a topic of order 0 or 1 all lanes, each in its own order (`batch.lane`).
 
-    def __init__(self, log: Log, core: SubscriberCore) -> None:
+    The background thread fetches ahead, within bounds.
+    """
+
+    def __init__(self, log: Log, core: ReaderCore) -> None:
         """To be called in the background thread."""
         self._log, self._thread = log, log.thread
         self._condition = threading.Condition()
@@ -336,20 +339,38 @@ class Subscriber:
     def _has_news(self) -> bool:
         return bool(self._ready) or self._closed or self._error is not None
 
-    def seek(self, where: str | None = None, *, seq: int | None = None, index: int | None = None) -> None:
-        """Go on from "earliest", "latest", the batch that holds a seq, or an index."""
-        self._thread.wait(self._seek(*seek_place(where, seq, index)))
+    def seek(
+        self, where: str | Position | None = None, *, seq: int | None = None, index: int | None = None,
+        lane: int | None = None,
+    ) -> None:  # fmt: skip
+        """Go on from "earliest", "latest", a Position, the batch that holds a seq, or an index.
 
-    async def _seek(self, by: str, value: int) -> None:
+        Orders 0 and 1: a seq or an index is a place in one lane, so say which; the other lanes go on as they are.
+
+            subscriber.seek(seq=1_000, lane=4_097)
+        """
+        if isinstance(where, Position):
+            index, lane, where = where.index, where.lane, None
+        self._thread.wait(self._seek(*seek_place(where, seq, index), lane))
+
+    async def _seek(self, by: str, value: int, lane: int | None) -> None:
+        self._driver.seek(by, value, lane)
         with self._condition:
-            self._ready.clear()
+            self._ready = deque(batch for batch in self._ready if lane is not None and batch.lane != lane)
             self._error = None
-        self._driver.seek(by, value)
+        self._refill()
 
     def position(self) -> int | None:
-        """Index of the next batch; None until the cluster has told where that is."""
+        """Index of the next batch; None until the cluster has told where that is. Orders 0 and 1: `positions()`."""
         with self._condition:
-            return self._ready[0].index if self._ready else self._driver.core.position
+            place = self._driver.core.position
+            return self._ready[0].index if self._ready else place
+
+    def positions(self) -> dict[int, int | None]:
+        """By lane: index of the next batch; None until the cluster has told where that is."""
+        with self._condition:
+            ahead = {batch.lane: batch.index for batch in reversed(self._ready)}
+            return self._driver.core.positions() | ahead
 
     def close(self) -> None:
         """Stop reading. Closing twice is fine."""

@@ -13,6 +13,7 @@ from embarcadero.config import FabricSizes
 from embarcadero.fabric.layout import Entries, join, pick
 from embarcadero.fabric.region import Fabric, Region
 from embarcadero.placement.directory import Directory
+from embarcadero.sequencer.broker_lanes import close_lanes
 from embarcadero.sequencer.sources import BrokerLegacy, Source, results_region
 from embarcadero.types import Member, MemberState
 
@@ -44,8 +45,11 @@ class Brokers:
             source = self.sources.get(member.handle)
             if source is None:
                 source = self._attach(member, legacies.get(member.handle) or BrokerLegacy())
-            if source is not None and member.state is MemberState.DEAD and not source.closing:
-                source.close(whole=True)
+            if source is not None and member.state is MemberState.DEAD:
+                if not source.closing:
+                    source.close(whole=True)
+                if not source.lanes_closed:
+                    source.lanes_closed = close_lanes(self._fabric, self._directory, member, self._epoch)
 
     def _attach(self, member: Member, legacy: BrokerLegacy) -> Source | None:
         if not self._fabric.exists(f"{member.region_prefix}/pending"):
@@ -104,8 +108,9 @@ class Brokers:
         """Unlink a dead incarnation's regions, unless a successor of ours may be reading them."""
         if not self._directory.mark_removed(member.broker, member.incarnation, self._epoch):
             return
-        for part in ("pending", "log", "frontiers"):
-            self._fabric.remove(f"{member.region_prefix}/{part}")
+        for name in self._fabric.names():
+            if name.startswith(f"{member.region_prefix}/"):
+                self._fabric.remove(name)
         self._fabric.remove(results_region(self._epoch, member))
 
 

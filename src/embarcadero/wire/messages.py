@@ -10,6 +10,7 @@ ListTopics              TopicsAre              anyone
 DeleteTopic             Done                   anyone
 Fetch                   a FETCHED frame        subscriber
 GetTail                 TailIs                 anyone
+GetLanes                LanesAre               subscriber of a topic of order 0 or 1; waits for new lanes
 GetStatus               StatusIs               anyone
 Ping                    Pong                   either side
 any                     Failed                 when it can't be done
@@ -23,7 +24,7 @@ from typing import Annotated, Any
 import msgspec
 
 from embarcadero.limits import FRAME_BYTES_MAX
-from embarcadero.types import NO_HANDLE, Topic
+from embarcadero.types import NO_HANDLE, Topic, TopicLane
 
 U16 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
 U32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
@@ -162,6 +163,21 @@ class TailIs(Message, frozen=True, kw_only=True):
     start_seq: int
 
 
+class GetLanes(Message, frozen=True, kw_only=True):
+    """Ask for the lanes of a topic (given by its lane number) with a number above `above`; wait for one to come."""
+
+    lane: U32
+    above: U32 = 0
+    wait_ms: U63 = 0
+
+
+class LanesAre(Message, frozen=True, kw_only=True):
+    """The lanes asked for."""
+
+    lane: int
+    lanes: list[TopicLane]
+
+
 class GetStatus(Message, frozen=True, kw_only=True):
     """Ask a broker about itself."""
 
@@ -194,6 +210,6 @@ class Failed(Message, frozen=True, kw_only=True):
 
 AnyMessage = (
     Hello | Welcome | MembersAre | OpenSession | Opened | CloseSession | CreateTopic | DescribeTopic | TopicIs
-    | ListTopics | TopicsAre | DeleteTopic | Fetch | GetTail | TailIs | GetStatus | StatusIs | Ping | Pong | Done
-    | Failed
+    | ListTopics | TopicsAre | DeleteTopic | Fetch | GetTail | TailIs | GetLanes | LanesAre | GetStatus | StatusIs
+    | Ping | Pong | Done | Failed
 )  # fmt: skip
