@@ -261,6 +261,8 @@ class PublisherCore:
         self._ask_from_us = self._asks_refused = 0
         if first and message.expected:
             self._shift(message.expected)
+        if self._brokers_order:
+            self._turn = message.session  # short sessions would all begin at the same broker
         for route in self._routes.values():
             route.in_flight.clear()
         for batch in self._unsettled.values():
