@@ -16,18 +16,26 @@ from embarcadero.placement.directory import Directory
 from embarcadero.types import Member, TopicLane
 
 
-def close_lanes(fabric: Fabric, directory: Directory, member: Member, epoch: int) -> bool:
-    """Record where the lanes of a closing incarnation end. False: a later sequencer has to do it."""
-    whose = (member.broker, member.incarnation)
+def close_lanes(fabric: Fabric, directory: Directory, member: Member, epoch: int) -> tuple[bool, list[str]]:
+    """Record where the lanes of a closing incarnation end; and what is wrong with them, for the log.
+
+    False: a later sequencer has to do it.
+    """
+    whose, problems = (member.broker, member.incarnation), list[str]()
     open_ = [lane for lane in directory.lanes() if lane.open and (lane.broker, lane.incarnation) == whose]
-    return not open_ or directory.close_lanes([_closed(fabric, lane) for lane in open_], epoch)
+    ends = [_closed(fabric, lane, problems) for lane in open_]
+    return not ends or directory.close_lanes(ends, epoch), problems
 
 
-def _closed(fabric: Fabric, lane: TopicLane) -> TopicLane:
+def _closed(fabric: Fabric, lane: TopicLane, problems: list[str]) -> TopicLane:
     end = end_seq = 0
     if fabric.exists(lane.region):
         ring = attach_ring(fabric, lane.region, ORDER)
-        end = ring.valid_end(ring.frontier.load())
+        published = ring.frontier.load()
+        end = ring.valid_end(published)
         last = ring.read(max(0, end - 1), end)
         end_seq = int(last["seq"][0]) + int(last["count"][0]) if len(last) else 0
+        start = max(0, end - ring.slots // 2)
+        if (valid := start + len(ring.read(start, end))) < end:
+            problems.append(f"{lane.region}: entry {valid} is below the frontier {published} and not valid")
     return msgspec.structs.replace(lane, end=end, end_seq=end_seq)

@@ -31,6 +31,7 @@ class Brokers:
         self.members: list[Member] = []
         self.sources: dict[int, Source] = {}
         self.awaited = False
+        self.problems: list[str] = []  # for the log
         self._turn = 0
         self._dead: dict[int, int] = {}  # handle of a dead incarnation -> bytes of its log, oldest first
 
@@ -49,7 +50,9 @@ class Brokers:
                 if not source.closing:
                     source.close(whole=True)
                 if not source.lanes_closed:
-                    source.lanes_closed = close_lanes(self._fabric, self._directory, member, self._epoch)
+                    closed = close_lanes(self._fabric, self._directory, member, self._epoch)
+                    source.lanes_closed = closed[0]
+                    self.problems += closed[1]
 
     def _attach(self, member: Member, legacy: BrokerLegacy) -> Source | None:
         if not self._fabric.exists(f"{member.region_prefix}/pending"):

@@ -175,6 +175,8 @@ class Sequencer:
                 self._make_lane(topics[number])
             self.brokers.members = self._directory.members()
         self.brokers.update(self.brokers.members, {})
+        while self.brokers.problems:
+            self.problems.append(self.brokers.problems.pop())
 
     def _drop_lane(self, number: int) -> None:
         lane = self.lanes.pop(number)
