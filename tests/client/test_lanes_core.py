@@ -94,6 +94,18 @@ def test_an_ended_lane_is_told_once_and_not_asked_again_until_a_seek() -> None:
     assert [q.start for _, _, q in asked(core) if isinstance(q, m.Fetch)] == [0]
 
 
+def test_a_filtered_reader_reaches_the_end_behind_batches_it_did_not_want() -> None:
+    """What the filter left out lies between its place and the end; without a filter that would be a hole."""
+    for partitions, failed in (([1], False), (None, True)):
+        core = reader(lane(10), partitions=partitions, by="index")
+        for _ in range(2):
+            answer(core, asked(core), 10, [], 0, Gap(GapKind.END_OF_LANE, 4, 4))
+            if not failed:
+                break
+        assert (core.failed is not None) == failed
+        assert core.ready == (0 if failed else 1)
+
+
 def test_a_place_by_number_needs_a_lane_that_is_there() -> None:
     """earliest and latest are for all lanes; an index or a seq for one."""
     core = reader(lane(10), lane(11))

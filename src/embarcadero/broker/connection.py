@@ -41,7 +41,7 @@ from embarcadero.wire.codec import (
     full_frame,
     payload_crc,
 )
-from embarcadero.wire.frames import ACK, PAYLOAD_ALIGN, PROTOCOL_VERSION, FrameKind
+from embarcadero.wire.frames import ACK, NO_ACK, PAYLOAD_ALIGN, PROTOCOL_VERSION, FrameKind
 from embarcadero.wire.receiver import BatchReceived, ControlReceived, FrameReceiver
 
 if TYPE_CHECKING:
@@ -147,7 +147,9 @@ class Connection:
         self._broker.take_batch(self, header, arrived)
 
     def refuse(self, header: BatchHeader, outcome: Outcome) -> None:
-        """Tell the publisher that its batch was not taken."""
+        """Tell the publisher that its batch was not taken, unless it wants no acks."""
+        if header.flags & NO_ACK:
+            return
         ack = np.zeros(1, dtype=ACK)
         ack["lane"], ack["session"], ack["session_seq"] = header.lane, header.session, header.session_seq
         ack["index"] = ack["seq"] = NO_INDEX

@@ -138,8 +138,7 @@ class BrokerLanes:
         out_of_turn = wants_ack and topic.order == Order.BROKER and not self._in_turn(connection, header)
         if writer is None or full or out_of_turn:
             self._ingest.abandon(arrived)
-            if wants_ack:
-                connection.refuse(header, Outcome.UNKNOWN_TOPIC if writer is None else Outcome.BACKPRESSURE)
+            connection.refuse(header, Outcome.UNKNOWN_TOPIC if writer is None else Outcome.BACKPRESSURE)
             return
         if wants_ack and topic.order == Order.BROKER:
             key = (header.lane, header.session)

@@ -110,7 +110,10 @@ class BrokerProcess(Poller):
 
     def _boot(self) -> None:
         self.broker = Broker(self.fabric, self.directory, self.clock, self.bell, self.member, self.world.sizes)
-        self.world.network.listening[self.address] = self
+        listening = self.world.network.listening
+        holder = listening.get(self.address)
+        if holder is None or not holder.alive or holder.member.incarnation < self.member.incarnation:
+            listening[self.address] = self  # a zombie that was stopped before it listened does not get the port back
         self.bell.ring("sequencer")
         self.wake(0)
 

@@ -113,13 +113,16 @@ class World:
 
     def see_frontier(self, lane: int) -> None:
         """Put on record how far a lane is ordered, as one who sees all caches."""
-        medium = self.memory.regions.get(self._order_ring(lane))
+        medium, index = self.memory.regions.get(self._order_ring(lane)), -1
         if medium is not None:
             word = RING_FRONTIER_OFFSET // 8
             index = max(int(words[word]) for words in (medium.words, *(copy.words for copy in medium.copies.values())))
-            if index > self._frontiers.get(lane, -1):
-                self._frontiers[lane] = index
-                self.seen(OrderedTo(at=self.queue.now_us, lane=lane, index=index))
+        if lane in self._lanes:  # a closed lane ends behind its last valid entry, published or not
+            ends = (found.end or 0 for found in self.directory.lanes(self._lanes[lane].topic) if found.lane == lane)
+            index = max(index, *ends, -1)
+        if index > self._frontiers.get(lane, -1):
+            self._frontiers[lane] = index
+            self.seen(OrderedTo(at=self.queue.now_us, lane=lane, index=index))
 
     def see_trimmed(self, reader: str, lane: int, index: int) -> None:
         """A reader was told that the batch at `index` is gone: put on record if it is still there."""
