@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from embarcadero.broker.lane_writer import lane_margin, lane_slots
-from embarcadero.types import GapKind, Outcome
+from embarcadero.types import Gap, GapKind, Outcome
 from embarcadero.wire import messages as m
 from embarcadero.wire.frames import NO_ACK
 from tests.broker.harness import SIZES, Client, World
@@ -106,6 +106,26 @@ def test_a_closed_incarnation_gets_no_ack_out(world: World) -> None:
     assert payloads(found) == [b"in time"]
     assert end.gap is not None
     assert (end.gap.kind, end.gap.start, end.gap.stop) == (GapKind.END_OF_LANE, 1, 1)
+
+
+def test_a_broker_that_has_not_heard_of_the_end_serves_nothing_above_it(world: World) -> None:
+    """Its word from the store is old; the closing line in the sequencer's frontiers is not."""
+    writer, reader = Client(world.brokers[0]), Client(world.brokers[1])
+    session = opened(writer)
+    writer.batch(session, 0)
+    [lane] = lanes(reader)
+    assert world.fetch(reader, lane.lane, by="index", start=0).entries["index"].tolist() == [0]
+    kill(world, 0)
+    for _ in range(3):
+        world.clock.us += 20_000
+        world.sequencer.round()
+    assert not world.directory.lanes()[0].open
+    writer.batch(session, 1, b"nobody ever reads this")
+    late = reader.ask(m.Fetch(lane=lane.lane, by="index", start=1, max_bytes=1000, wait_ms=10_000))
+    reader.pump()
+    assert late not in reader.fetched
+    world.run(6, reader)
+    assert reader.fetched[late].gap == Gap(GapKind.END_OF_LANE, 1, 1)
 
 
 def test_a_lane_ends_behind_its_last_valid_entry_whatever_the_frontier_says(world: World) -> None:

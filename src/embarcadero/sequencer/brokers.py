@@ -33,7 +33,7 @@ class Brokers:
         self.awaited = False
         self.problems: list[str] = []  # for the log
         self._turn = 0
-        self._dead: dict[int, int] = {}  # handle of a dead incarnation -> bytes of its log, oldest first
+        self._dead: dict[int, int] = {}  # handle of a dead incarnation -> bytes that it keeps, oldest first
 
     def update(self, members: list[Member], legacies: dict[int, BrokerLegacy]) -> None:
         """Attach new incarnations, close dead ones."""
@@ -92,10 +92,18 @@ class Brokers:
         drained = [source for source in self.sources.values() if source.drained and not source.closed]
         for source in drained:
             source.closed = True
-            log = self._fabric.attach(f"{source.member.region_prefix}/log")
-            self._dead[source.member.handle] = log.shape.size
-            log.close()
+            self._dead[source.member.handle] = self._kept_bytes(source.member)
         return drained
+
+    def _kept_bytes(self, member: Member) -> int:
+        """What a dead incarnation keeps for readers: its log, and the rings of its lanes."""
+        kept = 0
+        for name in self._fabric.names():
+            if name == f"{member.region_prefix}/log" or name.startswith(f"{member.region_prefix}/order-"):
+                region = self._fabric.attach(name)
+                kept += region.shape.size
+                region.close()
+        return kept
 
     def bury(self, unresolved: npt.NDArray[np.int64]) -> None:
         """Let the oldest dead logs go while there are too many bytes of them, unless one of their batches waits."""
