@@ -63,6 +63,8 @@ class LaneWriter:
             header.crc, lane.handle, header.partition, header.schema, _BATCH, 0, 0,
         )  # fmt: skip
         self._next_seq += header.count
+        if planted("lane-frontier-before-entries"):
+            self._ring.frontier.advance(index + 1)
         if ack:
             self._acks += _ACK.pack(lane.topic, header.session, header.session_seq, index, seq, lane.lane, _ORDERED)
 
@@ -70,8 +72,6 @@ class LaneWriter:
         """Write all staged entries, flush, then move the frontier. Returns their acks, which must not leave yet."""
         entries = np.frombuffer(self._staged, dtype=ORDER)
         stop = self._ring.next + len(entries)
-        if planted("lane-frontier-before-entries"):
-            self._ring.frontier.advance(stop)
         self._ring.write(entries, stop - self._ring.slots)
         self._ring.publish()
         acks, self._acks, self._staged = self._acks, bytearray(), bytearray()

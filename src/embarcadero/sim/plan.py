@@ -92,6 +92,11 @@ class Plan:
     probes: int = 1
     kinds: list[str] = field(default_factory=list)
 
+    @property
+    def has_lanes(self) -> bool:
+        """Whether it has a topic of order 0 or 1."""
+        return any(topic.order <= Order.BROKER for topic in self.topics)
+
 
 def make_plan(seed: int, sequencer_faults: bool = True) -> Plan:
     """Draw a world."""
