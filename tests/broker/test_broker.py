@@ -397,3 +397,12 @@ def test_members_are_pushed_when_brokers_come_and_go(world: World) -> None:
     pushed = [message for message in client.pushed if isinstance(message, m.MembersAre)]
 
     assert sorted(address.broker for address in pushed[-1].brokers) == [0, 1, 2]
+
+
+def test_a_position_is_not_refused_on_the_word_of_a_deposed_sequencer(world: World) -> None:
+    """Beyond the end that an old epoch knows may be a batch of the next one: the reader is to ask again."""
+    client = Client(world.brokers[0])
+    lane = world.open(client).lane
+    assert _code(world.fetch(client, lane, by="index", start=99)) == "FuturePosition"
+    world.sequencer._epochs.open(world.directory.next_epoch())
+    assert _code(world.fetch(client, lane, by="index", start=99)) == "Retriable"

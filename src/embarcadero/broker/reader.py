@@ -121,7 +121,12 @@ class LaneReader:
         ring, ordered = self.ring(), self.ordered()
         if ring is None or ordered is None:
             return None
-        start = self._resolve(ring, ordered, ask, now_us)
+        try:
+            start = self._resolve(ring, ordered, ask, now_us)
+        except FuturePosition:
+            if self.may_serve():
+                raise
+            return None  # the end that we know is on the word of a sequencer that has a successor
         if start is None:
             return None
         found = self._collect(ring, ordered, start, ask, now_us)
