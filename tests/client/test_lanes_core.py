@@ -190,6 +190,16 @@ def test_order_1_stays_on_one_link_and_moves_all_that_is_unacked_when_that_goes(
     assert sent(core) == [(3 - home, sequence, 0) for sequence in (1, 2, 3, 4)]
 
 
+def test_order_1_leaves_a_broker_that_has_been_full_for_long() -> None:
+    """It goes on elsewhere; what is on its way there keeps its place before the rest."""
+    core = publisher(Order.BROKER)
+    core.add(b"x", 1, 0, 0, 0)
+    [(home, _, _)] = sent(core)
+    core.on_full(home, 0)
+    core.add(b"x", 1, 0, 0, 0)
+    assert sent(core) == [(3 - home, 1, 0)]
+
+
 def test_without_acks_a_batch_is_settled_when_sent_and_close_waits_for_the_brokers_to_have_it() -> None:
     """Batches carry NO_ACK; before the session is closed every link that carried one is asked for a sign of life."""
     core = publisher(Order.NONE, acks=False)

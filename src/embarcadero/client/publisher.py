@@ -177,7 +177,7 @@ class PublisherCore:
             route.link.heard(now_us)
             route.link.full = True
             if self._pin == conn:
-                self._pin = -1
+                self._pin, self._turn = -1, self._turn + 1
 
     def on_control(self, conn: int, request: int, message: AnyMessage, now_us: int) -> None:
         """An answer to a request of ours; others are ignored."""
@@ -362,10 +362,10 @@ class PublisherCore:
         return None
 
     def _pick_pinned(self, size: int) -> _Route | None:
-        """The session's own link, if it has credit for `size` bytes. Sessions are spread by their numbers."""
+        """The session's own link, if it has credit for `size` bytes; another one once that is gone or long full."""
         if self._pin not in self._routes:
             links = list(self._routes)
-            self._pin = links[self.session % len(links)] if links else -1
+            self._pin = links[self._turn % len(links)] if links else -1
         route = self._routes.get(self._pin)
         return route if route is not None and route.link.room() >= size else None
 
