@@ -98,7 +98,7 @@ async def read_span(brokers: Brokers, tail: TailIs, first: int, stop: int, patie
             at = first
             while at < stop:
                 for batch in await _next(driver, ready, patience):
-                    if batch.gap is not None and batch.gap.kind != GapKind.SKIPPED:
+                    if batch.gap is not None and batch.gap.kind in (GapKind.TRIMMED, GapKind.LOST):
                         raise NotAvailable(f"records from seq {at} on were trimmed while they were read", "read again")
                     if batch.count and at < stop:
                         parts.append(_part(batch, at, stop))
