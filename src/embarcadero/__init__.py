@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from embarcadero.client import aio
     from embarcadero.client.batch import Batch, Record
     from embarcadero.client.futures import RecordFuture
+    from embarcadero.client.options import AS_CONFIGURED
     from embarcadero.client.sync import Log, Publisher, Subscriber, connect, local
     from embarcadero.client.topics import TopicInfo
     from embarcadero.wire.payload import RAW_SCHEMA
@@ -39,6 +40,7 @@ _LAZY = {
     "Log": "embarcadero.client.sync",
     "Publisher": "embarcadero.client.sync",
     "Subscriber": "embarcadero.client.sync",
+    "AS_CONFIGURED": "embarcadero.client.options",
     "connect": "embarcadero.client.sync",
     "local": "embarcadero.client.sync",
     "TopicInfo": "embarcadero.client.topics",
@@ -61,6 +63,7 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "AS_CONFIGURED",
     "RAW_SCHEMA",
     "Batch",
     "EmbarcaderoError",

@@ -115,6 +115,21 @@ def test_a_lane_is_never_used_again(directory: Directory) -> None:
     assert len(set(lanes)) == 5
 
 
+def test_a_trim_only_goes_up_and_ends_with_its_topic(directory: Directory) -> None:
+    """Everybody who shares the store sees it; a deleted topic and an empty fabric start at the beginning again."""
+    lane, other = directory.create_topic("a").lane, directory.create_topic("b").lane
+    assert directory.trims() == {}
+    assert [directory.trim("a", lane, index) for index in (7, 3, 9)] == [7, 7, 9]
+    directory.trim("b", other, 2)
+    assert directory.trims() == {lane: 9, other: 2}
+    with pytest.raises(UnknownTopic):
+        directory.trim("nobody", lane, 20)
+    directory.delete_topic("a")
+    assert directory.trims() == {other: 2}
+    directory.begin_generation()
+    assert directory.trims() == {}
+
+
 def test_topics_are_bounded() -> None:
     """At the maximum of topics the next is refused; deleting one makes room."""
     assert TOPICS_MAX < LANES_MAX

@@ -49,7 +49,12 @@ calls = {
 for name, call in calls.items():
     try:
         print(name, flush=True)
-        call()
+        while True:
+            try:
+                call()
+                break
+            except (emb.errors.OutcomeUnknown, emb.errors.Unreachable):
+                pass  # a call may end by itself before the signal comes
         print("ended", flush=True)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
@@ -57,6 +62,10 @@ print("still here", flush=True)
 sys.stdin.readline()
 publisher.send(b"last").result(60)
 log.close()
+try:
+    blocked.close(0)  # the signal may have come before closing began
+except emb.EmbarcaderoError:
+    pass
 print(log.thread.alive or blocked.thread.alive, flush=True)
 """
 

@@ -94,7 +94,7 @@ def test_a_version_that_the_cluster_does_not_know_is_refused(log: Any) -> None:
     """Its future ends with UnknownSchema; nothing is stored."""
     log.create_topic("unknown", schema=V1)
     publisher = log.publisher("unknown", linger_ms=0)
-    publisher._pump.driver._schema = 9
+    publisher.pump.driver._schema = 9
     with pytest.raises(UnknownSchema):
         publisher.publish([{"symbol": "A"}]).result(30)
     publisher.close()
@@ -153,9 +153,9 @@ def _publish_bytes(publisher: Any, payload: pa.Buffer, count: int) -> None:
     """As a publisher would that does not check anything."""
     intake = publisher._intake
     result = BatchResult(intake.condition)
-    with intake.condition:
+    with intake.lock:
         intake.add_piece(Sealed(0, result, count, payload.size, lambda: payload))
-    publisher._thread.call(publisher._pump.poke)
+    publisher._thread.call(publisher.pump.poke)
     RecordFuture(result, 0).result(30)
 
 

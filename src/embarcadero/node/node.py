@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -89,6 +90,7 @@ class Node:
         with self._open:
             place = await self._be_watched()
             made = [self._make(role) for role in self._roles]
+            gc.freeze()  # all that is loaded stays: collecting it again and again would be a pause for every batch then
             tasks = [asyncio.create_task(role.work, name=role.name) for role in made]
             self._endpoint.roles = [(role.watched, task) for role, task in zip(made, tasks, strict=True)]
             stopping = asyncio.create_task(self._stop.wait())

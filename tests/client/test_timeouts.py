@@ -1,0 +1,77 @@
+"""How long a question may take: as configured, a number, or None for as long as it takes."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import socket
+from collections.abc import Callable, Coroutine, Iterator
+from math import inf
+from typing import Any
+
+import pytest
+
+import embarcadero as emb
+from embarcadero.client.options import patience_s
+from embarcadero.config import load
+from embarcadero.errors import BadValue, Unreachable
+from tests.client.fake_server import FakeServer
+
+SOON = load(flags={"client.connect_timeout_s": "0.05", "client.request_timeout_s": "0.05"})
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The address of somebody who never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        yield f"127.0.0.1:{sock.getsockname()[1]}"
+
+
+async def outlasts(call: Callable[..., Coroutine[Any, Any, object]]) -> bool:
+    """Whether a call without a time limit goes on after one with the configured limit, begun later, has ended."""
+    for_ever = asyncio.ensure_future(call(timeout=None))
+    await asyncio.sleep(0)
+    with pytest.raises(Unreachable, match=r"within 0\.05 s"):
+        await call()
+    still = not for_ever.done()
+    for_ever.cancel()
+    await asyncio.wait({for_ever})
+    return still
+
+
+def test_connect_waits_as_configured_or_for_as_long_as_it_takes(silent: str) -> None:
+    """The limit of each broker's answer is the caller's too."""
+
+    async def main() -> bool:
+        return await outlasts(lambda **limit: emb.aio.connect(silent, config=SOON, **limit))
+
+    assert asyncio.run(main())
+
+
+def test_questions_wait_as_configured_or_for_as_long_as_it_takes() -> None:
+    """Nobody is left to answer."""
+
+    async def main() -> bool:
+        with FakeServer(order=5) as server:
+            log = await emb.aio.connect(server.addresses, config=SOON)
+        async with log:
+            return await outlasts(log.topics)
+
+    assert asyncio.run(main())
+
+
+def test_a_number_is_a_number_of_seconds() -> None:
+    """Whatever is configured; what is none is refused."""
+    assert patience_s(3, 10.0) == 3
+    assert patience_s(0, 10.0) == 0
+    assert patience_s(None, 10.0) == inf
+    assert patience_s(emb.AS_CONFIGURED, 10.0) == 10.0
+    for wrong in (-1, float("nan"), "5", True):
+        with pytest.raises(BadValue):
+            patience_s(wrong, 10.0)  # type: ignore[arg-type]
+
+
+def test_help_says_as_configured() -> None:
+    """In the signatures of both clients."""
+    for call in (emb.connect, emb.Log.read, emb.aio.connect, emb.aio.Log.trim):
+        assert "AS_CONFIGURED" in str(inspect.signature(call)), call
