@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from embarcadero.broker.lane_writer import lane_margin, lane_slots
+from embarcadero.errors import FabricFull
 from embarcadero.types import Gap, GapKind, Outcome
 from embarcadero.wire import messages as m
 from embarcadero.wire.frames import NO_ACK
@@ -282,6 +283,12 @@ def test_a_lane_whose_memory_is_gone_is_trimmed_to_its_end(world: World) -> None
     assert (gone.gap.kind, gone.gap.start, gone.gap.stop) == (GapKind.TRIMMED, 0, 1)
     assert end.gap.kind is GapKind.END_OF_LANE
     assert isinstance(world.fetch(reader, lane.lane, by="index", start=2), m.Failed)
+    by_time, by_seq = (
+        reader.answers[reader.ask(m.Find(lane=lane.lane, by=by, start=3))] for by in ("time", "seq")
+    )
+    assert isinstance(by_time, m.PlaceIs)
+    assert isinstance(by_seq, m.Failed)
+    assert (by_time.index, by_time.seq, by_seq.code) == (1, 4, "Trimmed")
 
 
 def test_a_deleted_topic_takes_its_lanes_with_it(world: World) -> None:
@@ -308,3 +315,73 @@ def test_named_sessions_are_refused_with_the_reason(world: World) -> None:
     assert isinstance(answer, m.Failed)
     assert answer.code == "BadValue"
     assert "order 2 or 5" in answer.hint
+
+
+def test_batches_are_counted_and_settled_before_a_broker_leaves(world: World) -> None:
+    """Traffic, outcomes and latencies as of any other topic; what waits for its ack is not settled."""
+    broker = world.brokers[0]
+    client = Client(broker)
+    session = opened(client)
+    for sequence in range(3):
+        client.batch(session, sequence, count=5)
+    client.pump()
+    came = broker.counters.came_in[session.lane]
+    assert (came.batches, came.records) == (3, 15)
+    assert broker.counters.outcomes[int(Outcome.ORDERED)] == sum(broker.counters.publish_us.counts) == 3
+
+    world.sequencer._epochs.open(world.directory.next_epoch())  # a sequencer takes over: acks wait
+    client.batch(session, 3)
+    client.pump()
+    assert (broker.unsettled, broker.taken - broker.ingest.next, len(client.acks)) == (1, 4, 3)
+
+
+def test_a_lane_that_finds_no_room_is_recorded_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its batches are refused until there is memory; then the same lane takes them."""
+    client = Client(world.brokers[0])
+    session = opened(client)
+    host = type(world.memory.host("admin"))
+    create, full = host.create, True
+
+    def no_room(self: object, name: str, shape: object) -> object:
+        if full and "broker-0.1/order-" in name:
+            raise FabricFull(f"no room for region {name}", "make it larger")
+        return create(self, name, shape)
+
+    monkeypatch.setattr(host, "create", no_room)
+    for sequence in range(3):
+        client.batch(session, sequence)
+        client.pump()
+    assert {outcome for _, outcome in outcomes(client)} == {Outcome.BACKPRESSURE}
+    assert len(lanes(client)) == 1
+    full = False
+    client.batch(session, 0)
+    client.pump()
+    assert outcomes(client)[-1] == (0, Outcome.ORDERED)
+    assert len(lanes(client)) == 1
+
+
+def test_a_lane_is_trimmed_and_searched_by_time_through_any_broker(world: World) -> None:
+    """Also when its broker is gone; a topic's own number is no lane."""
+    writer, reader = Client(world.brokers[0]), Client(world.brokers[1])
+    session = opened(writer)
+    for sequence in range(4):
+        writer.batch(session, sequence, b"%d" % sequence, count=2)
+        writer.pump()
+        world.run()
+    [lane] = lanes(reader)
+    entries = world.fetch(reader, lane.lane, by="index", start=0).entries
+    third = int(entries["append_us"][2])
+
+    def place(ask: m.Message) -> Any:
+        return reader.answers[reader.ask(ask)]
+
+    assert place(m.Find(lane=lane.lane, by="time", start=third)).seq == 4
+    assert place(m.Trim(lane=lane.lane, by="time", before=third)).index == 2
+    assert payloads(world.fetch(reader, lane.lane, by="earliest")) == [b"2", b"3"]
+    assert place(m.GetTail(lane=lane.lane)).start_seq == 4
+    assert place(m.Trim(lane=session.lane, by="index", before=0)).code == "BadValue"
+    kill(world, 0)
+    world.run()
+    assert place(m.Trim(lane=lane.lane, by="seq", before=6)).index == 3
+    assert place(m.Find(lane=lane.lane, by="seq", start=2)).code == "Trimmed"
+    assert world.fetch(reader, lane.lane, by="time", start=1 << 60).gap.kind is GapKind.END_OF_LANE

@@ -216,3 +216,33 @@ def test_without_acks_a_batch_is_settled_when_sent_and_close_waits_for_the_broke
     assert isinstance(message, m.CloseSession)
     core.on_control(conn, request, m.Done(), 0)
     assert core.closed
+
+
+def test_lanes_that_come_are_read_from_the_time_that_was_asked_for() -> None:
+    """Who waits for a time to come waits for it in new lanes, too; after another seek they are read whole."""
+    core = reader(lane(10))
+    questions = asked(core)
+    for where, expected in ((("time", 77), ("time", 77)), (("latest", 0), ("earliest", 0))):
+        [(conn, request)] = [(c, r) for c, r, q in questions if isinstance(q, m.GetLanes)]
+        number = max(core.lanes) + 1
+        core.seek(*where, 0)
+        asked(core)
+        core.on_control(conn, request, m.LanesAre(lane=TOPIC, lanes=[lane(number)]), 0)
+        questions = asked(core)
+        [new] = [q for _, _, q in questions if isinstance(q, m.Fetch) and q.lane == number]
+        assert (new.by, new.start) == expected
+
+
+def test_a_paused_reader_asks_for_no_batches_in_any_lane() -> None:
+    """Not in lanes that come meanwhile, either; it goes on in all of them."""
+    core = reader(lane(10), lane(11))
+    questions = asked(core)
+    core.pause()
+    answer(core, questions, 10, [b"a"])
+    answer(core, questions, 11, [b"x"])
+    [(conn, request)] = [(c, r) for c, r, q in questions if isinstance(q, m.GetLanes)]
+    core.on_control(conn, request, m.LanesAre(lane=TOPIC, lanes=[lane(12)]), 0)
+    core.take_batches(100, 0)
+    assert not [q for _, _, q in asked(core) if isinstance(q, m.Fetch)]
+    core.resume(0)
+    assert {q.lane for _, _, q in asked(core) if isinstance(q, m.Fetch)} == {10, 11, 12}

@@ -195,7 +195,10 @@ def test_a_lane_of_a_broker_is_numbered_once_and_for_live_incarnations_only(dire
     assert second is not None
     assert (first.lane, second.lane) == (BROKER_LANES_FIRST, BROKER_LANES_FIRST + 1)
     assert directory.lanes(topic.lane) == [first, second]
+    directory.trim("t", first.lane, 3)
+    assert directory.trims() == {first.lane: 3}
     directory.delete_topic("t")
+    assert directory.trims() == {}
     assert directory.make_lane(topic, member) is None
     assert directory.lanes() == []
     again = directory.create_topic("t", order=0)

@@ -6,9 +6,12 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import embarcadero as emb
@@ -163,6 +166,105 @@ def test_positions_seeks_and_bounded_reads_are_per_lane(log: Any) -> None:
         log.subscribe("places", start=7)
     with pytest.raises(BadValue):
         publish(log, "places", range(1), session="named")
+
+
+def moment() -> datetime:
+    """A time between everything acked so far and everything sent from now on."""
+    time.sleep(0.002)
+    now = datetime.now(UTC)
+    time.sleep(0.002)
+    return now
+
+
+def values(table: pa.Table) -> set[bytes]:
+    return set(table.column("value").to_pylist())
+
+
+def test_a_time_is_a_place_in_every_lane(log: Any) -> None:
+    """Subscribe, seek and read from a time on in all lanes; one lane's place needs the lane."""
+    log.create_topic("times", order=0)
+    publish(log, "times", range(300))
+    between = moment()
+    later = publish(log, "times", range(300, 600))
+    for attempt in ("subscribe", "seek"):
+        with log.subscribe("times", start=between if attempt == "subscribe" else "earliest") as subscriber:
+            if attempt == "seek":
+                subscriber.seek(time=between)
+            found: dict[tuple[int, int], bytes] = {}
+            follow(subscriber, found, 300)
+        assert set(found.values()) == later.keys()
+    assert values(log.read("times", start=between)) == later.keys()
+    assert values(log.read("times", end=between)) == {b"%d" % n for n in range(300)}
+    one = later[b"300"].lane
+    assert log.position_at("times", between, lane=one).seq == log.read("times", end=between, lane=one).num_rows
+    with pytest.raises(BadValue, match="lane"):
+        log.position_at("times", between)
+
+
+def test_trims_are_per_lane_and_by_time_of_all(log: Any) -> None:
+    """By time every lane starts there; by seq one lane does; tail, reads and readers agree."""
+    log.create_topic("trims", order=0)
+    publish(log, "trims", range(300))
+    between = moment()
+    later = publish(log, "trims", range(300, 600))
+    start = log.trim("trims", before_time=between)
+    tail = log.tail("trims")
+    assert (start.seq, tail.start_seq, tail.seq) == (300, 300, 600)
+    assert values(log.read("trims")) == later.keys()
+    with log.subscribe("trims", start="earliest") as subscriber:
+        found: dict[tuple[int, int], bytes] = {}
+        follow(subscriber, found, 300)
+        assert set(found.values()) == later.keys()
+    lane = tail.lanes[0]
+    place = ("--before-seq", str(lane.seq), "--lane", str(lane.lane))
+    trimmed = json.loads(cli(log, "topic", "trim", "trims", *place, "--json"))
+    assert (trimmed["start_index"], trimmed["start_seq"]) == (lane.index, lane.seq)
+    assert log.read("trims").num_rows == 300 - (lane.seq - lane.start_seq)
+    assert log.read("trims", lane=lane.lane).num_rows == 0
+    for wrong in ({"before_seq": 1}, {"before_index": 1}, {"before_seq": 1, "lane": 1}):
+        with pytest.raises(BadValue, match="lane"):
+            log.trim("trims", **wrong)
+
+
+def test_typed_topics_have_lanes_too(log: Any) -> None:
+    """The schema is checked, altered and read as in any other topic, by readers of all lanes."""
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False)])
+    log.create_topic("typed", order=0, schema=schema)
+    rows = lambda start: pa.RecordBatch.from_pydict({"id": range(start, start + 10)}, schema=schema)  # noqa: E731
+    with log.publisher("typed") as publisher:
+        for start in range(0, 100, 10):
+            publisher.publish(rows(start))
+    wider = schema.append(pa.field("note", pa.string()))
+    log.alter_topic("typed", schema=wider)
+    with log.publisher("typed") as publisher:
+        publisher.publish([{"id": 100, "note": "new"}])
+    table = log.read("typed")
+    assert table.column_names == ["id", "note", "_seq", "_lane"]
+    assert sorted(table.column("id").to_pylist()) == list(range(101))
+    seen: list[int] = []
+    with log.subscribe("typed") as subscriber:
+        while len(seen) < 101:
+            batch = subscriber.poll(30)
+            assert batch is not None
+            assert batch.to_arrow().schema.names == ["id", "note"]
+            seen += batch.to_arrow().column("id").to_pylist()
+    assert sorted(seen) == list(range(101))
+
+
+def test_a_paused_reader_of_lanes_keeps_its_place(log: Any) -> None:
+    """Nothing comes while it is paused; everything comes afterwards, once."""
+    log.create_topic("pauses", order=0)
+    publish(log, "pauses", range(100))
+    with log.subscribe("pauses") as subscriber:
+        found: dict[tuple[int, int], bytes] = {}
+        follow(subscriber, found, 100)
+        subscriber.pause()
+        more = publish(log, "pauses", range(100, 300))
+        assert subscriber.poll(0.2) is None
+        subscriber.resume()
+        follow(subscriber, found, 300)
+    assert len(set(found.values())) == 300
+    assert more.keys() <= set(found.values())
 
 
 def test_without_acks_nothing_is_waited_for_and_closing_brings_it_in(log: Any) -> None:

@@ -44,7 +44,7 @@ class LaneWriter:
         self._ring = create_ring(
             fabric, lane.region, RegionKind.ORDER, ORDER, lane_slots(sizes), "index", lane.broker, lane.incarnation
         )
-        self._next_seq = 0
+        self.next_seq = 0
         self._append_us = 0
         self._staged = bytearray()
         self._acks = bytearray()
@@ -56,13 +56,13 @@ class LaneWriter:
 
     def stage(self, header: BatchHeader, location: int, wall_us: int, ack: bool) -> None:
         """Give a batch its position."""
-        lane, index, seq = self.lane, self.next, self._next_seq
+        lane, index, seq = self.lane, self.next, self.next_seq
         self._append_us = max(self._append_us, wall_us)
         self._staged += _ENTRY.pack(
             index, seq, header.session_seq, self._append_us, header.session, location, header.length, header.count,
             header.crc, lane.handle, header.partition, header.schema, _BATCH, 0, 0,
         )  # fmt: skip
-        self._next_seq += header.count
+        self.next_seq += header.count
         if planted("lane-frontier-before-entries"):
             self._ring.frontier.advance(index + 1)
         if ack:

@@ -107,6 +107,10 @@ class BrokerLanes:
                 self._watches.append(watch)
         return moved or len(self._watches) != len(waiting)
 
+    def frontiers(self) -> dict[int, tuple[int, int]]:
+        """By topic's lane: next index and next seq of our own lane."""
+        return {topic: (writer.next, writer.next_seq) for topic, writer in self._writers.items()}
+
     def next_deadline_us(self) -> int | None:
         """When the next one who waits for lanes gives up."""
         return min((watch.deadline_us for watch in self._watches), default=None)
