@@ -20,7 +20,7 @@ from embarcadero.cli.main import app
 from embarcadero.client.futures import BatchResult, RecordFuture
 from embarcadero.client.intake import Sealed
 from embarcadero.client.tables import encoded
-from embarcadero.errors import BadSchema, BadValue, Corrupt, UnknownSchema
+from embarcadero.errors import BadSchema, BadValue, Corrupt, Trimmed, UnknownSchema
 from embarcadero.limits import DECODED_BYTES_MAX
 
 pytestmark = pytest.mark.system
@@ -88,6 +88,25 @@ def test_old_and_new_publishers_and_readers_go_on_when_a_schema_grows(log: Any) 
     log.create_topic("plain")
     with pytest.raises(BadSchema, match="raw records"):
         log.alter_topic("plain", schema=V1)
+
+
+def test_typed_records_are_found_by_time_and_trimmed_like_others(log: Any) -> None:
+    """Subscribers and bounded reads from a time on give the newest schema; session_seq counts tables."""
+    began = datetime.now(UTC)
+    log.create_topic("timed", order=5, schema=V1)
+    with log.publisher("timed") as publisher:
+        publisher.publish([{"symbol": "OLD", "price": 1.0}], session_seq=0).result(30)
+        kept = publisher.publish([{"symbol": "NEW", "price": 2.0}], session_seq=1).result(30)
+    log.alter_topic("timed", schema=V2)
+    new = {"symbol": "NEW", "price": 2.0, "venue": None}
+
+    assert log.read("timed", start=began).column("symbol").to_pylist() == ["OLD", "NEW"]
+    assert log.trim("timed", before_seq=kept.seq).seq == kept.seq
+    assert rows(log, "timed") == [new]
+    with log.subscribe("timed", start="earliest") as subscriber:
+        assert subscriber.poll(30).to_arrow().to_pylist() == [new]
+    with pytest.raises(Trimmed):
+        log.position_at("timed", began)
 
 
 def test_a_version_that_the_cluster_does_not_know_is_refused(log: Any) -> None:
