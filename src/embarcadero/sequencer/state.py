@@ -247,6 +247,8 @@ class Sequencer:
                     self.lanes[number].order.alter(topic)
             self.brokers.members = self._directory.members()
         self.brokers.update(self.brokers.members, {})
+        while self.brokers.problems:
+            self.problems.append(self.brokers.problems.pop())
 
     def _drop_lane(self, number: int) -> None:
         lane = self.lanes.pop(number)
