@@ -29,6 +29,7 @@ LAYERS = [
 PURE = [
     *(SRC / "sequencer").glob("*.py"), *(SRC / "broker").glob("*.py"), *(SRC / "fabric").glob("*.py"),
     *(SRC / "wire").glob("*.py"), SRC / "client" / "publisher.py", SRC / "client" / "subscriber.py",
+    SRC / "client" / "lanes.py",
 ]  # fmt: skip
 """Role logic: it gets clock, memory and network from outside. Drivers (server.py) and real memory are not pure."""
 DRIVERS = {"server.py", "shared.py", "primitives.py", "pinning.py"}

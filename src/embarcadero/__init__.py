@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from embarcadero import errors
 from embarcadero.errors import EmbarcaderoError, OutcomeUnknown, Refused, Retriable, UsageError
-from embarcadero.types import Gap, GapKind, Position, Tail, Topic
+from embarcadero.types import Gap, GapKind, Position, Tail, Topic, TopicLane
 
 if TYPE_CHECKING:
     from embarcadero.client import aio
@@ -81,6 +81,7 @@ __all__ = [
     "Tail",
     "Topic",
     "TopicInfo",
+    "TopicLane",
     "UsageError",
     "__version__",
     "aio",

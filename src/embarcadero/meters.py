@@ -30,10 +30,10 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0
 
-    def add(self, value: int) -> None:
-        """One observation."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+    def add(self, value: int, times: int = 1) -> None:
+        """One observation, or several alike."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
 
     def add_many(self, values: npt.NDArray[Any]) -> None:
         """Many at once."""

@@ -90,6 +90,7 @@ class GapKind(IntEnum):
     SKIPPED = 1
     TRIMMED = 2
     LOST = 3
+    END_OF_LANE = 4  # the lane is closed and ends here: nothing is missing, and nothing more will come
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -102,7 +103,10 @@ class Position:
 
 
 class Gap(NamedTuple):
-    """A typed hole. TRIMMED and LOST: indices [start, stop). SKIPPED: session sequences [start, stop) of `session`."""
+    """A typed hole. TRIMMED and LOST: indices [start, stop). SKIPPED: session sequences [start, stop) of `session`.
+
+    END_OF_LANE: `start` and `stop` are the index at which the lane ends.
+    """
 
     kind: GapKind
     start: int
@@ -112,17 +116,44 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """Where a lane ends: the next index and the next seq to be ordered; and where its readable part starts."""
+    """Where a lane ends: the next index and the next seq to be ordered; and where its readable part starts.
+
+    Of a topic of order 0 or 1 it counts the batches and records of all lanes; `lanes` has the tail of each.
+    """
 
     lane: int
     index: int
     seq: int
     start_index: int = 0
     start_seq: int = 0
+    lanes: tuple[Tail, ...] = ()
+
+
+class TopicLane(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One lane of a topic of order 0 or 1, as the store holds it: the batches that one broker incarnation took."""
+
+    lane: int
+    topic: int  # the lane number of its topic
+    broker: int
+    incarnation: int
+    handle: int
+    end: int | None = None  # where it ends; None while it is open
+    end_seq: int | None = None
+    removed: bool = False  # closed, and its memory was given back: nothing is left to read
+
+    @property
+    def open(self) -> bool:
+        """Whether its broker may still append to it."""
+        return self.end is None
+
+    @property
+    def region(self) -> str:
+        """Name of its order ring in the fabric."""
+        return f"broker-{self.broker}.{self.incarnation}/order-{self.lane}"
 
 
 class Topic(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic as the store holds it."""
+    """A topic as the store holds it. `lanes` is filled in for those who ask: orders 0 and 1 have one per broker."""
 
     name: str
     lane: int
@@ -134,6 +165,7 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     gap_timeout_ms: int = 30_000
     session_ttl_s: int = 86_400
     schema_version: int = 0  # newest version of its schema; 0: raw records
+    lanes: list[TopicLane] = []
 
 
 class MemberState(StrEnum):

@@ -174,6 +174,11 @@ class World:
         fabric = self.memory.host(f"host-{number}.{member.incarnation}")
         return Broker(fabric, self.directory, self.clock, self.bell, member, self.sizes, config=self.config)
 
+    def restart_sequencer(self) -> None:
+        """The sequencer is gone; the next one takes over."""
+        fabric = self.memory.host(f"sequencer-{self.directory.started_epoch() + 1}")
+        self.sequencer = Sequencer(fabric, self.directory, self.clock, SilentBell(), self.sizes)
+
     def run(self, rounds: int = 6, *clients: Client) -> None:
         """Let everybody work for a while."""
         for _ in range(rounds):

@@ -475,3 +475,10 @@ def test_partitions_added_a_moment_ago_are_taken(world: World) -> None:
     assert _outcomes(client) == [(0, Outcome.ORDERED)]
     assert _code(client.answers[client.ask(m.AlterTopic(name="t", order=2))]) == "BadValue"
     assert _code(client.answers[client.ask(m.AlterTopic(name="nobody", partitions=2))]) == "UnknownTopic"
+def test_a_position_is_not_refused_on_the_word_of_a_deposed_sequencer(world: World) -> None:
+    """Beyond the end that an old epoch knows may be a batch of the next one: the reader is to ask again."""
+    client = Client(world.brokers[0])
+    lane = world.open(client).lane
+    assert _code(world.fetch(client, lane, by="index", start=99)) == "FuturePosition"
+    world.sequencer._epochs.open(world.directory.next_epoch())
+    assert _code(world.fetch(client, lane, by="index", start=99)) == "Retriable"

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import threading
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embarcadero.errors import BadName, BadValue, Corrupt, NotAvailable, TooMany, TopicExists, UnknownTopic
-from embarcadero.limits import EPOCHS_AHEAD_MAX, EPOCHS_MAX, LANES_MAX, PARTITIONS_MAX, REGION_HANDLES, TOPICS_MAX
+from embarcadero.limits import (
+    BROKER_LANES_FIRST,
+    EPOCHS_AHEAD_MAX,
+    EPOCHS_MAX,
+    LANES_MAX,
+    PARTITIONS_MAX,
+    REGION_HANDLES,
+    TOPICS_MAX,
+)
 from embarcadero.placement import directory as module
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.memory import MemoryStore
@@ -60,10 +69,8 @@ def test_good_names_are_taken(directory: Directory, name: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "says"),
     [
-        ({"order": 3}, BadValue, "use 2 .* or 5"),
-        ({"order": -1}, BadValue, "use 2 .* or 5"),
-        ({"order": 0}, NotAvailable, "later version"),
-        ({"order": 1}, NotAvailable, "later version"),
+        ({"order": 3}, BadValue, "use 2 .* 5 .* or 0 and 1"),
+        ({"order": -1}, BadValue, "use 2 .* 5 .* or 0 and 1"),
         ({"replicas": 1}, NotAvailable, "replicas=0"),
         ({"durable_on": 1}, NotAvailable, "durable_on=0"),
         ({"replicas": -1}, BadValue, "negative"),
@@ -178,6 +185,58 @@ def test_only_the_dead_are_removed(directory: Directory) -> None:
     assert directory.mark_removed(0, 1, epoch=0)
     assert directory.members() == []
     assert register(directory, 0).incarnation == 2
+
+
+def test_a_lane_of_a_broker_is_numbered_once_and_for_live_incarnations_only(directory: Directory) -> None:
+    """Numbers never come again; a dead incarnation, or a deleted topic, gets no lane."""
+    topic, member = directory.create_topic("t", order=0), register(directory, 0)
+    first, second = directory.make_lane(topic, member), directory.make_lane(topic, member)
+    assert first is not None
+    assert second is not None
+    assert (first.lane, second.lane) == (BROKER_LANES_FIRST, BROKER_LANES_FIRST + 1)
+    assert directory.lanes(topic.lane) == [first, second]
+    directory.trim("t", first.lane, 3)
+    assert directory.trims() == {first.lane: 3}
+    directory.delete_topic("t")
+    assert directory.trims() == {}
+    assert directory.make_lane(topic, member) is None
+    assert directory.lanes() == []
+    again = directory.create_topic("t", order=0)
+    assert directory.make_lane(topic, member) is None
+    directory.mark_dead(0, 1)
+    assert directory.make_lane(again, member) is None
+    directory.begin_generation()
+    lane = directory.make_lane(directory.topic("t"), register(directory, 0))
+    assert lane is not None
+    assert lane.lane == BROKER_LANES_FIRST + 2
+
+
+def test_only_the_newest_epoch_closes_lanes_and_ends_stay(directory: Directory) -> None:
+    """An end in the store is never replaced, and a sequencer that has a successor records none."""
+    lane = directory.make_lane(directory.create_topic("t", order=1), register(directory, 0))
+    assert lane is not None
+    old, new = directory.next_epoch(), directory.next_epoch()
+    assert not directory.close_lanes([msgspec.structs.replace(lane, end=5, end_seq=50)], old)
+    assert directory.lanes()[0].open
+    assert directory.close_lanes([msgspec.structs.replace(lane, end=7, end_seq=70)], new)
+    assert directory.close_lanes([msgspec.structs.replace(lane, end=9, end_seq=90)], new)
+    assert [(found.end, found.end_seq) for found in directory.lanes()] == [(7, 70)]
+    directory.mark_dead(0, 1)
+    assert directory.mark_removed(0, 1, new)
+    assert [(found.end, found.removed) for found in directory.lanes()] == [(7, True)]
+
+
+def test_ends_of_removed_lanes_are_told_for_a_bounded_time(
+    directory: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A topic keeps the ends of its last removed lanes only."""
+    monkeypatch.setattr(module, "BROKER_LANES_KEPT_MAX", 2)
+    topic, epoch = directory.create_topic("t", order=0), directory.next_epoch()
+    for incarnation in range(1, 7):
+        assert directory.make_lane(topic, register(directory, 0)) is not None
+        directory.mark_dead(0, incarnation)
+        assert directory.mark_removed(0, incarnation, epoch)
+    assert [lane.incarnation for lane in directory.lanes()] == [4, 5, 6]
 
 
 def test_only_the_newest_epoch_removes(directory: Directory) -> None:

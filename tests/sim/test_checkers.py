@@ -16,6 +16,11 @@ def topic(order: int = 2, on_gap: str = "fence") -> h.TopicMade:
     return h.TopicMade(at=0, lane=LANE, name="t", order=order, on_gap=on_gap)
 
 
+def lane(order: int = 0) -> h.LaneMade:
+    """The lane that all events here are in belongs to a broker."""
+    return h.LaneMade(at=0, lane=LANE, topic=LANE, order=order)
+
+
 def digest(stream: str, number: int) -> int:
     return sum(stream.encode()) * 10_000 + number
 
@@ -82,6 +87,8 @@ GOOD: dict[str, dict[str, list[Event]]] = {
             sent(3, 0, process="a.2"), settled(4, 0, 1, process="a.2"), moved(5, 1), got(6, 1, 0)],
         "an acked batch that was trimmed before anyone looked": [
             topic(), sent(1, 0), settled(2, 0, 0), moved(3, 0), gap(4, "TRIMMED", 0, 3), passed(5, 3)],
+        "orders 0 and 1 may store what is sent again": [
+            topic(0), lane(), sent(1, 0), settled(2, 0, 0), moved(2, 0), got(3, 0, 0), got(4, 1, 0)],
     },
     "P3": {
         "two readers agree": [topic(), sent(1, 0), sent(1, 0, "b"), got(2, 0, 0), got(2, 1, 0, "b"),
@@ -99,6 +106,10 @@ GOOD: dict[str, dict[str, list[Event]]] = {
             topic(), sent(1, 0), sent(2, 0, "b"), settled(3, 0, 1), settled(4, 0, 0, "b")],
         "one after the other, in that order": [
             topic(), sent(1, 0), settled(2, 0, 0), sent(3, 0, "b"), settled(4, 0, 1, "b")],
+        "order 0 keeps no stream's order": [
+            topic(0), lane(0), sent(1, 0), sent(1, 1), moved(2, 0), got(2, 0, 1), got(3, 1, 0)],
+        "order 1 with holes and copies": [
+            topic(1), lane(1), *(sent(1, n) for n in range(4)), moved(2, 0), got(2, 0, 1), got(3, 1, 3), got(4, 2, 1)],
     },
     "P4": {
         "a reader goes on index by index": [topic(), sent(1, 0), sent(1, 1), moved(2, 0), got(2, 0, 0), got(3, 1, 1)],
@@ -115,6 +126,8 @@ GOOD: dict[str, dict[str, list[Event]]] = {
         "a tail read need not see acks that came while it was asked": [
             topic(), sent(1, 0), tail(1, 4, 0), settled(2, 0, 4)],
         "only what is ordered is read": [topic(), sent(1, 0), ordered(2, 1), moved(2, 0), got(3, 0, 0)],
+        "a lane that ends behind its last batch": [
+            topic(0), lane(), sent(1, 0), settled(2, 0, 0), moved(2, 0), got(3, 0, 0), gap(4, "END_OF_LANE", 1, 1)],
     },
     "P8": {
         "every publish ends": [sent(1, 0), settled(2, 0, 0), ended(9)],
@@ -162,6 +175,8 @@ BAD: dict[str, dict[str, list[Event]]] = {
             topic(), sent(1, 0), sent(1, 1), moved(1, 0), got(2, 0, 0, session_seq=3), got(3, 1, 1, session_seq=3)],
         "records that overlap": [
             topic(), sent(1, 0), sent(1, 1), moved(2, 0), got(2, 0, 0, seq=0, count=7), got(3, 1, 1, seq=6)],
+        "a position of a broker's lane that names two batches": [
+            topic(0), lane(), sent(1, 0), sent(1, 1), got(2, 0, 0), got(3, 0, 1, reader="s")],
         "an ack with another seq": [topic(), sent(1, 0), settled(2, 0, 5, seq=9), moved(3, 5), got(4, 5, 0, seq=8)],
     },
     "P3": {
@@ -178,6 +193,10 @@ BAD: dict[str, dict[str, list[Event]]] = {
             topic(5, "skip"), sent(1, 0), sent(1, 1), moved(2, 0), got(2, 0, 0), gap(3, "SKIPPED", 1, 2, 1),
             got(4, 2, 1)],
         "a batch under another sequence": [topic(), sent(1, 0), moved(1, 0), got(2, 0, 0, session_seq=1)],
+        "order 1 reorders a stream": [
+            topic(1), lane(1), sent(1, 0), sent(1, 1), moved(2, 0), got(2, 0, 1), got(3, 1, 0)],
+        "a later send that comes first in a broker's lane": [
+            topic(0), lane(), sent(1, 0), settled(2, 0, 1), sent(3, 0, "b"), settled(4, 0, 0, "b")],
         "append times that go back": [
             topic(), sent(1, 0), sent(1, 1), moved(1, 0), got(2, 0, 0, append_us=9), got(2, 1, 1, append_us=8)],
         "a later send that comes first": [
@@ -195,6 +214,12 @@ BAD: dict[str, dict[str, list[Event]]] = {
         "a tail before what was read": [topic(), sent(1, 0), moved(1, 3), got(2, 3, 0), tail(3, 4, 3)],
         "a batch above the frontier": [topic(), sent(1, 0), ordered(2, 3), moved(2, 3), got(3, 3, 0)],
         "a frontier that goes back": [ordered(2, 3), ordered(3, 2)],
+        "an ack above the end of a lane": [
+            topic(0), lane(), sent(1, 0), settled(2, 0, 1), moved(2, 0), gap(4, "END_OF_LANE", 1, 1)],
+        "a lane with two ends": [
+            topic(0), lane(), moved(2, 0), gap(4, "END_OF_LANE", 1, 1), gap(4, "END_OF_LANE", 2, 2, reader="s")],
+        "a reader that reaches the end of a lane without all of it": [
+            topic(0), lane(), sent(1, 0), settled(2, 0, 0), moved(2, 0), gap(4, "END_OF_LANE", 1, 1)],
         "a partition nobody asked for": [topic(), sent(1, 0), moved(2, 0, partitions=(1,)), got(3, 0, 0)],
     },
     "P8": {

@@ -110,6 +110,21 @@ def traffic(cluster: Watched) -> dict[str, Any]:
     return {"positions": positions, "batches": read}
 
 
+@pytest.fixture(scope="module")
+def loose(cluster: Watched) -> dict[str, Any]:
+    """An order-0 topic with records that were published, and all of it read."""
+    cluster.log.create_topic("loose", order=0)
+    with cluster.log.publisher("loose", batch_bytes=2_000) as publisher:
+        positions = [future.result(30) for future in [publisher.send(b"loose %d" % n) for n in range(RECORDS)]]
+    read = []
+    with cluster.log.subscribe("loose") as subscriber:
+        while sum(batch.count for batch in read) < RECORDS:
+            batch = subscriber.poll(30)
+            assert batch is not None
+            read.append(batch)
+    return {"positions": positions, "batches": read}
+
+
 def until(what: Callable[[], Any], limit_s: float = 60.0) -> Any:
     give_up = time.monotonic() + limit_s
     while not (found := what()):
@@ -143,7 +158,35 @@ def test_counters_agree_with_what_clients_did(cluster: Watched, traffic: dict[st
     assert cluster.total("embarcadero_unresolved_entries", *BROKERS) == 0
 
 
-def test_every_metric_of_the_catalog_is_served(cluster: Watched, traffic: dict[str, Any]) -> None:
+def test_topics_of_order_0_are_watched_too(cluster: Watched, loose: dict[str, Any]) -> None:
+    """Traffic, outcomes and the frontiers of all lanes; top adds them up; inspect wants to know the lane."""
+    batches, of_topic = len(loose["batches"]), {"topic": "loose"}
+    assert {batch.broker for batch in loose["batches"]} == {0, 1}
+    for way in ("publish", "subscribe"):
+        assert cluster.total(f"embarcadero_{way}_records_total", *BROKERS, **of_topic) == RECORDS
+        assert cluster.total(f"embarcadero_{way}_batches_total", *BROKERS, **of_topic) == batches
+    assert cluster.total("embarcadero_lane_index", *BROKERS, **of_topic) == batches
+    assert cluster.total("embarcadero_lane_seq", *BROKERS, **of_topic) == RECORDS
+    acked = cluster.total("embarcadero_outcomes_total", *BROKERS, outcome="ORDERED")
+    assert acked == cluster.total("embarcadero_publish_latency_seconds_count", *BROKERS) >= batches
+    assert cluster.total("embarcadero_unresolved_entries", *BROKERS) == 0
+    seen = next(topic for topic in cluster.json("top", "--once")["topics"] if topic["topic"] == "loose")
+    assert (seen["order"], seen["ordered_seq"], seen["ordered_index"], seen["lag"]) == (0, RECORDS, batches, 0)
+
+    batch = loose["batches"][-1]
+    where = ["loose", "--seq", str(batch.seq)]
+    found = cluster.json("inspect", "batch", *where, "--lane", str(batch.lane))
+    assert (found["lane"], found["entry"]["index"], found["payload"]["state"]) == (batch.lane, batch.index, "readable")
+    assert "--lane" in cluster.run("inspect", "batch", *where).stderr
+    options = ["--session", str(batch.session), "--sequence", str(batch.session_seq)]
+    way_of = cluster.json("inspect", "record", "loose", *options)
+    place = f"lane {batch.lane} at index {batch.index}, seq {batch.seq}"
+    assert way_of["verdict"] == f"stored in {place}; payload readable"
+
+
+def test_every_metric_of_the_catalog_is_served(
+    cluster: Watched, traffic: dict[str, Any], loose: dict[str, Any]
+) -> None:
     """And nothing else. The broker that nobody reads from has no reader's metrics; together they have all."""
     served = set()
     for role in (*BROKERS, "sequencer"):
@@ -245,8 +288,11 @@ def test_a_paused_sequencer_makes_brokers_unready(cluster: Watched) -> None:
     until(lambda: cluster.page("broker:0", "/ready")[0] == 200)
 
 
-def test_a_broker_that_leaves_settles_what_it_took(cluster: Watched) -> None:
-    """SIGTERM with batches in flight: they are acked before it parts from its clients, who go on with the others."""
+def test_a_broker_that_leaves_settles_what_it_took(cluster: Watched, loose: dict[str, Any]) -> None:
+    """SIGTERM with batches in flight: they are acked before it parts from its clients, who go on with the others.
+
+    Its lanes in topics of order 0 end where their last batch does.
+    """
     cluster.log.create_topic("load", order=5)
     leaving, sequencer = cluster.report().brokers[1].pid, cluster.report().sequencer.pid
     with cluster.log.publisher("load", batch_bytes=2_000) as publisher:
@@ -269,6 +315,10 @@ def test_a_broker_that_leaves_settles_what_it_took(cluster: Watched) -> None:
     assert (left["settled"] > 2, left["unsettled"], left["level"]) == (True, 0, "info")
     assert cluster.total("embarcadero_duplicates_rejected_total", *BROKERS) == 0  # no ack was lost, so none was resent
     until(lambda: cluster.report().brokers[1].incarnation == 2)
+    lanes = until(lambda: [lane for lane in cluster.log.describe("loose").lanes if not lane.open])
+    told = sum(batch.count for batch in loose["batches"] if batch.broker == 1)
+    assert [(lane.broker, lane.incarnation, lane.end_seq) for lane in lanes] == [(1, 1, told)]
+    assert cluster.log.read("loose").num_rows == RECORDS
 
 
 def test_a_killed_broker_shows(cluster: Watched) -> None:

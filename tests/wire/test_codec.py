@@ -174,7 +174,7 @@ def test_ack_with_an_unknown_outcome(outcome: int) -> None:
 gaps = st.none() | st.builds(
     lambda kind, start, size: Gap(kind, start, start + size),
     st.sampled_from([GapKind.TRIMMED, GapKind.LOST]), st.integers(0, 2**63), st.integers(1, 2**62),
-)  # fmt: skip
+) | st.builds(lambda end: Gap(GapKind.END_OF_LANE, end, end), st.integers(0, 2**63))  # fmt: skip
 
 
 @given(st.lists(st.binary(max_size=40), max_size=8), U64, U64, U64, gaps)
@@ -204,6 +204,7 @@ def test_fetched_round_trip(payloads: list[bytes], request: int, following: int,
         ({"gap": Gap(GapKind.SKIPPED, 1, 2)}, BadFrame),
         ({"gap": Gap(77, 1, 2)}, BadFrame),  # type: ignore[arg-type]
         ({"gap": Gap(GapKind.LOST, 2, 2)}, BadFrame),
+        ({"gap": Gap(GapKind.END_OF_LANE, 1, 2)}, BadFrame),
     ],
 )
 def test_fetched_header_with_a_field_out_of_range(fields: dict[str, Any], error: type[Exception]) -> None:

@@ -12,10 +12,10 @@ from embarcadero.bench.rows import size_name
 from embarcadero.bench.settings import Settings
 from embarcadero.bench.team import Seat, Team
 from embarcadero.bench.trial import Tell, Trial
-from embarcadero.errors import NotAvailable
 from embarcadero.wire.payload import encode_batch, raw_batch
 
 _ACK_S = 120.0
+_ORDERS = (5, 2, 0)
 
 
 def records(count: int, size: int) -> pa.RecordBatch:
@@ -69,10 +69,9 @@ def measure(settings: Settings, trial: Trial, tell: Tell) -> None:
         tell(f"raw loopback TCP, {size_name(size)}")
         connections = settings.brokers * settings.publishers
         trial.values[f"raw_{size}"] = raw_receive(connections, frame, batches * settings.publishers)
-    with cluster_with(settings.brokers) as cluster:
-        topics = _topics(cluster.addresses, trial, settings)
+    with cluster_with(settings.brokers, **{f"order{order}": order for order in _ORDERS}) as cluster:
         for size, count, batches in plans:
-            for order in trial.turned(topics):
+            for order in trial.turned(_ORDERS):
                 tell(f"publish, order {order}, {size_name(size)}")
                 trial.values[f"order{order}_{size}"] = publish_throughput(
                     cluster.addresses, f"order{order}", settings.publishers, batches, count, settings.record_bytes
@@ -80,27 +79,9 @@ def measure(settings: Settings, trial: Trial, tell: Tell) -> None:
             _compare(trial, size)
 
 
-def _topics(addresses: list[str], trial: Trial, settings: Settings) -> list[int]:
-    """The orders that this version has; rows of others are not available."""
-    import embarcadero as emb
-
-    found = []
-    with emb.connect(addresses) as log:
-        for order in (5, 2, 0):
-            try:
-                log.create_topic(f"order{order}", order=order)
-                found.append(order)
-            except NotAvailable as error:
-                for size in settings.batch_bytes:
-                    trial.missing[f"order{order}_{size}"] = error.message
-                    trial.missing[f"order5_to_order0_{size}"] = error.message
-    return found
-
-
 def _compare(trial: Trial, size: int) -> None:
     """Ratios of what was measured side by side."""
     values = trial.values
     for order in (5, 2):
         values[f"order{order}_{size}_to_raw"] = values[f"order{order}_{size}"] / values[f"raw_{size}"]
-    if f"order0_{size}" in values:
-        values[f"order5_to_order0_{size}"] = values[f"order5_{size}"] / values[f"order0_{size}"]
+    values[f"order5_to_order0_{size}"] = values[f"order5_{size}"] / values[f"order0_{size}"]

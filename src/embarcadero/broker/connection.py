@@ -42,7 +42,7 @@ from embarcadero.wire.codec import (
     one_ack_frame,
     payload_crc,
 )
-from embarcadero.wire.frames import ACK, PAYLOAD_ALIGN, PROTOCOL_VERSION, FrameKind
+from embarcadero.wire.frames import ACK, NO_ACK, PAYLOAD_ALIGN, PROTOCOL_VERSION, FrameKind
 from embarcadero.wire.receiver import BatchReceived, ControlReceived, FrameReceiver
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ class Connection:
         self.parked = 0  # long polls that wait
         self.received_bytes = self.granted_bytes = 0
         self.sessions: set[tuple[int, int]] = set()
+        self.turns: dict[tuple[int, int], int] = {}  # order 1: (lane, session) -> the sequence whose turn it is
         self.on_output: Callable[[], None] = _nothing
         self._arriving: deque[Reservation] = deque()  # room given to batches that are not whole yet, in order
         self._output: list[bytes | memoryview] = []
@@ -154,7 +155,7 @@ class Connection:
                 self._arriving.append(reservation)
                 return reservation.view
             outcome = Outcome.BACKPRESSURE
-        self._refuse(header, outcome)
+        self.refuse(header, outcome)
         return None
 
     def _batch(self, header: BatchHeader) -> None:
@@ -167,7 +168,10 @@ class Connection:
             )
         self._broker.take_batch(self, header, arrived)
 
-    def _refuse(self, header: BatchHeader, outcome: Outcome) -> None:
+    def refuse(self, header: BatchHeader, outcome: Outcome) -> None:
+        """Tell the publisher that its batch was not taken, unless it wants no acks."""
+        if header.flags & NO_ACK:
+            return
         ack = np.zeros(1, dtype=ACK)
         ack["lane"], ack["session"], ack["session_seq"] = header.lane, header.session, header.session_seq
         ack["index"] = ack["seq"] = NO_INDEX

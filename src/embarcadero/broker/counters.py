@@ -74,6 +74,11 @@ class BrokerCounters:
                 self.outcomes[outcome] += count
         self.publish_us.add_many(now_us - since[first & _IS_BATCH[outcomes]])
 
+    def ordered_here(self, batches: int, took_us: int) -> None:
+        """Batches of orders 0 and 1 are acked, that long after they were written."""
+        self.outcomes[int(Outcome.ORDERED)] += batches
+        self.publish_us.add(took_us, batches)
+
     def _answered(self, at: int, outcome: int, now_us: int) -> None:
         since_us, self._since_us[at] = self._since_us[at], 0
         if since_us:

@@ -24,6 +24,7 @@ class EpochView:
         self._heartbeat: FrontierReader | None = None
         self._results: RingReader | None = None
         self._orders: dict[int, RingReader] = {}
+        self._others: dict[int, FrontierReader] = {}  # closing words of other incarnations, by region handle
 
     def advance(self, hint: int) -> bool:
         """Move on to the newest started epoch, known from the table or from the store (`hint`). True if it moved."""
@@ -39,6 +40,7 @@ class EpochView:
         self._heartbeat = FrontierReader(self._frontiers, frontier_offset(SequencerLine.HEARTBEAT))
         self._results = None
         self._orders.clear()
+        self._others.clear()
         return True
 
     def may_act(self) -> bool:
@@ -61,6 +63,24 @@ class EpochView:
     def heartbeat(self) -> tuple[int, int]:
         """(epoch, beats of its sequencer): a pair that stays the same for long is that of a silent one."""
         return self.number, self._heartbeat.load() if self._heartbeat else 0
+    def still_open(self) -> bool:
+        """The last question before acking what we wrote ourselves: does no sequencer count us as closed?
+
+        It comes after the flush of what is acked. A sequencer that closes us says so first and reads our lanes then,
+        so either we see that here, or it sees what we wrote.
+        """
+        self._fabric.fence()
+        return not self.closing() and self.may_act()
+
+    def counts_as_open(self, handle: int) -> bool:
+        """The last question before serving what another incarnation wrote: is it still open?"""
+        if self._frontiers is None:
+            return False
+        if (word := self._others.get(handle)) is None:
+            line = frontier_offset(SequencerLine.BROKERS + handle)
+            word = self._others[handle] = FrontierReader(self._frontiers, line + 8 * CLOSING_WORD)
+        self._fabric.fence()
+        return not word.load() and self.may_act()
 
     def results(self) -> RingReader | None:
         """The outcomes of our entries, once the sequencer has made the region."""

@@ -101,6 +101,11 @@ class Ingest:
         self._promised -= 1
         return self._stage(entry)
 
+    def keep(self, reservation: Reservation) -> None:
+        """The payload is whole and right, and its entry goes to a lane of our own: flush it, give its slot back."""
+        self.log.flush(reservation)
+        self._promised -= 1
+
     def stage_control(self, entry: Entry) -> int | None:
         """Stage a control entry without payload; None when even the slots kept for control are taken."""
         return self._stage(entry) if self.used_slots < self._ring.slots else None

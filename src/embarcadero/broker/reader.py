@@ -89,27 +89,39 @@ class LaneReader:
         self._retained: tuple[int, int, int] | None = None  # epoch, when found, index
         self.trimmed = 0  # the lane was trimmed below this index; the store says so
 
+    def ring(self) -> RingReader | None:
+        """The lane's order ring; None before its region exists."""
+        return self._epoch.order(self.lane)
+
     def ordered(self) -> int | None:
         """The ordered frontier as loaded now; not yet to be acted on. None before the lane's region is there."""
-        ring = self._epoch.order(self.lane)
+        ring = self.ring()
         ordered = None if ring is None else ring.frontier.load()
         return None if ordered is None or ordered < self.trimmed else ordered
 
+    def news(self) -> int | None:
+        """A number that changes when a waiting fetch should be tried again."""
+        return self.ordered()
+
+    def may_serve(self) -> bool:
+        """The last question before anything is served."""
+        return self._epoch.may_act()
+
     def tail(self, now_us: int) -> tuple[int, int, int, int] | None:
         """(next index, next seq, first retained index, its seq), linearizable; None while it can't be told."""
-        ring, ordered = self._epoch.order(self.lane), self.ordered()
+        ring, ordered = self.ring(), self.ordered()
         if ring is None or ordered is None:
             return None
         start = self._first_retained(ring, ordered, now_us)
         next_seq = self._seq_at(ring, ordered, ordered)
         start_seq = self._seq_at(ring, start, ordered)
-        if next_seq is None or start_seq is None or not self._epoch.may_act():
+        if next_seq is None or start_seq is None or not self.may_serve():
             return None
         return ordered, next_seq, start, start_seq
 
     def fetch(self, ask: Fetch, now_us: int) -> Found | None:
         """Answer a fetch from what is ordered now; None while it can't be told. Raises FuturePosition."""
-        ring, ordered = self._epoch.order(self.lane), self.ordered()
+        ring, ordered = self.ring(), self.ordered()
         if ring is None or ordered is None:
             return None
         start = self._resolve(ring, ordered, ask, now_us)
@@ -117,18 +129,18 @@ class LaneReader:
             return None
         found = self._collect(ring, ordered, start, ask, now_us)
         found.to_come = ask.by == "time" and start == ordered
-        return found if self._epoch.may_act() else None
+        return found if self.may_serve() else None
 
     def locate(self, by: str, value: int) -> tuple[int, int | None] | None:
         """Index and (if it is still known) seq of a place; None while it can't be told. Raises FuturePosition."""
-        ring, ordered = self._epoch.order(self.lane), self.ordered()
+        ring, ordered = self.ring(), self.ordered()
         if ring is None or ordered is None:
             return None
         index = self._resolve(ring, ordered, Fetch(lane=self.lane, by=by, start=value, max_bytes=1), 0)
         if index is None:
             return None
         seq = self._seq_at(ring, index, ordered) if index >= self._ring_floor(ring, ordered) else None
-        return (index, seq) if self._epoch.may_act() else None
+        return (index, seq) if self.may_serve() else None
 
     def _ring_floor(self, ring: RingReader, ordered: int) -> int:
         """Entries from here on are still in the ring."""
@@ -160,7 +172,15 @@ class LaneReader:
         return int(entries["seq"][0]) + (0 if after else int(entries["count"][0]))
 
     def _resolve(self, ring: RingReader, ordered: int, ask: Fetch, now_us: int) -> int | None:
-        """The index at which a fetch starts."""
+        """The index at which a fetch starts; None while it can't be told. Raises FuturePosition."""
+        try:
+            return self._place(ring, ordered, ask, now_us)
+        except FuturePosition:
+            if self.may_serve():
+                raise
+            return None  # the end that we know is on the word of a sequencer that has a successor
+
+    def _place(self, ring: RingReader, ordered: int, ask: Fetch, now_us: int) -> int | None:
         if ask.by == "earliest":
             return self._first_retained(ring, ordered, now_us)
         if ask.by == "latest":

@@ -158,14 +158,14 @@ async def _leave(broker: Broker, bell: WakingBell, live: set[BrokerProtocol]) ->
     """Settle what was taken; then part from all clients."""
     loop, idle_wait_s = asyncio.get_running_loop(), broker.settings.idle_wait_ms / 1_000
     connections, give_up = len(live), loop.time() + SETTLE_S_MAX
-    settled, came, quiet = len(broker.relay.waiting), broker.ingest.next, False
+    settled, came, quiet = broker.unanswered, broker.taken, False
     broker.leave()
     while not quiet and loop.time() < give_up and not broker.deposed:
         more = broker.poll()
         await bell.wait(0 if more else idle_wait_s)
-        quiet = not more and not broker.unsettled and broker.ingest.next == came
-        settled, came = settled + broker.ingest.next - came, broker.ingest.next
-    left = Left(settled - len(broker.relay.waiting), broker.unsettled)
+        quiet = not more and not broker.unsettled and broker.taken == came
+        settled, came = settled + broker.taken - came, broker.taken
+    left = Left(settled - broker.unanswered, broker.unsettled)
     for protocol in list(live):
         protocol.say_goodbye()
     give_up = loop.time() + GOODBYE_S_MAX

@@ -18,6 +18,7 @@ from embarcadero.broker.connection import Connection
 from embarcadero.broker.counters import BrokerCounters
 from embarcadero.broker.epoch import EpochView
 from embarcadero.broker.ingest import Entry, Ingest
+from embarcadero.broker.lanes import BrokerLanes
 from embarcadero.broker.reader import Found, LaneReader, Logs
 from embarcadero.broker.relay import Relay, Waiting
 from embarcadero.broker.topics import check_partitions, with_defaults
@@ -38,7 +39,7 @@ from embarcadero.fabric.layout import BrokerLine, Entries, frontier_offset
 from embarcadero.fabric.log import Reservation
 from embarcadero.fabric.region import Fabric
 from embarcadero.placement.directory import Directory
-from embarcadero.types import NO_SESSION, EntryKind, Member, MemberState, Outcome, Topic
+from embarcadero.types import NO_SESSION, EntryKind, Member, MemberState, Order, Outcome, Topic
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import BatchHeader
 from embarcadero.wire.frames import HEADER_BYTES, PROTOCOL_VERSION, FrameKind
@@ -80,6 +81,9 @@ class Broker:
         self._heartbeat = FrontierWriter(self.ingest.frontiers, frontier_offset(BrokerLine.HEARTBEAT))
         self._reads_waiting = FrontierWriter(self.ingest.frontiers, frontier_offset(BrokerLine.READS_WAITING))
         self._logs = Logs(fabric, self.refresh)
+        self.lanes = BrokerLanes(
+            fabric, directory, clock, bell, member, sizes, self.ingest, self.epoch, self._logs, self.counters
+        )
         self._readers: dict[int, LaneReader] = {}
         self._topics: dict[str, Topic] = {}
         self._lanes: dict[int, Topic] = {}
@@ -119,6 +123,7 @@ class Broker:
             reader.trimmed = self._trims.get(lane, 0)
         before, self._members = self._live_addresses(), self._directory.members()
         self._logs.update(self._members)
+        self.lanes.update(lanes, self._members, self._trims)
         me = (self.member.broker, self.member.incarnation)
         self.deposed |= all((o.broker, o.incarnation) != me or o.state != MemberState.LIVE for o in self._members)
         self._advance(self._directory.started_epoch())
@@ -142,9 +147,19 @@ class Broker:
                 connection.answer(0, members)
 
     @property
+    def taken(self) -> int:
+        """How much was taken in, ever: batches and requests."""
+        return self.ingest.next + self.lanes.taken
+
+    @property
+    def unanswered(self) -> int:
+        """How much of what was taken has no outcome yet."""
+        return len(self.relay.waiting) + self.lanes.unacked
+
+    @property
     def unsettled(self) -> int:
-        """How much of what came in has no outcome yet."""
-        return len(self.relay.waiting) + self.ingest.arriving
+        """The same, and what is still on its way in."""
+        return self.unanswered + self.ingest.arriving
 
     def _live_addresses(self) -> list[m.BrokerAddress]:
         return [
@@ -183,6 +198,8 @@ class Broker:
         if through > self.ingest.free_below and self.epoch.may_act():
             self.ingest.free_below = through
         moved |= self.relay.poll(self.epoch)
+        moved |= self.lanes.poll(now_us)
+        self.deposed |= self.lanes.closed
         self._pay_owed()
         moved |= self._retry_parked(now_us)
         self._tell_waiting()
@@ -191,7 +208,10 @@ class Broker:
 
     def next_deadline_us(self) -> int | None:
         """When the next waiting read gives up."""
-        return min((parked.deadline_us for parked in self._parked), default=None)
+        ends = [parked.deadline_us for parked in self._parked]
+        if (lanes_us := self.lanes.next_deadline_us()) is not None:
+            ends.append(lanes_us)
+        return min(ends, default=None)
 
     # --- connections --------------------------------------------------------------------------------------------------
     def connect(self) -> Connection:
@@ -206,6 +226,7 @@ class Broker:
         """Its transport is gone; what it sent stays on its way."""
         self.connections.pop(connection.number, None)
         self._parked = [p for p in self._parked if p.connection is not connection]
+        self.lanes.disconnected(connection)
         for key in sorted(connection.sessions):
             self._attached[key] -= 1
             if not self._attached[key]:
@@ -216,6 +237,7 @@ class Broker:
     def after_receive(self, connection: Connection) -> None:
         """A read of a socket was taken apart: publish what it brought, top up credit."""
         self._publish()
+        self.lanes.publish(connection)
         self.grant(connection)
 
     def _publish(self) -> None:
@@ -299,6 +321,8 @@ class Broker:
             return Outcome.UNKNOWN_SCHEMA
         if header.session == NO_SESSION:
             return Outcome.UNKNOWN_SESSION
+        if topic.order <= Order.BROKER:
+            return self.lanes.check(topic)
         return None if self._attach(connection, header.lane, header.session) else Outcome.BACKPRESSURE
 
     def _attach(self, connection: Connection, lane: int, session: int) -> bool:
@@ -318,6 +342,11 @@ class Broker:
 
     def take_batch(self, connection: Connection, header: BatchHeader, arrived: Reservation) -> None:
         """A whole, right batch: stage its entry."""
+        topic = self._lanes.get(header.lane)
+        if topic is not None and topic.order <= Order.BROKER:
+            if self.lanes.take(connection, topic, header, arrived):
+                self.counters.came_in[header.lane].add(1, header.count, header.length)
+            return
         pending = self.ingest.stage_batch(
             arrived,
             Entry(
@@ -347,7 +376,12 @@ class Broker:
             case m.DescribeTopic():
                 connection.answer(request, self._described(message.name))
             case m.ListTopics():
-                connection.answer(request, m.TopicsAre(topics=self._directory.topics()))
+                connection.answer(request, m.TopicsAre(topics=self._list_topics()))
+            case m.GetLanes():
+                self.refresh()
+                if message.lane not in self._lanes:
+                    raise UnknownTopic(f"there is no topic with lane {message.lane}", "look it up again by name")
+                self.lanes.watch(connection, request, message, self._clock.now_us())
             case m.DeleteTopic():
                 self._directory.delete_topic(message.name)
                 self._bell.ring("sequencer")
@@ -366,7 +400,10 @@ class Broker:
                 raise BadFrame(f"{type(message).__name__} is not a question", "see the protocol's table of messages")
 
     def _described(self, name: str) -> m.TopicIs:
+        """A topic with its schema and all its lanes, as the store has them now."""
         topic, schema = self._directory.described(name)
+        if topic.order <= Order.BROKER:
+            topic = msgspec.structs.replace(topic, lanes=self._directory.lanes(topic.lane))
         return m.TopicIs(topic=topic, columns=schema.columns, widths=schema.widths)
 
     def _create_topic(self, ask: m.CreateTopic) -> None:
@@ -375,6 +412,17 @@ class Broker:
             **with_defaults(ask, self.config),
         )  # fmt: skip
         self._bell.ring("sequencer")
+
+    def _list_topics(self) -> list[Topic]:
+        """All topics, with their lanes unless these would not fit the answer."""
+        topics, lanes = self._directory.topics(), self._directory.lanes()
+        if len(lanes) > limits.LANES_LISTED_MAX:
+            return topics
+        return [
+            msgspec.structs.replace(topic, lanes=[lane for lane in lanes if lane.topic == topic.lane])
+            if topic.order <= Order.BROKER else topic
+            for topic in topics
+        ]  # fmt: skip
 
     def _open_session(self, connection: Connection, request: int, ask: m.OpenSession) -> None:
         if len(ask.name.encode()) > limits.SESSION_NAME_BYTES_MAX:
@@ -386,11 +434,17 @@ class Broker:
         self.refresh()
         if (topic := self._topics.get(ask.topic)) is None:
             raise UnknownTopic(f"there is no topic {ask.topic!r}", "create it first")
+        if topic.order <= Order.BROKER:
+            connection.answer(request, self.lanes.open_session(topic, ask))
+            return
         name_hash = int.from_bytes(blake2b(ask.name.encode(), digest_size=8).digest(), "little") if ask.name else 0
         earlier = NO_SESSION if ask.resume is None else ask.resume
         self._request(connection, request, Entry(EntryKind.SESSION_OPEN, topic.lane, earlier, session_seq=name_hash))
 
     def _close_session(self, connection: Connection, request: int, ask: m.CloseSession) -> None:
+        if (topic := self._lanes.get(ask.lane)) is not None and topic.order <= Order.BROKER:
+            connection.answer(request, m.Done())
+            return
         self._request(connection, request, Entry(EntryKind.SESSION_CLOSE, ask.lane, ask.session))
 
     def _request(self, connection: Connection, request: int, entry: Entry) -> None:
@@ -402,10 +456,16 @@ class Broker:
 
     # --- reads --------------------------------------------------------------------------------------------------------
     def _reader(self, lane: int) -> LaneReader:
+        if (reader := self.lanes.reader(lane)) is not None:
+            return reader
         if lane not in self._lanes:
             self.refresh()
+            if (reader := self.lanes.reader(lane)) is not None:
+                return reader
             if lane not in self._lanes:
                 raise UnknownTopic(f"there is no topic with lane {lane}", "it was deleted; look it up again by name")
+        if (topic := self._lanes[lane]).order <= Order.BROKER:
+            raise BadValue(f"topic {topic.name!r} has order {topic.order}: it has a lane per broker", "ask for a lane")
         if lane not in self._readers:
             self._readers[lane] = LaneReader(self.epoch, self._logs, lane, self.sizes.round_entries)
             self._readers[lane].trimmed = self._trims.get(lane, 0)
@@ -417,8 +477,8 @@ class Broker:
         return self._reader(lane)
 
     def _trim(self, ask: m.Trim) -> m.PlaceIs:
-        reader, topic = self._fresh_reader(ask.lane), self._lanes[ask.lane]
-        self._directory.trim(topic.name, ask.lane, places.trim_to(reader, ask, self._clock))
+        reader, topic = self._fresh_reader(ask.lane), self.topic_of(ask.lane) or ""
+        self._directory.trim(topic, ask.lane, places.trim_to(reader, ask, self._clock))
         return places.start_of(self._fresh_reader(ask.lane), self._clock)
 
     def _tail(self, lane: int) -> m.TailIs:
@@ -452,7 +512,7 @@ class Broker:
             return False
         reader, ask = self._reader(parked.ask.lane), parked.ask
         over = now_us >= parked.deadline_us
-        if not over and reader.ordered() == parked.seen:
+        if not over and reader.news() == parked.seen:
             return False
         found = reader.fetch(ask, now_us)
         if found is None:
@@ -495,7 +555,7 @@ class Broker:
         parked.connection.reading[lane] = (found.next_index, now_us)
         if len(entries):
             size = int(entries["size"].sum())
-            self.counters.went_out[lane].add(len(entries), int(entries["count"].sum()), size)
+            self.counters.went_out[self._topic_lane(lane)].add(len(entries), int(entries["count"].sum()), size)
             if parked.seen >= 0:  # it waited: what it gets now is new
                 self.counters.delivery_us.add(max(0, self._clock.wall_us() - int(entries["append_us"][0])))
 
@@ -524,18 +584,27 @@ class Broker:
 
     def topic_of(self, lane: int) -> str | None:
         """The topic that a lane belongs to."""
-        topic = self._lanes.get(lane)
+        topic = self._lanes.get(self._topic_lane(lane))
         return topic.name if topic is not None else None
 
+    def _topic_lane(self, lane: int) -> int:
+        """A lane of some broker belongs to a topic that is known by another lane number."""
+        of_broker = self.lanes.known.get(lane)
+        return lane if of_broker is None else of_broker.topic
+
     def reader_lags(self) -> dict[int, list[int]]:
-        """By lane: how many batches each of its readers here is behind. Those who stopped asking are not counted."""
+        """By topic's lane: how many batches each reader of one of its lanes here is behind.
+
+        Those who stopped asking are not counted.
+        """
         lags: dict[int, list[int]] = {}
         since_us = self._clock.now_us() - 2 * limits.FETCH_WAIT_MS_MAX * 1000
         for connection in self.connections.values():
             for lane, (next_index, at_us) in connection.reading.items():
-                ordered = self._readers[lane].ordered() if lane in self._readers else None
+                reader = self._readers.get(lane) or self.lanes.readers.get(lane)
+                ordered = None if reader is None else reader.ordered()
                 if ordered is not None and at_us > since_us:
-                    lags.setdefault(lane, []).append(max(0, ordered - next_index))
+                    lags.setdefault(self._topic_lane(lane), []).append(max(0, ordered - next_index))
         return lags
 
     def status(self) -> dict[str, object]:
@@ -547,7 +616,7 @@ class Broker:
             "epoch": self.epoch.number,
             "connections": len(self.connections),
             "pending": self.ingest.next - self.ingest.free_below,
-            "unresolved": len(self.relay.waiting),
+            "unresolved": self.unanswered,
             "log_occupied": round(self.ingest.log.occupied(), 4),
             "full": self._above_since_us is not None,
             "fetches_waiting": len(self._parked),

@@ -201,8 +201,8 @@ def status(data_dir: DataDir = None, json: Json = False) -> None:
         print_json({"cluster": running, "topics": topics, "primitives": describe()})
         return
     _print_processes(running)
-    rows = [[t["name"], t["order"], t["partitions"], t["index"], t["seq"]] for t in topics]
-    print_table("topics", ["name", "order", "partitions", "next index", "next seq"], rows)
+    rows = [[t["name"], t["order"], t["partitions"], t["index"], t["seq"], len(t["lanes"])] for t in topics]
+    print_table("topics", ["name", "order", "partitions", "next index", "next seq", "lanes"], rows)
     print(f"fabric: {running.fabric}. {describe()}")
 
 
@@ -221,6 +221,7 @@ def _topics(running: ClusterReport) -> list[dict[str, Any]]:
                     "partitions": topic.partitions,
                     "index": end.index,
                     "seq": end.seq,
+                    "lanes": list(end.lanes) or [end],
                 }
             )
     return found

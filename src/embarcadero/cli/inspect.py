@@ -28,6 +28,7 @@ _DULL = {"location", "low", "extra", "origin", "partition", "schema", "flags", "
 """Columns that are left out where they are all zero."""
 
 Topic = Annotated[str, typer.Argument(help="Name of the topic.")]
+Lane = Annotated[int | None, typer.Option(min=0, show_default=False, help="Orders 0 and 1: the lane of the place.")]
 
 
 @app.command()
@@ -80,6 +81,7 @@ def batch(
     topic: Topic,
     seq: Annotated[int | None, typer.Option(min=0, show_default=False, help="A record of the batch.")] = None,
     index: Annotated[int | None, typer.Option(min=0, show_default=False, help="The batch's index.")] = None,
+    lane: Lane = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
@@ -95,7 +97,7 @@ def batch(
 
     if (seq is None) == (index is None):
         raise BadValue("say which batch: --seq or --index", "use one of them")
-    found = find_batch(_scene(data_dir), topic, seq=seq, index=index)
+    found = find_batch(_scene(data_dir), topic, seq=seq, index=index, lane=lane)
     if json:
         print_json(found)
         return
@@ -109,6 +111,7 @@ def batch(
 def entry(
     topic: Topic,
     index: Annotated[int, typer.Option(min=0, help="The entry's index.")],
+    lane: Lane = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
@@ -120,7 +123,7 @@ def entry(
     """
     from embarcadero.watch.trace import find_batch
 
-    found = find_batch(_scene(data_dir), topic, index=index)["entry"]
+    found = find_batch(_scene(data_dir), topic, index=index, lane=lane)["entry"]
     if json:
         print_json(found)
     else:
@@ -207,4 +210,10 @@ def _scene(data_dir: Path | None) -> Scene:
         raise NotRunning(f"{folder.path} has no cluster yet", "start one with `embarcadero up`")
     with closing(SqliteStore(folder.store_path)) as store:
         directory = Directory(store)
-        return Scene(_fabric(None, data_dir), directory.topics(), directory.members(), directory.started_epoch())
+        return Scene(
+            _fabric(None, data_dir),
+            directory.topics(),
+            directory.members(),
+            directory.started_epoch(),
+            directory.lanes(),
+        )

@@ -240,19 +240,23 @@ def _records(
             start = _seq_since(log, topic, start)
         if end is not None and (start == "latest" or end.seq == 0 or (isinstance(start, int) and start >= end.seq)):
             return
+        left = {tail.lane: tail for tail in (end.lanes or (end,)) if tail.seq} if end is not None else {}
         with log.subscribe(topic, start=start) as subscriber:
-            while True:
+            while left or end is None:
                 batch = subscriber.poll(timeout=_POLL_S)
-                if batch is not None and batch.gap is not None:
+                if batch is None:
+                    places = subscriber.positions()  # a lane that is missing there has nothing left to read
+                    left = {lane: end for lane, end in left.items() if (places.get(lane, end.index) or 0) < end.index}
+                elif end is not None and batch.lane not in left:
+                    continue  # it came after the end as it was when we began
+                elif batch.gap is not None:
                     yield batch, None
-                elif batch is not None:
+                else:
                     for record in batch.records():
                         if not isinstance(start, int) or record.seq >= start:
                             yield batch, record
-                    if end is not None and batch.seq + batch.count >= end.seq:
-                        return
-                elif end is not None and (subscriber.position() or 0) >= end.index:
-                    return
+                    if batch.lane in left and batch.seq + batch.count >= left[batch.lane].seq:
+                        del left[batch.lane]
 
 
 def _seq_since(log: Log, topic: str, when: datetime) -> int | str:
@@ -279,6 +283,7 @@ def _show_json(batch: Batch, record: Record | None) -> None:
         return
     print_json(
         {
+            "lane": batch.lane,
             "seq": record.seq,
             "index": batch.index,
             "session": batch.session,
@@ -322,5 +327,7 @@ def _gap_text(batch: Batch) -> str:
     gap = batch.gap
     if gap is None:
         return ""
+    if gap.kind.name == "END_OF_LANE":
+        return f"end of lane {batch.lane}, after {gap.start} batches"
     what = "session sequences" if gap.kind.name == "SKIPPED" else "batches"
     return f"{gap.kind.name.lower()}: {what} {gap.start} to {gap.stop - 1}"

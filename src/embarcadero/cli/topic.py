@@ -9,10 +9,11 @@ import typer
 from embarcadero.cli.output import Brokers, DataDir, Json, connect, print_json, print_table
 from embarcadero.cli.settings import Verbs
 from embarcadero.cli.times import parse_time
+from embarcadero.types import Order
 
 if TYPE_CHECKING:
     from embarcadero.client.topics import TopicInfo
-    from embarcadero.types import Topic
+    from embarcadero.types import Tail, Topic, TopicLane
 
 app = Verbs(
     help="Create, list, describe, alter, trim and delete topics.", no_args_is_help=True, rich_markup_mode=None
@@ -26,12 +27,17 @@ Schema = Annotated[
 Ttl = Annotated[
     int | None, typer.Option(show_default=False, help="How long an idle session is kept. Default: 86400.")
 ]
+_ORDER_HELP = (
+    "2: one total order (default). 5: and each session's order, gap-free. 0: an order per broker. 1: and per session."
+)
 _COLUMNS = ["name", "order", "partitions", "on gap", "gap timeout ms", "schema version", "lane"]
+_LANE_COLUMNS = ["lane", "broker", "incarnation", "state", "end", "start seq", "next index", "next seq"]
 
 
 def _row(topic: Topic) -> list[object]:
+    lanes = str(topic.lane) if topic.order > Order.BROKER else f"{len(topic.lanes)} lanes"
     return [
-        topic.name, topic.order, topic.partitions, topic.on_gap, topic.gap_timeout_ms, topic.schema_version, topic.lane
+        topic.name, topic.order, topic.partitions, topic.on_gap, topic.gap_timeout_ms, topic.schema_version, lanes
     ]  # fmt: skip
 
 
@@ -55,10 +61,7 @@ def _facts(topic: TopicInfo) -> dict[str, Any]:
 @app.command()
 def create(
     name: Name,
-    order: Annotated[
-        int | None,
-        typer.Option(show_default=False, help="2: one total order (default). 5: and each session's order, gap-free."),
-    ] = None,
+    order: Annotated[int | None, typer.Option(show_default=False, help=_ORDER_HELP)] = None,
     partitions: Annotated[
         int | None, typer.Option(show_default=False, help="Tags that group members share the log by. Default: 1.")
     ] = None,
@@ -119,16 +122,35 @@ def list_topics(brokers: Brokers = None, data_dir: DataDir = None, json: Json = 
 
 @app.command()
 def describe(name: Name, brokers: Brokers = None, data_dir: DataDir = None, json: Json = False) -> None:
-    """Show a topic: what it promises, where it starts and where it ends."""
+    """Show a topic: what it promises, where it starts and where it ends; of orders 0 and 1 also its lanes."""
     with connect(brokers, data_dir) as log:
         topic, end = log.describe(name), log.tail(name)
+    ends = {tail.lane: tail for tail in end.lanes}
     facts = _facts(topic) | {
         "start_index": end.start_index, "start_seq": end.start_seq, "next_index": end.index, "next_seq": end.seq,
+        "lanes": [_lane_facts(lane, ends.get(lane.lane)) for lane in topic.lanes],
     }  # fmt: skip
     if json:
         print_json(facts)
-    else:
-        print_table(f"topic {name}", ["what", "value"], list(facts.items()))
+        return
+    lanes = facts.pop("lanes")
+    print_table(f"topic {name}", ["what", "value"], list(facts.items()))
+    if topic.order <= Order.BROKER:
+        print_table("lanes", _LANE_COLUMNS, [list(lane.values()) for lane in lanes])
+
+
+def _lane_facts(lane: TopicLane, end: Tail | None) -> dict[str, Any]:
+    state = "open" if lane.open else "removed" if lane.removed else "closed"
+    return {
+        "lane": lane.lane,
+        "broker": lane.broker,
+        "incarnation": lane.incarnation,
+        "state": state,
+        "end": lane.end,
+        "start_seq": end.start_seq if end else lane.end_seq,
+        "next_index": end.index if end else lane.end,
+        "next_seq": end.seq if end else lane.end_seq,
+    }
 
 
 @app.command()
@@ -174,6 +196,9 @@ def trim(
     before_time: Annotated[
         str | None, typer.Option(show_default=False, help='Keep what came since: "2026-01-31T12:00:00Z" or "7d ago".')
     ] = None,
+    lane: Annotated[
+        int | None, typer.Option(show_default=False, help="Orders 0 and 1: the lane to trim. Default: all, by time.")
+    ] = None,
     brokers: Brokers = None,
     data_dir: DataDir = None,
     json: Json = False,
@@ -188,7 +213,7 @@ def trim(
     """
     when = None if before_time is None else parse_time(before_time)
     with connect(brokers, data_dir) as log:
-        start = log.trim(name, before_seq=before_seq, before_index=before_index, before_time=when)
+        start = log.trim(name, before_seq=before_seq, before_index=before_index, before_time=when, lane=lane)
     if json:
         print_json({"topic": name, "start_index": start.index, "start_seq": start.seq})
     else:

@@ -73,6 +73,7 @@ class _Watcher:
                 cluster=directory.cluster_id,
                 members=directory.members(),
                 topics=directory.topics(),
+                lanes=directory.lanes(),
                 epoch=directory.started_epoch(),
             )
         now = scrape_all(Places(self._folder.path).read())

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from embarcadero.client.batch import Batch
 from embarcadero.client.brokers import Brokers
-from embarcadero.client.drivers import SubscriberDriver
+from embarcadero.client.drivers import ReaderCore, SubscriberDriver
 from embarcadero.client.futures import RecordFuture, TableResult, fresh
 from embarcadero.client.options import (
     AS_CONFIGURED,
@@ -40,7 +40,7 @@ from embarcadero.client.options import (
 )
 from embarcadero.client.places import Place, place, seek_place, time_us, trim_place
 from embarcadero.client.pump import Pump
-from embarcadero.client.reading import new_core, read_span, span
+from embarcadero.client.reading import joined, lane_of, lanes_of, read_span, reader_core, span
 from embarcadero.client.topics import TopicInfo
 from embarcadero.config import Config, load
 from embarcadero.errors import (
@@ -54,7 +54,7 @@ from embarcadero.errors import (
 )
 from embarcadero.invariants import invariant
 from embarcadero.limits import CLOSE_TIMEOUT_S
-from embarcadero.types import Position, Tail, Topic
+from embarcadero.types import Order, Position, Tail, Topic
 from embarcadero.wire import messages as m
 from embarcadero.wire.schemas import encode_schema
 
@@ -184,10 +184,20 @@ class Log:
     async def tail(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> Tail:
         """Where the topic ends, and where its readable part starts: everything acked before this call is below the end.
 
+        Of a topic of order 0 or 1 the numbers are sums over all lanes; `lanes` has the tail of each.
+
             end = (await log.tail("orders")).seq
         """
-        found = await self._ask_lane(topic, lambda lane: m.GetTail(lane=lane), m.TailIs, timeout)
-        return Tail(found.lane, found.index, found.seq, found.start_index, found.start_seq)
+        about, found = await self._ask_lanes(
+            topic, lambda about: lanes_of(about, None), lambda lane: m.GetTail(lane=lane), m.TailIs, timeout
+        )
+        tails = tuple(Tail(tail.lane, tail.index, tail.seq, tail.start_index, tail.start_seq) for tail in found)
+        if about.order > Order.BROKER:
+            return tails[0]
+        sums = {
+            name: sum(getattr(tail, name) for tail in tails) for name in ("index", "seq", "start_index", "start_seq")
+        }
+        return Tail(about.lane, **sums, lanes=tails)
 
     async def trim(
         self,
@@ -196,28 +206,46 @@ class Log:
         before_seq: int | None = None,
         before_index: int | None = None,
         before_time: datetime | None = None,
+        lane: int | None = None,
         timeout: Timeout = AS_CONFIGURED,
     ) -> Position:
         """Give up the records before a place; returns where the topic starts now.
 
         No batch is split: one that holds a record to be kept stays whole. Trimming less than before changes nothing;
-        trimming beyond the end raises FuturePosition. Readers below the start get a TRIMMED gap.
+        trimming beyond the end raises FuturePosition. Readers below the start get a TRIMMED gap. Orders 0 and 1: a time
+        trims all lanes (or `lane`), and sums over them are returned; a seq or an index is in one lane, so say which.
 
             start = await log.trim("orders", before_time=datetime.now(UTC) - timedelta(days=7))
         """
         by, before = trim_place(before_seq, before_index, before_time)
-        found = await self._ask_lane(topic, lambda lane: m.Trim(lane=lane, by=by, before=before), m.PlaceIs, timeout)
-        return Position(found.lane, found.index, found.seq)
+        about, found = await self._ask_lanes(
+            topic,
+            lambda about: lanes_of(about, lane) if by == "time" else [lane_of(about, lane, f"before_{by}")],
+            lambda number: m.Trim(lane=number, by=by, before=before),
+            m.PlaceIs,
+            timeout,
+        )
+        if lane is not None or about.order > Order.BROKER:
+            return Position(found[0].lane, found[0].index, found[0].seq)
+        return Position(about.lane, sum(place.index for place in found), sum(place.seq for place in found))
 
-    async def position_at(self, topic: str, time: datetime, *, timeout: Timeout = AS_CONFIGURED) -> Position:
+    async def position_at(
+        self, topic: str, time: datetime, *, lane: int | None = None, timeout: Timeout = AS_CONFIGURED
+    ) -> Position:
         """Where the first batch is that was appended at or after a time; the topic's end if there is none yet.
 
-        Raises Trimmed when batches of that time are gone.
+        Raises Trimmed when batches of that time are gone. Orders 0 and 1: `lane` says in which lane.
 
             position = await log.position_at("orders", datetime(2026, 1, 31, tzinfo=UTC))
         """
         us = time_us(time)
-        found = await self._ask_lane(topic, lambda lane: m.Find(lane=lane, by="time", start=us), m.PlaceIs, timeout)
+        _, (found,) = await self._ask_lanes(
+            topic,
+            lambda about: [lane_of(about, lane, "a time")],
+            lambda number: m.Find(lane=number, by="time", start=us),
+            m.PlaceIs,
+            timeout,
+        )
         return Position(found.lane, found.index, found.seq)
 
     async def status(self, *, timeout: Timeout = AS_CONFIGURED) -> list[dict[str, Any]]:
@@ -229,14 +257,21 @@ class Log:
     def _patience(self, timeout: Timeout) -> float:
         return patience_s(timeout, self.brokers.settings.request_timeout_s)
 
-    async def _ask_lane(
-        self, topic: str, question: Callable[[int], m.Message], kind: type[Answer], timeout: Timeout
-    ) -> Answer:
-        """Ask about a topic's lane, within `timeout` seconds in all."""
+    async def _ask_lanes(
+        self,
+        topic: str,
+        lanes: Callable[[TopicInfo], list[int]],
+        question: Callable[[int], m.Message],
+        kind: type[Answer],
+        timeout: Timeout,
+    ) -> tuple[TopicInfo, list[Answer]]:
+        """Ask about some lanes of a topic, within `timeout` seconds in all. The topic, and an answer per lane."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._patience(timeout)
-        lane = (await self.describe(topic, timeout=timeout)).lane
-        return await self._ask(question(lane), kind, max(0.0, deadline - loop.time()))
+        about = await self.describe(topic, timeout=timeout)
+        left = max(0.0, deadline - loop.time())
+        asked = (self._ask(question(lane), kind, left) for lane in lanes(about))
+        return about, list(await asyncio.gather(*asked))
 
     async def _ask(self, message: m.Message, kind: type[Answer], timeout: Timeout, *, again: bool = True) -> Answer:
         answer = await self.brokers.ask(message, self._patience(timeout), again=again)
@@ -277,7 +312,7 @@ class Log:
         by, value = place(start)
         described = await self.describe(topic, timeout=timeout)
         wanted = None if partitions is None else list(partitions)
-        return self._register(Subscriber(self, described, by, value, wanted))
+        return self._register(Subscriber(self, reader_core(self.brokers, described, by, value, wanted)))
 
     async def read(
         self,
@@ -285,23 +320,38 @@ class Log:
         start: int | datetime | None = None,
         end: int | datetime | None = None,
         *,
+        lane: int | None = None,
         timeout: Timeout = AS_CONFIGURED,
     ) -> pa.Table:
         """Records with start <= seq < end as a table, with a column `_seq`; by default all there are now.
 
         A datetime stands for the first batch appended at or after it, or for the end of the topic. With a schema the
-        table has the newest one; columns that a batch was published without are null. `timeout` is how long it may
-        take without any progress. Raises FuturePosition beyond the end, Trimmed below the start.
+        table has the newest one; columns that a batch was published without are null. A topic of order 0 or 1 is read
+        lane by lane, with a column `_lane`; a seq is then a place in one lane, so say which (`lane`). `timeout` is how
+        long it may take without any progress. Raises FuturePosition beyond the end, Trimmed below the start.
 
             (await log.read("ticks", 1_000, 2_000)).to_pandas()
             await log.read("orders", start=datetime(2026, 1, 31, tzinfo=UTC))
         """
-        described = await self.describe(topic, timeout=timeout)
-        first = (await self.position_at(topic, start, timeout=timeout)).seq if isinstance(start, datetime) else start
-        stop = (await self.position_at(topic, end, timeout=timeout)).seq if isinstance(end, datetime) else end
-        tail = await self._ask(m.GetTail(lane=described.lane), m.TailIs, timeout)
+        about = await self.describe(topic, timeout=timeout)
+        by_seq = isinstance(start, int) or isinstance(end, int)
+        lanes = [lane_of(about, lane, "a seq")] if by_seq else lanes_of(about, lane)
+        parts = {number: await self._read_lane(about, number, start, end, timeout) for number in lanes}
+        return joined(parts, about.versions) if about.order <= Order.BROKER else parts[about.lane]
+
+    async def _read_lane(
+        self, topic: TopicInfo, lane: int, start: int | datetime | None, end: int | datetime | None, timeout: Timeout
+    ) -> pa.Table:
+        first, stop = await self._seq_of(lane, start, timeout), await self._seq_of(lane, end, timeout)
+        tail = await self._ask(m.GetTail(lane=lane), m.TailIs, timeout)
         patience = self._patience(timeout)
-        return await read_span(self.brokers, tail, *span(tail, first, stop), patience, described.versions)
+        return await read_span(self.brokers, tail, *span(tail, first, stop), patience, topic.versions)
+
+    async def _seq_of(self, lane: int, where: int | datetime | None, timeout: Timeout) -> int | None:
+        """The seq at which the batches since a time begin; a seq stays what it is."""
+        if not isinstance(where, datetime):
+            return where
+        return (await self._ask(m.Find(lane=lane, by="time", start=time_us(where)), m.PlaceIs, timeout)).seq
 
     def _register(self, part: PartType) -> PartType:
         self._parts.add(part)
@@ -481,13 +531,12 @@ class Publisher:
 
 
 class Subscriber:
-    """Reads one topic in its order."""
+    """Reads one topic in its order; of a topic of order 0 or 1 all lanes, each in its own order."""
 
-    def __init__(self, log: Log, topic: TopicInfo, by: str, value: int, partitions: list[int] | None) -> None:
-        self._log, self._lane = log, topic.lane
+    def __init__(self, log: Log, core: ReaderCore) -> None:
+        self._log = log
         self._ready = asyncio.Event()
         self._closed = False
-        core = new_core(log.brokers, topic.lane, by, value, partitions, topic.versions)
         self._driver = SubscriberDriver(log.brokers, core, self._ready.set)
 
     async def poll(self, timeout: float | None = None) -> Batch | None:
@@ -512,17 +561,23 @@ class Subscriber:
 
     def seek(
         self,
-        where: str | None = None,
+        where: str | Position | None = None,
         *,
         seq: int | None = None,
         index: int | None = None,
         time: datetime | None = None,
+        lane: int | None = None,
     ) -> None:
-        """Go on from "earliest", "latest", the batch that holds a seq, an index, or the first batch since a time.
+        """Go on from "earliest", "latest", a Position, the batch that holds a seq, an index, or the first since a time.
+
+        Orders 0 and 1: a seq or an index is a place in one lane, so say which; the other lanes go on as they are.
 
             subscriber.seek(time=datetime.now(UTC) - timedelta(hours=1))
+            subscriber.seek(seq=1_000, lane=4_097)
         """
-        self._driver.seek(*seek_place(where, seq, index, time))
+        if isinstance(where, Position):
+            index, lane, where = where.index, where.lane, None
+        self._driver.seek(*seek_place(where, seq, index, time), lane)
 
     @property
     def paused(self) -> bool:
@@ -542,8 +597,12 @@ class Subscriber:
         self._ready.set()
 
     def position(self) -> int | None:
-        """Index of the next batch; None until the cluster has told where that is."""
+        """Index of the next batch; None until the cluster has told where that is. Orders 0 and 1: `positions()`."""
         return self._driver.core.position
+
+    def positions(self) -> dict[int, int | None]:
+        """By lane: index of the next batch; None until the cluster has told where that is."""
+        return self._driver.core.positions()
 
     async def close(self, timeout: float | None = CLOSE_TIMEOUT_S) -> None:  # noqa: ARG002 - nothing to wait for
         """Stop reading."""

@@ -12,9 +12,9 @@ import contextlib
 from typing import Any
 
 from embarcadero.client.connection import Connection, Owned, now_us, open_connection
-from embarcadero.client.drivers import CoreDriver, PublisherDriver
+from embarcadero.client.drivers import Core, CoreDriver, PublisherDriver
 from embarcadero.client.futures import fresh
-from embarcadero.client.publisher import PublisherCore
+from embarcadero.client.lanes import LanesCore
 from embarcadero.client.subscriber import SubscriberCore
 from embarcadero.config import DEFAULTS
 from embarcadero.config.table import Client
@@ -50,7 +50,7 @@ class Brokers:
         self._live: dict[int, Connection] = {}  # by number, ready for use
         self._keepers: dict[int, asyncio.Task[None]] = {}  # by broker
         self._addresses: dict[int, Address] = {}  # by broker
-        self._drivers: dict[PublisherCore | SubscriberCore, CoreDriver] = {}
+        self._drivers: dict[Core, CoreDriver] = {}
         self._sessions: dict[tuple[int, int], PublisherDriver] = {}  # (lane, session)
         self._turn = 0
         self._changed = asyncio.Event()  # a connection came or went
@@ -170,10 +170,10 @@ class Brokers:
             match event:
                 case ControlReceived(message=MembersAre(brokers=brokers)):
                     self._members(brokers)
-                case ControlReceived() if isinstance(owner, PublisherCore | SubscriberCore):
+                case ControlReceived() if isinstance(owner, Core):
                     owner.on_control(number, event.request, event.message, now)
                     touched |= self._driver_of(owner)
-                case FetchedReceived() if isinstance(owner, SubscriberCore):
+                case FetchedReceived() if isinstance(owner, SubscriberCore | LanesCore):
                     owner.on_fetched(number, event, now)
                     touched |= self._driver_of(owner)
                 case AcksReceived(acks=acks):
@@ -186,7 +186,7 @@ class Brokers:
         for driver in touched:
             driver.run()
 
-    def _driver_of(self, core: PublisherCore | SubscriberCore) -> dict[CoreDriver, None]:
+    def _driver_of(self, core: Core) -> dict[CoreDriver, None]:
         driver = self._drivers.get(core)
         if driver is None:
             return {}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from embarcadero.client.batch import Batch
 from embarcadero.client.connection import now_us
 from embarcadero.client.intake import Sealed
+from embarcadero.client.lanes import LanesCore
 from embarcadero.client.outbatch import OutBatch
 from embarcadero.client.publisher import PublisherCore
 from embarcadero.client.subscriber import SubscriberCore
@@ -20,10 +21,14 @@ if TYPE_CHECKING:
     from embarcadero.client.brokers import Brokers
 
 
+ReaderCore = SubscriberCore | LanesCore
+Core = PublisherCore | SubscriberCore | LanesCore
+
+
 class CoreDriver:
     """Runs one core on the connections of `brokers`. After anything was told to the core, `run` must be called."""
 
-    core: PublisherCore | SubscriberCore
+    core: Core
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
@@ -134,9 +139,9 @@ class PublisherDriver(CoreDriver):
 class SubscriberDriver(CoreDriver):
     """Hands on what a subscriber's core has ready. `on_ready` is called when there may be something new."""
 
-    core: SubscriberCore
+    core: ReaderCore
 
-    def __init__(self, brokers: Brokers, core: SubscriberCore, on_ready: Callable[[], None]) -> None:
+    def __init__(self, brokers: Brokers, core: ReaderCore, on_ready: Callable[[], None]) -> None:
         super().__init__(brokers)
         self.core, self._on_ready = core, on_ready
         brokers.attach(self)
@@ -162,7 +167,7 @@ class SubscriberDriver(CoreDriver):
         self.core.resume(now_us())
         self.run()
 
-    def seek(self, by: str, value: int) -> None:
+    def seek(self, by: str, value: int, lane: int | None = None) -> None:
         """Go on elsewhere."""
-        self.core.seek(by, value, now_us())
+        self.core.seek(by, value, now_us(), lane)
         self.run()

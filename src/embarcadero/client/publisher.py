@@ -22,10 +22,10 @@ from embarcadero.client.outbatch import REFUSALS, OutBatch, ended_with, refusal,
 from embarcadero.errors import EmbarcaderoError, OutcomeUnknown, Retriable, SessionFenced, UnknownSession, from_wire
 from embarcadero.invariants import invariant
 from embarcadero.limits import SESSION_WINDOW
-from embarcadero.types import NO_INDEX, NO_SESSION, Outcome, Position
+from embarcadero.types import NO_INDEX, NO_SESSION, Order, Outcome, Position
 from embarcadero.wire.codec import batch_header, control_frame, payload_crc
-from embarcadero.wire.frames import HEADER_BYTES, FrameKind
-from embarcadero.wire.messages import AnyMessage, CloseSession, Done, Failed, Message, Opened, OpenSession, Ping
+from embarcadero.wire.frames import HEADER_BYTES, NO_ACK, FrameKind
+from embarcadero.wire.messages import AnyMessage, CloseSession, Done, Failed, Message, Opened, OpenSession, Ping, Pong
 
 _HEADER_BYTES = HEADER_BYTES[FrameKind.BATCH]
 _BACKOFF_FIRST_US = 2_000
@@ -36,13 +36,14 @@ _STORED = frozenset(o.value for o in Outcome if o.stored)
 class _Route:
     """What this publisher has on one link."""
 
-    __slots__ = ("asked", "in_flight", "link", "since_us")
+    __slots__ = ("asked", "carried", "in_flight", "link", "since_us")
 
     def __init__(self, link: Link) -> None:
         self.link = link
         self.in_flight: dict[int, OutBatch] = {}
         self.asked: int | None = None  # our open or close request that it has not answered
         self.since_us = 0  # since when it has owed us something without a break
+        self.carried = False  # batches without acks went out, and it has not said that they arrived
 
     @property
     def owes(self) -> bool:
@@ -57,8 +58,13 @@ class PublisherCore:
     """One session of one publisher into one topic, over any number of links."""
 
     def __init__(
-        self, *, topic: str, session_name: str = "", window_bytes: int, resend_after_us: int, delivery_timeout_us: int
-    ) -> None:
+        self, *, topic: str, session_name: str = "", window_bytes: int, resend_after_us: int, delivery_timeout_us: int,
+        order: int = int(Order.TOTAL), acks: bool = True,
+    ) -> None:  # fmt: skip
+        self._brokers_order = order <= Order.BROKER  # orders 0 and 1: acks name the lane, and no copy is ever refused
+        self._pinned = order == Order.BROKER  # one link for all batches, so that the session's order holds there
+        self._pin = -1
+        self._flags = 0 if acks or not self._brokers_order else NO_ACK
         self.topic, self._name = topic, session_name
         self._window_bytes = window_bytes
         self._resend_after_us, self._delivery_timeout_us = resend_after_us, delivery_timeout_us
@@ -171,6 +177,8 @@ class PublisherCore:
         if (route := self._routes.get(conn)) is not None:
             route.link.heard(now_us)
             route.link.full = True
+            if self._pin == conn:
+                self._pin, self._turn = -1, self._turn + 1
 
     def on_control(self, conn: int, request: int, message: AnyMessage, now_us: int) -> None:
         """An answer to a request of ours; others are ignored."""
@@ -186,6 +194,8 @@ class PublisherCore:
                 self._opened(message)
             case Done():
                 self.closed = True
+            case Pong():
+                route.carried = False
             case Failed():
                 self._refused(from_wire(message.code, message.message, message.hint), now_us)
         self._pump(now_us)
@@ -197,10 +207,11 @@ class PublisherCore:
             return
         route.link.heard(now_us)
         mine = acks[(acks["lane"] == self.lane) & (acks["session"] == self.session)]
-        columns = [mine[name].tolist() for name in ("session_seq", "index", "seq", "outcome")]
-        for sequence, index, seq, outcome in zip(*columns, strict=True):
+        columns = [mine[name].tolist() for name in ("session_seq", "index", "seq", "outcome", "extra")]
+        for sequence, index, seq, outcome, extra in zip(*columns, strict=True):
             if (batch := self._unsettled.get(sequence)) is not None:
-                self._acked(route, batch, outcome, index, seq, now_us)
+                lane = extra if self._brokers_order else self.lane
+                self._acked(route, batch, outcome, lane, index, seq, now_us)
         self._pump(now_us)
 
     # --- time ---
@@ -305,6 +316,8 @@ class PublisherCore:
         if self._opening and not finished:
             resume = None if self.session == NO_SESSION else self.session
             self._ask(OpenSession(topic=self.topic, name=self._name, resume=resume), now_us)
+        elif finished and any(route.carried for route in self._routes.values()):
+            self._ask_whether_arrived(now_us)
         elif finished and not self._opening:
             self._ask(CloseSession(lane=self.lane, session=self.session), now_us)
         elif finished and not any(route.asked is not None for route in self._routes.values()):
@@ -316,8 +329,8 @@ class PublisherCore:
             if batch is None or batch.link is not None:  # settled, or sent again, since it was queued
                 heappop(self._queue)
                 continue
-            route = self._pick(_HEADER_BYTES + batch.size)
-            if route is None:
+            route = (self._pick_pinned if self._pinned else self._pick)(_HEADER_BYTES + batch.size)
+            if route is None or (self._pinned and any(later < batch.sequence for _, later in self._later)):
                 return
             heappop(self._queue)
             self._transmit(route, batch, now_us)
@@ -331,10 +344,13 @@ class PublisherCore:
         batch.doubts += 1
         header = batch_header(
             session_seq=batch.sequence, low=self._low, lane=self.lane, session=self.session, count=batch.count,
-            crc=batch.crc, length=batch.size, partition=batch.partition, schema=batch.schema,
+            crc=batch.crc, length=batch.size, partition=batch.partition, schema=batch.schema, flags=self._flags,
         )  # fmt: skip
         self._write(link.number, header)
         self._write(link.number, batch.payload)
+        if self._flags & NO_ACK:
+            route.carried = True
+            self._settle(batch, None, None)
 
     def _pick(self, size: int) -> _Route | None:
         """The next link, round-robin, with credit for `size` bytes; a batch that is alone takes the last one again.
@@ -342,7 +358,8 @@ class PublisherCore:
         One at a time, batches gain nothing from many brokers, and a broker that has just worked is a quick one.
         """
         routes = list(self._routes.values())
-        first = self._turn - (len(self._unsettled) == 1)
+        alone = len(self._unsettled) == 1 and not self._flags & NO_ACK  # without acks nobody knows whether it is
+        first = self._turn - alone
         for step in range(len(routes)):
             at = (first + step) % len(routes)
             if routes[at].link.room() >= size:
@@ -350,9 +367,27 @@ class PublisherCore:
                 return routes[at]
         return None
 
-    def _acked(self, route: _Route, batch: OutBatch, outcome: int, index: int, seq: int, now_us: int) -> None:
+    def _pick_pinned(self, size: int) -> _Route | None:
+        """The session's own link, if it has credit for `size` bytes; another one once that is gone or long full."""
+        if self._pin not in self._routes:
+            links = list(self._routes)
+            self._pin = links[self._turn % len(links)] if links else -1
+        route = self._routes.get(self._pin)
+        return route if route is not None and route.link.room() >= size else None
+
+    def _ask_whether_arrived(self, now_us: int) -> None:
+        """Batches without acks are gone from here only when their brokers answer to something sent after them."""
+        for route in self._routes.values():
+            if route.carried and route.asked is None:
+                route.starts_owing(now_us)
+                route.asked = route.link.ask(self)
+                self._write(route.link.number, control_frame(Ping(), route.asked))
+
+    def _acked(
+        self, route: _Route, batch: OutBatch, outcome: int, lane: int, index: int, seq: int, now_us: int
+    ) -> None:
         if outcome in _STORED:
-            position = None if index == NO_INDEX else Position(self.lane, index, seq)
+            position = None if index == NO_INDEX else Position(lane, index, seq)
             self._settle(batch, position, None)
             return
         if route.in_flight.pop(batch.sequence, None) is None:

@@ -16,6 +16,7 @@ from embarcadero.client.options import PublisherOptions, checked_ack
 from embarcadero.client.publisher import PublisherCore
 from embarcadero.client.topics import TopicInfo
 from embarcadero.errors import Backpressure, Closed, OutOfSequence, TimedOut
+from embarcadero.types import Ack
 
 _POLL_S = 0.001  # how often a congested publisher is looked at, at most
 
@@ -44,6 +45,8 @@ class Pump:
             window_bytes=options.window_bytes,
             resend_after_us=int(brokers.settings.resend_after_s * 1e6),
             delivery_timeout_us=int(options.delivery_timeout * 1e6),
+            order=topic.order,
+            acks=options.ack != Ack.NONE,
         )
         self._loop = asyncio.get_running_loop()
         self._linger_s, self._patience_s = options.linger_ms / 1000, options.delivery_timeout

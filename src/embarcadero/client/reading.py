@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,33 +12,84 @@ from embarcadero.client.batch import Batch
 from embarcadero.client.brokers import Brokers
 from embarcadero.client.drivers import SubscriberDriver
 from embarcadero.client.futures import fresh
+from embarcadero.client.lanes import LanesCore
 from embarcadero.client.subscriber import SubscriberCore
+from embarcadero.client.topics import TopicInfo
 from embarcadero.errors import BadValue, FuturePosition, TimedOut, Trimmed
-from embarcadero.types import GapKind
+from embarcadero.types import GapKind, Order, Topic
 from embarcadero.wire.messages import TailIs
 from embarcadero.wire.schemas import RAW, SEQ_COLUMN, TopicSchemas
 
 _AT_ONCE = 256
+_LANE = pa.field("_lane", pa.uint32(), nullable=False)
 
 
 def new_core(
     brokers: Brokers, lane: int, by: str, value: int, partitions: list[int] | None = None, schemas: TopicSchemas = RAW
 ) -> SubscriberCore:
-    """A subscriber's core with the settings of this client. It reads batches by `schemas` for as long as it lives."""
-    core = SubscriberCore(
-        lane=lane,
-        by=by,
-        start=value,
-        partitions=partitions,
-        silent_after_us=int(brokers.settings.resend_after_s * 1e6),
-        wait_ms=brokers.settings.fetch_wait_ms,
-        max_bytes=brokers.settings.fetch_bytes,
-        prefetch=brokers.settings.prefetch,
-        brokers=brokers.broker_of_handle,
-        turn=brokers.next_turn(),
-    )
-    core.schemas = schemas
-    return core
+    """A reader of one lane with the settings of this client. It reads batches by `schemas` for as long as it lives."""
+    return SubscriberCore(lane=lane, by=by, start=value, partitions=partitions, schemas=schemas, **_settings(brokers))
+
+
+def reader_core(
+    brokers: Brokers, topic: TopicInfo, by: str, value: int, partitions: list[int] | None = None
+) -> SubscriberCore | LanesCore:
+    """A reader of a whole topic: of its one lane, or (orders 0 and 1) of all its lanes."""
+    if topic.order > Order.BROKER:
+        return new_core(brokers, topic.lane, by, value, partitions, topic.versions)
+    if by in ("index", "seq"):
+        raise BadValue(
+            f"topic {topic.name!r} has order {topic.order}: a {by} names a place in one of its lanes",
+            'start at "earliest", "latest" or a time, then seek(seq=..., lane=...)',
+        )
+    return LanesCore(
+        topic=topic.lane, lanes=topic.lanes, by=by, start=value, partitions=partitions, schemas=topic.versions,
+        **_settings(brokers),
+    )  # fmt: skip
+
+
+def _settings(brokers: Brokers) -> dict[str, Any]:
+    return {
+        "silent_after_us": int(brokers.settings.resend_after_s * 1e6),
+        "wait_ms": brokers.settings.fetch_wait_ms,
+        "max_bytes": brokers.settings.fetch_bytes,
+        "prefetch": brokers.settings.prefetch,
+        "brokers": brokers.broker_of_handle,
+        "turn": brokers.next_turn(),
+    }
+
+
+def lanes_of(topic: Topic, lane: int | None) -> list[int]:
+    """The lanes that a question is about: all of the topic, or the given one. BadValue if it is of another topic."""
+    lanes = [each.lane for each in topic.lanes] if topic.order <= Order.BROKER else [topic.lane]
+    if lane is None:
+        return lanes
+    if lane not in lanes:
+        raise BadValue(f"lane {lane} is not a lane of topic {topic.name!r}", f"its lanes are {lanes}")
+    return [lane]
+
+
+def lane_of(topic: Topic, lane: int | None, what: str) -> int:
+    """The one lane that a question is about: a topic of order 0 or 1 has several, and BadValue asks for one."""
+    if lane is None and topic.order <= Order.BROKER:
+        raise BadValue(
+            f"topic {topic.name!r} has order {topic.order}: {what} names a place in one of its lanes",
+            "say which: lane=...; describe() lists them",
+        )
+    return lanes_of(topic, lane)[0]
+
+
+def joined(parts: dict[int, pa.Table], schemas: TopicSchemas) -> pa.Table:
+    """Tables of several lanes as one, with a column that tells the lane."""
+    tables = [
+        table.append_column(_LANE, pa.array(np.full(table.num_rows, lane, dtype=np.uint32)))
+        for lane, table in parts.items()
+    ]
+    return pa.concat_tables(tables) if tables else _read_schema(schemas).append(_LANE).empty_table()
+
+
+def _read_schema(schemas: TopicSchemas) -> pa.Schema:
+    return schemas.newest.append(pa.field(SEQ_COLUMN, pa.uint64(), nullable=False))
 
 
 def span(tail: TailIs, start: int | None, end: int | None) -> tuple[int, int]:
@@ -57,7 +109,7 @@ async def read_span(
 ) -> pa.Table:
     """Records with first <= seq < stop. TimedOut when nothing comes for `patience` seconds."""
     parts: list[pa.RecordBatch] = []
-    schema = schemas.newest.append(pa.field(SEQ_COLUMN, pa.uint64(), nullable=False))
+    schema = _read_schema(schemas)
     if first < stop:
         ready = asyncio.Event()
         driver = SubscriberDriver(brokers, new_core(brokers, tail.lane, "seq", first, None, schemas), ready.set)
@@ -65,7 +117,7 @@ async def read_span(
             at = first
             while at < stop:
                 for batch in await _next(driver, ready, patience):
-                    if batch.gap is not None and batch.gap.kind != GapKind.SKIPPED:
+                    if batch.gap is not None and batch.gap.kind in (GapKind.TRIMMED, GapKind.LOST):
                         raise Trimmed(
                             f"records from seq {at} on were trimmed while they were read: index {batch.gap.stop} is "
                             "the first readable one",

@@ -17,6 +17,7 @@ from embarcadero.client.batch import Batch, OrderEntry
 from embarcadero.client.link import Link, Silence
 from embarcadero.errors import (
     BadFrame,
+    BadValue,
     ChecksumMismatch,
     Corrupt,
     EmbarcaderoError,
@@ -27,11 +28,11 @@ from embarcadero.errors import (
     from_wire,
 )
 from embarcadero.limits import FETCH_BYTES_DEFAULT, FETCH_WAIT_MS_DEFAULT, PREFETCH_FETCHES
-from embarcadero.types import EntryKind, Gap
+from embarcadero.types import EntryKind, Gap, GapKind
 from embarcadero.wire.codec import control_frame, payload_crc
 from embarcadero.wire.messages import AnyMessage, Failed, Fetch, Ping
 from embarcadero.wire.receiver import FetchedReceived
-from embarcadero.wire.schemas import RAW
+from embarcadero.wire.schemas import RAW, TopicSchemas
 
 _BACKOFF_FIRST_US = 5_000
 _BACKOFF_LAST_US = 500_000
@@ -53,12 +54,16 @@ class SubscriberCore:
         prefetch: int = PREFETCH_FETCHES,
         brokers: Mapping[int, int] | None = None,
         turn: int = 0,
+        schemas: TopicSchemas = RAW,
+        owner: object | None = None,  # whom answers belong to, if not to this core itself
     ) -> None:
+        self._owner = self if owner is None else owner
+        self.ended = False  # the lane is closed, and its end was handed on
         self.lane, self._partitions = lane, partitions
         self._silent_after_us, self._wait_ms, self._max_bytes = silent_after_us, wait_ms, max_bytes
         self._prefetch = prefetch
         self._brokers = {} if brokers is None else brokers  # region handle -> broker
-        self.schemas = RAW  # by which batches are read
+        self._schemas = schemas  # by which batches are read
         self.failed: EmbarcaderoError | None = None
         self._links: dict[int, Link] = {}
         self._turn = turn  # which link to ask; moves on when one disappoints
@@ -95,8 +100,15 @@ class SubscriberCore:
         self._pump(now_us)
         return taken
 
-    def seek(self, by: str, value: int, now_us: int) -> None:
+    def positions(self) -> dict[int, int | None]:
+        """By lane: index of the next batch to be taken."""
+        return {self.lane: self.position}
+
+    def seek(self, by: str, value: int, now_us: int, lane: int | None = None) -> None:
         """Go on elsewhere: by "index", "seq", "time", "earliest" or "latest". What was fetched ahead is dropped."""
+        if lane not in (None, self.lane):
+            raise BadValue(f"lane {lane} is not a lane of this topic", f"its lane is {self.lane}")
+        self.ended = False
         self._by, self._next, self._next_seq = by, value, None
         self._ready.clear()
         self._ready_bytes = 0
@@ -175,7 +187,7 @@ class SubscriberCore:
             silence = link.silence(self._asked_us, now_us, self._silent_after_us)
             if silence is Silence.ASK:
                 link.pinged(now_us)
-                self._write(link.number, control_frame(Ping(), link.ask(self)))
+                self._write(link.number, control_frame(Ping(), link.ask(self._owner)))
             elif silence is Silence.DEAD:
                 self._abandoned.append(link.number)
                 self.on_disconnected(link.number, now_us)
@@ -193,7 +205,7 @@ class SubscriberCore:
     def _pump(self, now_us: int) -> None:
         """Ask for more unless that is under way, or there is enough, or asking makes no sense."""
         enough = self._ready_bytes > (self._prefetch - 1) * self._max_bytes
-        if self._asked is not None or enough or not self._links:
+        if self._asked is not None or enough or self.ended or not self._links:
             return
         if self.failed is not None or self.paused or now_us < self._ask_from_us:
             return
@@ -205,7 +217,7 @@ class SubscriberCore:
             lane=self.lane, by=self._by, start=self._next, max_bytes=self._max_bytes, wait_ms=wait_ms,
             partitions=self._partitions,
         )  # fmt: skip
-        request = link.ask(self)
+        request = link.ask(self._owner)
         self._asked, self._asked_us = (link.number, request), now_us
         self._write(link.number, control_frame(ask, request))
 
@@ -234,7 +246,7 @@ class SubscriberCore:
         for fields, payload in zip(event.entries.tolist(), event.payloads, strict=True):
             entry = OrderEntry._make(fields)
             self._check(entry, payload)
-            self._put(Batch.of_entry(self.lane, entry, payload, self._brokers, self.schemas))
+            self._put(Batch.of_entry(self.lane, entry, payload, self._brokers, self._schemas))
             self._by, self._next, self._next_seq = "index", entry.index + 1, entry.seq + entry.count
             self._suspicions = 0
         if self._by == "index" and event.next_index < self._next:
@@ -244,9 +256,11 @@ class SubscriberCore:
         self._by, self._next = "index", event.next_index
 
     def _take_gap(self, gap: Gap) -> None:
-        if self._by == "index" and gap.start != self._next:
+        jumps = gap.start > self._next and self._partitions is None  # a filter leaves out what is before the gap
+        if self._by == "index" and (gap.start < self._next or jumps):
             raise BadFrame(f"a gap at index {gap.start} where {self._next} comes next", "report it: this is a bug")
         self._put(Batch.of_gap(self.lane, gap, self._next_seq))
+        self.ended = gap.kind is GapKind.END_OF_LANE
         self._by, self._next, self._next_seq = "index", gap.stop, None
 
     def _check(self, entry: OrderEntry, payload: Any) -> None:

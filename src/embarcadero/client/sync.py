@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from embarcadero.client import aio
 from embarcadero.client.batch import Batch
-from embarcadero.client.drivers import SubscriberDriver
+from embarcadero.client.drivers import ReaderCore, SubscriberDriver
 from embarcadero.client.futures import RecordFuture, TableResult, fresh
 from embarcadero.client.intake import RECORD_OVERHEAD_BYTES, Record, Sealed
 from embarcadero.client.options import (
@@ -36,8 +36,7 @@ from embarcadero.client.options import (
 )
 from embarcadero.client.places import Place, place, seek_place
 from embarcadero.client.pump import Pump
-from embarcadero.client.reading import new_core
-from embarcadero.client.subscriber import SubscriberCore
+from embarcadero.client.reading import reader_core
 from embarcadero.client.thread import LoopThread
 from embarcadero.client.topics import TopicInfo
 from embarcadero.client.waiting import Waitable
@@ -176,6 +175,8 @@ class Log:
     def tail(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> Tail:
         """Where the topic ends, and where its readable part starts: everything acked before this call is below the end.
 
+        Of a topic of order 0 or 1 the numbers are sums over all lanes; `lanes` has the tail of each.
+
             end = log.tail("orders").seq
         """
         return self.thread.wait(self._log.tail(topic, timeout=timeout))
@@ -187,29 +188,38 @@ class Log:
         before_seq: int | None = None,
         before_index: int | None = None,
         before_time: datetime | None = None,
+        lane: int | None = None,
         timeout: Timeout = AS_CONFIGURED,
     ) -> Position:
         """Give up the records before a place; returns where the topic starts now.
 
         No batch is split: one that holds a record to be kept stays whole. Trimming less than before changes nothing;
-        trimming beyond the end raises FuturePosition. Readers below the start get a TRIMMED gap.
+        trimming beyond the end raises FuturePosition. Readers below the start get a TRIMMED gap. Orders 0 and 1: a time
+        trims all lanes (or `lane`), and sums over them are returned; a seq or an index is in one lane, so say which.
 
             start = log.trim("orders", before_time=datetime.now(UTC) - timedelta(days=7))
         """
         return self.thread.wait(
             self._log.trim(
-                topic, before_seq=before_seq, before_index=before_index, before_time=before_time, timeout=timeout
+                topic,
+                before_seq=before_seq,
+                before_index=before_index,
+                before_time=before_time,
+                lane=lane,
+                timeout=timeout,
             )
         )
 
-    def position_at(self, topic: str, time: datetime, *, timeout: Timeout = AS_CONFIGURED) -> Position:
+    def position_at(
+        self, topic: str, time: datetime, *, lane: int | None = None, timeout: Timeout = AS_CONFIGURED
+    ) -> Position:
         """Where the first batch is that was appended at or after a time; the topic's end if there is none yet.
 
-        Raises Trimmed when batches of that time are gone.
+        Raises Trimmed when batches of that time are gone. Orders 0 and 1: `lane` says in which lane.
 
             position = log.position_at("orders", datetime(2026, 1, 31, tzinfo=UTC))
         """
-        return self.thread.wait(self._log.position_at(topic, time, timeout=timeout))
+        return self.thread.wait(self._log.position_at(topic, time, lane=lane, timeout=timeout))
 
     def status(self, *, timeout: Timeout = AS_CONFIGURED) -> list[dict[str, Any]]:
         """What each broker that we are connected to says about itself."""
@@ -257,7 +267,7 @@ class Log:
         self, topic: str, where: tuple[str, int], partitions: list[int] | None, patience: Timeout
     ) -> Subscriber:
         described = await self._log.describe(topic, timeout=patience)
-        return Subscriber(self, new_core(self.brokers, described.lane, *where, partitions, described.versions))
+        return Subscriber(self, reader_core(self.brokers, described, *where, partitions))
 
     def read(
         self,
@@ -265,18 +275,20 @@ class Log:
         start: int | datetime | None = None,
         end: int | datetime | None = None,
         *,
+        lane: int | None = None,
         timeout: Timeout = AS_CONFIGURED,
     ) -> pa.Table:
         """Records with start <= seq < end as a table, with a column `_seq`; by default all there are now.
 
         A datetime stands for the first batch appended at or after it, or for the end of the topic. With a schema the
-        table has the newest one; columns that a batch was published without are null. `timeout` is how long it may
-        take without any progress. Raises FuturePosition beyond the end, Trimmed below the start.
+        table has the newest one; columns that a batch was published without are null. A topic of order 0 or 1 is read
+        lane by lane, with a column `_lane`; a seq is then a place in one lane, so say which (`lane`). `timeout` is how
+        long it may take without any progress. Raises FuturePosition beyond the end, Trimmed below the start.
 
             log.read("ticks", 1_000, 2_000).to_pandas()
             log.read("orders", start=datetime(2026, 1, 31, tzinfo=UTC))
         """
-        return self.thread.wait(self._log.read(topic, start, end, timeout=timeout))
+        return self.thread.wait(self._log.read(topic, start, end, lane=lane, timeout=timeout))
 
     def _register(self, part: PartType) -> PartType:
         self._parts.add(part)
@@ -497,9 +509,12 @@ class Publisher:
 
 
 class Subscriber:
-    """Reads one topic in its order. The background thread fetches ahead, within bounds."""
+    """Reads one topic in its order; of a topic of order 0 or 1 all lanes, each in its own order (`batch.lane`).
 
-    def __init__(self, log: Log, core: SubscriberCore) -> None:
+    The background thread fetches ahead, within bounds.
+    """
+
+    def __init__(self, log: Log, core: ReaderCore) -> None:
         """To be called in the background thread."""
         self._log, self._thread = log, log.thread
         self._condition = Waitable()
@@ -547,17 +562,23 @@ class Subscriber:
 
     def seek(
         self,
-        where: str | None = None,
+        where: str | Position | None = None,
         *,
         seq: int | None = None,
         index: int | None = None,
         time: datetime | None = None,
+        lane: int | None = None,
     ) -> None:
-        """Go on from "earliest", "latest", the batch that holds a seq, an index, or the first batch since a time.
+        """Go on from "earliest", "latest", a Position, the batch that holds a seq, an index, or the first since a time.
+
+        Orders 0 and 1: a seq or an index is a place in one lane, so say which; the other lanes go on as they are.
 
             subscriber.seek(time=datetime.now(UTC) - timedelta(hours=1))
+            subscriber.seek(seq=1_000, lane=4_097)
         """
-        self._thread.wait(self._seek(*seek_place(where, seq, index, time)))
+        if isinstance(where, Position):
+            index, lane, where = where.index, where.lane, None
+        self._thread.wait(self._seek(*seek_place(where, seq, index, time), lane))
 
     @property
     def paused(self) -> bool:
@@ -580,16 +601,24 @@ class Subscriber:
             self._condition.notify_all()
         self._thread.call(self._driver.resume)
 
-    async def _seek(self, by: str, value: int) -> None:
+    async def _seek(self, by: str, value: int, lane: int | None) -> None:
+        self._driver.seek(by, value, lane)
         with self._lock:
-            self._ready.clear()
+            self._ready = deque(batch for batch in self._ready if lane is not None and batch.lane != lane)
             self._error = None
-        self._driver.seek(by, value)
+        self._refill()
 
     def position(self) -> int | None:
-        """Index of the next batch; None until the cluster has told where that is."""
+        """Index of the next batch; None until the cluster has told where that is. Orders 0 and 1: `positions()`."""
         with self._lock:
-            return self._ready[0].index if self._ready else self._driver.core.position
+            place = self._driver.core.position
+            return self._ready[0].index if self._ready else place
+
+    def positions(self) -> dict[int, int | None]:
+        """By lane: index of the next batch; None until the cluster has told where that is."""
+        with self._lock:
+            ahead = {batch.lane: batch.index for batch in reversed(self._ready)}
+            return self._driver.core.positions() | ahead
 
     def close(self) -> None:
         """Stop reading. Closing twice is fine."""

@@ -9,6 +9,7 @@ epochs) come from counters in the store and are never handed out twice while any
     cluster                          id, generation, counters of lanes and region handles
     topics/<name>                    Topic
     schemas/<name>                   its newest schema, and the width of each version
+    lanes/<topic's lane>/<lane>      TopicLane: a broker's lane in a topic of order 0 or 1
     incarnations/<broker>            the newest incarnation of that broker
     members/<broker>/<incarnation>   Member
     epochs                           newest epoch handed out, newest started
@@ -18,6 +19,7 @@ epochs) come from counters in the store and are never handed out twice while any
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -25,11 +27,20 @@ from typing import TypeVar
 import msgspec
 
 from embarcadero.errors import Backpressure, BadValue, Corrupt, TooMany, TopicExists, UnknownTopic
-from embarcadero.limits import BROKERS_MAX, EPOCHS_AHEAD_MAX, EPOCHS_MAX, LANES_MAX, REGION_HANDLES, TOPICS_MAX
+from embarcadero.limits import (
+    BROKER_LANES_FIRST,
+    BROKER_LANES_KEPT_MAX,
+    BROKERS_MAX,
+    EPOCHS_AHEAD_MAX,
+    EPOCHS_MAX,
+    LANES_MAX,
+    REGION_HANDLES,
+    TOPICS_MAX,
+)
 from embarcadero.placement.altering import SchemaHistory, altered, first_version, next_version
 from embarcadero.placement.rules import new_topic
 from embarcadero.placement.store import ABSENT, Check, Delete, Put, Store, Write
-from embarcadero.types import Member, MemberState, OnGap, Order, Topic
+from embarcadero.types import Member, MemberState, OnGap, Order, Topic, TopicLane
 from embarcadero.wire.messages import AlterTopic
 
 T = TypeVar("T")
@@ -48,6 +59,7 @@ class _Cluster(msgspec.Struct, frozen=True):
     next_lane: int = 0
     lanes_left: int = LANES_MAX
     next_handle: int = 0
+    next_broker_lane: int = BROKER_LANES_FIRST
 
 
 class _Epochs(msgspec.Struct, frozen=True):
@@ -83,8 +95,16 @@ def _trim_key(lane: int) -> str:
     return f"trims/{lane:05}"
 
 
+def _lane_key(lane: TopicLane) -> str:
+    return f"lanes/{lane.topic:05}/{lane.lane:010}"
+
+
 def _member_key(broker: int, incarnation: int) -> str:
     return f"members/{broker:05}/{incarnation:010}"
+
+
+def _key_of(member: Member) -> str:
+    return _member_key(member.broker, member.incarnation)
 
 
 class _Plan:
@@ -150,7 +170,11 @@ class Directory:
             for offset, (key, topic) in enumerate(topics):
                 lane = (cluster.next_lane + offset) % LANES_MAX
                 plan.put(key, msgspec.structs.replace(topic, lane=lane))
-            for key, _ in [*plan.list("members/", Member), *plan.list("starts/", _Start), *plan.list("trims/", _Trim)]:
+            forgotten = (
+                plan.list("members/", Member), plan.list("starts/", _Start), plan.list("trims/", _Trim),
+                plan.list("lanes/", TopicLane),
+            )  # fmt: skip
+            for key, _ in itertools.chain(*forgotten):
                 plan.delete(key)
             plan.read("epochs", _Epochs)
             plan.put("epochs", _Epochs())
@@ -258,6 +282,9 @@ class Directory:
             plan.delete(f"topics/{name}")
             plan.delete(f"schemas/{name}")
             plan.delete(_trim_key(topic.lane))
+            for key, lane in plan.list(f"lanes/{topic.lane:05}/", TopicLane):
+                plan.delete(key)
+                plan.delete(_trim_key(lane.lane))
 
         self._decide(plan_it)
 
@@ -278,6 +305,52 @@ class Directory:
         """Lanes that were trimmed, and where they start."""
         found = ((item.key, _decode(item.key, item.value, _Trim)) for item in self._store.list("trims/"))
         return {int(key.removeprefix("trims/")): trim.index for key, trim in found}
+
+    # --- lanes of brokers (orders 0 and 1) ----------------------------------------------------------------------------
+
+    def make_lane(self, topic: Topic, member: Member) -> TopicLane | None:
+        """Number a lane for a live incarnation's batches of a topic; None when the topic or the incarnation is gone."""
+
+        def plan_it(plan: _Plan) -> TopicLane | None:
+            cluster = self._counters(plan)
+            found, owner = plan.read(f"topics/{topic.name}", Topic), plan.read(_key_of(member), Member)
+            if found is None or found.lane != topic.lane or owner is None or owner.state is not MemberState.LIVE:
+                return None
+            gone = [(key, old) for key, old in plan.list(f"lanes/{topic.lane:05}/", TopicLane) if old.removed]
+            for key, old in gone[:-BROKER_LANES_KEPT_MAX]:
+                plan.delete(key)
+                plan.delete(_trim_key(old.lane))
+            lane = TopicLane(
+                lane=cluster.next_broker_lane, topic=topic.lane, broker=member.broker,
+                incarnation=member.incarnation, handle=member.handle,
+            )  # fmt: skip
+            plan.put("cluster", msgspec.structs.replace(cluster, next_broker_lane=lane.lane + 1))
+            plan.put(_lane_key(lane), lane)
+            return lane
+
+        return self._decide(plan_it)
+
+    def lanes(self, topic: int | None = None) -> list[TopicLane]:
+        """Lanes of brokers, oldest first within a topic; `topic`: of the topic with this lane number only."""
+        prefix = "lanes/" if topic is None else f"lanes/{topic:05}/"
+        return [_decode(item.key, item.value, TopicLane) for item in self._store.list(prefix)]
+
+    def close_lanes(self, ends: list[TopicLane], epoch: int) -> bool:
+        """Record where lanes of a dead incarnation end. Ends that are recorded stay.
+
+        Only the sequencer of the newest epoch may: once a later one is handed out, False, and nothing changes.
+        """
+
+        def plan_it(plan: _Plan) -> bool:
+            if (plan.read("epochs", _Epochs) or _Epochs()).handed_out != epoch:
+                return False
+            for lane in ends:
+                found = plan.read(_lane_key(lane), TopicLane)
+                if found is not None and found.open:
+                    plan.put(_lane_key(lane), lane)
+            return True
+
+        return self._decide(plan_it)
 
     # --- members ------------------------------------------------------------------------------------------------------
 
@@ -319,7 +392,12 @@ class Directory:
         def plan_it(plan: _Plan) -> bool:
             if (plan.read("epochs", _Epochs) or _Epochs()).handed_out != epoch:
                 return False
-            return self._mark(plan, broker, incarnation, MemberState.DEAD, MemberState.REMOVED)
+            if not self._mark(plan, broker, incarnation, MemberState.DEAD, MemberState.REMOVED):
+                return False
+            for key, lane in plan.list("lanes/", TopicLane):
+                if (lane.broker, lane.incarnation) == (broker, incarnation):
+                    plan.put(key, msgspec.structs.replace(lane, removed=True, end=lane.end or 0))
+            return True
 
         return self._decide(plan_it)
 

@@ -32,9 +32,10 @@ def check_topic_name(name: str) -> None:
 
 def _checked_order(order: int) -> Order:
     if order not in list(Order):
-        raise BadValue(f"order {order} does not exist", "use 2 (one total order) or 5 (and each session's order too)")
-    if order in {Order.NONE, Order.BROKER}:
-        raise NotAvailable(f"order {order} comes with a later version", "use order 2 or 5")
+        raise BadValue(
+            f"order {order} does not exist",
+            "use 2 (one total order), 5 (and each session's order too), or 0 and 1 (an order per broker)",
+        )
     return Order(order)
 
 

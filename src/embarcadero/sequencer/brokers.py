@@ -14,6 +14,7 @@ from embarcadero.errors import FabricFull
 from embarcadero.fabric.layout import Entries, join, pick, seal
 from embarcadero.fabric.region import Fabric, Region
 from embarcadero.placement.directory import Directory
+from embarcadero.sequencer.broker_lanes import close_lanes
 from embarcadero.sequencer.decisions import words
 from embarcadero.sequencer.sources import BrokerLegacy, Source, results_region
 from embarcadero.types import Member, MemberState
@@ -32,8 +33,9 @@ class Brokers:
         self.members: list[Member] = []
         self.sources: dict[int, Source] = {}
         self.awaited = False
+        self.problems: list[str] = []  # for the log
         self._turn = 0
-        self._dead: dict[int, int] = {}  # handle of a dead incarnation -> bytes of its log, oldest first
+        self._dead: dict[int, int] = {}  # handle of a dead incarnation -> bytes that it keeps, oldest first
 
     def update(self, members: list[Member], legacies: dict[int, BrokerLegacy]) -> None:
         """Attach new incarnations, close dead ones."""
@@ -46,8 +48,13 @@ class Brokers:
             source = self.sources.get(member.handle)
             if source is None:
                 source = self._attach(member, legacies.get(member.handle) or BrokerLegacy())
-            if source is not None and member.state is MemberState.DEAD and not source.closing:
-                source.close(whole=True)
+            if source is not None and member.state is MemberState.DEAD:
+                if not source.closing:
+                    source.close(whole=True)
+                if not source.lanes_closed:
+                    closed = close_lanes(self._fabric, self._directory, member, self._epoch)
+                    source.lanes_closed = closed[0]
+                    self.problems += closed[1]
 
     def _attach(self, member: Member, legacy: BrokerLegacy) -> Source | None:
         if not self._fabric.exists(f"{member.region_prefix}/pending"):
@@ -101,10 +108,18 @@ class Brokers:
         drained = [source for source in self.sources.values() if source.drained and not source.closed]
         for source in drained:
             source.closed = True
-            log = self._fabric.attach(f"{source.member.region_prefix}/log")
-            self._dead[source.member.handle] = log.shape.size
-            log.close()
+            self._dead[source.member.handle] = self._kept_bytes(source.member)
         return drained
+
+    def _kept_bytes(self, member: Member) -> int:
+        """What a dead incarnation keeps for readers: its log, and the rings of its lanes."""
+        kept = 0
+        for name in self._fabric.names():
+            if name == f"{member.region_prefix}/log" or name.startswith(f"{member.region_prefix}/order-"):
+                region = self._fabric.attach(name)
+                kept += region.shape.size
+                region.close()
+        return kept
 
     def bury(self, unresolved: npt.NDArray[np.int64]) -> None:
         """Let the oldest dead logs go while there are too many bytes of them, unless one of their batches waits."""
@@ -120,8 +135,9 @@ class Brokers:
         """Unlink a dead incarnation's regions, unless a successor of ours may be reading them."""
         if not self._directory.mark_removed(member.broker, member.incarnation, self._epoch):
             return
-        for part in ("pending", "log", "frontiers"):
-            self._fabric.remove(f"{member.region_prefix}/{part}")
+        for name in self._fabric.names():
+            if name.startswith(f"{member.region_prefix}/"):
+                self._fabric.remove(name)
         self._fabric.remove(results_region(self._epoch, member))
 
 

@@ -11,8 +11,9 @@ from embarcadero.limits import MIB
 from embarcadero.sequencer.state import Sequencer
 
 _WAIT_S_FIRST: Final = 0.002
-_DEEP_BATCHES: Final = 8
-_GATHER_S_PER_BATCH: Final = 0.000_25
+_DEEP_BATCHES: Final = 4
+_GATHER_S_PER_BATCH: Final = 0.000_5
+_GATHER_S_LEAST: Final = 0.001
 _KEPT_BYTES: Final = 24 * MIB
 
 
@@ -33,12 +34,20 @@ def keep_freed_memory() -> None:
     np.empty(_KEPT_BYTES, dtype=np.uint8)
 
 
+def _gathering_s(sequencer: Sequencer) -> float:
+    """How long entries shall gather before the next round."""
+    if sequencer.depth >= _DEEP_BATCHES:
+        return _GATHER_S_PER_BATCH * sequencer.depth
+    return _GATHER_S_LEAST if sequencer.behind() else 0.0
+
+
 async def serve_sequencer(sequencer: Sequencer, bell: Bell, stop: asyncio.Event) -> None:
     """Run rounds until stopped or deposed.
 
     A round costs nearly the same for one entry or a hundred. While all publishers have many batches in flight, nobody
     waits for this very answer: entries gather for a fraction of the time that the publishers' windows last, and brokers
-    need not ring. Otherwise each ring is a round.
+    need not ring. When entries come faster than rounds are done, they gather for a moment. Otherwise each ring is a
+    round.
     """
     keep_freed_memory()
     idle_wait_s, gather_s = sequencer.settings.idle_wait_ms / 1_000, sequencer.settings.gather_ms / 1_000
@@ -50,9 +59,9 @@ async def serve_sequencer(sequencer: Sequencer, bell: Bell, stop: asyncio.Event)
         if sequencer.more:
             await asyncio.sleep(0)
             continue
-        if worked and sequencer.depth >= _DEEP_BATCHES:
+        if worked and (wait := _gathering_s(sequencer)):
             sequencer.awake(True)
-            await asyncio.sleep(min(_GATHER_S_PER_BATCH * sequencer.depth, gather_s))
+            await asyncio.sleep(min(wait, gather_s))
             continue
         if sequencer.awake(False):
             continue  # what came since the last round did not ring

@@ -91,6 +91,7 @@ class Source:
         self._settled = legacy.settled
         self._end: int | None = None  # where the ring ends, once it is closing
         self.closed = False
+        self.lanes_closed = False  # the ends of its lanes (orders 0 and 1) are in the store
         self._read_through.restart(legacy.start)
         self._results = self._make_results(sizes, legacy.answers) if member.state is MemberState.LIVE else None
 

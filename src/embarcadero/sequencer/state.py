@@ -212,6 +212,10 @@ class Sequencer:
             self.counters.round_us.add(self._clock.now_us() - self._now_us)
         self.counters.rounds += 1
 
+    def behind(self) -> bool:
+        """Whether more was published since the round began."""
+        return any(source.offer(1, 0) for source in self.brokers.sources.values())
+
     def awake(self, now: bool) -> bool:
         """Tell brokers whether we look by ourselves; True if that is news. After a no, look again before sleeping."""
         if bool(self._awake.value) == now:
@@ -243,6 +247,8 @@ class Sequencer:
                     self.lanes[number].order.alter(topic)
             self.brokers.members = self._directory.members()
         self.brokers.update(self.brokers.members, {})
+        while self.brokers.problems:
+            self.problems.append(self.brokers.problems.pop())
 
     def _drop_lane(self, number: int) -> None:
         lane = self.lanes.pop(number)

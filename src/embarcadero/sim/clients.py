@@ -292,6 +292,7 @@ class ProbeProcess(ClientProcess):
         self._number = 0
         self._began_us = 0
         self._lane: int | None = None
+        self._last_asked: dict[int, int] = {}
 
     def start(self) -> None:
         super().start()
@@ -302,7 +303,11 @@ class ProbeProcess(ClientProcess):
 
     def _ask(self) -> None:
         if self._lane is None and self._probe.links:
-            self._lane = self.rng.choice(self.world.plan.topics).lane
+            lane = self._choose()
+            if lane is None:
+                self._plan()
+                return
+            self._lane = lane
             self._number += 1
             self._began_us = self.world.queue.now_us
             self.world.seen(Asked(at=self._began_us, process=self.name, call="tail", number=self._number))
@@ -310,6 +315,15 @@ class ProbeProcess(ClientProcess):
         elif self._lane is not None and self.world.queue.now_us > self._began_us + self._PATIENCE_US:
             self._probe.give_up()
         self._plan()
+
+    def _choose(self) -> int | None:
+        """A lane to ask for; of a topic with several the one that was not asked for longest."""
+        lanes = self.world.lanes_of(self.rng.choice(self.world.plan.topics))
+        if not lanes:
+            return None
+        lane = min(lanes, key=lambda lane: self._last_asked.get(lane, 0))
+        self._last_asked[lane] = self.world.queue.now_us
+        return lane
 
     @property
     def waits(self) -> bool:

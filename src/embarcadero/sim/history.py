@@ -41,6 +41,14 @@ class TopicMade(Event):
     on_gap: str
 
 
+class LaneMade(Event):
+    """A broker has made a lane for a topic of order 0 or 1; the topic is named by its own lane number."""
+
+    lane: int
+    topic: int
+    order: int
+
+
 class Began(Event):
     """A process begins to publish a stream, from its start or from where another process left it."""
 
@@ -108,7 +116,10 @@ class Delivered(Event):
 
 
 class GapSeen(Event):
-    """A reader got a typed gap. SKIPPED: sequences [start, stop) of `session`; else indices [start, stop)."""
+    """A reader got a typed gap. SKIPPED: sequences [start, stop) of `session`; else indices [start, stop).
+
+    END_OF_LANE: the lane is closed, and ends at `start`.
+    """
 
     reader: str
     lane: int
@@ -215,8 +226,8 @@ class RoleFailed(Event):
 
 
 AnyEvent = (
-    TopicMade | Began | Sent | Settled | SessionOpened | Moved | Delivered | GapSeen | Passed | TailRead | OrderedTo
-    | StillThere | Asked | Answered | Died | Fault | Stuck | Healed | Ended | Sampled | RoleFailed
+    TopicMade | LaneMade | Began | Sent | Settled | SessionOpened | Moved | Delivered | GapSeen | Passed | TailRead
+    | OrderedTo | StillThere | Asked | Answered | Died | Fault | Stuck | Healed | Ended | Sampled | RoleFailed
 )  # fmt: skip
 
 Kind = TypeVar("Kind", bound=Event)

@@ -22,6 +22,9 @@ FAULT_KINDS: Final = (
 CALM_KINDS: Final = ("lost-batch",)
 """Faults that hurt one stream only: all others must go on meanwhile (P9)."""
 
+LANES_SHARE: Final = 0.4
+"""Share of the worlds that have a topic of order 0 or 1, beside the others."""
+
 SEQUENCER_FAULT_KINDS: Final = ("sequencer-crash", "sequencer-crash-inside", "sequencer-zombie")
 
 
@@ -89,6 +92,11 @@ class Plan:
     probes: int = 1
     kinds: list[str] = field(default_factory=list)
 
+    @property
+    def has_lanes(self) -> bool:
+        """Whether it has a topic of order 0 or 1."""
+        return any(topic.order <= Order.BROKER for topic in self.topics)
+
 
 def make_plan(seed: int, sequencer_faults: bool = True) -> Plan:
     """Draw a world."""
@@ -98,12 +106,15 @@ def make_plan(seed: int, sequencer_faults: bool = True) -> Plan:
     quiet = dice < 0.25
     faults = dict.fromkeys(CALM_KINDS, 3.0) if dice < 0.12 else {} if quiet else _faults(rng, sequencer_faults)
     fault_phase_us = rng.randint(10, 45) * SECOND_US
+    sizes = _sizes(rng, crowded="publisher-crash" not in faults)
+    streams, readers = _streams(rng, topics, fault_phase_us), _readers(rng, topics, fault_phase_us)
+    _add_lanes(random.Random(f"{seed}:lanes"), topics, streams, readers, fault_phase_us, faults)
     return Plan(
         seed=seed,
-        sizes=_sizes(rng, crowded="publisher-crash" not in faults),
+        sizes=sizes,
         topics=topics,
-        streams=_streams(rng, topics, fault_phase_us),
-        readers=_readers(rng, topics, fault_phase_us),
+        streams=streams,
+        readers=readers,
         hosts=rng.randint(1, 4),
         brokers=rng.randint(2, 4),
         weather=_weather(rng, quiet),
@@ -185,6 +196,38 @@ def _readers(rng: random.Random, topics: list[TopicPlan], phase_us: int) -> list
             )
         )
     return readers
+
+
+def _add_lanes(
+    rng: random.Random, topics: list[TopicPlan], streams: list[StreamPlan], readers: list[ReaderPlan], phase_us: int,
+    faults: dict[str, float],
+) -> None:  # fmt: skip
+    """Some worlds also have a topic of order 0 or 1, and then more trouble with brokers, if there is any."""
+    if rng.random() >= LANES_SHARE:
+        return
+    if faults.keys() - set(CALM_KINDS):
+        faults.setdefault("broker-zombie", rng.choice([2.0, 5.0]))
+        if rng.random() < 0.5:
+            faults.setdefault("broker-crash-inside", 5.0)
+    topic = TopicPlan("lanes", rng.choice([Order.NONE, Order.BROKER]), OnGap.FENCE, 5_000, rng.choice([1, 4]))
+    topics.append(topic)
+    for number in range(2):
+        batches, burst = rng.randint(30, 60), rng.choice([1, 4, 16])
+        think_us = max(1, phase_us * 8 // 10 // max(1, batches // burst))
+        streams.append(
+            StreamPlan(
+                f"l{number}", topic, False, batches, think_us, burst, 64 * KIB, rng.randrange(0, 2 * SECOND_US),
+                rng.choice([0.0, 0.05]),
+            )
+        )  # fmt: skip
+    readers.append(ReaderPlan("lr0", topic, "earliest", 0, None, 0, 0, 64 * KIB))
+    partitions = [0, 2] if topic.partitions > 1 and rng.random() < 0.5 else None
+    readers.append(
+        ReaderPlan(
+            "lr1", topic, rng.choice(["earliest", "latest"]), rng.randrange(0, phase_us), partitions,
+            rng.choice([0, 2]), rng.choice([0, 0, 30_000]), rng.choice([4, 64]) * KIB,
+        )
+    )  # fmt: skip
 
 
 def _weather(rng: random.Random, quiet: bool) -> Weather:

@@ -41,6 +41,7 @@ class Plant:
     name: str
     what: str
     leak: Leak | None = None  # None: role code leaves a rule out by itself
+    lanes: bool = False  # it needs a world with a topic of order 0 or 1
 
 
 PLANTS: Final = {
@@ -66,6 +67,11 @@ PLANTS: Final = {
               Leak("sequencer", "flush", "/checkpoint-")),
         Plant("missing-flush-freed", "brokers do not flush that a chunk is freed",
               Leak("broker", "flush", "/frontiers", frontier_offset(BrokerLine.CHUNKS))),
+        Plant("missing-flush-lane", "brokers do not flush entries of their lanes",
+              Leak("broker", "flush", "/order-", SLOTS_OFFSET), lanes=True),
+        Plant("lane-ack-unchecked", "a broker acks batches of its lanes without looking whether it was closed",
+              lanes=True),
+        Plant("lane-frontier-before-entries", "a lane's frontier moves before its entries are flushed", lanes=True),
         Plant("slot-reused-early", "pending slots are freed before what they hold is safe"),
         Plant("frontier-before-entries", "the ordered frontier moves before the entries are flushed"),
         Plant("dedupe-off", "a sequence seen before is ordered again"),

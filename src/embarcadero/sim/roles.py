@@ -10,6 +10,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING
 
 from embarcadero.broker.connection import Connection
+from embarcadero.broker.lane_writer import lane_margin
 from embarcadero.broker.state import Broker
 from embarcadero.limits import HELLO_TIMEOUT_S
 from embarcadero.placement.directory import Directory
@@ -109,7 +110,10 @@ class BrokerProcess(Poller):
 
     def _boot(self) -> None:
         self.broker = Broker(self.fabric, self.directory, self.clock, self.bell, self.member, self.world.sizes)
-        self.world.network.listening[self.address] = self
+        listening = self.world.network.listening
+        holder = listening.get(self.address)
+        if holder is None or not holder.alive or holder.member.incarnation < self.member.incarnation:
+            listening[self.address] = self  # a zombie that was stopped before it listened does not get the port back
         self.bell.ring("sequencer")
         self.wake(0)
 
@@ -172,7 +176,9 @@ class BrokerProcess(Poller):
     @property
     def unanswered(self) -> int:
         """How many of its entries have no outcome yet."""
-        return len(self.broker.relay.waiting) if self.broker is not None and self.alive else 0
+        if self.broker is None or not self.alive:
+            return 0
+        return len(self.broker.relay.waiting) + self.broker.lanes.unacked
 
     def take_last_sample(self) -> None:
         """In the end everything that it published has an outcome."""
@@ -184,6 +190,7 @@ class BrokerProcess(Poller):
             ingest, sizes = self.broker.ingest, self.world.sizes
             self.sample("pending slots", ingest.used_slots, sizes.pending_slots)
             self.sample("log", ingest.log.occupied(), 1.0)
+            self.sample("entries of lanes without an ack", self.broker.lanes.unacked, lane_margin(sizes))
             self.sample("unresolved entries", len(self.broker.relay.waiting), sizes.results_slots)
 
 

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from embarcadero.client.lanes import LanesCore
 from embarcadero.client.publisher import PublisherCore
 from embarcadero.client.subscriber import SubscriberCore
 from embarcadero.errors import OutcomeUnknown
@@ -23,7 +24,7 @@ from embarcadero.sim.history import (
     Verdict,
 )
 from embarcadero.sim.plan import ReaderPlan, StreamPlan
-from embarcadero.types import GapKind
+from embarcadero.types import GapKind, Order
 from embarcadero.wire import messages as m
 from embarcadero.wire.receiver import AcksReceived, CreditReceived, FetchedReceived, FullReceived
 
@@ -88,6 +89,7 @@ class PublisherProcess(ClientProcess):
             window_bytes=plan.window_bytes,
             resend_after_us=world.plan.resend_after_us,
             delivery_timeout_us=world.plan.delivery_timeout_us,
+            order=plan.topic.order,
         )
         stream.processes += 1
         self.stream = stream
@@ -165,9 +167,11 @@ class PublisherProcess(ClientProcess):
             if error is not None:
                 verdict = Verdict.UNKNOWN if isinstance(error, OutcomeUnknown) else Verdict.FAILED
             place = batch.position
+            if place is not None:
+                self.world.see_lane(place.lane)
             self.world.seen(Settled(
                 at=self.world.queue.now_us, process=self.name, stream=self.stream.plan.name,
-                lane=self.stream.plan.topic.lane, number=batch.token, verdict=verdict,
+                lane=place.lane if place else self.stream.plan.topic.lane, number=batch.token, verdict=verdict,
                 index=place.index if place else None, seq=place.seq if place else None,
                 error=type(error).__name__ if error else ""))  # fmt: skip
         if self._publisher.closed and not self.finished:
@@ -191,32 +195,42 @@ class SubscriberProcess(ClientProcess):
     role = "subscriber"
 
     def __init__(self, world: World, plan: ReaderPlan) -> None:
-        self._subscriber = SubscriberCore(
-            lane=plan.topic.lane,
-            by=plan.by,
-            partitions=plan.partitions,
-            silent_after_us=world.plan.resend_after_us,
-            wait_ms=2_000,
-            max_bytes=plan.max_bytes,
+        settings: dict[str, Any] = {
+            "by": plan.by, "partitions": plan.partitions, "silent_after_us": world.plan.resend_after_us,
+            "wait_ms": 2_000, "max_bytes": plan.max_bytes,
+        }  # fmt: skip
+        topic = plan.topic.lane
+        self._subscriber: SubscriberCore | LanesCore = (
+            LanesCore(topic=topic, lanes=world.directory.lanes(topic), **settings)
+            if plan.topic.order <= Order.BROKER
+            else SubscriberCore(lane=topic, **settings)
         )
         super().__init__(world, plan.name, self._subscriber)
         self.plan = plan
+        self._lanes: set[int] = set()  # on record as read
         self._seeks_left = plan.seeks
         self._taken_to = 0
         self._failed = False
 
     def start(self) -> None:
         super().start()
-        self._moved(0 if self.plan.by == "index" else None)
+        self._note_lanes()
         if self.plan.slow_us:
             self.world.queue.after(self.plan.slow_us, lambda: self.tell(self._take_some))
         if self._seeks_left:
             self._plan_seek()
 
-    def _moved(self, index: int | None) -> None:
+    def _moved(self, lane: int, index: int | None) -> None:
         partitions = None if self.plan.partitions is None else tuple(self.plan.partitions)
-        self.world.seen(Moved(at=self.world.queue.now_us, reader=self.name, lane=self.plan.topic.lane, index=index,
+        self.world.seen(Moved(at=self.world.queue.now_us, reader=self.name, lane=lane, index=index,
                               partitions=partitions))  # fmt: skip
+
+    def _note_lanes(self) -> None:
+        """Put on record that this reader begins to read lanes, as it learns of them."""
+        for lane in sorted(self._subscriber.positions().keys() - self._lanes):
+            self._lanes.add(lane)
+            self.world.see_lane(lane)
+            self._moved(lane, 0 if self.plan.by == "index" else None)
 
     def _plan_seek(self) -> None:
         self.world.queue.after(self.rng.randrange(500_000, 15_000_000), lambda: self.tell(self._seek))
@@ -224,20 +238,33 @@ class SubscriberProcess(ClientProcess):
     def _seek(self) -> None:
         self.mark_passed()
         self._seeks_left -= 1
-        place = self._subscriber.position or 0
-        index = self.rng.randint(0, place)
-        by = self.rng.choice(["index", "index", "earliest", "latest"])
-        self._subscriber.seek(by, index if by == "index" else 0, self.clock.now_us())
-        self._moved(index if by == "index" else None)
+        self._note_lanes()
+        places = self._subscriber.positions()
+        lane = self.rng.choice(sorted(places)) if places else self.plan.topic.lane
+        index = self.rng.randint(0, places.get(lane) or 0)
+        by = self.rng.choice(["index", "index", "earliest", "latest"]) if places else "earliest"
+        if by == "index":
+            self._subscriber.seek(by, index, self.clock.now_us(), lane)
+            self._moved(lane, index)
+        else:
+            self._subscriber.seek(by, 0, self.clock.now_us())
+            for lane in places:
+                self._moved(lane, None)
         if self._seeks_left:
             self._plan_seek()
 
     def mark_passed(self) -> None:
         """Put on record how far this reader has come, control entries included."""
-        place = self._subscriber.position
-        if place is not None:
-            now_us, lane = self.world.queue.now_us, self.plan.topic.lane
-            self.world.seen(Passed(at=now_us, reader=self.name, lane=lane, index=place))
+        self._note_lanes()
+        for lane, place in self._subscriber.positions().items():
+            if place is not None:
+                self.world.seen(Passed(at=self.world.queue.now_us, reader=self.name, lane=lane, index=place))
+
+    def mark_missed(self) -> None:
+        """Put on record that it never learnt of lanes that are there."""
+        for lane in self.world.lanes_of(self.plan.topic):
+            if lane not in self._subscriber.positions():
+                self.world.seen(Passed(at=self.world.queue.now_us, reader=self.name, lane=lane, index=0))
 
     def on_event(self, number: int, event: Any, now_us: int) -> None:
         if isinstance(event, FetchedReceived):
@@ -257,10 +284,12 @@ class SubscriberProcess(ClientProcess):
 
     def _take(self, most: int) -> None:
         batches = self._subscriber.take_batches(most, self.clock.now_us())
-        now_us, lane = self.world.queue.now_us, self.plan.topic.lane
-        if batches:
+        now_us = self.world.queue.now_us
+        self._note_lanes()
+        for lane in sorted({batch.lane for batch in batches}):
             self.world.see_frontier(lane)
         for batch in batches:
+            lane = batch.lane
             if batch.gap is not None:
                 session = batch.gap.session if batch.gap.kind is GapKind.SKIPPED else None
                 self.world.seen(GapSeen(at=now_us, reader=self.name, lane=lane, kind=batch.gap.kind.name,
@@ -274,6 +303,6 @@ class SubscriberProcess(ClientProcess):
                     digest=digest_of(batch.payload),
                     append_us=(batch.append_time - _EPOCH) // _MICROSECOND))  # fmt: skip
 
-    def position(self) -> int | None:
-        """The next index it wants."""
-        return self._subscriber.position
+    def positions(self) -> dict[int, int | None]:
+        """The next index it wants, by lane."""
+        return self._subscriber.positions()

@@ -12,24 +12,36 @@ from dataclasses import replace
 
 import numpy as np
 
+from embarcadero.broker.lane_writer import lane_margin, lane_slots
 from embarcadero.fabric.epochs import create_epochs
 from embarcadero.fabric.incoherent import IncoherentMemory
 from embarcadero.fabric.layout import ORDER, RING_FRONTIER_OFFSET, SLOTS_OFFSET
 from embarcadero.fabric.log import LogReader
 from embarcadero.fabric.region import Fabric
+from embarcadero.limits import BROKER_LANES_FIRST
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.memory import MemoryStore
 from embarcadero.sim.clients import ProbeProcess
 from embarcadero.sim.events import EventQueue, Trace
 from embarcadero.sim.faults import Faults, Interrupts
-from embarcadero.sim.history import Ended, Event, Healed, History, OrderedTo, StillThere, TailRead, TopicMade
+from embarcadero.sim.history import (
+    Ended,
+    Event,
+    Healed,
+    History,
+    LaneMade,
+    OrderedTo,
+    StillThere,
+    TailRead,
+    TopicMade,
+)
 from embarcadero.sim.network import Address, Network
-from embarcadero.sim.plan import SECOND_US, Plan, ReaderPlan, StreamPlan
+from embarcadero.sim.plan import SECOND_US, Plan, ReaderPlan, StreamPlan, TopicPlan
 from embarcadero.sim.plants import Wrap
 from embarcadero.sim.process import Process
 from embarcadero.sim.roles import BrokerProcess, Poller, SequencerProcess
 from embarcadero.sim.workload import PublisherProcess, Stream, SubscriberProcess
-from embarcadero.types import EntryKind
+from embarcadero.types import EntryKind, Order, TopicLane
 
 HEAL_US_MAX = 240 * SECOND_US
 """How long everything may take to come to an end once nothing is broken any more."""
@@ -63,6 +75,7 @@ class World:
         self.hosts = [f"host-{number}" for number in range(plan.hosts)]
         self._sequencers = 0
         self._frontiers: dict[int, int] = {}
+        self._lanes: dict[int, TopicLane] = {}  # lanes of brokers that are on record
         self._quiet_since_us = 0
 
     # --- looking ------------------------------------------------------------------------------------------------------
@@ -79,23 +92,48 @@ class World:
         """Leave a line in the trace."""
         self.trace.note(self.queue.now_us, who, what)
 
+    def lanes_of(self, topic: TopicPlan) -> list[int]:
+        """The lanes of a topic of which something may be left to read."""
+        if topic.order > Order.BROKER:
+            return [topic.lane]
+        return [lane.lane for lane in self.directory.lanes(topic.lane) if not lane.removed]
+
+    def see_lane(self, lane: int) -> None:
+        """Put on record that a lane of a broker is there, when it is first heard of."""
+        if lane < BROKER_LANES_FIRST or lane in self._lanes:
+            return
+        made = self._lanes[lane] = next(found for found in self.directory.lanes() if found.lane == lane)
+        order = next(topic.order for topic in self.plan.topics if topic.lane == made.topic)
+        self.seen(LaneMade(at=self.queue.now_us, lane=lane, topic=made.topic, order=order))
+
+    def _order_ring(self, lane: int) -> str:
+        if lane in self._lanes:
+            return self._lanes[lane].region
+        return f"epoch-{self.directory.started_epoch()}/order-{lane}"
+
     def see_frontier(self, lane: int) -> None:
         """Put on record how far a lane is ordered, as one who sees all caches."""
-        medium = self.memory.regions.get(f"epoch-{self.directory.started_epoch()}/order-{lane}")
+        medium, index = self.memory.regions.get(self._order_ring(lane)), -1
         if medium is not None:
             word = RING_FRONTIER_OFFSET // 8
             index = max(int(words[word]) for words in (medium.words, *(copy.words for copy in medium.copies.values())))
-            if index > self._frontiers.get(lane, -1):
-                self._frontiers[lane] = index
-                self.seen(OrderedTo(at=self.queue.now_us, lane=lane, index=index))
+        if lane in self._lanes:  # a closed lane ends behind its last valid entry, published or not
+            ends = (found.end or 0 for found in self.directory.lanes(self._lanes[lane].topic) if found.lane == lane)
+            index = max(index, *ends, -1)
+        if index > self._frontiers.get(lane, -1):
+            self._frontiers[lane] = index
+            self.seen(OrderedTo(at=self.queue.now_us, lane=lane, index=index))
 
     def see_trimmed(self, reader: str, lane: int, index: int) -> None:
         """A reader was told that the batch at `index` is gone: put on record if it is still there."""
-        medium = self.memory.regions.get(f"epoch-{self.directory.started_epoch()}/order-{lane}")
+        medium = self.memory.regions.get(self._order_ring(lane))
         if medium is None:
             return
-        entry = medium.words[SLOTS_OFFSET // 8 :].view(ORDER)[index % self.sizes.order_slots]
-        lapped = index < self._frontiers.get(lane, 0) - self.sizes.order_slots + self.sizes.round_entries
+        slots, margin = self.sizes.order_slots, self.sizes.round_entries
+        if lane in self._lanes:
+            slots, margin = lane_slots(self.sizes), lane_margin(self.sizes)
+        entry = medium.words[SLOTS_OFFSET // 8 :].view(ORDER)[index % slots]
+        lapped = index < self._frontiers.get(lane, 0) - slots + margin
         member = next((m for m in self.directory.members() if m.handle == int(entry["origin"])), None)
         if lapped or int(entry["index"]) != index or int(entry["kind"]) != EntryKind.BATCH or member is None:
             return
@@ -259,6 +297,7 @@ class World:
         if (self._all_done() or late) and not self.probe.waits:
             for subscriber in self.subscribers:
                 subscriber.mark_passed()
+                subscriber.mark_missed()
             for broker in self.brokers.values():
                 broker.take_last_sample()
             self.seen(Ended(at=self.queue.now_us))
@@ -273,7 +312,11 @@ class World:
             self._quiet_since_us = self.queue.now_us
             return False
         tails = {tail.lane: tail.index for tail in self.history.of(TailRead) if tail.began > self._quiet_since_us}
-        places = [(reader.plan.topic.lane, reader.position()) for reader in self.subscribers]
-        return len(tails) == len(self.plan.topics) and all(
-            place is not None and place >= tails[lane] for lane, place in places
-        )
+        if any(lane not in tails for topic in self.plan.topics for lane in self.lanes_of(topic)):
+            return False
+        places = [
+            (lane, reader.positions().get(lane))
+            for reader in self.subscribers
+            for lane in self.lanes_of(reader.plan.topic)
+        ]
+        return all(place is not None and place >= tails[lane] for lane, place in places)

@@ -55,6 +55,8 @@ counter embarcadero_backpressure_total{broker}: how often it stopped granting cr
 gauge embarcadero_fetches_waiting{broker}: reads that wait for records
 gauge embarcadero_readers{broker,topic}: connections that read a topic
 gauge embarcadero_reader_lag_batches{broker,topic}: how far the slowest of them is behind the ordered frontier
+gauge embarcadero_lane_index{broker,topic}: orders 0 and 1, frontier of the broker's own lane: batches below are in it
+gauge embarcadero_lane_seq{broker,topic}: the same: records below are in it
 gauge embarcadero_followed_epoch{broker}: the epoch that the broker follows; 0 before the first
 """)
 

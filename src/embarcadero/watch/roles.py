@@ -98,6 +98,10 @@ class WatchedBroker:
         page.put("embarcadero_backpressure_total", counters.backpressure, broker=number)
         page.put("embarcadero_fetches_waiting", broker.fetches_waiting, broker=number)
         page.put("embarcadero_followed_epoch", broker.epoch.number, broker=number)
+        for lane, (index, seq) in broker.lanes.frontiers().items():
+            topic = broker.topic_of(lane) or lane
+            page.put("embarcadero_lane_index", index, broker=number, topic=topic)
+            page.put("embarcadero_lane_seq", seq, broker=number, topic=topic)
         for lane, lags in broker.reader_lags().items():
             topic = broker.topic_of(lane) or lane
             page.put("embarcadero_readers", len(lags), broker=number, topic=topic)

@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import msgspec
 
-from embarcadero.types import Member, MemberState, Topic
+from embarcadero.types import Member, MemberState, Order, Topic, TopicLane
 from embarcadero.watch.scrape import Change, Scrape, quantile
 
 
@@ -90,6 +90,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     cluster: str
     members: list[Member]
     topics: list[Topic]
+    lanes: list[TopicLane] = []
     epoch: int
 
 
@@ -105,7 +106,7 @@ def picture(facts: Facts, time: str, before: dict[str, Scrape], now: dict[str, S
         cluster=facts.cluster,
         time=time,
         brokers=[_broker(newest[number], change) for number, change in brokers.items()],
-        topics=[_topic(topic, brokers, sequencer) for topic in facts.topics],
+        topics=[_topic(topic, facts.lanes, brokers, sequencer) for topic in facts.topics],
         sequencer=_sequencer(facts.epoch, sequencer),
         latencies=[
             _latency("publish to ack", known, "embarcadero_publish_latency_seconds"),
@@ -139,8 +140,28 @@ def _broker(member: Member, change: Change | None) -> BrokerLine:
     )
 
 
-def _topic(topic: Topic, brokers: dict[int, Change | None], sequencer: Change | None) -> TopicLine:
+def _ordered(
+    topic: Topic, lanes: list[TopicLane], brokers: dict[int, Change | None], sequencer: Change | None
+) -> tuple[int, int]:
+    """Next index and seq; of orders 0 and 1 the sums over all lanes: closed ones are in the store."""
     name = topic.name
+    if topic.order > Order.BROKER:
+        metrics = ("embarcadero_ordered_index", "embarcadero_ordered_seq")
+        index, seq = (int(sequencer.value(metric, topic=name)) if sequencer else 0 for metric in metrics)
+        return index, seq
+    closed = [lane for lane in lanes if lane.topic == topic.lane and not lane.open]
+    told = [(number, change) for number, change in brokers.items() if change is not None]
+    index, seq = (
+        sum(int(change.value(metric, broker=number, topic=name)) for number, change in told)
+        for metric in ("embarcadero_lane_index", "embarcadero_lane_seq")
+    )
+    return index + sum(lane.end or 0 for lane in closed), seq + sum(lane.end_seq or 0 for lane in closed)
+
+
+def _topic(
+    topic: Topic, lanes: list[TopicLane], brokers: dict[int, Change | None], sequencer: Change | None
+) -> TopicLine:
+    name, (index, seq) = topic.name, _ordered(topic, lanes, brokers, sequencer)
 
     def over_brokers(metric: str) -> float:
         return sum(change.rate(metric, broker=n, topic=name) for n, change in brokers.items() if change is not None)
@@ -160,8 +181,8 @@ def _topic(topic: Topic, brokers: dict[int, Change | None], sequencer: Change | 
         in_records_s=over_brokers("embarcadero_publish_records_total"),
         in_bytes_s=over_brokers("embarcadero_publish_bytes_total"),
         out_records_s=over_brokers("embarcadero_subscribe_records_total"),
-        ordered_index=of_sequencer("embarcadero_ordered_index"),
-        ordered_seq=of_sequencer("embarcadero_ordered_seq"),
+        ordered_index=index,
+        ordered_seq=seq,
         readers=int(sum(readers for readers, _ in read)),
         lag=max((int(lag) for readers, lag in read if readers), default=None),
         sessions=of_sequencer("embarcadero_sessions", state="open"),

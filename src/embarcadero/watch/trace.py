@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from embarcadero.errors import EmbarcaderoError, FuturePosition, Refused, UnknownTopic
+from embarcadero.errors import BadValue, EmbarcaderoError, FuturePosition, Refused, UnknownTopic
 from embarcadero.fabric.layout import BrokerLine, Entries, SequencerLine, frontier_offset, pick
 from embarcadero.fabric.log import LogReader
 from embarcadero.sequencer.decisions import opened_facts
 from embarcadero.sequencer.held import read_held
 from embarcadero.sequencer.lane import order_region
 from embarcadero.sequencer.sources import results_region
-from embarcadero.types import EntryKind, Member, Outcome, Topic
+from embarcadero.types import EntryKind, Member, Order, Outcome, Topic, TopicLane
 from embarcadero.watch.regions import Facts, ReadOnlyFabric, ring_of, rows, valid_entries
 from embarcadero.wire.codec import payload_crc
 from embarcadero.wire.payload import RAW_SCHEMA, decode_batch
@@ -31,6 +31,7 @@ class Scene:
     topics: list[Topic]
     members: list[Member]
     epoch: int
+    lanes: list[TopicLane] = field(default_factory=list)
 
     def topic(self, name: str) -> Topic:
         """A topic by name."""
@@ -39,10 +40,27 @@ class Scene:
             raise UnknownTopic(f"there is no topic {name!r}", "see `embarcadero topic list`")
         return found
 
-    def order(self, topic: Topic) -> Entries:
-        """All order entries of a topic that are still in the ring, oldest first."""
-        name = order_region(self.epoch, topic.lane)
-        return valid_entries(ring_of(self.fabric.attach(name)))
+    def orders(self, topic: Topic) -> dict[int, Entries]:
+        """By lane: all order entries of a topic that are still in the ring, oldest first."""
+        if topic.order > Order.BROKER:
+            return {topic.lane: valid_entries(ring_of(self.fabric.attach(order_region(self.epoch, topic.lane))))}
+        found = {}
+        for lane in self.lanes:
+            if lane.topic == topic.lane and self.fabric.exists(lane.region):
+                entries = valid_entries(ring_of(self.fabric.attach(lane.region)))
+                found[lane.lane] = entries if lane.end is None else entries[entries["index"] < np.uint64(lane.end)]
+        return found
+
+    def order(self, topic: Topic, lane: int | None) -> tuple[int, Entries]:
+        """The order entries of a topic's one lane, or of the given one."""
+        orders = self.orders(topic)
+        if lane is None and topic.order <= Order.BROKER:
+            hint = f"say which: --lane, one of {sorted(orders)}"
+            raise BadValue(f"topic {topic.name} has order {topic.order}: a place is in one of its lanes", hint)
+        number = topic.lane if lane is None else lane
+        if number not in orders:
+            raise BadValue(f"lane {number} is not a lane of topic {topic.name}", f"its lanes are {sorted(orders)}")
+        return number, orders[number]
 
     def has(self, member: Member, part: str) -> bool:
         """Whether a region of this broker incarnation is there."""
@@ -50,10 +68,12 @@ class Scene:
 
 
 # --- one batch --------------------------------------------------------------------------------------------------------
-def find_batch(scene: Scene, name: str, *, seq: int | None = None, index: int | None = None) -> Facts:
+def find_batch(
+    scene: Scene, name: str, *, seq: int | None = None, index: int | None = None, lane: int | None = None
+) -> Facts:
     """The batch that has a record `seq`, or that is at `index`: its entry, its payload, its first records."""
     topic = scene.topic(name)
-    entries = scene.order(topic)
+    number, entries = scene.order(topic, lane)
     if index is not None:
         found = entries[entries["index"] == np.uint64(index)]
     else:
@@ -62,7 +82,7 @@ def find_batch(scene: Scene, name: str, *, seq: int | None = None, index: int | 
     if not len(found):
         raise _not_here(topic, entries, f"index {index}" if index is not None else f"seq {seq}")
     entry = found[:1]
-    return {"topic": name, "lane": topic.lane, "entry": rows(entry)[0], "payload": _payload(scene, entry)}
+    return {"topic": name, "lane": number, "entry": rows(entry)[0], "payload": _payload(scene, entry)}
 
 
 def _not_here(topic: Topic, entries: Entries, what: str) -> EmbarcaderoError:
@@ -124,7 +144,9 @@ def _shown(value: bytes | None) -> Any:
 def follow(scene: Scene, name: str, session: int, sequence: int) -> Facts:
     """All traces of the batch with this sequence of a session (or of one that continues it), stage by stage."""
     topic = scene.topic(name)
-    order = scene.order(topic)
+    if topic.order <= Order.BROKER:
+        return _follow_lanes(scene, topic, session, sequence)
+    _, order = scene.order(topic, None)
     sessions = _chain(order, session)
     ordered = _of(order, sessions, sequence)
     ordered = ordered[ordered["kind"] == EntryKind.BATCH]
@@ -146,6 +168,26 @@ def follow(scene: Scene, name: str, session: int, sequence: int) -> Facts:
         **stages,
         "verdict": _verdict(stages),
     }
+
+
+def _follow_lanes(scene: Scene, topic: Topic, session: int, sequence: int) -> Facts:
+    """Orders 0 and 1: brokers order and ack by themselves, so a lane's order index is the only trace.
+
+    A batch whose ack was lost with its broker is sent again, and may be in two lanes.
+    """
+    copies = {lane: _of(entries, [session], sequence) for lane, entries in scene.orders(topic).items()}
+    first = next((entries[:1] for entries in copies.values() if len(entries)), None)
+    ordered = [{"lane": lane, **row} for lane, entries in copies.items() for row in rows(entries)]
+    payload = None if first is None else _payload(scene, first)
+    verdict = "no trace: it never reached a broker, or everything about it has left the rings"
+    if ordered:
+        places = " and ".join(f"lane {row['lane']} at index {row['index']}, seq {row['seq']}" for row in ordered)
+        verdict = f"stored in {places}; payload {(payload or {}).get('state', 'unknown')}"
+    nothing: Facts = {stage: [] for stage in ("session_entries", "pending", "held", "skipped", "results")}
+    return {
+        "topic": topic.name, "lane": topic.lane, "session": session, "sequence": sequence, "sessions": [session],
+        **nothing, "ordered": ordered, "payload": payload, "verdict": verdict,
+    }  # fmt: skip
 
 
 def _of(entries: Entries, sessions: list[int], sequence: int) -> Entries:

@@ -47,6 +47,7 @@ invariant(_ACK.size == ACK.itemsize, "a packed ack is the table's ack")
 _BATCH_WORD: Final = WORDS[FrameKind.BATCH]
 _FETCHED_WORD: Final = WORDS[FrameKind.FETCHED]
 
+_FETCHED_GAPS: Final = frozenset({GapKind.TRIMMED, GapKind.LOST, GapKind.END_OF_LANE})
 _OUTCOME_KNOWN: Final = np.isin(np.arange(256), [int(outcome) for outcome in Outcome])
 
 
@@ -236,8 +237,11 @@ def parse_fetched_header(buf: BytesLike) -> FetchedHeader:
         raise _bad_length("fetched", length, most)
     gap = None
     if gap_kind:
-        if gap_kind not in (GapKind.TRIMMED, GapKind.LOST) or start >= stop:
-            raise BadFrame(f"a gap of kind {gap_kind} over [{start}, {stop})", "a fetched gap is TRIMMED or LOST")
+        whole = start < stop if gap_kind in (GapKind.TRIMMED, GapKind.LOST) else start == stop
+        if not whole or gap_kind not in _FETCHED_GAPS:
+            raise BadFrame(
+                f"a gap of kind {gap_kind} over [{start}, {stop})", "a fetched gap is TRIMMED, LOST or END_OF_LANE"
+            )
         gap = Gap(GapKind(gap_kind), start, stop)
     return FetchedHeader(request, next_index, tail_index, count, length, gap)
 

@@ -22,6 +22,7 @@ CREDIT   16      bytes granted in all     nothing; counts whole batch frames sin
 FULL     16      0                        nothing; the broker has been above its high water mark for 10 s
 FETCHED  64      number of its Fetch      `count` order entries (64 bytes each), then payloads, each padded to 8 bytes
 
+Bit 0 of a batch's `flags` (NO_ACK; orders 0 and 1): the publisher wants no ack, not even of a refusal.
 `check` of a 64-byte header is the CRC32C of its first 60 bytes. A batch's `low` is
 the publisher's lowest unsettled sequence.
 """
@@ -74,6 +75,9 @@ ACK: Final = table(
     lane=("<u4", 0), session=("<u4", 4), session_seq=("<u8", 8), index=("<u8", 16), seq=("<u8", 24), extra=("<u8", 32),
     outcome=("u1", 40),
 )  # fmt: skip
+
+NO_ACK: Final = 1
+"""Flag of a batch frame: no ack is wanted."""
 
 PAYLOAD_ALIGN: Final = 8
 HEADER_BYTES: Final = {

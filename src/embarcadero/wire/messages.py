@@ -13,6 +13,7 @@ Fetch                   a FETCHED frame        subscriber
 GetTail                 TailIs                 anyone
 Find                    PlaceIs                anyone
 Trim                    PlaceIs                anyone
+GetLanes                LanesAre               subscriber of a topic of order 0 or 1; waits for new lanes
 GetStatus               StatusIs               anyone
 Ping                    Pong                   either side
 any                     Failed                 when it can't be done
@@ -26,7 +27,7 @@ from typing import Annotated, Any
 import msgspec
 
 from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX
-from embarcadero.types import NO_HANDLE, Topic
+from embarcadero.types import NO_HANDLE, Topic, TopicLane
 
 U16 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
 U32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
@@ -209,6 +210,21 @@ class PlaceIs(Message, frozen=True, kw_only=True):
     seq: int
 
 
+class GetLanes(Message, frozen=True, kw_only=True):
+    """Ask for the lanes of a topic (given by its lane number) with a number above `above`; wait for one to come."""
+
+    lane: U32
+    above: U32 = 0
+    wait_ms: U63 = 0
+
+
+class LanesAre(Message, frozen=True, kw_only=True):
+    """The lanes asked for."""
+
+    lane: int
+    lanes: list[TopicLane]
+
+
 class GetStatus(Message, frozen=True, kw_only=True):
     """Ask a broker about itself."""
 
@@ -241,6 +257,6 @@ class Failed(Message, frozen=True, kw_only=True):
 
 AnyMessage = (
     Hello | Welcome | MembersAre | OpenSession | Opened | CloseSession | CreateTopic | AlterTopic | DescribeTopic
-    | TopicIs | ListTopics | TopicsAre | DeleteTopic | Fetch | GetTail | TailIs | Find | Trim | PlaceIs | GetStatus
-    | StatusIs | Ping | Pong | Done | Failed
+    | TopicIs | ListTopics | TopicsAre | DeleteTopic | Fetch | GetTail | TailIs | Find | Trim | PlaceIs | GetLanes
+    | LanesAre | GetStatus | StatusIs | Ping | Pong | Done | Failed
 )  # fmt: skip

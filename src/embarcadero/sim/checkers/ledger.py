@@ -7,7 +7,18 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from embarcadero.sim.history import Delivered, GapSeen, History, Moved, Passed, Sent, SessionOpened, Settled, Verdict
+from embarcadero.sim.history import (
+    Delivered,
+    GapSeen,
+    History,
+    LaneMade,
+    Moved,
+    Passed,
+    Sent,
+    SessionOpened,
+    Settled,
+    Verdict,
+)
 
 
 class Violation(NamedTuple):
@@ -46,6 +57,8 @@ class Ledger:
         self.claims: dict[int, dict[int, list[Claim]]] = defaultdict(lambda: defaultdict(list))
         """lane -> index -> what readers and acks say is there"""
         self._collect_claims()
+        self.broker_lanes = {made.lane: made for made in history.of(LaneMade)}
+        """Lanes of topics of orders 0 and 1, where a batch that is sent again may be stored again."""
         self.known = {lane: sorted(at_index) for lane, at_index in self.claims.items()}
         self.stream_of = self._streams_of_sessions()
 
@@ -70,8 +83,16 @@ class Ledger:
         return streams
 
     def index_of(self, lane: int) -> dict[int, int]:
-        """digest -> index, for all that is known to be stored in a lane."""
-        return {claim.digest: index for index, claims in self.claims[lane].items() for claim in claims}
+        """digest -> its first index, for all that is known to be stored in a lane."""
+        places: dict[int, int] = {}
+        for index in sorted(self.claims[lane]):
+            for claim in self.claims[lane][index]:
+                places.setdefault(claim.digest, index)
+        return places
+
+    def lanes_of(self, topic: int) -> list[int]:
+        """The lanes of a topic, named by its own lane."""
+        return [topic, *(made.lane for made in self.broker_lanes.values() if made.topic == topic)]
 
     def known_between(self, lane: int, start: int, stop: int) -> list[int]:
         """Indices in [start, stop) where somebody found a batch, ever."""

@@ -49,6 +49,8 @@ def _one_position_per_batch(ledger: Ledger) -> list[Violation]:
     found: list[Violation] = []
     seen: dict[tuple[int, int], Claim] = {}
     for lane, at_index in ledger.claims.items():
+        if lane in ledger.broker_lanes:
+            continue
         for index, claims in at_index.items():
             for claim in claims:
                 key = (lane, claim.digest)
@@ -65,7 +67,7 @@ def _one_position_per_sequence(ledger: Ledger) -> list[Violation]:
     seen: dict[tuple[int, int, int], Delivered] = {}
     for event in ledger.history.of(Delivered):
         other = seen.setdefault((event.lane, event.session, event.session_seq), event)
-        if other.index != event.index:
+        if other.index != event.index and event.lane not in ledger.broker_lanes:
             found.append(Violation("P2", event.at, (
                 f"session {event.session} of lane {event.lane} has its sequence {event.session_seq} at two positions: "
                 f"index {other.index} (reader {other.reader}) and {event.index} (reader {event.reader})")))  # fmt: skip

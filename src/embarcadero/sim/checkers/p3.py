@@ -17,6 +17,9 @@ def check(history: History) -> list[Violation]:
     for topic in history.of(TopicMade):
         if topic.order == Order.STRONG:
             found += _submission_order(ledger, topic)
+    for made in ledger.broker_lanes.values():
+        if made.order == Order.BROKER:
+            found += _lane_order(ledger, made.lane)
     return found
 
 
@@ -70,7 +73,8 @@ def _real_time(ledger: Ledger) -> list[Violation]:
         (ack for ack in ledger.history.of(Settled) if ack.verdict is Verdict.STORED and ack.index is not None),
         key=lambda ack: ack.at,
     )
-    places = {lane: ledger.index_of(lane) for lane in sorted({sent.lane for sent in ledger.first_sent.values()})}
+    lanes = {topic: ledger.lanes_of(topic) for topic in sorted({sent.lane for sent in ledger.first_sent.values()})}
+    places = {lane: ledger.index_of(lane) for several in lanes.values() for lane in several}
     highest: dict[int, Settled] = {}
     later = 0
     for batch, sent in sorted(ledger.first_sent.items(), key=lambda item: item[1].at):
@@ -78,12 +82,29 @@ def _real_time(ledger: Ledger) -> list[Violation]:
             ack, later = acks[later], later + 1
             if ack.lane not in highest or (highest[ack.lane].index or 0) < (ack.index or 0):
                 highest[ack.lane] = ack
-        before = highest.get(sent.lane)
-        index = places[sent.lane].get(sent.digest)
-        if before is not None and index is not None and index < (before.index or 0):
-            found.append(Violation("P3", sent.at, (
-                f"batch {batch[1]} of {batch[0]} was sent after batch {before.number} of {before.stream} was "
-                f"acked at index {before.index} of lane {sent.lane}, but is before it, at index {index}")))  # fmt: skip
+        for lane in lanes[sent.lane]:
+            before, index = highest.get(lane), places[lane].get(sent.digest)
+            if before is not None and index is not None and index < (before.index or 0):
+                found.append(Violation("P3", sent.at, (
+                    f"batch {batch[1]} of {batch[0]} was sent after batch {before.number} of {before.stream} was "
+                    f"acked at index {before.index} of lane {lane}, but is before it, at index {index}")))  # fmt: skip
+    return found
+
+
+def _lane_order(ledger: Ledger, lane: int) -> list[Violation]:
+    """Order 1: in a lane, the first copies of a stream's batches are in the order of sending."""
+    found: list[Violation] = []
+    last: dict[str, tuple[int, int]] = {}  # stream -> (number, index)
+    for digest, index in sorted(ledger.index_of(lane).items(), key=lambda place: place[1]):
+        batch = ledger.batch_of.get(digest)
+        if batch is None:
+            continue
+        number, before = last.get(batch[0], (-1, -1))
+        if batch[1] < number:
+            found.append(Violation("P3", ledger.claims[lane][index][0].at, (
+                f"lane {lane}: batch {batch[1]} of {batch[0]} (index {index}) comes after batch {number} "
+                f"(index {before})")))  # fmt: skip
+        last[batch[0]] = max(last.get(batch[0], (-1, -1)), (batch[1], index))
     return found
 
 

@@ -18,6 +18,7 @@ from embarcadero.sim.history import (
     TailRead,
     Verdict,
 )
+from embarcadero.types import GapKind
 
 
 def check(history: History) -> list[Violation]:
@@ -28,6 +29,7 @@ def check(history: History) -> list[Violation]:
         *_prefix_stays(history),
         *_below_frontier(history),
         *_trimmed_is_gone(history),
+        *_ends_are_ends(ledger),
         *_tails(history),
     ]
 
@@ -117,6 +119,27 @@ def _trimmed_is_gone(history: History) -> list[Violation]:
         Violation("P4", e.at, f"reader {e.reader} was told that index {e.index} of lane {e.lane} is trimmed; it is not")
         for e in history.of(StillThere)
     ]
+
+
+def _ends_are_ends(ledger: Ledger) -> list[Violation]:
+    """A closed lane has one end, and nobody ever got or was acked anything at or above it."""
+    found: list[Violation] = []
+    ends: dict[int, GapSeen] = {}
+    for event in ledger.history.of(GapSeen):
+        if event.kind != GapKind.END_OF_LANE.name:
+            continue
+        first = ends.setdefault(event.lane, event)
+        if first.start != event.start:
+            found.append(Violation("P4", event.at, (
+                f"lane {event.lane} ends at {first.start} ({first.reader}) and at {event.start} ({event.reader})")))
+    for lane, end in ends.items():
+        for index in ledger.known.get(lane, []):
+            if index >= end.start:
+                claim = ledger.claims[lane][index][0]
+                found.append(Violation("P4", max(claim.at, end.at), (
+                    f"lane {lane} ends at index {end.start}, but {claim.who} says that {ledger.name(claim.digest)} is "
+                    f"at index {index}")))  # fmt: skip
+    return found
 
 
 def _tails(history: History) -> list[Violation]:

@@ -1,0 +1,82 @@
+"""Reading a lane of orders 0 and 1, whichever broker incarnation wrote it, alive or dead.
+
+An open lane ends at its writer's frontier, and something of it may be served only if the writer still counts as open
+after it was loaded: a sequencer that closes an incarnation says so before it looks where its lanes end. A closed lane
+ends where the store says; what its writer may have written above that does not exist.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from embarcadero.broker.epoch import EpochView
+from embarcadero.broker.reader import Found, LaneReader, Logs
+from embarcadero.errors import FuturePosition
+from embarcadero.fabric.layout import ORDER
+from embarcadero.fabric.region import Fabric
+from embarcadero.fabric.ring import RingReader, attach_ring
+from embarcadero.types import Gap, GapKind, TopicLane
+from embarcadero.wire.messages import Fetch
+
+_CLOSED = -2
+"""News of a closed lane: no fetch waits there."""
+
+
+class BrokerLaneReader(LaneReader):
+    """Reads one lane. `lane_is` is what the store says about it; the broker keeps it up to date."""
+
+    def __init__(self, fabric: Fabric, epoch: EpochView, logs: Logs, lane_is: TopicLane, margin: int) -> None:
+        super().__init__(epoch, logs, lane_is.lane, margin)
+        self._fabric, self.lane_is = fabric, lane_is
+        self._basis = lane_is  # what the last `ordered` went by
+        self._attached: RingReader | None = None
+
+    def ring(self) -> RingReader | None:
+        if self._attached is None and self._fabric.exists(self.lane_is.region):
+            self._attached = attach_ring(self._fabric, self.lane_is.region, ORDER)
+        return self._attached
+
+    def ordered(self) -> int | None:
+        self._basis = self.lane_is
+        return super().ordered() if self._basis.end is None else self._basis.end
+
+    def news(self) -> int | None:
+        return self.ordered() if self.lane_is.open else _CLOSED
+
+    def may_serve(self) -> bool:
+        if not self._basis.open:
+            return True
+        return self._epoch.counts_as_open(self._basis.handle)
+
+    def tail(self, now_us: int) -> tuple[int, int, int, int] | None:
+        end, end_seq = self.lane_is.end, self.lane_is.end_seq or 0
+        if end is not None and (end == 0 or self.ring() is None):
+            return end, end_seq, end, end_seq
+        return super().tail(now_us)
+
+    def locate(self, by: str, value: int) -> tuple[int, int | None] | None:
+        end = self.lane_is.end
+        if end is None or self.ring() is not None:
+            return super().locate(by, value)
+        place = self._place_without_ring(by, value, end)
+        return place, self.lane_is.end_seq if place == end else None
+
+    def fetch(self, ask: Fetch, now_us: int) -> Found | None:
+        end = self.lane_is.end
+        found = super().fetch(ask, now_us) if end is None or self.ring() is not None else self._without_ring(ask, end)
+        if found is not None and end is not None and found.empty and found.next_index == end:
+            found.gap = Gap(GapKind.END_OF_LANE, end, end)
+        return found
+
+    def _without_ring(self, ask: Fetch, end: int) -> Found:
+        """The lane's memory is gone, or never was: everything below its end is trimmed."""
+        start = self._place_without_ring(ask.by, ask.start, end)
+        gap = Gap(GapKind.TRIMMED, start, end) if start < end else None
+        return Found(np.zeros(0, dtype=ORDER), [], end, end, gap)
+
+    def _place_without_ring(self, by: str, value: int, end: int) -> int:
+        by_seq = 0 if value < (self.lane_is.end_seq or 0) else end
+        place = {"index": value, "seq": by_seq}.get(by, end)
+        if place > end:
+            raise FuturePosition(f"index {place} is beyond the end of the lane ({end})", "the lane is closed")
+        return place

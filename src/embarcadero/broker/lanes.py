@@ -1,0 +1,245 @@
+"""All that a broker knows and does about lanes of brokers: topics of orders 0 and 1.
+
+It makes a lane of its own for a topic when the first batch comes, writes it, acks what it wrote, and serves everybody's
+lanes. An ack leaves only if, after the flush of what it speaks of, no sequencer counts this incarnation as closed.
+While that can't be told (a sequencer takes over) acks wait, and no more than a margin is written meanwhile, so that
+slots which readers of a closed lane may ask for are never overwritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from embarcadero.broker.counters import BrokerCounters
+from embarcadero.broker.epoch import EpochView
+from embarcadero.broker.ingest import Ingest
+from embarcadero.broker.lane_reader import BrokerLaneReader
+from embarcadero.broker.lane_writer import LaneWriter, lane_margin
+from embarcadero.broker.reader import Logs
+from embarcadero.config import FabricSizes
+from embarcadero.env import Clock, Doorbell
+from embarcadero.errors import BadFrame, BadValue, FabricFull, Retriable, TooMany
+from embarcadero.fabric.frontier import FrontierReader
+from embarcadero.fabric.layout import BrokerLine, frontier_offset
+from embarcadero.fabric.log import Reservation
+from embarcadero.fabric.region import Fabric
+from embarcadero.limits import FETCH_WAIT_MS_MAX, FETCHES_PARKED_PER_CONNECTION_MAX
+from embarcadero.placement.directory import Directory
+from embarcadero.plants import planted
+from embarcadero.types import Member, MemberState, Order, Outcome, Topic, TopicLane
+from embarcadero.wire import messages as m
+from embarcadero.wire.codec import BatchHeader
+from embarcadero.wire.frames import ACK, NO_ACK
+
+if TYPE_CHECKING:
+    from embarcadero.broker.connection import Connection
+
+_SESSIONS_TRACKED_MAX = 1_024
+
+
+@dataclass(slots=True)
+class _Watch:
+    """A subscriber that waits for new lanes of a topic."""
+
+    connection: Connection
+    request: int
+    ask: m.GetLanes
+    deadline_us: int
+
+
+class BrokerLanes:
+    """Lanes of orders 0 and 1 as one broker incarnation sees and writes them."""
+
+    def __init__(
+        self, fabric: Fabric, directory: Directory, clock: Clock, bell: Doorbell, member: Member, sizes: FabricSizes,
+        ingest: Ingest, epoch: EpochView, logs: Logs, counters: BrokerCounters,
+    ) -> None:  # fmt: skip
+        self._fabric, self._directory, self._clock, self._bell = fabric, directory, clock, bell
+        self._member, self._sizes, self._ingest, self._epoch, self._logs = member, sizes, ingest, epoch, logs
+        self._margin, self._counters = lane_margin(sizes), counters
+        self.known: dict[int, TopicLane] = {}
+        self._writers: dict[int, LaneWriter] = {}  # by their topic's lane number
+        self.readers: dict[int, BrokerLaneReader] = {}
+        self._staged: dict[LaneWriter, None] = {}  # what the read under way touched
+        self._locations: list[int] = []
+        self._unacked: list[tuple[Connection, bytearray]] = []
+        self.unacked = 0  # entries written since we last knew that we are open
+        self._unacked_since_us = 0
+        self.taken = 0  # all batches that ever got a position
+        self._sessions = 0
+        self._trims: dict[int, int] = {}  # lane -> index below which it was trimmed
+        self._roomless: dict[int, TopicLane] = {}  # lanes of ours that found no memory yet, by topic
+        self._watches: list[_Watch] = []
+        self._waiting_at: dict[str, FrontierReader] = {}  # region prefix of live brokers -> do reads wait there
+        self._live: list[str] = []
+        self.closed = False  # a sequencer closed this incarnation
+
+    # --- the world around ---------------------------------------------------------------------------------------------
+    def update(self, topics: Iterable[int], members: list[Member], trims: dict[int, int]) -> None:
+        """The store has changed: learn of lanes and brokers that came or went, and of trims."""
+        self.known, self._trims = {lane.lane: lane for lane in self._directory.lanes()}, trims
+        for topic in self._writers.keys() - set(topics):
+            self._fabric.remove(self._writers.pop(topic).lane.region)
+        for topic in self._roomless.keys() - set(topics):
+            del self._roomless[topic]
+        for lane in self.readers.keys() - self.known.keys():
+            del self.readers[lane]
+        for lane, reader in self.readers.items():
+            reader.lane_is, reader.trimmed = self.known[lane], trims.get(lane, 0)
+        self._live = [member.region_prefix for member in members if member.state is MemberState.LIVE]
+        for prefix in self._waiting_at.keys() - set(self._live):
+            del self._waiting_at[prefix]
+
+    def poll(self, now_us: int) -> bool:
+        """Send acks that had to wait, and answer those who wait for lanes. True if something moved."""
+        moved = self._settle()
+        waiting, self._watches = self._watches, []
+        for watch in waiting:
+            found = self._above(watch.ask)
+            if found or now_us >= watch.deadline_us:
+                watch.connection.parked -= 1
+                watch.connection.answer(watch.request, m.LanesAre(lane=watch.ask.lane, lanes=found))
+            else:
+                self._watches.append(watch)
+        return moved or len(self._watches) != len(waiting)
+
+    def frontiers(self) -> dict[int, tuple[int, int]]:
+        """By topic's lane: next index and next seq of our own lane."""
+        return {topic: (writer.next, writer.next_seq) for topic, writer in self._writers.items()}
+
+    def next_deadline_us(self) -> int | None:
+        """When the next one who waits for lanes gives up."""
+        return min((watch.deadline_us for watch in self._watches), default=None)
+
+    # --- publishers ---------------------------------------------------------------------------------------------------
+    def open_session(self, topic: Topic, ask: m.OpenSession) -> m.Opened:
+        """Sessions of orders 0 and 1 are numbers only: nobody keeps track of them."""
+        if ask.name:
+            raise BadValue(
+                f"topic {topic.name!r} has order {topic.order}, which knows no named sessions",
+                "leave session out, or use order 2 or 5",
+            )
+        self._sessions += 1
+        session = self._member.handle << 16 | self._sessions & 0xFFFF
+        return m.Opened(lane=topic.lane, session=session, index=0, expected=0, low=0)
+
+    def check(self, topic: Topic) -> Outcome | None:
+        """Why a batch can't be taken; None when it can. Makes the lane when its first batch comes."""
+        if self.closed:
+            return Outcome.BACKPRESSURE
+        if topic.lane in self._writers:
+            return None
+        try:
+            lane = self._roomless.get(topic.lane) or self._directory.make_lane(topic, self._member)
+            if lane is None:
+                return Outcome.BACKPRESSURE
+            self._roomless[topic.lane] = lane
+            self._writers[topic.lane] = LaneWriter(self._fabric, lane, self._sizes)
+        except (FabricFull, Retriable):
+            return Outcome.BACKPRESSURE
+        del self._roomless[topic.lane]
+        return None
+
+    def take(self, connection: Connection, topic: Topic, header: BatchHeader, arrived: Reservation) -> bool:
+        """A whole, right batch: give it a position in our lane, or refuse it (False)."""
+        writer, wants_ack = self._writers.get(topic.lane), not header.flags & NO_ACK
+        full = self.unacked + len(self._locations) >= self._margin
+        out_of_turn = wants_ack and topic.order == Order.BROKER and not self._in_turn(connection, header)
+        if writer is None or full or out_of_turn:
+            self._ingest.abandon(arrived)
+            connection.refuse(header, Outcome.UNKNOWN_TOPIC if writer is None else Outcome.BACKPRESSURE)
+            return False
+        if wants_ack and topic.order == Order.BROKER:
+            key = (header.lane, header.session)
+            connection.turns[key] = max(connection.turns.get(key, 0), header.session_seq + 1)
+        self._ingest.keep(arrived)
+        writer.stage(header, arrived.location, self._clock.wall_us(), wants_ack)
+        self._staged[writer] = None
+        self._locations.append(arrived.location)
+        self.taken += 1
+        return True
+
+    @staticmethod
+    def _in_turn(connection: Connection, header: BatchHeader) -> bool:
+        """Order 1: a batch that overtook an earlier one (which was refused, or is elsewhere) has to come again."""
+        turns = connection.turns
+        if len(turns) > _SESSIONS_TRACKED_MAX:
+            del turns[next(iter(turns))]
+        return header.session_seq <= turns.get((header.lane, header.session), header.low)
+
+    def publish(self, connection: Connection) -> None:
+        """Write what one read of a socket brought, then ack it if we may."""
+        if not self._staged:
+            return
+        acks = [writer.publish() for writer in self._staged]
+        self._staged.clear()
+        if not self.unacked:
+            self._unacked_since_us = self._clock.now_us()
+        self.unacked += len(self._locations)
+        for location in self._locations:
+            self._ingest.log.release(location)
+        self._locations.clear()
+        self._unacked.append((connection, acks[0] if len(acks) == 1 else bytearray().join(acks)))
+        self._settle()
+        self._wake_readers()
+
+    def _settle(self) -> bool:
+        """Send all acks that wait, if no sequencer counts us as closed; the flush was before."""
+        if not self._unacked:
+            return False
+        if not self._epoch.still_open() and not planted("lane-ack-unchecked"):
+            self.closed |= self._epoch.closing()
+            return False
+        self._counters.ordered_here(self.unacked, self._clock.now_us() - self._unacked_since_us)
+        settled, self._unacked, self.unacked = self._unacked, [], 0
+        for connection, acks in settled:
+            if acks:
+                connection.send_acks(np.frombuffer(acks, dtype=ACK))
+        return True
+
+    def _wake_readers(self) -> None:
+        """Ring at brokers where reads wait, ourselves included."""
+        for prefix in self._live:
+            waiting = self._waiting_at.get(prefix)
+            if waiting is None:
+                if not self._fabric.exists(f"{prefix}/frontiers"):
+                    continue
+                region = self._fabric.attach(f"{prefix}/frontiers")
+                waiting = FrontierReader(region, frontier_offset(BrokerLine.READS_WAITING))
+                self._waiting_at[prefix] = waiting
+            if waiting.load():
+                self._bell.ring(prefix)
+
+    # --- subscribers --------------------------------------------------------------------------------------------------
+    def reader(self, lane: int) -> BrokerLaneReader | None:
+        """The reader of a lane; None when no such lane is known."""
+        reader = self.readers.get(lane)
+        if reader is None and (lane_is := self.known.get(lane)) is not None:
+            reader = BrokerLaneReader(self._fabric, self._epoch, self._logs, lane_is, self._margin)
+            reader.trimmed = self._trims.get(lane, 0)
+            self.readers[lane] = reader
+        return reader
+
+    def watch(self, connection: Connection, request: int, ask: m.GetLanes, now_us: int) -> None:
+        """Answer with lanes above a number, or when some have come, or when the client's patience is over."""
+        if ask.wait_ms > FETCH_WAIT_MS_MAX:
+            raise BadFrame(f"waiting for lanes for {ask.wait_ms} ms", f"wait at most {FETCH_WAIT_MS_MAX} ms")
+        if connection.parked >= FETCHES_PARKED_PER_CONNECTION_MAX:
+            raise TooMany(f"{connection.parked} requests of this connection wait", "wait for their answers")
+        found = self._above(ask)
+        if found or not ask.wait_ms:
+            connection.answer(request, m.LanesAre(lane=ask.lane, lanes=found))
+            return
+        connection.parked += 1
+        self._watches.append(_Watch(connection, request, ask, now_us + ask.wait_ms * 1000))
+
+    def _above(self, ask: m.GetLanes) -> list[TopicLane]:
+        return [lane for lane in self.known.values() if lane.topic == ask.lane and lane.lane > ask.above]
+
+    def disconnected(self, connection: Connection) -> None:
+        """A client is gone."""
+        self._watches = [watch for watch in self._watches if watch.connection is not connection]

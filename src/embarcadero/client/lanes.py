@@ -1,0 +1,232 @@
+"""Reading a topic of orders 0 and 1, sans I/O: one reader per lane, and an eye on lanes that come.
+
+Each broker incarnation writes a lane of its own, so such a topic is a list of lanes that grows when brokers are started
+anew. Batches of one lane come in its order; batches of different lanes take turns. A lane whose broker is gone ends
+with a typed END_OF_LANE gap. New lanes are asked for by a long poll and read from their beginning, or from
+the time that the reader starts at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from embarcadero.client.batch import Batch
+from embarcadero.client.link import Link, Silence
+from embarcadero.client.subscriber import SubscriberCore
+from embarcadero.errors import BadValue, EmbarcaderoError, OutcomeUnknown, Retriable, TooMany, from_wire
+from embarcadero.limits import FETCH_BYTES_DEFAULT, FETCH_WAIT_MS_DEFAULT, PREFETCH_FETCHES
+from embarcadero.types import TopicLane
+from embarcadero.wire.codec import control_frame
+from embarcadero.wire.messages import AnyMessage, Failed, GetLanes, LanesAre, Ping
+from embarcadero.wire.receiver import FetchedReceived
+from embarcadero.wire.schemas import RAW, TopicSchemas
+
+_BACKOFF_US = 50_000
+_LANES_SHARING = 4
+"""Lanes fetch in parallel: each fetches this many times less at once than the one lane of another topic would."""
+
+
+class LanesCore:
+    """One reader of all lanes of a topic. It is used like a SubscriberCore."""
+
+    def __init__(
+        self,
+        *,
+        topic: int,
+        lanes: Iterable[TopicLane],
+        by: str = "earliest",
+        start: int = 0,
+        partitions: list[int] | None = None,
+        silent_after_us: int,
+        wait_ms: int = FETCH_WAIT_MS_DEFAULT,
+        max_bytes: int = FETCH_BYTES_DEFAULT,
+        prefetch: int = PREFETCH_FETCHES,
+        brokers: Mapping[int, int] | None = None,
+        turn: int = 0,
+        schemas: TopicSchemas = RAW,
+    ) -> None:
+        self.topic, self._wait_ms, self._silent_after_us, self._turn = topic, wait_ms, silent_after_us, turn
+        self._settings: dict[str, Any] = {
+            "partitions": partitions, "silent_after_us": silent_after_us, "wait_ms": wait_ms, "brokers": brokers,
+            "max_bytes": max(1, max_bytes // _LANES_SHARING), "prefetch": prefetch, "schemas": schemas, "owner": self,
+        }  # fmt: skip
+        self._since_us = start if by == "time" else None  # a time that lanes to come are read from, too
+        self.paused = False
+        self._error: EmbarcaderoError | None = None
+        self._links: dict[int, Link] = {}
+        self._asked: tuple[int, int] | None = None  # connection and request of the GetLanes under way
+        self._asked_us = self._ask_from_us = 0
+        self._output: dict[int, list[Any]] = {}
+        self._abandoned: list[int] = []
+        self.lanes: dict[int, TopicLane] = {}
+        self._cores: dict[int, SubscriberCore] = {}
+        self._first = 0  # whose turn it is to hand on batches
+        for lane in lanes:
+            self._begin(lane, by, start, 0)
+
+    # --- what the driver asks for ---
+    @property
+    def failed(self) -> EmbarcaderoError | None:
+        """What ended the reading."""
+        return self._error or next((core.failed for core in self._cores.values() if core.failed is not None), None)
+
+    @property
+    def position(self) -> int | None:
+        """There is no one position: see `positions`."""
+        raise BadValue("a topic of order 0 or 1 has a position in each lane", "use positions()")
+
+    def positions(self) -> dict[int, int | None]:
+        """By lane: index of the next batch; None while the cluster has not said where that is."""
+        return {lane: core.position for lane, core in self._cores.items()}
+
+    @property
+    def ready(self) -> int:
+        """How many batches (and gaps) can be taken now."""
+        return sum(core.ready for core in self._cores.values())
+
+    def take_batches(self, most: int, now_us: int) -> list[Batch]:
+        """Up to `most` batches (and gaps); lanes take turns."""
+        taken: list[Batch] = []
+        cores = [core for core in self._cores.values() if core.ready]
+        self._first += 1
+        for number in range(len(cores)):
+            core = cores[(self._first + number) % len(cores)]
+            share = -(-(most - len(taken)) // (len(cores) - number))
+            taken += core.take_batches(share, now_us)
+        return taken
+
+    def seek(self, by: str, value: int, now_us: int, lane: int | None = None) -> None:
+        """Go on elsewhere: in all lanes, or by index or seq in one."""
+        if lane is None and by in ("index", "seq"):
+            raise BadValue(f"an {by} names a place in one lane", "say which: seek(..., lane=...) or seek(position)")
+        if lane is not None and lane not in self._cores:
+            raise BadValue(f"lane {lane} is not a lane of this topic", f"its lanes are {sorted(self._cores)}")
+        if lane is None:
+            self._since_us = value if by == "time" else None
+        for core in self._cores.values() if lane is None else [self._cores[lane]]:
+            core.seek(by, value, now_us)
+
+    def pause(self) -> None:
+        """Ask for no more batches, in any lane; lanes that come are noted."""
+        self.paused = True
+        for core in self._cores.values():
+            core.pause()
+
+    def resume(self, now_us: int) -> None:
+        """Go on where we paused."""
+        self.paused = False
+        for core in self._cores.values():
+            core.resume(now_us)
+
+    def take_output(self) -> list[tuple[int, list[Any]]]:
+        """Frames to write, by connection."""
+        output, self._output = self._output, {}
+        for core in self._cores.values():
+            for conn, buffers in core.take_output():
+                output.setdefault(conn, []).extend(buffers)
+        return list(output.items())
+
+    def take_abandoned(self) -> list[int]:
+        """Connections given up: the driver drops them and connects again, under new numbers."""
+        abandoned, self._abandoned = dict.fromkeys(self._abandoned), []
+        for core in self._cores.values():
+            abandoned |= dict.fromkeys(core.take_abandoned())
+        return list(abandoned)
+
+    # --- what the connections tell ---
+    def on_connected(self, link: Link, now_us: int) -> None:
+        """A connection is ready for use."""
+        self._links[link.number] = link
+        for core in self._cores.values():
+            core.on_connected(link, now_us)
+        self._pump(now_us)
+
+    def on_disconnected(self, conn: int, now_us: int) -> None:
+        """A connection is gone."""
+        self._links.pop(conn, None)
+        self._output.pop(conn, None)
+        if self._asked is not None and self._asked[0] == conn:
+            self._asked = None
+        for core in self._cores.values():
+            core.on_disconnected(conn, now_us)
+        self._pump(now_us)
+
+    def on_control(self, conn: int, request: int, message: AnyMessage, now_us: int) -> None:
+        """Lanes, a Failed, or a Pong."""
+        if (link := self._links.get(conn)) is not None:
+            link.heard(now_us)
+        if self._asked != (conn, request):
+            for core in self._cores.values():
+                core.on_control(conn, request, message, now_us)
+            return
+        self._asked = None
+        if isinstance(message, LanesAre):
+            for lane in message.lanes:
+                if lane.lane not in self.lanes:
+                    self._begin(lane, *self._start_of_new(), now_us)
+        elif isinstance(message, Failed):
+            error = from_wire(message.code, message.message, message.hint)
+            if not isinstance(error, Retriable | OutcomeUnknown | TooMany):
+                self._error = error
+            self._ask_from_us = now_us + _BACKOFF_US
+            self._turn += 1
+        self._pump(now_us)
+
+    def on_fetched(self, conn: int, event: FetchedReceived, now_us: int) -> None:
+        """The answer to some lane's Fetch."""
+        for core in list(self._cores.values()):
+            core.on_fetched(conn, event, now_us)
+
+    # --- time ---
+    def on_timer(self, now_us: int) -> None:
+        """Do what is due; calling it early is harmless."""
+        if self._asked is not None and (link := self._links.get(self._asked[0])) is not None:
+            silence = link.silence(self._asked_us, now_us, self._silent_after_us)
+            if silence is Silence.ASK:
+                link.pinged(now_us)
+                self._output.setdefault(link.number, []).append(control_frame(Ping(), link.ask(self)))
+            elif silence is Silence.DEAD:
+                self._abandoned.append(link.number)
+                self.on_disconnected(link.number, now_us)
+        if now_us >= self._ask_from_us:
+            self._ask_from_us = 0
+        for core in self._cores.values():
+            core.on_timer(now_us)
+        self._pump(now_us)
+
+    def next_timer_us(self) -> int | None:
+        """When `on_timer` has something to do, unless something else happens before."""
+        times = [due for core in self._cores.values() if (due := core.next_timer_us()) is not None]
+        if self._asked is not None and (link := self._links.get(self._asked[0])) is not None:
+            times.append(link.silence_deadline(self._asked_us, self._silent_after_us))
+        if self._ask_from_us:
+            times.append(self._ask_from_us)
+        return min(times, default=None)
+
+    # --- lanes ---
+    def _start_of_new(self) -> tuple[str, int]:
+        return ("earliest", 0) if self._since_us is None else ("time", self._since_us)
+
+    def _begin(self, lane: TopicLane, by: str, start: int, now_us: int) -> None:
+        """Read one more lane."""
+        self.lanes[lane.lane] = lane
+        if lane.removed:
+            return  # nothing of it is left
+        turn = self._turn + len(self._cores)
+        core = self._cores[lane.lane] = SubscriberCore(
+            lane=lane.lane, by=by, start=start, turn=turn, **self._settings
+        )
+        core.paused = self.paused
+        for link in self._links.values():
+            core.on_connected(link, now_us)
+
+    def _pump(self, now_us: int) -> None:
+        """Ask for lanes that we do not know yet, unless that is under way."""
+        if self._asked is not None or not self._links or self._error is not None or now_us < self._ask_from_us:
+            return
+        links = list(self._links.values())
+        link = links[self._turn % len(links)]
+        ask = GetLanes(lane=self.topic, above=max(self.lanes, default=0), wait_ms=self._wait_ms)
+        self._asked, self._asked_us = (link.number, link.ask(self)), now_us
+        self._output.setdefault(link.number, []).append(control_frame(ask, self._asked[1]))
