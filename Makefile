@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 SEEDS  ?= 2000
+WORKERS ?= 2
 
 .PHONY: help setup demo test check unit sim bench stress plants system lock clean
 .DEFAULT_GOAL := help
@@ -23,7 +24,7 @@ demo: setup      ## a cluster of 4 brokers, a broker killed on the way, one orde
 
 test: setup check unit  ## all checks and tests
 unit: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 check: setup     ## lint and types
 	$(BIN)/ruff check .
