@@ -17,13 +17,11 @@ from embarcadero.fabric.ring import create_ring
 from embarcadero.invariants import invariant
 from embarcadero.plants import planted
 from embarcadero.types import EntryKind, Outcome, TopicLane
-from embarcadero.wire.codec import BatchHeader
-from embarcadero.wire.frames import ACK
+from embarcadero.wire.codec import PACKED_ACK, BatchHeader
 
 _ENTRY = struct.Struct("<QQQQIIIIIHHHBBI")
-_ACK = struct.Struct("<IIQQQQB7x")
 _BATCH, _ORDERED = int(EntryKind.BATCH), int(Outcome.ORDERED)
-invariant(_ENTRY.size == ORDER.itemsize and _ACK.size == ACK.itemsize, "packed entries and acks are the tables' own")
+invariant(_ENTRY.size == ORDER.itemsize, "packed entries are the table's own")
 
 
 def lane_slots(sizes: FabricSizes) -> int:
@@ -66,7 +64,8 @@ class LaneWriter:
         if planted("lane-frontier-before-entries"):
             self._ring.frontier.advance(index + 1)
         if ack:
-            self._acks += _ACK.pack(lane.topic, header.session, header.session_seq, index, seq, lane.lane, _ORDERED)
+            session, sequence = header.session, header.session_seq
+            self._acks += PACKED_ACK.pack(lane.topic, session, sequence, index, seq, lane.lane, _ORDERED)
 
     def publish(self) -> bytearray:
         """Write all staged entries, flush, then move the frontier. Returns their acks, which must not leave yet."""

@@ -41,9 +41,11 @@ _decode_message: Callable[[BytesLike], AnyMessage] = msgspec.msgpack.Decoder(Any
 
 WORDS: Final = {kind: MAGIC | PROTOCOL_VERSION << 16 | kind << 24 for kind in FrameKind}
 """The first four bytes of each kind of frame, as one number."""
-_ACK: Final = struct.Struct("<IIQQQQB7x")
+PACKED_ACK: Final = struct.Struct("<IIQQQQB7x")
+"""Lane, session, session sequence, index, seq, extra, outcome."""
+
 _ACK_WORD: Final = WORDS[FrameKind.ACK]
-invariant(_ACK.size == ACK.itemsize, "a packed ack is the table's ack")
+invariant(PACKED_ACK.size == ACK.itemsize, "a packed ack is the table's ack")
 _BATCH_WORD: Final = WORDS[FrameKind.BATCH]
 _FETCHED_WORD: Final = WORDS[FrameKind.FETCHED]
 
@@ -187,7 +189,8 @@ def ack_frame(acks: Entries) -> bytes:
 
 def one_ack_frame(lane: int, session: int, sequence: int, index: int, seq: int, extra: int, outcome: int) -> bytes:
     """A whole frame with one ack."""
-    return _SHORT.pack(_ACK_WORD, _ACK.size, 0) + _ACK.pack(lane, session, sequence, index, seq, extra, outcome)
+    ack = PACKED_ACK.pack(lane, session, sequence, index, seq, extra, outcome)
+    return _SHORT.pack(_ACK_WORD, len(ack), 0) + ack
 
 
 def parse_acks(body: BytesLike) -> Entries:
