@@ -403,6 +403,18 @@ def test_close_waits_for_what_is_unsettled_then_closes_the_session() -> None:
     assert world.cluster.sessions == {}
 
 
+def test_a_named_session_is_left_to_the_next_holder_of_its_name() -> None:
+    """Close waits for outcomes, and asks nobody to forget the session."""
+    world = make_world(wires=1, session_name="job")
+    batch = add(world, b"x")
+    world.core.close(world.now)
+    assert not world.core.closed
+    world.settle()
+    assert batch.done
+    assert world.core.closed
+    assert len(world.cluster.sessions) == 1
+
+
 def test_close_without_a_broker_is_closed_at_once() -> None:
     """There is no session to close."""
     world = make_world(wires=0)

@@ -175,6 +175,8 @@ def test_an_explicit_sequence_continues_the_session_or_is_refused(log: Any, topi
         with pytest.raises(OutOfSequence, match=r"goes back.*is 3"):
             publisher.publish(row(b"2"), session_seq=2)
         publisher.publish(row(b"3"), session_seq=publisher.next_session_seq()).result(30)
+    with log.publisher(topic, session="job") as again:  # the name outlives its holders, also those that closed
+        assert again.next_session_seq() == 4
     assert _values(log.read(topic, 6)) == [b"0", b"1", b"2", b"3"]
     sequences = [batch.session_seq for batch in _batches(log, topic, start=6)]
     assert sequences == [0, 1, 2, 3]

@@ -117,7 +117,7 @@ class PublisherCore:
         return batch
 
     def close(self, now_us: int) -> None:
-        """Close the session once everything is settled; `closed` tells when that is done."""
+        """Close the session once everything is settled; `closed` tells when that is done. A named one stays."""
         self._closing = True
         self._pump(now_us)
 
@@ -318,10 +318,10 @@ class PublisherCore:
             self._ask(OpenSession(topic=self.topic, name=self._name, resume=resume), now_us)
         elif finished and any(route.carried for route in self._routes.values()):
             self._ask_whether_arrived(now_us)
-        elif finished and not self._opening:
+        elif finished and not self._opening and not self._name:
             self._ask(CloseSession(lane=self.lane, session=self.session), now_us)
         elif finished and not any(route.asked is not None for route in self._routes.values()):
-            self.closed = True  # there is no session to close
+            self.closed = True  # there is no session to close, or one that the next holder of its name continues
 
     def _send(self, now_us: int) -> None:
         while self._queue:

@@ -97,8 +97,6 @@ class PublisherProcess(ClientProcess):
         # others may have used a named session before us: the cluster tells which number comes next
         self._number: int | None = None if plan.named else 0
         self._closing = False
-        # a closed session is forgotten: whoever opens its name after that begins anew
-        self._may_close = not plan.named or "publisher-zombie" not in world.plan.faults
 
     @property
     def done(self) -> bool:
@@ -130,7 +128,7 @@ class PublisherProcess(ClientProcess):
             self._number += 1
             stream.next_number = max(stream.next_number, self._number)
         done = self._number is not None and self._number >= plan.batches
-        if done and self._may_close and self.rng.random() < 0.5:
+        if done and self.rng.random() < 0.5:
             self._closing = True
             self._publisher.close(self.clock.now_us())
         else:
