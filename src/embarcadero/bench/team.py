@@ -11,6 +11,7 @@ import multiprocessing as mp
 import os
 import signal
 from collections.abc import Callable
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any
@@ -51,6 +52,7 @@ class Worker:
         context = mp.get_context("spawn")
         self._link, theirs = context.Pipe()
         self._process = context.Process(target=_main, args=(theirs, os.getpid(), work, arguments), daemon=True)
+        resource_tracker.ensure_running()  # else the first start begins it, and that unblocks the signal
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited by the worker
         try:
             self._process.start()
