@@ -38,6 +38,10 @@ def to_arrow(data: Any, wanted: Mapping[str, pa.DataType]) -> Tabular:
 
 
 def _stream(data: Any) -> pa.Table:
+    if _is_frame("polars", data):
+        for name, kind in data.schema.items():
+            if str(kind) == "Object":  # polars would hand out the addresses of the objects
+                raise BadSchema(f"column {name!r} holds Python objects", "give it a type that Arrow has")
     try:
         return data.to_arrow() if _is_frame("polars", data) else pa.table(data)
     except (*_ERRORS, RuntimeError) as error:
