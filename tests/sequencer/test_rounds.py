@@ -358,6 +358,21 @@ def test_a_dead_broker_takes_its_connections_with_it() -> None:
     assert cluster.brokers[1].outcome(other) is None
 
 
+def test_a_dead_broker_is_closed_though_every_round_is_one_batch() -> None:
+    """A publisher that waits for each answer keeps the sequencer busy, and nobody else waiting."""
+    cluster = Cluster()
+    lane = cluster.topic(5)
+    dead = cluster.sequencer.brokers.sources[cluster.brokers[0].member.handle]
+    session = cluster.open(lane)
+    cluster.directory.mark_dead(0, cluster.brokers[0].member.incarnation)
+    for sequence in range(4):
+        cluster.brokers[1].batches(lane, session, sequence)
+        assert cluster.run() == 1
+
+    assert dead.closed
+    assert cluster.stored(lane) == [(session, sequence) for sequence in range(4)]
+
+
 def test_a_broken_ring_closes_its_broker_and_no_other() -> None:
     """An entry below the frontier that is not valid: what is before it counts, the broker is closed and named."""
     cluster = Cluster()

@@ -223,8 +223,8 @@ def test_fetched_header_shows_every_flipped_bit(bit: int) -> None:
         codec.parse_fetched_header(header)
 
 
-def parse_fetched(frame: bytes) -> None:
-    codec.parse_fetched_body(codec.parse_fetched_header(frame), memoryview(frame)[64:])
+def parse_fetched(frame: bytes) -> list[memoryview]:
+    return codec.parse_fetched_body(codec.parse_fetched_header(frame), memoryview(frame)[64:])[1]
 
 
 def test_fetched_entry_that_is_damaged() -> None:
@@ -249,7 +249,7 @@ def test_fetched_batch_without_bytes() -> None:
     entries = entries_for([b""])
     entries["kind"] = EntryKind.BATCH
     with pytest.raises(BadFrame):
-        parse_fetched(fetched_frame([b""], entries=seal(entries)))
+        assert parse_fetched(fetched_frame([b""], entries=seal(entries))) == [b""]
 
 
 def test_fetched_batch_above_the_limit() -> None:

@@ -63,6 +63,7 @@ class EpochView:
     def heartbeat(self) -> tuple[int, int]:
         """(epoch, beats of its sequencer): a pair that stays the same for long is that of a silent one."""
         return self.number, self._heartbeat.load() if self._heartbeat else 0
+
     def still_open(self) -> bool:
         """The last question before acking what we wrote ourselves: does no sequencer count us as closed?
 

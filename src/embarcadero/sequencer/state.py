@@ -290,6 +290,7 @@ class Sequencer:
         source.publish()
         source.give_free()
         self._ring_bells([source], grown=True)
+        self._finish_closing()
         self._count(1)
         return True
 
