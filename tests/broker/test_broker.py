@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable
 from embarcadero.limits import BACKPRESSURE_AFTER_S
 from embarcadero.types import NO_SESSION, GapKind, Outcome
 from embarcadero.wire import messages as m
@@ -91,6 +92,25 @@ def test_only_a_sleeping_sequencer_is_woken(world: World) -> None:
     assert world.bell.rings == ["sequencer"]
     world.run(6, client)
     assert _outcomes(client) == [(s, Outcome.ORDERED) for s in range(3)]
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+def test_nothing_is_acked_on_the_word_of_a_sequencer_after_a_later_epoch_opened(world: World, batches: int) -> None:
+    """Its results are there and valid, and yet a successor may decide otherwise."""
+    client = Client(world.brokers[0])
+    opened = world.open(client)
+    client.batch(opened, 0)
+    world.run(6, client)
+    for sequence in range(1, 1 + batches):
+        client.batch(opened, sequence)
+    assert world.sequencer.round() == batches
+    successor = world.memory.host("successor")
+    epochs = EpochTable(successor, successor.attach(EPOCHS_REGION, writable=True))
+    epochs.open(world.sequencer.epoch + 1)
+    for broker in world.brokers:
+        broker.poll()
+    client.pump()
+    assert _outcomes(client) == [(0, Outcome.ORDERED)]
 
 
 def test_other_bytes_under_a_used_sequence_are_a_conflict(world: World) -> None:
