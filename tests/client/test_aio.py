@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -43,6 +44,30 @@ def run(body: Body, **options: Any) -> None:
 
     with FakeServer(**options) as server:
         asyncio.run(main(server))
+
+
+@asynccontextmanager
+async def answering(answer: bytes) -> AsyncIterator[str]:
+    """A server that gives one answer to whatever it hears, and leaves no connection behind."""
+    transports: list[asyncio.Transport] = []
+
+    class Answers(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            self.transport = cast(asyncio.Transport, transport)
+            transports.append(self.transport)
+
+        def data_received(self, data: bytes) -> None:
+            self.transport.write(answer)
+            self.transport.close()
+
+    server = await asyncio.get_running_loop().create_server(Answers, "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        for transport in transports:
+            transport.close()
+        await asyncio.sleep(0)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -121,16 +146,9 @@ def test_a_server_of_another_kind_is_not_a_broker() -> None:
     """Whoever answers with something else gets a typed error, not a hang."""
 
     async def main() -> None:
-        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-            await writer.drain()
-            writer.close()
-
-        server = await asyncio.start_server(answer, "127.0.0.1", 0)
-        async with server:
-            port = server.sockets[0].getsockname()[1]
+        async with answering(b"HTTP/1.1 400 Bad Request\r\n\r\n") as address:
             with pytest.raises(Unreachable, match=BadMagic.__name__ + "|starts with"):
-                await emb.aio.connect(f"127.0.0.1:{port}")
+                await emb.aio.connect(address)
 
     asyncio.run(main())
 
@@ -146,16 +164,9 @@ def test_a_broker_of_another_version_is_refused(answer: bytes) -> None:
     """Whether the broker says no or chooses a version we don't speak: BadVersion, at once."""
 
     async def main() -> None:
-        async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.read(1)
-            writer.write(answer)
-            await writer.drain()
-            writer.close()
-
-        server = await asyncio.start_server(reply, "127.0.0.1", 0)
-        async with server:
+        async with answering(answer) as address:
             with pytest.raises(BadVersion):
-                await emb.aio.connect(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+                await emb.aio.connect(address)
 
     asyncio.run(asyncio.wait_for(main(), 30))
 
