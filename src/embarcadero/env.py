@@ -1,12 +1,16 @@
 """The seam: what role logic needs from the world. Real processes and the simulator implement it.
 
-Memory is `fabric.region.Fabric`; the network is frames in and frames out (sans-I/O); time is a `Clock`.
+Memory is `fabric.region.Fabric`; disks are `storage.disk.Disk`; the network is frames in and frames out (sans-I/O);
+time is a `Clock`; what may block goes to `Workers`.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
 
 
 class Clock(Protocol):
@@ -66,3 +70,22 @@ class SilentBell:
 
     def ring(self, who: str) -> None:
         pass
+
+
+class Workers(Protocol):
+    """Runs what may block (disk reads, fdatasync) beside the role, and tells it the result in its own thread."""
+
+    def run(self, job: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
+        """Run `job`; later `done(result)`, or `done(error)` with what it raised. Jobs may run in any order."""
+        ...
+
+
+class Inline:
+    """Workers that do it at once: for processes that have nothing else to do meanwhile."""
+
+    def run(self, job: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
+        try:
+            result: T | Exception = job()
+        except Exception as error:
+            result = error
+        done(result)

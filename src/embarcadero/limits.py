@@ -82,6 +82,15 @@ EPOCHS_MAX = 65_536
 EPOCHS_AHEAD_MAX = 4  # epochs that may be handed out beyond the last started one
 DEAD_LOG_BYTES_MAX = 1 * GIB  # regions of dead incarnations kept for readers
 
+# --- replicas ---------------------------------------------------------------------------------------------------------
+REPLICAS_MAX = 64  # of a cluster
+COPIES_MAX = 7  # of a topic
+DURABLE_LINES = 65_536  # (lane, range) pairs that one replica incarnation may ever count; then it begins anew
+RANGE_LINES = 65_536  # lanes with ranges in one epoch
+CEILING_AHEAD = 1 << 22  # positions reserved ahead of ordering, in batches
+CEILING_AHEAD_SEQ = CEILING_AHEAD * 1_024  # and in records
+REPLICA_SILENT_S = 3.0  # a replica whose heartbeat stands still for this long is replaced in its ranges
+
 # --- flow -------------------------------------------------------------------------------------------------------------
 WATER_HIGH = 0.80
 WATER_LOW = 0.50

@@ -116,7 +116,7 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """Where a lane ends: the next index and the next seq to be ordered; and where its readable part starts.
+    """Where a lane ends: the next index and seq to be ordered, and to be durable; and where its readable part starts.
 
     Of a topic of order 0 or 1 it counts the batches and records of all lanes; `lanes` has the tail of each.
     """
@@ -126,6 +126,8 @@ class Tail:
     seq: int
     start_index: int = 0
     start_seq: int = 0
+    durable_index: int = 0
+    durable_seq: int = 0
     lanes: tuple[Tail, ...] = ()
 
 
@@ -165,6 +167,8 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     gap_timeout_ms: int = 30_000
     session_ttl_s: int = 86_400
     schema_version: int = 0  # newest version of its schema; 0: raw records
+    retention_bytes: int = 0  # whole sealed segments go beyond this; 0: no bound
+    retention_s: int = 0  # and after this long; 0: no bound
     lanes: list[TopicLane] = []
 
 
@@ -196,3 +200,62 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     def address(self) -> str:
         """host:port, as clients use it."""
         return f"{self.host}:{self.port}"
+
+
+class ReplicaState(StrEnum):
+    """Life of one replica incarnation."""
+
+    LIVE = "live"
+    DRAINING = "draining"  # takes no new ranges; its ranges move away
+    DEAD = "dead"  # replaced or gone
+
+
+class ReplicaRef(msgspec.Struct, frozen=True, kw_only=True):
+    """One replica incarnation as a range names it. `disk` tells a wiped disk from the one that was there."""
+
+    replica: int
+    incarnation: int
+    disk: str
+
+    @property
+    def region_prefix(self) -> str:
+        """The folder of its regions in the fabric."""
+        return f"replica-{self.replica}.{self.incarnation}"
+
+
+class ReplicaMember(msgspec.Struct, frozen=True, kw_only=True):
+    """One incarnation of one replica as the store holds it."""
+
+    replica: int
+    incarnation: int
+    disk: str  # random, made with the replica's folder
+    folder: str  # absolute path of its folder
+    host: str
+    pid: int
+    state: ReplicaState = ReplicaState.LIVE
+
+    @property
+    def ref(self) -> ReplicaRef:
+        """As ranges name it."""
+        return ReplicaRef(replica=self.replica, incarnation=self.incarnation, disk=self.disk)
+
+
+class Range(msgspec.Struct, frozen=True, kw_only=True):
+    """A contiguous span of a lane with one replica set. Only a lane's last one is open; a sealed one never changes.
+
+    `number` counts from 1 in its lane. Positions between the end of a range and the start of the next one are lost.
+    """
+
+    lane: int
+    number: int
+    start: int
+    start_seq: int
+    replicas: list[ReplicaRef]
+    durable_on: int
+    end: int | None = None
+    end_seq: int | None = None
+
+    @property
+    def open(self) -> bool:
+        """Whether it may still grow."""
+        return self.end is None

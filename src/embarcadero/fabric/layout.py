@@ -70,6 +70,8 @@ class RegionKind(IntEnum):
     PENDING = 7
     LOG = 8
     BROKER_FRONTIERS = 9
+    DURABLE = 10
+    RANGES = 11
 
 
 def table(entry_bytes: int, /, **fields: tuple[str, int]) -> np.dtype[np.void]:

@@ -1,0 +1,152 @@
+"""Counting as durable: how far a lane is on enough disks, without asking anybody.
+
+Each replica incarnation has a table of durable lines: (lane, range) -> synced through. The sequencer of the epoch has a
+table of range lines: lane -> which range is open, and whether it is closing. A lane is durable through the A-th largest
+line of its open range, dead replicas included; everything below the range's start is in sealed ranges.
+
+The order of loads is the safety argument. Who counts: range line, durable lines, fence, range line again, epoch lines;
+and counts only if nothing changed. Who seals: writes "closing", flushes, fences, and only then reads the durable lines.
+So either the counter sees that the range is closing, or the sealer sees every line that was counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from embarcadero.fabric.epochs import EpochTable
+from embarcadero.fabric.layout import RegionKind
+from embarcadero.fabric.region import Fabric
+from embarcadero.fabric.tagged import TaggedReader, TaggedWriter, create_tagged
+from embarcadero.limits import DURABLE_LINES, RANGE_LINES
+from embarcadero.types import Range, ReplicaRef
+
+NO_RANGE: Final = 0
+"""The word of a lane that has no open range."""
+
+
+class RangeWord(NamedTuple):
+    """What the sequencer says about a lane's open range, in one word."""
+
+    number: int
+    closing: bool
+
+    def encode(self) -> int:
+        return self.number << 1 | self.closing
+
+    @staticmethod
+    def decode(word: int) -> RangeWord:
+        return RangeWord(word >> 1, bool(word & 1))
+
+
+def durable_region(ref: ReplicaRef) -> str:
+    """Name of a replica incarnation's durable lines: (lane, range number) -> durable through."""
+    return f"{ref.region_prefix}/durable"
+
+
+def ranges_region(epoch: int) -> str:
+    """Name of an epoch's range lines: (lane, 0) -> range word; second value: an index that replicas must reach."""
+    return f"epoch-{epoch}/ranges"
+
+
+def create_durable(fabric: Fabric, ref: ReplicaRef) -> TaggedWriter:
+    """Make a replica incarnation's durable lines."""
+    return create_tagged(
+        fabric, durable_region(ref), RegionKind.DURABLE, DURABLE_LINES, ref.replica, ref.incarnation
+    )  # fmt: skip
+
+
+def create_ranges(fabric: Fabric, epoch: int) -> TaggedWriter:
+    """Make an epoch's range lines."""
+    return create_tagged(fabric, ranges_region(epoch), RegionKind.RANGES, RANGE_LINES, epoch)
+
+
+class DurableLines:
+    """The durable lines of all replicas, as far as their regions exist."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self._fabric = fabric
+        self._readers: dict[str, TaggedReader] = {}
+
+    def of(self, ref: ReplicaRef) -> TaggedReader | None:
+        """One incarnation's table; None before its region exists, or after it was removed unseen."""
+        name = durable_region(ref)
+        reader = self._readers.get(name)
+        if reader is None and self._fabric.exists(name):
+            reader = self._readers[name] = TaggedReader(self._fabric.attach(name))
+        return reader
+
+    def load(self, range_: Range) -> list[int | None]:
+        """The line of each replica of a range; None for one that has not begun it."""
+        tables = [self.of(ref) for ref in range_.replicas]
+        tags = (range_.lane, range_.number)
+        return [None if table is None else table.load(tags) for table in tables]
+
+    def forget(self, ref: ReplicaRef) -> None:
+        """Let go of an incarnation's region."""
+        self._readers.pop(durable_region(ref), None)
+
+
+def durable_through(range_: Range, lines: list[int | None]) -> int:
+    """The A-th largest line; the range's start while fewer than A replicas have begun."""
+    known = sorted((line for line in lines if line is not None), reverse=True)
+    if range_.durable_on == 0 or len(known) < range_.durable_on:
+        return range_.start
+    return max(range_.start, known[range_.durable_on - 1])
+
+
+class Durability:
+    """How far lanes are durable, as one who acts on it may count: a number that was counted once stays true."""
+
+    def __init__(self, fabric: Fabric, epochs: EpochTable, find: Callable[[int, int], Range | None]) -> None:
+        self._fabric, self._epochs, self._find = fabric, epochs, find
+        self.lines = DurableLines(fabric)
+        self._epoch = 0
+        self._words: TaggedReader | None = None
+        self._open: dict[int, Range] = {}
+        self._known: dict[int, int] = {}
+
+    def follow(self, epoch: int) -> None:
+        """A new epoch has started: its range lines count from now on."""
+        self._epoch, self._words = epoch, None
+
+    def known(self, lane: int) -> int:
+        """What was counted last."""
+        return self._known.get(lane, 0)
+
+    def through(self, lane: int) -> int:
+        """How far a lane is durable. May be acted on at once."""
+        counted = self._count(lane)
+        if counted is not None and counted > self.known(lane):
+            self._known[lane] = counted
+        return self.known(lane)
+
+    def forget(self, lane: int) -> None:
+        """The lane is gone."""
+        self._known.pop(lane, None)
+        self._open.pop(lane, None)
+
+    def _count(self, lane: int) -> int | None:
+        word = self._word(lane)
+        if word is None or word.closing or (range_ := self._range(lane, word.number)) is None:
+            return None
+        counted = durable_through(range_, self.lines.load(range_))
+        self._fabric.fence()
+        if self._word(lane) != word or self._epochs.superseded(self._epoch):
+            return None
+        return counted
+
+    def _word(self, lane: int) -> RangeWord | None:
+        name = ranges_region(self._epoch)
+        if self._words is None and self._epoch and self._fabric.exists(name):
+            self._words = TaggedReader(self._fabric.attach(name))
+        word = None if self._words is None else self._words.load((lane, 0))
+        return None if not word else RangeWord.decode(word)
+
+    def _range(self, lane: int, number: int) -> Range | None:
+        range_ = self._open.get(lane)
+        if range_ is None or range_.number != number:
+            range_ = self._find(lane, number)
+            if range_ is not None:
+                self._open[lane] = range_
+        return range_
