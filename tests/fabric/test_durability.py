@@ -1,0 +1,132 @@
+"""Durable lines and the rule for counting them, on memory that is incoherent."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embarcadero.errors import TooMany
+from embarcadero.fabric.durability import (
+    Durability,
+    RangeWord,
+    create_durable,
+    create_ranges,
+    durable_through,
+)
+from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable, create_epochs
+from embarcadero.fabric.incoherent import IncoherentMemory
+from embarcadero.fabric.layout import RegionKind
+from embarcadero.fabric.tagged import TaggedReader, create_tagged
+from embarcadero.types import Range, ReplicaRef
+
+LANE = 3
+
+
+def a_range(number: int = 1, start: int = 0, durable_on: int = 2, replicas: int = 3) -> Range:
+    refs = [ReplicaRef(replica=r, incarnation=1, disk=f"d{r}") for r in range(replicas)]
+    return Range(lane=LANE, number=number, start=start, start_seq=start, replicas=refs, durable_on=durable_on)
+
+
+class Cluster:
+    """A sequencer, replicas, and one who counts, each on a host of its own."""
+
+    def __init__(self, range_: Range) -> None:
+        self.memory = IncoherentMemory(random.Random(1), 7)
+        create_epochs(self.memory.host("maker"))
+        self.ranges = {range_.number: range_}
+        self.epochs = EpochTable(self._host("s"), self._host("s").attach(EPOCHS_REGION, writable=True))
+        self.epochs.open(1)
+        self.words = create_ranges(self._host("s"), 1)
+        self.words.add((LANE, 0), RangeWord(range_.number, False).encode())
+        self.lines = [create_durable(self._host(f"r{ref.replica}"), ref) for ref in range_.replicas]
+        for line in self.lines:
+            line.add((LANE, range_.number), range_.start)
+        here = self._host("b")
+        self.counts = Durability(here, EpochTable(here, here.attach(EPOCHS_REGION)), lambda _, n: self.ranges.get(n))
+        self.counts.follow(1)
+
+    def _host(self, name: str):  # type: ignore[no-untyped-def]
+        return self.memory.host(name)
+
+    def synced(self, *through: int, number: int = 1) -> None:
+        for line, value in zip(self.lines, through, strict=True):
+            line.set((LANE, number), value)
+
+
+@given(st.lists(st.one_of(st.none(), st.integers(0, 20)), min_size=1, max_size=5), st.data())
+def test_durable_is_what_enough_replicas_have(lines: list[int | None], data: st.DataObject) -> None:
+    """Of R lines at least A reach it, and no larger index has that many; below A lines it is the start."""
+    durable_on = data.draw(st.integers(1, len(lines)))
+    through = durable_through(a_range(start=2, durable_on=durable_on, replicas=len(lines)), lines)
+
+    reach = [sum(line is not None and line >= index for line in lines) for index in range(22)]
+    assert through >= 2
+    assert through == 2 or (reach[through] >= durable_on > reach[through + 1])
+
+
+def test_lines_of_the_open_range_are_counted() -> None:
+    """One slow replica of three moves nothing; what was counted once stays."""
+    cluster = Cluster(a_range())
+    cluster.synced(5, 9, 0)
+    assert cluster.counts.through(LANE) == 5
+    cluster.synced(5, 9, 7)
+    assert cluster.counts.through(LANE) == 7
+    assert cluster.counts.through(LANE + 1) == 0
+
+
+def test_a_closing_range_is_not_counted() -> None:
+    """From "closing" on, nothing above what was counted before is durable until the next range says so."""
+    cluster = Cluster(a_range())
+    cluster.synced(4, 4, 4)
+    assert cluster.counts.through(LANE) == 4
+    cluster.words.set((LANE, 0), RangeWord(1, True).encode())
+    cluster.synced(9, 9, 9)
+    assert cluster.counts.through(LANE) == 4
+
+
+def test_lines_of_an_old_range_do_not_count_for_the_next_one() -> None:
+    """A replica of two ranges has a line for each."""
+    cluster = Cluster(a_range())
+    cluster.synced(9, 9, 4)
+    cluster.ranges[2] = a_range(number=2, start=4)
+    cluster.words.set((LANE, 0), RangeWord(2, False).encode())
+    assert cluster.counts.through(LANE) == 4
+    for line in cluster.lines:
+        line.add((LANE, 2), 4)
+    cluster.synced(6, 6, 4, number=2)
+    assert cluster.counts.through(LANE) == 6
+
+
+def test_lines_of_an_old_incarnation_do_not_count() -> None:
+    """The range names incarnations; whatever the one before wrote is in another region."""
+    range_ = a_range(durable_on=1, replicas=1)
+    cluster = Cluster(range_)
+    cluster.synced(9)
+    later = ReplicaRef(replica=0, incarnation=2, disk="d0")
+    cluster.ranges[2] = Range(lane=LANE, number=2, start=3, start_seq=3, replicas=[later], durable_on=1)
+    cluster.words.set((LANE, 0), RangeWord(2, False).encode())
+    assert cluster.counts.through(LANE) == 3
+
+
+def test_nothing_is_counted_on_the_word_of_a_deposed_sequencer() -> None:
+    """Once a later epoch is open, the range line of the earlier one proves nothing."""
+    cluster = Cluster(a_range())
+    cluster.synced(4, 4, 4)
+    cluster.epochs.open(2)
+    assert cluster.counts.through(LANE) == 0
+
+
+def test_a_full_table_is_a_typed_error() -> None:
+    """Lines are never reused: the table says when it is full."""
+    host = IncoherentMemory(random.Random(1), 7).host("h")
+    table = create_tagged(host, "t", RegionKind.DURABLE, 2)
+    table.add((1, 1), 5)
+    table.add((2, 1), 6, 7)
+    with pytest.raises(TooMany):
+        table.add((3, 1))
+    reader = TaggedReader(host.attach("t"))
+    assert reader.tags() == [(1, 1), (2, 1)]
+    assert (reader.load((2, 1)), reader.load((2, 1), 1), reader.load((9, 9))) == (6, 7, None)
