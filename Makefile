@@ -4,8 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SEEDS  ?= 2000
 WORKERS ?= 2
+ROUNDS ?= 100
 
-.PHONY: help setup demo test check unit sim bench stress plants system lock clean
+.PHONY: help setup demo test check unit sim chaos bench stress plants system lock clean
 .DEFAULT_GOAL := help
 
 help:            ## what there is to do
@@ -35,6 +36,10 @@ sim: setup       ## simulate SEEDS worlds (default 2000) on all cores
 
 plants: setup    ## plant each known bug and see a test or a seed catch it
 	$(BIN)/embarcadero sim --plants
+
+chaos: setup     ## kill -9 of everything, 100 times, with a disk wiped 100 times more; reports in build/chaos
+	$(BIN)/embarcadero chaos restarts --rounds $(ROUNDS) --report build/chaos/restarts.json
+	$(BIN)/embarcadero chaos restarts --rounds $(ROUNDS) --wipe --report build/chaos/restarts-wiped.json
 
 bench: setup     ## measure against the raw limits of this machine: table, JSON, CSV and plots in build/bench
 	$(BIN)/embarcadero bench --out build/bench

@@ -22,6 +22,7 @@ LAYERS = [
     {"node"},
     {"client"},
     {"sim", "bench", "demo", "testing"},
+    {"chaos"},
     {"cli"},
 ]
 """A module may import from its own layer and those above it in this list."""

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from embarcadero.cli import cluster, config, inspect, proof, records, topic, watch
+from embarcadero.cli import chaos, cluster, config, inspect, proof, records, topic, watch
 from embarcadero.cli.output import print_error
 from embarcadero.cli.settings import Verbs
 from embarcadero.errors import EmbarcaderoError, UsageError
@@ -72,6 +72,7 @@ app.add_typer(config.app, name="config")
 app.command()(proof.sim)
 app.command()(proof.bench)
 app.command()(proof.demo)
+app.add_typer(chaos.app, name="chaos")
 
 
 def main() -> None:

@@ -1,0 +1,108 @@
+"""A cluster that can be killed whole. Its ports stay the same over restarts, so clients find it again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Final
+
+from embarcadero.config import load
+from embarcadero.errors import ClusterError, PortInUse
+from embarcadero.node.background import start
+from embarcadero.node.cluster import ClusterFolder
+from embarcadero.node.ports import check_ports
+from embarcadero.node.report import ClusterReport, report
+from embarcadero.node.supervisor import UpOptions
+
+_PORTS: Final = (20_000, 30_000)  # below where the kernel takes ports for clients
+_TRIES: Final = 50
+_GONE_S: Final = 30.0
+_STOP_S: Final = 30.0
+
+
+def free_ports(rng: random.Random, count: int) -> int:
+    """The first of `count` ports in a row that nobody uses."""
+    for _ in range(_TRIES):
+        first = rng.randrange(*_PORTS)
+        with contextlib.suppress(PortInUse):
+            check_ports("127.0.0.1", list(range(first, first + count)))
+            return first
+    raise PortInUse(f"no {count} free ports in a row from {_PORTS[0]} to {_PORTS[1]}", "stop other programs")
+
+
+class MortalCluster:
+    """A cluster in a folder, running or not."""
+
+    def __init__(self, folder: Path, brokers: int, replicas: int, rng: random.Random) -> None:
+        port = free_ports(rng, brokers)
+        self.folder = ClusterFolder(folder)
+        self.replicas = replicas
+        self.addresses = [f"127.0.0.1:{port + number}" for number in range(brokers)]
+        self._config = load(
+            None,
+            {
+                "cluster.data_dir": folder, "cluster.brokers": brokers, "cluster.replicas": replicas,
+                "broker.port": port, "metrics.port": 0,
+            },
+        )  # fmt: skip
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> float:
+        """Start it; returns how many seconds it took to be ready."""
+        began = time.monotonic()
+        self._process, _ = start(UpOptions(config=self._config, stop_with_stdin=True))
+        return time.monotonic() - began
+
+    def report(self) -> ClusterReport:
+        """What runs now."""
+        return report(self.folder)
+
+    def kill_all(self) -> int:
+        """SIGKILL every process, the supervisor first, and remove the fabric. Returns how many were killed."""
+        info = self.folder.require_running()
+        pids = [info.supervisor, *(node.pid for node in info.nodes if node.pid)]
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait()
+        self._wait_until_gone(pids)
+        shutil.rmtree(info.fabric, ignore_errors=True)
+        self._process = None
+        return len(pids)
+
+    def wipe(self, replica: int) -> None:
+        """Take a replica's disk away: its folder is gone."""
+        shutil.rmtree(self.folder.path / f"replica-{replica}")
+
+    def stop(self) -> None:
+        """Stop it in order, if it runs."""
+        process, self._process = self._process, None
+        if process is not None:
+            if process.stdin is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.close()
+            process.wait(_STOP_S)
+
+    @staticmethod
+    def _wait_until_gone(pids: list[int]) -> None:
+        give_up = time.monotonic() + _GONE_S
+        while any(_runs(pid) for pid in pids):
+            if time.monotonic() > give_up:
+                raise ClusterError("killed processes do not end", "see `ps`")
+            time.sleep(0.005)
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process still executes; a zombie that nobody waits for does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"

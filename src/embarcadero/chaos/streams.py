@@ -1,0 +1,68 @@
+"""Publishers that never stop: each numbers its records, and remembers which of them were acked, and where.
+
+A stream stays connected while the cluster dies and comes back under it. What it was told is the truth that readers are
+held to later.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections import deque
+from typing import Final
+
+import embarcadero as emb
+from embarcadero.client.futures import RecordFuture
+from embarcadero.errors import EmbarcaderoError
+from embarcadero.types import Position
+
+RECORD: Final = struct.Struct("<IQ")
+_BURST: Final = 8
+_IN_FLIGHT: Final = 256
+_ACK_S: Final = 120.0
+_PACE_S: Final = 0.002
+
+
+class Stream(threading.Thread):
+    """One publisher with ack 2."""
+
+    def __init__(self, number: int, addresses: list[str], topic: str, record_bytes: int) -> None:
+        super().__init__(name=f"stream-{number}", daemon=True)
+        self.number, self.topic = number, topic
+        self.acked: dict[int, Position] = {}
+        self.problems: list[str] = []
+        self.sent = 0
+        self._addresses, self._padding = addresses, bytes(max(0, record_bytes - RECORD.size))
+        self._waiting: deque[tuple[int, RecordFuture]] = deque()
+        self._over = threading.Event()
+
+    def finish(self) -> None:
+        """Send no more; what is on its way gets its answer before the thread ends."""
+        self._over.set()
+
+    def run(self) -> None:
+        """Publish until told to finish."""
+        try:
+            with emb.connect(self._addresses) as log, log.publisher(self.topic, ack=2, linger_ms=1) as publisher:
+                while not self._over.is_set():
+                    self._burst(publisher)
+                    self._settle(_IN_FLIGHT)
+                    self._over.wait(_PACE_S)
+                publisher.flush(timeout=_ACK_S)
+                self._settle(0)
+        except EmbarcaderoError as error:
+            self.problems.append(f"stream {self.number} ended: {type(error).__name__}: {error}")
+
+    def _burst(self, publisher: emb.Publisher) -> None:
+        for _ in range(_BURST):
+            self._waiting.append((self.sent, publisher.send(RECORD.pack(self.number, self.sent) + self._padding)))
+            self.sent += 1
+
+    def _settle(self, most: int) -> None:
+        """Take answers that are there, and wait for the oldest while more than `most` are missing."""
+        while self._waiting and (len(self._waiting) > most or self._waiting[0][1].done()):
+            number, future = self._waiting.popleft()
+            try:
+                self.acked[number] = future.result(timeout=_ACK_S)
+            except (EmbarcaderoError, TimeoutError) as error:
+                self.problems.append(f"stream {self.number}, record {number}: {type(error).__name__}: {error}")

@@ -1,0 +1,48 @@
+"""chaos: real processes, real trouble, and a verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from embarcadero.cli.output import Json
+
+app = typer.Typer(no_args_is_help=True, help="Kill real processes under load, and check what was promised.")
+
+
+@app.callback()
+def chaos() -> None:
+    """Kill real processes under load, and check what was promised."""
+
+
+@app.command()
+def restarts(
+    rounds: Annotated[int, typer.Option(min=1, max=100_000, help="How often everything is killed.")] = 100,
+    seed: Annotated[int, typer.Option(help="Chooses the moments of the kills.")] = 0,
+    brokers: Annotated[int, typer.Option(min=1, max=64, help="How many brokers.")] = 2,
+    replicas: Annotated[int, typer.Option(min=1, max=7, help="How many replicas; each topic is on all of them.")] = 3,
+    durable_on: Annotated[int, typer.Option(min=1, max=7, help="Copies that make a record durable.")] = 2,
+    wipe: Annotated[bool, typer.Option("--wipe", help="Take one replica's disk away in each round.")] = False,
+    clean: Annotated[bool, typer.Option("--clean", help="Every other round stops in order instead.")] = False,
+    report: Annotated[Path | None, typer.Option(show_default=False, help="Write a JSON report to this file.")] = None,
+    json: Json = False,
+) -> None:
+    """Load with ack 2, kill -9 of all processes, no fabric left, restart, check; round after round.
+
+    Publishers stay connected all the time. After each restart every topic is read from its beginning: each acked record
+    must be at its position, once, in order.
+
+    Examples:
+
+        embarcadero chaos restarts --rounds 20
+
+        embarcadero chaos restarts --rounds 100 --wipe --report build/restarts-wiped.json
+    """
+    from embarcadero.chaos.restarts import Settings, run_cli
+
+    settings = Settings(
+        rounds=rounds, seed=seed, brokers=brokers, replicas=replicas, durable_on=durable_on, wipe=wipe, clean=clean
+    )
+    raise typer.Exit(run_cli(settings, report, json))

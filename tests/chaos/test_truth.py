@@ -1,0 +1,57 @@
+"""The truth that readers are held to: each kind of lie is noticed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from embarcadero.chaos.streams import RECORD
+from embarcadero.chaos.truth import Seen, Truth, seen
+from embarcadero.types import Order, Position
+
+LANE = 4
+
+
+def log(*names: tuple[int, int], first: int = 0) -> Seen:
+    """A topic that holds these records (stream, number), from seq `first` on."""
+    values = [RECORD.pack(*name) + b"..." for name in names]
+    return seen(pa.table({"value": values, "_seq": np.arange(first, first + len(names), dtype=np.uint64)}), LANE)
+
+
+def acks(*seqs: int, stream: int = 1) -> dict[int, dict[int, Position]]:
+    """Records 0, 1, ... of a stream, acked at these seqs."""
+    return {stream: {number: Position(LANE, seq, seq) for number, seq in enumerate(seqs)}}
+
+
+def problems(order: int, acked: dict[int, dict[int, Position]], *reads: Seen) -> str:
+    truth = Truth("t", order)
+    for read in reads:
+        truth.check(acked, read)
+    return " ".join(truth.problems)
+
+
+def test_a_whole_log_is_right() -> None:
+    """Two streams, interleaved, and more than was acked: nothing to complain about."""
+    now = log((1, 0), (2, 0), (1, 1), (2, 1))
+    assert problems(Order.STRONG, acks(0, 2), now, now) == ""
+
+
+@pytest.mark.parametrize(
+    ("order", "acked", "reads", "complaint"),
+    [
+        (Order.TOTAL, acks(0, 1), [log((1, 0))], "is not there"),
+        (Order.TOTAL, acks(0, 1), [log((1, 0), (2, 0), (1, 1))], "is not there"),
+        (Order.TOTAL, acks(0), [log((1, 0), (1, 1), (1, 1))], "more than once"),
+        (Order.STRONG, {}, [log((1, 1), (1, 0))], "came where 0 was due"),
+        (Order.STRONG, {}, [log((1, 0), (1, 2))], "came where 1 was due"),
+        (Order.BROKER, {}, [log((1, 0), (1, 1)), log((1, 0))], "read before"),
+        (Order.BROKER, {}, [log((1, 0)), log((2, 0), (1, 0))], "read before"),
+        (Order.BROKER, {}, [log((1, 0)), log((1, 0), first=1)], "read before"),
+    ],
+)
+def test_every_lie_is_noticed(
+    order: int, acked: dict[int, dict[int, Position]], reads: list[Seen], complaint: str
+) -> None:
+    """Lost, moved, doubled, out of order, with a hole, changed behind a reader's back."""
+    assert complaint in problems(order, acked, *reads)
