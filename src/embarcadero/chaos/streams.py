@@ -63,6 +63,7 @@ class Stream(threading.Thread):
         while self._waiting and (len(self._waiting) > most or self._waiting[0][1].done()):
             number, future = self._waiting.popleft()
             try:
-                self.acked[number] = future.result(timeout=_ACK_S)
+                if (position := future.result(timeout=_ACK_S)) is not None:
+                    self.acked[number] = position
             except (EmbarcaderoError, TimeoutError) as error:
                 self.problems.append(f"stream {self.number}, record {number}: {type(error).__name__}: {error}")
