@@ -84,12 +84,21 @@ DEAD_LOG_BYTES_MAX = 1 * GIB  # regions of dead incarnations kept for readers
 
 # --- replicas ---------------------------------------------------------------------------------------------------------
 REPLICAS_MAX = 64  # of a cluster
+REPLICAS_DEFAULT = 1
 COPIES_MAX = 7  # of a topic
 DURABLE_LINES = 65_536  # (lane, range) pairs that one replica incarnation may ever count; then it begins anew
 RANGE_LINES = 65_536  # lanes with ranges in one epoch
 CEILING_AHEAD = 1 << 22  # positions reserved ahead of ordering, in batches
 CEILING_AHEAD_SEQ = CEILING_AHEAD * 1_024  # and in records
+REPAIR_BYTES_PER_S = 256 * MIB  # copied from other replicas to complete closed ranges
+REPAIR_STEP_BYTES = 4 * MIB  # at once
 REPLICA_SILENT_S = 3.0  # a replica whose heartbeat stands still for this long is replaced in its ranges
+
+# --- storage ----------------------------------------------------------------------------------------------------------
+SEGMENT_BYTES = 64 * MIB
+SEGMENT_BYTES_MAX = 4 * GIB - 64 * MIB  # positions in a segment fit 32 bits
+SEGMENT_AGE_S = 3_600.0  # an older segment makes room for the next, so that retention by age can drop it
+SCRUB_BYTES_PER_S = 8 * MIB
 
 # --- flow -------------------------------------------------------------------------------------------------------------
 WATER_HIGH = 0.80
@@ -117,6 +126,7 @@ STORE_BUSY_S = 5.0  # longest wait for another process's transaction
 HEARTBEAT_S = 0.1
 SILENT_S = 2.0  # a role whose heartbeat stands still for this long is not ready
 SETTLE_S_MAX = 1.5  # a broker that leaves waits this long for the outcomes of what it took
+DRAIN_S_MAX = 10.0  # a sequencer that leaves waits this long for replicas to have on disk what is ordered
 GOODBYE_S_MAX = 0.5  # and this long for its clients to hang up
 
 # --- watching ---------------------------------------------------------------------------------------------------------
