@@ -23,6 +23,13 @@ class Role(NamedTuple):
 SEQUENCER = Role()
 
 
+def metrics_offset(role: Role, brokers: int) -> int:
+    """How far a role's metrics port is from the sequencer's: brokers follow it, and replicas follow them."""
+    if role.replica is not None:
+        return 1 + brokers + role.replica
+    return 0 if role.broker is None else 1 + role.broker
+
+
 def parse_roles(text: str) -> list[Role]:
     """The roles in a text such as `broker:0,broker:1,sequencer,replica:0`."""
     roles = [_parse(part.strip()) for part in text.split(",")]

@@ -13,7 +13,7 @@ from typing import Final
 
 from embarcadero.config import DEFAULTS, Config, FabricSizes
 from embarcadero.env import Clock, Doorbell, Journal, SilentJournal, Workers
-from embarcadero.errors import TooMany
+from embarcadero.errors import EmbarcaderoError, TooMany
 from embarcadero.fabric.durability import DurableLines, create_durable
 from embarcadero.fabric.region import Fabric
 from embarcadero.limits import HEARTBEAT_S
@@ -59,7 +59,7 @@ class Replica:
     ) -> None:
         self.member, self.settings, self.sizes = member, config.replica, sizes
         self.journal = journal or SilentJournal()
-        self._directory, self._clock, self._bell = directory, clock, bell
+        self._directory, self._clock, self._bell, self._disk = directory, clock, bell, disk
         self.counters = ReplicaCounters()
         self.deposed = False
         self.lines = create_durable(fabric, member.ref)
@@ -217,6 +217,30 @@ class Replica:
     def next_deadline_us(self) -> int:
         """When to be called again at the latest, though nobody rings."""
         return min(self._beat_us, self._store_us, self._sessions_us)
+
+    # --- for those who watch ------------------------------------------------------------------------------------------
+    def count_ranges(self) -> dict[str, int]:
+        """How many copies there are, by state."""
+        copies = self.ranges.copies.values()
+        open_, complete = sum(copy.range_.open for copy in copies), sum(copy.complete for copy in copies)
+        states = {"open": open_, "complete": complete, "incomplete": len(copies) - open_ - complete}
+        return states | {"not opened": self.ranges.opening}
+
+    def lags(self) -> dict[int, int]:
+        """How many batches each followed lane is behind the order."""
+        found = {copy.range_.lane: (self.follower.ordered(copy.range_.lane), copy.log.synced) for copy in self._following}
+        return {lane: max(0, ordered - synced) for lane, (ordered, synced) in found.items() if ordered is not None}
+
+    def disk_bytes(self) -> int:
+        """Bytes of all segments that are open here."""
+        return sum(copy.log.bytes for copy in self.ranges.copies.values())
+
+    def free_bytes(self) -> int:
+        """Room on the disk; 0 when it can't be told."""
+        try:
+            return self._disk.free_bytes()
+        except EmbarcaderoError:
+            return 0
 
     def close(self) -> None:
         """Let go of all files; what was appended last and not synced is not counted by anybody."""
