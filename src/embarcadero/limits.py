@@ -101,9 +101,6 @@ REPLICA_SILENT_S = 3.0  # a replica whose heartbeat stands still for this long i
 SEGMENT_BYTES = 64 * MIB
 SEGMENT_BYTES_MAX = 4 * GIB - 64 * MIB  # positions in a segment fit 32 bits
 SEGMENT_AGE_S = 3_600.0  # an older segment makes room for the next, so that retention by age can drop it
-<<<<<<< HEAD
-SCRUB_BYTES_PER_S = 8 * MIB
-=======
 INDEX_EVERY_BYTES = 4 * KIB  # at most one index entry for so many bytes of log
 SECTOR_BYTES = 512  # what a disk writes whole or not at all
 WRITE_PARTS_MAX = 1_024  # buffers in one gathered write
@@ -112,7 +109,6 @@ LOCATE_BYTES = 16 * KIB  # read at once when a position is looked for
 SESSIONS_FILE_BYTES_MAX = 256 * MIB  # an on-disk checkpoint of sessions
 SCRUB_BYTES_PER_S = 8 * MIB
 SCRUB_STEP_BYTES = 1 * MIB  # checked at once; a step is short beside everything else that the disk does
->>>>>>> d-storage
 
 # --- flow -------------------------------------------------------------------------------------------------------------
 WATER_HIGH = 0.80

@@ -61,8 +61,8 @@ def up(
     """Start a cluster on this machine, and keep it running.
 
     A process that dies is started again. Ctrl-C stops all of it. Topics stay, and so do records that replicas have on
-    disk; those of topics without replicas live as long as the cluster runs. Options win over the environment, and that over embarcadero.yaml: see
-    `embarcadero config show`.
+    disk; those of topics without replicas live as long as the cluster runs. Options win over the environment, and that
+    over embarcadero.yaml: see `embarcadero config show`.
 
     Examples:
 
@@ -165,7 +165,9 @@ def down(data_dir: DataDir = None, json: Json = False) -> None:
 
 
 def node(
-    roles: Annotated[str, typer.Option(help="Roles of this process: broker:<number>, replica:<number> and sequencer, with commas.")],
+    roles: Annotated[
+        str, typer.Option(help="Roles of this process: broker:<number>, replica:<number> and sequencer, with commas.")
+    ],
     data_dir: DataDir = None,
 ) -> None:
     """Host roles of a running cluster in this process, in the foreground.

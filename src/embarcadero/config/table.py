@@ -54,7 +54,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     one_process: Annotated[bool, flag("All roles in a single process, instead of one process per role.")] = False
     hugepages: Annotated[bool, flag("Advise huge pages for the fabric.")] = False
     pin: Annotated[str, text(
-        "Cores for the sequencer and the brokers, in turn, such as `0,1`; replicas begin with the last one.", default_text="any core",
+        "Cores for the sequencer and the brokers, in turn, such as `0,1`; replicas begin with the last one.",
+        default_text="any core",
     )] = ""
 
 

@@ -25,7 +25,7 @@ _POLL_S = 0.01
 
 
 class LocalCluster:
-    """Brokers, a sequencer and replicas on free ports of this machine. Without `data_dir`, nothing is left of it afterwards.
+    """Brokers, a sequencer and replicas on free ports of this machine. Without `data_dir`, nothing is left of it.
 
     It ends with the block, with `close()`, or with this process, however that ends.
     """
@@ -38,7 +38,13 @@ class LocalCluster:
         config: str | Path | Config | None = None,
         replicas: int = 0,
     ) -> None:
-        flags = {"cluster.brokers": brokers, "cluster.replicas": replicas, "fabric.log_bytes": log_bytes, "broker.port": 0, "metrics.port": 0}
+        flags = {
+            "cluster.brokers": brokers,
+            "cluster.replicas": replicas,
+            "fabric.log_bytes": log_bytes,
+            "broker.port": 0,
+            "metrics.port": 0,
+        }
         chosen = load(config, flags | {"broker.advertised_port": 0})
         self._temporary = tempfile.mkdtemp(prefix="embarcadero-") if data_dir is None else None
         self._folder = ClusterFolder(Path(self._temporary or data_dir or ""))

@@ -188,16 +188,13 @@ class Node:
         journal.role = watched.name
         return _Made(watched.name, serve_sequencer(sequencer, bell, self._stop_sequencer), watched)
 
-
     def _make_replica(self, number: int) -> _Made:
         """Alone in its process it writes and syncs by itself; beside other roles threads do it."""
         path = self._folder.replica(number)
         disk = self._open.enter_context(closing(RealDisk(path, create=True)))
         generation = self._info.generation & 0xFFFF_FFFF
         identity = open_folder(disk, self._directory.cluster_id, number, generation)
-        member = self._directory.register_replica(
-            number, identity.disk, str(path), socket.gethostname(), os.getpid()
-        )
+        member = self._directory.register_replica(number, identity.disk, str(path), socket.gethostname(), os.getpid())
         self._open.callback(self._directory.mark_replica_dead, number, member.incarnation)
         name = member.ref.region_prefix
         bell = SocketBell(Path(self._info.fabric), name)

@@ -1,4 +1,4 @@
-"""Replicas and ranges as `status` tells them: who has what, how far behind, what is degraded, and what to do about it."""
+"""Replicas and ranges as `status` tells them: who has what, how far behind, what is degraded, what to do about it."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def _lane(scene: _Scene, last: Range) -> LaneReport:
 def _degraded(scene: _Scene, replicas: list[ReplicaReport], lanes: list[LaneReport]) -> Iterator[str]:
     for replica in replicas:
         if replica.state == ReplicaState.DEAD:
-            yield f"replica {replica.id} is down: it is started again by itself; if not, see its log and {replica.folder}"
+            yield f"replica {replica.id} is down and is started again; if it stays so, see its log and {replica.folder}"
         if replica.state == ReplicaState.DRAINING and (left := replica.open_ranges + replica.sealed_ranges):
             yield f"replica {replica.id} is drained: {left} ranges are still on it; wait"
         for trouble in replica.health:

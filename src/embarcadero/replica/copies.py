@@ -8,12 +8,13 @@ from functools import partial
 from embarcadero.env import Clock, Workers
 from embarcadero.errors import EmbarcaderoError
 from embarcadero.fabric.layout import Entries
-from embarcadero.fabric.tagged import Tags, TaggedWriter
+from embarcadero.fabric.tagged import TaggedWriter, Tags
 from embarcadero.plants import planted
 from embarcadero.replica.counters import ReplicaCounters
 from embarcadero.replica.health import Health
 from embarcadero.storage.disk import Part
 from embarcadero.storage.range_log import RangeLog
+from embarcadero.storage.writing import Damage, DamageKind
 from embarcadero.types import Range
 
 
@@ -38,6 +39,11 @@ class Copy:
     def doubtful(self) -> bool:
         """A sync failed: only what was synced before is to be trusted."""
         return self.log.failed
+
+    @property
+    def in_place(self) -> Damage | None:
+        """Damage that is to be repaired where it is; a damaged tail is appended anew instead."""
+        return next((damage for damage in self.log.damage if damage.kind is not DamageKind.TAIL), None)
 
     @property
     def whole(self) -> bool:

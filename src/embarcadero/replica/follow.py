@@ -2,8 +2,8 @@
 
 The order of loads is the safety argument: ordered frontier, entries, payload copies (each checked against its chunk and
 its checksum), fence, and last of all whether the writer of the order may still be believed: no later epoch is open, or,
-for a lane of a broker, no sequencer counts that incarnation as closed. Only then is anything appended. So whatever is in
-a replica's files is in the one order, whoever takes over.
+for a lane of a broker, no sequencer counts that incarnation as closed. Only then is anything appended. So whatever is
+in a replica's files is in the one order, whoever takes over.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sealed ranges that shall be on another replica: away from one that is drained, back onto a disk that was wiped.
 
-Nobody directs it. Each replica looks for sealed ranges that name a replica on its way out, and takes those for which the
-usual choice falls on itself: it copies the range, and once all of it is on its disk the store says so.
+Nobody directs it. Each replica looks for sealed ranges that name a replica on its way out, and takes those for which
+the usual choice falls on itself: it copies the range, and once all of it is on its disk the store says so.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from embarcadero.replica.health import Health
 from embarcadero.storage.disk import Disk
 from embarcadero.storage.layout import lane_folder, range_folder
 from embarcadero.storage.range_log import RangeLog
+from embarcadero.storage.recovery import remove_range
 from embarcadero.storage.writing import RangeSettings
 from embarcadero.types import Range, ReplicaMember
 
@@ -40,8 +41,8 @@ class Ranges:
     """All copies of this replica. Opening, cutting and removing happen a little at a time."""
 
     def __init__(
-        self, disk: Disk, member: ReplicaMember, settings: RangeSettings, clock: Clock, health: Health, journal: Journal,
-        counters: ReplicaCounters,
+        self, disk: Disk, member: ReplicaMember, settings: RangeSettings, clock: Clock, health: Health,
+        journal: Journal, counters: ReplicaCounters,
     ) -> None:  # fmt: skip
         self._disk, self._me, self._settings, self._clock = disk, member, settings, clock
         self._health, self._journal, self._counters = health, journal, counters
@@ -123,9 +124,6 @@ class Ranges:
     def _recover(self, range_: Range) -> RangeLog:
         """Open a copy, or begin one."""
         folder = range_folder(*tags_of(range_))
-        if tags_of(range_) not in self._on_disk:
-            self._disk.make_folder(lane_folder(range_.lane))
-            self._disk.sync_folder("")
         return RangeLog.recover(
             self._disk, folder, range_.lane, range_.number, range_.start, range_.start_seq, self._settings
         )
@@ -156,6 +154,34 @@ class Ranges:
             self._failed(copy.tags, error, "open again")
             del self.copies[copy.tags]
             self._wanted[copy.tags] = copy.range_
+
+    def begin_at(self, copy: Copy, index: int, seq: int) -> bool:
+        """All other copies begin later, since what was before is trimmed: an empty one begins there too."""
+        range_ = copy.range_
+        if copy.log.end != range_.start or index <= range_.start or (range_.end is not None and index > range_.end):
+            return False
+        folder = range_folder(*copy.tags)
+        try:
+            copy.log.close()
+            remove_range(self._disk, folder)
+            copy.log = RangeLog.create(self._disk, folder, *copy.tags, index, seq, self._settings)
+        except EmbarcaderoError as error:
+            self._failed(copy.tags, error, "begin again")
+            del self.copies[copy.tags]
+            self._wanted[copy.tags] = range_
+        return True
+
+    def accept_loss(self, copy: Copy) -> None:
+        """An operator's word: go on with what is whole, and forget what came after it."""
+        first = min(damage.first for damage in copy.log.damage)
+        try:
+            copy.log.cut(max(min(first, copy.log.end), copy.log.first))
+            for damage in list(copy.log.damage):
+                copy.log.healed(damage)
+        except EmbarcaderoError as error:
+            self._failed(copy.tags, error, "cut")
+            return
+        self._journal.warn("loss accepted", lane=copy.tags[0], range=copy.tags[1], has=copy.log.end)
 
     def _failed(self, tags: Tags, error: Exception, doing: str) -> None:
         self._counters.disk_errors += 1
@@ -207,10 +233,7 @@ class Ranges:
 
     def _remove_folder(self, tags: Tags) -> None:
         folder, lane = range_folder(*tags), lane_folder(tags[0])
-        for name in self._disk.list(folder):
-            self._disk.remove(f"{folder}/{name}")
-        self._disk.remove_folder(folder)
-        self._disk.sync_folder(lane)
+        remove_range(self._disk, folder)
         if not any(other[0] == tags[0] for other in self._on_disk - {tags}):
             for name in self._disk.list(lane):
                 self._disk.remove(f"{lane}/{name}")

@@ -43,7 +43,7 @@ class Reign:
         return self.number > 0 and not self._table.superseded(self.number)
 
     def counts_as_open(self, handle: int) -> bool:
-        """The last question before appending what a broker incarnation ordered: does no sequencer count it as closed?"""
+        """The last question before appending what a broker incarnation ordered: does it count as open?"""
         if self._frontiers is None:
             return False
         if (word := self._closing.get(handle)) is None:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from embarcadero.env import Clock, Journal, Workers
-from embarcadero.errors import EmbarcaderoError
+from embarcadero.errors import EmbarcaderoError, NotAvailable, Trimmed
 from embarcadero.fabric.durability import DurableLines
 from embarcadero.fabric.layout import Entries
 from embarcadero.fabric.tagged import Tags
@@ -25,12 +25,20 @@ from embarcadero.replica.reign import Reign
 from embarcadero.storage.disk import Disk
 from embarcadero.storage.layout import range_folder
 from embarcadero.storage.reading import RangeReader
+from embarcadero.storage.repair import heal_tails, mend
+from embarcadero.storage.writing import Damage
 from embarcadero.types import Range, ReplicaMember, ReplicaState
 
 _TRY_AGAIN_US: Final = 500_000
 _DEBT_US_MAX: Final = 1_000_000
 
-Piece = tuple[Entries, list[memoryview]]
+
+class Piece(NamedTuple):
+    """Some records of a peer's copy; or none, if it begins later: with this index and seq."""
+
+    entries: Entries
+    payloads: list[memoryview]
+    begins: tuple[int, int] | None = None
 
 
 class _Source(NamedTuple):
@@ -72,15 +80,15 @@ class Repair:
         for copy in copies:
             if copy.busy or copy.doubtful or now_us < self._tried.get(copy.tags, (0, 0))[1]:
                 continue
-            goal = self._goal(copy)
-            if goal is None or goal <= copy.log.end:
+            damage, goal = copy.in_place, self._goal(copy)
+            if damage is None and (goal is None or goal <= copy.log.end):
+                self._heal(copy, goal)
                 continue
-            if copy.range_.open:
-                self._read(copy, goal, now_us)
+            if copy.range_.open or now_us >= self._free_us:
+                self._ask(copy, damage, goal, now_us)
                 moved = True
-            elif now_us >= self._free_us:
-                self._read(copy, goal, now_us)
-                return True
+                if not copy.range_.open:
+                    break
         return moved
 
     def _goal(self, copy: Copy) -> int | None:
@@ -90,8 +98,19 @@ class Repair:
             return range_.end
         if not self._ranges.follows(copy):
             word = self._reign.word(range_.lane)
-            return self._reign.target(range_.lane) if word and word.closing and word.number == range_.number else None
+            asked = word is not None and word.closing and word.number == range_.number
+            return self._reign.target(range_.lane) or None if asked else None
         return max(self._durable_elsewhere(range_), default=None) if copy.behind else None
+
+    def _heal(self, copy: Copy, goal: int | None) -> None:
+        """A tail that was damaged is whole again once the copy reaches an end that somebody vouches for."""
+        if goal is not None and copy.log.damage and copy.log.synced >= goal:
+            try:
+                heal_tails(copy.log, goal)
+            except EmbarcaderoError as error:
+                self._journal.warn("can't note a repair", lane=copy.tags[0], range=copy.tags[1], reason=str(error))
+                return
+            self._commits.publish(copy)
 
     def _durable_elsewhere(self, range_: Range) -> Iterator[int]:
         for ref in range_.replicas:
@@ -101,16 +120,20 @@ class Repair:
                 yield line
 
     # --- reading ------------------------------------------------------------------------------------------------------
-    def _read(self, copy: Copy, goal: int, now_us: int) -> None:
+    def _ask(self, copy: Copy, damage: Damage | None, goal: int | None, now_us: int) -> None:
+        """Have a worker read from the next peer that was not tried in vain."""
         sources = self._sources(copy.range_)
         tried = self._tried.get(copy.tags, (0, 0))[0]
         if tried >= len(sources):
-            self._give_up(copy, goal, now_us, "no other replica has a copy" if not sources else "")
+            self._give_up(copy, now_us, alone=not sources)
             return
         copy.reading = True
         source, start = sources[tried], copy.log.end
-        job = partial(self._piece, source, start, goal)
-        self._workers.run(job, partial(self._arrived, copy, source, start, tried))
+        if damage is not None:
+            self._workers.run(partial(self._mend, source, copy, damage), partial(self._mended, copy, source, tried))
+        elif goal is not None:
+            job = partial(self._piece, source, start, goal)
+            self._workers.run(job, partial(self._arrived, copy, source, start, tried))
 
     def _sources(self, range_: Range) -> list[_Source]:
         """Replicas that may have it, those that are there first; each time in the same order."""
@@ -119,52 +142,79 @@ class Repair:
         found.sort(key=lambda member: member.state is ReplicaState.DEAD)
         return [_Source(member, (range_.lane, range_.number)) for member in found] if self._disks else []
 
+    def _reader(self, source: _Source) -> RangeReader:
+        """In a worker. One job reads one range, so a reader has one user at a time."""
+        reader = self._readers.get(source)
+        if reader is not None:
+            reader.refresh()
+            return reader
+        if self._disks is None:
+            raise NotAvailable("files of other replicas can't be read here")
+        lane, number = source.tags
+        reader = RangeReader(self._disks(source.member), range_folder(lane, number), lane, number)
+        self._readers[source] = reader
+        return reader
+
     def _piece(self, source: _Source, start: int, goal: int) -> Piece:
         """In a worker: some records from a peer's files."""
-        reader = self._readers.get(source)
-        if reader is None:
-            lane, number = source.tags
-            disk = self._disks(source.member) if self._disks else None
-            if disk is None:
-                raise EmbarcaderoError("peers' files can't be read here")
-            reader = RangeReader(disk, range_folder(lane, number), lane, number)
-            self._readers[source] = reader
-        else:
-            reader.refresh()
-        return reader.read(start, goal, REPAIR_STEP_BYTES)
+        reader = self._reader(source)
+        try:
+            return Piece(*reader.read(start, goal, REPAIR_STEP_BYTES))
+        except Trimmed:
+            first = reader.first
+            entry = None if first is None else reader.entry(first)
+            if entry is None:
+                raise
+            return Piece(entry[:0], [], (int(entry["index"][0]), int(entry["seq"][0])))
+
+    def _mend(self, source: _Source, copy: Copy, damage: Damage) -> bool:
+        """In a worker: repair in place. Nobody else touches the copy meanwhile."""
+        return mend(copy.log, self._reader(source), damage)
+
+    def _mended(self, copy: Copy, source: _Source, tried: int, result: bool | Exception) -> None:
+        copy.reading = False
+        if result is not True:
+            self._in_vain(copy, source, tried, result)
+            return
+        self._tried.pop(copy.tags, None)
+        self._journal.note("damage repaired", lane=copy.tags[0], range=copy.tags[1], peer=source.member.replica)
+        self._commits.publish(copy)
 
     def _arrived(self, copy: Copy, source: _Source, start: int, tried: int, result: Piece | Exception) -> None:
         copy.reading = False
-        now_us = self._clock.now_us()
         if copy.doubtful or copy.log.end != start:
             return
-        if isinstance(result, Exception) or not len(result[0]):
-            if isinstance(result, Exception):
-                if (reader := self._readers.pop(source, None)) is not None:
-                    reader.close()
-                self._journal.note("a peer's copy can't be used", peer=source.member.replica, reason=str(result))
-            self._tried[copy.tags] = (tried + 1, 0)
+        if isinstance(result, Exception) or not len(result.entries):
+            if isinstance(result, Piece) and result.begins is not None and self._ranges.begin_at(copy, *result.begins):
+                return
+            self._in_vain(copy, source, tried, result)
             return
-        entries, payloads = result
-        if self._commits.append(copy, entries, payloads):
+        if self._commits.append(copy, result.entries, result.payloads):
             self._tried.pop(copy.tags, None)
             copy.behind = False
-            size = int(entries["size"].sum())
-            self._counters.repaired_entries += len(entries)
+            size = int(result.entries["size"].sum())
+            self._counters.repaired_entries += len(result.entries)
             self._counters.repaired_bytes += size
+            now_us = self._clock.now_us()
             self._free_us = max(self._free_us, now_us - _DEBT_US_MAX) + size * 1_000_000 // self._bytes_per_s
             self._commits.sync(copy)
 
-    def _give_up(self, copy: Copy, goal: int, now_us: int, reason: str) -> None:
-        """For now. A peer may come back, or be repaired itself."""
-        first = copy.tags not in self._tried
-        copy.behind = False  # perhaps the fabric has it after all
+    def _in_vain(self, copy: Copy, source: _Source, tried: int, result: object) -> None:
+        """This peer could not help: the next one may."""
+        if isinstance(result, Exception):
+            if (reader := self._readers.pop(source, None)) is not None:
+                reader.close()
+            self._journal.note("a peer's copy can't be used", peer=source.member.replica, reason=str(result))
+        self._tried[copy.tags] = (tried + 1, 0)
+
+    def _give_up(self, copy: Copy, now_us: int, alone: bool) -> None:
+        """For now. A peer may come back, or be repaired itself; and perhaps the fabric has it after all."""
+        copy.behind = False
         self._tried[copy.tags] = (0, now_us + _TRY_AGAIN_US)
-        if first or reason:
-            self._journal.warn(
-                "can't complete a copy", lane=copy.tags[0], range=copy.tags[1], has=copy.log.end, lacks_to=goal,
-                reason=reason or "no other replica could give it",
-            )  # fmt: skip
+        self._journal.warn(
+            "can't complete a copy", lane=copy.tags[0], range=copy.tags[1], has=copy.log.end,
+            reason="no other replica has one" if alone else "no other replica could help",
+        )  # fmt: skip
 
     def close(self) -> None:
         """Let go of peers' files."""

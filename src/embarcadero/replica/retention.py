@@ -1,7 +1,7 @@
 """Giving up old records: by trims that somebody asked for, and by a topic's bounds on bytes and age.
 
-Only whole sealed segments go. A bound becomes a trim in the store first, at the start of a segment, so that all replicas
-and brokers agree where a lane starts. Records of lanes with sessions go only below an on-disk checkpoint of these.
+Only whole sealed segments go. A bound becomes a trim in the store first, at the start of a segment, so that all
+replicas and brokers agree where a lane starts. Records of lanes with sessions go only below an on-disk checkpoint of these.
 """
 
 from __future__ import annotations
@@ -48,12 +48,11 @@ class Retention:
 
     def checkpoint(self, lane: int) -> int:
         """Entries of a lane below this index are not needed to know its sessions."""
-        open_ = self._open.get(lane)
-        told = [self._sessions.on_disk(lane)]
-        for ref in open_.replicas if open_ else []:
-            if (table := self._lines.of(ref)) is not None and open_ is not None:
-                told.append(table.load((lane, open_.number), CHECKPOINT) or 0)
-        return max(told)
+        mine = self._sessions.on_disk(lane)
+        if (open_ := self._open.get(lane)) is None:
+            return mine
+        tables = filter(None, map(self._lines.of, open_.replicas))
+        return max(mine, *(table.load((lane, open_.number), CHECKPOINT) or 0 for table in tables), 0)
 
     def look(self, now_us: int) -> None:
         """Ask for trims that bounds demand, and drop what is trimmed."""
@@ -103,10 +102,12 @@ class Retention:
 
     def _drop(self, copies: list[Copy], below: int) -> None:
         for copy in copies:
-            if copy.busy or not copy.whole or copy.log.first >= below:
+            if copy.busy or copy.doubtful or copy.log.first >= below:
                 continue
             try:
                 freed = copy.log.drop_below(below)
+                for damage in [damage for damage in copy.log.damage if damage.end <= copy.log.first]:
+                    copy.log.healed(damage)
             except EmbarcaderoError as error:
                 self._journal.warn("can't drop segments", lane=copy.tags[0], range=copy.tags[1], reason=str(error))
                 continue

@@ -1,4 +1,4 @@
-"""Drives a replica in an event loop: passes while there is work; else it sleeps until somebody rings, or something is due."""
+"""Drives a replica in an event loop: passes while there is work; else it sleeps until somebody rings."""
 
 from __future__ import annotations
 

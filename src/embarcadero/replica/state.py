@@ -1,14 +1,16 @@
 """The replica's logic: no files of its own, no clock, no threads. The driver and the simulator run the same code.
 
-One pass: take what was ordered since the last one (follow.py), append it, have it synced, publish the durable lines, and
-ring those who wait for them (copies.py). Beside that, a little at a time: see what the store says (ranges.py), copy what
-left the fabric from other replicas' files (repair.py), keep session checkpoints (sessions.py), give up what was trimmed
-(retention.py), and look through old files for damage.
+One pass: take what was ordered since the last one (follow.py), append it, have it synced, publish the durable lines
+(copies.py), ring those who wait for them (brokers.py). Beside that, a little at a time: see what the store says
+(ranges.py), copy from other replicas' files what left the fabric (repair.py), keep session checkpoints (sessions.py),
+give up what was trimmed (retention.py), take over what leaves another replica (moving.py), and look through old files
+for damage.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from embarcadero.config import DEFAULTS, Config, FabricSizes
@@ -30,6 +32,8 @@ from embarcadero.replica.repair import Repair
 from embarcadero.replica.retention import Retention
 from embarcadero.replica.sessions import Sessions
 from embarcadero.storage.disk import Disk
+from embarcadero.storage.range_log import RangeLog
+from embarcadero.storage.scrub import Found, Scrub
 from embarcadero.storage.writing import RangeSettings
 from embarcadero.types import Range, ReplicaMember, ReplicaState, Topic
 
@@ -37,6 +41,8 @@ _LOOK_AGAIN_US: Final = 2_000
 """Looking whether the store has changed is cheap, but not as cheap as finding nothing to do."""
 
 _SESSIONS_US: Final = 100_000
+_IDLE_US: Final = 100_000
+_SCRUB_ANYWAY_US: Final = 10_000_000
 _BEAT_US: Final = int(HEARTBEAT_S * 1_000_000)
 
 
@@ -88,6 +94,8 @@ class Replica:
         self._beat_us = self._store_us = self._look_us = self._sessions_us = 0
         self._following: list[Copy] = []
         self._open_copies: list[Copy] = []
+        self.scrub = Scrub(clock, self.settings.scrub_bytes_per_s)
+        self._workers, self._scrubbing, self._busy_us, self._scrubbed_us = workers, False, 0, clock.now_us()
         self._lacking: list[Copy] = []  # sealed ranges that are not all here
         self._refresh()
 
@@ -101,7 +109,9 @@ class Replica:
         members = self._directory.replicas()
         me = next((m for m in members if m.ref == self.member.ref), None)
         self.deposed |= me is None or me.state is ReplicaState.DEAD
-        self.deposed |= any(m.replica == self.member.replica and m.incarnation > self.member.incarnation for m in members)
+        self.deposed |= any(
+            m.replica == self.member.replica and m.incarnation > self.member.incarnation for m in members
+        )
         if self.deposed:
             return
         lanes, topics = self._directory.lanes(), self._directory.topics()
@@ -121,10 +131,16 @@ class Replica:
         for copy in self.ranges.copies.values():
             if copy.range_.open and copy.whole and copy.tags not in self.lines:
                 self._begin_counting(copy)
+            elif copy.range_.open and copy.log.damage and not copy.busy and self._loss_accepted(copy):
+                self.ranges.accept_loss(copy)
+                self._begin_counting(copy)
         copies = self.ranges.copies.values()
         self._following = [copy for copy in copies if self.ranges.follows(copy)]
         self._open_copies = [copy for copy in copies if copy.range_.open]
         self._lacking = [copy for copy in copies if not copy.range_.open and not copy.complete]
+
+    def _loss_accepted(self, copy: Copy) -> bool:
+        return not self.ranges.follows(copy) and self._directory.loss_accepted(copy.range_.lane)
 
     def _begin_counting(self, copy: Copy) -> None:
         """The first line of a copy. What recovery found may not have been synced by whoever wrote it."""
@@ -194,6 +210,7 @@ class Replica:
         if moved:
             self._take_stock()
         moved |= self._complete(now_us)
+        self._scrub(now_us, idle)
         if now_us >= self._sessions_us:
             self._sessions_us = now_us + _SESSIONS_US
             for copy in self._following:
@@ -214,6 +231,35 @@ class Replica:
         self._lacking = [copy for copy in self._lacking if not copy.complete and copy.tags in self.ranges.copies]
         return self.repair.step([*self._open_copies, *self._lacking], now_us)
 
+    def _scrub(self, now_us: int, idle: bool) -> None:
+        """Look through a piece of old files, in idle moments; now and then also if there are none."""
+        if not idle:
+            self._busy_us = now_us
+        rested = now_us - self._busy_us >= _IDLE_US or now_us - self._scrubbed_us >= _SCRUB_ANYWAY_US
+        if self._scrubbing or not rested or not self.scrub.due or self.ranges.opening:
+            return
+        self._scrubbing, self._scrubbed_us = True, now_us
+        logs = [copy.log for copy in self.ranges.copies.values() if copy.whole and not copy.busy]
+        self._workers.run(self.scrub.job(logs), partial(self._scrubbed, logs))
+
+    def _scrubbed(self, logs: list[RangeLog], result: list[Found] | Exception) -> None:
+        self._scrubbing = False
+        if isinstance(result, Exception):
+            self.journal.warn("scrub failed", reason=str(result))
+            return
+        self.counters.scrubbed_bytes = self.scrub.checked_bytes
+        try:
+            damage = self.scrub.note(logs, result)
+        except EmbarcaderoError as error:
+            self.journal.warn("scrub failed", reason=str(error))
+            return
+        if damage:
+            self.counters.damage_found += len(damage)
+            self.journal.warn("damage found by scrub", pieces=len(damage), where=damage[0].name)
+            for copy in self.ranges.copies.values():
+                copy.complete &= not copy.log.damage
+            self._take_stock()
+
     def next_deadline_us(self) -> int:
         """When to be called again at the latest, though nobody rings."""
         return min(self._beat_us, self._store_us, self._sessions_us)
@@ -228,8 +274,9 @@ class Replica:
 
     def lags(self) -> dict[int, int]:
         """How many batches each followed lane is behind the order."""
-        found = {copy.range_.lane: (self.follower.ordered(copy.range_.lane), copy.log.synced) for copy in self._following}
-        return {lane: max(0, ordered - synced) for lane, (ordered, synced) in found.items() if ordered is not None}
+        synced = {copy.range_.lane: copy.log.synced for copy in self._following}
+        found = {lane: (self.follower.ordered(lane), line) for lane, line in synced.items()}
+        return {lane: max(0, ordered - line) for lane, (ordered, line) in found.items() if ordered is not None}
 
     def disk_bytes(self) -> int:
         """Bytes of all segments that are open here."""

@@ -103,7 +103,7 @@ counter embarcadero_replica_checkpoints_total{replica}: session checkpoints writ
 counter embarcadero_replica_dropped_bytes_total{replica}: bytes of segments given up by trims and retention
 counter embarcadero_replica_scrubbed_bytes_total{replica}: bytes of old segments read and checked
 gauge embarcadero_replica_trouble{replica,trouble}: 1 while it has it: disk_full, disk_failed, read_only, damaged
-gauge embarcadero_replica_ranges{replica,state}: ranges on its disk: open, complete, incomplete; and those not opened yet
+gauge embarcadero_replica_ranges{replica,state}: its ranges: open, complete, incomplete, not opened yet
 gauge embarcadero_replica_disk_bytes{replica}: bytes of its segments
 gauge embarcadero_replica_disk_free_bytes{replica}: room on its disk
 gauge embarcadero_replication_lag_batches{replica,topic,lane}: how far its durable line is behind the ordered frontier

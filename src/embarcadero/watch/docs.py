@@ -17,7 +17,9 @@ sequencer's is 9100, broker 0's 9101, and so on, replicas after the last broker;
 | page | 200 when | else |
 | --- | --- | --- |
 | `/health` | all roles of the process run | 503, and which does not |
-| `/ready` | broker: it is a member and the sequencer's heart beats; sequencer: its epoch is the newest; replica: its disk takes what is written | 503, and why |
+| `/ready` of a broker | it is a member and the sequencer's heart beats | 503, and why |
+| of the sequencer | its epoch is the newest | 503, and why |
+| of a replica | it is a member and its disk takes what is written | 503, and why |
 
 A page costs its process about a millisecond, and nothing while nobody asks: roles keep plain counters, touched once per
 batch or per round. Counters start from zero with every incarnation. A reader that moved to another broker may be
