@@ -90,6 +90,17 @@ RANGE_LINES = 65_536  # lanes with ranges in one epoch
 CEILING_AHEAD = 1 << 22  # positions reserved ahead of ordering, in batches
 CEILING_AHEAD_SEQ = CEILING_AHEAD * 1_024  # and in records
 REPLICA_SILENT_S = 3.0  # a replica whose heartbeat stands still for this long is replaced in its ranges
+REPLICA_LAG_ENTRIES_MAX = 65_536  # a replica further behind than this, while others keep up, is late
+REPLICA_LAG_SHARE = 0.5  # likewise, as a share of the order ring
+REPLICA_LAG_S = 3.0  # one that is late for this long is replaced
+REPLICA_LATE_S = 60.0  # and for this long it gets no range of that lane
+RANGE_GRACE_S = 1.0  # how long fewer replicas than asked for are put up with before a range changes because of it
+RANGE_RETRY_S = 0.2  # between two attempts to find a better set of replicas for one range
+SEALS_PER_LOOK_MAX = 8  # a seal is a transaction of the store: ordering goes on in between
+RECOVERY_REPLIES_S = 1.0  # once enough replicas have told how far they are, the others may still do so for this long
+RECOVERY_RETRY_S = 0.5  # between two attempts to read what replicas have on disk
+DRAIN_S_MAX = 5.0  # a sequencer that leaves waits this long for everything ordered to be durable
+DRAIN_CHECKPOINT_S_MAX = 0.5  # and this long for its last checkpoints to be on a disk
 
 # --- flow -------------------------------------------------------------------------------------------------------------
 WATER_HIGH = 0.80
