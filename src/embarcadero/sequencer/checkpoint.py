@@ -33,7 +33,8 @@ _VERSION: Final = 1
 _HEADER: Final = table(
     128,
     magic=("<u8", 0), version=("<u4", 8), count=("<u4", 12), number=("<u8", 16), index=("<u8", 24), seq=("<u8", 32),
-    append_us=("<u8", 40), next_handle=("<u8", 48), now_us=("<u8", 56), rows_crc=("<u4", 64), capacity=("<u4", 68), check=("<u4", 124),
+    append_us=("<u8", 40), next_handle=("<u8", 48), now_us=("<u8", 56), rows_crc=("<u4", 64),
+    capacity=("<u4", 68), check=("<u4", 124),
 )  # fmt: skip
 _ROW: Final = table(
     128,

@@ -63,7 +63,7 @@ class Lane:
         self._unpublished = False
         self.room: Room | None = None  # bounds, if the lane has replicas
         self.bells: tuple[str, ...] = ()  # whom to wake when it grows
-        self.unfenced: list[int] = []  # rows of sessions that end with a restart: nothing is taken before the log says so
+        self.unfenced: list[int] = []  # rows of sessions that a restart ended: first of all the log has to say so
         order.reserve = self._reserve
 
     def inherit(self, entries: Entries, now_us: int) -> None:
@@ -186,8 +186,10 @@ class Lane:
         """The seq at which an index that is still in the ring begins; all was written. None when it is not there."""
         if index == self._ring.next:
             return self.order.next_seq
-        entries = RingReader(self._ring.region, ORDER).read(index, index + 1) if index < self._ring.next else []
-        return int(entries[0]["seq"]) if len(entries) else None
+        if index > self._ring.next:
+            return None
+        entries = RingReader(self._ring.region, ORDER).read(index, index + 1)
+        return int(entries["seq"][0]) if len(entries) else None
 
     def save(self, now_us: int) -> None:
         """Write a checkpoint of everything decided so far."""

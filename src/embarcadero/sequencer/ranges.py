@@ -1,11 +1,11 @@
 """Open ranges: who keeps which lane on disk, how far it is durable, and when another set of replicas has to go on.
 
-Theory of operation. The epoch's range words say which range of a lane is open. A word is closing before the sealer reads
-a single durable line, flushed and fenced, and whoever counts looks at the word again after its own reads: so either the
-counter sees that the range is closing, or the sealer sees every line that was counted. The end is the A-th largest line
-of all R replicas, dead ones included, and the seq there comes from the order ring. One transaction of the store, which
-holds only while our epoch is the newest one handed out, seals the range and opens the next one at that very place; only
-then does the word name it. Positions never move, and ordering does not wait.
+Theory of operation. The epoch's range words say which range of a lane is open. A word is closing, flushed and fenced,
+before the sealer reads a single durable line, and whoever counts looks at the word again after its own reads: so
+either the counter sees that the range is closing, or the sealer sees every line that was counted. The end is the A-th
+largest line of all R replicas, dead ones included, and the seq there comes from the order ring. One transaction of the
+store, which holds only while our epoch is the newest one handed out, seals the range and opens the next one at that
+very place; only then does the word name it. Positions never move, and ordering does not wait.
 
 A successor adopts open ranges as they are in the store: whatever a replica appended is in the successor's order too,
 since replicas append only while no later epoch is open.

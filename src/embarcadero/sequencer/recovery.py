@@ -81,6 +81,9 @@ class LaneRecovery:
             self._end, self._lost, self._seal = self.range_.end, False, self._open_there
             self.stage = Stage.READ
         elif desk.opened_in_this_run(self.range_) and broker_lane is None:
+            if self.range_.start == 0:
+                self._begin_fresh()
+                return
             before = ranges[-2].end if len(ranges) > 1 else None
             self._lost, self._seal = before != self.range_.start, self._keep_open
             self.stage = Stage.READ

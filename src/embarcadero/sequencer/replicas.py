@@ -1,4 +1,4 @@
-"""Which replicas can be relied on, as the sequencer sees it: by the store's word, by their heartbeat, by their health."""
+"""Which replicas can be relied on, as the sequencer sees it: by the store's word, heartbeat, and health."""
 
 from __future__ import annotations
 

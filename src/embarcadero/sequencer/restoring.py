@@ -105,11 +105,11 @@ def _rows(sessions: int, saved: Checkpoint | None, parts: list[Entries]) -> int:
 
 def _entries(past: Past, ranges: Sequence[Range], start: int, stop: int) -> list[Entries]:
     """The entries of [start, stop) as far as they were ever in a range, in pieces."""
-    parts = []
+    parts: list[Entries] = []
     for range_ in ranges:
         last = stop if range_.end is None else min(stop, range_.end)
-        for at in range(max(start, range_.start), last, _CHUNK):
-            parts.append(past.entries(range_, at, min(at + _CHUNK, last)))
+        starts = range(max(start, range_.start), last, _CHUNK)
+        parts += [past.entries(range_, at, min(at + _CHUNK, last)) for at in starts]
     return parts
 
 

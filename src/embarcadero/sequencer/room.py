@@ -1,7 +1,7 @@
 """How far a lane with replicas may be ordered.
 
-Not beyond its ceiling: positions are reserved in the store ahead of ordering, so that none is handed out twice, whatever
-is lost. And not a lap ahead of what is durable: a replica, and a successor, must find [durable, ordered end) in the
+Not beyond its ceiling: positions are reserved in the store ahead of ordering, so none is handed out twice, whatever is
+lost. And not a lap ahead of what is durable: a replica, and a successor, must find [durable, ordered end) in the
 ring, where readers trust all but one round. Batches leave the last few places to control entries.
 """
 
@@ -11,10 +11,13 @@ from collections.abc import Callable
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from embarcadero.fabric.layout import Entries
 from embarcadero.plants import planted
 from embarcadero.types import NO_INDEX, EntryKind
+
+Flags = npt.NDArray[np.bool_]
 
 CONTROL_ENTRIES: Final = 4
 """Order entries that one session request may need."""
@@ -70,7 +73,7 @@ class Room:
             self.refresh()
         return next_index + most <= self.stop_index
 
-    def admitted(self, next_index: int, next_seq: int, entries: Entries, waiting: int, records: int) -> Entries:
+    def admitted(self, next_index: int, next_seq: int, entries: Entries, waiting: int, records: int) -> Flags:
         """Which of these can be decided on (flags): requests first, then batches as they came."""
         is_batch = entries["kind"] == EntryKind.BATCH
         requests = min(int(np.count_nonzero(~is_batch)), self.controls(next_index) // CONTROL_ENTRIES)
@@ -78,7 +81,7 @@ class Room:
         counts = np.where(is_batch, entries["count"], 0).astype(np.int64)
         fits = np.cumsum(counts) + (next_seq + records) <= self.stop_seq
         rank = np.where(is_batch, np.cumsum(is_batch) - 1, np.cumsum(~is_batch) - 1)
-        admitted: Entries = np.where(is_batch, (rank < batches) & fits, rank < requests)
+        admitted: Flags = np.where(is_batch, (rank < batches) & fits, rank < requests)
         return admitted
 
 
