@@ -102,8 +102,8 @@ RANGE_RETRY_S = 0.2  # between two attempts to find a better set of replicas for
 SEALS_PER_LOOK_MAX = 8  # a seal is a transaction of the store: ordering goes on in between
 RECOVERY_REPLIES_S = 1.0  # once enough replicas have told how far they are, the others may still do so for this long
 RECOVERY_RETRY_S = 0.5  # between two attempts to read what replicas have on disk
-DRAIN_S_MAX = 5.0  # a sequencer that leaves waits this long for everything ordered to be durable
-DRAIN_CHECKPOINT_S_MAX = 0.5  # and this long for its last checkpoints to be on a disk
+DRAIN_DURABLE_S_MAX = 8.0  # of DRAIN_S_MAX, for everything ordered to be durable
+DRAIN_CHECKPOINT_S_MAX = 1.0  # and for the last checkpoints to be on a disk
 
 # --- storage ----------------------------------------------------------------------------------------------------------
 SEGMENT_BYTES = 64 * MIB
@@ -144,6 +144,7 @@ STORE_BUSY_S = 5.0  # longest wait for another process's transaction
 HEARTBEAT_S = 0.1
 SILENT_S = 2.0  # a role whose heartbeat stands still for this long is not ready
 SETTLE_S_MAX = 1.5  # a broker that leaves waits this long for the outcomes of what it took
+DRAIN_S_MAX = 10.0  # a sequencer that leaves waits this long for replicas to have on disk what is ordered
 GOODBYE_S_MAX = 0.5  # and this long for its clients to hang up
 
 # --- watching ---------------------------------------------------------------------------------------------------------
@@ -162,3 +163,4 @@ invariant(ROUND_ENTRIES_MAX * 4 <= ORDER_SLOTS, "a round is a small part of the 
 invariant(SEGMENT_BYTES <= SEGMENT_BYTES_MAX, "a segment of the usual size is allowed")
 invariant(SEGMENT_BYTES_MAX + FRAME_BYTES_MAX + 2 * LINE_BYTES < 1 << 32, "positions in a segment fit 32 bits")
 invariant(HELLO_BYTES_MAX <= 4 * KIB, "a stranger can't make us hold more than 4 KiB")
+invariant(DRAIN_DURABLE_S_MAX + DRAIN_CHECKPOINT_S_MAX < DRAIN_S_MAX, "a clean stop seals before its time is over")

@@ -124,21 +124,14 @@ class Checkpoint:
 
 def parse_checkpoint(data: bytes) -> Checkpoint | None:
     """A checkpoint from `data`; None when it is not whole."""
-    if len(data) < _BYTES:
+    header = np.frombuffer(data[:_BYTES], dtype=_HEADER) if len(data) >= _BYTES else np.zeros(1, dtype=_HEADER)
+    known = int(header["magic"][0]) == _MAGIC and int(header["version"][0]) == _VERSION
+    if not known or int(header["check"][0]) != payload_crc(data[:124]):
         return None
-    header = np.frombuffer(data[:_BYTES], dtype=_HEADER)
-    count = _rows_told(header)
-    if count is None or len(data) != (count + 1) * _BYTES:
+    if len(data) != (int(header["count"][0]) + 1) * _BYTES:
         return None
     rows = np.frombuffer(data[_BYTES:], dtype=_ROW)
     return Checkpoint(header[0], rows) if _crc(rows) == int(header["rows_crc"][0]) else None
-
-
-def _rows_told(header: Entries) -> int | None:
-    """How many rows a header vouches for; None when it is not valid itself."""
-    if int(header["magic"][0]) != _MAGIC or int(header["version"][0]) != _VERSION:
-        return None
-    return int(header["count"][0]) if int(header["check"][0]) == payload_crc(header.view(np.uint8)[:124]) else None
 
 
 def read_checkpoint(fabric: Fabric, name: str) -> Checkpoint | None:
@@ -148,13 +141,26 @@ def read_checkpoint(fabric: Fabric, name: str) -> Checkpoint | None:
     return max(found, key=lambda checkpoint: int(checkpoint.header["number"]), default=None)
 
 
-def _read_slot(region: Region, slot: int) -> Checkpoint | None:
-    rows = region.shape.slots
-    offset = _slot_offset(slot, rows)
-    header = _load(region, offset, 1).view(_HEADER)
-    count = _rows_told(header)
-    if count is None or count > rows:
+def newest_index(region: Region) -> int | None:
+    """As of which index the newest checkpoint in a region is, by its header alone; None when there is none yet."""
+    headers = [_read_header(region, slot) for slot in (0, 1)]
+    newest = max((h for h in headers if h is not None), key=lambda h: int(h["number"][0]), default=None)
+    return None if newest is None else int(newest["index"][0])
+
+
+def _read_header(region: Region, slot: int) -> Entries | None:
+    header = _load(region, _slot_offset(slot, region.shape.slots), 1).view(_HEADER)
+    known = int(header["magic"][0]) == _MAGIC and int(header["version"][0]) == _VERSION
+    if not known or int(header["count"][0]) > region.shape.slots:
         return None
+    return header if int(header["check"][0]) == payload_crc(header.view(np.uint8)[:124]) else None
+
+
+def _read_slot(region: Region, slot: int) -> Checkpoint | None:
+    header = _read_header(region, slot)
+    if header is None:
+        return None
+    offset, count = _slot_offset(slot, region.shape.slots), int(header["count"][0])
     found = _load(region, offset + _BYTES, count).view(_ROW)
     return Checkpoint(header[0], found) if _crc(found) == int(header["rows_crc"][0]) else None
 

@@ -29,5 +29,5 @@ class SequencerCounters:
         self.round_entries = Histogram(COUNTS)
         self.brokers_closed = 0
         self.seals = self.seals_failed = 0  # ranges that were sealed and replaced, in this reign
-        self.recovered = self.recovering = 0  # lanes that a restart brought back; lanes that still wait for it
+        self.recovered = 0  # lanes that a restart brought back
         self.recovery_us = 0  # from the start of the reign to the last lane that came back

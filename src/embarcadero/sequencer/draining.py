@@ -10,23 +10,20 @@ from collections.abc import Mapping
 from typing import Final
 
 from embarcadero.env import Journal
-from embarcadero.limits import DRAIN_CHECKPOINT_S_MAX, DRAIN_S_MAX
+from embarcadero.limits import DRAIN_CHECKPOINT_S_MAX, DRAIN_DURABLE_S_MAX
 from embarcadero.sequencer.lane import Lane
 from embarcadero.sequencer.ranges import RangeKeeper
-from embarcadero.sequencer.restoring import Past
 
-_DURABLE_US: Final = int(DRAIN_S_MAX * 1_000_000)
+_DURABLE_US: Final = int(DRAIN_DURABLE_S_MAX * 1_000_000)
+_CHECKPOINT: Final = 1
 _CHECKPOINT_US: Final = int(DRAIN_CHECKPOINT_S_MAX * 1_000_000)
 
 
 class Drain:
     """The end of a reign that was told to stop. Nothing is ordered any more."""
 
-    def __init__(
-        self, lanes: Mapping[int, Lane], keeper: RangeKeeper, past: Past, journal: Journal, now_us: int
-    ) -> None:
-        self._lanes = {number: lane for number, lane in lanes.items() if number in keeper.kept}
-        self._keeper, self._past, self._journal = keeper, past, journal
+    def __init__(self, lanes: Mapping[int, Lane], keeper: RangeKeeper, journal: Journal, now_us: int) -> None:
+        self._all_lanes, self._keeper, self._journal = lanes, keeper, journal
         self._until_us = now_us + _DURABLE_US
         self._unsaved: set[int] | None = None  # lanes whose checkpoint is on no disk yet
 
@@ -43,6 +40,11 @@ class Drain:
         self._seal()
         return True
 
+    @property
+    def _lanes(self) -> dict[int, Lane]:
+        """Lanes with replicas; topics may be deleted meanwhile."""
+        return {number: lane for number, lane in self._all_lanes.items() if number in self._keeper.kept}
+
     def _all_durable(self) -> bool:
         ours = all(self._keeper.durable(number) >= lane.order.next_index for number, lane in self._lanes.items())
         return ours and self._keeper.kept.keys() <= self._lanes.keys()
@@ -55,9 +57,13 @@ class Drain:
         return {number for number in durable if self._lanes[number].order.table.used}
 
     def _is_saved(self, number: int) -> bool:
-        end = self._lanes[number].order.next_index
-        found = self._past.checkpoint(number, end)
-        return found is not None and found[0] == end
+        """Whether a replica says that it has the checkpoint on disk: the second value of its durable line."""
+        kept = self._keeper.kept.get(number)
+        if kept is None or kept.lane is None:
+            return True
+        tables = [self._keeper.lines.of(ref) for ref in kept.range_.replicas]
+        tags, end = (number, kept.range_.number), kept.lane.order.next_index
+        return any(table is not None and table.load(tags, _CHECKPOINT) == end for table in tables)
 
     def _seal(self) -> None:
         """Seal what is durable through its end."""

@@ -495,5 +495,5 @@ class Sequencer:
         self._beat()
         self.ranges.look(self._now_us)
         if self._drain is None:
-            self._drain = Drain(self.lanes, self.ranges, self._past, self.journal, self._now_us)
+            self._drain = Drain(self.lanes, self.ranges, self.journal, self._now_us)
         return self._drain.step(self._now_us)
