@@ -89,6 +89,12 @@ DURABLE_LINES = 65_536  # (lane, range) pairs that one replica incarnation may e
 RANGE_LINES = 65_536  # lanes with ranges in one epoch
 CEILING_AHEAD = 1 << 22  # positions reserved ahead of ordering, in batches
 CEILING_AHEAD_SEQ = CEILING_AHEAD * 1_024  # and in records
+KEPT_SHARE_CREDIT = 0.375  # of a broker's log, kept for disks: above, those who feed a lane that is behind get no credit
+KEPT_SHARE_MAX = 0.625  # above, its batches are answered BACKPRESSURE; what was granted fits in between
+DURABLE_ACKS_PER_CONNECTION_MAX = 65_536  # acks of one client that wait for disks
+WARM_JOBS_MAX = 2  # reads of segment files that one broker does at once
+WARM_READERS_MAX = 64  # open readers of ranges that one broker keeps for the next read
+WARM_AHEAD_BYTES_MAX = 64 * MIB  # read ahead for all readers of one broker
 REPLICA_SILENT_S = 3.0  # a replica whose heartbeat stands still for this long is replaced in its ranges
 
 # --- flow -------------------------------------------------------------------------------------------------------------

@@ -73,6 +73,9 @@ class Connection:
         self.client = self.peer = ""  # what it calls itself; where it is
         self.reading: dict[int, tuple[int, int]] = {}  # lane -> next index of its last fetch, and when that was
         self.parked = 0  # long polls that wait
+        self.acks_waiting = 0  # acks that wait for disks
+        self.feeds: int | None = None  # lane of its last batch, if that has replicas
+        self.starved_since_us: int | None = None  # it gets no credit: that lane is behind with its disks
         self.received_bytes = self.granted_bytes = 0
         self.sessions: set[tuple[int, int]] = set()
         self.turns: dict[tuple[int, int], int] = {}  # order 1: (lane, session) -> the sequence whose turn it is
