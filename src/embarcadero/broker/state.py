@@ -407,10 +407,8 @@ class Broker:
         return m.TopicIs(topic=topic, columns=schema.columns, widths=schema.widths)
 
     def _create_topic(self, ask: m.CreateTopic) -> None:
-        self._directory.create_topic(
-            ask.name, replicas=ask.replicas, durable_on=ask.durable_on, columns=ask.columns,
-            **with_defaults(ask, self.config),
-        )  # fmt: skip
+        settings = with_defaults(ask, self.config, self._directory.live_replicas())
+        self._directory.create_topic(ask.name, columns=ask.columns, **settings)
         self._bell.ring("sequencer")
 
     def _list_topics(self) -> list[Topic]:

@@ -113,11 +113,13 @@ class CreateTopic(Message, frozen=True, kw_only=True):
     name: str
     order: int | None = None
     partitions: int | None = None
-    replicas: int = 0
-    durable_on: int = 0
+    replicas: int | None = None
+    durable_on: int | None = None
     on_gap: str | None = None
     gap_timeout_ms: int | None = None
     session_ttl_s: int | None = None
+    retention_bytes: int | None = None
+    retention_s: int | None = None
     columns: bytes = b""  # its schema as an Arrow message; empty: raw records
 
 
@@ -132,6 +134,8 @@ class AlterTopic(Message, frozen=True, kw_only=True):
     on_gap: str | None = None
     gap_timeout_ms: int | None = None
     session_ttl_s: int | None = None
+    retention_bytes: int | None = None
+    retention_s: int | None = None
     columns: bytes = b""  # its next schema
 
 
