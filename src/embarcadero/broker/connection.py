@@ -46,7 +46,7 @@ from embarcadero.wire.frames import ACK, NO_ACK, PAYLOAD_ALIGN, PROTOCOL_VERSION
 from embarcadero.wire.receiver import BatchReceived, ControlReceived, FrameReceiver
 
 if TYPE_CHECKING:
-    from embarcadero.broker.reader import Found
+    from embarcadero.broker.found import Found
     from embarcadero.broker.state import Broker
 
 _HEADER_BYTES = 64
@@ -75,7 +75,6 @@ class Connection:
         self.parked = 0  # long polls that wait
         self.acks_waiting = 0  # acks that wait for disks
         self.feeds: int | None = None  # lane of its last batch, if that has replicas
-        self.starved_since_us: int | None = None  # it gets no credit: that lane is behind with its disks
         self.received_bytes = self.granted_bytes = 0
         self.sessions: set[tuple[int, int]] = set()
         self.turns: dict[tuple[int, int], int] = {}  # order 1: (lane, session) -> the sequence whose turn it is

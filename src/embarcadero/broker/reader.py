@@ -152,7 +152,8 @@ class LaneReader:
             return None
         if start == ON_DISK:
             return Found(np.zeros(0, dtype=ring.dtype), [], 0, bound, elsewhere=ask)
-        return self.stored.not_in_memory(start, bound, self._ring_floor(ring, ordered), self.trimmed, ask)
+        hot_from = max(self._ring_floor(ring, ordered), self._known_retained())
+        return self.stored.not_in_memory(start, bound, hot_from, self.trimmed, ask)
 
     def locate(self, by: str, value: int) -> tuple[int, int | None] | None:
         """Index and (if it is still known) seq of a place, or ON_DISK; None while it can't be told.
@@ -205,6 +206,15 @@ class LaneReader:
         first = floor + int(gone[-1]) + 1 if len(gone) else floor
         self._retained = (self._epoch.number, now_us, first)
         return first
+
+    def _known_retained(self) -> int:
+        """The same, as far as it is known."""
+        return self._retained[2] if self._retained is not None and self._retained[0] == self._epoch.number else 0
+
+    def memory_from(self, now_us: int) -> int:
+        """From here on everything is in memory, as far as that can be told."""
+        ring, ordered = self.ring(), self.ordered()
+        return 0 if ring is None or ordered is None else self._first_retained(ring, ordered, now_us)
 
     def _seq_at(self, ring: RingReader, index: int, ordered: int) -> int | None:
         """The seq at which the entry of `index` begins, or would begin."""
@@ -332,6 +342,7 @@ class LaneReader:
         if found.payloads:
             return
         if self.stored is not None:
+            self._first_retained(ring, ordered, now_us)  # so that the next one need not find out again
             found.elsewhere = at_index(ask, found.next_index)
             return
         self._retained = None

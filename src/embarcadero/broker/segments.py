@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from embarcadero.broker.chain import Chain
 from embarcadero.broker.found import Found
-from embarcadero.errors import ClusterError, Corrupt, EmbarcaderoError
+from embarcadero.errors import ClusterError, Corrupt, EmbarcaderoError, Trimmed
 from embarcadero.fabric.layout import ORDER, Entries, pick
 from embarcadero.types import EntryKind, Gap, GapKind, Range, ReplicaRef
 from embarcadero.wire.messages import Fetch
@@ -34,13 +35,13 @@ class RangeFiles(Protocol):
     """One replica's copy of one range (storage.reading.RangeReader)."""
 
     @property
-    def first(self) -> int:
-        """The first index that is still there."""
+    def first(self) -> int | None:
+        """The first index that is still there; None if nothing is."""
         ...
 
-    def read(self, index: int, end: int, max_bytes: int) -> tuple[Entries, list[bytes]]: ...
-    def find_seq(self, seq: int) -> int: ...
-    def find_time(self, us: int) -> int: ...
+    def read(self, index: int, end: int, max_bytes: int) -> tuple[Entries, list[memoryview]]: ...
+    def find_seq(self, seq: int) -> int | None: ...
+    def find_time(self, us: int) -> int | None: ...
     def entry(self, index: int) -> Entries | None: ...
 
 
@@ -64,7 +65,7 @@ class Segments:
     """The files of one lane, as far as they are durable: below `bound`, at or above `trimmed`."""
 
     def __init__(self, lane: int, chain: Chain, bound: int, trimmed: int, copies: Copies) -> None:
-        self._lane, self._chain, self._bound, self._trimmed, self._copies = lane, chain, bound, trimmed, copies
+        self._lane, self._chain, self.bound, self._trimmed, self._copies = lane, chain, bound, trimmed, copies
 
     def fetch(self, ask: Fetch) -> Found:
         """Answer a fetch. Raises Corrupt when no copy is good."""
@@ -72,7 +73,7 @@ class Segments:
             return self._read(ask.start, ask)
         place = self.locate(ask.by, ask.start)
         if place is None:  # nothing there: the end, as far as files can tell
-            return Found(_nothing(), [], self._bound, self._bound, to_come=ask.by == "time")
+            return Found(_nothing(), [], self.bound, self.bound, to_come=ask.by == "time")
         return self._read(place.index, ask)
 
     def locate(self, by: str, value: int) -> Place | None:
@@ -88,37 +89,42 @@ class Segments:
     def first(self) -> Place | None:
         """The first batch that is neither trimmed nor dropped; None if there is none below the bound."""
         for range_ in self._chain.from_index(self._trimmed):
-            start, stop = max(range_.start, self._trimmed), self._stop(range_)
-            found = self._best(range_, lambda files, start=start: max(files.first, start)) if start < stop else None  # type: ignore[misc]
-            if found is not None and found < stop:
-                return self._at(found)
+            start = max(range_.start, self._trimmed)
+            found = self._best(range_, partial(self._first_of, start=start, stop=self._stop(range_)))
+            if found is not None:
+                return found
         return None
+
+    def _first_of(self, files: RangeFiles, start: int, stop: int) -> Place | None:
+        first = files.first
+        return None if first is None or max(first, start) >= stop else self._place(files, max(first, start))
 
     # --- reading ------------------------------------------------------------------------------------------------------
     def _read(self, index: int, ask: Fetch) -> Found:
         """Batches from an index on, up to the end of its range."""
         range_ = self._chain.owner(index)
-        if range_ is None or index >= self._bound:
-            return Found(_nothing(), [], index, self._bound)
-        problems, firsts = [], []
+        if range_ is None or index >= self.bound:
+            return Found(_nothing(), [], index, self.bound)
+        problems, dropped, shorter = [], [], []
         for ref in self._copies.replicas(range_):
             try:
                 with self._open(range_, ref) as files:
                     entries, payloads = files.read(index, self._stop(range_), ask.max_bytes)
                     if len(entries):
                         return self._found(entries, payloads, ask)
-                    firsts.append(files.first)
+                    shorter.append(f"replica {ref.replica}: its copy ends before")
+            except Trimmed:
+                dropped.append(ref)
             except (Corrupt, ClusterError) as error:
                 problems.append(f"replica {ref.replica}: {error.message}")
-        dropped = [first for first in firsts if first > index]
-        if dropped and len(dropped) == len(firsts):  # retention took it everywhere
-            stop = max(index + 1, min(dropped))
-            return Found(_nothing(), [], stop, self._bound, Gap(GapKind.TRIMMED, index, stop))
-        if problems:
-            raise self._no_good_copy(range_, index, problems)
-        return Found(_nothing(), [], index, self._bound)  # those who have it were not found yet
+        if dropped and not problems:  # retention took it; copies that end before are no better
+            first = self.first()
+            stop = self.bound if first is None else first.index
+            if stop > index:
+                return Found(_nothing(), [], stop, self.bound, Gap(GapKind.TRIMMED, index, stop))
+        raise self._no_good_copy(range_, index, problems + shorter)
 
-    def _found(self, entries: Entries, payloads: list[bytes], ask: Fetch) -> Found:
+    def _found(self, entries: Entries, payloads: list[memoryview], ask: Fetch) -> Found:
         """What the reader asked for: batches of its partitions, and skips."""
         wanted = entries["kind"] == EntryKind.BATCH
         if ask.partitions is not None:
@@ -126,16 +132,15 @@ class Segments:
         wanted |= entries["kind"] == EntryKind.SKIP
         rows, after = np.flatnonzero(wanted), int(entries["index"][-1]) + 1
         taken = [payloads[row] for row in rows.tolist()]
-        return Found(pick(entries, rows), taken, after, self._bound)
+        return Found(pick(entries, rows), taken, after, self.bound)
 
     # --- looking up ---------------------------------------------------------------------------------------------------
     def _at(self, index: int) -> Place | None:
         """An index with its seq."""
         range_ = self._chain.owner(index)
-        if range_ is None or index >= self._bound:
+        if range_ is None or index >= self.bound:
             return None
-        entry = self._best(range_, lambda files: files.entry(index))
-        return None if entry is None else Place(int(entry["index"][0]), int(entry["seq"][0]))
+        return self._best(range_, lambda files: self._place(files, index))
 
     def _by_seq(self, seq: int) -> Place | None:
         """The batch that holds a record."""
@@ -144,24 +149,28 @@ class Segments:
                 continue
             if range_.end_seq is not None and seq >= range_.end_seq:
                 return self._after(range_)
-            found = self._best(range_, lambda files: files.find_seq(seq))
-            return None if found is None else self._at(found)
+            return self._best(range_, lambda files: self._place(files, files.find_seq(seq)))
         return self.first()
 
     def _by_time(self, us: int) -> Place | None:
         """The first batch appended at or after a time. Append times never go back."""
         later: Place | None = None
-        for range_ in reversed(self._chain.ranges):
-            start, stop = max(range_.start, self._trimmed), self._stop(range_)
-            if start >= stop:
-                continue
-            index = self._best(range_, lambda files, start=start: max(start, files.find_time(us)))  # type: ignore[misc]
-            if index is None or index >= stop:
+        for range_ in reversed(list(self._chain.from_index(self._trimmed))):
+            found = self._best(range_, lambda files: self._place(files, files.find_time(us)))
+            if found is None:
                 return later
-            later = self._at(index)
-            if index > start:
+            later = found
+            if found.index > max(range_.start, self._trimmed):
                 return later
         return later
+
+    def _place(self, files: RangeFiles, index: int | None) -> Place | None:
+        """An index with its seq, if this copy has it and it may be told. A copy that ends there can't answer."""
+        if index is None:
+            return None
+        index = max(index, self._trimmed)
+        entry = files.entry(index) if index < self.bound else None
+        return None if entry is None else Place(index, int(entry["seq"][0]))
 
     def _after(self, range_: Range) -> Place | None:
         """The first batch behind a sealed range."""
@@ -170,7 +179,7 @@ class Segments:
 
     def _stop(self, range_: Range) -> int:
         """Nothing of a range is read at or above this: it was cut there, or is not known to be durable."""
-        return self._bound if range_.end is None else min(range_.end, self._bound)
+        return self.bound if range_.end is None else min(range_.end, self.bound)
 
     # --- copies -------------------------------------------------------------------------------------------------------
     def _best(self, range_: Range, look: Callable[[RangeFiles], T | None]) -> T | None:
@@ -183,6 +192,8 @@ class Segments:
             except (Corrupt, ClusterError) as error:
                 problems.append(f"replica {ref.replica}: {error.message}")
                 continue
+            except Trimmed:
+                found = None
             if found is not None:
                 return found
             answered = True

@@ -59,8 +59,8 @@ class StoredLane:
         if index >= bound:
             return None
         nothing = np.zeros(0, dtype=ORDER)
-        if index < trimmed:
-            stop = self.chain.after_lost(trimmed)
+        if index < (start := max(trimmed, self.chain.start)):
+            stop = self.chain.after_lost(start)
             return Found(nothing, [], stop, bound, Gap(GapKind.TRIMMED, index, stop))
         if (gap := self.chain.lost_at(index)) is not None:
             return Found(nothing, [], gap.stop, bound, gap)
