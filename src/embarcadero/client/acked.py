@@ -72,12 +72,13 @@ def records_lost(topic: str, batches: Iterable[LostBatch], durable: bool) -> Rec
     first, last = lost[0][0], lost[-1][0]
     where = f"lane {first.lane}, seq {first.seq}" + (f" to {last.seq + lost[-1][1] - 1}" if records > 1 else "")
     what = f"{records} record{'s' if records > 1 else ''} of {topic!r} ({where})"
+    were, are = ("were", "are") if records > 1 else ("was", "is")
     if durable:
-        problem = f"a broken promise: {what} had been acked as durable (ack=2) and are gone"
-        hint = "report it: this is a bug, or more disks were lost than durable_on allows; send them again"
+        problem = f"a broken promise: {what} had been acked as durable (ack=2) and {are} gone"
+        hint = "report it: this is a bug, or more disks were lost than durable_on allows; publish what is gone again"
     else:
-        problem = f"{what} had been acked as ordered (ack=1), were not durable yet, and are lost with the whole fabric"
-        hint = "send them again; publish with ack=2 where that must not happen"
+        problem = f"{what} had been acked as ordered (ack=1), {were} not durable yet, and {are} lost with the fabric"
+        hint = "publish what is lost again; use ack=2 where that must not happen"
     return RecordsLost(problem, hint, positions=[at for at, _ in lost], counts=[count for _, count in lost])
 
 
