@@ -39,6 +39,7 @@ TOPICS_MAX = 1_024
 LANES_MAX = 4_096  # lanes are numbered for life; deleted topics leave theirs behind
 BROKER_LANES_FIRST = LANES_MAX  # lanes of brokers (orders 0 and 1) are numbered from here on, never twice
 BROKER_LANES_KEPT_MAX = 64  # of a topic: lanes of which nothing is left to read, but whose end is still told
+RANGES_LISTED_MAX = 512  # of a topic that is described: the newest
 LANES_LISTED_MAX = 1_024  # in one list of topics; `describe` tells them all
 BROKERS_MAX = 64
 BROKERS_DEFAULT = 4
@@ -85,6 +86,9 @@ DEAD_LOG_BYTES_MAX = 1 * GIB  # regions of dead incarnations kept for readers
 # --- replicas ---------------------------------------------------------------------------------------------------------
 REPLICAS_MAX = 64  # of a cluster
 COPIES_MAX = 7  # of a topic
+COPIES_DEFAULT = 3  # of a topic that does not say, if so many replicas are live
+RETENTION_BYTES_MAX = 1 << 60
+RETENTION_S_MAX = 100 * 366 * 86_400
 DURABLE_LINES = 65_536  # (lane, range) pairs that one replica incarnation may ever count; then it begins anew
 RANGE_LINES = 65_536  # lanes with ranges in one epoch
 CEILING_AHEAD = 1 << 22  # positions reserved ahead of ordering, in batches

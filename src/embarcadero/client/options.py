@@ -118,6 +118,8 @@ class TopicChanges(TypedDict, total=False):
     order: int
     replicas: int
     durable_on: int
+    retention_bytes: int
+    retention_s: int
 
 
 def checked_changes(changes: TopicChanges) -> dict[str, Any]:

@@ -121,25 +121,30 @@ class Log:
         *,
         order: int | None = None,
         partitions: int | None = None,
-        replicas: int = 0,
-        durable_on: int = 0,
+        replicas: int | None = None,
+        durable_on: int | None = None,
         schema: pa.Schema | None = None,
         on_gap: str | None = None,
         gap_timeout_ms: int | None = None,
         session_ttl_s: int | None = None,
+        retention_bytes: int | None = None,
+        retention_s: int | None = None,
         timeout: Timeout = AS_CONFIGURED,
     ) -> TopicInfo:
-        """Create a topic; None: the cluster's default. Raises TopicExists, BadName, BadValue, BadSchema, NotAvailable.
+        """Create a topic; None: the cluster's default. Raises TopicExists, BadName, BadValue, BadSchema.
 
         With a `schema`, records are rows of these columns, `publish` takes them and checks them, and `send` is refused.
+        `replicas` have each record on disk, and it is durable once `durable_on` of them have synced it. Beyond
+        `retention_bytes`, or after `retention_s`, the oldest records go; 0: never.
 
-            log.create_topic("orders", order=5)
+            log.create_topic("orders", order=5, replicas=3, durable_on=2)
             log.create_topic("ticks", schema=pa.schema([("symbol", pa.string()), ("price", pa.float64())]))
         """
         return self.thread.wait(
             self._log.create_topic(
                 name, order=order, partitions=partitions, replicas=replicas, durable_on=durable_on, schema=schema,
-                on_gap=on_gap, gap_timeout_ms=gap_timeout_ms, session_ttl_s=session_ttl_s, timeout=timeout,
+                on_gap=on_gap, gap_timeout_ms=gap_timeout_ms, session_ttl_s=session_ttl_s,
+                retention_bytes=retention_bytes, retention_s=retention_s, timeout=timeout,
             )
         )  # fmt: skip
 
@@ -150,7 +155,8 @@ class Log:
 
         `schema` may add columns that may be null. That makes a new version: publishers that know an older one go on,
         and readers get nulls where a batch is older than the column. `partitions` may only grow, `on_gap` may become
-        "skip"; open publishers go on with the settings they began with.
+        "skip"; open publishers go on with the settings they began with. `replicas` and `durable_on` count for what is
+        published once the cluster has moved on to its next replicas.
 
             log.alter_topic("ticks", schema=log.describe("ticks").schema.append(pa.field("venue", pa.string())))
             log.alter_topic("orders", gap_timeout_ms=60_000)

@@ -27,7 +27,7 @@ from typing import Annotated, Any
 import msgspec
 
 from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX
-from embarcadero.types import NO_HANDLE, Topic, TopicLane
+from embarcadero.types import NO_HANDLE, Range, Topic, TopicLane
 
 U16 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
 U32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
@@ -113,11 +113,13 @@ class CreateTopic(Message, frozen=True, kw_only=True):
     name: str
     order: int | None = None
     partitions: int | None = None
-    replicas: int = 0
-    durable_on: int = 0
+    replicas: int | None = None
+    durable_on: int | None = None
     on_gap: str | None = None
     gap_timeout_ms: int | None = None
     session_ttl_s: int | None = None
+    retention_bytes: int | None = None
+    retention_s: int | None = None
     columns: bytes = b""  # its schema as an Arrow message; empty: raw records
 
 
@@ -132,6 +134,8 @@ class AlterTopic(Message, frozen=True, kw_only=True):
     on_gap: str | None = None
     gap_timeout_ms: int | None = None
     session_ttl_s: int | None = None
+    retention_bytes: int | None = None
+    retention_s: int | None = None
     columns: bytes = b""  # its next schema
 
 
@@ -142,11 +146,15 @@ class DescribeTopic(Message, frozen=True, kw_only=True):
 
 
 class TopicIs(Message, frozen=True, kw_only=True):
-    """One topic. `columns`: its newest schema; `widths`: how many of these columns each version has, from 1 on."""
+    """One topic. `columns`: its newest schema; `widths`: how many of these columns each version has, from 1 on.
+
+    `ranges`: where it is on disks, oldest first by lane; of very many, the newest.
+    """
 
     topic: Topic
     columns: bytes = b""
     widths: list[int] = []
+    ranges: list[Range] = []
 
 
 class ListTopics(Message, frozen=True, kw_only=True):
