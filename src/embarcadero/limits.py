@@ -39,6 +39,7 @@ TOPICS_MAX = 1_024
 LANES_MAX = 4_096  # lanes are numbered for life; deleted topics leave theirs behind
 BROKER_LANES_FIRST = LANES_MAX  # lanes of brokers (orders 0 and 1) are numbered from here on, never twice
 BROKER_LANES_KEPT_MAX = 64  # of a topic: lanes of which nothing is left to read, but whose end is still told
+RANGES_LISTED_MAX = 512  # of a topic that is described: the newest
 LANES_LISTED_MAX = 1_024  # in one list of topics; `describe` tells them all
 BROKERS_MAX = 64
 BROKERS_DEFAULT = 4
@@ -84,12 +85,48 @@ DEAD_LOG_BYTES_MAX = 1 * GIB  # regions of dead incarnations kept for readers
 
 # --- replicas ---------------------------------------------------------------------------------------------------------
 REPLICAS_MAX = 64  # of a cluster
+REPLICAS_DEFAULT = 1
 COPIES_MAX = 7  # of a topic
+COPIES_DEFAULT = 3  # of a topic that does not say, if so many replicas are live
+RETENTION_BYTES_MAX = 1 << 60
+RETENTION_S_MAX = 100 * 366 * 86_400
 DURABLE_LINES = 65_536  # (lane, range) pairs that one replica incarnation may ever count; then it begins anew
 RANGE_LINES = 65_536  # lanes with ranges in one epoch
 CEILING_AHEAD = 1 << 22  # positions reserved ahead of ordering, in batches
 CEILING_AHEAD_SEQ = CEILING_AHEAD * 1_024  # and in records
+REPAIR_BYTES_PER_S = 256 * MIB  # copied from other replicas to complete closed ranges
+REPAIR_STEP_BYTES = 4 * MIB  # at once
+KEPT_SHARE_CREDIT = 0.375  # of a broker's log, kept for disks: above, who feeds a lane that is behind gets no credit
+KEPT_SHARE_MAX = 0.625  # above, its batches are answered BACKPRESSURE; what was granted fits in between
+DURABLE_ACKS_PER_CONNECTION_MAX = 65_536  # acks of one client that wait for disks
+WARM_JOBS_MAX = 2  # reads of segment files that one broker does at once
+WARM_READERS_MAX = 64  # open readers of ranges that one broker keeps for the next read
+WARM_AHEAD_BYTES_MAX = 64 * MIB  # read ahead for all readers of one broker
 REPLICA_SILENT_S = 3.0  # a replica whose heartbeat stands still for this long is replaced in its ranges
+REPLICA_LAG_ENTRIES_MAX = 65_536  # a replica further behind than this, while others keep up, is late
+REPLICA_LAG_SHARE = 0.5  # likewise, as a share of the order ring
+REPLICA_LAG_S = 3.0  # one that is late for this long is replaced
+REPLICA_LATE_S = 60.0  # and for this long it gets no range of that lane
+RANGE_GRACE_S = 1.0  # how long fewer replicas than asked for are put up with before a range changes because of it
+RANGE_RETRY_S = 0.2  # between two attempts to find a better set of replicas for one range
+SEALS_PER_LOOK_MAX = 8  # a seal is a transaction of the store: ordering goes on in between
+RECOVERY_REPLIES_S = 1.0  # once enough replicas have told how far they are, the others may still do so for this long
+RECOVERY_RETRY_S = 0.5  # between two attempts to read what replicas have on disk
+DRAIN_DURABLE_S_MAX = 8.0  # of DRAIN_S_MAX, for everything ordered to be durable
+DRAIN_CHECKPOINT_S_MAX = 1.0  # and for the last checkpoints to be on a disk
+
+# --- storage ----------------------------------------------------------------------------------------------------------
+SEGMENT_BYTES = 64 * MIB
+SEGMENT_BYTES_MAX = 4 * GIB - 64 * MIB  # positions in a segment fit 32 bits
+SEGMENT_AGE_S = 3_600.0  # an older segment makes room for the next, so that retention by age can drop it
+INDEX_EVERY_BYTES = 4 * KIB  # at most one index entry for so many bytes of log
+SECTOR_BYTES = 512  # what a disk writes whole or not at all
+WRITE_PARTS_MAX = 1_024  # buffers in one gathered write
+SCAN_BYTES = 4 * MIB  # read at once when a whole segment is looked through
+LOCATE_BYTES = 16 * KIB  # read at once when a position is looked for
+SESSIONS_FILE_BYTES_MAX = 256 * MIB  # an on-disk checkpoint of sessions
+SCRUB_BYTES_PER_S = 8 * MIB
+SCRUB_STEP_BYTES = 1 * MIB  # checked at once; a step is short beside everything else that the disk does
 
 # --- flow -------------------------------------------------------------------------------------------------------------
 WATER_HIGH = 0.80
@@ -117,6 +154,7 @@ STORE_BUSY_S = 5.0  # longest wait for another process's transaction
 HEARTBEAT_S = 0.1
 SILENT_S = 2.0  # a role whose heartbeat stands still for this long is not ready
 SETTLE_S_MAX = 1.5  # a broker that leaves waits this long for the outcomes of what it took
+DRAIN_S_MAX = 10.0  # a sequencer that leaves waits this long for replicas to have on disk what is ordered
 GOODBYE_S_MAX = 0.5  # and this long for its clients to hang up
 
 # --- watching ---------------------------------------------------------------------------------------------------------
@@ -132,4 +170,7 @@ invariant(CHUNK_BYTES // LINE_BYTES * CHUNKS_MAX <= 1 << 32, "a location fits 32
 invariant(SCHEMA_BYTES_MAX * 2 <= CONTROL_BYTES_MAX, "a topic with its schema fits a control message")
 invariant(RECORD_BYTES_MAX < FRAME_BYTES_MAX, "a record fits a frame")
 invariant(ROUND_ENTRIES_MAX * 4 <= ORDER_SLOTS, "a round is a small part of the order ring")
+invariant(SEGMENT_BYTES <= SEGMENT_BYTES_MAX, "a segment of the usual size is allowed")
+invariant(SEGMENT_BYTES_MAX + FRAME_BYTES_MAX + 2 * LINE_BYTES < 1 << 32, "positions in a segment fit 32 bits")
 invariant(HELLO_BYTES_MAX <= 4 * KIB, "a stranger can't make us hold more than 4 KiB")
+invariant(DRAIN_DURABLE_S_MAX + DRAIN_CHECKPOINT_S_MAX < DRAIN_S_MAX, "a clean stop seals before its time is over")

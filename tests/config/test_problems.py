@@ -25,7 +25,7 @@ def problems(tmp_path: Path, text: str, **environ: str) -> list[str]:
     [
         ("broker:\n  prot: 1", "e.yaml:2: broker.prot: is no key; did you mean broker.port?"),
         ("broker:\n  linger_ms: 1", "e.yaml:2: broker.linger_ms: is no key; did you mean client.linger_ms?"),
-        ("topic:\n  zzz: 1", "e.yaml:2: topic.zzz: is no key; keys here are gap_timeout_fence_ms,"),
+        ("topic:\n  zzz: 1", "e.yaml:2: topic.zzz: is no key; keys here are durable_on,"),
         ("brocker:\n  port: 1", "e.yaml:1: brocker: is no section; did you mean broker?"),
         ("zzz:\n  port: 1", "e.yaml:1: zzz: is no section; sections are cluster, broker, fabric,"),
         ("broker: 5", "e.yaml:1: broker: is no mapping; write keys with values"),
@@ -105,7 +105,7 @@ def test_variables_of_others_are_left_alone(variable: str) -> None:
         ("broker: {advertised_port: 65535}", "broker.advertised_port is 65535, cluster.brokers is 4; the ports"),
         ("broker: {advertised_port: 80, port: 0}", "broker.port is 0; ports that clients are told need fixed ports"),
         ("broker: {host: 0.0.0.0}", "broker.host is 0.0.0.0, broker.advertised_host is empty; clients are told"),
-        ("metrics: {port: 65535}", "metrics.port is 65535, cluster.brokers is 4; the ports of all processes"),
+        ("metrics: {port: 65535}", "metrics.port is 65535, cluster.brokers is 4, cluster.replicas is 1; the ports"),
         ("client: {window_bytes: 1KiB}", "client.window_bytes is 1 KiB, client.batch_bytes is 1 MiB; the window must"),
     ],
 )  # fmt: skip
