@@ -157,6 +157,7 @@ class SqliteStore:
 
     def _check_rows(self) -> None:
         newest = 0
+        self._db.execute("SELECT id, ttl_s, ends_s, holder FROM leases LIMIT 1")
         for row in self._db.execute(f"SELECT {_COLUMNS} FROM items").fetchall():
             self._checked(row)
             newest = max(newest, row[2])
