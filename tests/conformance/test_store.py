@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -581,3 +582,48 @@ def test_a_store_of_the_version_before_is_brought_up(tmp_path: Path) -> None:
     assert store.transact([], [Put("b", b"", store.grant(60.0))])
     assert store.revision() == 8
     store.close()
+
+
+def _flip_in_log(path: Path) -> None:
+    log = path.with_name("store.db-wal")
+    content = bytearray(log.read_bytes())
+    content[len(content) // 2] ^= 1
+    log.write_bytes(content)
+
+
+def _no_log(path: Path) -> None:
+    path.with_name("store.db-wal").unlink()
+
+
+@pytest.mark.parametrize("damage", [_flip_in_log, _no_log])
+def test_a_store_that_has_lost_its_newest_changes_is_refused(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    """A damaged log looks to SQLite like one that ends there; ceilings would be lower than before."""
+    store, killed = SqliteStore(tmp_path / "store.db"), tmp_path / "killed"
+    for number in range(10):
+        put(store, "ceiling", b"%d" % number)
+    killed.mkdir()
+    for file in tmp_path.glob("store.db*"):
+        if not file.name.endswith("-shm"):
+            shutil.copy(file, killed)
+    store.close()
+    whole = SqliteStore(shutil.copytree(killed, tmp_path / "whole") / "store.db")
+    assert whole.get("ceiling") == Item("ceiling", b"9", 10)
+    whole.close()
+    damage(killed / "store.db")
+    with pytest.raises(Corrupt, match=r"lost its newest changes|no such table|damaged"):
+        SqliteStore(killed / "store.db")
+
+
+def test_a_witness_that_makes_no_sense_or_is_behind_is_no_reason_to_refuse(tmp_path: Path) -> None:
+    """It may be behind after a loss of power; the store itself counts."""
+    path, witness = tmp_path / "store.db", tmp_path / "store.db-revision"
+    for content in (None, b"", b"nonsense", bytes(12)):
+        store = SqliteStore(path)
+        put(store, "a", b"")
+        store.close()
+        assert len(witness.read_bytes()) == 12
+        if content is None:
+            witness.unlink()
+        else:
+            witness.write_bytes(content)
+    SqliteStore(path).close()
