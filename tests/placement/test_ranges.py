@@ -297,6 +297,20 @@ def test_a_closed_lane_of_which_nothing_is_left_goes() -> None:
     assert directory.ranges() == []
 
 
+def test_a_lane_that_was_trimmed_before_it_was_sealed_goes_with_the_next_trim() -> None:
+    """Though that one does not move its start."""
+    directory = directory_with(1)
+    lane = directory.make_lane(directory.create_topic("t", order=0, replicas=1), add_broker(directory))
+    assert lane is not None
+    directory.trim("t", lane.lane, 8)
+    assert directory.seal_recovered(lane.lane, 1, 8, 80, [], directory.next_epoch()) is not None
+    assert directory.trim("t", lane.lane, 3) == 8
+    assert directory.lanes()[0].removed
+    before = directory.revision()
+    directory.trim("t", lane.lane, 8)
+    assert directory.revision() == before
+
+
 def test_numbers_of_ranges_are_for_life() -> None:
     """A disk may still hold ranges of a topic long deleted: a topic that gets its lane one day counts on."""
     directory = directory_with(1)

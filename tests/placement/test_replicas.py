@@ -103,10 +103,12 @@ def test_a_dead_replica_stays_dead() -> None:
 
 def test_an_incarnation_that_was_replaced_is_not_kept_alive() -> None:
     """Even if it is the same process that tries."""
-    directory = directory_with(1)
+    store = MemoryStore()
+    directory = directory_with(1, store)
     add_replica(directory, 0)
     assert not directory.keep_replica(0, 1)
     assert directory.keep_replica(0, 2)
+    assert [store.keep_alive(lease) for lease in (1, 2)] == [False, True]
 
 
 # --- draining ---------------------------------------------------------------------------------------------------------
