@@ -56,6 +56,8 @@ class Replicas(Decisions):
             return member
 
         member = self._decide(plan_it)
+        for earlier in [key for key in self._leases if key[0] == replica]:
+            self._store.revoke(self._leases.pop(earlier))
         self._leases[replica, member.incarnation] = lease
         return member
 
