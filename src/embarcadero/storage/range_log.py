@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-import numpy as np
-
 from embarcadero.errors import BadSegment, BadValue, DiskFailed, EmbarcaderoError, TooMany
 from embarcadero.fabric.layout import Entries
 from embarcadero.invariants import invariant
@@ -42,6 +40,7 @@ from embarcadero.storage.writing import (
     SegmentInfo,
     Writing,
     begin_segment,
+    check_records,
     remove_segment,
 )  # fmt: skip
 
@@ -143,8 +142,8 @@ class RangeLog:
         An error may come after some of them are written: go on from `end`.
         """
         self._check_open()
-        sizes = self._check_records(entries, payloads)
-        bytes_each = (LINE_BYTES + -(-sizes // LINE_BYTES) * LINE_BYTES).tolist()
+        sizes = check_records(entries, payloads, self.end, self.end_seq)
+        bytes_each = [LINE_BYTES + -(-size // LINE_BYTES) * LINE_BYTES for size in sizes]
         done = 0
         while done < len(bytes_each):
             count = self._fitting(bytes_each, done)
@@ -152,8 +151,12 @@ class RangeLog:
                 self._roll()
                 continue
             upto = done + count
-            self._active.write(entries[done:upto], payloads[done:upto], bytes_each[done:upto])
-            self._written = self._written._replace(position=self._active.position, end=self._active.end)
+            if count == len(bytes_each):
+                self._active.write(entries, payloads, bytes_each)
+            else:
+                self._active.write(entries[done:upto], payloads[done:upto], bytes_each[done:upto])
+            written = self._written
+            self._written = _Written(written.rolled, written.active, self._active.position, self._active.end)
             done = upto
 
     def _fitting(self, bytes_each: Sequence[int], done: int) -> int:
@@ -176,18 +179,6 @@ class RangeLog:
         if self._failed:
             raise DiskFailed(f"a sync in {self.folder} failed: what was written after {self.synced} may be lost",
                              "cut the log to what is synced, then append again")  # fmt: skip
-
-    def _check_records(self, entries: Entries, payloads: Sequence[Part]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        sizes = entries["size"].astype(np.int64)
-        expected = np.arange(self.end, self.end + len(entries), dtype=np.uint64)
-        invariant((entries["index"] == expected).all(), "records continue the log")
-        seqs = np.cumsum(entries["count"], dtype=np.uint64) + np.uint64(self.end_seq)
-        invariant(
-            len(entries) == 0 or (int(entries["seq"][0]) == self.end_seq and (entries["seq"][1:] == seqs[:-1]).all()),
-            "records' seqs continue the log",
-        )
-        invariant(sizes.tolist() == [len(payload) for payload in payloads], "each entry has its payload")
-        return sizes
 
     def roll_if_due(self, now_us: int) -> bool:
         """Begin the next segment if the active one is old. Call it now and then, with any steady clock."""

@@ -93,7 +93,7 @@ class RangeReader:
     def read(self, index: int, end: int, max_bytes: int) -> tuple[Entries, list[memoryview]]:
         """Records from `index` on, below `end`: as many as are here and fit `max_bytes`, at least one if it is here.
 
-        All are checked. Payloads are views into one buffer. Nothing: the copy ends here (so far).
+        All are checked. Payloads are views into few buffers. Nothing: the copy ends here (so far).
         """
         for again in (False, True):
             if again:
