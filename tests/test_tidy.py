@@ -22,8 +22,9 @@ LAYERS = [
     {"watch"},
     {"node"},
     {"client"},
-    {"sim", "bench", "demo", "testing"},
+    {"sim", "bench", "testing"},
     {"chaos"},
+    {"demo"},
     {"cli"},
 ]
 """A module may import from its own layer and those above it in this list."""

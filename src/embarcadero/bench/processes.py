@@ -17,14 +17,16 @@ _FILES: Final = 65_536
 
 
 @contextmanager
-def cluster_with(brokers: int, **orders: int) -> Iterator[LocalCluster]:
+def cluster_with(
+    brokers: int, *, replicas: int = 0, log_bytes: int | None = None, **orders: int
+) -> Iterator[LocalCluster]:
     """A private cluster with default settings, the same for all rows, and a topic for each name=order."""
     import embarcadero as emb
 
-    with LocalCluster(brokers=brokers) as cluster:
+    with LocalCluster(brokers=brokers, replicas=replicas, log_bytes=log_bytes) as cluster:
         with emb.connect(cluster.addresses) as log:
             for name, order in orders.items():
-                log.create_topic(name, order=order)
+                log.create_topic(name, order=order, replicas=replicas)
         yield cluster
 
 

@@ -30,12 +30,12 @@ def payload_bytes(count: int, size: int) -> int:
 
 
 def _publisher(
-    seat: Seat, addresses: list[str], topic: str, batches: int, batch_records: int, record_bytes: int
+    seat: Seat, addresses: list[str], topic: str, batches: int, batch_records: int, record_bytes: int, ack: int
 ) -> tuple[float, float]:
     import embarcadero as emb
 
     batch = records(batch_records, record_bytes)
-    with emb.connect(addresses) as log, log.publisher(topic, ack=1) as publisher:
+    with emb.connect(addresses) as log, log.publisher(topic, ack=ack) as publisher:
         publisher.publish(batch).result(timeout=_ACK_S)
         seat.meet()
         began = time.perf_counter()
@@ -46,12 +46,18 @@ def _publisher(
 
 
 def publish_throughput(
-    addresses: list[str], topic: str, publishers: int, batches_each: int, batch_records: int, record_bytes: int
+    addresses: list[str],
+    topic: str,
+    publishers: int,
+    batches_each: int,
+    batch_records: int,
+    record_bytes: int,
+    ack: int = 1,
 ) -> float:
     """Bytes of batch payloads per second from the first publish to the last ack."""
     with Team() as team:
         for _ in range(publishers):
-            team.add(_publisher, addresses, topic, batches_each, batch_records, record_bytes)
+            team.add(_publisher, addresses, topic, batches_each, batch_records, record_bytes, ack)
         team.meet()
         spans = team.results()
     total = publishers * batches_each * payload_bytes(batch_records, record_bytes)

@@ -16,15 +16,22 @@ _POLL_S = 30.0
 _PASSES = 3
 
 
-def _reader(seat: Seat, addresses: list[str], topic: str, batches: int) -> float:  # noqa: ARG001 - it meets nobody
+def reader(
+    seat: Seat,  # noqa: ARG001 - it meets nobody
+    addresses: list[str],
+    topic: str,
+    batches: int,
+    passes: int = _PASSES,
+    read: str = "ordered",
+) -> float:
     """Bytes per second over several passes from the earliest batch on, each batch decoded."""
     import embarcadero as emb
 
     size, began = 0, 0.0
     with emb.connect(addresses) as log:
         began = time.perf_counter()
-        for _ in range(_PASSES):
-            with log.subscribe(topic, start="earliest", read="ordered") as subscriber:
+        for _ in range(passes):
+            with log.subscribe(topic, start="earliest", read=read) as subscriber:
                 for _ in range(batches):
                     batch = subscriber.poll(timeout=_POLL_S)
                     if batch is None:
@@ -49,5 +56,5 @@ def measure(settings: Settings, trial: Trial, tell: Tell) -> None:
         )
         tell("ordered subscriber")
         # each publisher published one batch more, to warm up
-        read = alone(_reader, cluster.addresses, "read", settings.publishers * (each + 1))
+        read = alone(reader, cluster.addresses, "read", settings.publishers * (each + 1))
     trial.values |= {"read": read, "read_publish": published, "read_to_publish": read / published}

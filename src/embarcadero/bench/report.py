@@ -97,9 +97,7 @@ def tables(report: dict[str, Any], settings: Settings) -> Iterator[Table]:
         for number, (row, found) in enumerate(targets):
             verdict = Text(_VERDICTS.get(found["verdict"], found["verdict"]), _STYLES.get(found["verdict"], "yellow"))
             ends = number + 1 == len(targets) or targets[number + 1][0].family != row.family
-            table.add_row(
-                *_cells(row, found), row.bound(row.at_least), row.bound(row.goal), verdict, end_section=ends
-            )
+            table.add_row(*_cells(row, found), row.bound(row.at_least), row.bound(row.goal), verdict, end_section=ends)
         yield table
     if plain := [pair for pair in pairs if pair[0].at_least is None]:
         table = _table("behind them")

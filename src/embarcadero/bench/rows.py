@@ -81,7 +81,7 @@ def rows_for(settings: Settings) -> list[Row]:
     """All rows of a run, in the order in which they are shown."""
     rows = [row for size in settings.batch_bytes for row in _publish_rows(size)]
     rows += [*_CLIENT_ROWS, *_latency_rows(), *_SEQUENCER_ROWS, *_resource_rows(settings), *_flat_rows(settings)]
-    rows += _STRESS_ROWS
+    rows += [*_DURABLE_ROWS, *_WARM_ROWS, *_STRESS_ROWS]
     return [row for row in rows if settings.wants(row.family)]
 
 
@@ -164,6 +164,51 @@ def _resource_rows(settings: Settings) -> list[Row]:
         Row(key="memory_before", family="memory", what="broker memory without connections", unit="bytes", less=True),
     ]  # fmt: skip
 
+
+def _ack2_rows(name: str, what: str) -> list[Row]:
+    targets = {"p50": (5.0, 2.5), "p999": (5.0, 2.0)}
+    rows = [
+        Row(
+            key=f"ack2_{name}_to_bare_{quantile}", family="durable", unit="times", less=True,
+            what=f"ack=2, {what} / bare write + fdatasync, {quantile}", at_least=least, goal=goal,
+        )
+        for quantile, (least, goal) in targets.items()
+    ]  # fmt: skip
+    plain = [(f"ack2_{name}", f"ack=2 round trip, {what}"), (f"bare_sync_{name}", "bare 1 KiB write + fdatasync")]
+    rows += [
+        Row(key=f"{key}_{quantile}", family="durable", what=f"{text}, {quantile}", unit="seconds", less=True)
+        for key, text in plain
+        for quantile in targets
+    ]
+    return rows
+
+
+_DURABLE_ROWS: Final = (
+    Row(
+        key="durable_to_bare", family="durable", what="publish, ack 2, 2 of 3 / three bare writes", unit="ratio",
+        at_least=0.5, goal=0.8,
+    ),
+    Row(key="durable_publish", family="durable", what="publish, ack 2, 2 of 3, one disk", unit="bytes/s"),
+    Row(key="bare_thrice", family="durable", what="bare write + fdatasync, three times", unit="bytes/s"),
+    *_ack2_rows("1of1", "1 of 1"),
+    *_ack2_rows("2of3", "2 of 3"),
+)  # fmt: skip
+
+_WARM_ROWS: Final = (
+    Row(
+        key="warm_to_raw", family="warm", what="warm scan / raw reads of the segments", unit="ratio",
+        at_least=0.4, goal=0.7,
+    ),
+    Row(key="warm_scan", family="warm", what="warm scan, as Arrow", unit="bytes/s"),
+    Row(key="warm_raw", family="warm", what="raw reads of the segments", unit="bytes/s"),
+    Row(
+        key="restart_large", family="restart", what="restart after kill -9 of all to first ack=2", unit="seconds",
+        at_least=10.0, goal=2.0, less=True,
+    ),
+    Row(key="restart_small", family="restart", what="the same, little on disk", unit="seconds", less=True),
+    Row(key="restart_ready_large", family="restart", what="restart to ready", unit="seconds", less=True),
+    Row(key="restart_ready_small", family="restart", what="the same, little on disk", unit="seconds", less=True),
+)  # fmt: skip
 
 _STRESS_ROWS: Final = (
     Row(key="shuffled", family="stress", what="order 5, all out of order, 64-record batches", unit="bytes/s"),

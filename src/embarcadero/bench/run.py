@@ -10,7 +10,20 @@ from typing import Final, NamedTuple
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from embarcadero.bench import flat, idle, latency, plots, publish, read, records, report, sequencer, stress
+from embarcadero.bench import (
+    durable,
+    flat,
+    idle,
+    latency,
+    plots,
+    publish,
+    read,
+    records,
+    report,
+    sequencer,
+    stress,
+    warm,
+)
 from embarcadero.bench.processes import allow_many_files
 from embarcadero.bench.settings import FAMILIES, Settings
 from embarcadero.bench.trial import Tell, Trial
@@ -37,6 +50,9 @@ MEASURES: Final = {
     "idle": Family(idle.measure_idle, 13),
     "memory": Family(idle.measure_memory, 6),
     "flat": Family(flat.measure, 60, once=True),
+    "durable": Family(durable.measure, 25),
+    "warm": Family(warm.measure_warm, 15),
+    "restart": Family(warm.measure_restart, 15),
     "stress": Family(stress.measure, 60),
 }
 invariant(tuple(MEASURES) == FAMILIES, "every family is measured, in its order")

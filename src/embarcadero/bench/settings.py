@@ -12,7 +12,20 @@ SMALL_RECORD_BYTES: Final = 100
 RECORD_OVERHEAD_BYTES: Final = 24  # offsets, time stamp and validity of a record in a batch, rounded up
 
 STRESS: Final = "stress"
-FAMILIES: Final = ("publish", "read", "send", "latency", "sequencer", "idle", "memory", "flat", STRESS)
+FAMILIES: Final = (
+    "publish",
+    "read",
+    "send",
+    "latency",
+    "sequencer",
+    "idle",
+    "memory",
+    "flat",
+    "durable",
+    "warm",
+    "restart",
+    STRESS,
+)
 """Rows that are measured together, in this order."""
 
 

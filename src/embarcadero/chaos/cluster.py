@@ -63,6 +63,12 @@ class MortalCluster:
         """What runs now."""
         return report(self.folder)
 
+    def kill_broker(self, broker: int) -> int:
+        """SIGKILL a broker's process, and return its id. The supervisor starts it again."""
+        pid = self.folder.require_running().pid_of(f"broker:{broker}")
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
     def kill_all(self) -> int:
         """SIGKILL every process, the supervisor first, and remove the fabric. Returns how many were killed."""
         info = self.folder.require_running()
