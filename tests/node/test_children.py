@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from embarcadero.errors import BadValue, ClusterError
 from embarcadero.node import children as module
 from embarcadero.node.children import Child, die_with, exit_reason, roll_over
 from embarcadero.node.cluster import ClusterFolder
+from embarcadero.node.nursery import Nursery
 from embarcadero.node.roles import SEQUENCER, Role, parse_roles
 
 
@@ -22,12 +24,12 @@ class Program(Child):
 
     program = "import time; time.sleep(600)"
 
-    async def _start(self) -> asyncio.subprocess.Process:
+    async def _start(self) -> Any:
         return await asyncio.create_subprocess_exec(sys.executable, "-c", self.program)
 
 
 def child(tmp_path: Path, program: str = Program.program) -> Program:
-    made = Program(ClusterFolder(tmp_path), [Role(0)])
+    made = Program(ClusterFolder(tmp_path), [Role(0)], Nursery())
     made.program = program
     return made
 
@@ -108,7 +110,7 @@ def test_last_words_are_the_last_line(tmp_path: Path) -> None:
     """The reason for an end is the last line of the log, if there is one."""
     folder = ClusterFolder(tmp_path)
     folder.create()
-    quiet = Child(folder, [SEQUENCER])
+    quiet = Child(folder, [SEQUENCER], Nursery())
     assert quiet.last_words() == ""
     quiet.log_path.write_text("x" * 10_000 + "\nfirst\nthe reason\n")
     assert quiet.last_words() == "the reason"

@@ -11,10 +11,10 @@ import contextlib
 import ctypes
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from embarcadero.errors import ClusterError
 from embarcadero.limits import KIB, MIB
@@ -22,7 +22,11 @@ from embarcadero.node.cluster import ClusterFolder
 from embarcadero.node.roles import Role
 from embarcadero.watch.logs import event_of
 
+if TYPE_CHECKING:
+    from embarcadero.node.nursery import Newborn, Nursery
+
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 _LIVED_LONG_S = 10.0
 _BACK_OFF_S = 0.1
 _BACK_OFF_S_MAX = 5.0
@@ -33,12 +37,12 @@ _LAST_WORDS_BYTES = 4 * KIB
 class Child:
     """One node process, over all its incarnations."""
 
-    def __init__(self, folder: ClusterFolder, roles: Sequence[Role]) -> None:
-        self.roles = list(roles)
+    def __init__(self, folder: ClusterFolder, roles: Sequence[Role], nursery: Nursery) -> None:
+        self.roles, self._nursery = list(roles), nursery
         self.name = ",".join(map(str, roles))
         self.log_path = folder.logs / f"{'node' if len(roles) > 1 else self.name.replace(':', '-')}.log"
         self._data_dir = folder.path
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Newborn | None = None
         self._failures = 0
 
     @property
@@ -67,25 +71,15 @@ class Child:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), delay)
 
-    async def _start(self) -> asyncio.subprocess.Process:
+    async def _start(self) -> Newborn:
         """In a session of its own: Ctrl-C is for the supervisor, which stops the rest in order."""
         roll_over(self.log_path)
-        command = [sys.executable, "-m", "embarcadero.node.node", "--data-dir", str(self._data_dir)]
-        with self.log_path.open("ab") as log_file:
-            return await asyncio.create_subprocess_exec(
-                *command,
-                *("--roles", self.name, "--parent", str(os.getpid())),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log_file,
-                stderr=log_file,
-                start_new_session=True,
-            )
+        return await self._nursery.bear(self.name, self._data_dir, self.log_path)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, if it runs."""
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(number)
+            self._process.send_signal(number)
 
     def last_words(self) -> str:
         """What the last line of its log says: usually the reason it ended."""
@@ -103,6 +97,11 @@ def die_with(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         raise ClusterError(f"the supervisor (pid {parent}) is gone already", "start the cluster with `embarcadero up`")
+
+
+def name_process(name: str) -> None:
+    """What `ps` and `top` show: the first 15 characters."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, f"emb-{name}".encode()[:15])
 
 
 def exit_reason(code: int) -> str:

@@ -1,11 +1,11 @@
 """A cluster's folder: what it is, where its fabric is, and who runs it.
 
-    <data_dir>/lock           held (flock) by the running supervisor, with its process id inside
-    <data_dir>/cluster.json   what the supervisor started: a ClusterInfo
-    <data_dir>/store.db       the placement store
-    <data_dir>/logs/          one log a process
-    <data_dir>/replica-<r>/   a replica's segments; while it is there, `up` starts that replica
-    <data_dir>/fabric/        the fabric, only where no memory file system has room
+<data_dir>/lock           held (flock) by the running supervisor, with its process id inside
+<data_dir>/cluster.json   what the supervisor started: a ClusterInfo
+<data_dir>/store.db       the placement store
+<data_dir>/logs/          one log a process
+<data_dir>/replica-<r>/   a replica's segments; while it is there, `up` starts that replica
+<data_dir>/fabric/        the fabric, only where no memory file system has room
 """
 
 from __future__ import annotations

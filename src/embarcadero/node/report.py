@@ -85,9 +85,7 @@ def report(folder: ClusterFolder) -> ClusterReport:
             )
             for member in newest.values()
         ],
-        sequencer=SequencerReport(
-            pid=info.pid_of("sequencer"), epoch=epoch, metrics=metrics.get("sequencer", "")
-        ),
+        sequencer=SequencerReport(pid=info.pid_of("sequencer"), epoch=epoch, metrics=metrics.get("sequencer", "")),
         supervisor=SupervisorReport(pid=info.supervisor),
         fabric=info.fabric,
         data_dir=str(folder.path),

@@ -39,6 +39,7 @@ from embarcadero.node.cluster import (
     data_dir_of,
     fabric_name,
 )
+from embarcadero.node.nursery import Nursery
 from embarcadero.node.pinning import parse_cores
 from embarcadero.node.ports import answers, check_ports, own_address
 from embarcadero.node.roles import SEQUENCER, Role
@@ -104,7 +105,8 @@ class Supervisor:
         self._options = options
         self._config = options.config
         self._folder = ClusterFolder(options.data_dir)
-        self._children = [Child(self._folder, roles) for roles in options.nodes()]
+        self._nursery = Nursery()
+        self._children = [Child(self._folder, roles, self._nursery) for roles in options.nodes()]
         self._keepers: list[asyncio.Task[None]] = []
         self._stop = asyncio.Event()
         self._failure: EmbarcaderoError | None = None
@@ -115,6 +117,14 @@ class Supervisor:
 
     async def run(self, on_ready: Callable[[FabricChoice], None]) -> None:
         """Run the cluster until SIGTERM, SIGINT or the end of standard input."""
+        try:
+            await self._run(on_ready)
+        finally:
+            await self._nursery.close()
+        if self._failure is not None:
+            raise self._failure
+
+    async def _run(self, on_ready: Callable[[FabricChoice], None]) -> None:
         broker = self._config.broker
         with ExitStack() as stack:
             self._folder.create()
@@ -123,6 +133,7 @@ class Supervisor:
                 check_ports(broker.host, [broker.port + number for number in range(self._config.cluster.brokers)])
             if ports := self._options.metrics_ports():
                 check_ports(self._config.metrics.host, ports)
+            await self._nursery.start()
             self._directory = Directory(stack.enter_context(closing(SqliteStore(self._folder.store_path))))
             self._directory.begin_generation()
             self._fabric = self._make_fabric()
@@ -139,8 +150,6 @@ class Supervisor:
                 await self._until_stopped()
             finally:
                 await self._stop_all()
-        if self._failure is not None:
-            raise self._failure
 
     # --- before -------------------------------------------------------------------------------------------------------
 
@@ -193,7 +202,7 @@ class Supervisor:
         running = {role.replica for child in self._children for role in child.roles}
         for number in self._folder.replicas(0):
             if number not in running and number < REPLICAS_MAX:
-                child = Child(self._folder, [Role(replica=number)])
+                child = Child(self._folder, [Role(replica=number)], self._nursery)
                 self._journal.note("replica added", replica=number)
                 self._children.append(child)
                 self._keepers.append(asyncio.create_task(self._keep(child)))

@@ -1,0 +1,239 @@
+"""Where node processes come from: one process that has loaded everything already, and forks.
+
+Loading Python and numpy takes longer than all a node does until it serves; a fork takes milliseconds. So a supervisor
+starts one nursery, which loads all roles and waits. Asked over a socket, it forks a node, says its process id, and says
+later how it ended. It has no threads, opens nothing, and dies with its supervisor; its nodes die with it.
+
+    supervisor -> nursery   Wanted(roles, data_dir, log_path), as one datagram
+    nursery -> supervisor   Born(pid), in the order of asking; Ended(pid, code), whenever a node has ended
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import importlib
+import os
+import random
+import select
+import signal
+import socket
+import sys
+from collections import deque
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from embarcadero.errors import ClusterError
+from embarcadero.node.children import die_with, name_process
+
+_MESSAGE_BYTES_MAX: Final = 16_384
+_WITHOUT_THREADS: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+"""Nodes use numpy, but no linear algebra: a pool of threads would only make forking harder."""
+
+
+class Wanted(msgspec.Struct, frozen=True, tag=True):
+    """A node is wanted."""
+
+    roles: str
+    data_dir: str
+    log_path: str
+
+
+class Born(msgspec.Struct, frozen=True, tag=True):
+    """It runs."""
+
+    pid: int
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """It ended; below zero: by that signal."""
+
+    pid: int
+    code: int
+
+
+class Newborn:
+    """A node process, as far as its supervisor is concerned."""
+
+    def __init__(self, pid: int, ended: asyncio.Future[int]) -> None:
+        self.pid, self._ended = pid, ended
+
+    async def wait(self) -> int:
+        """Its exit code, once it has ended; below zero: by that signal."""
+        return await asyncio.shield(self._ended)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal, if it still runs: only the nursery reaps it, so its number is its own until we hear of it."""
+        if not self._ended.done():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+
+class Nursery:
+    """The supervisor's side. Use it from one event loop."""
+
+    def __init__(self) -> None:
+        self._process: asyncio.subprocess.Process | None = None
+        self._socket: socket.socket | None = None
+        self._asked: deque[asyncio.Future[int]] = deque()
+        self._running: dict[int, asyncio.Future[int]] = {}
+        self._starting = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Start it, or start it again. It loads while the caller goes on."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "embarcadero.node.nursery", str(theirs.fileno()), str(os.getpid())),
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+                env=os.environ | _WITHOUT_THREADS,
+            )
+        ours.setblocking(False)
+        self._socket = ours
+        asyncio.get_running_loop().add_reader(ours.fileno(), self._hear)
+
+    async def bear(self, roles: str, data_dir: Path, log_path: Path) -> Newborn:
+        """Have a node."""
+        async with self._starting:
+            if self._socket is None:
+                await self.start()
+        asked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._asked.append(asked)
+        wanted = Wanted(roles=roles, data_dir=str(data_dir), log_path=str(log_path))
+        assert self._socket is not None
+        await asyncio.get_running_loop().sock_sendall(self._socket, msgspec.json.encode(wanted))
+        pid = await asked
+        return Newborn(pid, self._running[pid])
+
+    def _hear(self) -> None:
+        assert self._socket is not None
+        while True:
+            try:
+                data = self._socket.recv(_MESSAGE_BYTES_MAX)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                data = b""
+            if not data:
+                self._is_gone()
+                return
+            self._take(msgspec.json.decode(data, type=Born | Ended))
+
+    def _take(self, news: Born | Ended) -> None:
+        if isinstance(news, Born):
+            self._running[news.pid] = asyncio.get_running_loop().create_future()
+            asked = self._asked.popleft()
+            if not asked.done():
+                asked.set_result(news.pid)
+        elif (ended := self._running.pop(news.pid, None)) is not None:
+            ended.set_result(news.code)
+
+    def _is_gone(self) -> None:
+        """It was killed, and all its nodes with it."""
+        self._close()
+        for ended in self._running.values():
+            ended.set_result(-signal.SIGKILL)
+        self._running.clear()
+        for asked in self._asked:
+            if not asked.done():
+                asked.set_exception(ClusterError("the process that starts nodes is gone", "see the supervisor's log"))
+        self._asked.clear()
+
+    def _close(self) -> None:
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+
+    async def close(self) -> None:
+        """End it, when all nodes have ended."""
+        self._close()
+        if self._process is not None:
+            await self._process.wait()
+
+
+# --- the process itself -----------------------------------------------------------------------------------------------
+def _child_main(wanted: Wanted, link: socket.socket, parent: int) -> int:
+    """What a forked node does: nothing of the nursery's is left, and its output goes to its log."""
+    from embarcadero.node.node import main
+
+    link.close()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    os.setsid()
+    log = os.open(wanted.log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    for standard in (1, 2):
+        os.dup2(log, standard)
+    random.seed()
+    name_process(wanted.roles)
+    return main(["--data-dir", wanted.data_dir, "--roles", wanted.roles, "--parent", str(parent)])
+
+
+def _fork(wanted: Wanted, link: socket.socket) -> int:
+    parent = os.getpid()
+    if pid := os.fork():
+        return pid
+    code = 70
+    try:
+        code = _child_main(wanted, link, parent)
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with contextlib.suppress(BaseException):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _reap() -> list[Ended]:
+    ended = []
+    with contextlib.suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            ended.append(Ended(found[0], os.waitstatus_to_exitcode(found[1])))
+    return ended
+
+
+def serve(link: socket.socket) -> None:
+    """Fork when asked, tell who ended, until the supervisor hangs up."""
+    bell, hammer = os.pipe()
+    for end in (bell, hammer):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(hammer, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    poll = select.poll()
+    poll.register(link, select.POLLIN)
+    poll.register(bell, select.POLLIN)
+    while True:
+        ready = {number for number, _ in poll.poll()}
+        if bell in ready:
+            os.read(bell, 4_096)
+        for ended in _reap():
+            link.send(msgspec.json.encode(ended))
+        if link.fileno() in ready:
+            data = link.recv(_MESSAGE_BYTES_MAX)
+            if not data:
+                return
+            link.send(msgspec.json.encode(Born(_fork(msgspec.json.decode(data, type=Wanted), link))))
+
+
+def main(descriptor: int, parent: int) -> None:
+    """Load everything once, then serve."""
+    importlib.import_module("embarcadero.node.node")
+
+    die_with(parent)
+    name_process("nursery")
+    gc.collect()
+    gc.freeze()  # what is loaded stays shared: a collection would touch, and so copy, every page
+    with contextlib.suppress(ConnectionError), socket.socket(fileno=descriptor) as link:
+        serve(link)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
