@@ -7,6 +7,7 @@ from copy import deepcopy
 
 import pytest
 
+from embarcadero import plants
 from embarcadero.env import Clock
 from embarcadero.errors import BadSegment, DiskFailed, DiskFull, EmbarcaderoError
 from embarcadero.storage.layout import HEADER, MARK_FILE, START_FILE, segment_name
@@ -267,6 +268,16 @@ def test_a_flipped_bit_in_the_active_segment_is_never_cut(copies: Copies, part: 
     assert log.damage
     copies.served_right()
     copies.repair(log)
+
+
+def test_a_program_that_cut_damage_would_be_noticed(copies: Copies, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted bug: records that were synced are gone, and nobody says so."""
+    monkeypatch.setattr(plants, "ACTIVE", {"damage-cut"})
+    copies.flip(copies.path(-1), 128 + 3)
+    log = copies.open()
+
+    assert not log.damage
+    assert log.end == copies.infos[-1].base_index < copies.end
 
 
 def test_damage_survives_restarts_until_it_is_repaired(copies: Copies) -> None:
