@@ -72,7 +72,8 @@ class RangeLog:
         self.damage: list[Damage] = found.damage
         self.notes: list[str] = found.notes
         """What recovery did, for people."""
-        self._note_mark(self._written)
+        if not self.sealed:
+            self._note_mark(self._written)
 
     @classmethod
     def create(
@@ -213,6 +214,8 @@ class RangeLog:
     def _sync(self) -> int:
         invariant(not self._syncing, "one sync job at a time")
         written = self._written
+        if self.sealed:
+            return written.end
         self._syncing = True
         try:
             if self._failed:
@@ -337,8 +340,9 @@ class RangeLog:
         self._absorb()
         self._active.finish(self.disk, self.folder, last=True)
         self.sealed = True
-        for damage in [one for one in self.damage if one.kind is DamageKind.TAIL]:
+        for damage in [one for one in self.damage if one.kind is DamageKind.TAIL or one.first >= end]:
             self.healed(damage)
+        self.close()
 
     def drop_below(self, index: int) -> int:
         """Drop sealed segments whose records are all below an index, never the last one; returns the bytes freed."""

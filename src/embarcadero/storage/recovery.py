@@ -212,7 +212,8 @@ class _Recovery:
 
     def _closed(self, footer: Footer, header: Header) -> Writing:
         """The last segment of a sealed range."""
-        file = self._disk.open(self._path(footer.base_seq), writable=True)
+        file = self._disk.open(self._path(footer.base_seq))
+        file.close()  # nobody writes to it any more
         active = begin_nothing(file, header, self._settings)
         active.position, active.end, active.end_seq = footer.bytes, footer.end_index, footer.end_seq
         active.last_us, active.footer = footer.last_us, footer
