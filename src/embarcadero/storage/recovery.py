@@ -250,7 +250,7 @@ class _Recovery:
             self._note_damage(scan.end, after.header.base_index, DamageKind.SPAN, b"")
         if scan.end == after.header.base_index:
             file.truncate(scan.position)
-            self._write_again(file, 0, scan.position)
+            self._write_again(file, HEADER_BYTES, scan.position)
             self._sync_following(after)
             active.finish(self._disk, self._folder, last=False)
         info = SegmentInfo(
@@ -307,6 +307,7 @@ class _Recovery:
 
     # --- done ---------------------------------------------------------------------------------------------------------
     def _write_again(self, file: File, start: int, stop: int) -> None:
+        start = 0 if start <= HEADER_BYTES else start  # with its header
         for position in range(start, stop, SCAN_BYTES):
             file.pwrite([file.pread(min(SCAN_BYTES, stop - position), position)], position)
         file.sync()
