@@ -28,6 +28,7 @@ from embarcadero.storage.layout import (
     Header,
     Place,
     damaged_name,
+    encode_header,
     encode_place,
     segment_name,
 )  # fmt: skip
@@ -71,7 +72,8 @@ class RangeLog:
         self.damage: list[Damage] = found.damage
         self.notes: list[str] = found.notes
         """What recovery did, for people."""
-        self._note_mark(self._written)
+        if not self.sealed:
+            self._note_mark(self._written)
 
     @classmethod
     def create(
@@ -212,6 +214,8 @@ class RangeLog:
     def _sync(self) -> int:
         invariant(not self._syncing, "one sync job at a time")
         written = self._written
+        if self.sealed:
+            return written.end
         self._syncing = True
         try:
             if self._failed:
@@ -309,9 +313,11 @@ class RangeLog:
         """Go on writing to a segment at a position."""
         base = segments[keep]
         file = self.disk.open(join(self.folder, segment_name(base.base_seq)), writable=True)
-        file.truncate(position)
-        file.sync()
         header = self._active.header._replace(base_index=base.base_index, base_seq=base.base_seq)
+        file.truncate(position)
+        file.pwrite([encode_header(header)], 0)  # a failed sync may have lost it, and the segment's name with it
+        file.sync()
+        self.disk.sync_folder(self.folder)
         active = Writing(file, header, position, index, seq, SparseIndex(self.settings.index_every_bytes), last_us)
         reader = SegmentReader(self.disk, self.folder, base.base_seq, header.lane, header.range_number)
         for entries, positions in reader.walk(HEADER_BYTES, base.base_index):
@@ -334,8 +340,9 @@ class RangeLog:
         self._absorb()
         self._active.finish(self.disk, self.folder, last=True)
         self.sealed = True
-        for damage in [one for one in self.damage if one.kind is DamageKind.TAIL]:
+        for damage in [one for one in self.damage if one.kind is DamageKind.TAIL or one.first >= end]:
             self.healed(damage)
+        self.close()
 
     def drop_below(self, index: int) -> int:
         """Drop sealed segments whose records are all below an index, never the last one; returns the bytes freed."""
