@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -72,10 +73,8 @@ class Load:
         return acked
 
     def _close(self) -> None:
-        try:
-            self._log.close()
-        except EmbarcaderoError:
-            pass
+        with contextlib.suppress(EmbarcaderoError):
+            self._log.close(timeout=0.5)
 
 
 def everything(cluster: LocalCluster, topic: str, order: int) -> dict[int, tuple[int, int]]:
@@ -102,27 +101,27 @@ def ready(cluster: LocalCluster) -> bool:
 
 @pytest.mark.parametrize("order", [5, 2, 0])
 def test_ack_2_survives_kill_9_of_everything(tmp_path: Path, order: int) -> None:
-    """Three times: load, SIGKILL of all processes at a random moment, restart on the same folder. Nothing is missing."""
+    """Twice: load, SIGKILL of all processes at a random moment, restart on the same folder. Nothing is missing."""
     rng = random.Random(order)
     acked: dict[int, Position] = {}
     next_number = 0
-    for life in range(4):
+    for life in range(3):
         with LocalCluster(brokers=2, replicas=3, data_dir=tmp_path) as cluster:
             if life == 0:
                 with emb.connect(cluster.addresses) as log:
                     log.create_topic("t", order=order, replicas=3, durable_on=2)
-            until(lambda: ready(cluster))  # noqa: B023 - called at once
+            until(lambda: ready(cluster))
             found = everything(cluster, "t", order)
             missing = {number: at for number, at in acked.items() if not there(found, number, at, order)}
             assert not missing, dict(list(missing.items())[:5])
-            if life < 3:
+            if life < 2:
                 load = Load(cluster, "t", next_number)
                 until(lambda: len(load.acked) > 100)  # noqa: B023
                 time.sleep(rng.random() * 0.5)
                 cluster.kill_all()
                 acked |= load.end()
                 next_number = load.sent
-    assert len(acked) > 300
+    assert len(acked) > 200
 
 
 def test_a_clean_stop_keeps_everything(tmp_path: Path) -> None:
