@@ -72,6 +72,7 @@ class LaneRecovery:
         self._lost = True  # whether something may be lost: then sessions are fenced
         self._enough_us: int | None = None
         self._retry_us = 0
+        self._failure: Exception | None = None
         self._told: set[str] = set()
         self._restored: LaneOrder | None = None
         self._fenced: list[int] | None = None
@@ -95,6 +96,8 @@ class LaneRecovery:
             Stage.COLLECT: self._collect, Stage.COPY: self._copy, Stage.READ: self._read, Stage.SEAL: self._tell_store,
             Stage.BEGIN: self._begin,
         }  # fmt: skip
+        if self._failure is not None:
+            raise self._failure  # not in a worker's thread, where nobody would hear it
         before = None
         while self.stage is not before and self.stage in steps and now_us >= self._retry_us:
             before = self.stage
@@ -145,14 +148,13 @@ class LaneRecovery:
     def _copy(self, now_us: int) -> None:
         """Wait until enough disks have everything up to the end."""
         there = [line for line in self._replies().values() if line >= self._end]
-        if len(there) >= self._needed:
+        if not there and self._end > self.range_.start:
+            self.stage, self._enough_us = Stage.COLLECT, None  # the one that had it all is gone again
+        elif len(there) >= self._needed:
             self.stage = Stage.READ
-        elif now_us - self._began_us > 10 * _REPLIES_US:
-            self._tell_once(
-                "lane waits for copies", end=self._end, have=len(there), needed=self._needed,
-                do="start the replicas that are missing",
-            )  # fmt: skip
-            if self._desk.directory.loss_accepted(self.range_.lane) and there:
+        elif now_us - (self._enough_us or 0) > 5 * _REPLIES_US:
+            self._tell_once("lane waits for copies", end=self._end, have=len(there), needed=self._needed, do=_DO)
+            if self._desk.directory.loss_accepted(self.range_.lane):
                 self.stage = Stage.READ
 
     def _read(self, now_us: int) -> None:
@@ -170,7 +172,8 @@ class LaneRecovery:
         def done(result: tuple[int, LaneOrder | None] | Exception) -> None:
             if isinstance(result, Exception):
                 if not isinstance(result, EmbarcaderoError):
-                    raise result
+                    self._failure = result
+                    return
                 self._tell_once("lane can't be read", reason=result.message, do=result.hint)
                 self._retry_us, self.stage = now_us + _RETRY_US, Stage.READ
                 return
