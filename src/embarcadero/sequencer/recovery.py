@@ -34,6 +34,7 @@ from embarcadero.sequencer.restoring import Past, fence_all, restore_lane, seq_a
 from embarcadero.types import Range, ReplicaRef, Topic, TopicLane
 
 _REPLIES_US: Final = int(RECOVERY_REPLIES_S * 1_000_000)
+_SOON_US: Final = 20_000
 _RETRY_US: Final = int(RECOVERY_RETRY_S * 1_000_000)
 _DO: Final = "start the replicas that are missing; or say that what only they have may be lost (accept_loss)"
 
@@ -184,7 +185,7 @@ class LaneRecovery:
 
     def _tell_store(self, now_us: int) -> None:
         """Let the store have the end of the last range and the start of the next."""
-        self._retry_us = now_us + _RETRY_US  # if it refuses
+        self._retry_us = now_us + _SOON_US  # if it refuses, or there are too few replicas
         if self._broker_lane is not None:
             sealed = self._desk.directory.seal_recovered(
                 self.range_.lane, self.range_.number, self._end, self._end_seq, [], self._desk.epoch
@@ -194,7 +195,7 @@ class LaneRecovery:
             self._desk.keeper.say(self.range_.lane, 0, closing=False)
             self.stage = Stage.DONE
         else:
-            self.opened = self._seal()
+            self.opened = self._seal(now_us)
             if self.opened is None:
                 return
             self.stage = Stage.BEGIN
@@ -219,29 +220,32 @@ class LaneRecovery:
             self._retry_us = now_us + _RETRY_US
 
     # --- what the store is told ---------------------------------------------------------------------------------------
-    def _open_above(self) -> Range | None:
+    def _open_above(self, now_us: int) -> Range | None:
         """Memory was lost: seal, and go on above the ceiling."""
         directory, range_ = self._desk.directory, self.range_
-        refs = self._refs()
+        refs = self._refs(now_us)
         if refs is None:
             return None
         seal = directory.seal_and_open if planted("positions-reused") else directory.seal_recovered
         return seal(range_.lane, range_.number, self._end, self._end_seq, refs, self._desk.epoch)
 
-    def _open_there(self) -> Range | None:
+    def _open_there(self, now_us: int) -> Range | None:
         """The stop was clean: go on where it was."""
-        refs = self._refs()
+        refs = self._refs(now_us)
         return None if refs is None else self._desk.directory.reopen(self.range_.lane, refs, self._desk.epoch)
 
-    def _keep_open(self) -> Range | None:
+    def _keep_open(self, now_us: int) -> Range | None:  # noqa: ARG002 - as the other two
         return self.range_
 
-    def _refs(self) -> list[ReplicaRef] | None:
-        """Replicas for the next range; those that have the last one first. None while there are too few."""
+    def _refs(self, now_us: int) -> list[ReplicaRef] | None:
+        """Replicas for the next range; those that have the last one first. None while more may come, or too few are."""
         replicas = self._desk.keeper.replicas
         found = self._desk.directory.choose_replicas(self.topic.replicas, self.range_.replicas, replicas.avoided())
-        if len(found) >= max(1, self.topic.durable_on):
+        waited = now_us - self._began_us >= _REPLIES_US
+        if len(found) >= (max(1, self.topic.durable_on) if waited else self.topic.replicas):
             return found
+        if not waited:
+            return None
         self._tell_once("lane waits for replicas", live=len(found), needed=self.topic.durable_on, do="start replicas")
         return None
 
