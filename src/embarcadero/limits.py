@@ -94,6 +94,8 @@ DURABLE_LINES = 65_536  # (lane, range) pairs that one replica incarnation may e
 RANGE_LINES = 65_536  # lanes with ranges in one epoch
 CEILING_AHEAD = 1 << 22  # positions reserved ahead of ordering, in batches
 CEILING_AHEAD_SEQ = CEILING_AHEAD * 1_024  # and in records
+REPAIR_BYTES_PER_S = 256 * MIB  # copied from other replicas to complete closed ranges
+REPAIR_STEP_BYTES = 4 * MIB  # at once
 KEPT_SHARE_CREDIT = 0.375  # of a broker's log, kept for disks: above, who feeds a lane that is behind gets no credit
 KEPT_SHARE_MAX = 0.625  # above, its batches are answered BACKPRESSURE; what was granted fits in between
 DURABLE_ACKS_PER_CONNECTION_MAX = 65_536  # acks of one client that wait for disks
@@ -101,8 +103,11 @@ WARM_JOBS_MAX = 2  # reads of segment files that one broker does at once
 WARM_JOBS_QUEUED_MAX = 1_024  # of one connection
 WARM_READERS_MAX = 64  # open readers of ranges that one broker keeps for the next read
 WARM_AHEAD_BYTES_MAX = 64 * MIB  # read ahead for all readers of one broker
+<<<<<<< HEAD
 REPAIR_BYTES_PER_S = 256 * MIB  # copied from other replicas to complete closed ranges
 REPAIR_STEP_BYTES = 4 * MIB  # at once
+=======
+>>>>>>> d-replica
 REPLICA_SILENT_S = 3.0  # a replica whose heartbeat stands still for this long is replaced in its ranges
 REPLICA_LAG_ENTRIES_MAX = 65_536  # a replica further behind than this, while others keep up, is late
 REPLICA_LAG_SHARE = 0.5  # likewise, as a share of the order ring
