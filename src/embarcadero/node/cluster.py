@@ -172,6 +172,20 @@ class ClusterFolder:
         finally:
             os.close(descriptor)
 
+    def replica_in_use(self, number: int) -> bool:
+        """Whether a process holds a replica's folder."""
+        try:
+            descriptor = os.open(self.replica(number) / "lock", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
     def require_running(self) -> ClusterInfo:
         """What runs here, or NotRunning."""
         if self.running_pid() is None:
