@@ -1,4 +1,4 @@
-"""verify: a stopped cluster's folder, from the command line. What is wrong is named, what to do too; nothing changes."""
+"""verify: a stopped cluster's folder, from the command line. What is wrong is named; nothing is changed."""
 
 from __future__ import annotations
 

@@ -254,11 +254,14 @@ def _print_processes(running: ClusterReport) -> None:
 
 
 def _print_lanes(running: ClusterReport) -> None:
-    rows = [
-        [o.topic, o.lane, o.range, o.state, ",".join(map(str, o.replicas)), o.durable_on, o.ordered, o.durable]
-        for o in running.lanes
-    ]
-    print_table("lanes on disk", ["topic", "lane", "range", "state", "replicas", "of them", "ordered", "durable"], rows)
+    rows = []
+    for lane in running.lanes:
+        copies = f"{lane.durable_on} of {len(lane.replicas)} ({', '.join(map(str, lane.replicas))})"
+        behind = "" if lane.ordered is None else max(0, lane.ordered - lane.durable)
+        ordered = "" if lane.ordered is None else lane.ordered
+        rows.append([lane.topic, lane.lane, lane.ranges, lane.range, lane.state, copies, ordered, lane.durable, behind])
+    columns = ["topic", "lane", "ranges", "last", "state", "durable on (replicas)", "ordered", "durable", "behind"]
+    print_table("lanes on disk", columns, rows)
 
 
 def _folder(data_dir: Path | None) -> ClusterFolder:

@@ -113,6 +113,10 @@ class ClusterFolder:
     def logs(self) -> Path:
         return self.path / "logs"
 
+    def log_of(self, roles: str) -> Path:
+        """Where the node that hosts these roles logs."""
+        return self.logs / f"{'node' if ',' in roles else roles.replace(':', '-')}.log"
+
     def replica(self, number: int) -> Path:
         """Folder of a replica."""
         return self.path / f"replica-{number}"

@@ -9,10 +9,12 @@ import msgspec
 
 from embarcadero.fabric.shared import SharedFabric
 from embarcadero.node.cluster import ClusterFolder, ClusterInfo
-from embarcadero.node.replicas import LaneReport, ReplicaReport, describe
+from embarcadero.node.degraded import degraded, down_roles
+from embarcadero.node.scene import LaneReport, ReplicaReport, Scene, lane_report, replica_report
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
-from embarcadero.types import MemberState
+from embarcadero.types import MemberState, ReplicaState
+from embarcadero.watch.logs import last_words
 from embarcadero.watch.places import Places
 
 
@@ -70,7 +72,15 @@ def report(folder: ClusterFolder) -> ClusterReport:
         epoch = directory.started_epoch()
         metrics = {role: p.address for p in Places(folder.path).read() if p.running for role in p.roles.split(",")}
         fabric = SharedFabric(Path(info.fabric), info.generation)
-        replicas, lanes, degraded = describe(fabric, directory, metrics)
+        nodes = {role: node.pid for node in info.nodes for role in node.roles.split(",")}
+        scene = Scene(fabric, directory, nodes)
+        replicas = [replica_report(scene, member, metrics) for member in scene.members.values()]
+        lanes = [lane_report(scene, range_) for range_ in scene.last.values()]
+        live = [member.ref for member in scene.members.values() if member.state is not ReplicaState.DEAD]
+        down = down_roles(nodes, {broker: member.state for broker, member in newest.items()}, live)
+        hosts = {role: node.roles for node in info.nodes for role in node.roles.split(",")}
+        words = {role: last_words(folder.log_of(hosts[role])) for role in down}
+        wrong = degraded(scene, replicas, lanes, words)
     return ClusterReport(
         cluster=info.id,
         version=info.version,
@@ -91,5 +101,5 @@ def report(folder: ClusterFolder) -> ClusterReport:
         data_dir=str(folder.path),
         replicas=replicas,
         lanes=lanes,
-        degraded=degraded,
+        degraded=wrong,
     )

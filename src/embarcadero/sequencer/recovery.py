@@ -36,7 +36,7 @@ from embarcadero.types import Range, ReplicaRef, Topic, TopicLane
 _REPLIES_US: Final = int(RECOVERY_REPLIES_S * 1_000_000)
 _SOON_US: Final = 20_000
 _RETRY_US: Final = int(RECOVERY_RETRY_S * 1_000_000)
-_DO: Final = "start the replicas that are missing; or say that what only they have may be lost (accept_loss)"
+_DO: Final = "start the replicas that are missing; or give up what only they have: topic recover --accept-loss"
 
 
 class Stage(Enum):

@@ -1,9 +1,10 @@
-"""Replicas and ranges as `status` tells them: who has what, how far behind, what is degraded, what to do about it."""
+"""Replicas and lanes as the store and the fabric of a running cluster show them, read once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from contextlib import suppress
+from enum import StrEnum
 
 import msgspec
 
@@ -15,8 +16,21 @@ from embarcadero.fabric.ring import attach_ring
 from embarcadero.fabric.tagged import TaggedReader
 from embarcadero.limits import BROKER_LANES_FIRST
 from embarcadero.placement.directory import Directory
-from embarcadero.replica.health import health_in_words
+from embarcadero.replica.health import Trouble, health_in_words
 from embarcadero.types import Range, ReplicaMember, ReplicaRef, ReplicaState
+
+_CANT_WRITE = Trouble.DISK_FULL | Trouble.DISK_FAILED | Trouble.READ_ONLY
+_NO_NODES: Mapping[str, int] = {}
+
+
+class LaneState(StrEnum):
+    """What goes on with the last range of a lane."""
+
+    OPEN = "open"
+    CLOSING = "closing"  # the next one is on its way
+    RECOVERING = "recovering"  # memory was lost, and its end is being found
+    WAITING = "waiting"  # sealed by a clean stop, and not continued yet
+    SEALED = "sealed"  # for good: the lane of a broker that is gone
 
 
 class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,20 +56,21 @@ class LaneReport(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     ranges: int
     range: int  # number of the last one
-    state: str  # open, closing, recovering, sealed
+    state: str  # a LaneState
     replicas: list[int]
     durable_on: int
     ordered: int | None
     durable: int
 
 
-class _Scene:
-    """What the store and the fabric say, read once."""
+class Scene:
+    """What the store and the fabric say, read once. `nodes`: process ids by role, of those that should run."""
 
-    def __init__(self, fabric: Fabric, directory: Directory) -> None:
-        self.fabric, self.directory = fabric, directory
+    def __init__(self, fabric: Fabric, directory: Directory, nodes: Mapping[str, int] = _NO_NODES) -> None:
+        self.fabric, self.directory, self.nodes = fabric, directory, nodes
         self.members = {member.replica: member for member in directory.replicas()}
         self.ranges, self.lanes = directory.ranges(), {lane.lane: lane for lane in directory.lanes()}
+        self.last = {range_.lane: range_ for range_ in self.ranges}
         self.topics = {topic.lane: topic for topic in directory.topics()}
         self.epoch = directory.started_epoch()
         self._words = self._table(ranges_region(self.epoch)) if self.epoch else None
@@ -66,16 +81,45 @@ class _Scene:
             return TaggedReader(self.fabric.attach(name)) if self.fabric.exists(name) else None
         return None
 
+    # --- replicas -----------------------------------------------------------------------------------------------------
     def lines(self, ref: ReplicaRef) -> TaggedReader | None:
+        """The durable lines of an incarnation; None if it is not of this run."""
         if ref not in self._lines:
             self._lines[ref] = self._table(durable_region(ref))
         return self._lines[ref]
 
     def line(self, range_: Range, ref: ReplicaRef) -> int | None:
+        """How far one incarnation has a range on disk."""
         table = self.lines(ref)
         return None if table is None else table.load((range_.lane, range_.number))
 
+    def live(self, ref: ReplicaRef) -> bool:
+        """Whether this very incarnation is there."""
+        member = self.members.get(ref.replica)
+        return member is not None and member.ref == ref and member.state is not ReplicaState.DEAD
+
+    def well(self, ref: ReplicaRef) -> bool:
+        """Whether this very incarnation can write."""
+        table = self.lines(ref) if self.live(ref) else None
+        return table is not None and not table.health.load() & _CANT_WRITE
+
+    def silence(self, range_: Range, ref: ReplicaRef) -> str:
+        """Why a replica does not say how much it has of a range that is being recovered; empty: it does."""
+        member = self.members.get(ref.replica)
+        if member is None or member.state is ReplicaState.DEAD:
+            return "down"
+        if member.disk != ref.disk:
+            return "its disk is another one"
+        return "" if self.line(range_, member.ref) is not None else "its copy is damaged, or not yet looked through"
+
+    def on_another_disk(self, replica: int) -> int:
+        """How many ranges name a disk of this replica that it does not have."""
+        disk = self.members[replica].disk
+        return sum(ref.replica == replica and ref.disk != disk for range_ in self.ranges for ref in range_.replicas)
+
+    # --- lanes --------------------------------------------------------------------------------------------------------
     def ordered(self, lane: int) -> int | None:
+        """Where the order of a lane ends; None if it has none (yet)."""
         name = f"epoch-{self.epoch}/order-{lane}"
         if lane >= BROKER_LANES_FIRST:
             found = self.lanes.get(lane)
@@ -87,31 +131,22 @@ class _Scene:
         return None
 
     def topic(self, lane: int) -> str:
+        """The name of a lane's topic."""
         owner = self.lanes[lane].topic if lane in self.lanes else lane
         return self.topics[owner].name if owner in self.topics else ""
 
-    def state(self, range_: Range) -> str:
-        word = None if self._words is None else self._words.load((range_.lane, 0))
+    def state(self, range_: Range) -> LaneState:
+        """What goes on with a lane's last range."""
         if not range_.open:
-            return "sealed"
-        if not word or not RangeWord.decode(word).closing:
-            return "open"
-        live = {member.ref for member in self.members.values()}
-        return "closing" if any(ref in live for ref in range_.replicas) else "recovering"
+            return LaneState.SEALED if range_.lane >= BROKER_LANES_FIRST else LaneState.WAITING
+        if not any(self.lines(ref) is not None for ref in range_.replicas):
+            return LaneState.RECOVERING  # nobody of this run was to write it
+        word = None if self._words is None else self._words.load((range_.lane, 0))
+        return LaneState.CLOSING if word and RangeWord.decode(word).closing else LaneState.OPEN
 
 
-def describe(
-    fabric: Fabric, directory: Directory, metrics: dict[str, str]
-) -> tuple[list[ReplicaReport], list[LaneReport], list[str]]:
-    """All replicas, all lanes with ranges, and what is degraded."""
-    scene = _Scene(fabric, directory)
-    replicas = [_replica(scene, member, metrics) for member in scene.members.values()]
-    last = {range_.lane: range_ for range_ in scene.ranges}
-    lanes = [_lane(scene, range_) for range_ in last.values()]
-    return replicas, lanes, [*_degraded(scene, replicas, lanes)]
-
-
-def _replica(scene: _Scene, member: ReplicaMember, metrics: dict[str, str]) -> ReplicaReport:
+def replica_report(scene: Scene, member: ReplicaMember, metrics: Mapping[str, str]) -> ReplicaReport:
+    """One replica."""
     named = [range_ for range_ in scene.ranges if any(ref.replica == member.replica for ref in range_.replicas)]
     open_ = [range_ for range_ in named if range_.open]
     lags = [0]
@@ -128,32 +163,13 @@ def _replica(scene: _Scene, member: ReplicaMember, metrics: dict[str, str]) -> R
     )  # fmt: skip
 
 
-def _lane(scene: _Scene, last: Range) -> LaneReport:
+def lane_report(scene: Scene, last: Range) -> LaneReport:
+    """One lane."""
     durable = last.end if last.end is not None else durable_through(
         last, [scene.line(last, ref) for ref in last.replicas]
     )  # fmt: skip
     return LaneReport(
-        lane=last.lane, topic=scene.topic(last.lane), range=last.number, state=scene.state(last),
+        lane=last.lane, topic=scene.topic(last.lane), range=last.number, state=scene.state(last).value,
         ranges=sum(range_.lane == last.lane for range_ in scene.ranges), durable=durable,
         replicas=[ref.replica for ref in last.replicas], durable_on=last.durable_on, ordered=scene.ordered(last.lane),
     )  # fmt: skip
-
-
-def _degraded(scene: _Scene, replicas: list[ReplicaReport], lanes: list[LaneReport]) -> Iterator[str]:
-    for replica in replicas:
-        if replica.state == ReplicaState.DEAD:
-            yield f"replica {replica.id} is down and is started again; if it stays so, see its log and {replica.folder}"
-        if replica.state == ReplicaState.DRAINING and (left := replica.open_ranges + replica.sealed_ranges):
-            yield f"replica {replica.id} is drained: {left} ranges are still on it; wait"
-        for trouble in replica.health:
-            yield f"replica {replica.id}: {trouble}"
-    for lane in lanes:
-        if lane.state == "recovering":
-            yield (
-                f"topic {lane.topic}, lane {lane.lane}: waits for replicas {lane.replicas} to say what they have; "
-                "start those that are down"
-            )
-    live = sum(replica.state == ReplicaState.LIVE for replica in replicas)
-    for topic in scene.topics.values():
-        if topic.replicas > live:
-            yield f"topic {topic.name} wants {topic.replicas} replicas, {live} are live: `embarcadero replica add`"
