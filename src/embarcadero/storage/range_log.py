@@ -178,6 +178,11 @@ class RangeLog:
                              "cut the log to what is synced, then append again")  # fmt: skip
 
     def _check_records(self, entries: Entries, payloads: Sequence[Part]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        if len(entries) == len(payloads) == 1:  # plain numbers: somebody waits for just this one
+            index, seq, size = (int(entries[name][0]) for name in ("index", "seq", "size"))
+            invariant((index, seq) == (self.end, self.end_seq), "a record continues the log")
+            invariant(size == len(payloads[0]), "an entry has its payload")
+            return np.array([size], dtype=np.int64)
         sizes = entries["size"].astype(np.int64)
         expected = np.arange(self.end, self.end + len(entries), dtype=np.uint64)
         invariant((entries["index"] == expected).all(), "records continue the log")
