@@ -212,7 +212,8 @@ class _Recovery:
 
     def _closed(self, footer: Footer, header: Header) -> Writing:
         """The last segment of a sealed range."""
-        file = self._disk.open(self._path(footer.base_seq), writable=True)
+        file = self._disk.open(self._path(footer.base_seq))
+        file.close()  # nobody writes to it any more
         active = begin_nothing(file, header, self._settings)
         active.position, active.end, active.end_seq = footer.bytes, footer.end_index, footer.end_seq
         active.last_us, active.footer = footer.last_us, footer
@@ -239,7 +240,7 @@ class _Recovery:
             for other in reversed(later):
                 remove_segment(self._disk, self._folder, other.base_seq)
         file.truncate(scan.position)
-        self._write_again(file, min(scan.position, max(HEADER_BYTES, self._synced(one.base_seq))), scan.position)
+        self._write_again(file, min(scan.position, self._synced(one.base_seq)), scan.position)
         self._index, self._seq = scan.end, scan.end_seq
         return active
 
@@ -250,6 +251,7 @@ class _Recovery:
         if scan.end == after.header.base_index:
             file.truncate(scan.position)
             self._write_again(file, HEADER_BYTES, scan.position)
+            self._sync_following(after)
             active.finish(self._disk, self._folder, last=False)
         info = SegmentInfo(
             one.header.base_index, one.base_seq, after.header.base_index, after.base_seq, file.size(),
@@ -258,6 +260,16 @@ class _Recovery:
         file.close()
         self._infos.append(info)
         self._index, self._seq = after.header.base_index, after.base_seq
+
+    def _sync_following(self, after: Seen) -> None:
+        """A footer says that another segment follows: that one's header and name are on disk before."""
+        file = self._disk.open(self._path(after.base_seq), writable=True)
+        try:
+            file.pwrite([encode_header(after.header)], 0)
+            file.sync()
+        finally:
+            file.close()
+        self._disk.sync_folder(self._folder)
 
     def _synced(self, base_seq: int) -> int:
         """How many bytes of a segment are known to have been synced."""
@@ -295,6 +307,7 @@ class _Recovery:
 
     # --- done ---------------------------------------------------------------------------------------------------------
     def _write_again(self, file: File, start: int, stop: int) -> None:
+        start = 0 if start <= HEADER_BYTES else start  # with its header
         for position in range(start, stop, SCAN_BYTES):
             file.pwrite([file.pread(min(SCAN_BYTES, stop - position), position)], position)
         file.sync()
