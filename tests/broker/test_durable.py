@@ -145,6 +145,25 @@ def test_a_payload_stays_in_memory_until_it_is_durable(world: DiskWorld) -> None
     assert not world.brokers[0].ingest.log._held
 
 
+def test_what_may_be_the_first_copy_is_kept_although_it_is_called_a_duplicate(world: DiskWorld) -> None:
+    """A sequencer that takes over calls a batch a duplicate that its predecessor ordered without answering."""
+    range_ = world.topic()
+    client, other = (Client(broker) for broker in world.brokers)
+    opened = world.open(client)
+    world.publish(client, opened, 0, 3)
+    world.hand.outcomes = {10: (Outcome.DUP_OF, 1), 11: (Outcome.DUP, NO_INDEX), 12: (Outcome.CONFLICT, NO_INDEX)}
+    for sequence in world.hand.outcomes:
+        other.batch(opened, sequence, payload(sequence))
+        world.run(1)
+    held = world.brokers[1].held.of(range_.lane)
+    for stop, kept in ((1, [1, 2]), (2, [2]), (3, [])):
+        for replica in world.of(range_)[:2]:
+            replica.copy(range_, stop)
+        world.run(2)
+        assert sorted(index for index, _ in held._kept) == kept
+    assert not held
+
+
 def test_a_topic_whose_replicas_are_dead_leaves_room_for_the_others(world: DiskWorld) -> None:
     """Its batches are refused once it keeps its part of the log; its publishers get no more credit, others do."""
     world.topic("dead")
@@ -165,6 +184,22 @@ def test_a_topic_whose_replicas_are_dead_leaves_room_for_the_others(world: DiskW
     assert stuck.connection.granted_bytes == granted
     assert world.brokers[0].held.kept_chunks <= 0.625 * world.brokers[0].ingest.log.chunks
     assert not world.brokers[0].full
+
+
+def test_a_client_that_also_feeds_a_healthy_topic_gets_credit_for_that(world: DiskWorld) -> None:
+    """One connection carries all topics of a client: batches of the dead one are refused, the others go through."""
+    world.topic("dead")
+    world.topic("memory", replicas=0, durable_on=0)
+    client = Client(world.brokers[0])
+    into_dead, into_memory = world.open(client, "dead"), world.open(client, "memory")
+    for sequence in range(100):
+        client.batch(into_dead, sequence, payload(sequence, 2_000))
+        client.batch(into_memory, sequence, payload(sequence, 2_000))
+        world.run(1, client)
+    world.run(3, client)
+    healthy = [Outcome(int(ack["outcome"])) for ack in client.acks if int(ack["lane"]) == into_memory.lane]
+    assert healthy == [Outcome.ORDERED] * 100
+    assert outcomes(client).count((99, Outcome.BACKPRESSURE)) == 1
 
 
 def test_credit_comes_back_when_disks_catch_up(world: DiskWorld) -> None:
