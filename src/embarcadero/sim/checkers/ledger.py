@@ -12,6 +12,7 @@ from embarcadero.sim.history import (
     GapSeen,
     History,
     LaneMade,
+    LostSpan,
     Moved,
     Passed,
     Sent,
@@ -59,6 +60,10 @@ class Ledger:
         self._collect_claims()
         self.broker_lanes = {made.lane: made for made in history.of(LaneMade)}
         """Lanes of topics of orders 0 and 1, where a batch that is sent again may be stored again."""
+        self.lost: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        """lane -> spans of indices that went with the fabric"""
+        for span in history.of(LostSpan):
+            self.lost[span.lane] = merge([*self.lost[span.lane], (span.start, span.stop)])
         self.known = {lane: sorted(at_index) for lane, at_index in self.claims.items()}
         self.stream_of = self._streams_of_sessions()
 
@@ -82,10 +87,16 @@ class Ledger:
                 streams.setdefault((found.lane, found.session), batch[0])
         return streams
 
+    def is_lost(self, lane: int, index: int) -> bool:
+        """Whether what was at this index went with the fabric. Its publisher may have stored it again elsewhere."""
+        return inside(self.lost.get(lane, []), index, index + 1)
+
     def index_of(self, lane: int) -> dict[int, int]:
-        """digest -> its first index, for all that is known to be stored in a lane."""
+        """digest -> its first index, for all that is known to be stored in a lane, and not lost."""
         places: dict[int, int] = {}
         for index in sorted(self.claims[lane]):
+            if self.is_lost(lane, index):
+                continue
             for claim in self.claims[lane][index]:
                 places.setdefault(claim.digest, index)
         return places
@@ -116,7 +127,7 @@ class Ledger:
 def covered(history: History, lane: int) -> list[tuple[int, int]]:
     """Index spans that some unfiltered reader looked at without a gap, merged and sorted.
 
-    Whatever is stored in such a span was delivered to that reader, or P4 is broken.
+    Whatever is stored in such a span was delivered to that reader, or P4 is broken. Lost spans are gaps.
     """
     spans: list[tuple[int, int]] = []
     place: dict[str, int | None] = {}
