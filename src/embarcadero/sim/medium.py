@@ -26,17 +26,15 @@ class Write(NamedTuple):
             _resize(target, max(len(target), self.offset))
             target[self.offset : self.offset + len(self.data)] = self.data
 
-    def do_partly(self, target: bytearray, rng: random.Random) -> None:
-        """Do it as a power cut leaves it: each sector has arrived or not."""
-        if self.data is None:
-            if rng.getrandbits(1):
-                self.do(target)
-            return
-        everything, stop = rng.random() < 0.3, self.offset + len(self.data)
+    def by_sector(self) -> list[tuple[int, Write]]:
+        """(sector, the part of this write that is in it)"""
+        data = self.data or b""
+        stop = self.offset + len(data)
+        parts = []
         for first in range(self.offset // SECTOR_BYTES * SECTOR_BYTES, stop, SECTOR_BYTES):
-            if everything or rng.getrandbits(1):
-                start, end = max(first, self.offset), min(first + SECTOR_BYTES, stop)
-                Write(start, self.data[start - self.offset : end - self.offset]).do(target)
+            start, end = max(first, self.offset), min(first + SECTOR_BYTES, stop)
+            parts.append((first, Write(start, data[start - self.offset : end - self.offset])))
+        return parts
 
 
 class SimFile:
@@ -61,11 +59,26 @@ class SimFile:
             write.do(self.medium)
         self.under_way.clear()
 
+    def _arrive_partly(self, rng: random.Random) -> bool:
+        """A sector is on the medium as some moment between the writes to it left it."""
+        share = rng.choice([0.0, 0.5, 0.5, 0.9, 1.0])
+        writes, self.under_way = self.under_way, []
+        missed: set[int] = set()
+        for write in writes:
+            if write.data is None:
+                missed.clear()
+                if rng.random() < share:
+                    write.do(self.medium)
+            for sector, part in write.by_sector():
+                if sector not in missed and rng.random() < share:
+                    part.do(self.medium)
+                else:
+                    missed.add(sector)
+        return bool(writes)
+
     def fail(self, rng: random.Random) -> None:
         """A sync failed: some of it has arrived, the rest never will, but may be seen until the cache drops it."""
-        for write in self.under_way:
-            write.do_partly(self.medium, rng)
-        self.under_way.clear()
+        self._arrive_partly(rng)
         _resize(self.medium, len(self.live))
         self._unsure = True
         if rng.getrandbits(1):
@@ -82,11 +95,8 @@ class SimFile:
     def lose_power(self, rng: random.Random) -> None:
         """Any part of what was under way has arrived; a longer file may have come out longer, with zeros in it."""
         longest = len(self.live)
-        for write in self.under_way:
-            write.do_partly(self.medium, rng)
-        if self.under_way and longest > len(self.medium) and rng.getrandbits(1):
+        if self._arrive_partly(rng) and longest > len(self.medium) and rng.getrandbits(1):
             _resize(self.medium, longest)
-        self.under_way.clear()
         self.live, self._unsure = bytearray(self.medium), False
 
     def flip(self, position: int, bit: int) -> None:
