@@ -85,6 +85,9 @@ DEAD_LOG_BYTES_MAX = 1 * GIB  # regions of dead incarnations kept for readers
 # --- replicas ---------------------------------------------------------------------------------------------------------
 REPLICAS_MAX = 64  # of a cluster
 COPIES_MAX = 7  # of a topic
+COPIES_DEFAULT = 3  # of a topic that does not say, if so many replicas are live
+RETENTION_BYTES_MAX = 1 << 60
+RETENTION_S_MAX = 100 * 366 * 86_400
 DURABLE_LINES = 65_536  # (lane, range) pairs that one replica incarnation may ever count; then it begins anew
 RANGE_LINES = 65_536  # lanes with ranges in one epoch
 CEILING_AHEAD = 1 << 22  # positions reserved ahead of ordering, in batches

@@ -218,7 +218,7 @@ def test_a_client_of_another_version_is_told_so(world: World) -> None:
     [
         ({"by": "index", "start": 10_000}, "FuturePosition"),
         ({"by": "seq", "start": 10_000}, "FuturePosition"),
-        ({"read": "durable"}, "NotAvailable"),
+        ({"read": "latest"}, "BadValue"),
         ({"read": "dirty"}, "BadValue"),
         ({"by": "mood"}, "BadValue"),
         ({"max_bytes": 0}, "BadFrame"),
@@ -495,6 +495,8 @@ def test_partitions_added_a_moment_ago_are_taken(world: World) -> None:
     assert _outcomes(client) == [(0, Outcome.ORDERED)]
     assert _code(client.answers[client.ask(m.AlterTopic(name="t", order=2))]) == "BadValue"
     assert _code(client.answers[client.ask(m.AlterTopic(name="nobody", partitions=2))]) == "UnknownTopic"
+
+
 def test_a_position_is_not_refused_on_the_word_of_a_deposed_sequencer(world: World) -> None:
     """Beyond the end that an old epoch knows may be a batch of the next one: the reader is to ask again."""
     client = Client(world.brokers[0])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from embarcadero.errors import ClusterError, Corrupt
 from embarcadero.placement.embedded import SqliteStore
 from embarcadero.placement.memory import MemoryStore
-from embarcadero.placement.store import ABSENT, Check, Delete, Item, Put, Store
+from embarcadero.placement.store import ABSENT, NO_LEASE, Check, Delete, Item, Put, Store
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -176,7 +176,10 @@ KEYS = st.sampled_from(["a", "a/b", "b", "b/c", "c"])
 STEPS = st.lists(
     st.tuples(
         st.lists(st.tuples(KEYS, st.integers(0, 6)), max_size=2),
-        st.lists(st.one_of(st.builds(Put, KEYS, st.binary(max_size=3)), st.builds(Delete, KEYS)), max_size=3),
+        st.lists(
+            st.one_of(st.builds(Put, KEYS, st.binary(max_size=3), st.just(NO_LEASE)), st.builds(Delete, KEYS)),
+            max_size=3,
+        ),
     ),
     max_size=12,
 )

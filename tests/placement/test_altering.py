@@ -48,8 +48,10 @@ def test_a_change_that_changes_nothing_is_no_change(directory: Directory) -> Non
     ("changes", "words"),
     [
         ({"order": 2}, "order of topic 't' can't change"),
-        ({"replicas": 3}, "replicas of topic 't' can't change"),
-        ({"durable_on": 2}, "durable_on of topic 't' can't change"),
+        ({"replicas": 3}, "replicas of topic 't' can't become 3: the records it has are in memory only"),
+        ({"durable_on": 2}, "durable_on 2 needs replicas"),
+        ({"retention_bytes": -1}, "retention_bytes -1"),
+        ({"retention_s": -1}, "retention_s -1"),
         ({"partitions": 1}, "2 partitions and can't have 1"),
         ({"partitions": PARTITIONS_MAX + 1}, "can't have 65536"),
         ({"gap_timeout_ms": 0}, "gap_timeout_ms 0"),

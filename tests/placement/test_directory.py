@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embarcadero.errors import BadName, BadValue, Corrupt, NotAvailable, TooMany, TopicExists, UnknownTopic
+from embarcadero.errors import BadName, BadValue, Corrupt, TooMany, TopicExists, UnknownTopic
 from embarcadero.limits import (
     BROKER_LANES_FIRST,
     EPOCHS_AHEAD_MAX,
@@ -19,7 +19,7 @@ from embarcadero.limits import (
     REGION_HANDLES,
     TOPICS_MAX,
 )
-from embarcadero.placement import directory as module
+from embarcadero.placement import epochs, lanes, members
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.memory import MemoryStore
 from embarcadero.placement.store import Put
@@ -71,9 +71,15 @@ def test_good_names_are_taken(directory: Directory, name: str) -> None:
     [
         ({"order": 3}, BadValue, "use 2 .* 5 .* or 0 and 1"),
         ({"order": -1}, BadValue, "use 2 .* 5 .* or 0 and 1"),
-        ({"replicas": 1}, NotAvailable, "replicas=0"),
-        ({"durable_on": 1}, NotAvailable, "durable_on=0"),
-        ({"replicas": -1}, BadValue, "negative"),
+        ({"replicas": 1}, BadValue, "1 replicas, and 0 are live"),
+        ({"durable_on": 1}, BadValue, "no replica is live.*durable_on=0"),
+        ({"replicas": -1}, BadValue, "0 .* to 7"),
+        ({"replicas": 8}, BadValue, "0 .* to 7"),
+        ({"replicas": 0, "durable_on": 1}, BadValue, "durable_on 1 needs replicas"),
+        ({"replicas": 2, "durable_on": 3}, BadValue, "use 1 to 2"),
+        ({"replicas": 2, "durable_on": 0}, BadValue, "use 1 to 2"),
+        ({"retention_bytes": -1}, BadValue, "retention_bytes -1"),
+        ({"retention_s": 1 << 60}, BadValue, "retention_s"),
         ({"partitions": 0}, BadValue, f"1 to {PARTITIONS_MAX}"),
         ({"partitions": PARTITIONS_MAX + 1}, BadValue, f"1 to {PARTITIONS_MAX}"),
         ({"on_gap": "wait"}, BadValue, "fence.*skip"),
@@ -230,7 +236,7 @@ def test_ends_of_removed_lanes_are_told_for_a_bounded_time(
     directory: Directory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A topic keeps the ends of its last removed lanes only."""
-    monkeypatch.setattr(module, "BROKER_LANES_KEPT_MAX", 2)
+    monkeypatch.setattr(lanes, "BROKER_LANES_KEPT_MAX", 2)
     topic, epoch = directory.create_topic("t", order=0), directory.next_epoch()
     for incarnation in range(1, 7):
         assert directory.make_lane(topic, register(directory, 0)) is not None
@@ -253,7 +259,7 @@ def test_only_the_newest_epoch_removes(directory: Directory) -> None:
 def test_handles_go_round_and_skip_those_in_use(directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Handles are given cyclically, never one that a member still has; without a free one there is an error."""
     assert REGION_HANDLES == 65_535
-    monkeypatch.setattr(module, "REGION_HANDLES", 3)
+    monkeypatch.setattr(members, "REGION_HANDLES", 3)
     keeper = register(directory, 7)
     assert keeper.handle == 0
     given_out = []
@@ -318,7 +324,7 @@ def test_more_epochs_run_ahead_once_the_last_started_one_is_superseded(directory
 def test_epochs_fit_the_table(directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last epoch that the fabric has a line for is the last that is handed out."""
     assert EPOCHS_MAX == 65_536
-    monkeypatch.setattr(module, "EPOCHS_MAX", 3)
+    monkeypatch.setattr(epochs, "EPOCHS_MAX", 3)
     for epoch in (1, 2):
         assert directory.start_epoch(directory.next_epoch(), {})
         assert directory.started_epoch() == epoch
@@ -328,7 +334,7 @@ def test_epochs_fit_the_table(directory: Directory, monkeypatch: pytest.MonkeyPa
 
 def test_old_starts_are_forgotten(directory: Directory) -> None:
     """The ends of the last starts are kept, older ones go: the store does not grow with every take-over."""
-    for _ in range(module.STARTS_KEPT + 3):
+    for _ in range(epochs.STARTS_KEPT + 3):
         epoch = directory.next_epoch()
         directory.start_epoch(epoch, {0: epoch})
     assert directory.epoch_ends(3) is None
@@ -423,31 +429,31 @@ def test_a_decision_that_was_overtaken_is_made_again() -> None:
 def test_numbers_for_life_are_unique_under_concurrency(plans: list[list[str]]) -> None:
     """Threads with a directory each never get the same lane, handle, incarnation or epoch."""
     store = MemoryStore()
-    lanes: list[int] = []
+    numbered: list[int] = []
     handles: list[int] = []
     incarnations: list[int] = []
-    epochs: list[int] = []
+    reigns: list[int] = []
 
     def work(name: int, plan: list[str]) -> None:
         mine = Directory(store)
         for step, what in enumerate(plan):
             if what == "topic":
-                lanes.append(mine.create_topic(f"t{name}-{step}").lane)
+                numbered.append(mine.create_topic(f"t{name}-{step}").lane)
             else:
                 member = register(mine, 3)
                 handles.append(member.handle)
                 incarnations.append(member.incarnation)
-        epochs.append(mine.next_epoch())
+        reigns.append(mine.next_epoch())
 
     threads = [threading.Thread(target=work, args=(name, plan)) for name, plan in enumerate(plans)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for numbers in (lanes, handles, incarnations, epochs):
+    for numbers in (numbered, handles, incarnations, reigns):
         assert len(set(numbers)) == len(numbers)
     assert [m.state for m in Directory(store).members()].count(MemberState.LIVE) == bool(handles)
-    assert len(lanes) == sum(plan.count("topic") for plan in plans)
+    assert len(numbered) == sum(plan.count("topic") for plan in plans)
 
 
 def test_a_value_that_makes_no_sense_is_a_typed_error(directory: Directory) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from embarcadero.errors import BadFrame, BadMagic, BadVersion, ChecksumMismatch,
 from embarcadero.fabric.layout import seal
 from embarcadero.types import EntryKind, Gap, GapKind, Outcome, Topic
 from embarcadero.wire import codec, messages
-from embarcadero.wire.frames import ACK, BATCH_HEADER, FETCHED_HEADER, FrameKind
+from embarcadero.wire.frames import ACK, BATCH_HEADER, FETCHED_HEADER, NO_ACK, WANT_DURABLE, FrameKind
 from tests.wire.samples import acks, batch_frame, entries_for, fetched_frame
 
 U8, U16, U32, U64 = (st.integers(0, (1 << bits) - 1) for bits in (8, 16, 32, 64))
@@ -109,6 +110,11 @@ def test_payload_crc_is_crc32c() -> None:
         messages.Hello(versions=[1, 2], client="test"),
         messages.OpenSession(topic="t", name="n", resume=7),
         messages.Fetch(lane=3, by="seq", start=2**63 - 1, max_bytes=5, partitions=[1, 2]),
+        messages.Fetch(lane=3, max_bytes=5, read="ordered"),
+        messages.TailIs(lane=3, index=9, seq=90, start_index=1, start_seq=10, durable_index=7, durable_seq=70),
+        messages.Opened(
+            lane=3, session=4, index=5, expected=6, low=0, lost_from=70, lost_to=90, lost_before=[(5, 8), (20, 60)]
+        ),
         messages.StatusIs(facts={"a": [1, {"b": None}], "c": 1.5}),
         messages.TopicIs(topic=Topic(name="t", lane=1)),
         messages.Ping(),
@@ -271,3 +277,14 @@ def test_short_frames_have_their_bytes() -> None:
     assert codec.credit_frame(2**40) == b"EM\x01\x04" + bytes(4) + (2**40).to_bytes(8, "little")
     assert codec.full_frame() == b"EM\x01\x05" + bytes(12)
     assert codec.WORDS.keys() == set(FrameKind)
+
+
+def test_what_came_later_may_be_left_out() -> None:
+    """A peer that knows nothing of durability is understood: its reads are durable, and it tells of no loss."""
+    lean = {"type": "Fetch", "lane": 3, "max_bytes": 5}
+    assert codec.decode_control(msgspec.msgpack.encode(lean)) == messages.Fetch(lane=3, max_bytes=5, read="durable")
+    opened = {"type": "Opened", "lane": 3, "session": 4, "index": 5, "expected": 6, "low": 0}
+    assert codec.decode_control(msgspec.msgpack.encode(opened)) == messages.Opened(
+        lane=3, session=4, index=5, expected=6, low=0, lost_from=0, lost_to=0, lost_before=[]
+    )
+    assert NO_ACK & WANT_DURABLE == 0

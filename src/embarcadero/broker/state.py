@@ -30,7 +30,6 @@ from embarcadero.errors import (
     BadName,
     BadValue,
     EmbarcaderoError,
-    NotAvailable,
     Retriable,
     UnknownTopic,
 )
@@ -180,6 +179,7 @@ class Broker:
             frame_bytes_max=self.ingest.frame_bytes_max,
             record_bytes_max=self.config.limits.record_bytes,
             records_max=self.config.limits.records_per_batch,
+            generation=self._directory.generation & 0xFFFF_FFFF,
         )
 
     def poll(self) -> bool:
@@ -407,10 +407,8 @@ class Broker:
         return m.TopicIs(topic=topic, columns=schema.columns, widths=schema.widths)
 
     def _create_topic(self, ask: m.CreateTopic) -> None:
-        self._directory.create_topic(
-            ask.name, replicas=ask.replicas, durable_on=ask.durable_on, columns=ask.columns,
-            **with_defaults(ask, self.config),
-        )  # fmt: skip
+        settings = with_defaults(ask, self.config, self._directory.live_replicas())
+        self._directory.create_topic(ask.name, columns=ask.columns, **settings)
         self._bell.ring("sequencer")
 
     def _list_topics(self) -> list[Topic]:
@@ -491,11 +489,10 @@ class Broker:
 
     def fetch(self, connection: Connection, request: int, ask: m.Fetch) -> None:
         """Answer now, or when there is something, or when the client's patience is over."""
-        if ask.read == "durable":
-            raise NotAvailable("durable reads come with replicas", "use read='ordered'")
-        if ask.read != "ordered" or ask.by not in ("index", "seq", "time", "earliest", "latest"):
+        if ask.read not in ("durable", "ordered") or ask.by not in ("index", "seq", "time", "earliest", "latest"):
             raise BadValue(
-                f"fetch by {ask.by!r}, read {ask.read!r}", "by index, seq, time, earliest, latest; read ordered"
+                f"fetch by {ask.by!r}, read {ask.read!r}",
+                "by index, seq, time, earliest, latest; durable, ordered",
             )
         if ask.by != "index":
             self.refresh()  # a new reader knows of every trim that was answered before

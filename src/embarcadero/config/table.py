@@ -208,6 +208,20 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     session_ttl_s: Annotated[int, seconds(
         "A session idle for this long is fenced.", 1, limits.SESSION_TTL_S_MAX, stands_for=("ordering.client_ttl_sec",),
     )] = limits.SESSION_TTL_S
+    replicas: Annotated[str, choice(
+        f"Copies on disk. auto: as many as replicas are live, at most {limits.COPIES_DEFAULT}. 0: memory only.",
+        "auto", *map(str, range(limits.COPIES_MAX + 1)),
+    )] = "auto"
+    durable_on: Annotated[str, choice(
+        "Copies that make a record durable; never more than there are. majority: 1 of 1, 2 of 2, 2 of 3.",
+        "majority", *map(str, range(1, limits.COPIES_MAX + 1)),
+    )] = "majority"
+    retention_bytes: Annotated[int, size(
+        "Beyond this, a topic's oldest segments go. 0: no bound.", 0, limits.RETENTION_BYTES_MAX,
+    )] = 0
+    retention_s: Annotated[int, seconds(
+        "After this long, a topic's oldest segments go. 0: no bound.", 0, limits.RETENTION_S_MAX,
+    )] = 0
 
 
 class Sequencer(msgspec.Struct, frozen=True, kw_only=True):

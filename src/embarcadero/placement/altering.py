@@ -6,7 +6,7 @@ import msgspec
 
 from embarcadero.errors import BadSchema, BadValue
 from embarcadero.limits import PARTITIONS_MAX
-from embarcadero.placement.rules import checked_gap, checked_ttl
+from embarcadero.placement.rules import Copies, checked_copies, checked_gap, checked_retention, checked_ttl
 from embarcadero.types import OnGap, Topic
 from embarcadero.wire.messages import AlterTopic
 
@@ -18,18 +18,11 @@ class SchemaHistory(msgspec.Struct, frozen=True):
     widths: list[int] = []
 
 
-_FIXED = {
-    "order": "what is stored was acked by the rules of the old order",
-    "replicas": "replicas come with a later version",
-    "durable_on": "replicas come with a later version",
-}
-
-
 def altered(topic: Topic, ask: AlterTopic) -> Topic:
     """The topic with all changes but that of its schema."""
-    for name, why in _FIXED.items():
-        if (wanted := getattr(ask, name)) is not None and wanted != getattr(topic, name):
-            raise BadValue(f"{name} of topic {topic.name!r} can't change: {why}", "create another topic")
+    if ask.order not in (None, topic.order):
+        why = "what is stored was acked by the rules of the old order"
+        raise BadValue(f"order of topic {topic.name!r} can't change: {why}", "create another topic")
     partitions = topic.partitions if ask.partitions is None else ask.partitions
     if not topic.partitions <= partitions <= PARTITIONS_MAX:
         raise BadValue(
@@ -38,9 +31,27 @@ def altered(topic: Topic, ask: AlterTopic) -> Topic:
         )
     on_gap, gap_timeout_ms = _gap(topic, ask)
     ttl_s = topic.session_ttl_s if ask.session_ttl_s is None else checked_ttl(ask.session_ttl_s)
-    return msgspec.structs.replace(
-        topic, partitions=partitions, on_gap=on_gap.value, gap_timeout_ms=gap_timeout_ms, session_ttl_s=ttl_s
+    copies = _copies(topic, ask)
+    kept = checked_retention(
+        topic.retention_bytes if ask.retention_bytes is None else ask.retention_bytes,
+        topic.retention_s if ask.retention_s is None else ask.retention_s,
     )
+    return msgspec.structs.replace(
+        topic, partitions=partitions, on_gap=on_gap.value, gap_timeout_ms=gap_timeout_ms, session_ttl_s=ttl_s,
+        replicas=copies.replicas, durable_on=copies.durable_on, retention_bytes=kept.bytes, retention_s=kept.seconds,
+    )  # fmt: skip
+
+
+def _copies(topic: Topic, ask: AlterTopic) -> Copies:
+    """They count from the next range on. What is only in memory can't become durable, nor the other way round."""
+    replicas = topic.replicas if ask.replicas is None else ask.replicas
+    if (replicas == 0) != (topic.replicas == 0):
+        kind = "are on disks" if topic.replicas else "are in memory only"
+        raise BadValue(
+            f"replicas of topic {topic.name!r} can't become {replicas}: the records it has {kind}",
+            "create another topic",
+        )
+    return checked_copies(replicas, topic.durable_on if ask.durable_on is None else ask.durable_on, live=replicas)
 
 
 def _gap(topic: Topic, ask: AlterTopic) -> tuple[OnGap, int]:

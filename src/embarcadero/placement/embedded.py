@@ -1,43 +1,65 @@
 """A store in one SQLite file, shared by the processes of one host.
 
-Write-ahead logging lets readers and a writer go on side by side; a transaction takes the write lock first, checks, then
-writes. `revision()` asks SQLite's own change counter (`data_version`: other connections' commits, no table is read) and
-looks into the table only when that moved or this connection committed something.
+Write-ahead logging lets readers and a writer go on side by side, and a commit costs one sync; a transaction takes the
+write lock first, checks, then writes. What is committed is synced (`synchronous = FULL`): ceilings and seals rest on it
+after a loss of power. Only the time of a lease is not, since no lease outlives the machine's run.
+
+`revision()` asks SQLite's own change counter (`data_version`: other connections' commits, no table is read) and looks
+into the table only when that moved or this connection committed something.
+
+SQLite notices broken pages, not flipped bits in a value: each row carries a CRC32 of itself, checked whenever it is
+read, and all of them when the file is opened.
 """
 
 from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from zlib import crc32
 
-from embarcadero.errors import Backpressure, ClusterError, Corrupt, EmbarcaderoError
+from embarcadero.errors import Backpressure, ClusterError, Corrupt, DiskFailed, DiskFull, EmbarcaderoError
 from embarcadero.limits import STORE_BUSY_S
-from embarcadero.placement.store import ABSENT, Check, Item, Items, Put, Write
+from embarcadero.placement.liveness import process_mark, same_process
+from embarcadero.placement.store import ABSENT, NO_LEASE, Check, Item, Items, Put, Write
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 APPLICATION_ID = 0x454D4253  # "EMBS"
 
 _SCHEMA = f"""
 BEGIN IMMEDIATE;
-CREATE TABLE IF NOT EXISTS items (key TEXT PRIMARY KEY, value BLOB NOT NULL, revision INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS items (key TEXT PRIMARY KEY, value BLOB NOT NULL, revision INTEGER NOT NULL,
+    lease INTEGER NOT NULL, crc INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS counter (one INTEGER PRIMARY KEY CHECK (one = 1), revision INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS leases (id INTEGER PRIMARY KEY AUTOINCREMENT, ttl_s REAL NOT NULL, ends_s REAL NOT NULL,
+    holder TEXT NOT NULL);
 INSERT OR IGNORE INTO counter VALUES (1, 0);
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {SCHEMA_VERSION};
 COMMIT;
 """
+_COLUMNS = "key, value, revision, lease, crc"
 _LAST_CHARACTER = "\U0010ffff"
+_NOBODY = "-"
+_RESTORE = "restore it from a backup, or remove the cluster's folder to start with an empty one"
+Row = tuple[str, bytes, int, int, int]
+
+
+def _crc(key: str, value: bytes, revision: int, lease: int) -> int:
+    return crc32(value, crc32(f"{key}\0{revision}\0{lease}\0".encode()))
 
 
 class SqliteStore:
     """Values in a SQLite file. One connection, one lock: any thread may call."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path, self._clock = path, clock
         self._lock = threading.Lock()
+        self._seen_version = -1
+        self._seen_revision = 0
         with self._typed_errors():
             self._db = sqlite3.connect(path, timeout=STORE_BUSY_S, isolation_level=None, check_same_thread=False)
         try:
@@ -46,32 +68,27 @@ class SqliteStore:
         except EmbarcaderoError:
             self._db.close()
             raise
-        self._seen_version = -1
-        self._seen_revision = 0
 
     def get(self, key: str) -> Item | None:
         with self._lock, self._typed_errors():
-            row = self._db.execute("SELECT key, value, revision FROM items WHERE key = ?", (key,)).fetchone()
-        return Item(*row) if row else None
+            row = self._db.execute(f"SELECT {_COLUMNS} FROM items WHERE key = ?", (key,)).fetchone()
+            return self._item(row) if row else None
 
     def list(self, prefix: str) -> Items:
-        query = "SELECT key, value, revision FROM items WHERE key >= ? AND key < ? ORDER BY key"
+        query = f"SELECT {_COLUMNS} FROM items WHERE key >= ? AND key < ? ORDER BY key"
         with self._lock, self._typed_errors():
-            return [Item(*row) for row in self._db.execute(query, (prefix, prefix + _LAST_CHARACTER))]
+            found = map(self._item, self._db.execute(query, (prefix, prefix + _LAST_CHARACTER)).fetchall())
+            return [item for item in found if item is not None]
 
     def transact(self, checks: Sequence[Check], writes: Sequence[Write]) -> bool:
-        with self._lock, self._typed_errors():
-            self._db.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
-            try:
-                done = all(self._holds(check) for check in checks)
-                if done and writes:
-                    self._write(writes)
-                self._db.execute("COMMIT" if done else "ROLLBACK")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
-        return done
+        with self._lock, self._typed_errors(), self._transaction("BEGIN IMMEDIATE" if writes else "BEGIN"):
+            if writes:
+                self._end_leases()
+            leases = {write.lease for write in writes if isinstance(write, Put)} - {NO_LEASE}
+            done = all(self._holds(check) for check in checks) and all(map(self._lease_holds, leases))
+            if done and writes:
+                self._write(writes)
+            return done
 
     def revision(self) -> int:
         with self._lock, self._typed_errors():
@@ -82,52 +99,172 @@ class SqliteStore:
                 self._seen_version = version
             return self._seen_revision
 
+    def grant(self, ttl_s: float, pid: int = 0) -> int:
+        row = (ttl_s, self._clock() + ttl_s, process_mark(pid) if pid else _NOBODY)
+        with self._lock, self._typed_errors(), self._transaction():
+            made = self._db.execute("INSERT INTO leases (ttl_s, ends_s, holder) VALUES (?, ?, ?)", row)
+            return int(made.lastrowid or NO_LEASE)
+
+    def keep_alive(self, lease: int) -> bool:
+        with self._lock, self._typed_errors(), self._without_sync(), self._transaction():
+            if not self._lease_holds(lease):
+                return False
+            now_s = self._clock()
+            self._db.execute("UPDATE leases SET ends_s = ? + ttl_s WHERE id = ?", (now_s, lease))
+            return True
+
+    def revoke(self, lease: int) -> None:
+        with self._lock, self._typed_errors(), self._transaction():
+            self._db.execute("UPDATE leases SET ends_s = -1 WHERE id = ?", (lease,))
+            self._end_leases()
+
+    def expire(self) -> bool:
+        with self._lock, self._typed_errors():
+            if all(self._lease_holds(row[0]) for row in self._db.execute("SELECT id FROM leases").fetchall()):
+                return False
+            with self._transaction():
+                return self._end_leases()
+
     def close(self) -> None:
         with self._lock:
             self._db.close()
 
+    # --- opening ------------------------------------------------------------------------------------------------------
     def _prepare(self) -> None:
         application = self._db.execute("PRAGMA application_id").fetchone()[0]
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
         empty = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
-        self._db.execute("PRAGMA synchronous = NORMAL")
+        self._db.execute("PRAGMA synchronous = FULL")
         if empty:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.executescript(_SCHEMA)
         elif application != APPLICATION_ID:
             raise Corrupt(f"{self._path} is a SQLite file, but not a store of Embarcadero", "choose another folder")
-        elif version != SCHEMA_VERSION:
+        elif version not in (1, SCHEMA_VERSION):
             raise Corrupt(
                 f"{self._path} has store version {version}, this program has {SCHEMA_VERSION}",
                 "run the version that made it",
             )
+        self._check_file()
+        if version == 1 and not empty:
+            self._bring_up()
+        self._check_rows()
+
+    def _check_file(self) -> None:
+        found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if found != "ok":
+            raise Corrupt(f"the store {self._path} is damaged: {found}", _RESTORE)
+
+    def _check_rows(self) -> None:
+        newest = 0
+        for row in self._db.execute(f"SELECT {_COLUMNS} FROM items").fetchall():
+            self._checked(row)
+            newest = max(newest, row[2])
+        counter = self._db.execute("SELECT revision FROM counter").fetchone()
+        if counter is None or counter[0] < newest:
+            raise Corrupt(f"the store {self._path} is damaged: its revision is lower than that of a value", _RESTORE)
+
+    def _bring_up(self) -> None:
+        """A store of version 1 has neither leases nor checksums. Whoever comes second finds it done."""
+        with self._transaction():
+            if self._db.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION:
+                return
+            old = self._db.execute("SELECT key, value, revision FROM items").fetchall()
+            self._db.execute("DROP TABLE items")
+            for statement in _SCHEMA.split(";\n")[1:-2]:
+                self._db.execute(statement)
+            rows = [(key, value, at, NO_LEASE, _crc(key, value, at, NO_LEASE)) for key, value, at in old]
+            self._db.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", rows)
+
+    # --- rows ---------------------------------------------------------------------------------------------------------
+    def _checked(self, row: Row) -> Row:
+        key, value, revision, lease, crc = row
+        if _crc(key, value, revision, lease) != crc:
+            raise Corrupt(f"the store {self._path} is damaged: the value of {key!r} has another checksum", _RESTORE)
+        return row
+
+    def _item(self, row: Row) -> Item | None:
+        key, value, revision, lease, _ = self._checked(row)
+        return Item(key, value, revision) if lease == NO_LEASE or self._lease_holds(lease) else None
 
     def _holds(self, check: Check) -> bool:
-        row = self._db.execute("SELECT revision FROM items WHERE key = ?", (check.key,)).fetchone()
-        return bool((row[0] if row else ABSENT) == check.revision)
+        row = self._db.execute("SELECT revision, lease FROM items WHERE key = ?", (check.key,)).fetchone()
+        there = row is not None and (row[1] == NO_LEASE or self._lease_holds(row[1]))
+        return bool((row[0] if there else ABSENT) == check.revision)
 
     def _write(self, writes: Sequence[Write]) -> None:
-        self._db.execute("UPDATE counter SET revision = revision + 1")
-        revision = self._read_counter()
+        revision = self._next_revision()
         for write in writes:
             if isinstance(write, Put):
-                self._db.execute("INSERT OR REPLACE INTO items VALUES (?, ?, ?)", (write.key, write.value, revision))
+                row = (write.key, write.value, revision, write.lease)
+                self._db.execute("INSERT OR REPLACE INTO items VALUES (?, ?, ?, ?, ?)", (*row, _crc(*row)))
             else:
                 self._db.execute("DELETE FROM items WHERE key = ?", (write.key,))
+
+    def _next_revision(self) -> int:
         self._seen_version = -1
+        self._db.execute("UPDATE counter SET revision = revision + 1")
+        return self._read_counter()
 
     def _read_counter(self) -> int:
         return int(self._db.execute("SELECT revision FROM counter").fetchone()[0])
+
+    # --- leases -------------------------------------------------------------------------------------------------------
+    def _lease_holds(self, lease: int) -> bool:
+        row = self._db.execute("SELECT ends_s, holder FROM leases WHERE id = ?", (lease,)).fetchone()
+        return row is not None and self._clock() < row[0] and (row[1] == _NOBODY or same_process(row[1]))
+
+    def _end_leases(self) -> bool:
+        numbers = [row[0] for row in self._db.execute("SELECT id FROM leases").fetchall()]
+        ended = [(number,) for number in numbers if not self._lease_holds(number)]
+        if not ended:
+            return False
+        self._db.executemany("DELETE FROM leases WHERE id = ?", ended)
+        gone = self._db.executemany("DELETE FROM items WHERE lease = ?", ended).rowcount > 0
+        if gone:
+            self._next_revision()
+        return gone
+
+    # --- transactions -------------------------------------------------------------------------------------------------
+    @contextmanager
+    def _transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
+        self._db.execute(begin)
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            self._seen_version = -1
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+
+    @contextmanager
+    def _without_sync(self) -> Iterator[None]:
+        """For what may be lost with the machine's power: it costs no wait for the disk."""
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        try:
+            yield
+        finally:
+            self._db.execute("PRAGMA synchronous = FULL")
 
     @contextmanager
     def _typed_errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as error:
-            code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF  # the primary code, without its extension
-            if code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
-                raise Backpressure(f"the store {self._path} stayed locked for {STORE_BUSY_S} s", "try again") from error
-            if code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB} or "no such table" in str(error):
-                hint = "restore it from a backup, or remove the cluster's folder to start with an empty one"
-                raise Corrupt(f"the store {self._path} is damaged: {error}", hint) from error
-            raise ClusterError(f"the store {self._path} can't be used: {error}", "check its folder and disk") from error
+            raise self._typed(error) from error
+
+    def _typed(self, error: sqlite3.Error) -> EmbarcaderoError:
+        code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF  # the primary code, without its extension
+        if code in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
+            return Backpressure(f"the store {self._path} stayed locked for {STORE_BUSY_S} s", "try again")
+        if code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB} or "no such table" in str(error):
+            return Corrupt(f"the store {self._path} is damaged: {error}", _RESTORE)
+        if code == sqlite3.SQLITE_FULL:
+            return DiskFull(f"the store {self._path} can't be written: its disk is full", "make room, then try again")
+        if code == sqlite3.SQLITE_READONLY:
+            hint = "make the file and its folder writable, or mount the disk for writing"
+            return DiskFailed(f"the store {self._path} can't be written: it is read-only", hint)
+        if code == sqlite3.SQLITE_IOERR:
+            return DiskFailed(f"the store {self._path} can't be read or written: {error}", "check its disk")
+        return ClusterError(f"the store {self._path} can't be used: {error}", "check its folder and disk")

@@ -1,47 +1,108 @@
-"""A store in the memory of one process: for the simulator and for tests."""
+"""A store in the memory of one process: for the simulator and for tests. Time and processes are given from outside."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from embarcadero.placement.store import ABSENT, Check, Item, Items, Put, Write
+from embarcadero.placement.store import ABSENT, NO_LEASE, Check, Item, Items, Put, Write
+
+
+@dataclass(slots=True)
+class _Lease:
+    ttl_s: float
+    pid: int
+    ends_s: float
 
 
 class MemoryStore:
-    """Values in a dict under a lock."""
+    """Values in a dict under a lock. `clock` tells seconds, `alive` whether a process is still there."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = lambda: 0.0, alive: Callable[[int], bool] = bool) -> None:
         self._items: dict[str, Item] = {}
+        self._leases: dict[int, _Lease] = {}
+        self._leased: dict[str, int] = {}
+        self._granted = NO_LEASE
         self._revision = 0
+        self._clock, self._alive = clock, alive
         self._lock = threading.Lock()
 
     def get(self, key: str) -> Item | None:
         with self._lock:
-            return self._items.get(key)
+            return self._items.get(key) if self._visible(key) else None
 
     def list(self, prefix: str) -> Items:
         with self._lock:
-            return [self._items[key] for key in sorted(self._items) if key.startswith(prefix)]
+            return [self._items[key] for key in sorted(self._items) if key.startswith(prefix) and self._visible(key)]
 
     def transact(self, checks: Sequence[Check], writes: Sequence[Write]) -> bool:
         with self._lock:
+            self._end_leases()
             for key, revision in checks:
                 item = self._items.get(key)
                 if (item.revision if item else ABSENT) != revision:
                     return False
-            if not writes:
-                return True
-            self._revision += 1
-            for write in writes:
-                if isinstance(write, Put):
-                    self._items[write.key] = Item(write.key, write.value, self._revision)
-                else:
-                    self._items.pop(write.key, None)
+            if any(isinstance(w, Put) and w.lease != NO_LEASE and w.lease not in self._leases for w in writes):
+                return False
+            if writes:
+                self._write(writes)
             return True
 
     def revision(self) -> int:
         return self._revision
 
+    def grant(self, ttl_s: float, pid: int = 0) -> int:
+        with self._lock:
+            self._granted += 1
+            self._leases[self._granted] = _Lease(ttl_s, pid, self._clock() + ttl_s)
+            return self._granted
+
+    def keep_alive(self, lease: int) -> bool:
+        with self._lock:
+            self._end_leases()
+            if (held := self._leases.get(lease)) is None:
+                return False
+            held.ends_s = self._clock() + held.ttl_s
+            return True
+
+    def revoke(self, lease: int) -> None:
+        with self._lock:
+            if (held := self._leases.get(lease)) is not None:
+                held.ends_s = float("-inf")
+            self._end_leases()
+
+    def expire(self) -> bool:
+        with self._lock:
+            return self._end_leases()
+
     def close(self) -> None:
         pass
+
+    def _write(self, writes: Sequence[Write]) -> None:
+        self._revision += 1
+        for write in writes:
+            self._leased.pop(write.key, None)
+            if isinstance(write, Put):
+                self._items[write.key] = Item(write.key, write.value, self._revision)
+                if write.lease != NO_LEASE:
+                    self._leased[write.key] = write.lease
+            else:
+                self._items.pop(write.key, None)
+
+    def _visible(self, key: str) -> bool:
+        lease = self._leased.get(key)
+        return lease is None or self._holds(self._leases[lease])
+
+    def _holds(self, lease: _Lease) -> bool:
+        return self._clock() < lease.ends_s and (lease.pid == 0 or self._alive(lease.pid))
+
+    def _end_leases(self) -> bool:
+        ended = {number for number, lease in self._leases.items() if not self._holds(lease)}
+        gone = [key for key, lease in self._leased.items() if lease in ended]
+        for number in ended:
+            del self._leases[number]
+        for key in gone:
+            del self._items[key], self._leased[key]
+        self._revision += bool(gone)
+        return bool(gone)

@@ -3,6 +3,10 @@
 A value has the revision of the transaction that last wrote it; revisions grow with every transaction that changed
 something. A transaction names the revisions its decision rests on and happens only if all of them still hold. That is
 the model of etcd (mod revisions, compare-then-put): a cluster of several hosts can use it behind the same lines.
+
+A lease says that somebody is still there. Values written under one are gone, for every reader, from the moment it ends:
+when its time is over without `keep_alive`, when it is revoked, or when its holder's process is seen to be gone by a
+store that can see processes. An ended lease never comes back.
 """
 
 from __future__ import annotations
@@ -12,6 +16,9 @@ from typing import NamedTuple, Protocol
 
 ABSENT = 0
 """The revision of a key that has no value."""
+
+NO_LEASE = 0
+"""The lease of a value that stays until it is deleted."""
 
 
 class Item(NamedTuple):
@@ -30,10 +37,11 @@ class Check(NamedTuple):
 
 
 class Put(NamedTuple):
-    """Write a value."""
+    """Write a value; under a lease, it stays only as long as the lease."""
 
     key: str
     value: bytes
+    lease: int = NO_LEASE
 
 
 class Delete(NamedTuple):
@@ -58,11 +66,36 @@ class Store(Protocol):
         ...
 
     def transact(self, checks: Sequence[Check], writes: Sequence[Write]) -> bool:
-        """If all checks hold, do all writes at one new revision and return True; else change nothing, return False."""
+        """If all checks hold, do all writes at one new revision and return True; else change nothing, return False.
+
+        A write under a lease that has ended counts as a check that does not hold.
+        """
         ...
 
     def revision(self) -> int:
         """The revision of the newest transaction that changed something. Cheap enough to ask in every poll."""
+        ...
+
+    def grant(self, ttl_s: float, pid: int = 0) -> int:
+        """A new lease; its number never comes again. It ends `ttl_s` (may be infinite) after the last `keep_alive`.
+
+        `pid`: the holder, if it is a process that this store may be able to see; 0: nobody in particular.
+        """
+        ...
+
+    def keep_alive(self, lease: int) -> bool:
+        """The holder is there: its time begins anew. False when the lease has ended; then it has ended for good."""
+        ...
+
+    def revoke(self, lease: int) -> None:
+        """End a lease, and with it its values. Ending one that has ended is fine."""
+        ...
+
+    def expire(self) -> bool:
+        """Delete the values of leases that ended unseen, at a new revision, so that watchers notice; True if any.
+
+        Reads hide such values anyway, and every transaction begins with this.
+        """
         ...
 
     def close(self) -> None:

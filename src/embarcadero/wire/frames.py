@@ -23,6 +23,7 @@ FULL     16      0                        nothing; the broker has been above its
 FETCHED  64      number of its Fetch      `count` order entries (64 bytes each), then payloads, each padded to 8 bytes
 
 Bit 0 of a batch's `flags` (NO_ACK; orders 0 and 1): the publisher wants no ack, not even of a refusal.
+Bit 1 (WANT_DURABLE): the ack that says stored is to come once the batch is durable, not when it is ordered.
 `check` of a 64-byte header is the CRC32C of its first 60 bytes. A batch's `low` is
 the publisher's lowest unsettled sequence.
 """
@@ -78,6 +79,8 @@ ACK: Final = table(
 
 NO_ACK: Final = 1
 """Flag of a batch frame: no ack is wanted."""
+WANT_DURABLE: Final = 2
+"""Flag of a batch frame: stored means durable. Refusals come at once."""
 
 PAYLOAD_ALIGN: Final = 8
 HEADER_BYTES: Final = {

@@ -67,6 +67,7 @@ class Welcome(Message, frozen=True, kw_only=True):
     frame_bytes_max: int = FRAME_BYTES_MAX  # the largest payload of a batch that this cluster takes
     record_bytes_max: int = RECORD_BYTES_MAX  # and the largest record
     records_max: int = RECORDS_PER_BATCH_MAX  # and the most records in a batch
+    generation: int = 0  # grows when the cluster starts anew, with an empty fabric; 0: not told
 
 
 class MembersAre(Message, frozen=True, kw_only=True):
@@ -84,13 +85,19 @@ class OpenSession(Message, frozen=True, kw_only=True):
 
 
 class Opened(Message, frozen=True, kw_only=True):
-    """The session is open. `expected`: the next sequence (0 if new); `low`: the lowest that may be sent again."""
+    """The session is open. `expected`: the next sequence (0 if new); `low`: the lowest that may be sent again.
+
+    Batches [lost_from, lost_to) of the lane are its newest LOST gap (both 0: it has none); `lost_before`: earlier ones.
+    """
 
     lane: int
     session: int
     index: int
     expected: int
     low: int
+    lost_from: int = 0
+    lost_to: int = 0
+    lost_before: list[tuple[int, int]] = []
 
 
 class CloseSession(Message, frozen=True, kw_only=True):
@@ -106,11 +113,13 @@ class CreateTopic(Message, frozen=True, kw_only=True):
     name: str
     order: int | None = None
     partitions: int | None = None
-    replicas: int = 0
-    durable_on: int = 0
+    replicas: int | None = None
+    durable_on: int | None = None
     on_gap: str | None = None
     gap_timeout_ms: int | None = None
     session_ttl_s: int | None = None
+    retention_bytes: int | None = None
+    retention_s: int | None = None
     columns: bytes = b""  # its schema as an Arrow message; empty: raw records
 
 
@@ -125,6 +134,8 @@ class AlterTopic(Message, frozen=True, kw_only=True):
     on_gap: str | None = None
     gap_timeout_ms: int | None = None
     session_ttl_s: int | None = None
+    retention_bytes: int | None = None
+    retention_s: int | None = None
     columns: bytes = b""  # its next schema
 
 
@@ -167,7 +178,7 @@ class Fetch(Message, frozen=True, kw_only=True):
     max_bytes: U63
     wait_ms: U63 = 0
     partitions: list[U16] | None = None
-    read: str = "ordered"
+    read: str = "durable"  # durable | ordered: the frontier that nothing is served above
 
 
 class GetTail(Message, frozen=True, kw_only=True):
@@ -177,13 +188,15 @@ class GetTail(Message, frozen=True, kw_only=True):
 
 
 class TailIs(Message, frozen=True, kw_only=True):
-    """The end of a lane, and its earliest readable index and seq."""
+    """The end of a lane, its earliest readable index and seq, and how far it is durable."""
 
     lane: int
     index: int
     seq: int
     start_index: int
     start_seq: int
+    durable_index: int = 0
+    durable_seq: int = 0
 
 
 class Find(Message, frozen=True, kw_only=True):

@@ -1,0 +1,63 @@
+"""Epochs in the directory: numbers for sequencers, of which only the newest handed out may start or decide."""
+
+from __future__ import annotations
+
+import msgspec
+
+from embarcadero.errors import TooMany
+from embarcadero.limits import EPOCHS_AHEAD_MAX, EPOCHS_MAX
+from embarcadero.placement.decisions import Decisions, Plan
+from embarcadero.placement.records import Epochs, Start
+
+STARTS_KEPT = 16
+"""Ends of this many started epochs are kept for those who are late to learn of them."""
+
+
+class EpochNumbers(Decisions):
+    """The directory's part about epochs."""
+
+    def next_epoch(self, superseded: int | None = None) -> int:
+        """Hand out the next epoch. Few run ahead of the last started one, since everybody checks that many lines.
+
+        `superseded` is an epoch for which the caller saw the line of a later one open, among those that everybody
+        checks. If that is the last started one, nobody acts on its word any more, and more may run ahead.
+        """
+
+        def plan_it(plan: Plan) -> int:
+            epochs = plan.read("epochs", Epochs) or Epochs()
+            epoch = epochs.handed_out + 1
+            if epoch > epochs.started + EPOCHS_AHEAD_MAX and superseded != epochs.started:
+                raise TooMany(
+                    f"{EPOCHS_AHEAD_MAX} sequencers took an epoch after {epochs.started} and none of them started it",
+                    "see the sequencers' logs, then restart the cluster",
+                )
+            if epoch >= EPOCHS_MAX:
+                raise TooMany(f"all {EPOCHS_MAX} epochs of this fabric are used", "restart the cluster")
+            plan.put("epochs", msgspec.structs.replace(epochs, handed_out=epoch))
+            return epoch
+
+        return self._decide(plan_it)
+
+    def start_epoch(self, epoch: int, ends: dict[int, int]) -> bool:
+        """Start an epoch at these ends (lane -> index). Unless it is the newest handed out: False, nothing changes."""
+
+        def plan_it(plan: Plan) -> bool:
+            epochs = plan.read("epochs", Epochs) or Epochs()
+            if not self._reigns(plan, epoch) or epoch <= epochs.started:
+                return False
+            plan.put("epochs", msgspec.structs.replace(epochs, started=epoch))
+            plan.put(f"starts/{epoch:010}", Start(ends))
+            for key, _ in list(plan.list("starts/", Start))[: -STARTS_KEPT + 1]:
+                plan.delete(key)
+            return True
+
+        return self._decide(plan_it)
+
+    def started_epoch(self) -> int:
+        """The newest started epoch; 0 when none has started."""
+        return (self._one("epochs", Epochs) or Epochs()).started
+
+    def epoch_ends(self, epoch: int) -> dict[int, int] | None:
+        """Where each lane ended when this epoch started; None if it never started, or long ago."""
+        start = self._one(f"starts/{epoch:010}", Start)
+        return None if start is None else start.ends

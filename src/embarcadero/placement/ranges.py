@@ -1,0 +1,274 @@
+"""Ranges and ceilings in the directory: each change is one transaction of the one who reigns, or nothing.
+
+A lane's chain record names its topic, its last range and its ceiling; every change of the chain goes through it, so two
+who want to change it end up one after the other, and the second sees what the first did. Positions below the ceiling
+may have been handed out; a range that opens after a loss of memory starts at the ceiling, so none is handed out twice.
+A ceiling is never lowered. Numbers of ranges are for life too: a lane that a new topic gets goes on counting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import msgspec
+
+from embarcadero.errors import BadValue
+from embarcadero.limits import BROKER_LANES_FIRST, CEILING_AHEAD, CEILING_AHEAD_SEQ
+from embarcadero.placement.decisions import Plan
+from embarcadero.placement.records import (
+    Chain,
+    Retired,
+    chain_key,
+    lane_key,
+    range_key,
+    ranges_prefix,
+    replica_key,
+    retired_key,
+    trim_key,
+)
+from embarcadero.placement.replicas import Replicas
+from embarcadero.types import Range, ReplicaMember, ReplicaRef, Topic, TopicLane
+
+
+def lost_spans(ranges: Sequence[Range]) -> list[tuple[int, int]]:
+    """Spans of indices [from, to) of one lane that are between its ranges: lost with the memory, oldest first."""
+    return [(old.end, new.start) for old, new in pairwise(ranges) if old.end is not None and old.end < new.start]
+
+
+class Ranges(Replicas):
+    """The directory's part about ranges. Methods that take an epoch do nothing once a later one is handed out."""
+
+    def ranges(self, lane: int | None = None) -> list[Range]:
+        """Ranges of a lane, oldest first; of all lanes, by lane. Those that were trimmed away whole are not there."""
+        return self._all("ranges/" if lane is None else ranges_prefix(lane), Range)
+
+    def range_of(self, lane: int, number: int) -> Range | None:
+        """One range; None if there never was one, or it was trimmed away."""
+        return self._one(range_key(lane, number), Range)
+
+    def open_range(self, lane: int) -> Range | None:
+        """The range that may still grow, if the lane has one."""
+        chain = self._one(chain_key(lane), Chain)
+        last = None if chain is None else self.range_of(lane, chain.last)
+        return last if last is not None and last.open else None
+
+    def seal_and_open(
+        self, lane: int, number: int, end: int, end_seq: int, refs: Sequence[ReplicaRef], epoch: int
+    ) -> Range | None:
+        """Seal an open range at `end` and open the next one there, on `refs`. Returns the new one.
+
+        None, and nothing changes: when the range is not the open one, a later epoch is handed out, the topic is gone,
+        or `refs` are fewer than the topic's `durable_on`.
+        """
+
+        def plan_it(plan: Plan) -> Range | None:
+            found = self._open_last(plan, lane, number, epoch)
+            if found is None:
+                return None
+            chain, range_ = found
+            opened = self._open(plan, chain, lane, (end, end_seq), refs)
+            if opened is not None:
+                self._seal(plan, range_, end, end_seq)
+            return opened
+
+        return self._decide(plan_it)
+
+    def seal_recovered(
+        self, lane: int, number: int, end: int, end_seq: int, refs: Sequence[ReplicaRef], epoch: int
+    ) -> Range | None:
+        """After a loss of memory: seal at what was recovered, and open the next range at the ceiling, on `refs`.
+
+        A broker's lane is never continued: with no `refs` its range is sealed, the lane is closed where it is not yet,
+        and the sealed range is returned. None as in `seal_and_open`.
+        """
+
+        def plan_it(plan: Plan) -> Range | None:
+            found = self._open_last(plan, lane, number, epoch)
+            if found is None:
+                return None
+            chain, range_ = found
+            if lane >= BROKER_LANES_FIRST and not refs:
+                sealed = self._seal(plan, range_, end, end_seq)
+                self._close_lane(plan, chain.topic, lane, sealed)
+                plan.put(chain_key(lane), msgspec.structs.replace(chain, loss_accepted=False))
+                return sealed
+            start = max(chain.index, end), max(chain.seq, end_seq)
+            opened = self._open(plan, chain, lane, start, refs)
+            if opened is not None:
+                self._seal(plan, range_, end, end_seq)
+            return opened
+
+        return self._decide(plan_it)
+
+    def seal_clean(self, lane: int, number: int, end: int, end_seq: int, epoch: int) -> bool:
+        """Seal a range that is wholly durable and will not grow: at a clean stop, or when its lane is closed."""
+
+        def plan_it(plan: Plan) -> bool:
+            found = self._open_last(plan, lane, number, epoch)
+            if found is not None:
+                self._seal(plan, found[1], end, end_seq)
+            return found is not None
+
+        return self._decide(plan_it)
+
+    def reopen(self, lane: int, refs: Sequence[ReplicaRef], epoch: int) -> Range | None:
+        """After a clean stop: open the next range where the last one ends. None if that is open, or as above."""
+
+        def plan_it(plan: Plan) -> Range | None:
+            if not self._reigns(plan, epoch) or (chain := plan.read(chain_key(lane), Chain)) is None:
+                return None
+            last = plan.read(range_key(lane, chain.last), Range)
+            if last is None or last.end is None or last.end_seq is None:
+                return None
+            return self._open(plan, chain, lane, (last.end, last.end_seq), refs)
+
+        return self._decide(plan_it)
+
+    def replace_in_sealed(self, lane: int, number: int, old: int, new: ReplicaRef) -> bool:
+        """A whole copy of a sealed range is on `new` now: look for it there instead of on replica `old`.
+
+        Where `new` is a later incarnation of `old`, its disk was wiped and has been filled again.
+        """
+
+        def plan_it(plan: Plan) -> bool:
+            key = range_key(lane, number)
+            range_ = plan.read(key, Range)
+            if (
+                range_ is None
+                or range_.open
+                or plan.read(replica_key(new.replica, new.incarnation), ReplicaMember) is None
+            ):
+                return False
+            numbers = [ref.replica for ref in range_.replicas]
+            if old not in numbers or (new.replica != old and new.replica in numbers) or new in range_.replicas:
+                return False
+            refs = [new if ref.replica == old else ref for ref in range_.replicas]
+            plan.put(key, msgspec.structs.replace(range_, replicas=refs))
+            return True
+
+        return self._decide(plan_it)
+
+    # --- ceilings and losses ------------------------------------------------------------------------------------------
+    def ceiling(self, lane: int) -> tuple[int, int]:
+        """The index and seq below which positions may be handed out; (0, 0) for a lane without ranges."""
+        chain = self._one(chain_key(lane), Chain)
+        return (0, 0) if chain is None else (chain.index, chain.seq)
+
+    def raise_ceiling(self, lane: int, index: int, seq: int, epoch: int) -> bool:
+        """Reserve positions up to here. It never goes down: True also when it is higher already."""
+
+        def plan_it(plan: Plan) -> bool:
+            if not self._reigns(plan, epoch) or (chain := plan.read(chain_key(lane), Chain)) is None:
+                return False
+            raised = msgspec.structs.replace(chain, index=max(index, chain.index), seq=max(seq, chain.seq))
+            if raised != chain:
+                plan.put(chain_key(lane), raised)
+            return True
+
+        return self._decide(plan_it)
+
+    def accept_loss(self, lane: int) -> None:
+        """An operator's word: recover this lane from the replicas that answer, though they are too few to be sure."""
+
+        def plan_it(plan: Plan) -> None:
+            if (chain := plan.read(chain_key(lane), Chain)) is None:
+                raise BadValue(f"lane {lane} has no ranges", "`embarcadero status` lists those that have")
+            plan.put(chain_key(lane), msgspec.structs.replace(chain, loss_accepted=True))
+
+        self._decide(plan_it)
+
+    def loss_accepted(self, lane: int) -> bool:
+        """Whether an operator gave that word; it counts once, for the open range."""
+        chain = self._one(chain_key(lane), Chain)
+        return chain is not None and chain.loss_accepted
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+    def _open_last(self, plan: Plan, lane: int, number: int, epoch: int) -> tuple[Chain, Range] | None:
+        """The chain and its open range, if that is the one meant and the caller reigns."""
+        if not self._reigns(plan, epoch) or (chain := plan.read(chain_key(lane), Chain)) is None:
+            return None
+        range_ = plan.read(range_key(lane, number), Range)
+        return None if range_ is None or not range_.open or number != chain.last else (chain, range_)
+
+    @staticmethod
+    def _seal(plan: Plan, range_: Range, end: int, end_seq: int) -> Range:
+        if end < range_.start or end_seq < range_.start_seq:
+            raise BadValue(
+                f"range {range_.number} of lane {range_.lane} can't end at ({end}, {end_seq})",
+                f"it starts at ({range_.start}, {range_.start_seq})",
+            )
+        sealed = msgspec.structs.replace(range_, end=end, end_seq=end_seq)
+        plan.put(range_key(range_.lane, range_.number), sealed)
+        return sealed
+
+    def _open(
+        self, plan: Plan, chain: Chain, lane: int, start: tuple[int, int], refs: Sequence[ReplicaRef]
+    ) -> Range | None:
+        """The next range of a chain; None when the topic is gone, or needs more replicas to be durable."""
+        topic = plan.read(f"topics/{chain.topic}", Topic)
+        if topic is None or len({ref.replica for ref in refs}) < max(1, topic.durable_on):
+            return None
+        return self._put_range(plan, chain, lane, start, refs, topic.durable_on)
+
+    @staticmethod
+    def _put_range(
+        plan: Plan, chain: Chain, lane: int, start: tuple[int, int], refs: Sequence[ReplicaRef], durable_on: int
+    ) -> Range:
+        index, seq = start
+        made = Range(
+            lane=lane, number=chain.last + 1, start=index, start_seq=seq, replicas=list(refs), durable_on=durable_on
+        )  # fmt: skip
+        plan.put(range_key(lane, made.number), made)
+        plan.put(chain_key(lane), Chain(
+            topic=chain.topic, last=made.number,
+            index=max(chain.index, index + CEILING_AHEAD), seq=max(chain.seq, seq + CEILING_AHEAD_SEQ),
+        ))  # fmt: skip
+        return made
+
+    def _first_range(self, plan: Plan, topic: Topic, lane: int, refs: Sequence[ReplicaRef]) -> None:
+        """Begin the chain of a new lane."""
+        retired = plan.read(retired_key(lane), Retired)
+        if retired is not None:
+            plan.delete(retired_key(lane))
+        chain = Chain(topic=topic.name, last=retired.last if retired else 0, index=0, seq=0)
+        self._put_range(plan, chain, lane, (0, 0), refs, topic.durable_on)
+
+    def _drop_chain(self, plan: Plan, lane: int) -> None:
+        """Forget a lane's ranges. Lanes of topics come again one day: remember how far their ranges were counted."""
+        if (chain := plan.read(chain_key(lane), Chain)) is None:
+            return
+        plan.delete(chain_key(lane))
+        for key, _ in plan.list(ranges_prefix(lane), Range):
+            plan.delete(key)
+        if lane < BROKER_LANES_FIRST:
+            plan.put(retired_key(lane), Retired(chain.last, self._cluster.generation))
+
+    def _drop_trimmed(self, plan: Plan, topic: Topic, lane: int, start: int) -> None:
+        """Forget sealed ranges that are wholly below the start of their lane; a closed lane goes with its last one."""
+        if (chain := plan.read(chain_key(lane), Chain)) is None:
+            return
+        found = [range_ for _, range_ in plan.list(ranges_prefix(lane), Range)]
+        for range_ in found:
+            if range_.number != chain.last and range_.end is not None and range_.end <= start:
+                plan.delete(range_key(lane, range_.number))
+        closed = None if lane < BROKER_LANES_FIRST else self._broker_lane(plan, topic, lane)
+        if closed is not None and closed.end is not None and closed.end <= start and not any(r.open for r in found):
+            plan.put(lane_key(closed), msgspec.structs.replace(closed, removed=True))
+            self._drop_chain(plan, lane)
+
+    @staticmethod
+    def _broker_lane(plan: Plan, topic: Topic, lane: int) -> TopicLane | None:
+        return plan.read(f"lanes/{topic.lane:05}/{lane:010}", TopicLane)
+
+    def _close_lane(self, plan: Plan, topic_name: str, lane: int, sealed: Range) -> None:
+        """Record where a broker's lane ends; an end that is recorded stays."""
+        topic = plan.read(f"topics/{topic_name}", Topic)
+        found = None if topic is None else self._broker_lane(plan, topic, lane)
+        if found is not None and found.open:
+            plan.put(lane_key(found), msgspec.structs.replace(found, end=sealed.end, end_seq=sealed.end_seq))
+
+    def _forget_lane(self, plan: Plan, lane: int) -> None:
+        """All about a lane but its own record."""
+        plan.delete(trim_key(lane))
+        self._drop_chain(plan, lane)

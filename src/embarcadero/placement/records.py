@@ -1,0 +1,143 @@
+"""What the store holds besides the types that everybody knows, and under which keys.
+
+key                              value
+cluster                          Cluster: id, generation, counters of lanes and region handles
+topics/<name>                    Topic
+schemas/<name>                   its newest schema, and the width of each version
+lanes/<topic's lane>/<lane>      TopicLane: a broker's lane in a topic of order 0 or 1
+incarnations/<broker>            the newest incarnation of that broker
+members/<broker>/<incarnation>   Member
+epochs                           newest epoch handed out, newest started, and in which generation
+starts/<epoch>                   where each lane ended when that epoch started
+trims/<lane>                     index below which a lane was trimmed
+chains/<lane>                    Chain: whose ranges they are, the last one, the ceiling
+ranges/<lane>/<number>           Range
+retired/<lane>                   the last range of a lane whose topic was deleted: its number never comes again
+replica/<replica>                the newest incarnation of that replica, and whether it is being drained
+replicas/<replica>/<incarnation> ReplicaMember
+present/<replica>/<incarnation>  under a lease: this incarnation is there
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from embarcadero.limits import BROKER_LANES_FIRST, LANES_MAX
+from embarcadero.types import TopicLane
+
+
+class Cluster(msgspec.Struct, frozen=True):
+    """The cluster itself, and the counters that all of it shares."""
+
+    id: str
+    generation: int
+    next_lane: int = 0
+    lanes_left: int = LANES_MAX
+    next_handle: int = 0
+    next_broker_lane: int = BROKER_LANES_FIRST
+
+
+class Epochs(msgspec.Struct, frozen=True):
+    """Epochs begin anew with each generation, so the generation belongs to them."""
+
+    handed_out: int = 0
+    started: int = 0
+    generation: int = 0
+
+
+class Start(msgspec.Struct, frozen=True):
+    """Where lanes ended when an epoch started."""
+
+    ends: dict[int, int]
+
+
+class Trim(msgspec.Struct, frozen=True):
+    """Where a lane starts."""
+
+    index: int
+
+
+class Incarnation(msgspec.Struct, frozen=True):
+    """The newest incarnation of a broker."""
+
+    newest: int = 0
+
+
+class Chain(msgspec.Struct, frozen=True, kw_only=True):
+    """The ranges of one lane. Positions below the ceiling may have been handed out; those above never were."""
+
+    topic: str
+    last: int
+    index: int
+    seq: int
+    loss_accepted: bool = False
+
+
+class Retired(msgspec.Struct, frozen=True):
+    """A lane whose topic is gone. Disks may still hold its ranges, so their numbers are not used again."""
+
+    last: int
+    generation: int
+
+
+class ReplicaNote(msgspec.Struct, frozen=True):
+    """What is known of a replica over all its incarnations."""
+
+    newest: int = 0
+    draining: bool = False
+
+
+class Presence(msgspec.Struct, frozen=True):
+    """The value under a replica's lease."""
+
+    pid: int
+
+
+def trim_key(lane: int) -> str:
+    """Where a lane's trim is."""
+    return f"trims/{lane:05}"
+
+
+def lane_key(lane: TopicLane) -> str:
+    """Where a broker's lane is."""
+    return f"lanes/{lane.topic:05}/{lane.lane:010}"
+
+
+def member_key(broker: int, incarnation: int) -> str:
+    """Where a broker incarnation is."""
+    return f"members/{broker:05}/{incarnation:010}"
+
+
+def chain_key(lane: int) -> str:
+    """Where a lane's chain of ranges is."""
+    return f"chains/{lane:010}"
+
+
+def ranges_prefix(lane: int) -> str:
+    """Where all ranges of a lane are."""
+    return f"ranges/{lane:010}/"
+
+
+def range_key(lane: int, number: int) -> str:
+    """Where a range is."""
+    return f"{ranges_prefix(lane)}{number:010}"
+
+
+def retired_key(lane: int) -> str:
+    """Where the last number of a deleted topic's ranges is."""
+    return f"retired/{lane:010}"
+
+
+def note_key(replica: int) -> str:
+    """Where that is which all incarnations of a replica share."""
+    return f"replica/{replica:05}"
+
+
+def replica_key(replica: int, incarnation: int) -> str:
+    """Where a replica incarnation is."""
+    return f"replicas/{replica:05}/{incarnation:010}"
+
+
+def presence_key(replica: int, incarnation: int) -> str:
+    """Where its sign of life is."""
+    return f"present/{replica:05}/{incarnation:010}"

@@ -1,0 +1,182 @@
+"""Topics in the directory: each has a lane of its own, and where it has replicas, ranges from its first moment."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+
+import msgspec
+
+from embarcadero.errors import Backpressure, BadValue, TooMany, TopicExists, UnknownTopic
+from embarcadero.limits import LANES_MAX
+from embarcadero.placement.altering import SchemaHistory, altered, first_version, next_version
+from embarcadero.placement.decisions import TRIES_MAX, Plan, decode
+from embarcadero.placement.ranges import Ranges
+from embarcadero.placement.records import Cluster, Retired, Trim, trim_key
+from embarcadero.placement.rules import checked_copies, checked_retention, new_topic
+from embarcadero.types import OnGap, Order, ReplicaRef, Topic, TopicLane
+from embarcadero.wire.messages import AlterTopic
+
+
+def next_lane(first: int, taken: AbstractSet[int]) -> int:
+    """The first lane from `first` on, round and round, that is not taken; lanes are counted apart from this."""
+    lanes = ((first + offset) % LANES_MAX for offset in range(LANES_MAX))
+    return next((lane for lane in lanes if lane not in taken), first)
+
+
+class Topics(Ranges):
+    """The directory's part about topics."""
+
+    _topics_max: int
+
+    def create_topic(
+        self,
+        name: str,
+        order: int = Order.TOTAL,
+        partitions: int = 1,
+        replicas: int | None = None,
+        durable_on: int | None = None,
+        on_gap: str = OnGap.FENCE.value,
+        gap_timeout_ms: int | None = None,
+        session_ttl_s: int | None = None,
+        columns: bytes = b"",
+        retention_bytes: int = 0,
+        retention_s: int = 0,
+    ) -> Topic:
+        """Create a topic on a lane of its own; `columns` is its schema, if it has one.
+
+        `replicas` None: as many as are live, up to COPIES_DEFAULT; `durable_on` None: the majority of them. With
+        replicas, the lane of a topic of order 2 or 5 has its first range from the start.
+        """
+        schema = first_version(columns)
+
+        def plan_it(plan: Plan) -> Topic:
+            cluster = self._counters(plan)
+            copies = checked_copies(replicas, durable_on, self.live_replicas())
+            topic = new_topic(
+                name, self._free_lane(cluster), order, partitions, copies, on_gap, gap_timeout_ms, session_ttl_s,
+                checked_retention(retention_bytes, retention_s),
+            )  # fmt: skip
+            if plan.read(f"topics/{name}", Topic):
+                raise TopicExists(f"topic {name!r} exists", "use it, or choose another name")
+            self._check_room(cluster)
+            self._count_lane(plan, cluster, topic.lane)
+            if schema.widths:
+                topic = msgspec.structs.replace(topic, schema_version=len(schema.widths))
+                plan.put(f"schemas/{name}", schema)
+            plan.put(f"topics/{name}", topic)
+            if topic.replicas:
+                chosen = self._all_wanted(plan, topic)
+                if topic.order > Order.BROKER:
+                    self._first_range(plan, topic, topic.lane, chosen)
+            return topic
+
+        return self._decide(plan_it)
+
+    def alter_topic(self, ask: AlterTopic) -> Topic:
+        """Change a topic as asked; BadValue or BadSchema names what can't change, and why."""
+
+        def plan_it(plan: Plan) -> Topic:
+            topic = plan.read(f"topics/{ask.name}", Topic)
+            if topic is None:
+                raise self._unknown(ask.name)
+            changed = altered(topic, ask)
+            if changed.replicas > topic.replicas:
+                self._all_wanted(plan, changed)
+            if ask.columns:
+                known = plan.read(f"schemas/{ask.name}", SchemaHistory) or SchemaHistory()
+                schema = next_version(known, ask.columns)
+                changed = msgspec.structs.replace(changed, schema_version=len(schema.widths))
+                if schema is not known:
+                    plan.put(f"schemas/{ask.name}", schema)
+            if changed != topic:
+                plan.put(f"topics/{ask.name}", changed)
+            return changed
+
+        return self._decide(plan_it)
+
+    def described(self, name: str) -> tuple[Topic, SchemaHistory]:
+        """A topic and its schema, as of one moment."""
+        for _ in range(TRIES_MAX):
+            topic, schema = self.topic(name), self._one(f"schemas/{name}", SchemaHistory) or SchemaHistory()
+            if len(schema.widths) == topic.schema_version:
+                return topic, schema
+        raise Backpressure(f"topic {name!r} changed under {TRIES_MAX} attempts to read it", "try again")
+
+    def topics(self) -> list[Topic]:
+        """All topics, by name."""
+        return self._all("topics/", Topic)
+
+    def topic(self, name: str) -> Topic:
+        """One topic."""
+        if (found := self._one(f"topics/{name}", Topic)) is None:
+            raise self._unknown(name)
+        return found
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic. Its lane is not used again in this generation."""
+
+        def plan_it(plan: Plan) -> None:
+            if (topic := plan.read(f"topics/{name}", Topic)) is None:
+                raise self._unknown(name)
+            plan.delete(f"topics/{name}")
+            plan.delete(f"schemas/{name}")
+            self._forget_lane(plan, topic.lane)
+            for key, lane in plan.list(f"lanes/{topic.lane:05}/", TopicLane):
+                plan.delete(key)
+                self._forget_lane(plan, lane.lane)
+
+        self._decide(plan_it)
+
+    def trim(self, name: str, lane: int, index: int) -> int:
+        """Start a lane of a topic at `index`; going back changes nothing. Returns where it starts."""
+
+        def plan_it(plan: Plan) -> int:
+            if (topic := plan.read(f"topics/{name}", Topic)) is None:
+                raise self._unknown(name)
+            before = plan.read(trim_key(lane), Trim) or Trim(0)
+            if index > before.index:
+                plan.put(trim_key(lane), Trim(index))
+                self._drop_trimmed(plan, topic, lane, index)
+            return max(index, before.index)
+
+        return self._decide(plan_it)
+
+    def trims(self) -> dict[int, int]:
+        """Lanes that were trimmed, and where they start."""
+        found = ((item.key, decode(item.key, item.value, Trim)) for item in self._store.list("trims/"))
+        return {int(key.removeprefix("trims/")): trim.index for key, trim in found}
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+    def _free_lane(self, cluster: Cluster) -> int:
+        """The next lane that no topic has, and that none had in this generation."""
+        taken = {topic.lane for topic in self.topics()}
+        for item in self._store.list("retired/"):  # after the topics: one that has just gone is found here
+            if decode(item.key, item.value, Retired).generation == cluster.generation:
+                taken.add(int(item.key.removeprefix("retired/")))
+        return next_lane(cluster.next_lane, taken)
+
+    def _count_lane(self, plan: Plan, cluster: Cluster, lane: int) -> None:
+        after = (lane + 1) % LANES_MAX
+        plan.put("cluster", msgspec.structs.replace(cluster, next_lane=after, lanes_left=cluster.lanes_left - 1))
+
+    def _check_room(self, cluster: Cluster) -> None:
+        if len(self._store.list("topics/")) >= self._topics_max:
+            raise TooMany(f"there are {self._topics_max} topics already", "delete topics that nobody needs")
+        if cluster.lanes_left <= 0:
+            raise TooMany(
+                f"all {LANES_MAX} lanes were used (deleted topics leave theirs behind)",
+                "restart the cluster: that numbers lanes anew",
+            )
+
+    def _all_wanted(self, plan: Plan, topic: Topic) -> list[ReplicaRef]:
+        chosen = self._pick(plan, topic.replicas)
+        if len(chosen) < topic.replicas:
+            raise BadValue(
+                f"topic {topic.name!r} is to have {topic.replicas} replicas, and {len(chosen)} are live",
+                "start more replicas, or ask for fewer",
+            )
+        return chosen
+
+    def _unknown(self, name: str) -> UnknownTopic:
+        some = ", ".join(topic.name for topic in self.topics()[:5])
+        return UnknownTopic(f"there is no topic {name!r}", f"existing topics: {some}" if some else "create it first")
