@@ -100,6 +100,9 @@ GOOD: dict[str, dict[str, list[Event]]] = {
         "what is trimmed need not be there": [
             topic(replicas=2), sent(1, 0), settled(2, 0, 0, ack=2), trimmed(3, 1), h.Healed(at=5), moved(6, 0),
             gap(7, "TRIMMED", 0, 1), ended(9)],
+        "a publisher that goes on after a loss is told": [
+            topic(replicas=2), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 900),
+            h.LossTold(at=4, process="a", lane=LANE, index=4), sent(5, 1), settled(6, 1, 900)],
         "without replicas, memory is all there is": [
             topic(), sent(1, 0), settled(2, 0, 0), h.Healed(at=5), moved(6, 0), gap(7, "TRIMMED", 0, 1), ended(9)],
         "a history that has not ended yet": [topic(replicas=2), sent(1, 0), settled(2, 0, 0, ack=2)],
@@ -130,6 +133,10 @@ GOOD: dict[str, dict[str, list[Event]]] = {
         "a hole where batches were lost with the fabric": [
             topic(5, replicas=2), *(sent(1, n) for n in range(3)), settled(2, 0, 0), settled(2, 1, 1), *lost(3, 1, 9),
             moved(4, 0), got(5, 0, 0), gap(6, "LOST", 1, 9), got(7, 9, 2), passed(8, 10)],
+        "after a loss sequences stay behind numbers": [
+            topic(5, replicas=2), *(sent(1, n) for n in range(4)), settled(2, 0, 0), settled(2, 1, 1), *lost(3, 1, 9),
+            moved(4, 0), got(5, 0, 0), gap(6, "LOST", 1, 9), got(7, 9, 2, session=7, session_seq=1),
+            got(7, 10, 3, session=7, session_seq=2)],
         "two readers agree": [topic(), sent(1, 0), sent(1, 0, "b"), got(2, 0, 0), got(2, 1, 0, "b"),
                               got(3, 0, 0, reader="s"), got(3, 1, 0, "b", reader="s")],
         "order 2 may reorder one stream": [topic(2), sent(1, 0), sent(1, 1), moved(2, 0), got(2, 0, 1), got(3, 1, 0)],
@@ -225,6 +232,9 @@ BAD: dict[str, dict[str, list[Event]]] = {
             topic(replicas=2), sent(1, 0), settled(2, 0, 4, ack=2), *lost(3, 4, 900)],
         "a batch read as durable that went with the fabric": [
             topic(replicas=2), sent(1, 0), moved(1, 4), got(2, 4, 0, durable=True), *lost(3, 4, 900)],
+        "a loss that its publisher is not told": [
+            topic(replicas=2), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 900), sent(5, 1), settled(6, 1, 900)],
+        "a loss that is none": [topic(replicas=2), h.LossTold(at=4, process="a", lane=LANE, index=4)],
         "a loss without a cause": [topic(replicas=2), h.LostSpan(at=3, lane=LANE, start=4, stop=9)],
         "a LOST gap over what is there": [
             topic(replicas=2), *lost(3, 4, 9), moved(4, 0), gap(5, "LOST", 3, 9)],
@@ -267,6 +277,9 @@ BAD: dict[str, dict[str, list[Event]]] = {
         "a skipped batch that appears after all": [
             topic(5, "skip"), sent(1, 0), sent(1, 1), moved(2, 0), got(2, 0, 0), gap(3, "SKIPPED", 1, 2, 1),
             got(4, 2, 1)],
+        "a session that counts on wrongly after a loss": [
+            topic(2, replicas=2), *(sent(1, n) for n in range(4)), *lost(3, 1, 9), moved(4, 0),
+            got(7, 9, 2, session=7, session_seq=1), got(7, 10, 3, session=7, session_seq=1)],
         "a batch under another sequence": [topic(), sent(1, 0), moved(1, 0), got(2, 0, 0, session_seq=1)],
         "order 1 reorders a stream": [
             topic(1), lane(1), sent(1, 0), sent(1, 1), moved(2, 0), got(2, 0, 1), got(3, 1, 0)],

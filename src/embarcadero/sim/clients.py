@@ -155,6 +155,7 @@ class ClientProcess(Process):
         if isinstance(message, m.Welcome) and conn.link is None:
             self._learn(message.brokers)
             conn.link = Link(conn.wire.number, now_us)
+            conn.link.generation = message.generation
             self._tries.pop(conn.address, None)
             self.core.on_connected(conn.link, now_us)
         elif isinstance(message, m.MembersAre):
@@ -339,6 +340,8 @@ class ProbeProcess(ClientProcess):
         if tail is not None:
             self.world.seen(TailRead(
                 at=now_us, process=self.name, began=self._began_us, lane=tail.lane, index=tail.index,
-                seq=tail.seq))  # fmt: skip
+                seq=tail.seq, durable_index=tail.durable_index))  # fmt: skip
+            if tail.durable_index > 0:
+                self.world.disks.see_copies(self.name, tail.lane, tail.durable_index - 1)
         self._lane = self._probe.asked = self._probe.answer = None
         self._probe.failed = ""

@@ -74,6 +74,8 @@ class Disks:
         ranges = self._ranges_of(lane)
         if not ranges:
             return  # its topic has no replicas
+        if index < ranges[0].start:
+            return  # trimmed
         owner = owner_of(ranges, index)
         copies, needed = (0, 1) if owner is None else (self.truth.copies(owner, index), owner.durable_on)
         if copies >= needed:

@@ -27,6 +27,15 @@ CLUSTER_FAULT_KINDS: Final = ("cluster-loss", "clean-restart")
 """Faults that hit all at once: every process is gone, and the fabric; or the cluster is stopped and started."""
 
 
+@dataclass(frozen=True, slots=True)
+class Bias:
+    """Worlds with replicas where some trouble is certain: a planted bug is found there sooner."""
+
+    faults: tuple[str, ...]
+    copies: tuple[int, int] | None = None  # (R, A) of all topics
+    every_s: float = 4.0
+
+
 @dataclass(slots=True)
 class DurablePlan:
     """What a seed has of disks and replicas; no replicas: nothing."""
@@ -39,17 +48,19 @@ class DurablePlan:
     faults: dict[str, float] = field(default_factory=dict)
 
 
-def make_durable(seed: int, topics: int, quiet: bool, share: float = REPLICAS_SHARE) -> DurablePlan:
+def make_durable(seed: int, topics: int, quiet: bool, bias: Bias | None = None) -> DurablePlan:
     """Draw it. Worlds without replicas are as they were before there were any."""
     rng = random.Random(f"{seed}:durable")
-    if rng.random() >= share:
+    if rng.random() >= REPLICAS_SHARE and bias is None:
         return DurablePlan()
-    replicas = rng.choice([1, 2, 3, 3, 3, 4])
+    replicas = rng.choice([1, 2, 3, 3, 3, 4] if bias is None else [3])
     restarts = not quiet and rng.random() < 0.4
     sets = [(r, a) for r in range(1, min(replicas, 3) + 1) for a in range(1, r + 1)]
     copies = [rng.choice([(3, 2), *sets] if replicas >= 3 else sets) for _ in range(topics)]
     if not restarts and topics > 1 and rng.random() < 0.3:
         copies[rng.randrange(topics)] = (0, 0)  # what is in memory only does not outlive the fabric
+    if bias is not None:
+        copies = [bias.copies or (3, 2)] * topics
     least = min((a for _, a in copies if a), default=0)
     return DurablePlan(
         replicas=replicas,
@@ -57,8 +68,9 @@ def make_durable(seed: int, topics: int, quiet: bool, share: float = REPLICAS_SH
         victims=sorted(rng.sample(range(replicas), max(0, least - 1))),
         segment_bytes=rng.choice([4, 16, 64]) * KIB,
         job_us=rng.choice([50, 500, 5_000]),
-        faults={} if quiet else _faults(rng, restarts, victims=least > 1),
-    )
+        faults={} if quiet else _faults(rng, restarts, victims=least > 1) if bias is None else dict.fromkeys(
+            bias.faults, bias.every_s),
+    )  # fmt: skip
 
 
 def _faults(rng: random.Random, restarts: bool, victims: bool) -> dict[str, float]:

@@ -179,6 +179,14 @@ class LostSpan(Event):
     stop: int
 
 
+class LossTold(Event):
+    """A publisher was told that a batch of its, acked at `index`, went with the fabric."""
+
+    process: str
+    lane: int
+    index: int
+
+
 class TrimmedTo(Event):
     """Somebody who may do so had everything below `index` trimmed, or retention did."""
 
@@ -277,8 +285,8 @@ class RoleFailed(Event):
 
 AnyEvent = (
     TopicMade | LaneMade | Began | Sent | Settled | SessionOpened | Moved | Delivered | GapSeen | Passed | TailRead
-    | OrderedTo | StillThere | FabricLost | LostSpan | TrimmedTo | Copies | OnDisk | DamageLeft | Asked | Answered
-    | Died | Fault | Stuck | Healed | Ended | Sampled | RoleFailed
+    | OrderedTo | StillThere | FabricLost | LostSpan | LossTold | TrimmedTo | Copies | OnDisk | DamageLeft | Asked
+    | Answered | Died | Fault | Stuck | Healed | Ended | Sampled | RoleFailed
 )  # fmt: skip
 
 Kind = TypeVar("Kind", bound=Event)

@@ -8,7 +8,7 @@ from typing import Final
 
 from embarcadero.config import FabricSizes
 from embarcadero.limits import KIB
-from embarcadero.sim.durable import DurablePlan, make_durable
+from embarcadero.sim.durable import Bias, DurablePlan, make_durable
 from embarcadero.sim.network import Weather
 from embarcadero.types import OnGap, Order
 
@@ -104,18 +104,21 @@ class Plan:
         return any(topic.order <= Order.BROKER for topic in self.topics)
 
 
-def make_plan(seed: int, sequencer_faults: bool = True) -> Plan:
-    """Draw a world."""
+def make_plan(seed: int, sequencer_faults: bool = True, bias: Bias | None = None) -> Plan:
+    """Draw a world; with a bias, one that has the trouble that it names and no other."""
     rng = random.Random(f"{seed}:plan")
     topics = _topics(rng)
     dice = rng.random()
-    quiet = dice < 0.25
-    faults = dict.fromkeys(CALM_KINDS, 3.0) if dice < 0.12 else {} if quiet else _faults(rng, sequencer_faults)
+    quiet = dice < 0.25 and bias is None
+    calm = dict.fromkeys(CALM_KINDS, 3.0) if dice < 0.12 else {}
+    faults = calm if quiet else _faults(rng, sequencer_faults)
+    if bias is not None:
+        faults = {}
     fault_phase_us = rng.randint(10, 45) * SECOND_US
     sizes = _sizes(rng, crowded="publisher-crash" not in faults)
     streams, readers = _streams(rng, topics, fault_phase_us), _readers(rng, topics, fault_phase_us)
     _add_lanes(random.Random(f"{seed}:lanes"), topics, streams, readers, fault_phase_us, faults)
-    durable = make_durable(seed, len(topics), quiet)
+    durable = make_durable(seed, len(topics), quiet, bias)
     if durable.replicas:
         _add_copies(random.Random(f"{seed}:copies"), durable, topics, streams, readers, fault_phase_us)
         faults |= durable.faults

@@ -15,6 +15,7 @@ from embarcadero.sim.history import (
     Began,
     Delivered,
     GapSeen,
+    LossTold,
     Moved,
     Passed,
     RoleFailed,
@@ -61,6 +62,16 @@ class Stream:
         self._contents: dict[int, Content] = {}
         self.processes = 0
         self.next_number = 0  # first number that no process has sent yet
+        self._numbers: dict[int, int] = {}  # session sequence -> number of the batch that was stored under it last
+
+    def stored(self, sequence: int, number: int) -> None:
+        """A batch was stored. After a loss sequences may stay behind numbers: what is sent next closes the hole."""
+        self._numbers[sequence] = number
+
+    def number_at(self, expected: int) -> int:
+        """Which batch comes next for a session that expects this sequence."""
+        below = max((sequence for sequence in self._numbers if sequence < expected), default=-1)
+        return expected + (self._numbers[below] - below if below >= 0 else 0)
 
     def content(self, number: int) -> Content:
         """Batch `number`."""
@@ -90,7 +101,8 @@ class PublisherProcess(ClientProcess):
             resend_after_us=world.plan.resend_after_us,
             delivery_timeout_us=world.plan.delivery_timeout_us,
             order=plan.topic.order,
-            ack=plan.ack,
+            durable=plan.ack == Ack.DURABLE,
+            replicated=plan.topic.replicas > 0,
         )
         stream.processes += 1
         self.stream = stream
@@ -157,15 +169,22 @@ class PublisherProcess(ClientProcess):
                 at=self.world.queue.now_us, process=self.name, stream=self.stream.plan.name, lane=message.lane,
                 session=message.session, expected=message.expected))  # fmt: skip
             if self._number is None:
-                self._number = message.expected
+                self._number = self.stream.number_at(message.expected)
 
     def harvest(self) -> None:
+        if (lost := self._publisher.take_losses()) is not None:
+            for place in lost.positions:
+                self.world.seen(
+                    LossTold(at=self.world.queue.now_us, process=self.name, lane=place.lane, index=place.index)
+                )
         for batch in self._publisher.take_settled():
             error = batch.error
             verdict = Verdict.STORED
             if error is not None:
                 verdict = Verdict.UNKNOWN if isinstance(error, OutcomeUnknown) else Verdict.FAILED
             place = batch.position
+            if verdict is Verdict.STORED:
+                self.stream.stored(batch.sequence, batch.token)
             if place is not None:
                 self.world.see_lane(place.lane)
             self.world.seen(Settled(

@@ -243,6 +243,7 @@ class World:
         start = self.directory.trims().get(lane, 0)
         index = start + (read[lane] - start) * rng.randrange(60) // 100
         self.note("operator", f"trims lane {lane} below {index}")
+        self.disks.see_gaps()
         self.directory.trim(names[lane], lane, index)
         return f"lane {lane}", 0
 

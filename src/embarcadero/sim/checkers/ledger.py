@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from embarcadero.sim.history import (
     Delivered,
+    FabricLost,
     GapSeen,
     History,
     LaneMade,
@@ -66,6 +67,8 @@ class Ledger:
             self.lost[span.lane] = merge([*self.lost[span.lane], (span.start, span.stop)])
         self.known = {lane: sorted(at_index) for lane, at_index in self.claims.items()}
         self.stream_of = self._streams_of_sessions()
+        self.ahead = self._numbers_ahead()
+        """(lane, session) -> by how much numbers are ahead of sequences: 0, but for sessions opened after a loss"""
 
     def _collect_claims(self) -> None:
         for found in self.history.of(Delivered):
@@ -86,6 +89,15 @@ class Ledger:
             if batch is not None:
                 streams.setdefault((found.lane, found.session), batch[0])
         return streams
+
+    def _numbers_ahead(self) -> dict[tuple[int, int], int]:
+        lost_us = min((event.at for event in self.history.of(FabricLost)), default=None)
+        ahead: dict[tuple[int, int], int] = {}
+        for found in self.history.of(Delivered) if lost_us is not None else ():
+            batch = self.batch_of.get(found.digest)
+            if batch is not None and batch[1] > found.session_seq:
+                ahead.setdefault((found.lane, found.session), batch[1] - found.session_seq)
+        return ahead
 
     def is_lost(self, lane: int, index: int) -> bool:
         """Whether what was at this index went with the fabric. Its publisher may have stored it again elsewhere."""

@@ -12,6 +12,7 @@ from embarcadero.sim.history import (
     GapSeen,
     Healed,
     History,
+    LossTold,
     LostSpan,
     OnDisk,
     Settled,
@@ -27,6 +28,7 @@ def check(history: History) -> list[Violation]:
     ledger = Ledger(history)
     lanes = _replicated(ledger)
     found = [*_losses_have_a_cause(history), *_gaps_are_true(history, lanes), *_durable_is_not_lost(ledger)]
+    found += _losses_are_told(ledger)
     ended, healed = history.of(Ended), history.of(Healed)
     if ended and healed:
         found += _read_back(ledger, lanes)
@@ -81,6 +83,30 @@ def _durable_is_not_lost(ledger: Ledger) -> list[Violation]:
         for d in ledger.history.of(Delivered)
         if d.durable and ledger.is_lost(d.lane, d.index)
     ]
+
+
+def _losses_are_told(ledger: Ledger) -> list[Violation]:
+    """A publisher that goes on after a loss hears which of its acked batches are lost, and of no others."""
+    history = ledger.history
+    told = {(event.process, event.lane, event.index) for event in history.of(LossTold)}
+    found = [
+        Violation("P1", t.at, f"{t.process} was told that index {t.index} of lane {t.lane} is lost; it is not")
+        for t in history.of(LossTold)
+        if not ledger.is_lost(t.lane, t.index)
+    ]
+    losses = [event.at for event in history.of(FabricLost)]
+    stored = [event for event in history.of(Settled) if event.verdict is Verdict.STORED and event.index is not None]
+    newest = {event.process: event for event in stored}
+    for event in stored:
+        lost_us = next((at for at in losses if at > event.at), None)
+        last = newest[event.process]
+        goes_on = lost_us is not None and last.at > lost_us and last.lane == event.lane
+        place = (event.process, event.lane, event.index or 0)
+        if goes_on and ledger.is_lost(event.lane, event.index or 0) and place not in told:
+            found.append(Violation("P1", event.at, (
+                f"batch {event.number} of {event.process}, acked at index {event.index} of lane {event.lane}, is lost, "
+                "and its publisher went on without being told")))  # fmt: skip
+    return found
 
 
 def _read_back(ledger: Ledger, lanes: set[int]) -> list[Violation]:

@@ -41,11 +41,11 @@ def _entry(event: Delivered) -> tuple[int, ...]:
 
 
 def _stamps(ledger: Ledger) -> list[Violation]:
-    """A batch is found under the session sequence that its publisher gave it."""
+    """A batch is found under its number: its sequence, and how many of its stream were lost before its session."""
     found: list[Violation] = []
     for event in ledger.history.of(Delivered):
         batch = ledger.batch_of.get(event.digest)
-        if batch is not None and batch[1] != event.session_seq:
+        if batch is not None and batch[1] != event.session_seq + ledger.ahead.get((event.lane, event.session), 0):
             found.append(Violation("P3", event.at, (
                 f"batch {batch[1]} of {batch[0]} is at index {event.index} of lane {event.lane} under sequence "
                 f"{event.session_seq}")))  # fmt: skip
@@ -138,13 +138,14 @@ def _submission_order(ledger: Ledger, topic: TopicMade) -> list[Violation]:
 
 
 def _skipped(ledger: Ledger, lane: int) -> dict[str, set[int]]:
-    """Numbers that SKIPPED gaps declare lost, by stream. A stream's numbers are its sessions' sequences."""
+    """Numbers that SKIPPED gaps declare lost, by stream."""
     skipped: dict[str, set[int]] = defaultdict(set)
     for gap in ledger.history.of(GapSeen):
         if gap.lane == lane and gap.kind == GapKind.SKIPPED.name and gap.session is not None:
             stream = ledger.stream_of.get((lane, gap.session))
             if stream is not None:
-                skipped[stream].update(range(gap.start, gap.stop))
+                ahead = ledger.ahead.get((lane, gap.session), 0)
+                skipped[stream].update(range(gap.start + ahead, gap.stop + ahead))
     return skipped
 
 
