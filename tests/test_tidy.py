@@ -16,6 +16,7 @@ LAYERS = [
     {"types", "limits", "errors", "invariants", "env", "plants", "meters"},
     {"config"},
     {"fabric", "wire"},
+    {"storage"},
     {"placement"},
     {"sequencer", "broker"},
     {"watch"},
@@ -28,11 +29,11 @@ LAYERS = [
 
 PURE = [
     *(SRC / "sequencer").glob("*.py"), *(SRC / "broker").glob("*.py"), *(SRC / "fabric").glob("*.py"),
-    *(SRC / "wire").glob("*.py"), SRC / "client" / "publisher.py", SRC / "client" / "subscriber.py",
-    SRC / "client" / "lanes.py",
+    *(SRC / "wire").glob("*.py"), *(SRC / "storage").glob("*.py"), SRC / "client" / "publisher.py",
+    SRC / "client" / "subscriber.py", SRC / "client" / "lanes.py",
 ]  # fmt: skip
 """Role logic: it gets clock, memory and network from outside. Drivers (server.py) and real memory are not pure."""
-DRIVERS = {"server.py", "shared.py", "primitives.py", "pinning.py"}
+DRIVERS = {"server.py", "shared.py", "primitives.py", "pinning.py", "real.py"}
 ALLOWED = {"fabric/incoherent.py": {"random"}}  # it is given its generator
 
 

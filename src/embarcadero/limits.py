@@ -94,6 +94,19 @@ CEILING_AHEAD = 1 << 22  # positions reserved ahead of ordering, in batches
 CEILING_AHEAD_SEQ = CEILING_AHEAD * 1_024  # and in records
 REPLICA_SILENT_S = 3.0  # a replica whose heartbeat stands still for this long is replaced in its ranges
 
+# --- storage ----------------------------------------------------------------------------------------------------------
+SEGMENT_BYTES = 64 * MIB
+SEGMENT_BYTES_MAX = 4 * GIB - 64 * MIB  # positions in a segment fit 32 bits
+SEGMENT_AGE_S = 3_600.0  # an older segment makes room for the next, so that retention by age can drop it
+INDEX_EVERY_BYTES = 4 * KIB  # at most one index entry for so many bytes of log
+SECTOR_BYTES = 512  # what a disk writes whole or not at all
+WRITE_PARTS_MAX = 1_024  # buffers in one gathered write
+SCAN_BYTES = 4 * MIB  # read at once when a whole segment is looked through
+LOCATE_BYTES = 16 * KIB  # read at once when a position is looked for
+SESSIONS_FILE_BYTES_MAX = 256 * MIB  # an on-disk checkpoint of sessions
+SCRUB_BYTES_PER_S = 8 * MIB
+SCRUB_STEP_BYTES = 1 * MIB  # checked at once; a step is short beside everything else that the disk does
+
 # --- flow -------------------------------------------------------------------------------------------------------------
 WATER_HIGH = 0.80
 WATER_LOW = 0.50
@@ -135,4 +148,6 @@ invariant(CHUNK_BYTES // LINE_BYTES * CHUNKS_MAX <= 1 << 32, "a location fits 32
 invariant(SCHEMA_BYTES_MAX * 2 <= CONTROL_BYTES_MAX, "a topic with its schema fits a control message")
 invariant(RECORD_BYTES_MAX < FRAME_BYTES_MAX, "a record fits a frame")
 invariant(ROUND_ENTRIES_MAX * 4 <= ORDER_SLOTS, "a round is a small part of the order ring")
+invariant(SEGMENT_BYTES <= SEGMENT_BYTES_MAX, "a segment of the usual size is allowed")
+invariant(SEGMENT_BYTES_MAX + FRAME_BYTES_MAX + 2 * LINE_BYTES < 1 << 32, "positions in a segment fit 32 bits")
 invariant(HELLO_BYTES_MAX <= 4 * KIB, "a stranger can't make us hold more than 4 KiB")

@@ -1,0 +1,239 @@
+"""Byte layouts on disk. Headers, entries and footers are little-endian, indexes big-endian.
+
+A segment is a header, then records (the 64-byte order entry exactly as it was ordered, then its payload, padded with
+zeros to 64 bytes), then, once the next segment is on disk, a footer. A footer says that the segment is complete and
+synced, so a start only looks through segments without one; and it says that another segment follows, unless it is the
+last of a sealed range, so a segment that somebody deleted is missed. It has 72 bytes: records have multiples of 64, so
+no payload that ends a file can pass for one.
+
+    segment header (128)     segment footer (72)    start file, mark (64)   index entry (12), big-endian
+    0  magic      u64        0  magic      u64      0  magic     u64        0 seq or append_us u64
+    8  version    u32        8  base_index u64      8  index     u64        8 position         u32
+    16 lane       u64        16 base_seq   u64      16 seq       u64
+    24 range      u64        24 end_index  u64      24 position  u64        checkpoint header (64)
+    32 base_index u64        32 end_seq    u64      60 check     u32        0  magic   u64
+    40 base_seq   u64        40 bytes      u64                              8  version u32
+    48 cluster    32 bytes   48 last_us    u64                              12 crc     u32
+    124 check     u32        56 last       u32                              16 index   u64
+                             68 check      u32                              24 bytes   u64
+                                                                            60 check   u32
+
+Checks of these are CRC32C of everything before them. A version that is newer than ours has its check in the same place:
+so "newer" can be told from "damaged".
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from embarcadero.errors import BadSegment
+from embarcadero.fabric.layout import Entries, table
+from embarcadero.invariants import invariant
+from embarcadero.limits import LINE_BYTES
+from embarcadero.wire.codec import payload_crc
+
+FORMAT_VERSION: Final = 1
+
+_SEGMENT: Final = int.from_bytes(b"EMBSEGMT", "little")
+_FOOTER: Final = int.from_bytes(b"EMBSEALD", "little")
+_PLACE: Final = int.from_bytes(b"EMBPLACE", "little")
+_CHECKPOINT: Final = int.from_bytes(b"EMBSESSN", "little")
+
+HEADER: Final = table(
+    128,
+    magic=("<u8", 0), version=("<u4", 8), lane=("<u8", 16), range=("<u8", 24), base_index=("<u8", 32),
+    base_seq=("<u8", 40), cluster=("S32", 48), check=("<u4", 124),
+)  # fmt: skip
+FOOTER: Final = table(
+    72,
+    magic=("<u8", 0), base_index=("<u8", 8), base_seq=("<u8", 16), end_index=("<u8", 24), end_seq=("<u8", 32),
+    bytes=("<u8", 40), last_us=("<u8", 48), last=("<u4", 56), check=("<u4", 68),
+)  # fmt: skip
+PLACE: Final = table(
+    64, magic=("<u8", 0), index=("<u8", 8), seq=("<u8", 16), position=("<u8", 24), check=("<u4", 60)
+)  # fmt: skip
+CHECKPOINT: Final = table(
+    64, magic=("<u8", 0), version=("<u4", 8), crc=("<u4", 12), index=("<u8", 16), bytes=("<u8", 24), check=("<u4", 60)
+)  # fmt: skip
+INDEX: Final = np.dtype([("key", ">u8"), ("position", ">u4")])
+
+HEADER_BYTES: Final = HEADER.itemsize
+FOOTER_BYTES: Final = FOOTER.itemsize
+
+for _name, _dtype, _size in (
+    ("segment header", HEADER, 128),
+    ("segment footer", FOOTER, 72),
+    ("place", PLACE, LINE_BYTES),
+    ("checkpoint header", CHECKPOINT, LINE_BYTES),
+    ("index entry", INDEX, 12),
+):
+    invariant(_dtype.itemsize == _size, f"a {_name} has {_size} bytes")
+
+LOG, INDEX_FILE, TIME_INDEX_FILE, DAMAGED, MENDED = ".log", ".index", ".timeindex", ".damaged", ".mended"
+START_FILE: Final = "start"
+"""Where a range's copy starts. What is missing above it was not dropped by us."""
+MARK_FILE: Final = "synced"
+"""Up to where the copy was synced, as far as somebody had time to note it."""
+_LOG_NAME = re.compile(r"(\d{20})\.log")
+_DAMAGED_NAME = re.compile(r"(\d{20})-(\d{20})-(span|file|tail)\.damaged")
+
+
+class Header(NamedTuple):
+    """What a segment says about itself."""
+
+    lane: int
+    range_number: int
+    base_index: int
+    base_seq: int
+    cluster: str
+
+
+class Footer(NamedTuple):
+    """What a finished segment says about itself. `last`: no other one follows."""
+
+    base_index: int
+    base_seq: int
+    end_index: int
+    end_seq: int
+    bytes: int
+    last_us: int
+    last: bool
+
+
+class Place(NamedTuple):
+    """A place in a copy: a segment by its base seq, or an index with its seq; and a position in that segment."""
+
+    index: int  # type: ignore[assignment]  # hides tuple.index
+    seq: int
+    position: int
+
+
+def _sealed(row: Entries) -> bytes:
+    row["check"] = payload_crc(row.tobytes()[: row.dtype.itemsize - 4])
+    return row.tobytes()
+
+
+def _open(data: bytes, dtype: np.dtype[np.void], magic: int) -> np.void | None:
+    """One row, if its length, magic and check fit."""
+    if len(data) != dtype.itemsize:
+        return None
+    row: np.void = np.frombuffer(data, dtype=dtype)[0]
+    if int(row["magic"]) != magic or int(row["check"]) != payload_crc(data[:-4]):
+        return None
+    return row
+
+
+def encode_header(header: Header) -> bytes:
+    """A segment's first bytes."""
+    row = np.zeros(1, dtype=HEADER)
+    row["magic"], row["version"] = _SEGMENT, FORMAT_VERSION
+    row["lane"], row["range"], row["cluster"] = header.lane, header.range_number, header.cluster.encode()
+    row["base_index"], row["base_seq"] = header.base_index, header.base_seq
+    return _sealed(row)
+
+
+def decode_header(data: bytes, name: str) -> Header | None:
+    """A segment's header; None if it is damaged. BadSegment if a newer program wrote it."""
+    row = _open(data, HEADER, _SEGMENT)
+    if row is None:
+        return None
+    if int(row["version"]) != FORMAT_VERSION:
+        refuse_newer(name, int(row["version"]))
+    return Header(
+        int(row["lane"]), int(row["range"]), int(row["base_index"]), int(row["base_seq"]),
+        bytes(row["cluster"]).decode(errors="replace"),
+    )  # fmt: skip
+
+
+def refuse_newer(name: str, version: int) -> None:
+    """Say no to a file of another format version."""
+    hint = "start the version of embarcadero that wrote it, or a newer one"
+    raise BadSegment(f"{name} has format version {version}, this program reads {FORMAT_VERSION}", hint)
+
+
+def encode_footer(footer: Footer) -> bytes:
+    """The last bytes of a finished segment."""
+    row = np.zeros(1, dtype=FOOTER)
+    row["magic"] = _FOOTER
+    for name, value in footer._asdict().items():
+        row[name] = value
+    return _sealed(row)
+
+
+def decode_footer(data: bytes) -> Footer | None:
+    """A segment's footer; None if this is something else."""
+    row = _open(data, FOOTER, _FOOTER)
+    if row is None:
+        return None
+    base_index, base_seq, end_index, end_seq, size, last_us = (int(row[name]) for name in Footer._fields[:-1])
+    return Footer(base_index, base_seq, end_index, end_seq, size, last_us, bool(row["last"]))
+
+
+def encode_place(place: Place) -> bytes:
+    """The content of a start file or a mark."""
+    row = np.zeros(1, dtype=PLACE)
+    row["magic"], row["index"], row["seq"], row["position"] = _PLACE, *place
+    return _sealed(row)
+
+
+def decode_place(data: bytes) -> Place | None:
+    """A place; None if the bytes are damaged."""
+    row = _open(data, PLACE, _PLACE)
+    return None if row is None else Place(int(row["index"]), int(row["seq"]), int(row["position"]))
+
+
+def encode_checkpoint(index: int, data: bytes) -> bytes:
+    """The header of an on-disk checkpoint."""
+    row = np.zeros(1, dtype=CHECKPOINT)
+    row["magic"], row["version"], row["crc"] = _CHECKPOINT, FORMAT_VERSION, payload_crc(data)
+    row["index"], row["bytes"] = index, len(data)
+    return _sealed(row)
+
+
+def decode_checkpoint(data: bytes, name: str) -> tuple[int, int, int] | None:
+    """(index, length, CRC32C) of an on-disk checkpoint; None if damaged. BadSegment if it is of a newer version."""
+    row = _open(data, CHECKPOINT, _CHECKPOINT)
+    if row is None:
+        return None
+    if int(row["version"]) != FORMAT_VERSION:
+        refuse_newer(name, int(row["version"]))
+    return int(row["index"]), int(row["bytes"]), int(row["crc"])
+
+
+def record_bytes(size: int) -> int:
+    """What a record with a payload of this size takes: entry, payload, padding."""
+    return LINE_BYTES + -(-size // LINE_BYTES) * LINE_BYTES
+
+
+def segment_name(base_seq: int, suffix: str = LOG) -> str:
+    """Name of one of a segment's files."""
+    return f"{base_seq:020d}{suffix}"
+
+
+def base_seqs(names: list[str]) -> list[int]:
+    """The segments among a folder's names, oldest first."""
+    return sorted(int(match[1]) for name in names if (match := _LOG_NAME.fullmatch(name)))
+
+
+def lane_folder(lane: int) -> str:
+    """Folder of a lane in a replica's folder."""
+    return f"lane-{lane:010d}"
+
+
+def range_folder(lane: int, number: int) -> str:
+    """Folder of a range's copy in a replica's folder."""
+    return f"{lane_folder(lane)}/range-{number:010d}"
+
+
+def damaged_name(first: int, end: int, kind: str) -> str:
+    """Name of what was put aside when the indices [first, end) were found damaged."""
+    return f"{first:020d}-{end:020d}-{kind}{DAMAGED}"
+
+
+def damaged_span(name: str) -> tuple[int, int, str] | None:
+    """(first, end, kind) of such a name; None if it is another file's."""
+    match = _DAMAGED_NAME.fullmatch(name)
+    return (int(match[1]), int(match[2]), match[3]) if match else None

@@ -1,0 +1,384 @@
+"""A replica's copy of one range: segments that are appended to, synced in groups, rolled over, cut and dropped.
+
+One thread appends; the sync job may run in another. They share two immutable values, each swapped at once: what was
+written (the job takes it when it begins, so it covers all that came while the disk was busy) and the tuple of segments
+(so a reader has the old one or the new one). Order on disk: records, sync, next segment's header and name, sync,
+footer. After a failed sync nothing above `synced` is trusted: `cut(log.synced)` begins anew from there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import numpy as np
+
+from embarcadero.errors import BadSegment, BadValue, DiskFailed, EmbarcaderoError, TooMany
+from embarcadero.fabric.layout import Entries
+from embarcadero.invariants import invariant
+from embarcadero.limits import LINE_BYTES, SEGMENT_BYTES_MAX
+from embarcadero.storage.disk import Disk, File, Part, join, write_whole
+from embarcadero.storage.index import SparseIndex
+from embarcadero.storage.layout import (
+    DAMAGED,
+    HEADER_BYTES,
+    MARK_FILE,
+    MENDED,
+    START_FILE,
+    Header,
+    Place,
+    damaged_name,
+    encode_place,
+    segment_name,
+)  # fmt: skip
+from embarcadero.storage.recovery import Recovered, recover_range
+from embarcadero.storage.segment import SegmentReader
+from embarcadero.storage.writing import (
+    Damage,
+    DamageKind,
+    RangeSettings,
+    SegmentInfo,
+    Writing,
+    begin_segment,
+    remove_segment,
+)  # fmt: skip
+
+
+class _Written(NamedTuple):
+    """All that was written so far: segments that were rolled over, the active one, and where it ends."""
+
+    rolled: tuple[Writing, ...]
+    active: Writing
+    position: int
+    end: int
+
+
+class RangeLog:
+    """One range's copy, open for writing. Made by `create` or `recover`."""
+
+    def __init__(self, disk: Disk, folder: str, start: int, settings: RangeSettings, found: Recovered) -> None:
+        self._disk, self.folder, self._settings = disk, folder, settings
+        self.start = start
+        self._sealed_segments = found.segments
+        self._active = found.active
+        self._written = _Written((), found.active, found.active.position, found.active.end)
+        self._finished: deque[Writing] = deque()
+        self._syncing = self._failed = False
+        self._mark: File | None = None
+        self.synced = found.active.end
+        self.sealed = found.closed
+        self.damage: list[Damage] = found.damage
+        self.notes: list[str] = found.notes
+        """What recovery did, for people."""
+        self._note_mark(self._written)
+
+    @classmethod
+    def create(
+        cls, disk: Disk, folder: str, lane: int, range_number: int, start: int, start_seq: int, settings: RangeSettings
+    ) -> RangeLog:
+        """Begin a copy; its folder and first segment are synced on return. One that was begun before is recovered."""
+        return cls.recover(disk, folder, lane, range_number, start, start_seq, settings)
+
+    @classmethod
+    def recover(
+        cls, disk: Disk, folder: str, lane: int, range_number: int, start: int, start_seq: int, settings: RangeSettings
+    ) -> RangeLog:
+        """Open a copy as a crash may have left it. `damage` tells what must come from a peer."""
+        first = Header(lane, range_number, start, start_seq, settings.cluster)
+        return cls(disk, folder, start, settings, recover_range(disk, folder, first, settings))
+
+    # --- where it is --------------------------------------------------------------------------------------------------
+    @property
+    def end(self) -> int:
+        """The next index to append."""
+        return self._active.end
+
+    @property
+    def end_seq(self) -> int:
+        """The next seq to append."""
+        return self._active.end_seq
+
+    @property
+    def first(self) -> int:
+        """The lowest index that is kept."""
+        return self.segments[0].base_index
+
+    @property
+    def dirty(self) -> bool:
+        """Whether a sync has something to do."""
+        return self.end > self.synced or any(rolled.footer is None for rolled in self._written.rolled)
+
+    @property
+    def failed(self) -> bool:
+        """A sync failed: nothing above `synced` is trusted until `cut(log.synced)`."""
+        return self._failed
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all segments."""
+        return sum(info.bytes for info in self.segments)
+
+    @property
+    def segments(self) -> tuple[SegmentInfo, ...]:
+        """All segments, oldest first; the last one is written to unless the range is sealed."""
+        self._absorb()
+        written = self._written
+        return (*self._sealed_segments, *(rolled.info for rolled in written.rolled), written.active.info)
+
+    def _absorb(self) -> None:
+        """Take over what the sync job finished."""
+        while self._finished:
+            done = self._finished.popleft()
+            rolled = tuple(one for one in self._written.rolled if one is not done)
+            self._sealed_segments = (*self._sealed_segments, done.info)
+            self._written = self._written._replace(rolled=rolled)
+            done.file.close()
+
+    # --- appending ----------------------------------------------------------------------------------------------------
+    def append(self, entries: Entries, payloads: Sequence[Part]) -> None:
+        """Write records that continue the log, one write for each segment they go to. Not synced.
+
+        An error may come after some of them are written: go on from `end`.
+        """
+        self._check_open()
+        sizes = self._check_records(entries, payloads)
+        bytes_each = (LINE_BYTES + -(-sizes // LINE_BYTES) * LINE_BYTES).tolist()
+        done = 0
+        while done < len(bytes_each):
+            count = self._fitting(bytes_each, done)
+            if count == 0:
+                self._roll()
+                continue
+            upto = done + count
+            self._active.write(entries[done:upto], payloads[done:upto], bytes_each[done:upto])
+            self._written = self._written._replace(position=self._active.position, end=self._active.end)
+            done = upto
+
+    def _fitting(self, bytes_each: Sequence[int], done: int) -> int:
+        """How many records go to the active segment; 0: none, begin the next one."""
+        room = self._settings.segment_bytes - self._active.position
+        count = 0
+        for size in bytes_each[done:]:
+            if (room := room - size) < 0:
+                break
+            count += 1
+        if count or self._active.may_roll:
+            return count
+        if self._active.position + bytes_each[done] > SEGMENT_BYTES_MAX:
+            raise TooMany(f"{self.folder} has no room for another entry without records", "publish some records")
+        return 1
+
+    def _check_open(self) -> None:
+        if self.sealed:
+            raise BadValue(f"{self.folder} is sealed at {self.end}", "append to the lane's open range")
+        if self._failed:
+            raise DiskFailed(f"a sync in {self.folder} failed: what was written after {self.synced} may be lost",
+                             "cut the log to what is synced, then append again")  # fmt: skip
+
+    def _check_records(self, entries: Entries, payloads: Sequence[Part]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        sizes = entries["size"].astype(np.int64)
+        expected = np.arange(self.end, self.end + len(entries), dtype=np.uint64)
+        invariant((entries["index"] == expected).all(), "records continue the log")
+        seqs = np.cumsum(entries["count"], dtype=np.uint64) + np.uint64(self.end_seq)
+        invariant(
+            len(entries) == 0 or (int(entries["seq"][0]) == self.end_seq and (entries["seq"][1:] == seqs[:-1]).all()),
+            "records' seqs continue the log",
+        )
+        invariant(sizes.tolist() == [len(payload) for payload in payloads], "each entry has its payload")
+        return sizes
+
+    def roll_if_due(self, now_us: int) -> bool:
+        """Begin the next segment if the active one is old. Call it now and then, with any steady clock."""
+        active = self._active
+        if self.sealed or self._failed or not active.may_roll:
+            return False
+        if active.opened_us is None:
+            active.opened_us = now_us
+        if now_us - active.opened_us < self._settings.segment_age_s * 1e6:
+            return False
+        self._roll()
+        return True
+
+    def _roll(self) -> None:
+        old = self._active
+        header = old.header._replace(base_index=old.end, base_seq=old.end_seq)
+        new = begin_segment(self._disk, self.folder, header, self._settings)
+        new.last_us = old.last_us
+        self._absorb()
+        self._active = new
+        self._written = _Written((*self._written.rolled, old), new, new.position, new.end)
+
+    # --- syncing ------------------------------------------------------------------------------------------------------
+    def sync_job(self) -> Callable[[], int]:
+        """A job for a worker: sync whatever is written when it begins; returns the index synced through.
+
+        One job at a time. If it raises, the log has failed.
+        """
+        return self._sync
+
+    def _sync(self) -> int:
+        invariant(not self._syncing, "one sync job at a time")
+        written = self._written
+        self._syncing = True
+        try:
+            if self._failed:
+                self._check_open()
+            following = (*written.rolled, written.active)[1:]
+            for rolled, after in zip(written.rolled, following, strict=True):
+                if rolled.footer is None:
+                    rolled.file.sync()
+                    after.file.sync()
+                    self._disk.sync_folder(self.folder)
+                    rolled.finish(self._disk, self.folder, last=False)
+                    self._finished.append(rolled)
+            written.active.file.sync()
+        except EmbarcaderoError:
+            self._failed = True
+            raise
+        finally:
+            self._syncing = False
+        self.synced = max(self.synced, written.end)
+        self._note_mark(written)
+        return written.end
+
+    def _note_mark(self, written: _Written) -> None:
+        """Leave a word about how far we are synced. It helps recovery; nothing is lost without it."""
+        place = Place(written.end, written.active.header.base_seq, written.position)
+        with suppress(EmbarcaderoError):
+            self._mark_file().pwrite([encode_place(place)], 0)
+
+    def _mark_file(self) -> File:
+        if self._mark is None:
+            self._mark = self._disk.open(join(self.folder, MARK_FILE), create=True)
+        return self._mark
+
+    # --- cutting, sealing, dropping -----------------------------------------------------------------------------------
+    def cut(self, index: int) -> None:
+        """Drop everything at or above an index, synced on return. Also the way on after a failed sync."""
+        self._absorb()
+        invariant(not self._syncing and index >= self.first, "nothing is synced meanwhile, and the place is here")
+        if self.sealed and index < self.end:
+            raise BadValue(f"{self.folder} is sealed at {self.end}, and can't be cut at {index}")
+        if index >= self.end and not self._failed:
+            return
+        segments = self.segments
+        keep = max(number for number, info in enumerate(segments) if info.base_index <= index)
+        base = segments[keep]
+        position, seq, last_us = self._place_of(base, index)
+        self._lower(Place(index, base.base_seq, position))
+        for one in (*self._written.rolled, self._active):
+            one.file.close()
+        for number in range(len(segments) - 1, keep, -1):
+            self._strip(segments[number - 1])
+            remove_segment(self._disk, self.folder, segments[number].base_seq)
+            self._disk.sync_folder(self.folder)
+        self._continue(segments, keep, position, index, seq, last_us)
+
+    def _lower(self, place: Place) -> None:
+        """Before anything goes: the mark must not say that it was synced."""
+        self._mark_file().pwrite([encode_place(place)], 0)
+        self._mark_file().sync()
+
+    def _place_of(self, info: SegmentInfo, index: int) -> tuple[int, int, int]:
+        """(position, seq, time of the last record before) of an index in its segment."""
+        if index == info.base_index:
+            return HEADER_BYTES, info.base_seq, 0
+        header = self._active.header
+        reader = SegmentReader(self._disk, self.folder, info.base_seq, header.lane, header.range_number)
+        try:
+            before = reader.locate(index - 1)
+            if before is None:
+                raise BadSegment(f"{reader.name} can't be cut at {index}: it is damaged before", "repair it first")
+            entry = reader.entry(before.position)
+            seq = int(entry["seq"][0]) + int(entry["count"][0])
+            return before.position + before.bytes, seq, int(entry["append_us"][0])
+        finally:
+            reader.close()
+
+    def _strip(self, info: SegmentInfo) -> None:
+        """Take a segment's footer away, before the segment after it goes."""
+        file = self._disk.open(join(self.folder, segment_name(info.base_seq)), writable=True)
+        try:
+            file.truncate(info.bytes)
+            file.sync()
+        finally:
+            file.close()
+
+    def _continue(
+        self, segments: tuple[SegmentInfo, ...], keep: int, position: int, index: int, seq: int, last_us: int
+    ) -> None:
+        """Go on writing to a segment at a position."""
+        base = segments[keep]
+        file = self._disk.open(join(self.folder, segment_name(base.base_seq)), writable=True)
+        file.truncate(position)
+        file.sync()
+        header = self._active.header._replace(base_index=base.base_index, base_seq=base.base_seq)
+        active = Writing(file, header, position, index, seq, SparseIndex(self._settings.index_every_bytes), last_us)
+        reader = SegmentReader(self._disk, self.folder, base.base_seq, header.lane, header.range_number)
+        for entries, positions in reader.walk(HEADER_BYTES, base.base_index):
+            active.index.add(entries, positions)
+        reader.close()
+        self._sealed_segments = segments[:keep]
+        self._active = active
+        self._written = _Written((), active, position, index)
+        self.synced = index
+        self._failed = False
+
+    def seal(self, end: int) -> None:
+        """The range ends here for good: what is above goes, the rest is synced and never written again."""
+        if self.sealed and end == self.end:
+            return
+        if end > self.end:
+            raise BadValue(f"{self.folder} ends at {self.end} and can't be sealed at {end}", "repair it from a peer")
+        self.cut(end)
+        self._sync()
+        self._absorb()
+        self._active.finish(self._disk, self.folder, last=True)
+        self.sealed = True
+
+    def drop_below(self, index: int) -> int:
+        """Drop sealed segments whose records are all below an index, never the last one; returns the bytes freed."""
+        segments = self.segments
+        sealed = self._sealed_segments
+        gone = 0
+        while gone < len(sealed) and sealed[gone].end_index <= index:
+            gone += 1
+        if not gone:
+            return 0
+        first = segments[gone]
+        write_whole(self._disk, join(self.folder, START_FILE),
+                    [encode_place(Place(first.base_index, first.base_seq, HEADER_BYTES))])  # fmt: skip
+        self._sealed_segments = self._sealed_segments[gone:]
+        for info in segments[:gone]:
+            remove_segment(self._disk, self.folder, info.base_seq)
+        return sum(info.bytes for info in segments[:gone])
+
+    # --- damage -------------------------------------------------------------------------------------------------------
+    def quarantine(self, first: int, end: int, kind: DamageKind, found: bytes) -> Damage:
+        """Take note, for good, that [first, end) must come from a peer; `found` is kept to look at."""
+        damage = Damage(first, end, kind, damaged_name(first, end, kind))
+        if damage not in self.damage:
+            write_whole(self._disk, join(self.folder, damage.name), [found])
+            self.damage = [*self.damage, damage]
+        return damage
+
+    def healed(self, damage: Damage) -> None:
+        """A damage was repaired, and that is synced."""
+        path = join(self.folder, damage.name)
+        if self._disk.exists(path):
+            self._disk.rename(path, path.removesuffix(DAMAGED) + MENDED)
+            self._disk.sync_folder(self.folder)
+        self.damage = [other for other in self.damage if other != damage]
+
+    def close(self) -> None:
+        """Let go of all files. What is not synced may be lost."""
+        self._absorb()
+        for one in (*self._written.rolled, self._active):
+            one.file.close()
+        if self._mark is not None:
+            with suppress(EmbarcaderoError):
+                self._mark.sync()
+            self._mark.close()
+            self._mark = None

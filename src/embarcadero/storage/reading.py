@@ -1,0 +1,200 @@
+"""Reading a range's copy, from any process, without a lock, while its owner appends, rolls over, cuts and drops.
+
+Nothing here is told by the owner: names, headers and footers say where records are, entries and checksums whether they
+are right. What is not there (yet) is "nothing", what is wrong is BadSegment, what was dropped is Trimmed. One thread at
+a time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+
+import numpy as np
+
+from embarcadero.errors import BadSegment, Trimmed
+from embarcadero.fabric.layout import Entries, join, sealed
+from embarcadero.storage.disk import Disk, Missing
+from embarcadero.storage.layout import base_seqs
+from embarcadero.storage.parse import NO_ENTRIES
+from embarcadero.storage.segment import SegmentReader, Spot
+
+_OPEN_MAX = 16
+"""Segments that a reader keeps open."""
+_PLACES_MAX = 64
+"""Places from which reads are expected to go on."""
+
+
+class RangeReader:
+    """One replica's copy of a range, for reading. A folder that is not there reads as an empty range."""
+
+    def __init__(self, disk: Disk, folder: str, lane: int, range_number: int) -> None:
+        self._disk, self.folder, self._lane, self._range_number = disk, folder, lane, range_number
+        self._open: OrderedDict[int, SegmentReader] = OrderedDict()
+        self._places: OrderedDict[int, tuple[int, Spot]] = OrderedDict()
+        self._bases: list[int] = []
+        self._indices: dict[int, int] = {}
+        self.refresh()
+
+    # --- segments -----------------------------------------------------------------------------------------------------
+    def refresh(self) -> None:
+        """Look again which segments there are."""
+        try:
+            bases = base_seqs(self._disk.list(self.folder))
+        except Missing:
+            bases = []
+        if self._bases and (not bases or self._bases[-1] not in bases):
+            self.close()  # it was cut: what we remember of its end is no longer so
+        for gone in set(self._open) - set(bases):
+            self._open.pop(gone).close()
+        self._bases = bases
+
+    def close(self) -> None:
+        """Let go of all files. Reading opens them again."""
+        for segment in self._open.values():
+            segment.close()
+        self._open.clear()
+        self._places.clear()
+        self._indices.clear()
+
+    @property
+    def first(self) -> int | None:
+        """The lowest index that is here; None if nothing is."""
+        for base in self._bases:
+            try:
+                return self._base_index(base)
+            except (Missing, BadSegment):
+                continue
+        return None
+
+    def _segment(self, base: int) -> SegmentReader:
+        segment = self._open.get(base)
+        if segment is None:
+            segment = self._open[base] = SegmentReader(
+                self._disk, self.folder, base, self._lane, self._range_number
+            )  # fmt: skip
+            self._indices[base] = segment.header.base_index
+            if len(self._open) > _OPEN_MAX:
+                self._open.popitem(last=False)[1].close()
+        self._open.move_to_end(base)
+        return segment
+
+    def _base_index(self, base: int) -> int:
+        if base not in self._indices:
+            self._segment(base)
+        return self._indices[base]
+
+    def _holding(self, index: int) -> SegmentReader | None:
+        """The segment that holds an index, if any does; BadSegment if that one can't be read."""
+        number = bisect_right(self._bases, index, key=self._base_index) - 1
+        return self._segment(self._bases[number]) if number >= 0 else None
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+    def read(self, index: int, end: int, max_bytes: int) -> tuple[Entries, list[memoryview]]:
+        """Records from `index` on, below `end`: as many as are here and fit `max_bytes`, at least one if it is here.
+
+        All are checked. Payloads are views into one buffer. Nothing: the copy ends here (so far).
+        """
+        for again in (False, True):
+            if again:
+                self.refresh()
+            try:
+                found = self._read(index, end, max_bytes)
+            except Missing:
+                continue  # dropped between two looks
+            if found is not None:
+                return found
+        if (first := self.first) is not None and index < first:
+            raise Trimmed(f"{self.folder} begins at {first}, {index} was dropped", f"read from {first} on")
+        return NO_ENTRIES, []
+
+    def _read(self, index: int, end: int, max_bytes: int) -> tuple[Entries, list[memoryview]] | None:
+        if index >= end:
+            return NO_ENTRIES, []
+        known = self._places.pop(index, None)
+        if known is not None and known[0] in self._open:
+            segment, spot = self._segment(known[0]), known[1]
+        else:
+            holding = self._holding(index)
+            place = None if holding is None else self._locate(holding, index)
+            if holding is None or place is None:
+                return None
+            segment, spot = holding, place
+        piece = segment.read(spot, index, end, max_bytes)
+        if not piece.payloads:
+            return None
+        if segment.footer is None or piece.position < segment.footer.bytes:
+            stride = max(64, (piece.position - spot.position) // len(piece.payloads))
+            self._remember(index + len(piece.payloads), segment, Spot(piece.position, stride))
+        return piece.entries, piece.payloads
+
+    def _remember(self, index: int, segment: SegmentReader, spot: Spot) -> None:
+        self._places[index] = segment.header.base_seq, spot
+        if len(self._places) > _PLACES_MAX:
+            self._places.popitem(last=False)
+
+    def _locate(self, segment: SegmentReader, index: int) -> Spot | None:
+        spot = segment.locate(index)
+        if spot is None:
+            segment.refresh()
+            if segment.footer is not None and segment.header.base_index <= index < segment.footer.end_index:
+                raise BadSegment(f"record {index} is not in {segment.name} as it should be",
+                                 "the replica repairs it from a peer; read from another replica meanwhile")  # fmt: skip
+        return spot
+
+    def entry(self, index: int) -> Entries | None:
+        """One record's entry, checked; None if it is not here."""
+        found = self.entries(index, index + 1)
+        return found if len(found) else None
+
+    def entries(self, index: int, end: int) -> Entries:
+        """Entries from `index` to `end`, without payloads, as far as they are here."""
+        found: list[Entries] = []
+        self.refresh()
+        while index < end:
+            segment = self._holding(index)
+            spot = None if segment is None else self._locate(segment, index)
+            if segment is None or spot is None:
+                break
+            before = index
+            for entries, _ in segment.walk(spot.position, index):
+                found.append(entries[: end - index])
+                index += len(found[-1])
+                if index >= end:
+                    break
+            if index == before or (segment.footer is not None and index < min(end, segment.footer.end_index)):
+                raise BadSegment(f"record {index} in {segment.name} is damaged", "read from another replica")
+            if segment.footer is None:
+                break
+        return join(found) if found else NO_ENTRIES
+
+    # --- finding ------------------------------------------------------------------------------------------------------
+    def find_seq(self, seq: int) -> int | None:
+        """Index of the batch that holds a record, or of the first one after it; None if that is not here."""
+        self.refresh()
+        number = max(0, bisect_right(self._bases, seq) - 1)
+        for base in self._bases[number:]:
+            if (found := self._segment(base).index_of_seq(seq)) is not None:
+                return found
+        return None
+
+    def find_time(self, us: int) -> int | None:
+        """Index of the first batch that was appended at this time or later; None if that is not here."""
+        self.refresh()
+        for base in self._bases[self._first_reaching(us) :]:
+            if (found := self._segment(base).index_of_time(us)) is not None:
+                return found
+        return None
+
+    def _first_reaching(self, us: int) -> int:
+        """The number of the last segment that begins before a time: append times never go back."""
+        low, high = 0, len(self._bases)
+        while low < high:
+            middle = (low + high) // 2
+            segment = self._segment(self._bases[middle])
+            entry = segment.entry(128)
+            if len(entry) and np.count_nonzero(sealed(entry)) and int(entry["append_us"][0]) < us:
+                low = middle + 1
+            else:
+                high = middle
+        return max(0, low - 1)

@@ -1,0 +1,214 @@
+"""Disks of the operating system."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+
+from embarcadero.errors import DiskFailed, DiskFull, WrongFolder
+from embarcadero.limits import WRITE_PARTS_MAX
+from embarcadero.storage.disk import Missing, Part
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+@contextmanager
+def _typed(doing: str, path: str | Path) -> Iterator[None]:
+    """Errors of the operating system as ours, with the file and the operation."""
+    try:
+        yield
+    except OSError as error:
+        raise _as_ours(error, doing, path) from error
+
+
+def _as_ours(error: OSError, doing: str, path: str | Path) -> DiskFailed | DiskFull:
+    if error.errno in _FULL:
+        return DiskFull(f"no room to {doing} {path}", "free space on that disk; the replica goes on by itself")
+    if error.errno == errno.ENOENT:
+        return Missing(f"can't {doing} {path}: there is no such file", "was it deleted by hand?")
+    if error.errno in _REFUSED:
+        return DiskFailed(f"can't {doing} {path}: {error.strerror}", "make the folder writable for this user")
+    return DiskFailed(f"can't {doing} {path}: {error.strerror}", "look at the disk's health")
+
+
+class RealFile:
+    """A file descriptor."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path, self._descriptor = path, descriptor
+
+    def pwrite(self, parts: Sequence[Part], offset: int) -> None:
+        with _typed("write", self._path):
+            if len(parts) == 1:
+                _write_all(self._descriptor, memoryview(parts[0]), offset)
+                return
+            rest = iter(parts)
+            while some := list(islice(rest, WRITE_PARTS_MAX)):
+                offset = _write_gathered(self._descriptor, some, offset)
+
+    def pread(self, size: int, offset: int) -> bytes:
+        with _typed("read", self._path):
+            data = os.pread(self._descriptor, size, offset)
+            if len(data) == size or not data:
+                return data
+            found = [data]
+            while data and (missing := size - sum(map(len, found))):
+                data = os.pread(self._descriptor, missing, offset + size - missing)
+                found.append(data)
+            return b"".join(found)
+
+    def sync(self) -> None:
+        with _typed("sync", self._path):
+            os.fdatasync(self._descriptor)
+
+    def size(self) -> int:
+        with _typed("look at", self._path):
+            return os.fstat(self._descriptor).st_size
+
+    def truncate(self, size: int) -> None:
+        with _typed("truncate", self._path):
+            os.ftruncate(self._descriptor, size)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1
+            with _typed("close", self._path):
+                os.close(descriptor)
+
+    def __del__(self) -> None:
+        with suppress(DiskFailed, DiskFull):
+            self.close()
+
+
+def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(data):
+        done += os.pwrite(descriptor, data[done:], offset + done)
+
+
+def _write_gathered(descriptor: int, parts: list[Part], offset: int) -> int:
+    """Write parts with as few calls as the system takes; returns where they end."""
+    size = sum(map(len, parts))
+    written = os.pwritev(descriptor, parts, offset)
+    if written < size:
+        start = 0
+        for part in parts:
+            if (skip := max(0, written - start)) < len(part):
+                _write_all(descriptor, memoryview(part)[skip:], offset + start + skip)
+            start += len(part)
+    return offset + size
+
+
+class RealLock:
+    """An flock: the system lets go of it when we end, however we end."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
+
+
+class RealDisk:
+    """Files below one folder, which is made with its parents if `create` is given."""
+
+    def __init__(self, root: Path | str, create: bool = False) -> None:
+        self.root = Path(root)
+        self._locks: list[RealLock] = []
+        if create:
+            with _typed("make", self.root):
+                self._make_root(self.root)
+
+    @staticmethod
+    def _make_root(path: Path) -> None:
+        """Each new folder's name is synced in its parent: a folder is kept only if the way to it is."""
+        if path.is_dir():
+            return
+        RealDisk._make_root(path.parent)
+        path.mkdir(exist_ok=True)
+        _sync_folder(path.parent)
+
+    def _at(self, path: str) -> Path:
+        parts = path.split("/")
+        if path.startswith("/") or ".." in parts:
+            raise WrongFolder(f"{path!r} leads out of {self.root}", "paths are relative to the replica's folder")
+        return self.root / path
+
+    def open(self, path: str, create: bool = False, writable: bool = False) -> RealFile:
+        flags = os.O_RDWR if writable or create else os.O_RDONLY
+        flags |= os.O_CREAT | os.O_TRUNC if create else 0
+        with _typed("open", self._at(path)):
+            return RealFile(self._at(path), os.open(self._at(path), flags | os.O_CLOEXEC, 0o644))
+
+    def exists(self, path: str) -> bool:
+        with _typed("look at", self._at(path)):
+            return self._at(path).exists()
+
+    def list(self, folder: str) -> list[str]:
+        with _typed("list", self._at(folder)):
+            return sorted(os.listdir(self._at(folder)))
+
+    def make_folder(self, path: str) -> None:
+        with _typed("make", self._at(path)):
+            self._at(path).mkdir(exist_ok=True)
+
+    def rename(self, old: str, new: str) -> None:
+        with _typed("rename", self._at(old)):
+            self._at(old).replace(self._at(new))
+
+    def remove(self, path: str) -> None:
+        with _typed("remove", self._at(path)):
+            self._at(path).unlink()
+
+    def remove_folder(self, path: str) -> None:
+        with _typed("remove", self._at(path)):
+            self._at(path).rmdir()
+
+    def sync_folder(self, path: str) -> None:
+        with _typed("sync", self._at(path)):
+            _sync_folder(self._at(path))
+
+    def free_bytes(self) -> int:
+        with _typed("look at", self.root):
+            found = os.statvfs(self.root)
+        return found.f_bavail * found.f_frsize
+
+    def lock(self, path: str) -> RealLock:
+        place = self._at(path)
+        with _typed("lock", place):
+            descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                hint = "two replicas can't share a folder; stop the other one, or give each its own"
+                raise WrongFolder(f"{self.root} is in use by another process", hint) from error
+            raise _as_ours(error, "lock", place) from error
+        self._locks.append(lock := RealLock(descriptor))
+        return lock
+
+    def make_id(self) -> str:
+        return secrets.token_hex(16)
+
+    def close(self) -> None:
+        for lock in self._locks:
+            lock.close()
+        self._locks.clear()
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

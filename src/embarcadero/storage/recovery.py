@@ -1,0 +1,329 @@
+"""Opening a range's copy as a crash, or somebody's hand, may have left it.
+
+Finished segments are trusted for now, by names, headers, footers and sizes: two short reads each. Only segments without
+a footer are looked through, in practice the active one. A torn end is cut. Damage before a later record, and files that
+are gone or not ours, are put aside and noted as damage, to be repaired from a peer. What was written but perhaps never
+synced is written once more and synced before anybody counts on it: after a failed sync a system may take lost
+pages for clean ones.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from embarcadero.errors import DiskFailed
+from embarcadero.fabric.layout import ORDER, every, sealed
+from embarcadero.limits import LINE_BYTES, SCAN_BYTES
+from embarcadero.storage.disk import Disk, File, Missing, join, read_whole, write_whole
+from embarcadero.storage.index import SparseIndex
+from embarcadero.storage.layout import (
+    DAMAGED,
+    FOOTER_BYTES,
+    HEADER_BYTES,
+    MARK_FILE,
+    START_FILE,
+    Footer,
+    Header,
+    Place,
+    base_seqs,
+    damaged_name,
+    damaged_span,
+    decode_header,
+    decode_place,
+    encode_header,
+    encode_place,
+    segment_name,
+)  # fmt: skip
+from embarcadero.storage.scan import Scan, Wrong, scan_segment
+from embarcadero.storage.segment import read_footer
+from embarcadero.storage.writing import (
+    Damage,
+    DamageKind,
+    RangeSettings,
+    SegmentInfo,
+    Writing,
+    begin_segment,
+    remove_segment,
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Recovered:
+    """What was found: finished segments, the one to go on with, what is damaged. `closed`: the range is sealed."""
+
+    segments: tuple[SegmentInfo, ...]
+    active: Writing
+    damage: list[Damage] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    closed: bool = False
+
+
+class Seen(NamedTuple):
+    """A segment file by its first and last bytes."""
+
+    base_seq: int
+    size: int
+    header: Header
+    footer: Footer | None
+
+
+def recover_range(disk: Disk, folder: str, first: Header, settings: RangeSettings) -> Recovered:
+    """Open what is in a folder, or begin it. `first` is what the header of the range's first segment says."""
+    make_folders(disk, folder)
+    return _Recovery(disk, folder, first, settings).run()
+
+
+def make_folders(disk: Disk, folder: str) -> None:
+    """Have a folder and all on the way to it, synced."""
+    parent = ""
+    for name in folder.split("/"):
+        path = join(parent, name)
+        if not disk.exists(path):
+            disk.make_folder(path)
+            disk.sync_folder(parent)
+        parent = path
+
+
+def read_place(disk: Disk, path: str) -> Place | None:
+    """A start file or mark; None if it is missing or damaged."""
+    try:
+        return decode_place(read_whole(disk, path, LINE_BYTES))
+    except DiskFailed:
+        return None
+
+
+class _Recovery:
+    """One pass over a folder."""
+
+    def __init__(self, disk: Disk, folder: str, first: Header, settings: RangeSettings) -> None:
+        self._disk, self._folder, self._first, self._settings = disk, folder, first, settings
+        self._damage: list[Damage] = []
+        self._notes: list[str] = []
+        self._start = read_place(disk, join(folder, START_FILE))
+        self._mark = read_place(disk, join(folder, MARK_FILE))
+        self._infos: list[SegmentInfo] = []
+        floor = self._start or Place(first.base_index, first.base_seq, HEADER_BYTES)
+        self._index, self._seq = floor.index, floor.seq
+        """Where the next segment should begin."""
+
+    def run(self) -> Recovered:
+        self._sweep()
+        for name in self._disk.list(self._folder):
+            if (span := damaged_span(name)) is not None:
+                self._damage.append(Damage(span[0], span[1], DamageKind(span[2]), name))
+        seen = [one for base_seq in self._bases() if (one := self._see(base_seq)) is not None]
+        active: Writing | None = None
+        closed = False
+        for number, one in enumerate(seen):
+            if not self._follows(one):
+                continue
+            later = seen[number + 1 :]
+            if one.footer is not None:
+                self._trust(one.footer)
+                if one.footer.last and not later:
+                    closed, active = True, self._closed(one.footer, one.header)
+                continue
+            active = self._open(one, later)
+            if active is not None:
+                break
+        if active is None:
+            active = self._begin()
+        self._settle(active, closed)
+        return Recovered(tuple(self._infos), active, self._damage, self._notes, closed)
+
+    # --- files --------------------------------------------------------------------------------------------------------
+    def _path(self, base_seq: int) -> str:
+        return join(self._folder, segment_name(base_seq))
+
+    def _bases(self) -> list[int]:
+        return base_seqs(self._disk.list(self._folder))
+
+    def _sweep(self) -> None:
+        """Finish what a crash interrupted: drafts, and segments that were being dropped."""
+        for name in self._disk.list(self._folder):
+            if name.endswith(".tmp"):
+                self._disk.remove(join(self._folder, name))
+        for base_seq in self._bases():
+            if self._start is not None and base_seq < self._start.seq:
+                remove_segment(self._disk, self._folder, base_seq)
+
+    def _see(self, base_seq: int) -> Seen | None:
+        """A segment's header and footer. One that is not what its name says is put aside."""
+        file = self._disk.open(self._path(base_seq), writable=True)
+        try:
+            size = file.size()
+            raw = file.pread(HEADER_BYTES, 0)
+            header = decode_header(raw, self._path(base_seq))
+            if header is None:
+                header = self._mend_header(file, raw, base_seq)
+            if header is not None and header._replace(base_index=0) == self._first._replace(
+                base_index=0, base_seq=base_seq
+            ):
+                tail = file.pread(FOOTER_BYTES, max(0, size - FOOTER_BYTES))
+                return Seen(base_seq, size, header, read_footer(tail, size, header))
+        finally:
+            file.close()
+        if any(raw):
+            self._put_aside(base_seq, header)
+        else:
+            self._disk.remove(self._path(base_seq))  # a crash came before its header was synced
+        return None
+
+    def _mend_header(self, file: File, raw: bytes, base_seq: int) -> Header | None:
+        """A damaged header can be made anew: the first record says all that is in it."""
+        entry = np.frombuffer(file.pread(LINE_BYTES, HEADER_BYTES), dtype=np.uint8)
+        if not any(raw) or len(entry) < LINE_BYTES:
+            return None
+        first = entry.view(ORDER)
+        if not every(sealed(first)) or int(first["seq"][0]) != base_seq:
+            return None
+        header = self._first._replace(base_index=int(first["index"][0]), base_seq=base_seq)
+        file.pwrite([encode_header(header)], 0)
+        file.sync()
+        self._notes.append(f"the damaged header of {self._path(base_seq)} was made anew from its first record")
+        return header
+
+    def _put_aside(self, base_seq: int, header: Header | None) -> None:
+        what = "damaged from its start" if header is None else f"of another place ({header})"
+        self._notes.append(f"{self._path(base_seq)} is {what}; it was put aside")
+        self._disk.rename(self._path(base_seq), self._path(base_seq) + DAMAGED)
+        self._disk.sync_folder(self._folder)
+
+    # --- the chain ----------------------------------------------------------------------------------------------------
+    def _follows(self, one: Seen) -> bool:
+        """Whether a segment continues the chain, perhaps after a gap that is damage."""
+        if one.header.base_index < self._index or one.base_seq < self._seq:
+            self._put_aside(one.base_seq, one.header)
+            return False
+        if one.header.base_index > self._index:
+            self._note_damage(self._index, one.header.base_index, DamageKind.FILE, b"")
+            self._notes.append(f"segment {segment_name(self._seq)} of {self._folder} is missing")
+        self._index, self._seq = one.header.base_index, one.base_seq
+        return True
+
+    def _trust(self, footer: Footer) -> None:
+        if not footer.last:
+            self._infos.append(SegmentInfo(*footer[:-1], True))
+        self._index, self._seq = footer.end_index, footer.end_seq
+
+    def _closed(self, footer: Footer, header: Header) -> Writing:
+        """The last segment of a sealed range."""
+        file = self._disk.open(self._path(footer.base_seq), writable=True)
+        active = begin_nothing(file, header, self._settings)
+        active.position, active.end, active.end_seq = footer.bytes, footer.end_index, footer.end_seq
+        active.last_us, active.footer = footer.last_us, footer
+        return active
+
+    def _open(self, one: Seen, later: list[Seen]) -> Writing | None:
+        """Look through a segment that nobody vouches for. None: it is complete, and others follow."""
+        file = self._disk.open(self._path(one.base_seq), writable=True)
+        limit = later[0].header.base_index if later else 1 << 63
+        vouched = any(other.footer is not None for other in later)
+        synced = one.size if vouched else self._synced(one.base_seq)
+        scan = scan_segment(file, one.header, self._settings.index_every_bytes, synced, limit)
+        for wrong in scan.wrong:
+            self._put_span_aside(file, wrong, limit if later else None)
+        active = begin_nothing(file, one.header, self._settings)
+        active.position, active.end, active.end_seq = scan.position, scan.end, scan.end_seq
+        active.last_us, active.index = scan.last_us, scan.sparse
+        short = later and scan.end < limit
+        if later and (not short or scan.wrong or vouched):
+            self._complete(file, active, scan, one, later[0])
+            return None
+        if short:
+            self._notes.append(f"{self._folder}: what came after {scan.end} was never synced, and is torn")
+            for other in reversed(later):
+                remove_segment(self._disk, self._folder, other.base_seq)
+        file.truncate(scan.position)
+        self._write_again(file, min(scan.position, max(HEADER_BYTES, self._synced(one.base_seq))), scan.position)
+        self._index, self._seq = scan.end, scan.end_seq
+        return active
+
+    def _complete(self, file: File, active: Writing, scan: Scan, one: Seen, after: Seen) -> None:
+        """A segment that lacks only its footer: all of it is there, or what is not is noted as damage."""
+        if scan.end < after.header.base_index and not scan.wrong:
+            self._note_damage(scan.end, after.header.base_index, DamageKind.SPAN, b"")
+        if scan.end == after.header.base_index:
+            file.truncate(scan.position)
+            self._write_again(file, HEADER_BYTES, scan.position)
+            active.finish(self._disk, self._folder, last=False)
+        info = SegmentInfo(
+            one.header.base_index, one.base_seq, after.header.base_index, after.base_seq, file.size(),
+            scan.last_us, True,
+        )  # fmt: skip
+        file.close()
+        self._infos.append(info)
+        self._index, self._seq = after.header.base_index, after.base_seq
+
+    def _synced(self, base_seq: int) -> int:
+        """How many bytes of a segment are known to have been synced."""
+        mark = self._mark
+        if mark is None or mark.seq < base_seq:
+            return 0
+        return mark.position if mark.seq == base_seq else 1 << 63
+
+    def _begin(self) -> Writing:
+        """Go on with an empty segment: the first one, or one in place of what is missing at the end."""
+        started = self._start is not None
+        if started or self._infos:
+            known = self._mark.index if self._mark is not None else 0
+            self._note_damage(self._index, max(self._index + 1, known), DamageKind.TAIL, b"")
+            self._notes.append(f"segment {segment_name(self._seq)} of {self._folder} is missing, nobody knows its end")
+        header = self._first._replace(base_index=self._index, base_seq=self._seq)
+        return begin_segment(self._disk, self._folder, header, self._settings)
+
+    # --- damage -------------------------------------------------------------------------------------------------------
+    def _put_span_aside(self, file: File, wrong: Wrong, limit: int | None) -> None:
+        found = file.pread(wrong.stop - wrong.position, wrong.position)
+        if wrong.end is None and limit is None:
+            known = self._mark.index if self._mark is not None else 0
+            self._note_damage(wrong.first, max(wrong.first + 1, known), DamageKind.TAIL, found)
+        else:
+            self._note_damage(wrong.first, wrong.end or limit or wrong.first + 1, DamageKind.SPAN, found)
+        self._notes.append(f"{self._folder}: records from {wrong.first} on are damaged; they were put aside")
+
+    def _note_damage(self, first: int, end: int, kind: DamageKind, found: bytes) -> None:
+        damage = Damage(first, end, kind, damaged_name(first, end, kind))
+        if any(other.first <= first and end <= other.end for other in self._damage):
+            return
+        write_whole(self._disk, join(self._folder, damage.name), [found])
+        self._damage.append(damage)
+
+    # --- done ---------------------------------------------------------------------------------------------------------
+    def _write_again(self, file: File, start: int, stop: int) -> None:
+        for position in range(start, stop, SCAN_BYTES):
+            file.pwrite([file.pread(min(SCAN_BYTES, stop - position), position)], position)
+        file.sync()
+
+    def _settle(self, active: Writing, closed: bool) -> None:
+        """Everything is synced, names included, before anybody counts on it."""
+        if not closed:
+            active.file.sync()
+        self._disk.sync_folder(self._folder)
+        if self._start is None:
+            first = self._infos[0] if self._infos else active.info
+            at = min(first.base_index, self._first.base_index), min(first.base_seq, self._first.base_seq)
+            write_whole(self._disk, join(self._folder, START_FILE), [encode_place(Place(*at, HEADER_BYTES))])
+
+
+def begin_nothing(file: File, header: Header, settings: RangeSettings) -> Writing:
+    """A segment that is there already, as if it were empty."""
+    index = SparseIndex(settings.index_every_bytes)
+    return Writing(file, header, HEADER_BYTES, header.base_index, header.base_seq, index)
+
+
+def remove_range(disk: Disk, folder: str) -> None:
+    """Remove a copy for good: nobody needs it any more."""
+    with suppress(Missing):
+        disk.remove(join(folder, START_FILE))
+        disk.sync_folder(folder)
+    with suppress(Missing):
+        for name in disk.list(folder):
+            with suppress(Missing):
+                disk.remove(join(folder, name))
+        disk.remove_folder(folder)
+        disk.sync_folder(folder.rpartition("/")[0])

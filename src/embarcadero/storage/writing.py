@@ -1,0 +1,176 @@
+"""Writing one segment, and the words that range storage uses for its segments and their troubles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from embarcadero.errors import BadValue, EmbarcaderoError
+from embarcadero.fabric.layout import Entries
+from embarcadero.limits import (
+    INDEX_EVERY_BYTES,
+    KIB,
+    LINE_BYTES,
+    SEGMENT_AGE_S,
+    SEGMENT_BYTES,
+    SEGMENT_BYTES_MAX,
+)  # fmt: skip
+from embarcadero.storage.disk import Disk, File, Part, join
+from embarcadero.storage.index import SparseIndex, write_indexes
+from embarcadero.storage.layout import (
+    HEADER_BYTES,
+    INDEX_FILE,
+    LOG,
+    TIME_INDEX_FILE,
+    Footer,
+    Header,
+    encode_footer,
+    encode_header,
+    segment_name,
+)  # fmt: skip
+
+_ZEROS = bytes(LINE_BYTES)
+_JOINED_BYTES_MAX = 128 * KIB
+"""Up to here copying parts together is quicker than giving them to the system one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class RangeSettings:
+    """How a range's copy is kept. `cluster` is written into every segment."""
+
+    cluster: str = ""
+    segment_bytes: int = SEGMENT_BYTES
+    segment_age_s: float = SEGMENT_AGE_S
+    index_every_bytes: int = INDEX_EVERY_BYTES
+
+    def __post_init__(self) -> None:
+        if not HEADER_BYTES < self.segment_bytes <= SEGMENT_BYTES_MAX:
+            raise BadValue(f"segments of {self.segment_bytes} bytes", f"at most {SEGMENT_BYTES_MAX}")
+        if self.segment_age_s <= 0 or self.index_every_bytes <= 0:
+            raise BadValue("segment_age_s and index_every_bytes must be above zero")
+
+
+class SegmentInfo(NamedTuple):
+    """A segment as others may know it. `sealed`: complete, synced, never written again."""
+
+    base_index: int
+    base_seq: int
+    end_index: int
+    end_seq: int
+    bytes: int
+    last_us: int
+    sealed: bool
+
+
+class DamageKind(StrEnum):
+    """What is wrong with a copy."""
+
+    SPAN = "span"  # some records of a segment
+    FILE = "file"  # a whole segment is missing or not ours
+    TAIL = "tail"  # from here on, and nobody knows how far it went
+
+
+class Damage(NamedTuple):
+    """Indices [first, end) that the copy should have and has not; of a TAIL at least these. `name` is the file that was
+    put aside, with the bytes that were found."""
+
+    first: int
+    end: int
+    kind: DamageKind
+    name: str
+
+
+@dataclass(slots=True)
+class Writing:
+    """A segment that is written to. Everything in it below `position` is whole."""
+
+    file: File
+    header: Header
+    position: int
+    end: int
+    end_seq: int
+    index: SparseIndex
+    last_us: int = 0
+    opened_us: int | None = None
+    footer: Footer | None = field(default=None)
+
+    @property
+    def may_roll(self) -> bool:
+        """Two segments never share a base seq."""
+        return self.end_seq > self.header.base_seq
+
+    @property
+    def info(self) -> SegmentInfo:
+        """As others may know it."""
+        return SegmentInfo(
+            self.header.base_index, self.header.base_seq, self.end, self.end_seq, self.position, self.last_us,
+            self.footer is not None,
+        )  # fmt: skip
+
+    def write(self, entries: Entries, payloads: Sequence[Part], bytes_each: Sequence[int]) -> None:
+        """Add records (which follow the last one) with one write."""
+        total = sum(bytes_each)
+        parts = record_parts(entries, payloads)
+        self.file.pwrite([b"".join(parts)] if total <= _JOINED_BYTES_MAX else parts, self.position)
+        positions, position = [], self.position
+        for size in bytes_each:
+            positions.append(position)
+            position += size
+        self.index.add(entries, positions)
+        self.position = position
+        last = entries[-1]
+        self.end = int(last["index"]) + 1
+        self.end_seq = int(last["seq"]) + int(last["count"])
+        self.last_us = int(last["append_us"])
+
+    def finish(self, disk: Disk, folder: str, last: bool) -> None:
+        """Everything is synced, and so is the next segment's header: say so, and leave the indexes."""
+        footer = Footer(
+            self.header.base_index, self.header.base_seq, self.end, self.end_seq, self.position, self.last_us, last
+        )  # fmt: skip
+        self.file.pwrite([encode_footer(footer)], self.position)
+        self.file.sync()
+        with suppress(EmbarcaderoError):  # they are caches
+            write_indexes(disk, folder, self.index, footer)
+        self.footer = footer
+
+
+def record_parts(entries: Entries, payloads: Sequence[Part]) -> list[Part]:
+    """Records as they lie in a segment: entry, payload, padding."""
+    lines = memoryview(np.ascontiguousarray(entries).view(np.uint8))  # type: ignore[arg-type]
+    parts: list[Part] = []
+    for number, payload in enumerate(payloads):
+        parts.append(lines[number * LINE_BYTES : (number + 1) * LINE_BYTES])
+        if size := len(payload):
+            parts.append(payload)
+            if size % LINE_BYTES:
+                parts.append(_ZEROS[size % LINE_BYTES :])
+    return parts
+
+
+def begin_segment(disk: Disk, folder: str, header: Header, settings: RangeSettings) -> Writing:
+    """A new, empty segment. Neither its header nor its name is synced yet."""
+    path = join(folder, segment_name(header.base_seq))
+    file = disk.open(path, create=True)
+    try:
+        file.pwrite([encode_header(header)], 0)
+    except EmbarcaderoError:
+        file.close()
+        with suppress(EmbarcaderoError):
+            disk.remove(path)
+        raise
+    index = SparseIndex(settings.index_every_bytes)
+    return Writing(file, header, HEADER_BYTES, header.base_index, header.base_seq, index)
+
+
+def remove_segment(disk: Disk, folder: str, base_seq: int) -> None:
+    """Remove a segment's files; the log last, so that what is left behind is never without it."""
+    names = set(disk.list(folder))
+    for suffix in (INDEX_FILE, TIME_INDEX_FILE, LOG):
+        if (name := segment_name(base_seq, suffix)) in names:
+            disk.remove(join(folder, name))
