@@ -209,14 +209,19 @@ class Handle:
         self._check_writable()
         data, device = b"".join(parts), self._mount.device
         if device.full and offset + len(data) > len(self._file.live):
-            self._write(offset, data[: device.rng.randrange(len(data))])
+            self._write(offset, data[: self._part_of(offset, len(data))])
             raise DiskFull(f"no room to write {self._path}", "free space on that disk")
         if len(data) > 2 * SECTOR_BYTES:
-            cut = device.rng.randrange(1, len(data))
+            cut = self._part_of(offset, len(data))
             self._write(offset, data[:cut])
             self._check_writable()
             offset, data = offset + cut, data[cut:]
         self._write(offset, data)
+
+    def _part_of(self, offset: int, size: int) -> int:
+        """How much of a write is done when it is cut short: up to the end of some sector before its last."""
+        last = (offset + size - 1) // SECTOR_BYTES * SECTOR_BYTES - offset
+        return max(0, last - SECTOR_BYTES * self._mount.device.rng.randrange(max(1, last // SECTOR_BYTES + 1)))
 
     def _write(self, offset: int, data: bytes) -> None:
         if data:

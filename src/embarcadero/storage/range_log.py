@@ -30,6 +30,7 @@ from embarcadero.storage.layout import (
     Header,
     Place,
     damaged_name,
+    encode_header,
     encode_place,
     segment_name,
 )  # fmt: skip
@@ -312,9 +313,11 @@ class RangeLog:
         """Go on writing to a segment at a position."""
         base = segments[keep]
         file = self._disk.open(join(self.folder, segment_name(base.base_seq)), writable=True)
-        file.truncate(position)
-        file.sync()
         header = self._active.header._replace(base_index=base.base_index, base_seq=base.base_seq)
+        file.truncate(position)
+        file.pwrite([encode_header(header)], 0)  # a failed sync may have lost it, and the segment's name with it
+        file.sync()
+        self._disk.sync_folder(self.folder)
         active = Writing(file, header, position, index, seq, SparseIndex(self._settings.index_every_bytes), last_us)
         reader = SegmentReader(self._disk, self.folder, base.base_seq, header.lane, header.range_number)
         for entries, positions in reader.walk(HEADER_BYTES, base.base_index):

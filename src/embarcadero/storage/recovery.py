@@ -250,6 +250,7 @@ class _Recovery:
         if scan.end == after.header.base_index:
             file.truncate(scan.position)
             self._write_again(file, HEADER_BYTES, scan.position)
+            self._sync_following(after)
             active.finish(self._disk, self._folder, last=False)
         info = SegmentInfo(
             one.header.base_index, one.base_seq, after.header.base_index, after.base_seq, file.size(),
@@ -258,6 +259,16 @@ class _Recovery:
         file.close()
         self._infos.append(info)
         self._index, self._seq = after.header.base_index, after.base_seq
+
+    def _sync_following(self, after: Seen) -> None:
+        """A footer says that another segment follows: that one's header and name are on disk before."""
+        file = self._disk.open(self._path(after.base_seq), writable=True)
+        try:
+            file.pwrite([encode_header(after.header)], 0)
+            file.sync()
+        finally:
+            file.close()
+        self._disk.sync_folder(self._folder)
 
     def _synced(self, base_seq: int) -> int:
         """How many bytes of a segment are known to have been synced."""
