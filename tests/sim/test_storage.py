@@ -1,4 +1,4 @@
-"""Range storage on simulated disks: whatever crashes, fails or rots, what a sync promised is there, and nothing else is."""
+"""Range storage on simulated disks: whatever breaks, what a sync promised is there, and nothing else is."""
 
 from __future__ import annotations
 
