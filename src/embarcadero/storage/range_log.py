@@ -60,7 +60,7 @@ class RangeLog:
     """One range's copy, open for writing. Made by `create` or `recover`."""
 
     def __init__(self, disk: Disk, folder: str, start: int, settings: RangeSettings, found: Recovered) -> None:
-        self._disk, self.folder, self._settings = disk, folder, settings
+        self.disk, self.folder, self.settings = disk, folder, settings
         self.start = start
         self._sealed_segments = found.segments
         self._active = found.active
@@ -159,7 +159,7 @@ class RangeLog:
 
     def _fitting(self, bytes_each: Sequence[int], done: int) -> int:
         """How many records go to the active segment; 0: none, begin the next one."""
-        room = self._settings.segment_bytes - self._active.position
+        room = self.settings.segment_bytes - self._active.position
         count = 0
         for size in bytes_each[done:]:
             if (room := room - size) < 0:
@@ -197,7 +197,7 @@ class RangeLog:
             return False
         if active.opened_us is None:
             active.opened_us = now_us
-        if now_us - active.opened_us < self._settings.segment_age_s * 1e6:
+        if now_us - active.opened_us < self.settings.segment_age_s * 1e6:
             return False
         self._roll()
         return True
@@ -205,7 +205,7 @@ class RangeLog:
     def _roll(self) -> None:
         old = self._active
         header = old.header._replace(base_index=old.end, base_seq=old.end_seq)
-        new = begin_segment(self._disk, self.folder, header, self._settings)
+        new = begin_segment(self.disk, self.folder, header, self.settings)
         new.last_us = old.last_us
         self._absorb()
         self._active = new
@@ -231,8 +231,8 @@ class RangeLog:
                 if rolled.footer is None:
                     rolled.file.sync()
                     after.file.sync()
-                    self._disk.sync_folder(self.folder)
-                    rolled.finish(self._disk, self.folder, last=False)
+                    self.disk.sync_folder(self.folder)
+                    rolled.finish(self.disk, self.folder, last=False)
                     self._finished.append(rolled)
             written.active.file.sync()
         except EmbarcaderoError:
@@ -252,7 +252,7 @@ class RangeLog:
 
     def _mark_file(self) -> File:
         if self._mark is None:
-            self._mark = self._disk.open(join(self.folder, MARK_FILE), create=True)
+            self._mark = self.disk.open(join(self.folder, MARK_FILE), create=True)
         return self._mark
 
     # --- cutting, sealing, dropping -----------------------------------------------------------------------------------
@@ -264,8 +264,14 @@ class RangeLog:
             raise BadValue(f"{self.folder} is sealed at {self.end}, and can't be cut at {index}")
         if index >= self.end and not self._failed:
             return
+        if self._failed:
+            invariant(index <= self.synced, "after a failed sync only what is synced is kept")
+        elif self._written.rolled:
+            self._sync()  # segments that stay are finished
         segments = self.segments
         keep = max(number for number, info in enumerate(segments) if info.base_index <= index)
+        while keep and not segments[keep - 1].sealed:
+            keep -= 1  # nobody vouches for it yet: go on there
         base = segments[keep]
         position, seq, last_us = self._place_of(base, index)
         self._lower(Place(index, base.base_seq, position))
@@ -273,8 +279,8 @@ class RangeLog:
             one.file.close()
         for number in range(len(segments) - 1, keep, -1):
             self._strip(segments[number - 1])
-            remove_segment(self._disk, self.folder, segments[number].base_seq)
-            self._disk.sync_folder(self.folder)
+            remove_segment(self.disk, self.folder, segments[number].base_seq)
+            self.disk.sync_folder(self.folder)
         self._continue(segments, keep, position, index, seq, last_us)
 
     def _lower(self, place: Place) -> None:
@@ -287,7 +293,7 @@ class RangeLog:
         if index == info.base_index:
             return HEADER_BYTES, info.base_seq, 0
         header = self._active.header
-        reader = SegmentReader(self._disk, self.folder, info.base_seq, header.lane, header.range_number)
+        reader = SegmentReader(self.disk, self.folder, info.base_seq, header.lane, header.range_number)
         try:
             before = reader.locate(index - 1)
             if before is None:
@@ -300,7 +306,7 @@ class RangeLog:
 
     def _strip(self, info: SegmentInfo) -> None:
         """Take a segment's footer away, before the segment after it goes."""
-        file = self._disk.open(join(self.folder, segment_name(info.base_seq)), writable=True)
+        file = self.disk.open(join(self.folder, segment_name(info.base_seq)), writable=True)
         try:
             file.truncate(info.bytes)
             file.sync()
@@ -312,14 +318,14 @@ class RangeLog:
     ) -> None:
         """Go on writing to a segment at a position."""
         base = segments[keep]
-        file = self._disk.open(join(self.folder, segment_name(base.base_seq)), writable=True)
+        file = self.disk.open(join(self.folder, segment_name(base.base_seq)), writable=True)
         header = self._active.header._replace(base_index=base.base_index, base_seq=base.base_seq)
         file.truncate(position)
         file.pwrite([encode_header(header)], 0)  # a failed sync may have lost it, and the segment's name with it
         file.sync()
-        self._disk.sync_folder(self.folder)
-        active = Writing(file, header, position, index, seq, SparseIndex(self._settings.index_every_bytes), last_us)
-        reader = SegmentReader(self._disk, self.folder, base.base_seq, header.lane, header.range_number)
+        self.disk.sync_folder(self.folder)
+        active = Writing(file, header, position, index, seq, SparseIndex(self.settings.index_every_bytes), last_us)
+        reader = SegmentReader(self.disk, self.folder, base.base_seq, header.lane, header.range_number)
         for entries, positions in reader.walk(HEADER_BYTES, base.base_index):
             active.index.add(entries, positions)
         reader.close()
@@ -338,8 +344,10 @@ class RangeLog:
         self.cut(end)
         self._sync()
         self._absorb()
-        self._active.finish(self._disk, self.folder, last=True)
+        self._active.finish(self.disk, self.folder, last=True)
         self.sealed = True
+        for damage in [one for one in self.damage if one.kind is DamageKind.TAIL]:
+            self.healed(damage)
 
     def drop_below(self, index: int) -> int:
         """Drop sealed segments whose records are all below an index, never the last one; returns the bytes freed."""
@@ -351,29 +359,63 @@ class RangeLog:
         if not gone:
             return 0
         first = segments[gone]
-        write_whole(self._disk, join(self.folder, START_FILE),
+        write_whole(self.disk, join(self.folder, START_FILE),
                     [encode_place(Place(first.base_index, first.base_seq, HEADER_BYTES))])  # fmt: skip
         self._sealed_segments = self._sealed_segments[gone:]
+        self.damage = [damage for damage in self.damage if damage.end > first.base_index]
         for info in segments[:gone]:
-            remove_segment(self._disk, self.folder, info.base_seq)
+            remove_segment(self.disk, self.folder, info.base_seq)
         return sum(info.bytes for info in segments[:gone])
 
     # --- damage -------------------------------------------------------------------------------------------------------
     def quarantine(self, first: int, end: int, kind: DamageKind, found: bytes) -> Damage:
-        """Take note, for good, that [first, end) must come from a peer; `found` is kept to look at."""
+        """Take note, for good, that [first, end) must come from a peer; what was found is kept to look at."""
         damage = Damage(first, end, kind, damaged_name(first, end, kind))
         if damage not in self.damage:
-            write_whole(self._disk, join(self.folder, damage.name), [found])
+            write_whole(self.disk, join(self.folder, damage.name), [found])
             self.damage = [*self.damage, damage]
+        if kind is DamageKind.FILE:
+            self._put_aside(first, end)
         return damage
+
+    def _put_aside(self, first: int, end: int) -> None:
+        """Finished segments of this span are not ours, or not there: the peer's take their place."""
+        self._absorb()
+        gone = [info for info in self._sealed_segments if first <= info.base_index and info.end_index <= end]
+        self._sealed_segments = tuple(info for info in self._sealed_segments if info not in gone)
+        for info in gone:
+            path = join(self.folder, segment_name(info.base_seq))
+            if self.disk.exists(path):
+                self.disk.rename(path, path + DAMAGED)
+        self.disk.sync_folder(self.folder)
 
     def healed(self, damage: Damage) -> None:
         """A damage was repaired, and that is synced."""
         path = join(self.folder, damage.name)
-        if self._disk.exists(path):
-            self._disk.rename(path, path.removesuffix(DAMAGED) + MENDED)
-            self._disk.sync_folder(self.folder)
+        if self.disk.exists(path):
+            self.disk.rename(path, path.removesuffix(DAMAGED) + MENDED)
+            self.disk.sync_folder(self.folder)
         self.damage = [other for other in self.damage if other != damage]
+
+    def header(self, info: SegmentInfo) -> Header:
+        """What the header of one of its segments says."""
+        return self._active.header._replace(base_index=info.base_index, base_seq=info.base_seq)
+
+    def adopt(self, made: Sequence[SegmentInfo]) -> None:
+        """Segments that were missing are there again."""
+        known = {info.base_seq for info in self._sealed_segments}
+        added = [info for info in made if info.base_seq not in known]
+        self._sealed_segments = tuple(sorted((*self._sealed_segments, *added)))
+
+    def finish(self) -> tuple[SegmentInfo, ...]:
+        """Sync, and leave all segments finished, to become part of another copy; closes this one."""
+        self._sync()
+        self._absorb()
+        if self._active.end > self._active.header.base_index:
+            self._active.finish(self.disk, self.folder, last=False)
+        made = tuple(info for info in self.segments if info.sealed)
+        self.close()
+        return made
 
     def close(self) -> None:
         """Let go of all files. What is not synced may be lost."""

@@ -116,7 +116,12 @@ class Writing:
         """Add records (which follow the last one) with one write."""
         total = sum(bytes_each)
         parts = record_parts(entries, payloads)
-        self.file.pwrite([b"".join(parts)] if total <= _JOINED_BYTES_MAX else parts, self.position)
+        try:
+            self.file.pwrite([b"".join(parts)] if total <= _JOINED_BYTES_MAX else parts, self.position)
+        except EmbarcaderoError:
+            with suppress(EmbarcaderoError):
+                self.file.truncate(self.position)  # half a record is of no use to anybody
+            raise
         positions, position = [], self.position
         for size in bytes_each:
             positions.append(position)
@@ -133,6 +138,8 @@ class Writing:
         footer = Footer(
             self.header.base_index, self.header.base_seq, self.end, self.end_seq, self.position, self.last_us, last
         )  # fmt: skip
+        if self.file.size() > self.position:
+            self.file.truncate(self.position)  # a write that failed left something there
         self.file.pwrite([encode_footer(footer)], self.position)
         self.file.sync()
         with suppress(EmbarcaderoError):  # they are caches

@@ -1,0 +1,62 @@
+"""Session checkpoints on disk: a lane's session table as of a durable index, beside its ranges."""
+
+from __future__ import annotations
+
+import re
+
+from embarcadero.errors import BadValue
+from embarcadero.limits import LINE_BYTES, SESSIONS_FILE_BYTES_MAX
+from embarcadero.storage.disk import Disk, Missing, join, read_whole, write_whole
+from embarcadero.storage.layout import decode_checkpoint, encode_checkpoint
+from embarcadero.storage.recovery import make_folders
+from embarcadero.wire.codec import payload_crc
+
+_NAME = re.compile(r"sessions-(\d{20})\.checkpoint")
+
+
+def _name(index: int) -> str:
+    return f"sessions-{index:020d}.checkpoint"
+
+
+def write_checkpoint(disk: Disk, lane_folder: str, index: int, data: bytes) -> None:
+    """Keep a lane's session table as of an index; on disk on return."""
+    if len(data) > SESSIONS_FILE_BYTES_MAX:
+        raise BadValue(f"a checkpoint of {len(data)} bytes", f"at most {SESSIONS_FILE_BYTES_MAX}")
+    make_folders(disk, lane_folder)
+    write_whole(disk, join(lane_folder, _name(index)), [encode_checkpoint(index, data), data])
+
+
+def checkpoints(disk: Disk, lane_folder: str) -> list[int]:
+    """The indices of all checkpoints of a lane, oldest first."""
+    try:
+        names = disk.list(lane_folder)
+    except Missing:
+        return []
+    return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
+
+
+def read_checkpoint(disk: Disk, lane_folder: str, index: int) -> bytes | None:
+    """The checkpoint of an index; None if it is not there, or damaged. BadSegment if a newer program wrote it."""
+    path = join(lane_folder, _name(index))
+    try:
+        data = read_whole(disk, path, SESSIONS_FILE_BYTES_MAX + LINE_BYTES)
+    except Missing:
+        return None
+    header, table = decode_checkpoint(data[:LINE_BYTES], path), data[LINE_BYTES:]
+    return table if header == (index, len(table), payload_crc(table)) else None
+
+
+def newest_checkpoint(disk: Disk, lane_folder: str, at_most: int) -> tuple[int, bytes] | None:
+    """The newest undamaged checkpoint at or below an index, and that index."""
+    for index in reversed(checkpoints(disk, lane_folder)):
+        if index <= at_most and (data := read_checkpoint(disk, lane_folder, index)) is not None:
+            return index, data
+    return None
+
+
+def drop_older(disk: Disk, lane_folder: str, index: int) -> int:
+    """Remove checkpoints below an index; returns how many."""
+    gone = [older for older in checkpoints(disk, lane_folder) if older < index]
+    for older in gone:
+        disk.remove(join(lane_folder, _name(older)))
+    return len(gone)
