@@ -49,6 +49,12 @@ EmbarcaderoError
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from embarcadero.types import Position
+
 
 class EmbarcaderoError(Exception):
     """Base of all errors. `hint` says what to do."""
@@ -93,7 +99,17 @@ class Unreachable(Retriable, ConnectionError): ...
 class Backpressure(Retriable): ...
 
 
-class RecordsLost(EmbarcaderoError): ...
+class RecordsLost(EmbarcaderoError):
+    """`positions` has the first record of each lost batch, `counts` how many records that batch had."""
+
+    def __init__(
+        self, message: str, hint: str = "", positions: Iterable[Position] = (), counts: Iterable[int] = ()
+    ) -> None:
+        super().__init__(message, hint)
+        self.positions, self.counts = tuple(positions), tuple(counts)
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.message, self.hint, self.positions, self.counts)
 
 
 class OutcomeUnknown(EmbarcaderoError): ...

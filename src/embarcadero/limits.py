@@ -39,6 +39,7 @@ TOPICS_MAX = 1_024
 LANES_MAX = 4_096  # lanes are numbered for life; deleted topics leave theirs behind
 BROKER_LANES_FIRST = LANES_MAX  # lanes of brokers (orders 0 and 1) are numbered from here on, never twice
 BROKER_LANES_KEPT_MAX = 64  # of a topic: lanes of which nothing is left to read, but whose end is still told
+RANGES_LISTED_MAX = 512  # of a topic that is described: the newest
 LANES_LISTED_MAX = 1_024  # in one list of topics; `describe` tells them all
 BROKERS_MAX = 64
 BROKERS_DEFAULT = 4

@@ -1,7 +1,8 @@
 """A cluster in memory that speaks the protocol: one lane, any number of connections, faults on demand.
 
 It keeps the promises that the real one keeps (one position per sequence, fencing, continued sessions), so a client's
-tests can ask what is in `log`. It is simple instead of fast, and knows nothing of regions or sequencers.
+tests can ask what is in `log`. It is simple instead of fast, and knows nothing of regions or sequencers. With
+`replicas`, batches become durable when a test says so, and `start_anew` loses what is not.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from embarcadero.errors import (
 )
 from embarcadero.fabric.layout import ORDER, seal
 from embarcadero.limits import CONTROL_BYTES_MAX, CREDIT_BYTES, SESSION_WINDOW
-from embarcadero.types import NO_INDEX, EntryKind, Gap, GapKind, Outcome, Topic
+from embarcadero.types import NO_INDEX, EntryKind, Gap, GapKind, Outcome, Topic, TopicLane
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import BatchHeader, ack_frame, control_frame, credit_frame, fetched_header, payload_crc
-from embarcadero.wire.frames import ACK, PAYLOAD_ALIGN, FrameKind
+from embarcadero.wire.frames import ACK, PAYLOAD_ALIGN, WANT_DURABLE, FrameKind
 from embarcadero.wire.receiver import (
     AcksReceived,
     BatchReceived,
@@ -54,6 +55,7 @@ class Stored:
     crc: int
     kind: EntryKind = EntryKind.BATCH
     skipped: int = 0
+    lost: bool = False
 
 
 @dataclass
@@ -64,6 +66,7 @@ class FakeSession:
     fenced: bool = False
     continued_by_name: bool = False
     expected: int = 0
+    opened_at: int = 0
     window: dict[int, int] = field(default_factory=dict)  # sequence -> index
     held: dict[int, tuple[FakeConnection, BatchHeader, bytes]] = field(default_factory=dict)
 
@@ -71,13 +74,25 @@ class FakeSession:
 class FakeCluster:
     """State that all fake brokers share."""
 
-    def __init__(self, order: int = 2, partitions: int = 1) -> None:
-        self.topics = {"t": Topic(name="t", lane=LANE, order=order, partitions=partitions)}
+    def __init__(self, order: int = 2, partitions: int = 1, replicas: int = 0) -> None:
+        self.topics = {
+            "t": Topic(
+                name="t", lane=LANE, order=order, partitions=partitions, replicas=replicas, durable_on=replicas
+            )
+        }  # fmt: skip
+        self.replicas = replicas
+        self.durable = 0  # with replicas: batches below are on disk
+        self.at_once = False  # batches are durable as soon as they are ordered
+        self.generation = 1
+        self.lost: list[tuple[int, int]] = []
+        self.lanes: list[TopicLane] = []  # of a topic of order 0 or 1
+        self._undurable: list[tuple[FakeConnection, BatchHeader, Outcome, int]] = []
         self.order = order
         self.log: list[Stored] = []
         self.next_seq = 0
         self.start_index = 0  # below is trimmed
         self.sessions: dict[int, FakeSession] = {}
+        self.next_handle = 0
         self.frames: list[tuple[BatchHeader, bytes]] = []  # every batch frame that came, in order
         self.backpressure = 0  # how many more batches are refused
         self.connections: list[FakeConnection] = []
@@ -100,9 +115,15 @@ class FakeCluster:
         if earlier is not None:
             self.fence(earlier)
             session.expected, session.window = earlier.expected, earlier.window
-        handle = len(self.sessions)
+        handle = self.next_handle
+        self.next_handle += 1
+        session.opened_at = len(self.log)
         self.sessions[handle] = session
-        return m.Opened(lane=LANE, session=handle, index=0, expected=session.expected, low=0)
+        *before, (lost_from, lost_to) = self.lost or [(0, 0)]
+        return m.Opened(
+            lane=LANE, session=handle, index=session.opened_at, expected=session.expected, low=0,
+            lost_from=lost_from, lost_to=lost_to, lost_before=before,
+        )  # fmt: skip
 
     def _continued(self, handle: int) -> FakeSession:
         """The newest session of the chain; refused if another holder has opened its name."""
@@ -135,7 +156,7 @@ class FakeCluster:
         elif header.session_seq in session.window:
             index = session.window[header.session_seq]
             same = self.log[index].crc == header.crc
-            connection.ack(header, Outcome.DUP_OF if same else Outcome.CONFLICT, index)
+            self._stored(connection, header, Outcome.DUP_OF if same else Outcome.CONFLICT, index)
         elif session.fenced:
             connection.ack(header, Outcome.FENCED, extra=session.expected)
         elif self.backpressure or header.session_seq >= header.low + SESSION_WINDOW:
@@ -169,8 +190,52 @@ class FakeCluster:
         self.next_seq += header.count
         session.window[header.session_seq] = index
         session.expected = max(session.expected, header.session_seq + 1)
-        connection.ack(header, Outcome.ORDERED, index)
+        self._stored(connection, header, Outcome.ORDERED, index)
+        if self.at_once:
+            self.make_durable()
         self.wake()
+
+    def _stored(self, connection: FakeConnection, header: BatchHeader, outcome: Outcome, index: int) -> None:
+        """Ack now, or (as the batch asks for it) once it is durable."""
+        if header.flags & WANT_DURABLE and outcome.stored and index >= self.durable:
+            self._undurable.append((connection, header, outcome, index))
+        else:
+            connection.ack(header, outcome, index)
+
+    # --- disks ---
+    def make_durable(self, below: int | None = None) -> None:
+        """Batches with an index below that (all, by default) are on disk; who waits for them is told."""
+        self.durable = len(self.log) if below is None else below
+        waiting, self._undurable = self._undurable, []
+        for connection, header, outcome, index in waiting:
+            self._stored(connection, header, outcome, index)
+        self.wake()
+
+    def start_anew(self, end: int | None = None, skipped: int = 100) -> None:
+        """The fabric is lost, and with it batches from `end` on (by default all that are not durable).
+
+        Connections are the test's to cut. `skipped` positions are never used.
+        """
+        end = self.durable if end is None else end
+        ceiling = len(self.log) + skipped
+        self.lost.append((end, ceiling))
+        self.next_seq += 10 * skipped
+        nothing = Stored(0, 0, b"", 0, self.next_seq, 0, 0, EntryKind.SESSION_FENCE, lost=True)
+        self.log[end:] = [nothing] * (ceiling - end)
+        self.durable = max(self.durable, ceiling)
+        self._undurable.clear()
+        self.generation += 1
+        self.sessions = {handle: s for handle, s in self.sessions.items() if s.opened_at < end}
+        for session in self.sessions.values():
+            session.held.clear()
+            session.fenced = True
+            for sequence in [sequence for sequence, index in session.window.items() if index >= end]:
+                del session.window[sequence]
+            session.expected = min(session.expected, max(session.window, default=-1) + 1)
+
+    def end_for(self, ask: m.Fetch) -> int:
+        """Where the log ends for a reader."""
+        return self.durable if self.replicas and ask.read == "durable" else len(self.log)
 
     def skip(self, session: int, first: int, count: int) -> None:
         """Declare sequences lost."""
@@ -195,7 +260,7 @@ class FakeCluster:
         if ask.by == "earliest":
             return self.start_index
         if ask.by == "latest":
-            return len(self.log)
+            return self.end_for(ask)
         if ask.by == "seq":
             if ask.start > self.next_seq:
                 raise FuturePosition(f"seq {ask.start} is beyond {self.next_seq}")
@@ -295,8 +360,11 @@ class FakeConnection:
         match message:
             case m.Hello():
                 return m.Welcome(
-                    version=1, cluster="fake", broker=self.broker, incarnation=1, brokers=cluster.addresses
+                    version=1, cluster="fake", broker=self.broker, incarnation=1, brokers=cluster.addresses,
+                    generation=cluster.generation,
                 )  # fmt: skip
+            case m.GetLanes():
+                return m.LanesAre(lane=LANE, lanes=[lane for lane in cluster.lanes if lane.lane > message.above])
             case m.OpenSession():
                 return cluster.open(message)
             case m.CloseSession():
@@ -315,7 +383,8 @@ class FakeConnection:
                 start = cluster.start_index
                 return m.TailIs(
                     lane=LANE, index=len(cluster.log), seq=cluster.next_seq, start_index=start,
-                    start_seq=cluster.seq_at(start),
+                    start_seq=cluster.seq_at(start), durable_index=cluster.durable,
+                    durable_seq=cluster.seq_at(cluster.durable),
                 )  # fmt: skip
         return self._topics(message)
 
@@ -355,12 +424,17 @@ class FakeConnection:
     def _serve(self, request: int, ask: m.Fetch, over: bool) -> bool:
         cluster = self.cluster
         start = cluster.resolve(ask)
-        gap, picked, size, at = None, [], 0, start
-        if start < cluster.start_index:
+        gap, picked, size, at, end = None, [], 0, start, cluster.end_for(ask)
+        hole = next((hole for hole in cluster.lost if hole[0] <= start < hole[1]), None)
+        if hole is not None:
+            gap, at = Gap(GapKind.LOST, start, hole[1]), hole[1]
+        elif start < cluster.start_index:
             gap, at = Gap(GapKind.TRIMMED, start, cluster.start_index), cluster.start_index
         else:
-            while at < len(cluster.log) and (not picked or size + len(cluster.log[at].payload) <= ask.max_bytes):
+            while at < end and (not picked or size + len(cluster.log[at].payload) <= ask.max_bytes):
                 stored = cluster.log[at]
+                if stored.lost:
+                    break
                 if stored.kind == EntryKind.SKIP or ask.partitions is None or stored.partition in ask.partitions:
                     picked.append(at)
                     size += len(stored.payload)
@@ -371,7 +445,7 @@ class FakeConnection:
         for payload in map(self._payload_of, picked):
             body += payload + bytes(-len(payload) % PAYLOAD_ALIGN)
         header = fetched_header(
-            request=request, next_index=at, tail_index=len(cluster.log), count=len(picked), length=len(body), gap=gap
+            request=request, next_index=at, tail_index=end, count=len(picked), length=len(body), gap=gap
         )
         self._say(header + body)
         return True
@@ -480,7 +554,7 @@ class Wire:
     """One connection of the world."""
 
     def __init__(self, number: int, cluster: FakeCluster, credit: int, now_us: int) -> None:
-        self.link = Link(number, now_us)
+        self.link = Link(number, now_us, cluster.generation)
         self.far = FakeConnection(cluster, credit=credit)
         self.outward: list[bytes] = []
         self._receiver = FrameReceiver(

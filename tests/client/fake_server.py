@@ -44,8 +44,10 @@ class _Socket(asyncio.Protocol):
 class FakeServer:
     """`brokers` fake brokers on free ports; use it in a `with` block."""
 
-    def __init__(self, brokers: int = 2, order: int = 2, partitions: int = 1, credit: int = 16 << 20) -> None:
-        self.cluster = FakeCluster(order, partitions)
+    def __init__(
+        self, brokers: int = 2, order: int = 2, partitions: int = 1, credit: int = 16 << 20, replicas: int = 0
+    ) -> None:
+        self.cluster = FakeCluster(order, partitions, replicas)
         self.credit = credit
         self.deaf = False  # takes connections, ignores bytes
         self.sockets: list[_Socket] = []
@@ -124,6 +126,16 @@ class FakeServer:
         self._fronts.append(self._servers[broker])
         self._servers[broker] = known
         return f"127.0.0.1:{self._fronts[-1].sockets[0].getsockname()[1]}"
+
+    def start_anew(self, end: int | None = None) -> None:
+        """Everything dies with the fabric and comes back at the old ports; batches from `end` on are lost."""
+
+        def restart() -> None:
+            self.cluster.start_anew(end)
+            for socket in list(self.sockets):
+                socket.transport.abort()
+
+        self.do(restart)
 
     def stop(self, broker: int) -> None:
         """Nobody listens there any more."""

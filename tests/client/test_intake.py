@@ -115,7 +115,7 @@ def test_a_batch_without_records_is_dropped() -> None:
     """Ctrl-C between opening a batch and its first record leaves nothing behind."""
     taken = intake()
     with taken.lock:
-        builder = taken._next_builder(None, None)
+        builder = taken._next_builder(None, 1, None)
         taken._give_room(builder, 10)
         taken.seal()
     assert (taken.pending_bytes, taken.unsettled, taken.take_sealed(), taken.current) == (0, {}, [], None)

@@ -174,7 +174,7 @@ def test_options_are_checked(log: Any) -> None:
             log.publisher("t", **options)
     with pytest.raises(emb.errors.BadName):
         log.publisher("t", session="x" * 300)
-    with pytest.raises(NotAvailable):
+    with pytest.raises(BadValue, match="create it with replicas="):
         log.publisher("t", ack=2)
     with pytest.raises(NotAvailable):
         emb.local(replicas=3)

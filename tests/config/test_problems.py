@@ -25,7 +25,7 @@ def problems(tmp_path: Path, text: str, **environ: str) -> list[str]:
     [
         ("broker:\n  prot: 1", "e.yaml:2: broker.prot: is no key; did you mean broker.port?"),
         ("broker:\n  linger_ms: 1", "e.yaml:2: broker.linger_ms: is no key; did you mean client.linger_ms?"),
-        ("topic:\n  zzz: 1", "e.yaml:2: topic.zzz: is no key; keys here are gap_timeout_fence_ms,"),
+        ("topic:\n  zzz: 1", "e.yaml:2: topic.zzz: is no key; keys here are durable_on,"),
         ("brocker:\n  port: 1", "e.yaml:1: brocker: is no section; did you mean broker?"),
         ("zzz:\n  port: 1", "e.yaml:1: zzz: is no section; sections are cluster, broker, fabric,"),
         ("broker: 5", "e.yaml:1: broker: is no mapping; write keys with values"),

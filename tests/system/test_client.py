@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import embarcadero as emb
-from embarcadero.errors import BadName, BadValue, FuturePosition, NotAvailable, SessionFenced, TopicExists, UnknownTopic
+from embarcadero.errors import BadName, BadValue, FuturePosition, SessionFenced, TopicExists, UnknownTopic
 
 pytestmark = pytest.mark.system
 LOG_BYTES = 64 << 20
@@ -55,7 +55,7 @@ def test_the_cluster_refuses_with_typed_errors(log: Any) -> None:
     for wrong, error in (
         ({"name": "refusals"}, TopicExists),
         ({"name": "no/slash"}, BadName),
-        ({"name": "x", "replicas": 3}, NotAvailable),
+        ({"name": "x", "replicas": 3}, BadValue),
         ({"name": "x", "order": 3}, BadValue),
     ):
         with pytest.raises(error):

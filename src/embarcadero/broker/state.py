@@ -400,11 +400,15 @@ class Broker:
                 raise BadFrame(f"{type(message).__name__} is not a question", "see the protocol's table of messages")
 
     def _described(self, name: str) -> m.TopicIs:
-        """A topic with its schema and all its lanes, as the store has them now."""
+        """A topic with its schema, all its lanes and its ranges, as the store has them now."""
         topic, schema = self._directory.described(name)
         if topic.order <= Order.BROKER:
             topic = msgspec.structs.replace(topic, lanes=self._directory.lanes(topic.lane))
-        return m.TopicIs(topic=topic, columns=schema.columns, widths=schema.widths)
+        lanes = [topic.lane, *(lane.lane for lane in topic.lanes)] if topic.replicas else []
+        ranges = [range_ for lane in lanes for range_ in self._directory.ranges(lane)]
+        return m.TopicIs(
+            topic=topic, columns=schema.columns, widths=schema.widths, ranges=ranges[-limits.RANGES_LISTED_MAX :]
+        )
 
     def _create_topic(self, ask: m.CreateTopic) -> None:
         settings = with_defaults(ask, self.config, self._directory.live_replicas())

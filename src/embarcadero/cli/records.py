@@ -8,6 +8,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
@@ -26,11 +27,18 @@ if TYPE_CHECKING:
     from embarcadero.client.batch import Batch, Record
     from embarcadero.client.futures import RecordFuture
     from embarcadero.client.sync import Log, Publisher
-    from embarcadero.types import Position
+    from embarcadero.types import Position, Tail
 
 _POLL_S = 0.5
 _PROGRESS_EVERY = 256
 _ROWS_AT_ONCE = 1_000
+
+
+class Read(StrEnum):
+    """Which records tail sees."""
+
+    DURABLE = "durable"
+    ORDERED = "ordered"
 
 
 class Format(StrEnum):
@@ -46,7 +54,7 @@ def publish(
     key_separator: Annotated[
         str, typer.Option(show_default=False, help="What stands between key and value in a line. Default: no keys.")
     ] = "",
-    ack: Annotated[int, typer.Option(help="When a record counts as published. 0: sent. 1: ordered.")] = 1,
+    ack: Annotated[int, typer.Option(help="When a record counts as published. 0: sent. 1: ordered. 2: durable.")] = 1,
     session: Annotated[
         str | None, typer.Option(show_default=False, help="Name of a session, to go on with it later.")
     ] = None,
@@ -64,6 +72,8 @@ def publish(
         seq 1 1000 | embarcadero publish orders
 
         embarcadero publish orders orders.csv --key-separator ,
+
+        embarcadero publish payments --ack 2 < payments.txt
 
         echo '{"symbol": "EMB", "price": 12.5}' | embarcadero publish trades --compression zstd
     """
@@ -188,6 +198,9 @@ def tail(
     limit: Annotated[
         int | None, typer.Option("--limit", "-n", min=0, show_default=False, help="Stop after so many records.")
     ] = None,
+    read: Annotated[
+        Read, typer.Option(help="durable: what no crash can take back. ordered: all that has its place in the order.")
+    ] = Read.DURABLE,
     form: Annotated[Format, typer.Option("--format", help="text: values. json: an object a line.")] = Format.TEXT,
     brokers: Brokers = None,
     data_dir: DataDir = None,
@@ -195,7 +208,8 @@ def tail(
 ) -> None:
     """Print the records of a topic in their order.
 
-    Without --follow it ends where the topic ended when it began.
+    Without --follow it ends where the topic ended when it began. Holes are told between records: trimmed, skipped by a
+    publisher, or lost in a crash.
 
     Examples:
 
@@ -209,11 +223,13 @@ def tail(
     """
     where = _start(start)
     show = _show_json if json or form is Format.JSON else _show_text
+    shown = 0
     try:
-        for number, (batch, record) in enumerate(_records(topic, where, follow, brokers, data_dir)):
-            if number == limit:
+        for batch, record in _records(topic, where, follow, read, brokers, data_dir):
+            if shown == limit:
                 return
             show(batch, record)
+            shown += record is not None
     except KeyboardInterrupt:
         return
 
@@ -231,17 +247,17 @@ def _start(text: str) -> str | int | datetime:
 
 
 def _records(
-    topic: str, start: str | int | datetime, follow: bool, brokers: str | None, data_dir: Path | None
+    topic: str, start: str | int | datetime, follow: bool, read: Read, brokers: str | None, data_dir: Path | None
 ) -> Iterator[tuple[Batch, Record | None]]:
     """Records of a topic with their batches; a gap comes as a batch without a record."""
     with connect(brokers, data_dir) as log:
-        end = None if follow else log.tail(topic)
+        end = None if follow else _end(log.tail(topic), read)
         if end is not None and isinstance(start, datetime):
             start = _seq_since(log, topic, start)
         if end is not None and (start == "latest" or end.seq == 0 or (isinstance(start, int) and start >= end.seq)):
             return
         left = {tail.lane: tail for tail in (end.lanes or (end,)) if tail.seq} if end is not None else {}
-        with log.subscribe(topic, start=start) as subscriber:
+        with log.subscribe(topic, start=start, read=read.value) as subscriber:
             while left or end is None:
                 batch = subscriber.poll(timeout=_POLL_S)
                 if batch is None:
@@ -257,6 +273,14 @@ def _records(
                             yield batch, record
                     if batch.lane in left and batch.seq + batch.count >= left[batch.lane].seq:
                         del left[batch.lane]
+
+
+def _end(tail: Tail, read: Read) -> Tail:
+    """The tail as this reader will reach it."""
+    if read is Read.ORDERED:
+        return tail
+    lanes = tuple(_end(lane, read) for lane in tail.lanes)
+    return replace(tail, index=tail.durable_index, seq=tail.durable_seq, lanes=lanes)
 
 
 def _seq_since(log: Log, topic: str, when: datetime) -> int | str:

@@ -9,11 +9,15 @@ import typer
 from embarcadero.cli.output import Brokers, DataDir, Json, connect, print_json, print_table
 from embarcadero.cli.settings import Verbs
 from embarcadero.cli.times import parse_time
+from embarcadero.errors import BadValue
+from embarcadero.placement.rules import price
 from embarcadero.types import Order
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from embarcadero.client.topics import TopicInfo
-    from embarcadero.types import Tail, Topic, TopicLane
+    from embarcadero.types import Range, Tail, Topic, TopicLane
 
 app = Verbs(
     help="Create, list, describe, alter, trim and delete topics.", no_args_is_help=True, rich_markup_mode=None
@@ -27,18 +31,56 @@ Schema = Annotated[
 Ttl = Annotated[
     int | None, typer.Option(show_default=False, help="How long an idle session is kept. Default: 86400.")
 ]
+Replicas = Annotated[
+    int | None,
+    typer.Option(show_default=False, help="Copies on disk. Default: as many as replicas are live, at most 3."),
+]
+DurableOn = Annotated[
+    int | None, typer.Option(show_default=False, help="Copies that make a record durable. Default: the majority.")
+]
+RetentionBytes = Annotated[
+    str | None, typer.Option(show_default=False, help="Beyond this, the oldest records go: 10GiB. 0: never.")
+]
+RetentionTime = Annotated[
+    str | None, typer.Option("--retention", show_default=False, help="After this long, records go: 7d. 0: never.")
+]
 _ORDER_HELP = (
     "2: one total order (default). 5: and each session's order, gap-free. 0: an order per broker. 1: and per session."
 )
-_COLUMNS = ["name", "order", "partitions", "on gap", "gap timeout ms", "schema version", "lane"]
+_COLUMNS = ["name", "order", "partitions", "on gap", "gap timeout ms", "schema version", "copies", "lane"]
+_RANGE_COLUMNS = ["lane", "range", "start", "end", "durable on", "replicas"]
 _LANE_COLUMNS = ["lane", "broker", "incarnation", "state", "end", "start seq", "next index", "next seq"]
 
 
 def _row(topic: Topic) -> list[object]:
     lanes = str(topic.lane) if topic.order > Order.BROKER else f"{len(topic.lanes)} lanes"
     return [
-        topic.name, topic.order, topic.partitions, topic.on_gap, topic.gap_timeout_ms, topic.schema_version, lanes
+        topic.name, topic.order, topic.partitions, topic.on_gap, topic.gap_timeout_ms, topic.schema_version,
+        _copies(topic), lanes,
     ]  # fmt: skip
+
+
+def _copies(topic: Topic) -> str:
+    return f"durable on {topic.durable_on} of {topic.replicas}" if topic.replicas else "in memory"
+
+
+def _quantity(text: str | None, units: Mapping[str, float], unit: str, example: str) -> int | None:
+    """A size or a time as people write it; BadValue when it makes no sense."""
+    from embarcadero.config.units import BadQuantity, quantity, whole
+
+    try:
+        return None if text is None else whole(quantity(text, units, 1, example), text, unit)
+    except BadQuantity as error:
+        raise BadValue(error.what, error.right) from None
+
+
+def _retention(retention_bytes: str | None, retention: str | None) -> dict[str, int | None]:
+    from embarcadero.config.units import BYTES, SECONDS
+
+    return {
+        "retention_bytes": _quantity(retention_bytes, BYTES, "bytes", "10GiB"),
+        "retention_s": _quantity(retention, SECONDS, "seconds", "7d"),
+    }
 
 
 def _parsed(schema: str | None) -> Any:
@@ -65,8 +107,10 @@ def create(
     partitions: Annotated[
         int | None, typer.Option(show_default=False, help="Tags that group members share the log by. Default: 1.")
     ] = None,
-    replicas: Annotated[int, typer.Option(help="Copies on disk.")] = 0,
-    durable_on: Annotated[int, typer.Option(help="Copies that make a record durable.")] = 0,
+    replicas: Replicas = None,
+    durable_on: DurableOn = None,
+    retention_bytes: RetentionBytes = None,
+    retention: RetentionTime = None,
     on_gap: Annotated[
         str | None,
         typer.Option(show_default=False, help="Order 5, a gap that stays: fence the session (default), or skip it."),
@@ -88,9 +132,11 @@ def create(
 
         embarcadero topic create ticks --order 5 --on-gap skip --gap-timeout-ms 20
 
+        embarcadero topic create audit --replicas 3 --durable-on 2 --retention 30d
+
         embarcadero topic create trades --schema "symbol:string!, price:float64, at:timestamp[us, UTC]"
     """
-    columns = _parsed(schema)
+    columns, kept = _parsed(schema), _retention(retention_bytes, retention)
     with connect(brokers, data_dir) as log:
         topic = log.create_topic(
             name,
@@ -102,11 +148,15 @@ def create(
             gap_timeout_ms=gap_timeout_ms,
             session_ttl_s=session_ttl_s,
             schema=columns,
+            **kept,
         )
+    what_it_costs = price(topic.replicas, topic.durable_on)
     if json:
-        print_json(_facts(topic))
+        print_json(_facts(topic) | {"price": what_it_costs})
     else:
         print(f"created topic {topic.name} (order {topic.order})")
+        if topic.replicas:
+            print(what_it_costs)
 
 
 @app.command("list")
@@ -122,7 +172,7 @@ def list_topics(brokers: Brokers = None, data_dir: DataDir = None, json: Json = 
 
 @app.command()
 def describe(name: Name, brokers: Brokers = None, data_dir: DataDir = None, json: Json = False) -> None:
-    """Show a topic: what it promises, where it starts and where it ends; of orders 0 and 1 also its lanes."""
+    """Show a topic: what it promises, where it starts and ends, its ranges on disk; of orders 0 and 1 its lanes."""
     with connect(brokers, data_dir) as log:
         topic, end = log.describe(name), log.tail(name)
     ends = {tail.lane: tail for tail in end.lanes}
@@ -133,10 +183,20 @@ def describe(name: Name, brokers: Brokers = None, data_dir: DataDir = None, json
     if json:
         print_json(facts)
         return
-    lanes = facts.pop("lanes")
+    lanes, _ = facts.pop("lanes"), facts.pop("ranges")
+    if topic.replicas:
+        facts["price"] = price(topic.replicas, topic.durable_on)
     print_table(f"topic {name}", ["what", "value"], list(facts.items()))
+    if topic.ranges:
+        print_table("ranges", _RANGE_COLUMNS, [_range_row(range_) for range_ in topic.ranges])
     if topic.order <= Order.BROKER:
         print_table("lanes", _LANE_COLUMNS, [list(lane.values()) for lane in lanes])
+
+
+def _range_row(range_: Range) -> list[object]:
+    replicas = ", ".join(f"{ref.replica}.{ref.incarnation}" for ref in range_.replicas)
+    end = "open" if range_.open else range_.end
+    return [range_.lane, range_.number, range_.start, end, f"{range_.durable_on} of {len(range_.replicas)}", replicas]
 
 
 def _lane_facts(lane: TopicLane, end: Tail | None) -> dict[str, Any]:
@@ -161,6 +221,10 @@ def alter(
     on_gap: Annotated[str | None, typer.Option(show_default=False, help="fence may become skip.")] = None,
     gap_timeout_ms: Annotated[int | None, typer.Option(show_default=False, help="How long a gap may stay.")] = None,
     session_ttl_s: Ttl = None,
+    replicas: Annotated[int | None, typer.Option(show_default=False, help="Counts from the next range on.")] = None,
+    durable_on: Annotated[int | None, typer.Option(show_default=False, help="Counts from the next range on.")] = None,
+    retention_bytes: RetentionBytes = None,
+    retention: RetentionTime = None,
     brokers: Brokers = None,
     data_dir: DataDir = None,
     json: Json = False,
@@ -173,11 +237,14 @@ def alter(
 
         embarcadero topic alter orders --gap-timeout-ms 60000
 
+        embarcadero topic alter orders --retention-bytes 100GiB --retention 30d
+
         embarcadero topic alter trades --schema "symbol:string!, price:float64, at:timestamp[us, UTC], venue:string"
     """
     given: dict[str, Any] = {
         "schema": _parsed(schema), "partitions": partitions, "on_gap": on_gap, "gap_timeout_ms": gap_timeout_ms,
-        "session_ttl_s": session_ttl_s,
+        "session_ttl_s": session_ttl_s, "replicas": replicas, "durable_on": durable_on,
+        **_retention(retention_bytes, retention),
     }  # fmt: skip
     with connect(brokers, data_dir) as log:
         topic = log.alter_topic(name, **given)

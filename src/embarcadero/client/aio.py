@@ -40,7 +40,7 @@ from embarcadero.client.options import (
 )
 from embarcadero.client.places import Place, place, seek_place, time_us, trim_place
 from embarcadero.client.pump import Pump
-from embarcadero.client.reading import joined, lane_of, lanes_of, read_span, reader_core, span
+from embarcadero.client.reading import joined, lane_of, lanes_of, read_span, reader_core, span, tail_of
 from embarcadero.client.topics import TopicInfo
 from embarcadero.config import Config, load
 from embarcadero.errors import (
@@ -128,24 +128,29 @@ class Log:
         *,
         order: int | None = None,
         partitions: int | None = None,
-        replicas: int = 0,
-        durable_on: int = 0,
+        replicas: int | None = None,
+        durable_on: int | None = None,
         schema: pa.Schema | None = None,
         on_gap: str | None = None,
         gap_timeout_ms: int | None = None,
         session_ttl_s: int | None = None,
+        retention_bytes: int | None = None,
+        retention_s: int | None = None,
         timeout: Timeout = AS_CONFIGURED,
     ) -> TopicInfo:
-        """Create a topic; None: the cluster's default. Raises TopicExists, BadName, BadValue, BadSchema, NotAvailable.
+        """Create a topic; None: the cluster's default. Raises TopicExists, BadName, BadValue, BadSchema.
 
         With a `schema`, records are rows of these columns, `publish` takes them and checks them, and `send` is refused.
+        `replicas` have each record on disk, and it is durable once `durable_on` of them have synced it. Beyond
+        `retention_bytes`, or after `retention_s`, the oldest records go; 0: never.
 
-            await log.create_topic("orders", order=5)
+            await log.create_topic("orders", order=5, replicas=3, durable_on=2)
             await log.create_topic("ticks", schema=pa.schema([("symbol", pa.string()), ("price", pa.float64())]))
         """
         ask = m.CreateTopic(
             name=name, order=order, partitions=partitions, replicas=replicas, durable_on=durable_on, on_gap=on_gap,
             gap_timeout_ms=gap_timeout_ms, session_ttl_s=session_ttl_s,
+            retention_bytes=retention_bytes, retention_s=retention_s,
             columns=b"" if schema is None else encode_schema(schema),
         )  # fmt: skip
         return TopicInfo.told(await self._ask(ask, m.TopicIs, timeout, again=False))
@@ -157,7 +162,8 @@ class Log:
 
         `schema` may add columns that may be null. That makes a new version: publishers that know an older one go on,
         and readers get nulls where a batch is older than the column. `partitions` may only grow, `on_gap` may become
-        "skip"; open publishers go on with the settings they began with.
+        "skip"; open publishers go on with the settings they began with. `replicas` and `durable_on` count for what is
+        published once the cluster has moved on to its next replicas.
 
             known = (await log.describe("ticks")).schema
             await log.alter_topic("ticks", schema=known.append(pa.field("venue", pa.string())))
@@ -184,19 +190,20 @@ class Log:
     async def tail(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> Tail:
         """Where the topic ends, and where its readable part starts: everything acked before this call is below the end.
 
-        Of a topic of order 0 or 1 the numbers are sums over all lanes; `lanes` has the tail of each.
+        `seq` and `index` are where ordered records end, `durable_seq` and `durable_index` where durable ones do; in a
+        topic without replicas these are the same. Of a topic of order 0 or 1 the numbers are sums over all lanes;
+        `lanes` has the tail of each.
 
             end = (await log.tail("orders")).seq
         """
         about, found = await self._ask_lanes(
             topic, lambda about: lanes_of(about, None), lambda lane: m.GetTail(lane=lane), m.TailIs, timeout
         )
-        tails = tuple(Tail(tail.lane, tail.index, tail.seq, tail.start_index, tail.start_seq) for tail in found)
+        tails = tuple(tail_of(about, tail) for tail in found)
         if about.order > Order.BROKER:
             return tails[0]
-        sums = {
-            name: sum(getattr(tail, name) for tail in tails) for name in ("index", "seq", "start_index", "start_seq")
-        }
+        numbers = ("index", "seq", "start_index", "start_seq", "durable_index", "durable_seq")
+        sums = {name: sum(getattr(tail, name) for tail in tails) for name in numbers}
         return Tail(about.lane, **sums, lanes=tails)
 
     async def trim(
@@ -295,7 +302,7 @@ class Log:
         topic: str,
         *,
         start: Place = "earliest",
-        read: str = "ordered",
+        read: str = "durable",
         partitions: Sequence[int] | None = None,
         group: str | None = None,
         timeout: Timeout = AS_CONFIGURED,
@@ -305,6 +312,8 @@ class Log:
         A datetime (with a time zone) starts at the first batch appended at or after it; if there is none yet the
         subscriber waits for it. Batches below the start of the topic come as one TRIMMED gap. It gives every batch the
         newest schema that the topic has now, for as long as it lives; subscribe again to see columns added later.
+        `read`: "durable" gives only what no crash can take back; "ordered" gives records as soon as they have a place
+        (in a topic without replicas both are the same). What a crash took all the same comes as one LOST gap.
 
             async for batch in await log.subscribe("orders", start=datetime.now(UTC) - timedelta(minutes=10)): ...
         """
@@ -312,7 +321,7 @@ class Log:
         by, value = place(start)
         described = await self.describe(topic, timeout=timeout)
         wanted = None if partitions is None else list(partitions)
-        return self._register(Subscriber(self, reader_core(self.brokers, described, by, value, wanted)))
+        return self._register(Subscriber(self, reader_core(self.brokers, described, by, value, read, wanted)))
 
     async def read(
         self,
@@ -321,31 +330,35 @@ class Log:
         end: int | datetime | None = None,
         *,
         lane: int | None = None,
+        read: str = "durable",
         timeout: Timeout = AS_CONFIGURED,
     ) -> pa.Table:
         """Records with start <= seq < end as a table, with a column `_seq`; by default all there are now.
 
         A datetime stands for the first batch appended at or after it, or for the end of the topic. With a schema the
         table has the newest one; columns that a batch was published without are null. A topic of order 0 or 1 is read
-        lane by lane, with a column `_lane`; a seq is then a place in one lane, so say which (`lane`). `timeout` is how
+        lane by lane, with a column `_lane`; a seq is then a place in one lane, so say which (`lane`). `read` as for
+        `subscribe`; records that a crash took are missing, and their seqs are not used again. `timeout` is how
         long it may take without any progress. Raises FuturePosition beyond the end, Trimmed below the start.
 
             (await log.read("ticks", 1_000, 2_000)).to_pandas()
             await log.read("orders", start=datetime(2026, 1, 31, tzinfo=UTC))
         """
+        check_read(read)
         about = await self.describe(topic, timeout=timeout)
         by_seq = isinstance(start, int) or isinstance(end, int)
         lanes = [lane_of(about, lane, "a seq")] if by_seq else lanes_of(about, lane)
-        parts = {number: await self._read_lane(about, number, start, end, timeout) for number in lanes}
+        parts = {number: await self._read_lane(about, number, start, end, read, timeout) for number in lanes}
         return joined(parts, about.versions) if about.order <= Order.BROKER else parts[about.lane]
 
     async def _read_lane(
-        self, topic: TopicInfo, lane: int, start: int | datetime | None, end: int | datetime | None, timeout: Timeout
-    ) -> pa.Table:
+        self, topic: TopicInfo, lane: int, start: int | datetime | None, end: int | datetime | None, read: str,
+        timeout: Timeout,
+    ) -> pa.Table:  # fmt: skip
         first, stop = await self._seq_of(lane, start, timeout), await self._seq_of(lane, end, timeout)
-        tail = await self._ask(m.GetTail(lane=lane), m.TailIs, timeout)
+        tail = tail_of(topic, await self._ask(m.GetTail(lane=lane), m.TailIs, timeout))
         patience = self._patience(timeout)
-        return await read_span(self.brokers, tail, *span(tail, first, stop), patience, topic.versions)
+        return await read_span(self.brokers, tail, *span(tail, first, stop, read), patience, topic.versions, read)
 
     async def _seq_of(self, lane: int, where: int | datetime | None, timeout: Timeout) -> int | None:
         """The seq at which the batches since a time begin; a seq stays what it is."""
@@ -403,7 +416,9 @@ class Publisher:
     ) -> RecordAwaitable:  # fmt: skip
         """Take a record; waits while the window is full. Await what it returns for the record's Position.
 
-        When there is no room within `timeout` seconds it raises Backpressure: the record was not taken.
+        When there is no room within `timeout` seconds it raises Backpressure: the record was not taken. Raises
+        RecordsLost, once, when earlier records are lost that were acked with ack=1; this one was not taken, and the
+        publisher goes on.
 
             future = await publisher.send(b"two coffees", key=b"table 4", headers={"trace": b"1"})
             position = await future
@@ -412,6 +427,7 @@ class Publisher:
         record, size = intake.checked(value, key, headers, timestamp)
         builder = intake.current  # this loop is the only one to change it
         if builder is None or size > builder.room:
+            self._pump.raise_lost()
             intake.check_size(size)
             await self._room(timeout)
         with intake.lock:
@@ -438,6 +454,7 @@ class Publisher:
             position = await (await publisher.publish([{"symbol": "EMB", "price": 12.5}]))
         """
         check_timeout(timeout)
+        self._pump.raise_lost()
         first = None if session_seq is None else await self._pump.first_sequence(timeout)
         intake, whole = self._pump.intake, TableResult(self._pump.intake.condition)
         for number, piece in enumerate(intake.pieces(data, partition)):
@@ -486,7 +503,7 @@ class Publisher:
             return self._pump.intake.is_full()
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything taken so far has its outcome. Raises TimedOut, or why the publisher failed.
+        """Wait until everything taken so far has its outcome. Raises TimedOut, RecordsLost, or why it failed.
 
             await publisher.flush(timeout=10)
         """
@@ -503,19 +520,17 @@ class Publisher:
                     await moved.wait()
         except TimeoutError:
             raise TimedOut(f"not everything was settled within {timeout:g} s", "flush again") from None
-        if (failed := self._pump.driver.core.failed) is not None:
-            raise fresh(failed)
+        self._pump.raise_problem()
 
     async def close(self, timeout: float | None = CLOSE_TIMEOUT_S) -> None:
         """Wait for every outcome, at most `timeout` seconds; what is left then has an unknown outcome.
 
-        Raises why the publisher failed, if it did.
+        Raises RecordsLost, or why the publisher failed, if it did.
         """
         check_timeout(timeout)
         self._log.forget(self)
         await self._pump.close(timeout)
-        if (failed := self._pump.driver.core.failed) is not None:
-            raise fresh(failed)
+        self._pump.raise_problem()
 
     async def __aenter__(self) -> Publisher:
         return self

@@ -2,7 +2,8 @@
 
 Any broker tells who else there is (Welcome, MembersAre); each of them gets a keeper, a task that connects, and connects
 again with growing pauses for as long as the broker is a member. The addresses that the user gave are only needed to
-find the first broker, and again when none is left.
+find the first broker, and again when none is left: then all addresses are tried at which brokers ever were, because the
+whole cluster may have been started anew.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from embarcadero.wire.receiver import AcksReceived, ControlReceived, CreditRecei
 _PAUSE_FIRST_S = 0.02
 _PAUSE_LAST_S = 1.0
 _RETRY_S = 0.02
+_ADDRESSES_KEPT = 64
 
 Address = tuple[str, int]
 
@@ -50,6 +52,7 @@ class Brokers:
         self._live: dict[int, Connection] = {}  # by number, ready for use
         self._keepers: dict[int, asyncio.Task[None]] = {}  # by broker
         self._addresses: dict[int, Address] = {}  # by broker
+        self._heard_of: dict[Address, None] = {}  # where brokers were at any time, the newest last
         self._drivers: dict[Core, CoreDriver] = {}
         self._sessions: dict[tuple[int, int], PublisherDriver] = {}  # (lane, session)
         self._turn = 0
@@ -63,12 +66,12 @@ class Brokers:
     # --- connecting ---
     async def start(self, patience_s: float) -> None:
         """Connect to the first seed that answers. Raises Unreachable, naming every address that was tried."""
-        connection, welcome = await self._find(patience_s)
+        connection, welcome = await self._find(self._seeds, patience_s)
         self._adopt(connection, welcome)
         self._finder = asyncio.get_running_loop().create_task(self._find_when_alone())
 
-    async def _find(self, patience_s: float) -> tuple[Connection, Welcome]:
-        tries = [asyncio.ensure_future(self._open(seed, patience_s)) for seed in self._seeds]
+    async def _find(self, addresses: list[Address], patience_s: float) -> tuple[Connection, Welcome]:
+        tries = [asyncio.ensure_future(self._open(address, patience_s)) for address in addresses]
         problems: list[EmbarcaderoError] = []
         chosen: Connection | None = None
         try:
@@ -84,7 +87,7 @@ class Brokers:
             for outcome in await _cancel(*tries):
                 if isinstance(outcome, tuple) and outcome[0] is not chosen:
                     outcome[0].drop()
-        tried = ", ".join(f"{host}:{port}" for host, port in self._seeds)
+        tried = ", ".join(f"{host}:{port}" for host, port in addresses)
         if problems and all(isinstance(error, TooMany) for error in problems):
             raise fresh(problems[0])
         why = "; ".join(sorted(error.message for error in problems))
@@ -95,7 +98,7 @@ class Brokers:
         return await open_connection(self._made, *address, self, self._scratch, patience_s)
 
     async def _find_when_alone(self) -> None:
-        """When every connection is gone the members may have moved: ask the seeds again."""
+        """When every connection is gone the members may have moved: ask wherever brokers were, and the seeds."""
         pause = _PAUSE_FIRST_S
         while True:
             while self._live:
@@ -105,8 +108,9 @@ class Brokers:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _PAUSE_LAST_S)
             if not self._live:
+                known = list(dict.fromkeys([*self._seeds, *self._heard_of]))
                 with contextlib.suppress(EmbarcaderoError):
-                    self._adopt(*await self._find(self.settings.connect_timeout_s))
+                    self._adopt(*await self._find(known, self.settings.connect_timeout_s))
 
     def _adopt(self, connection: Connection, welcome: Welcome) -> None:
         """Use a connection that found its broker; keep it up from now on."""
@@ -150,6 +154,10 @@ class Brokers:
         """Keep one connection to each of these, and none to others."""
         for member in brokers:
             self._addresses[member.broker] = (member.host, member.port)
+            self._heard_of.pop(self._addresses[member.broker], None)
+            self._heard_of[self._addresses[member.broker]] = None
+            if len(self._heard_of) > _ADDRESSES_KEPT:
+                del self._heard_of[next(iter(self._heard_of))]
             if member.handle != NO_HANDLE:
                 self.broker_of_handle[member.handle] = member.broker
             if member.broker not in self._keepers:

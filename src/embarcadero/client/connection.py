@@ -172,4 +172,5 @@ async def open_connection(
             "use a client of the same release",
         )
     connection.broker, connection.address = welcome.broker, (host, port)
+    connection.link.generation = welcome.generation
     return connection, welcome

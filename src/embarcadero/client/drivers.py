@@ -14,7 +14,7 @@ from embarcadero.client.lanes import LanesCore
 from embarcadero.client.outbatch import OutBatch
 from embarcadero.client.publisher import PublisherCore
 from embarcadero.client.subscriber import SubscriberCore
-from embarcadero.errors import EmbarcaderoError
+from embarcadero.errors import EmbarcaderoError, RecordsLost
 from embarcadero.types import Ack
 
 if TYPE_CHECKING:
@@ -74,10 +74,12 @@ class PublisherDriver(CoreDriver):
     core: PublisherCore
 
     def __init__(
-        self, brokers: Brokers, core: PublisherCore, ack: Ack, schema: int, on_settled: Callable[[Sealed], None]
-    ) -> None:
+        self, brokers: Brokers, core: PublisherCore, ack: Ack, schema: int, on_settled: Callable[[Sealed], None],
+        on_lost: Callable[[RecordsLost], None],
+    ) -> None:  # fmt: skip
         super().__init__(brokers)
         self.core, self._ack, self._schema, self._on_settled = core, ack, schema, on_settled
+        self._on_lost = on_lost
         self._queue: deque[Sealed] = deque()
         self._unsent: deque[OutBatch] = deque()  # ack=0: batches whose futures wait to be handed to a connection
         self._closing = False
@@ -97,6 +99,8 @@ class PublisherDriver(CoreDriver):
 
     def run(self) -> None:
         """Move whatever can move."""
+        if (lost := self.core.take_losses()) is not None:
+            self._on_lost(lost)  # before anything that was sent later is settled
         while True:
             self._feed()
             super().run()
@@ -137,20 +141,31 @@ class PublisherDriver(CoreDriver):
 
 
 class SubscriberDriver(CoreDriver):
-    """Hands on what a subscriber's core has ready. `on_ready` is called when there may be something new."""
+    """Hands on what a subscriber's core has ready. `on_ready` is called when there may be something new.
+
+    `until` is an index that somebody waits for: reaching it is news, too.
+    """
 
     core: ReaderCore
 
-    def __init__(self, brokers: Brokers, core: ReaderCore, on_ready: Callable[[], None]) -> None:
+    def __init__(
+        self, brokers: Brokers, core: ReaderCore, on_ready: Callable[[], None], until: int | None = None
+    ) -> None:
         super().__init__(brokers)
-        self.core, self._on_ready = core, on_ready
+        self.core, self._on_ready, self._until = core, on_ready, until
         brokers.attach(self)
 
     def run(self) -> None:
         """Move whatever can move."""
         super().run()
-        if self.core.ready or self.core.failed is not None:
+        if self.core.ready or self.core.failed is not None or self.arrived:
             self._on_ready()
+
+    @property
+    def arrived(self) -> bool:
+        """Whether everything before the index that is waited for was taken."""
+        place = None if self._until is None else self.core.position
+        return place is not None and self._until is not None and place >= self._until
 
     def take(self, most: int) -> list[Batch]:
         """Batches in order; the core goes on fetching."""

@@ -58,7 +58,8 @@ class BatchResult:
 
 def fresh(error: EmbarcaderoError) -> EmbarcaderoError:
     """A copy to raise: raising one object in many threads would mix up their tracebacks."""
-    return type(error)(error.message, error.hint)
+    kind, arguments = error.__reduce__()
+    return kind(*arguments)
 
 
 class RecordFuture(msgspec.Struct, eq=False, gc=False):

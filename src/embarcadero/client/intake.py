@@ -19,10 +19,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from embarcadero.client.acked import merged
 from embarcadero.client.futures import BatchResult, RecordFuture
 from embarcadero.client.tables import by_partition, encoded, fitted, partition_of, pieces
 from embarcadero.client.waiting import Waitable
-from embarcadero.errors import BadSchema, BadValue, EmbarcaderoError
+from embarcadero.errors import BadSchema, BadValue, EmbarcaderoError, RecordsLost
 from embarcadero.invariants import invariant
 from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX
 from embarcadero.wire.payload import TIMESTAMP_US_MAX, TIMESTAMP_US_MIN, plain_batch, raw_batch
@@ -124,6 +125,7 @@ class Intake:
         self.pending_bytes = 0
         self.news = False  # a batch was begun or sealed since the event loop was last told
         self.refusal: EmbarcaderoError | None = None  # why nothing more is taken
+        self._lost: RecordsLost | None = None  # what the next call has to be told
 
     # --- all below: call with `lock` held; `condition` is where to wait, without it ---
     def is_full(self) -> bool:
@@ -142,7 +144,7 @@ class Intake:
         key = record[2]
         builder = self._open.get(0 if self._partitions == 1 else self._partition_for(key))
         if builder is None or builder.used + size > self._batch_bytes:
-            builder = self._next_builder(key, builder)
+            builder = self._next_builder(key, size, builder)
         if size > builder.room:
             self._give_room(builder, size)
         builder.room -= size
@@ -172,19 +174,29 @@ class Intake:
     def told(self) -> None:
         """The event loop knows of every builder, and will seal it in time."""
         self.news = False
-        if self._partitions == 1:
+        if self._partitions == 1 and self._lost is None:
             self.current = self._open.get(0)
+
+    def lose(self, lost: RecordsLost) -> None:
+        """Acked records are lost: the quick way in is closed until somebody was told."""
+        self._lost = merged(self._lost, lost)
+        self.current = None
+
+    def take_lost(self) -> RecordsLost | None:
+        """What to tell the caller, once."""
+        lost, self._lost = self._lost, None
+        return lost
 
     def _partition_for(self, key: bytes | None) -> int:
         return self._keyless if key is None else partition_of(key, self._partitions)
 
-    def _next_builder(self, key: bytes | None, full: Builder | None) -> Builder:
-        """A builder with room; sealing the full one may have moved keyless records on to another partition."""
-        if full is not None:
-            self._seal(full)
-        partition = self._partition_for(key)
-        builder = self._open.get(partition)
+    def _next_builder(self, key: bytes | None, size: int, builder: Builder | None) -> Builder:
+        """A builder with room; sealing a full one moves keyless records on to another partition, maybe full as well."""
+        while builder is not None and builder.used + size > self._batch_bytes:
+            self._seal(builder)
+            builder = self._open.get(self._partition_for(key))
         if builder is None:
+            partition = self._partition_for(key)
             builder = self._open[partition] = Builder(partition, BatchResult(self.condition))
             self.unsettled[builder.result] = None
             self.news = True

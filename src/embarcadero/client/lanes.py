@@ -38,6 +38,7 @@ class LanesCore:
         by: str = "earliest",
         start: int = 0,
         partitions: list[int] | None = None,
+        read: str = "durable",
         silent_after_us: int,
         wait_ms: int = FETCH_WAIT_MS_DEFAULT,
         max_bytes: int = FETCH_BYTES_DEFAULT,
@@ -48,8 +49,9 @@ class LanesCore:
     ) -> None:
         self.topic, self._wait_ms, self._silent_after_us, self._turn = topic, wait_ms, silent_after_us, turn
         self._settings: dict[str, Any] = {
-            "partitions": partitions, "silent_after_us": silent_after_us, "wait_ms": wait_ms, "brokers": brokers,
-            "max_bytes": max(1, max_bytes // _LANES_SHARING), "prefetch": prefetch, "schemas": schemas, "owner": self,
+            "partitions": partitions, "read": read, "silent_after_us": silent_after_us, "wait_ms": wait_ms,
+            "brokers": brokers, "max_bytes": max(1, max_bytes // _LANES_SHARING), "prefetch": prefetch,
+            "schemas": schemas, "owner": self,
         }  # fmt: skip
         self._since_us = start if by == "time" else None  # a time that lanes to come are read from, too
         self.paused = False

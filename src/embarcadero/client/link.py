@@ -21,10 +21,14 @@ class Silence(Enum):
 class Link:
     """Shared state of one connection. `number` is the driver's name for it; a new connection gets a new number."""
 
-    __slots__ = ("_next_request", "_owners", "full", "granted_bytes", "heard_us", "number", "pinged_us", "sent_bytes")
+    __slots__ = (
+        "_next_request", "_owners", "full", "generation", "granted_bytes", "heard_us", "number", "pinged_us",
+        "sent_bytes",
+    )  # fmt: skip
 
-    def __init__(self, number: int, now_us: int) -> None:
+    def __init__(self, number: int, now_us: int, generation: int = 0) -> None:
         self.number = number
+        self.generation = generation  # of the cluster, as its broker's Welcome told; 0: not told
         self.granted_bytes = 0
         self.sent_bytes = 0
         self.full = False

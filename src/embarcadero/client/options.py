@@ -24,7 +24,7 @@ from embarcadero.limits import (
     SESSION_NAME_BYTES_MAX,
     WINDOW_BYTES_DEFAULT,
 )
-from embarcadero.types import Ack
+from embarcadero.types import Ack, Topic
 from embarcadero.wire.compression import COMPRESSIONS
 from embarcadero.wire.schemas import encode_schema
 
@@ -57,17 +57,22 @@ def checked_ack(ack: int) -> Ack:
     """When a publish counts as done."""
     if isinstance(ack, bool) or ack not in list(Ack):
         raise BadValue(f"ack {ack!r} does not exist", "use 0 (sent), 1 (ordered) or 2 (durable)")
-    if ack == Ack.DURABLE:
-        raise NotAvailable("ack=2 comes with replicas, in a later version", "use ack=1")
     return Ack(ack)
 
 
-def check_read(read: str, group: str | None) -> None:
+def checked_durable(ack: int, topic: Topic) -> None:
+    """Nothing is ever durable in a topic without replicas."""
+    if ack == Ack.DURABLE and topic.replicas == 0:
+        raise BadValue(
+            f"ack=2 waits until records are durable, and topic {topic.name!r} has no replicas",
+            "create it with replicas=..., or use ack=1",
+        )
+
+
+def check_read(read: str, group: str | None = None) -> None:
     """Which frontier a reader sees, and with whom it shares."""
     if read not in ("ordered", "durable"):
         raise BadValue(f"read {read!r} does not exist", 'use "ordered" or "durable"')
-    if read == "durable":
-        raise NotAvailable("durable reads come with replicas, in a later version", 'use read="ordered"')
     if group is not None:
         raise NotAvailable("consumer groups come with a later version", "use one subscriber per process")
 
@@ -113,6 +118,8 @@ class TopicChanges(TypedDict, total=False):
     order: int
     replicas: int
     durable_on: int
+    retention_bytes: int
+    retention_s: int
 
 
 def checked_changes(changes: TopicChanges) -> dict[str, Any]:
@@ -135,7 +142,7 @@ def close_patience(error: BaseException | None) -> float:
 class PublisherArguments(TypedDict, total=False):
     """The options of a publisher as callers give them."""
 
-    ack: int  # 0: handed to a connection; 1: ordered (default)
+    ack: int  # 0: handed to a connection; 1: ordered (default); 2: durable, in a topic with replicas
     session: str | None  # a name under which the session can be continued later
     linger_ms: float  # how long a record may wait for others
     batch_bytes: int

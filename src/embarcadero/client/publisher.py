@@ -4,7 +4,9 @@ Theory of operation. Batches get their session sequence and CRC once, in `add`, 
 header's session and `low` change when a batch is sent again. So sending anything twice is safe: the sequencer answers
 DUP_OF. A batch is in exactly one place: queued (a heap by sequence, so the oldest goes first), in flight on one link,
 waiting out a refusal, or settled. When a link goes, its batches go back to the queue. When the session is fenced,
-nothing is sent until it is open again (continuing the old one), and then everything unsettled is queued again.
+nothing is sent until it is open again (continuing the old one), and then everything unsettled is queued again. The same
+happens when the whole cluster has started anew (a link of a later generation): what was acked as ordered and not yet
+durable may be lost then. `Opened` (orders 0 and 1: the ends of lanes) tells what is; `take_losses` has the report.
 `doubts` counts copies of a batch that nobody answered. If the publisher has to end, a batch without doubts failed for
 certain; one with doubts has an unknown outcome (P8).
 """
@@ -17,15 +19,37 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from embarcadero.client.acked import AckedBatches, LostBatch, merged, records_lost
+from embarcadero.client.chain import SessionChain
 from embarcadero.client.link import Link, Silence
 from embarcadero.client.outbatch import REFUSALS, OutBatch, ended_with, refusal, undelivered
-from embarcadero.errors import EmbarcaderoError, OutcomeUnknown, Retriable, SessionFenced, UnknownSession, from_wire
+from embarcadero.errors import (
+    EmbarcaderoError,
+    OutcomeUnknown,
+    RecordsLost,
+    Retriable,
+    SessionFenced,
+    UnknownSession,
+    from_wire,
+)
 from embarcadero.invariants import invariant
 from embarcadero.limits import SESSION_WINDOW
 from embarcadero.types import NO_INDEX, NO_SESSION, Order, Outcome, Position
 from embarcadero.wire.codec import batch_header, control_frame, payload_crc
-from embarcadero.wire.frames import HEADER_BYTES, NO_ACK, FrameKind
-from embarcadero.wire.messages import AnyMessage, CloseSession, Done, Failed, Message, Opened, OpenSession, Ping, Pong
+from embarcadero.wire.frames import HEADER_BYTES, NO_ACK, WANT_DURABLE, FrameKind
+from embarcadero.wire.messages import (
+    AnyMessage,
+    CloseSession,
+    Done,
+    Failed,
+    GetLanes,
+    LanesAre,
+    Message,
+    Opened,
+    OpenSession,
+    Ping,
+    Pong,
+)
 
 _HEADER_BYTES = HEADER_BYTES[FrameKind.BATCH]
 _BACKOFF_FIRST_US = 2_000
@@ -55,17 +79,29 @@ class _Route:
 
 
 class PublisherCore:
-    """One session of one publisher into one topic, over any number of links."""
+    """One session of one publisher into one topic, over any number of links.
+
+    `durable`: batches are settled when they are durable (ack=2). `replicated`: the topic outlives the fabric.
+    """
 
     def __init__(
         self, *, topic: str, session_name: str = "", window_bytes: int, resend_after_us: int, delivery_timeout_us: int,
-        order: int = int(Order.TOTAL), acks: bool = True,
+        order: int = int(Order.TOTAL), acks: bool = True, durable: bool = False, replicated: bool = False,
     ) -> None:  # fmt: skip
         self._brokers_order = order <= Order.BROKER  # orders 0 and 1: acks name the lane, and no copy is ever refused
         self._pinned = order == Order.BROKER  # one link for all batches, so that the session's order holds there
         self._pin = -1
-        self._flags = 0 if acks or not self._brokers_order else NO_ACK
+        self._strong = order == Order.STRONG
+        self._flags = WANT_DURABLE if durable else 0 if acks or not self._brokers_order else NO_ACK
+        self._durable, self._replicated = durable, replicated
+        self._remembers = replicated and acks
+        self._remembered = AckedBatches()
+        self._lost: RecordsLost | None = None
+        self._generation = 0  # of the cluster; 0: not told
+        self._anew = False  # the cluster has started anew, and the session was not opened since
+        self._doubtful: set[int] = set()  # orders 0 and 1: lanes of an earlier generation whose ends we have to know
         self.topic, self._name = topic, session_name
+        self._chain = SessionChain(may_begin_anew=not session_name)
         self._window_bytes = window_bytes
         self._resend_after_us, self._delivery_timeout_us = resend_after_us, delivery_timeout_us
         self.lane = -1  # not known before the session is open
@@ -77,6 +113,7 @@ class PublisherCore:
         self._opening = True  # no usable session; nothing may be sent
         self._ask_from_us = 0  # back-off of open and close requests
         self._asks_refused = 0
+        self._question: Message | None = None  # the request under way
         self._routes: dict[int, _Route] = {}
         self._turn = 0
         self._low = self._next = 0
@@ -143,6 +180,11 @@ class PublisherCore:
         settled, self._settled = self._settled, []
         return settled
 
+    def take_losses(self) -> RecordsLost | None:
+        """What was acked and is lost, as far as nobody was told yet."""
+        lost, self._lost = self._lost, None
+        return lost
+
     def take_abandoned(self) -> list[int]:
         """Connections given up: the driver drops them and connects again, under new numbers."""
         abandoned, self._abandoned = self._abandoned, []
@@ -151,8 +193,25 @@ class PublisherCore:
     # --- what the connections tell ---
     def on_connected(self, link: Link, now_us: int) -> None:
         """A connection is ready for use."""
+        if 0 < link.generation < self._generation:
+            return  # of a cluster that is gone
+        if link.generation > self._generation:
+            if self._generation and self._replicated:
+                self._started_anew()
+            self._generation = link.generation
         self._routes[link.number] = _Route(link)
         self._pump(now_us)
+
+    def _started_anew(self) -> None:
+        """Earlier connections are to brokers that are gone. Nothing may be sent before the session is open again."""
+        for route in self._routes.values():
+            self._unroute(route)
+        self._routes.clear()
+        self._output.clear()
+        self._opening = self._anew = True
+        self._ask_from_us = self._asks_refused = 0
+        if self._brokers_order:
+            self._doubtful |= self._remembered.lanes()
 
     def on_disconnected(self, conn: int, now_us: int) -> None:
         """A connection is gone: what was in flight on it goes out on others, stamped as it is."""
@@ -160,10 +219,13 @@ class PublisherCore:
         if route is None:
             return
         self._output.pop(conn, None)
+        self._unroute(route)
+        self._pump(now_us)
+
+    def _unroute(self, route: _Route) -> None:
         for sequence, batch in route.in_flight.items():
             batch.link = None
             heappush(self._queue, sequence)
-        self._pump(now_us)
 
     def on_credit(self, conn: int, total_bytes: int, now_us: int) -> None:
         """The broker granted bytes (of all publishers on the connection)."""
@@ -191,7 +253,9 @@ class PublisherCore:
         route.asked = None
         match message:
             case Opened():
-                self._opened(message)
+                self._opened(route, message)
+            case LanesAre():
+                self._lanes_told(message, now_us)
             case Done():
                 self.closed = True
             case Pong():
@@ -255,46 +319,98 @@ class PublisherCore:
             self.on_disconnected(link.number, now_us)
 
     # --- session ---
-    def _opened(self, message: Opened) -> None:
+    def _opened(self, route: _Route, message: Opened) -> None:
         first = self.session == NO_SESSION
+        lost = [*message.lost_before, (message.lost_from, message.lost_to)]
+        renewed = not first and self._chain.resume() is None
+        if (not first and message.lane != self.lane) or not self._chain.opened(message.session, message.index, lost):
+            self._disown(route, message)
+            return
+        if self._remembered and not self._brokers_order:
+            self._report(self._remembered.take(self.lane, lost))
+            if self._anew:
+                self._remembered.forget(self.lane)  # the rest is on disk
         self.lane, self.session = message.lane, message.session
-        self._opening = False
+        self._opening = self._anew = False
         self._ask_from_us = self._asks_refused = 0
         if first:
-            self.first_sequence = message.expected
-            self._shift(message.expected)
+            self.first_sequence = 0
+        if first or renewed or (self._strong and message.expected < self._low):
+            self._shift(message.expected - self._low)
         self._turn = message.session  # publishers begin at different brokers
-        for route in self._routes.values():
-            route.in_flight.clear()
+        for each in self._routes.values():
+            each.in_flight.clear()
         for batch in self._unsettled.values():
             batch.link = None
         self._later.clear()
         self._queue = list(self._unsettled)
         heapify(self._queue)
 
-    def _shift(self, expected: int) -> None:
-        """A named session goes on where its last holder stopped. Nothing was sent yet, so numbers may still move."""
+    def _shift(self, by: int) -> None:
+        """Go on where the session goes on. What is unsettled here is not in it, so numbers may still move.
+
+        A named session goes on behind its last holder's batches. An order-5 session that lost its newest batches has no
+        gap: what comes next takes the place of what was lost.
+        """
         for batch in self._unsettled.values():
-            batch.sequence += expected
+            batch.sequence += by
         self._unsettled = {batch.sequence: batch for batch in self._unsettled.values()}
-        self._low += expected
-        self._next += expected
+        self._low += by
+        self._next += by
+        self.first_sequence = (self.first_sequence or 0) + by
+
+    def _disown(self, route: _Route, message: Opened) -> None:
+        """A session that is not the continuation of ours: give it back, and end."""
+        self._fenced()
+        self._write(
+            route.link.number,
+            control_frame(CloseSession(lane=message.lane, session=message.session), route.link.ask(self)),
+        )
+
+    def _fenced(self) -> None:
+        self.fail(
+            SessionFenced(
+                f"the session of this publisher into {self.topic!r} was taken over or forgotten",
+                "another publisher opened the same session name, or this one paused for too long; open a new one",
+            )
+        )
 
     def _refused(self, error: EmbarcaderoError, now_us: int) -> None:
         if isinstance(error, Retriable | OutcomeUnknown):
-            self._asks_refused += 1
-            self._ask_from_us = now_us + _backoff_us(self._asks_refused)
+            self._back_off(now_us)
+        elif isinstance(self._question, GetLanes):
+            self._doubtful.clear()  # the topic is gone
         elif not self._opening:
             self.closed = True  # it was the close; a session that is gone needs none
-        elif self.session != NO_SESSION and isinstance(error, UnknownSession | SessionFenced):
-            self.fail(
-                SessionFenced(
-                    f"the session of this publisher into {self.topic!r} was taken over or forgotten",
-                    "another publisher opened the same session name, or this one paused for too long; open a new one",
-                )
-            )
-        else:
+        elif self.session == NO_SESSION or not isinstance(error, UnknownSession | SessionFenced):
             self.fail(error)
+        elif not (isinstance(error, UnknownSession) and self._replicated and self._chain.gone()):
+            self._fenced()
+
+    def _back_off(self, now_us: int) -> None:
+        self._asks_refused += 1
+        self._ask_from_us = now_us + _backoff_us(self._asks_refused)
+
+    # --- losses ---
+    def _report(self, batches: list[LostBatch]) -> None:
+        if batches:
+            self._lost = merged(self._lost, records_lost(self.topic, batches, self._durable))
+
+    def _lanes_told(self, message: LanesAre, now_us: int) -> None:
+        """Where the lanes of an earlier generation end. One that is still open has not been recovered yet."""
+        lanes = {lane.lane: lane for lane in message.lanes}
+        for number in list(self._doubtful):
+            lane = lanes.get(number)
+            if lane is not None and lane.end is None:
+                continue
+            if lane is not None and lane.end is not None:
+                self._report(self._remembered.take(number, [(lane.end, NO_INDEX)]))
+            self._remembered.forget(number)
+            self._doubtful.discard(number)
+        if self._doubtful:
+            self._back_off(now_us)
+        else:
+            self._asks_refused = 0
 
     def _ask(self, message: Message, now_us: int) -> None:
         """Send a request unless one is under way or the back-off is not over."""
@@ -302,7 +418,7 @@ class PublisherCore:
             return
         if (route := self._pick(0)) is not None:
             route.starts_owing(now_us)
-            route.asked = route.link.ask(self)
+            route.asked, self._question = route.link.ask(self), message
             self._write(route.link.number, control_frame(message, route.asked))
 
     # --- sending and settling ---
@@ -313,9 +429,12 @@ class PublisherCore:
         if not self._opening:
             self._send(now_us)
         finished = self._closing and not self._unsettled
-        if self._opening and not finished:
-            resume = None if self.session == NO_SESSION else self.session
+        unsure = self._anew and bool(self._remembered) and not self._brokers_order  # what of it is lost?
+        if self._opening and (not finished or unsure):
+            resume = self._chain.resume()
             self._ask(OpenSession(topic=self.topic, name=self._name, resume=resume), now_us)
+        elif self._doubtful:
+            self._ask(GetLanes(lane=self.lane, above=min(self._doubtful) - 1), now_us)
         elif finished and any(route.carried for route in self._routes.values()):
             self._ask_whether_arrived(now_us)
         elif finished and not self._opening and not self._name:
@@ -388,6 +507,8 @@ class PublisherCore:
     ) -> None:
         if outcome in _STORED:
             position = None if index == NO_INDEX else Position(lane, index, seq)
+            if position is not None and self._remembers:
+                self._remembered.add(lane, index, seq, batch.count)
             self._settle(batch, position, None)
             return
         if route.in_flight.pop(batch.sequence, None) is None:
@@ -395,7 +516,7 @@ class PublisherCore:
         batch.link = None
         batch.doubts -= 1
         verdict = Outcome(outcome)
-        if verdict is Outcome.FENCED:
+        if verdict is Outcome.FENCED or (verdict is Outcome.UNKNOWN_SESSION and self._replicated):
             self._opening = True  # once open again, everything unsettled is queued
         elif verdict is Outcome.UNKNOWN_SESSION:
             self.fail(

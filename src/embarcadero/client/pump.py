@@ -12,10 +12,10 @@ from embarcadero.client.brokers import Brokers
 from embarcadero.client.drivers import PublisherDriver
 from embarcadero.client.futures import RecordFuture, fresh
 from embarcadero.client.intake import Intake, Sealed
-from embarcadero.client.options import PublisherOptions, checked_ack
+from embarcadero.client.options import PublisherOptions, checked_ack, checked_durable
 from embarcadero.client.publisher import PublisherCore
 from embarcadero.client.topics import TopicInfo
-from embarcadero.errors import Backpressure, Closed, OutOfSequence, TimedOut
+from embarcadero.errors import Backpressure, Closed, OutOfSequence, RecordsLost, TimedOut
 from embarcadero.types import Ack
 
 _POLL_S = 0.001  # how often a congested publisher is looked at, at most
@@ -27,6 +27,7 @@ class Pump:
     def __init__(
         self, brokers: Brokers, topic: TopicInfo, options: PublisherOptions, future: type[RecordFuture] = RecordFuture
     ) -> None:
+        checked_durable(options.ack, topic)
         self.intake = Intake(
             topic=topic.name,
             schemas=topic.versions,
@@ -47,13 +48,17 @@ class Pump:
             delivery_timeout_us=int(options.delivery_timeout * 1e6),
             order=topic.order,
             acks=options.ack != Ack.NONE,
+            durable=options.ack == Ack.DURABLE,
+            replicated=topic.replicas > 0,
         )
         self._loop = asyncio.get_running_loop()
         self._linger_s, self._patience_s = options.linger_ms / 1000, options.delivery_timeout
         self._timer: asyncio.TimerHandle | None = None
         self._poked = False
         self.moved = asyncio.Event()
-        self.driver = PublisherDriver(brokers, core, checked_ack(options.ack), topic.versions.version, self._settled)
+        self.driver = PublisherDriver(
+            brokers, core, checked_ack(options.ack), topic.versions.version, self._settled, self._lost
+        )
         self.driver.ended.add_done_callback(self._ended)
 
     # --- any thread, with the intake's lock held ---
@@ -108,6 +113,26 @@ class Pump:
         with self.intake.lock:
             self.intake.settled(sealed)
         self.moved.set()
+
+    def _lost(self, lost: RecordsLost) -> None:
+        with self.intake.lock:
+            self.intake.lose(lost)
+
+    def raise_lost(self) -> None:
+        """Any thread, without the lock: tell the caller of a loss, once. The publisher goes on."""
+        if (lost := self.take_lost()) is not None:
+            raise lost
+
+    def take_lost(self) -> RecordsLost | None:
+        """Any thread, without the lock: what no caller was told yet."""
+        with self.intake.lock:
+            return self.intake.take_lost()
+
+    def raise_problem(self) -> None:
+        """Any thread, without the lock: tell the caller of a loss, or else why the publisher failed."""
+        self.raise_lost()
+        if (failed := self.driver.core.failed) is not None:
+            raise fresh(failed)
 
     def _ended(self, _: Any) -> None:
         """The publisher failed or was closed: whatever still gathers ends as well."""

@@ -16,7 +16,7 @@ from embarcadero.client.lanes import LanesCore
 from embarcadero.client.subscriber import SubscriberCore
 from embarcadero.client.topics import TopicInfo
 from embarcadero.errors import BadValue, FuturePosition, TimedOut, Trimmed
-from embarcadero.types import GapKind, Order, Topic
+from embarcadero.types import GapKind, Order, Tail, Topic
 from embarcadero.wire.messages import TailIs
 from embarcadero.wire.schemas import RAW, SEQ_COLUMN, TopicSchemas
 
@@ -25,26 +25,29 @@ _LANE = pa.field("_lane", pa.uint32(), nullable=False)
 
 
 def new_core(
-    brokers: Brokers, lane: int, by: str, value: int, partitions: list[int] | None = None, schemas: TopicSchemas = RAW
-) -> SubscriberCore:
+    brokers: Brokers, lane: int, by: str, value: int, read: str, partitions: list[int] | None = None,
+    schemas: TopicSchemas = RAW,
+) -> SubscriberCore:  # fmt: skip
     """A reader of one lane with the settings of this client. It reads batches by `schemas` for as long as it lives."""
-    return SubscriberCore(lane=lane, by=by, start=value, partitions=partitions, schemas=schemas, **_settings(brokers))
+    return SubscriberCore(
+        lane=lane, by=by, start=value, read=read, partitions=partitions, schemas=schemas, **_settings(brokers)
+    )
 
 
 def reader_core(
-    brokers: Brokers, topic: TopicInfo, by: str, value: int, partitions: list[int] | None = None
+    brokers: Brokers, topic: TopicInfo, by: str, value: int, read: str, partitions: list[int] | None = None
 ) -> SubscriberCore | LanesCore:
     """A reader of a whole topic: of its one lane, or (orders 0 and 1) of all its lanes."""
     if topic.order > Order.BROKER:
-        return new_core(brokers, topic.lane, by, value, partitions, topic.versions)
+        return new_core(brokers, topic.lane, by, value, read, partitions, topic.versions)
     if by in ("index", "seq"):
         raise BadValue(
             f"topic {topic.name!r} has order {topic.order}: a {by} names a place in one of its lanes",
             'start at "earliest", "latest" or a time, then seek(seq=..., lane=...)',
         )
     return LanesCore(
-        topic=topic.lane, lanes=topic.lanes, by=by, start=value, partitions=partitions, schemas=topic.versions,
-        **_settings(brokers),
+        topic=topic.lane, lanes=topic.lanes, by=by, start=value, read=read, partitions=partitions,
+        schemas=topic.versions, **_settings(brokers),
     )  # fmt: skip
 
 
@@ -92,39 +95,56 @@ def _read_schema(schemas: TopicSchemas) -> pa.Schema:
     return schemas.newest.append(pa.field(SEQ_COLUMN, pa.uint64(), nullable=False))
 
 
-def span(tail: TailIs, start: int | None, end: int | None) -> tuple[int, int]:
-    """The seqs to read; by default from the earliest to the end of the log as it is now."""
-    first, stop = tail.start_seq if start is None else start, tail.seq if end is None else end
+def tail_of(topic: Topic, told: TailIs) -> Tail:
+    """A lane's tail as callers see it. Without replicas there is nothing to wait for: ordered is all there is."""
+    durable = (told.durable_index, told.durable_seq) if topic.replicas else (told.index, told.seq)
+    return Tail(told.lane, told.index, told.seq, told.start_index, told.start_seq, *durable)
+
+
+def end_for(tail: Tail, read: str) -> tuple[int, int]:
+    """Index and seq at which the lane ends for a reader."""
+    return (tail.durable_index, tail.durable_seq) if read == "durable" else (tail.index, tail.seq)
+
+
+def span(tail: Tail, start: int | None, end: int | None, read: str = "ordered") -> tuple[int, int]:
+    """The seqs to read; by default from the earliest to the end of the log as it is now, for this kind of reader."""
+    _, last = end_for(tail, read)
+    last = max(last, tail.start_seq)  # of a lane that was trimmed beyond what is durable
+    first, stop = tail.start_seq if start is None else start, last if end is None else end
     if first < 0 or stop < first:
         raise BadValue(f"seqs {first} to {stop} are no span", "start is at least 0 and at most end")
-    if stop > tail.seq or first > tail.seq:
-        raise FuturePosition(f"seqs {first} to {stop} reach beyond the end ({tail.seq})", "read less, or wait")
+    if stop > last or first > last:
+        soon = "" if last == tail.seq else "; some records are ordered and not durable yet"
+        hint = "read less, or wait" if not soon else 'read less, or wait, or use read="ordered"'
+        raise FuturePosition(f"seqs {first} to {stop} reach beyond the end ({last}){soon}", hint)
     if start is not None and start < tail.start_seq and first < stop:
         raise Trimmed(f"records before seq {tail.start_seq} are trimmed", f"start at {tail.start_seq}, or at None")
     return first, stop
 
 
 async def read_span(
-    brokers: Brokers, tail: TailIs, first: int, stop: int, patience: float, schemas: TopicSchemas = RAW
-) -> pa.Table:
-    """Records with first <= seq < stop. TimedOut when nothing comes for `patience` seconds."""
+    brokers: Brokers, tail: Tail, first: int, stop: int, patience: float, schemas: TopicSchemas = RAW,
+    read: str = "ordered",
+) -> pa.Table:  # fmt: skip
+    """Records with first <= seq < stop; those that are lost are missing. TimedOut after `patience` s without any."""
     parts: list[pa.RecordBatch] = []
     schema = _read_schema(schemas)
     if first < stop:
         ready = asyncio.Event()
-        driver = SubscriberDriver(brokers, new_core(brokers, tail.lane, "seq", first, None, schemas), ready.set)
+        core = new_core(brokers, tail.lane, "seq", first, read, None, schemas)
+        driver = SubscriberDriver(brokers, core, ready.set, until=end_for(tail, read)[0])
         try:
             at = first
-            while at < stop:
-                for batch in await _next(driver, ready, patience):
-                    if batch.gap is not None and batch.gap.kind in (GapKind.TRIMMED, GapKind.LOST):
+            while at < stop and (taken := await _next(driver, ready, patience)):
+                for batch in taken:
+                    if batch.gap is not None and batch.gap.kind is GapKind.TRIMMED:
                         raise Trimmed(
                             f"records from seq {at} on were trimmed while they were read: index {batch.gap.stop} is "
                             "the first readable one",
                             "read again, with start=None for what is there",
                         )
                     if batch.count and at < stop:
-                        parts.append(_part(batch, at, stop, schema))
+                        parts += [_part(batch, at, stop, schema)] if batch.seq < stop else []
                         at = batch.seq + batch.count
         finally:
             driver.stop()
@@ -132,8 +152,8 @@ async def read_span(
 
 
 async def _next(driver: SubscriberDriver, ready: asyncio.Event, patience: float) -> list[Batch]:
-    """The next batches; waits for them."""
-    while not (taken := driver.take(_AT_ONCE)):
+    """The next batches; waits for them. None are left: the lane ends with records that are lost."""
+    while not (taken := driver.take(_AT_ONCE)) and not driver.arrived:
         if driver.core.failed is not None:
             raise fresh(driver.core.failed)
         ready.clear()

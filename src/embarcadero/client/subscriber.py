@@ -4,7 +4,8 @@ Theory of operation. One Fetch is under way at a time; the next one goes out as 
 buffer is full, so a reader that keeps up never waits for a round trip. Any broker serves any read: when a link goes,
 or is silent, the same index is asked for elsewhere. An answer counts only if it goes on exactly where the last one
 ended: indices grow, record numbers have no holes but typed gaps, and every payload fits its CRC. Anything else is
-asked for once more, from another broker, and then is an error; a wrong batch is never handed on (P4, P7).
+asked for once more, from another broker, and then is an error; a wrong batch is never handed on (P4, P7). After a loss
+of the whole fabric a reader goes on at its index: a LOST gap leads to where the lane goes on.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from embarcadero.errors import (
     ChecksumMismatch,
     Corrupt,
     EmbarcaderoError,
+    FuturePosition,
     OutcomeUnknown,
     ProtocolError,
     Retriable,
@@ -48,6 +50,7 @@ class SubscriberCore:
         by: str = "index",
         start: int = 0,
         partitions: list[int] | None = None,
+        read: str = "durable",
         silent_after_us: int,
         wait_ms: int = FETCH_WAIT_MS_DEFAULT,
         max_bytes: int = FETCH_BYTES_DEFAULT,
@@ -59,7 +62,7 @@ class SubscriberCore:
     ) -> None:
         self._owner = self if owner is None else owner
         self.ended = False  # the lane is closed, and its end was handed on
-        self.lane, self._partitions = lane, partitions
+        self.lane, self._partitions, self._read = lane, partitions, read
         self._silent_after_us, self._wait_ms, self._max_bytes = silent_after_us, wait_ms, max_bytes
         self._prefetch = prefetch
         self._brokers = {} if brokers is None else brokers  # region handle -> broker
@@ -77,6 +80,7 @@ class SubscriberCore:
         self._output: dict[int, list[Any]] = {}
         self._abandoned: list[int] = []
         self._by, self._next = by, start
+        self._led = False  # the cluster itself has led us to `_next`
         self.paused = False
         self._next_seq: int | None = None  # seq at which the next batch must begin, where that is known
 
@@ -109,7 +113,7 @@ class SubscriberCore:
         if lane not in (None, self.lane):
             raise BadValue(f"lane {lane} is not a lane of this topic", f"its lane is {self.lane}")
         self.ended = False
-        self._by, self._next, self._next_seq = by, value, None
+        self._by, self._next, self._next_seq, self._led = by, value, None, False
         self._ready.clear()
         self._ready_bytes = 0
         self._asked = None
@@ -158,7 +162,8 @@ class SubscriberCore:
             return
         self._asked = None
         error = from_wire(message.code, message.message, message.hint)
-        if isinstance(error, Retriable | OutcomeUnknown | TooMany):
+        recovering = isinstance(error, FuturePosition) and self._led  # we were there: it has to be found again
+        if isinstance(error, Retriable | OutcomeUnknown | TooMany) or recovering:
             self._disappointed(now_us)
         elif isinstance(error, Corrupt):
             self._suspect(error)
@@ -215,7 +220,7 @@ class SubscriberCore:
         wait_ms = 0 if self._by == "latest" else self._wait_ms
         ask = Fetch(
             lane=self.lane, by=self._by, start=self._next, max_bytes=self._max_bytes, wait_ms=wait_ms,
-            partitions=self._partitions,
+            partitions=self._partitions, read=self._read,
         )  # fmt: skip
         request = link.ask(self._owner)
         self._asked, self._asked_us = (link.number, request), now_us
@@ -253,15 +258,22 @@ class SubscriberCore:
             raise BadFrame(f"a broker goes back from index {self._next} to {event.next_index}", "report it: a bug")
         if self._by == "time" and event.next_index == event.tail_index:
             return  # that time has not come in this log: ask for it again, so that nothing older slips in
-        self._by, self._next = "index", event.next_index
+        self._by, self._next, self._led = "index", event.next_index, True
 
     def _take_gap(self, gap: Gap) -> None:
+        """A typed hole. One that begins below our place tells that what was read there is lost."""
         jumps = gap.start > self._next and self._partitions is None  # a filter leaves out what is before the gap
-        if self._by == "index" and (gap.start < self._next or jumps):
+        if self._by == "index" and (jumps or (gap.start < self._next and not self._may_lose(gap))):
             raise BadFrame(f"a gap at index {gap.start} where {self._next} comes next", "report it: this is a bug")
-        self._put(Batch.of_gap(self.lane, gap, self._next_seq))
+        self._put(Batch.of_gap(self.lane, gap, self._next_seq if gap.start == self._next else None))
         self.ended = gap.kind is GapKind.END_OF_LANE
         self._by, self._next, self._next_seq = "index", gap.stop, None
+
+    def _may_lose(self, gap: Gap) -> bool:
+        """Whether what is below our place may be gone: what is ordered and not durable goes with the fabric."""
+        if gap.kind is GapKind.LOST:
+            return gap.stop > self._next
+        return gap.kind is GapKind.END_OF_LANE and self._read == "ordered"
 
     def _check(self, entry: OrderEntry, payload: Any) -> None:
         if self._by == "index" and entry.index < self._next:

@@ -121,25 +121,30 @@ class Log:
         *,
         order: int | None = None,
         partitions: int | None = None,
-        replicas: int = 0,
-        durable_on: int = 0,
+        replicas: int | None = None,
+        durable_on: int | None = None,
         schema: pa.Schema | None = None,
         on_gap: str | None = None,
         gap_timeout_ms: int | None = None,
         session_ttl_s: int | None = None,
+        retention_bytes: int | None = None,
+        retention_s: int | None = None,
         timeout: Timeout = AS_CONFIGURED,
     ) -> TopicInfo:
-        """Create a topic; None: the cluster's default. Raises TopicExists, BadName, BadValue, BadSchema, NotAvailable.
+        """Create a topic; None: the cluster's default. Raises TopicExists, BadName, BadValue, BadSchema.
 
         With a `schema`, records are rows of these columns, `publish` takes them and checks them, and `send` is refused.
+        `replicas` have each record on disk, and it is durable once `durable_on` of them have synced it. Beyond
+        `retention_bytes`, or after `retention_s`, the oldest records go; 0: never.
 
-            log.create_topic("orders", order=5)
+            log.create_topic("orders", order=5, replicas=3, durable_on=2)
             log.create_topic("ticks", schema=pa.schema([("symbol", pa.string()), ("price", pa.float64())]))
         """
         return self.thread.wait(
             self._log.create_topic(
                 name, order=order, partitions=partitions, replicas=replicas, durable_on=durable_on, schema=schema,
-                on_gap=on_gap, gap_timeout_ms=gap_timeout_ms, session_ttl_s=session_ttl_s, timeout=timeout,
+                on_gap=on_gap, gap_timeout_ms=gap_timeout_ms, session_ttl_s=session_ttl_s,
+                retention_bytes=retention_bytes, retention_s=retention_s, timeout=timeout,
             )
         )  # fmt: skip
 
@@ -150,7 +155,8 @@ class Log:
 
         `schema` may add columns that may be null. That makes a new version: publishers that know an older one go on,
         and readers get nulls where a batch is older than the column. `partitions` may only grow, `on_gap` may become
-        "skip"; open publishers go on with the settings they began with.
+        "skip"; open publishers go on with the settings they began with. `replicas` and `durable_on` count for what is
+        published once the cluster has moved on to its next replicas.
 
             log.alter_topic("ticks", schema=log.describe("ticks").schema.append(pa.field("venue", pa.string())))
             log.alter_topic("orders", gap_timeout_ms=60_000)
@@ -175,7 +181,9 @@ class Log:
     def tail(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> Tail:
         """Where the topic ends, and where its readable part starts: everything acked before this call is below the end.
 
-        Of a topic of order 0 or 1 the numbers are sums over all lanes; `lanes` has the tail of each.
+        `seq` and `index` are where ordered records end, `durable_seq` and `durable_index` where durable ones do; in a
+        topic without replicas these are the same. Of a topic of order 0 or 1 the numbers are sums over all lanes;
+        `lanes` has the tail of each.
 
             end = log.tail("orders").seq
         """
@@ -246,7 +254,7 @@ class Log:
         topic: str,
         *,
         start: Place = "earliest",
-        read: str = "ordered",
+        read: str = "durable",
         partitions: Sequence[int] | None = None,
         group: str | None = None,
         timeout: Timeout = AS_CONFIGURED,
@@ -256,18 +264,20 @@ class Log:
         A datetime (with a time zone) starts at the first batch appended at or after it; if there is none yet the
         subscriber waits for it. Batches below the start of the topic come as one TRIMMED gap. It gives every batch the
         newest schema that the topic has now, for as long as it lives; subscribe again to see columns added later.
+        `read`: "durable" gives only what no crash can take back; "ordered" gives records as soon as they have a place
+        (in a topic without replicas both are the same). What a crash took all the same comes as one LOST gap.
 
             for batch in log.subscribe("orders", start=datetime.now(UTC) - timedelta(minutes=10)): ...
         """
         check_read(read, group)
         wanted = None if partitions is None else list(partitions)
-        return self._register(self.thread.wait(self._subscribe(topic, place(start), wanted, timeout)))
+        return self._register(self.thread.wait(self._subscribe(topic, place(start), read, wanted, timeout)))
 
     async def _subscribe(
-        self, topic: str, where: tuple[str, int], partitions: list[int] | None, patience: Timeout
+        self, topic: str, where: tuple[str, int], read: str, partitions: list[int] | None, patience: Timeout
     ) -> Subscriber:
         described = await self._log.describe(topic, timeout=patience)
-        return Subscriber(self, reader_core(self.brokers, described, *where, partitions))
+        return Subscriber(self, reader_core(self.brokers, described, *where, read, partitions))
 
     def read(
         self,
@@ -276,19 +286,21 @@ class Log:
         end: int | datetime | None = None,
         *,
         lane: int | None = None,
+        read: str = "durable",
         timeout: Timeout = AS_CONFIGURED,
     ) -> pa.Table:
         """Records with start <= seq < end as a table, with a column `_seq`; by default all there are now.
 
         A datetime stands for the first batch appended at or after it, or for the end of the topic. With a schema the
         table has the newest one; columns that a batch was published without are null. A topic of order 0 or 1 is read
-        lane by lane, with a column `_lane`; a seq is then a place in one lane, so say which (`lane`). `timeout` is how
+        lane by lane, with a column `_lane`; a seq is then a place in one lane, so say which (`lane`). `read` as for
+        `subscribe`; records that a crash took are missing, and their seqs are not used again. `timeout` is how
         long it may take without any progress. Raises FuturePosition beyond the end, Trimmed below the start.
 
             log.read("ticks", 1_000, 2_000).to_pandas()
             log.read("orders", start=datetime(2026, 1, 31, tzinfo=UTC))
         """
-        return self.thread.wait(self._log.read(topic, start, end, lane=lane, timeout=timeout))
+        return self.thread.wait(self._log.read(topic, start, end, lane=lane, read=read, timeout=timeout))
 
     def _register(self, part: PartType) -> PartType:
         self._parts.add(part)
@@ -322,14 +334,15 @@ class Log:
             raise failures[0]
 
     async def _close_parts(self, patience: float | None) -> list[EmbarcaderoError]:
-        """Close all publishers at once and all subscribers; why publishers failed."""
+        """Close all publishers at once and all subscribers; why publishers failed, and what they lost."""
         parts = list(self._parts)
         publishers = [part for part in parts if isinstance(part, Publisher)]
         for part in parts:
             if isinstance(part, Subscriber):
                 part.close()
         await asyncio.gather(*(publisher.pump.close(patience) for publisher in publishers))
-        return [fresh(failed) for publisher in publishers if (failed := publisher.pump.driver.core.failed)]
+        lost = [lost for publisher in publishers if (lost := publisher.pump.take_lost())]
+        return [*lost, *(fresh(failed) for publisher in publishers if (failed := publisher.pump.driver.core.failed))]
 
     def __enter__(self) -> Log:
         return self
@@ -358,7 +371,9 @@ class Publisher:
         """Take a record; waits while the window is full. The future's result is the record's Position.
 
         `timestamp` is a datetime with a time zone or microseconds since 1970; None: now. When there is no room within
-        `timeout` seconds it raises Backpressure: the record was not taken. Topics with a schema need `publish`.
+        `timeout` seconds it raises Backpressure: the record was not taken. Topics with a schema need `publish`. Raises
+        RecordsLost, once, when earlier records are lost that were acked with ack=1; this one was not taken, and the
+        publisher goes on.
 
             future = publisher.send(b"two coffees", key=b"table 4", headers={"trace": b"1"})
             future.result()                     # Position(lane=0, index=17, seq=4242)
@@ -384,6 +399,7 @@ class Publisher:
 
     def _send_first(self, record: Record, size: int, timeout: float | None) -> RecordFuture:
         """Send a record for which there is no open batch with room."""
+        self.pump.raise_lost()
         intake = self._intake
         intake.check_size(size)
         while True:
@@ -420,6 +436,7 @@ class Publisher:
             publisher.publish(data_frame, partition=3)
         """
         check_timeout(timeout)
+        self.pump.raise_lost()
         first = None if session_seq is None else self._thread.wait(self.pump.first_sequence(timeout))
         intake, whole = self._intake, TableResult(self._condition)
         for number, piece in enumerate(intake.pieces(data, partition)):
@@ -471,7 +488,7 @@ class Publisher:
         return None if timeout is None else max(0.0, timeout - (monotonic() - began))
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything taken so far has its outcome. Raises TimedOut, or why the publisher failed.
+        """Wait until everything taken so far has its outcome. Raises TimedOut, RecordsLost, or why it failed.
 
             publisher.flush(timeout=10)
         """
@@ -482,12 +499,12 @@ class Publisher:
         self._thread.call(self.pump.poke)
         if not self._condition.wait_for(lambda: not [result for result in waiting if not result.done], timeout):
             raise TimedOut(f"not everything was settled within {timeout:g} s", "flush again")
-        self._raise_failure()
+        self.pump.raise_problem()
 
     def close(self, timeout: float | None = CLOSE_TIMEOUT_S) -> None:
         """Wait for every outcome, at most `timeout` seconds; what is left then has an unknown outcome.
 
-        Raises why the publisher failed, if it did. Closing twice is fine.
+        Raises RecordsLost, or why the publisher failed, if it did. Closing twice is fine.
         """
         check_timeout(timeout)
         if self._closed or not self._thread.alive:
@@ -495,11 +512,7 @@ class Publisher:
         self._closed = True
         self._log.forget(self)
         self._thread.wait(self.pump.close(timeout))
-        self._raise_failure()
-
-    def _raise_failure(self) -> None:
-        if (failed := self.pump.driver.core.failed) is not None:
-            raise fresh(failed)
+        self.pump.raise_problem()
 
     def __enter__(self) -> Publisher:
         return self

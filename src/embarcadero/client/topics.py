@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from embarcadero.types import Topic
+from embarcadero.types import Range, Topic
 from embarcadero.wire.messages import TopicIs
 from embarcadero.wire.schemas import TopicSchemas, decode_versions
 
 
 class TopicInfo(Topic, frozen=True, kw_only=True):
-    """A topic's settings. `schema` is its newest schema (None: raw records), `schemas` every version by number."""
+    """A topic's settings. `schema` is its newest schema (None: raw records), `schemas` every version by number.
+
+    `ranges` tells where it is on disks, oldest first by lane; of very many, the newest.
+    """
 
     versions: TopicSchemas
+    ranges: list[Range] = []
 
     @property
     def schema(self) -> pa.Schema | None:
@@ -28,4 +32,4 @@ class TopicInfo(Topic, frozen=True, kw_only=True):
     def told(cls, answer: TopicIs) -> TopicInfo:
         """What a broker told about a topic."""
         settings = {name: getattr(answer.topic, name) for name in Topic.__struct_fields__}
-        return cls(**settings, versions=decode_versions(answer.columns, answer.widths))
+        return cls(**settings, versions=decode_versions(answer.columns, answer.widths), ranges=answer.ranges)

@@ -154,8 +154,7 @@ class ClientProcess(Process):
         message = event.message
         if isinstance(message, m.Welcome) and conn.link is None:
             self._learn(message.brokers)
-            conn.link = Link(conn.wire.number, now_us)
-            conn.link.generation = message.generation
+            conn.link = Link(conn.wire.number, now_us, message.generation)
             self._tries.pop(conn.address, None)
             self.core.on_connected(conn.link, now_us)
         elif isinstance(message, m.MembersAre):

@@ -27,7 +27,7 @@ from typing import Annotated, Any
 import msgspec
 
 from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX
-from embarcadero.types import NO_HANDLE, Topic, TopicLane
+from embarcadero.types import NO_HANDLE, Range, Topic, TopicLane
 
 U16 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
 U32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
@@ -146,11 +146,15 @@ class DescribeTopic(Message, frozen=True, kw_only=True):
 
 
 class TopicIs(Message, frozen=True, kw_only=True):
-    """One topic. `columns`: its newest schema; `widths`: how many of these columns each version has, from 1 on."""
+    """One topic. `columns`: its newest schema; `widths`: how many of these columns each version has, from 1 on.
+
+    `ranges`: where it is on disks, oldest first by lane; of very many, the newest.
+    """
 
     topic: Topic
     columns: bytes = b""
     widths: list[int] = []
+    ranges: list[Range] = []
 
 
 class ListTopics(Message, frozen=True, kw_only=True):

@@ -1,0 +1,53 @@
+"""The sessions of one publisher, each continuing the one before, and how to go on when some of them are gone.
+
+Sessions are opened by entries in the log, so a loss of the whole fabric may take the newest of them. A session that the
+cluster does not know is then looked for under the one that it continued. If none of the chain is left, a new session
+may take its place only if the very first one was opened inside a LOST gap: then nothing of this publisher is in the
+log, and nothing can be stored twice.
+"""
+
+from __future__ import annotations
+
+from embarcadero.client.acked import Spans
+from embarcadero.types import NO_SESSION
+
+_KEPT = 64
+
+
+class SessionChain:
+    """Handles of sessions and the index at which each was opened, oldest first."""
+
+    def __init__(self, *, may_begin_anew: bool) -> None:
+        self._may_begin_anew = may_begin_anew  # a session name may meanwhile be another's: it is never opened again
+        self._links: list[tuple[int, int]] = []
+        self._tried = 0  # how many of the newest are not known to the cluster
+        self.whole = True  # the first session is among those kept
+
+    @property
+    def handle(self) -> int:
+        """The newest session."""
+        return self._links[-1][0] if self._links else NO_SESSION
+
+    def resume(self) -> int | None:
+        """The session to continue; None: open a new one."""
+        return None if self._tried == len(self._links) else self._links[-1 - self._tried][0]
+
+    def gone(self) -> bool:
+        """The cluster does not know that session. Whether there is something else to try."""
+        left = len(self._links) - self._tried
+        self._tried += left > 0
+        return left > 1 or (left == 1 and self.whole and self._may_begin_anew)
+
+    def opened(self, session: int, index: int, lost: Spans) -> bool:
+        """A session is open. False: it is a new one, and nothing shows that the old ones are lost."""
+        if self._links and self._tried == len(self._links):
+            born = self._links[0][1]
+            if not any(start <= born < stop for start, stop in lost):
+                return False
+        del self._links[len(self._links) - self._tried :]
+        self._tried = 0
+        self._links.append((session, index))
+        if len(self._links) > _KEPT:
+            del self._links[0]
+            self.whole = False
+        return True

@@ -1,0 +1,572 @@
+"""Cores and durability: ack=2 waits for the disk, and after a restart of everything what was lost is told, once."""
+
+from __future__ import annotations
+
+import pickle
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embarcadero.client.acked import AckedBatches
+from embarcadero.client.futures import fresh
+from embarcadero.client.publisher import PublisherCore
+from embarcadero.client.subscriber import SubscriberCore
+from embarcadero.errors import BadFrame, FuturePosition, RecordsLost, SessionFenced
+from embarcadero.limits import ORDER_SLOTS
+from embarcadero.types import Gap, GapKind, Order, Position, TopicLane
+from embarcadero.wire import messages as m
+from embarcadero.wire.frames import WANT_DURABLE
+from tests.client.fake_cluster import LANE, FakeCluster, World
+
+RESEND_US = 3_000_000
+DELIVERY_US = 60_000_000
+
+
+def publishing(order: int = 5, wires: int = 2, **changes: Any) -> World:
+    """A publisher into a topic with replicas."""
+    options: dict[str, Any] = {
+        "topic": "t", "window_bytes": 1 << 20, "resend_after_us": RESEND_US, "delivery_timeout_us": DELIVERY_US,
+        "order": order, "replicated": True,
+    }  # fmt: skip
+    return World(PublisherCore(**(options | changes)), FakeCluster(order, replicas=1), wires)
+
+
+def reading(cluster: FakeCluster, **changes: Any) -> World:
+    return World(SubscriberCore(lane=LANE, silent_after_us=RESEND_US, **changes), cluster, 1)
+
+
+def add(world: World, payload: bytes, count: int = 1) -> Any:
+    batch = world.core.add(payload, count, 0, 0, world.now)
+    world.collect()
+    return batch
+
+
+def start_anew(world: World, end: int | None = None) -> None:
+    """All is lost from `end` on; new brokers are there."""
+    for number in list(world.wires):
+        world.cut(number)
+    world.cluster.start_anew(end)
+    world.connect()
+    world.connect()
+
+
+def stored(world: World) -> list[bytes]:
+    return [entry.payload for entry in world.cluster.log if not entry.lost]
+
+
+# --- ack=2 ------------------------------------------------------------------------------------------------------------
+def test_a_durable_batch_is_settled_when_it_is_durable_and_not_before() -> None:
+    """Ordered is not enough: the ack comes with the disk, batch by batch."""
+    world = publishing(durable=True)
+    batches = [add(world, b"%d" % n) for n in range(3)]
+    world.settle()
+    assert len(world.cluster.log) == 3
+    assert {header.flags for header, _ in world.cluster.frames} == {WANT_DURABLE}
+    assert [batch.done for batch in batches] == [False] * 3
+    world.cluster.make_durable(below=2)
+    world.settle()
+    assert [batch.done for batch in batches] == [True, True, False]
+    assert batches[1].position == Position(LANE, 1, 1)
+    world.cluster.make_durable()
+    world.settle()
+    assert batches[2].done
+
+
+def test_the_window_holds_what_is_not_durable_and_close_waits_for_it() -> None:
+    """Back-pressure is the same as ever: what has no outcome takes room."""
+    world = publishing(durable=True, window_bytes=250)
+    add(world, b"x" * 200)
+    world.settle()
+    assert not world.core.has_room(100)
+    world.core.close(world.now)
+    world.collect()
+    world.settle()
+    assert not world.core.closed
+    world.cluster.make_durable()
+    world.settle()
+    assert world.core.closed
+    assert world.core.failed is None
+
+
+def test_a_silent_disk_is_no_silent_broker() -> None:
+    """While durability takes its time the broker answers pings: nobody is given up, nothing is sent twice."""
+    world = publishing(durable=True, wires=1)
+    batch = add(world, b"x")
+    world.settle()
+    for _ in range(10):
+        world.advance(RESEND_US // 2)
+        world.settle()
+    assert list(world.wires) == [1]
+    assert len(world.cluster.frames) == 1
+    world.run(lambda: batch.done)
+    assert batch.error is not None, "after the delivery timeout it ends all the same"
+    assert "no outcome" in str(batch.error)
+
+
+def test_without_durable_the_flag_is_not_set() -> None:
+    """ack=1 is answered when ordered, in a topic with replicas as well."""
+    world = publishing()
+    batch = add(world, b"x")
+    world.settle()
+    assert batch.done
+    assert [header.flags for header, _ in world.cluster.frames] == [0]
+
+
+# --- restarts ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("order", [2, 5])
+def test_what_was_acked_and_lost_is_told_once_with_its_positions(order: int) -> None:
+    """Acked with ack=1, not durable, gone with the fabric: the publisher says which records, and goes on."""
+    world = publishing(order)
+    batches = [add(world, b"%d" % n, count=n + 1) for n in range(6)]
+    world.settle()
+    world.cluster.make_durable(below=4)
+    start_anew(world)
+    world.settle()
+    lost = world.core.take_losses()
+    assert isinstance(lost, RecordsLost)
+    assert lost.positions == tuple(batch.position for batch in batches[4:])
+    assert lost.counts == (5, 6)
+    assert "11 records" in str(lost)
+    assert "ack=2" in str(lost)
+    assert world.core.take_losses() is None
+    after = add(world, b"after")
+    world.settle()
+    assert after.position is not None
+    assert after.position.index >= world.cluster.lost[0][1], "positions are never used again"
+    assert stored(world) == [b"0", b"1", b"2", b"3", b"after"]
+    assert world.core.take_losses() is None
+
+
+@pytest.mark.parametrize("order", [2, 5])
+def test_what_was_not_acked_is_sent_again_and_stored_once(order: int) -> None:
+    """Acks that were lost on the way: DUP_OF settles what is on disk, the rest gets a new place."""
+    world = publishing(order, wires=1)
+    world.settle()
+    batches = [add(world, b"%d" % n) for n in range(6)]
+    while world.wires[1].outward:
+        world.outward(1)  # all are ordered, and not one ack comes back
+    world.cluster.make_durable(below=3)
+    start_anew(world)
+    world.settle()
+    assert all(batch.done and batch.error is None for batch in batches)
+    assert [batch.position.index for batch in batches[:3]] == [0, 1, 2]
+    assert stored(world) == [b"%d" % n for n in range(6)]
+    assert world.core.take_losses() is None
+
+
+def test_nothing_is_sent_to_a_new_cluster_before_the_session_is_open_there() -> None:
+    """The old handle could by now be anything."""
+    world = publishing()
+    add(world, b"0")
+    world.settle()
+    world.cluster.make_durable()
+    world.cluster.frames.clear()
+    start_anew(world)
+    add(world, b"1")
+    world.settle()
+    assert [header.session for header, _ in world.cluster.frames] == [1]
+    assert [header.session_seq for header, _ in world.cluster.frames] == [1]
+
+
+def test_an_idle_publisher_hears_of_a_loss_before_it_is_closed() -> None:
+    """Nothing is unsettled, so nothing would be sent: the session is opened again all the same."""
+    world = publishing()
+    add(world, b"0")
+    world.settle()
+    for number in list(world.wires):
+        world.cut(number)
+    world.core.close(world.now)
+    world.collect()
+    world.cluster.start_anew()
+    world.connect()
+    world.settle()
+    assert world.core.closed
+    assert world.core.failed is None
+    lost = world.core.take_losses()
+    assert lost is not None
+    assert lost.positions == (Position(LANE, 0, 0),)
+
+
+def test_an_acked_record_that_should_be_durable_is_another_message() -> None:
+    """It never happens; if it does, nobody is told that this was to be expected."""
+    world = publishing(durable=True)
+    world.cluster.at_once = True
+    add(world, b"0")
+    world.settle()
+    start_anew(world, end=0)
+    world.settle()
+    lost = world.core.take_losses()
+    assert lost is not None
+    assert "broken promise" in str(lost)
+    assert "ack=2" in lost.message
+
+
+def test_two_restarts_in_a_row_are_told_together() -> None:
+    """Losses of an earlier restart, of which nobody could hear meanwhile, are in `lost_before`."""
+    world = publishing()
+    first = [add(world, b"%d" % n) for n in range(2)]
+    world.settle()
+    for number in list(world.wires):
+        world.cut(number)
+    world.cluster.start_anew(end=1)
+    world.cluster.start_anew()
+    world.connect()
+    world.settle()
+    lost = world.core.take_losses()
+    assert lost is not None
+    assert lost.positions == (first[1].position,)
+
+
+def test_a_loss_that_nobody_took_grows_with_the_next() -> None:
+    """Two reports become one."""
+    world = publishing()
+    positions = []
+    for n in range(2):
+        positions.append(add(world, b"%d" % n))
+        world.settle()
+        start_anew(world, end=len(world.cluster.log) - 1)
+        world.settle()
+    lost = world.core.take_losses()
+    assert lost is not None
+    assert lost.positions == tuple(batch.position for batch in positions)
+    again = pickle.loads(pickle.dumps(fresh(lost)))
+    assert (again.positions, again.counts, str(again)) == (lost.positions, lost.counts, str(lost))
+
+
+def test_a_clean_restart_loses_nothing() -> None:
+    """All was durable: the session goes on, no report."""
+    world = publishing()
+    for n in range(3):
+        add(world, b"%d" % n)
+    world.settle()
+    world.cluster.make_durable()
+    start_anew(world)
+    add(world, b"3")
+    world.settle()
+    assert world.core.take_losses() is None
+    assert stored(world) == [b"0", b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("order", [2, 5])
+def test_a_session_that_was_itself_lost_is_replaced_by_a_new_one(order: int) -> None:
+    """Nothing of it is in the log, so everything may begin anew; numbers of batches, too."""
+    world = publishing(order)
+    first = add(world, b"0")
+    world.settle()
+    for number in list(world.wires):
+        world.cut(number)
+    waiting = add(world, b"1")
+    world.cluster.start_anew(end=0)
+    world.connect()
+    world.settle()
+    assert world.core.failed is None
+    assert waiting.position is not None
+    assert stored(world) == [b"1"]
+    lost = world.core.take_losses()
+    assert lost is not None
+    assert lost.positions == (first.position,)
+    assert world.core.first_sequence is not None
+    assert world.core.first_sequence + 2 == 1, "the next batch is the second of its session"
+
+
+def test_a_continued_session_that_was_lost_is_looked_for_under_the_one_before() -> None:
+    """Its batches are there, and must not be stored twice."""
+    world = publishing()
+    for n in range(2):
+        add(world, b"%d" % n)
+    world.settle()
+    world.cluster.make_durable()
+    world.cluster.fence_all()
+    add(world, b"2")
+    world.settle()  # it is the second session that stored this one
+    assert len(world.cluster.sessions) == 2
+    start_anew(world)
+    batch = add(world, b"3")
+    world.settle()
+    assert [q.resume for w in world.wires.values() for q in w.far.questions if isinstance(q, m.OpenSession)] == [1, 0]
+    assert batch.position is not None
+    assert stored(world) == [b"0", b"1", b"3"]
+    lost = world.core.take_losses()
+    assert lost is not None
+    assert [position.index for position in lost.positions] == [2]
+
+
+def test_a_session_that_is_gone_for_other_reasons_is_not_replaced() -> None:
+    """A new session would forget what is stored: the publisher ends, and gives the new session back."""
+    world = publishing()
+    add(world, b"0")
+    world.settle()
+    world.cluster.make_durable()
+    world.cluster.sessions.clear()
+    late = add(world, b"1")
+    world.settle()
+    assert isinstance(world.core.failed, SessionFenced)
+    assert late.done
+    assert late.error is not None
+    assert stored(world) == [b"0"]
+    assert not world.cluster.sessions
+
+
+def test_a_named_session_that_is_lost_is_not_taken_from_its_next_holder() -> None:
+    """The name may be somebody else's by now."""
+    world = publishing(session_name="job")
+    add(world, b"0")
+    world.settle()
+    start_anew(world, end=0)
+    world.settle()
+    assert isinstance(world.core.failed, SessionFenced)
+    assert not world.cluster.sessions
+
+
+def test_links_of_the_old_cluster_are_not_used_any_more() -> None:
+    """One of them may not have noticed yet."""
+    world = publishing(wires=1)
+    add(world, b"0")
+    world.settle()
+    world.cluster.make_durable()
+    old = next(iter(world.wires))
+    world.cluster.start_anew()
+    world.connect()
+    world.settle()
+    add(world, b"1")
+    assert not world.wires[old].outward
+    world.settle()
+    assert stored(world) == [b"0", b"1"]
+
+
+STEPS = (
+    "add", "add", "add", "add", "settle", "settle", "durable", "outward", "inward", "cut", "fence", "connect", "anew",
+    "time",
+)  # fmt: skip
+
+
+def act(world: World, batches: list[Any], action: str, value: int) -> None:
+    cluster, wires = world.cluster, list(world.wires)
+    number = wires[value % len(wires)] if wires else 0
+    match action:
+        case "add" if world.core.has_room(10) and world.core.failed is None:
+            batches.append(add(world, b"%d" % len(batches)))
+        case "settle":
+            world.settle()
+        case "durable":
+            cluster.make_durable(max(cluster.durable, len(cluster.log) - value))
+        case "outward" | "inward":
+            getattr(world, action)(number)
+        case "cut" if wires:
+            world.cut(number)
+        case "fence":
+            cluster.fence_all()
+        case "connect" if len(wires) < 3:
+            world.connect()
+        case "anew":
+            for each in wires:
+                world.cut(each)
+            cluster.start_anew()
+        case "time":
+            world.advance(value * RESEND_US // 6)
+
+
+@settings(deadline=None, max_examples=250)
+@given(seed=st.integers(0, 1 << 32), order=st.sampled_from([2, 5]), durable=st.booleans())
+def test_whatever_is_lost_is_told_and_nothing_else(seed: int, order: int, durable: bool) -> None:
+    """Under cuts, fences and restarts: an acked batch is in the log at its position, or it was reported as lost.
+
+    Nothing is stored twice; ack=2 is never among the lost; order 5 keeps the order of what is there.
+    """
+    world = publishing(order, durable=durable, delivery_timeout_us=1 << 50)
+    batches: list[Any] = []
+    chance = Random(seed)
+    for _ in range(chance.randrange(100)):
+        act(world, batches, chance.choice(STEPS), chance.randrange(6))
+    for number in list(world.wires):
+        world.cut(number)
+    world.connect()
+    world.cluster.at_once = True
+    world.cluster.make_durable()
+    world.run(lambda: world.core.unsettled == 0 and not world.core._opening)
+    assert world.core.failed is None
+    lost = world.core.take_losses()
+    gone = set(lost.positions) if lost is not None else set()
+    assert not (durable and gone)
+    for batch in batches:
+        assert batch.error is None
+        entry = world.cluster.log[batch.position.index]
+        assert (batch.position in gone) == entry.lost
+        assert entry.lost or (entry.payload, entry.seq) == (batch.payload, batch.position.seq)
+    there = stored(world)
+    assert len(there) == len(set(there))
+    if order == 5:
+        assert there == sorted(there, key=int)
+
+
+# --- orders 0 and 1 ---------------------------------------------------------------------------------------------------
+def lane(number: int, **fields: Any) -> TopicLane:
+    return TopicLane(lane=number, topic=LANE, broker=0, incarnation=number, handle=number, **fields)
+
+
+@pytest.mark.parametrize("order", [Order.NONE, Order.BROKER])
+def test_lanes_that_end_below_an_acked_batch_lost_it(order: Order) -> None:
+    """The lane of a broker that died with the fabric ends where it was recovered to; that may take a while."""
+    world = publishing(order, wires=1)
+    world.settle()
+    for index in range(3):
+        world.core._remembered.add(40, index, 10 * index, 10)
+    world.core._remembered.add(41, 0, 0, 1)
+    world.cluster.lanes = [lane(40), lane(41, end=1, end_seq=1)]
+    start_anew(world)
+    world.settle()
+    assert world.core.take_losses() is None, "lane 40 is not recovered yet"
+    world.cluster.lanes[0] = lane(40, end=2, end_seq=20)
+    world.run(lambda: not world.core._doubtful)
+    lost = world.core.take_losses()
+    assert lost is not None
+    assert (lost.positions, lost.counts) == ((Position(40, 2, 20),), (10,))
+    world.core.close(world.now)
+    world.collect()
+    world.settle()
+    assert world.core.closed
+
+
+def test_close_waits_for_the_ends_of_lanes() -> None:
+    """Otherwise a loss would never be told."""
+    world = publishing(Order.NONE, wires=1)
+    world.settle()
+    world.core._remembered.add(40, 0, 0, 1)
+    world.cluster.lanes = [lane(40)]
+    world.core.close(world.now)  # the broker dies before it answers
+    start_anew(world)
+    world.settle()
+    assert not world.core.closed
+    world.cluster.lanes = []  # the topic was deleted
+    world.run(lambda: world.core.closed)
+    assert world.core.take_losses() is None
+
+
+def test_memory_of_acked_batches_is_bounded() -> None:
+    """The newest are kept: as many as may be ordered and not durable."""
+    acked = AckedBatches()
+    total = 2 * ORDER_SLOTS
+    for index in range(total):
+        acked.add(1, index, index, 1)
+    assert ORDER_SLOTS <= len(acked) <= ORDER_SLOTS * 5 // 4
+    assert len(acked.take(1, [(total - ORDER_SLOTS, total)])) == ORDER_SLOTS
+    assert len(acked) <= ORDER_SLOTS // 4
+    acked.forget(1)
+    assert acked.lanes() == set()
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+def filled(durable: int = 3, records: int = 5) -> FakeCluster:
+    cluster = FakeCluster(replicas=1)
+    for n in range(records):
+        cluster.put(b"%d" % n)
+    cluster.make_durable(durable)
+    return cluster
+
+
+def drain(world: World) -> list[Any]:
+    world.settle()
+    taken = []
+    while more := world.core.take_batches(100, world.now):
+        taken += more
+        world.collect()
+        world.settle()
+    return taken
+
+
+def test_a_durable_reader_sees_durable_batches_and_an_ordered_one_all() -> None:
+    """The frontier is the reader's choice; durable is the default."""
+    cluster = filled()
+    world, eager = reading(cluster), reading(cluster, read="ordered")
+    assert [bytes(batch.payload) for batch in drain(world)] == [b"0", b"1", b"2"]
+    assert [bytes(batch.payload) for batch in drain(eager)] == [b"0", b"1", b"2", b"3", b"4"]
+    cluster.make_durable()
+    assert [bytes(batch.payload) for batch in drain(world)] == [b"3", b"4"]
+
+
+def test_readers_go_on_over_a_lost_span() -> None:
+    """A typed gap, then what came after it; who had read a part of what is lost gets the rest of the gap."""
+    cluster = filled()
+    durable, eager = reading(cluster), reading(cluster, read="ordered")
+    drain(durable)
+    drain(eager)
+    for world in (durable, eager):
+        world.cut(1)
+    cluster.start_anew()
+    cluster.put(b"after")
+    cluster.make_durable()
+    stop = cluster.lost[0][1]
+    for world, start in ((durable, 3), (eager, 5)):
+        world.connect()
+        gap, after = drain(world)
+        assert gap.gap == Gap(GapKind.LOST, start, stop)
+        assert (gap.index, gap.count, gap.records()) == (start, 0, [])
+        assert bytes(after.payload) == b"after"
+        assert after.index == stop
+
+
+def fetched(world: World, gap: Gap) -> None:
+    """Answer the reader's Fetch with a gap."""
+    wire = next(iter(world.wires.values()))
+    request, _ = wire.far.parked.pop()
+    wire.far._say(_gap_frame(request, gap))
+    world.settle()
+
+
+def _gap_frame(request: int, gap: Gap) -> bytes:
+    from embarcadero.wire.codec import fetched_header
+
+    return fetched_header(request=request, next_index=gap.stop, tail_index=gap.stop, count=0, length=0, gap=gap)
+
+
+@pytest.mark.parametrize(
+    ("read", "gap", "fine"),
+    [
+        ("ordered", Gap(GapKind.LOST, 2, 50), True),  # it tells that [2, 3), which was read, is lost as well
+        ("ordered", Gap(GapKind.LOST, 1, 2), False),
+        ("ordered", Gap(GapKind.TRIMMED, 2, 50), False),
+        ("ordered", Gap(GapKind.END_OF_LANE, 2, 2), True),
+        ("durable", Gap(GapKind.END_OF_LANE, 2, 2), False),
+        ("durable", Gap(GapKind.LOST, 3, 50), True),
+        ("durable", Gap(GapKind.LOST, 4, 50), False),
+    ],
+)
+def test_gaps_that_begin_below_the_place_of_a_reader(read: str, gap: Gap, fine: bool) -> None:
+    """What was read may be lost afterwards, if it was not durable; anything else is nonsense, and asked for again."""
+    world = reading(filled(records=3), read=read)
+    drain(world)
+    fetched(world, gap)
+    if fine:
+        assert [batch.gap for batch in world.core.take_batches(5, world.now)] == [gap]
+        assert world.core.position == gap.stop
+        assert world.core.ended == (gap.kind is GapKind.END_OF_LANE)
+        return
+    assert world.core.ready == 0
+    fetched(world, gap)
+    assert isinstance(world.core.failed, BadFrame)
+
+
+def test_a_place_that_the_cluster_led_to_is_waited_for_and_a_callers_is_not() -> None:
+    """While a lane is recovered its end may be told too low; but who seeks beyond the end is told so."""
+    world = reading(filled(durable=5))
+    drain(world)
+    cluster, log = world.cluster, list(world.cluster.log)
+    world.cut(1)
+    del cluster.log[2:]
+    cluster.durable = 2
+    world.connect()
+    world.settle()
+    assert world.core.failed is None
+    cluster.log[:] = log
+    cluster.durable = 5
+    cluster.put(b"more")
+    cluster.make_durable()
+    world.run(lambda: world.core.ready > 0)
+    assert [bytes(batch.payload) for batch in drain(world)] == [b"more"]
+    world.core.seek("index", 1_000, world.now)
+    world.collect()
+    world.settle()
+    assert isinstance(world.core.failed, FuturePosition)
