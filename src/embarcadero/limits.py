@@ -85,6 +85,7 @@ DEAD_LOG_BYTES_MAX = 1 * GIB  # regions of dead incarnations kept for readers
 
 # --- replicas ---------------------------------------------------------------------------------------------------------
 REPLICAS_MAX = 64  # of a cluster
+REPLICAS_DEFAULT = 1
 COPIES_MAX = 7  # of a topic
 COPIES_DEFAULT = 3  # of a topic that does not say, if so many replicas are live
 RETENTION_BYTES_MAX = 1 << 60
@@ -93,6 +94,8 @@ DURABLE_LINES = 65_536  # (lane, range) pairs that one replica incarnation may e
 RANGE_LINES = 65_536  # lanes with ranges in one epoch
 CEILING_AHEAD = 1 << 22  # positions reserved ahead of ordering, in batches
 CEILING_AHEAD_SEQ = CEILING_AHEAD * 1_024  # and in records
+REPAIR_BYTES_PER_S = 256 * MIB  # copied from other replicas to complete closed ranges
+REPAIR_STEP_BYTES = 4 * MIB  # at once
 REPLICA_SILENT_S = 3.0  # a replica whose heartbeat stands still for this long is replaced in its ranges
 
 # --- storage ----------------------------------------------------------------------------------------------------------
@@ -134,6 +137,7 @@ STORE_BUSY_S = 5.0  # longest wait for another process's transaction
 HEARTBEAT_S = 0.1
 SILENT_S = 2.0  # a role whose heartbeat stands still for this long is not ready
 SETTLE_S_MAX = 1.5  # a broker that leaves waits this long for the outcomes of what it took
+DRAIN_S_MAX = 10.0  # a sequencer that leaves waits this long for replicas to have on disk what is ordered
 GOODBYE_S_MAX = 0.5  # and this long for its clients to hang up
 
 # --- watching ---------------------------------------------------------------------------------------------------------

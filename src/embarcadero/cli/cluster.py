@@ -31,6 +31,9 @@ def _option(help: str) -> Any:
 
 def up(
     brokers: Annotated[int | None, _option("How many brokers. Default: 4.")] = None,
+    replicas: Annotated[
+        int | None, _option("How many replicas keep topics on disk; those with a folder come too. Default: 1.")
+    ] = None,
     port: Annotated[
         int | None, _option("Port of broker 0; the others follow. 0 takes free ports. Default: 9092.")
     ] = None,
@@ -57,9 +60,9 @@ def up(
 ) -> None:
     """Start a cluster on this machine, and keep it running.
 
-    A process that dies is started again. Ctrl-C stops all of it. Topics stay; without replicas their records live
-    as long as the cluster runs. Options win over the environment, and that over embarcadero.yaml: see
-    `embarcadero config show`.
+    A process that dies is started again. Ctrl-C stops all of it. Topics stay, and so do records that replicas have on
+    disk; those of topics without replicas live as long as the cluster runs. Options win over the environment, and that
+    over embarcadero.yaml: see `embarcadero config show`.
 
     Examples:
 
@@ -74,6 +77,7 @@ def up(
     flags = {
         "cluster.data_dir": ("--data-dir", data_dir),
         "cluster.brokers": ("--brokers", brokers),
+        "cluster.replicas": ("--replicas", replicas),
         "cluster.one_process": ("--processes", None if processes is None else processes is Processes.ONE),
         "cluster.fabric_dir": ("--fabric", fabric),
         "cluster.hugepages": ("--hugepages", hugepages),
@@ -161,7 +165,9 @@ def down(data_dir: DataDir = None, json: Json = False) -> None:
 
 
 def node(
-    roles: Annotated[str, typer.Option(help="Roles of this process: broker:<number> and sequencer, with commas.")],
+    roles: Annotated[
+        str, typer.Option(help="Roles of this process: broker:<number>, replica:<number> and sequencer, with commas.")
+    ],
     data_dir: DataDir = None,
 ) -> None:
     """Host roles of a running cluster in this process, in the foreground.
@@ -186,7 +192,7 @@ def node(
 
 
 def status(data_dir: DataDir = None, json: Json = False) -> None:
-    """Show brokers, the sequencer, topics with their ends, and the fabric of a running cluster.
+    """Show brokers, the sequencer, replicas, topics with their ends, and what is degraded in a running cluster.
 
     Example:
 
@@ -203,7 +209,11 @@ def status(data_dir: DataDir = None, json: Json = False) -> None:
     _print_processes(running)
     rows = [[t["name"], t["order"], t["partitions"], t["index"], t["seq"], len(t["lanes"])] for t in topics]
     print_table("topics", ["name", "order", "partitions", "next index", "next seq", "lanes"], rows)
+    if running.lanes:
+        _print_lanes(running)
     print(f"fabric: {running.fabric}. {describe()}")
+    for problem in running.degraded:
+        note(f"degraded: {problem}")
 
 
 def _topics(running: ClusterReport) -> list[dict[str, Any]]:
@@ -234,9 +244,21 @@ def _print_processes(running: ClusterReport) -> None:
     sequencer = running.sequencer
     state = "live" if sequencer.pid else "starting"
     rows.append(["sequencer", f"epoch {sequencer.epoch}", "", sequencer.pid or "", state, sequencer.metrics])
+    for replica in running.replicas:
+        where = f"{replica.open_ranges} open, {replica.sealed_ranges} sealed ranges, lag {replica.lag}"
+        state = "; ".join(replica.health) if replica.health and replica.state == "live" else replica.state
+        rows.append([f"replica {replica.id}", replica.incarnation, where, replica.pid, state, replica.metrics])
     rows.append(["supervisor", "", "", running.supervisor.pid, "live", ""])
     title = f"cluster {running.cluster} in {running.data_dir}"
     print_table(title, ["role", "incarnation", "address", "pid", "state", "metrics"], rows)
+
+
+def _print_lanes(running: ClusterReport) -> None:
+    rows = [
+        [o.topic, o.lane, o.range, o.state, ",".join(map(str, o.replicas)), o.durable_on, o.ordered, o.durable]
+        for o in running.lanes
+    ]
+    print_table("lanes on disk", ["topic", "lane", "range", "state", "replicas", "of them", "ordered", "durable"], rows)
 
 
 def _folder(data_dir: Path | None) -> ClusterFolder:

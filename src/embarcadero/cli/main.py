@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from embarcadero.cli import cluster, config, inspect, proof, records, topic, watch
+from embarcadero.cli import cluster, config, inspect, proof, records, replica, topic, watch
 from embarcadero.cli.output import print_error
 from embarcadero.cli.settings import Verbs
 from embarcadero.errors import EmbarcaderoError, UsageError
@@ -65,6 +65,7 @@ app.command()(cluster.node)
 app.command()(cluster.status)
 app.command()(watch.top)
 app.add_typer(topic.app, name="topic")
+app.add_typer(replica.app, name="replica")
 app.add_typer(inspect.app, name="inspect")
 app.command()(records.publish)
 app.command()(records.tail)

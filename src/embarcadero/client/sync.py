@@ -84,12 +84,9 @@ def local(
     `data_dir` keeps its files; without, nothing is left. `config` names an `embarcadero.yaml`; whatever it says about
     ports and folders, a private cluster takes free ones. `log.address` and `log.cluster` tell more.
     """
-    from embarcadero.errors import NotAvailable
     from embarcadero.node.local import LocalCluster
 
-    if replicas:
-        raise NotAvailable("replicas come with a later version", "use replicas=0")
-    cluster = LocalCluster(brokers, data_dir, log_bytes, config)
+    cluster = LocalCluster(brokers, data_dir, log_bytes, config, replicas)
     try:
         log = connect(cluster.addresses, config=config)
     except BaseException:

@@ -36,8 +36,8 @@ RELATIONS: Final = (
         "machine, or broker.host (--host)",
     ),
     Relation(
-        ("metrics.port", "cluster.brokers"),
-        lambda port, brokers: port + brokers <= 65_535,
+        ("metrics.port", "cluster.brokers", "cluster.replicas"),
+        lambda port, brokers, replicas: port + brokers + replicas <= 65_535,
         "the ports of all processes must exist: use a lower port, or 0 for free ones",
     ),
     Relation(

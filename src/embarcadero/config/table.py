@@ -47,10 +47,15 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     brokers: Annotated[int, count(
         "How many brokers.", 1, limits.BROKERS_MAX, stands_for=("cluster.brokers",),
     )] = limits.BROKERS_DEFAULT
+    replicas: Annotated[int, count(
+        "How many replicas keep topics on disk; those that have a folder in data_dir are started too.",
+        0, limits.REPLICAS_MAX, stands_for=("cluster.replicas",),
+    )] = limits.REPLICAS_DEFAULT
     one_process: Annotated[bool, flag("All roles in a single process, instead of one process per role.")] = False
     hugepages: Annotated[bool, flag("Advise huge pages for the fabric.")] = False
     pin: Annotated[str, text(
-        "Cores for the sequencer and the brokers, in turn, such as `0,1`.", default_text="any core",
+        "Cores for the sequencer and the brokers, in turn, such as `0,1`; replicas begin with the last one.",
+        default_text="any core",
     )] = ""
 
 
@@ -242,6 +247,30 @@ class Sequencer(msgspec.Struct, frozen=True, kw_only=True):
     )] = limits.GAP_TIMEOUT_DEPARTED_MS
 
 
+class Replica(msgspec.Struct, frozen=True, kw_only=True):
+    """How replicas keep records on disk."""
+
+    segment_bytes: Annotated[int, size(
+        "A segment file is closed when it has this many bytes; trims and retention give up whole segments.",
+        64 * KIB, limits.SEGMENT_BYTES_MAX,
+    )] = limits.SEGMENT_BYTES
+    segment_s: Annotated[float, seconds(
+        "A segment file that began this long ago is closed.", 1, 366 * _DAY_S,
+    )] = limits.SEGMENT_AGE_S
+    scrub_bytes_per_s: Annotated[int, size(
+        "How much of the closed segments is read and checked in a second of idle time; 0: none.", 0, GIB,
+    )] = limits.SCRUB_BYTES_PER_S
+    repair_bytes_per_s: Annotated[int, size(
+        "How much is copied from other replicas in a second, to complete closed ranges.", 64 * KIB, 64 * GIB,
+    )] = limits.REPAIR_BYTES_PER_S
+    idle_wait_ms: Annotated[float, milliseconds(
+        "Longest sleep of an idle replica; a doorbell usually wakes it sooner.", 0.1, 1_000,
+    )] = limits.IDLE_WAIT_S_MAX * 1_000
+    store_poll_ms: Annotated[float, milliseconds(
+        "How often ranges and topics are looked up in the store.", 1, 10_000,
+    )] = limits.STORE_POLL_S * 1_000
+
+
 class Log(msgspec.Struct, frozen=True, kw_only=True):
     """Log lines of all processes."""
 
@@ -263,7 +292,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
         "Address to listen on. The default is reachable from this machine only.",
     )] = limits.HOST_DEFAULT
     port: Annotated[int, count(
-        "Port of the sequencer's process; those of brokers follow. 0 takes free ports.", 0, 65_535,
+        "Port of the sequencer's process; those of brokers follow, then replicas. 0 takes free ports.", 0, 65_535,
     )] = 0
 
 
@@ -277,6 +306,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     client: Client = Client()
     topic: Topic = Topic()
     sequencer: Sequencer = Sequencer()
+    replica: Replica = Replica()
     log: Log = Log()
     metrics: Metrics = Metrics()
 

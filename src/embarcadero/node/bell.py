@@ -44,6 +44,11 @@ class SocketBell:
                 timer.cancel()
         self.rung = False
 
+    def wake(self) -> None:
+        """Ring for ourselves: something is to be seen to at once."""
+        self.rung = True
+        self._wake()
+
     def _wake(self) -> None:
         if self._sleeper is not None and not self._sleeper.done():
             self._sleeper.set_result(None)

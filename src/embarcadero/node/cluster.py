@@ -4,6 +4,7 @@
     <data_dir>/cluster.json   what the supervisor started: a ClusterInfo
     <data_dir>/store.db       the placement store
     <data_dir>/logs/          one log a process
+    <data_dir>/replica-<r>/   a replica's segments; while it is there, `up` starts that replica
     <data_dir>/fabric/        the fabric, only where no memory file system has room
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -26,6 +28,7 @@ from embarcadero.limits import MIB
 
 SHARED_MEMORY = Path("/dev/shm")
 _LOCK_TRIES, _LOCK_RETRY_S = 5, 0.05
+_REPLICA_FOLDER = re.compile(r"replica-(0|[1-9][0-9]?)", re.ASCII)
 
 
 class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +112,15 @@ class ClusterFolder:
     @property
     def logs(self) -> Path:
         return self.path / "logs"
+
+    def replica(self, number: int) -> Path:
+        """Folder of a replica."""
+        return self.path / f"replica-{number}"
+
+    def replicas(self, configured: int) -> list[int]:
+        """Numbers of replicas to run: as many as are configured, and all that have a folder."""
+        found = (_REPLICA_FOLDER.fullmatch(path.name) for path in self.path.glob("replica-*") if path.is_dir())
+        return sorted({*range(configured), *(int(match[1]) for match in found if match)})
 
     def create(self) -> None:
         """Make the folder, readable by its owner only."""

@@ -25,7 +25,7 @@ _POLL_S = 0.01
 
 
 class LocalCluster:
-    """Brokers and a sequencer on free ports of this machine. Without `data_dir`, nothing is left of it afterwards.
+    """Brokers, a sequencer and replicas on free ports of this machine. Without `data_dir`, nothing is left of it.
 
     It ends with the block, with `close()`, or with this process, however that ends.
     """
@@ -36,8 +36,15 @@ class LocalCluster:
         data_dir: Path | str | None = None,
         log_bytes: int | None = None,
         config: str | Path | Config | None = None,
+        replicas: int = 0,
     ) -> None:
-        flags = {"cluster.brokers": brokers, "fabric.log_bytes": log_bytes, "broker.port": 0, "metrics.port": 0}
+        flags = {
+            "cluster.brokers": brokers,
+            "cluster.replicas": replicas,
+            "fabric.log_bytes": log_bytes,
+            "broker.port": 0,
+            "metrics.port": 0,
+        }
         chosen = load(config, flags | {"broker.advertised_port": 0})
         self._temporary = tempfile.mkdtemp(prefix="embarcadero-") if data_dir is None else None
         self._folder = ClusterFolder(Path(self._temporary or data_dir or ""))
@@ -68,6 +75,7 @@ class LocalCluster:
         """Process ids by role: `supervisor`, `sequencer`, `broker:0`, ...; 0 for one that is down just now."""
         info = self._folder.require_running()
         roles = ["sequencer", *(f"broker:{number}" for number in range(info.config.cluster.brokers))]
+        roles += [f"replica:{number}" for number in self._folder.replicas(info.config.cluster.replicas)]
         return {"supervisor": info.supervisor} | {role: info.pid_of(role) for role in roles}
 
     def kill_broker(self, broker: int) -> int:
@@ -77,6 +85,26 @@ class LocalCluster:
     def kill_sequencer(self) -> int:
         """SIGKILL the sequencer's process, and return its id. Another one takes over in the next epoch."""
         return self._kill("sequencer")
+
+    def kill_replica(self, replica: int) -> int:
+        """SIGKILL a replica's process, and return its id. The supervisor starts it again as a new incarnation."""
+        return self._kill(f"replica:{replica}")
+
+    def kill_all(self) -> list[int]:
+        """SIGKILL every process at once, the supervisor too, and return their ids. What is on disk stays.
+
+        A new LocalCluster on the same `data_dir` removes the fabric that is left, and goes on from the disks.
+        """
+        pids = sorted({pid for pid in self.pids().values() if pid})
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait()
+        give_up = time.monotonic() + _STOP_S
+        while any(_runs(pid) for pid in pids) and time.monotonic() < give_up:
+            time.sleep(_POLL_S)
+        return pids
 
     def _kill(self, role: str) -> int:
         if role not in self.pids():
@@ -111,3 +139,11 @@ class LocalCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process is still there, and not just waiting to be buried."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (OSError, IndexError):
+        return False

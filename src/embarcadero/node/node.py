@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 from collections.abc import Coroutine, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,10 +26,10 @@ import uvloop
 from embarcadero.broker.server import Left, serve_broker
 from embarcadero.broker.state import Broker
 from embarcadero.config import DEFAULTS, Config
-from embarcadero.env import SystemClock
+from embarcadero.env import Inline, SystemClock, Workers
 from embarcadero.errors import ClusterError, EmbarcaderoError, PortInUse
 from embarcadero.fabric.shared import SharedFabric
-from embarcadero.limits import GOODBYE_S_MAX, SETTLE_S_MAX
+from embarcadero.limits import DRAIN_S_MAX, GOODBYE_S_MAX, SETTLE_S_MAX
 from embarcadero.node.begin import start_logging
 from embarcadero.node.bell import SocketBell
 from embarcadero.node.children import die_with
@@ -37,19 +37,27 @@ from embarcadero.node.cluster import ClusterFolder, ClusterInfo
 from embarcadero.node.files import within_open_files
 from embarcadero.node.pinning import parse_cores, pin
 from embarcadero.node.ports import advertised_address, listen
-from embarcadero.node.roles import Role, parse_roles
+from embarcadero.node.roles import SEQUENCER, Role, metrics_offset, parse_roles
+from embarcadero.node.workers import ThreadWorkers
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
+from embarcadero.replica.server import serve_replica
+from embarcadero.replica.state import Replica
 from embarcadero.sequencer.server import serve_sequencer
 from embarcadero.sequencer.state import Sequencer
+from embarcadero.storage.identity import open_folder
+from embarcadero.storage.real import RealDisk
+from embarcadero.types import ReplicaMember
 from embarcadero.watch.http import Endpoint
 from embarcadero.watch.logs import LogJournal
 from embarcadero.watch.places import Place, Places
+from embarcadero.watch.replica import WatchedReplica
 from embarcadero.watch.roles import WatchedBroker, WatchedRole, WatchedSequencer
 
 log = logging.getLogger("embarcadero.node")
 
 _STOP_S = 0.5
+_REPLICA_THREADS = 2
 
 
 class _Made(NamedTuple):
@@ -67,7 +75,7 @@ class Node:
         self._info: ClusterInfo = folder.require_running()
         self._config = within_open_files(config, sum(role.broker is not None for role in roles))
         self._places = Places(folder.path)
-        self._roles = roles
+        self._roles, self._folder = roles, folder
         self._open = ExitStack()
         store = SqliteStore(folder.store_path)
         self._open.callback(store.close)
@@ -78,8 +86,9 @@ class Node:
             Path(self._info.fabric), self._info.generation, hugepages=self._config.cluster.hugepages
         )
         pin(roles, parse_cores(self._config.cluster.pin))
-        self._stop = asyncio.Event()  # first the brokers leave, then the sequencer
+        self._stop = asyncio.Event()  # first the brokers leave, then the sequencer, then replicas
         self._stop_sequencer = asyncio.Event()
+        self._stop_replicas = asyncio.Event()
         self._endpoint = Endpoint(self._info.version)
 
     async def run(self) -> None:
@@ -104,13 +113,18 @@ class Node:
             raise ClusterError(f"{task.get_name()} was replaced by a newer one", "nothing to do: that one goes on")
 
     async def _leave(self, tasks: list[asyncio.Task[Any]], place: Place) -> None:
-        """Brokers settle what they took, which needs the sequencer; so it goes last."""
+        """Brokers settle what they took, which needs the sequencer; that has replicas bring all of it to disk."""
         self._stop.set()
         self._endpoint.leaving = True
-        brokers = [task for task, role in zip(tasks, self._roles, strict=True) if role.broker is not None]
+        of_role = list(zip(tasks, self._roles, strict=True))
+        brokers = [task for task, role in of_role if role.broker is not None]
+        sequencers = [task for task, role in of_role if role == SEQUENCER]
         if brokers:
             await asyncio.wait(brokers, timeout=SETTLE_S_MAX + GOODBYE_S_MAX + _STOP_S)
         self._stop_sequencer.set()
+        if sequencers:
+            await asyncio.wait(sequencers, timeout=DRAIN_S_MAX + _STOP_S)
+        self._stop_replicas.set()
         await asyncio.wait(tasks, timeout=_STOP_S)
         left = {}
         for task in tasks:
@@ -125,7 +139,7 @@ class Node:
         metrics, first = self._config.metrics, self._roles[0]
         host, port = "", 0
         if metrics.enabled:
-            ours = metrics.port + (0 if first.broker is None else 1 + first.broker) if metrics.port else 0
+            ours = metrics.port + metrics_offset(first, self._config.cluster.brokers) if metrics.port else 0
             sock = self._open.enter_context(listen(metrics.host, ours))
             server = await self._endpoint.serve(sock)
             self._open.callback(server.close)
@@ -135,6 +149,8 @@ class Node:
         return place
 
     def _make(self, role: Role) -> _Made:
+        if role.replica is not None:
+            return self._make_replica(role.replica)
         return self._make_sequencer() if role.broker is None else self._make_broker(role.broker)
 
     def _make_broker(self, number: int) -> _Made:
@@ -171,6 +187,34 @@ class Node:
         watched = WatchedSequencer(sequencer, clock)
         journal.role = watched.name
         return _Made(watched.name, serve_sequencer(sequencer, bell, self._stop_sequencer), watched)
+
+    def _make_replica(self, number: int) -> _Made:
+        """Alone in its process it writes and syncs by itself; beside other roles threads do it."""
+        path = self._folder.replica(number)
+        disk = self._open.enter_context(closing(RealDisk(path, create=True)))
+        generation = self._info.generation & 0xFFFF_FFFF
+        identity = open_folder(disk, self._directory.cluster_id, number, generation)
+        member = self._directory.register_replica(number, identity.disk, str(path), socket.gethostname(), os.getpid())
+        self._open.callback(self._directory.mark_replica_dead, number, member.incarnation)
+        name = member.ref.region_prefix
+        bell = SocketBell(Path(self._info.fabric), name)
+        self._open.callback(bell.close)
+        journal, clock = LogJournal(name), SystemClock()
+        workers: Workers = Inline()
+        if len(self._roles) > 1:
+            threads = ThreadWorkers(_REPLICA_THREADS, name, bell.wake)
+            self._open.callback(threads.close)
+            workers = threads
+        replica = Replica(
+            self._fabric, self._directory, clock, bell, workers, disk, member, self._info.sizes, journal,
+            self._config, self._disks,
+        )  # fmt: skip
+        journal.note("has its folder", folder=str(path), disk=identity.disk, ranges=replica.ranges.opening)
+        return _Made(name, serve_replica(replica, bell, self._stop_replicas), WatchedReplica(replica))
+
+    def _disks(self, member: ReplicaMember) -> RealDisk:
+        """The files of any replica, for reading."""
+        return RealDisk(member.folder)
 
 
 def run_node(folder: ClusterFolder, roles: Sequence[Role], config: Config | None = None) -> None:

@@ -1,4 +1,7 @@
-"""Pinning of node processes to cores: the sequencer gets the first core of the list, brokers the following, in turn."""
+"""Pinning of node processes to cores, in turn.
+
+The sequencer gets the first core of the list, brokers the following; replicas begin with the last one.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,13 @@ def parse_cores(text: str) -> list[int]:
 
 def cores_for(roles: Sequence[Role], cores: Sequence[int]) -> set[int]:
     """The cores of a process that hosts these roles."""
-    return {cores[(0 if role.broker is None else role.broker + 1) % len(cores)] for role in roles}
+    return {cores[_turn(role) % len(cores)] for role in roles}
+
+
+def _turn(role: Role) -> int:
+    if role.replica is not None:
+        return -1 - role.replica
+    return 0 if role.broker is None else role.broker + 1
 
 
 def pin(roles: Sequence[Role], cores: Sequence[int]) -> None:

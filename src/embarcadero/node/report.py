@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from contextlib import closing
+from pathlib import Path
 
 import msgspec
 
+from embarcadero.fabric.shared import SharedFabric
 from embarcadero.node.cluster import ClusterFolder, ClusterInfo
+from embarcadero.node.replicas import LaneReport, ReplicaReport, describe
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
 from embarcadero.types import MemberState
@@ -48,6 +51,9 @@ class ClusterReport(msgspec.Struct, frozen=True, kw_only=True):
     supervisor: SupervisorReport
     fabric: str
     data_dir: str
+    replicas: list[ReplicaReport] = []
+    lanes: list[LaneReport] = []  # those with ranges
+    degraded: list[str] = []  # what is not as it should be, and what to do
 
     @property
     def addresses(self) -> list[str]:
@@ -62,7 +68,9 @@ def report(folder: ClusterFolder) -> ClusterReport:
         directory = Directory(store)
         newest = {member.broker: member for member in directory.members()}  # sorted by incarnation: the last one stays
         epoch = directory.started_epoch()
-    metrics = {role: p.address for p in Places(folder.path).read() if p.running for role in p.roles.split(",")}
+        metrics = {role: p.address for p in Places(folder.path).read() if p.running for role in p.roles.split(",")}
+        fabric = SharedFabric(Path(info.fabric), info.generation)
+        replicas, lanes, degraded = describe(fabric, directory, metrics)
     return ClusterReport(
         cluster=info.id,
         version=info.version,
@@ -83,4 +91,7 @@ def report(folder: ClusterFolder) -> ClusterReport:
         supervisor=SupervisorReport(pid=info.supervisor),
         fabric=info.fabric,
         data_dir=str(folder.path),
+        replicas=replicas,
+        lanes=lanes,
+        degraded=degraded,
     )

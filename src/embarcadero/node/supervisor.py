@@ -10,6 +10,7 @@ it is stopped or slow, the cluster goes on. Node processes die with it (see node
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -26,7 +27,7 @@ from embarcadero.config import Config
 from embarcadero.errors import BadValue, ClusterError, EmbarcaderoError, FabricFull
 from embarcadero.fabric.epochs import create_epochs
 from embarcadero.fabric.shared import SharedFabric
-from embarcadero.limits import GOODBYE_S_MAX, SETTLE_S_MAX
+from embarcadero.limits import DRAIN_S_MAX, GOODBYE_S_MAX, REPLICAS_MAX, SETTLE_S_MAX
 from embarcadero.node.children import Child
 from embarcadero.node.cluster import (
     ClusterFolder,
@@ -42,7 +43,7 @@ from embarcadero.node.ports import answers, check_ports, own_address
 from embarcadero.node.roles import SEQUENCER, Role
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
-from embarcadero.types import Member, MemberState
+from embarcadero.types import Member, MemberState, ReplicaMember, ReplicaState
 from embarcadero.watch.logs import LogJournal
 from embarcadero.watch.places import Places
 
@@ -51,6 +52,7 @@ _READY_POLL_S = 0.02
 _HELLO_S = 2.0
 _LEAVE_S = SETTLE_S_MAX + GOODBYE_S_MAX + 1.0
 _STOP_S = 3.0
+_LOOK_S = 0.5
 
 
 class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +78,8 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
     def nodes(self) -> list[list[Role]]:
         """The roles of each process."""
         cluster = self.config.cluster
-        roles = [SEQUENCER, *map(Role, range(cluster.brokers))]
+        replicas = [Role(replica=number) for number in ClusterFolder(self.data_dir).replicas(cluster.replicas)]
+        roles = [SEQUENCER, *map(Role, range(cluster.brokers)), *replicas]
         return [roles] if cluster.one_process else [[role] for role in roles]
 
     def metrics_ports(self) -> list[int]:
@@ -84,7 +87,8 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
         metrics, cluster = self.config.metrics, self.config.cluster
         if not (metrics.enabled and metrics.port):
             return []
-        return [metrics.port + number for number in range(1 if cluster.one_process else 1 + cluster.brokers)]
+        processes = 1 if cluster.one_process else 1 + cluster.brokers + cluster.replicas
+        return [metrics.port + number for number in range(processes)]
 
     def fabric_bytes(self) -> int:
         """About what the fabric will want: the logs, and as much again as two logs for dead ones and rings."""
@@ -100,6 +104,7 @@ class Supervisor:
         self._config = options.config
         self._folder = ClusterFolder(options.data_dir)
         self._children = [Child(self._folder, roles) for roles in options.nodes()]
+        self._keepers: list[asyncio.Task[None]] = []
         self._stop = asyncio.Event()
         self._failure: EmbarcaderoError | None = None
         self._ready = False
@@ -123,15 +128,15 @@ class Supervisor:
             stack.callback(shutil.rmtree, self._fabric.folder, ignore_errors=True)
             self._write_info()
             self._watch_for_stop()
-            keepers = [asyncio.create_task(self._keep(child)) for child in self._children]
+            self._keepers = [asyncio.create_task(self._keep(child)) for child in self._children]
             try:
                 await self._until_ready()
                 if not self._stop.is_set():
                     self._journal.note("ready", fabric=str(self._fabric.folder), brokers=self._config.cluster.brokers)
                     on_ready(self._fabric)
-                await self._stop.wait()
+                await self._until_stopped()
             finally:
-                await self._stop_all(keepers)
+                await self._stop_all()
         if self._failure is not None:
             raise self._failure
 
@@ -174,6 +179,23 @@ class Supervisor:
 
     # --- while it runs ------------------------------------------------------------------------------------------------
 
+    async def _until_stopped(self) -> None:
+        """Wait; now and then see whether somebody made the folder of another replica (`replica add`)."""
+        while not self._stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), _LOOK_S)
+            if not self._stop.is_set():
+                self._start_added()
+
+    def _start_added(self) -> None:
+        running = {role.replica for child in self._children for role in child.roles}
+        for number in self._folder.replicas(0):
+            if number not in running and number < REPLICAS_MAX:
+                child = Child(self._folder, [Role(replica=number)])
+                self._journal.note("replica added", replica=number)
+                self._children.append(child)
+                self._keepers.append(asyncio.create_task(self._keep(child)))
+
     async def _keep(self, child: Child) -> None:
         try:
             await child.keep(self._stop, self._write_info, self._died)
@@ -190,9 +212,11 @@ class Supervisor:
         try:
             for member in self._live(pid):
                 self._directory.mark_dead(member.broker, member.incarnation)
+            for replica in self._live_replicas(pid):
+                self._directory.mark_replica_dead(replica.replica, replica.incarnation)
             self._write_info()
         except EmbarcaderoError as error:
-            self._journal.warn("can't mark brokers dead", node=child.name, reason=error.message)  # they register anew
+            self._journal.warn("can't mark members dead", node=child.name, reason=error.message)  # they register anew
 
     def _fail(self, error: EmbarcaderoError) -> None:
         self._failure = self._failure or error
@@ -201,8 +225,11 @@ class Supervisor:
     def _live(self, pid: int) -> list[Member]:
         return [m for m in self._directory.members() if m.pid == pid and m.state is MemberState.LIVE]
 
+    def _live_replicas(self, pid: int) -> list[ReplicaMember]:
+        return [m for m in self._directory.replicas() if m.pid == pid and m.state is not ReplicaState.DEAD]
+
     async def _until_ready(self) -> None:
-        """Wait until every broker says hello and a sequencer has started its epoch."""
+        """Wait until every broker says hello, every replica is a member, and a sequencer has started its epoch."""
         give_up = time.monotonic() + READY_S_MAX
         waiting = [child for child in self._children if child.roles != [SEQUENCER]]
         while (waiting or not self._directory.started_epoch()) and not self._stop.is_set():
@@ -215,8 +242,10 @@ class Supervisor:
         self._ready = True
 
     async def _answers(self, child: Child) -> bool:
-        members = self._live(child.pid)
-        if len(members) < sum(role != SEQUENCER for role in child.roles):
+        members, replicas = self._live(child.pid), self._live_replicas(child.pid)
+        if len(members) < sum(role.broker is not None for role in child.roles):
+            return False
+        if len(replicas) < sum(role.replica is not None for role in child.roles):
             return False
         return all([await answers(*own_address(self._config.broker, member), _HELLO_S) for member in members])
 
@@ -235,25 +264,26 @@ class Supervisor:
 
     # --- after --------------------------------------------------------------------------------------------------------
 
-    async def _stop_all(self, keepers: list[asyncio.Task[None]]) -> None:
-        """Brokers first: they settle what they took, and for that they need the sequencer."""
+    async def _stop_all(self) -> None:
+        """Brokers first: to settle what they took they need the sequencer, which needs replicas to drain to disk."""
         self._stop.set()
         self._journal.note("stopping", nodes=sum(bool(child.pid) for child in self._children))
-        first = [child for child in self._children if SEQUENCER not in child.roles]
-        await self._end(keepers, first, signal.SIGTERM, _LEAVE_S)
-        await self._end(keepers, self._children, signal.SIGTERM, _STOP_S if first else _LEAVE_S)
-        await self._end(keepers, self._children, signal.SIGKILL, _STOP_S)
+        brokers = [child for child in self._children if all(role.broker is not None for role in child.roles)]
+        replicas = [child for child in self._children if all(role.replica is not None for role in child.roles)]
+        others = [child for child in self._children if child not in brokers and child not in replicas]
+        await self._end(brokers, signal.SIGTERM, _LEAVE_S)
+        await self._end(others, signal.SIGTERM, DRAIN_S_MAX + (_STOP_S if brokers else _LEAVE_S))
+        await self._end(replicas, signal.SIGTERM, _STOP_S)
+        await self._end(self._children, signal.SIGKILL, _STOP_S)
         stuck = [child.name for child in self._children if child.pid]
         if stuck:
             self._journal.warn("nodes did not end", nodes=",".join(stuck))
         else:
             self._journal.note("stopped")
 
-    async def _end(
-        self, keepers: list[asyncio.Task[None]], children: list[Child], number: signal.Signals, wait_s: float
-    ) -> None:
+    async def _end(self, children: list[Child], number: signal.Signals, wait_s: float) -> None:
         """Signal some children, and wait for them to end."""
-        chosen = [keeper for keeper, child in zip(keepers, self._children, strict=True) if child in children]
+        chosen = [keeper for keeper, child in zip(self._keepers, self._children, strict=True) if child in children]
         if any(not keeper.done() for keeper in chosen):
             for child in children:
                 child.signal(number)

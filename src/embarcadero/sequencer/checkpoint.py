@@ -119,15 +119,26 @@ def read_checkpoint(fabric: Fabric, name: str) -> Checkpoint | None:
     return max(found, key=lambda checkpoint: int(checkpoint.header["number"]), default=None)
 
 
+def newest_index(region: Region) -> int | None:
+    """As of which index the newest checkpoint in a region is, by its header alone; None when there is none yet."""
+    headers = [_read_header(region, slot) for slot in (0, 1)]
+    newest = max((h for h in headers if h is not None), key=lambda h: int(h["number"][0]), default=None)
+    return None if newest is None else int(newest["index"][0])
+
+
+def _read_header(region: Region, slot: int) -> Entries | None:
+    header = _load(region, _slot_offset(slot, region.shape.slots), 1).view(_HEADER)
+    known = int(header["magic"][0]) == _MAGIC and int(header["version"][0]) == _VERSION
+    if not known or int(header["count"][0]) > region.shape.slots:
+        return None
+    return header if int(header["check"][0]) == payload_crc(header.view(np.uint8)[:124]) else None
+
+
 def _read_slot(region: Region, slot: int) -> Checkpoint | None:
-    rows = region.shape.slots
-    offset = _slot_offset(slot, rows)
-    header = _load(region, offset, 1).view(_HEADER)
-    count = int(header["count"][0])
-    if int(header["magic"][0]) != _MAGIC or int(header["version"][0]) != _VERSION or count > rows:
+    header = _read_header(region, slot)
+    if header is None:
         return None
-    if int(header["check"][0]) != payload_crc(header.view(np.uint8)[:124]):
-        return None
+    offset, count = _slot_offset(slot, region.shape.slots), int(header["count"][0])
     found = _load(region, offset + _BYTES, count).view(_ROW)
     return Checkpoint(header[0], found) if _crc(found) == int(header["rows_crc"][0]) else None
 

@@ -89,7 +89,27 @@ gauge embarcadero_sequencer_checkpoint_age_sec{topic}: age of the last checkpoin
 gauge embarcadero_sequencer_checkpoint_client_count{topic}: sessions in the last checkpoint
 """)
 
-ALL: Final = (*NODE, *BROKER, *SEQUENCER)
+REPLICA: Final = _table("""
+counter embarcadero_replica_entries_total{replica}: entries appended from the fabric
+counter embarcadero_replica_bytes_total{replica}: payload bytes appended from the fabric
+counter embarcadero_replica_commits_total{replica}: commits: each is one fdatasync for whatever had come
+histogram embarcadero_replica_commit_entries{replica}: entries of a commit
+histogram embarcadero_replica_fsync_latency_seconds{replica}: duration of a commit's fdatasync
+counter embarcadero_replica_repaired_entries_total{replica}: entries copied from other replicas' files
+counter embarcadero_replica_repaired_bytes_total{replica}: payload bytes copied from other replicas' files
+counter embarcadero_replica_damage_total{replica}: damaged pieces found in its files
+counter embarcadero_replica_disk_errors_total{replica}: writes, syncs and opens that failed
+counter embarcadero_replica_checkpoints_total{replica}: session checkpoints written to disk
+counter embarcadero_replica_dropped_bytes_total{replica}: bytes of segments given up by trims and retention
+counter embarcadero_replica_scrubbed_bytes_total{replica}: bytes of old segments read and checked
+gauge embarcadero_replica_trouble{replica,trouble}: 1 while it has it: disk_full, disk_failed, read_only, damaged
+gauge embarcadero_replica_ranges{replica,state}: its ranges: open, complete, incomplete, not opened yet
+gauge embarcadero_replica_disk_bytes{replica}: bytes of its segments
+gauge embarcadero_replica_disk_free_bytes{replica}: room on its disk
+gauge embarcadero_replication_lag_batches{replica,topic,lane}: how far its durable line is behind the ordered frontier
+""")
+
+ALL: Final = (*NODE, *BROKER, *SEQUENCER, *REPLICA)
 BY_NAME: Final = {metric.name: metric for metric in ALL}
 
 _MAPPED = "the fabric is mapped memory: processors move the bytes, there is no call that could be counted or timed; see"
@@ -114,8 +134,8 @@ SEEDS: Final[dict[str, str]] = {
     "embarcadero_sequencer_checkpoint_write_duration_us": "by topic",
     "embarcadero_sequencer_checkpoint_age_sec": "by topic",
     "embarcadero_sequencer_checkpoint_client_count": "by topic",
-    "embarcadero_replication_lag_batches": "gone, because this version has no replicas; it comes with them",
-    "embarcadero_replica_fsync_latency_seconds": "gone, because this version has no replicas; it comes with them",
+    "embarcadero_replication_lag_batches": "by replica and lane",
+    "embarcadero_replica_fsync_latency_seconds": "a histogram, by replica",
     "embarcadero_broker_failures_total": "counted by the sequencer of the epoch",
     "embarcadero_sequencer_failovers_total": "",
     "embarcadero_epoch_increments_total": "",

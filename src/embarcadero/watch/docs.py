@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import sys
 
-from embarcadero.watch.catalog import BROKER, NODE, SEEDS, SEQUENCER, Metric
+from embarcadero.watch.catalog import BROKER, NODE, REPLICA, SEEDS, SEQUENCER, Metric
 
 _HEAD = """# Metrics
 
 Every node process serves three pages over HTTP: `/metrics` in the Prometheus text format, `/health` and `/ready` as
 small JSON. `embarcadero status` tells the addresses; `embarcadero up --metrics-port 9100` makes them fixed (the
-sequencer's is 9100, broker 0's 9101, and so on; with `--processes one` there is only 9100). They are on loopback unless
+sequencer's is 9100, broker 0's 9101, and so on, replicas after the last broker; with `--processes one` there is only
+9100). They are on loopback unless
 `--metrics-host` says otherwise; nobody is asked for a password, so keep it to networks you trust.
 
 | page | 200 when | else |
 | --- | --- | --- |
 | `/health` | all roles of the process run | 503, and which does not |
-| `/ready` | broker: it is a member and the sequencer's heart beats; sequencer: its epoch is the newest | 503, and why |
+| `/ready` of a broker | it is a member and the sequencer's heart beats | 503, and why |
+| of the sequencer | its epoch is the newest | 503, and why |
+| of a replica | it is a member and its disk takes what is written | 503, and why |
 
 A page costs its process about a millisecond, and nothing while nobody asks: roles keep plain counters, touched once per
 batch or per round. Counters start from zero with every incarnation. A reader that moved to another broker may be
@@ -27,7 +30,8 @@ counted at the earlier one for a minute.
 def metrics_page() -> str:
     """The whole page."""
     parts = [_HEAD]
-    for title, metrics in (("Of every process", NODE), ("Of a broker", BROKER), ("Of the sequencer", SEQUENCER)):
+    tables = {"Of every process": NODE, "Of a broker": BROKER, "Of the sequencer": SEQUENCER, "Of a replica": REPLICA}
+    for title, metrics in tables.items():
         parts.append(f"\n## {title}\n\n| name | kind | labels | what |\n| --- | --- | --- | --- |\n")
         parts += [_row(metric) for metric in metrics]
     parts.append("\n## What became of the metrics of the first design\n\n| name there | here |\n| --- | --- |\n")

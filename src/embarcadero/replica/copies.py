@@ -1,0 +1,100 @@
+"""This replica's copies of ranges, and how they grow: append, sync, and only then the durable line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from embarcadero.env import Clock, Workers
+from embarcadero.errors import EmbarcaderoError
+from embarcadero.fabric.layout import Entries
+from embarcadero.fabric.tagged import TaggedWriter, Tags
+from embarcadero.plants import planted
+from embarcadero.replica.counters import ReplicaCounters
+from embarcadero.replica.health import Health
+from embarcadero.storage.disk import Part
+from embarcadero.storage.range_log import RangeLog
+from embarcadero.storage.writing import Damage, DamageKind
+from embarcadero.types import Range
+
+
+class Copy:
+    """The copy of one range. What the store says about the range is in `range_`; the files are behind `log`."""
+
+    def __init__(self, range_: Range, log: RangeLog) -> None:
+        self.range_, self.log = range_, log
+        self.tags: Tags = (range_.lane, range_.number)
+        self.behind = False  # what follows left the fabric: another replica's files have it
+        self.syncing = False
+        self.reading = False  # a piece of another replica's files is on its way
+        self.unsynced_bytes = 0  # appended since the last sync began
+        self.complete = False  # sealed, and all of it is here, synced
+
+    @property
+    def busy(self) -> bool:
+        """Whether a worker has it: its files are not to be cut, sealed or closed now."""
+        return self.syncing or self.reading
+
+    @property
+    def doubtful(self) -> bool:
+        """A sync failed: only what was synced before is to be trusted."""
+        return self.log.failed
+
+    @property
+    def in_place(self) -> Damage | None:
+        """Damage that is to be repaired where it is; a damaged tail is appended anew instead."""
+        return next((damage for damage in self.log.damage if damage.kind is not DamageKind.TAIL), None)
+
+    @property
+    def whole(self) -> bool:
+        """Nothing that it once had is damaged."""
+        return not self.log.damage and not self.log.failed
+
+
+class Commits:
+    """Appends, and group commit: whatever was appended while the disk was busy is synced at once."""
+
+    def __init__(
+        self, lines: TaggedWriter, workers: Workers, clock: Clock, health: Health, counters: ReplicaCounters
+    ) -> None:
+        self.lines, self._workers, self._clock = lines, workers, clock
+        self._health, self._counters = health, counters
+        self.news = False  # a line moved; whoever rings the bells says no again
+
+    def append(self, copy: Copy, entries: Entries, payloads: Sequence[Part]) -> bool:
+        """Write entries and payloads at the end of a copy; False when the disk did not take them."""
+        try:
+            copy.log.append(entries, payloads)
+        except EmbarcaderoError as error:
+            self._failed(copy, error, "append")
+            return False
+        if planted("durable-before-sync"):
+            self.lines.set(copy.tags, copy.log.end)
+        return True
+
+    def sync(self, copy: Copy) -> None:
+        """Have what was appended synced, unless that is under way."""
+        if not copy.syncing and not copy.doubtful and copy.log.dirty:
+            copy.syncing, copy.unsynced_bytes = True, 0
+            self._workers.run(copy.log.sync_job(), partial(self._synced, copy, copy.log.synced, self._clock.now_us()))
+
+    def _synced(self, copy: Copy, before: int, began_us: int, result: int | Exception) -> None:
+        copy.syncing = False
+        if isinstance(result, Exception):
+            self._failed(copy, result, "sync")
+            return
+        self._counters.commits += 1
+        self._counters.commit_entries.add(result - before)
+        self._counters.sync_us.add(self._clock.now_us() - began_us)
+        self._health.worked(copy.tags)
+        self.publish(copy)
+
+    def publish(self, copy: Copy) -> None:
+        """Say how far a copy is on disk, if it is one that counts."""
+        if copy.tags in self.lines and copy.whole and copy.log.synced > self.lines.value(copy.tags):
+            self.lines.set(copy.tags, copy.log.synced)
+            self.news = True
+
+    def _failed(self, copy: Copy, error: Exception, doing: str) -> None:
+        self._counters.disk_errors += 1
+        self._health.failed(copy.tags, error, doing, self._clock.now_us())

@@ -1,0 +1,113 @@
+"""Following open ranges from the fabric: what was ordered since the last commit, with its payloads.
+
+The order of loads is the safety argument: ordered frontier, entries, payload copies (each checked against its chunk and
+its checksum), fence, and last of all whether the writer of the order may still be believed: no later epoch is open, or,
+for a lane of a broker, no sequencer counts that incarnation as closed. Only then is anything appended. So whatever is
+in a replica's files is in the one order, whoever takes over.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from embarcadero.fabric.layout import Entries
+from embarcadero.fabric.ring import RingReader
+from embarcadero.limits import BROKER_LANES_FIRST, MIB
+from embarcadero.replica.brokers import Brokers
+from embarcadero.replica.copies import Copy
+from embarcadero.replica.reign import Reign
+
+COMMIT_BYTES_MAX: Final = 16 * MIB
+"""Payloads that one commit takes, of all lanes; a batch always fits."""
+
+COMMIT_ENTRIES_MAX: Final = 4_096
+"""Entries that one commit takes of one lane."""
+
+
+class Take(NamedTuple):
+    """What one lane has for the next commit."""
+
+    copy: Copy
+    entries: Entries
+    payloads: list[bytes]  # one per entry; empty for entries without a payload
+    size: int
+    writer: int  # whose word it is: the region handle of a broker incarnation, or one of the two below
+
+
+BY_SEQUENCER: Final = -1
+BY_STORE: Final = -2
+"""The lane is closed: the store has its end, and nobody needs to be asked."""
+
+
+class _Source(NamedTuple):
+    ring: RingReader
+    ordered: int
+    writer: int
+
+
+class Follower:
+    """Reads order rings and broker logs for all copies that follow."""
+
+    def __init__(self, reign: Reign, brokers: Brokers) -> None:
+        self._reign, self._brokers = reign, brokers
+
+    def ordered(self, lane: int) -> int | None:
+        """How far a lane is ordered, for people; None while nobody says."""
+        source = self._source(lane)
+        return None if source is None else source.ordered
+
+    def take(self, copies: list[Copy]) -> list[Take]:
+        """What these copies lack and may append now."""
+        room, takes = COMMIT_BYTES_MAX, []
+        for copy in copies:
+            if room > 0 and (found := self._gather(copy, room)) is not None:
+                takes.append(found)
+                room -= found.size
+        return self._believed(takes) if takes else takes
+
+    def _source(self, lane: int) -> _Source | None:
+        if lane < BROKER_LANES_FIRST:
+            ring = self._reign.order(lane)
+            return None if ring is None else _Source(ring, ring.frontier.load(), BY_SEQUENCER)
+        ring, lane_is = self._brokers.ring(lane), self._brokers.lane(lane)
+        if ring is None or lane_is is None:
+            return None
+        if lane_is.end is not None:
+            return _Source(ring, lane_is.end, BY_STORE)
+        return _Source(ring, ring.frontier.load(), lane_is.handle)
+
+    def _gather(self, copy: Copy, room: int) -> Take | None:
+        source, start = self._source(copy.range_.lane), copy.log.end
+        if source is None or source.ordered <= start:
+            return None
+        stop = min(source.ordered, start + min(COMMIT_ENTRIES_MAX, source.ring.slots))
+        entries = source.ring.read(start, stop)
+        payloads, size = self._payloads(entries, room)
+        if not payloads:
+            copy.behind = True  # the slot or the payload is gone: enough others had it on disk
+            return None
+        return Take(copy, entries[: len(payloads)], payloads, size, source.writer)
+
+    def _payloads(self, entries: Entries, room: int) -> tuple[list[bytes], int]:
+        """Copies of payloads until the room runs out or one is gone."""
+        payloads: list[bytes] = []
+        taken = 0
+        names = ("size", "origin", "location", "crc")
+        for size, origin, location, crc in zip(*(entries[name].tolist() for name in names), strict=True):
+            payload: bytes | None = b""
+            if size:
+                if taken + size > room and payloads:
+                    break
+                payload = self._brokers.payload(origin, location, size, crc)
+            if payload is None:
+                break
+            payloads.append(payload)
+            taken += size
+        return payloads, taken
+
+    def _believed(self, takes: list[Take]) -> list[Take]:
+        """Those whose writers may still be believed. Everything they rest on was loaded before."""
+        known = {BY_STORE: True}
+        for writer in {take.writer for take in takes} - {BY_STORE}:
+            known[writer] = self._reign.may_act() if writer == BY_SEQUENCER else self._reign.counts_as_open(writer)
+        return [take for take in takes if known[take.writer]]

@@ -1,0 +1,247 @@
+"""Which ranges this replica has, and which it must have.
+
+An open range that names this incarnation is followed. An open range that names an earlier incarnation with this very
+disk is kept as it is, and how far it goes is told: after a loss of the fabric these are the replies by which the lane's
+end is found. One that names another disk of the same number says nothing: the records were on a disk that is gone. A
+sealed range is cut above its end and completed from other replicas' files. What is no more ours is removed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Final
+
+from embarcadero.env import Clock, Journal
+from embarcadero.errors import DiskFailed, EmbarcaderoError
+from embarcadero.fabric.tagged import Tags
+from embarcadero.limits import BROKER_LANES_FIRST
+from embarcadero.plants import planted
+from embarcadero.replica.copies import Copy
+from embarcadero.replica.counters import ReplicaCounters
+from embarcadero.replica.health import Health
+from embarcadero.storage.disk import Disk
+from embarcadero.storage.layout import lane_folder, range_folder
+from embarcadero.storage.range_log import RangeLog
+from embarcadero.storage.recovery import remove_range
+from embarcadero.storage.writing import RangeSettings
+from embarcadero.types import Range, ReplicaMember
+
+_LANE: Final = re.compile(r"lane-(\d{10})", re.ASCII)
+_RANGE: Final = re.compile(r"range-(\d{10})", re.ASCII)
+
+
+def tags_of(range_: Range) -> Tags:
+    """How a range is called in tables."""
+    return range_.lane, range_.number
+
+
+class Ranges:
+    """All copies of this replica. Opening, cutting and removing happen a little at a time."""
+
+    def __init__(
+        self, disk: Disk, member: ReplicaMember, settings: RangeSettings, clock: Clock, health: Health,
+        journal: Journal, counters: ReplicaCounters,
+    ) -> None:  # fmt: skip
+        self._disk, self._me, self._settings, self._clock = disk, member, settings, clock
+        self._health, self._journal, self._counters = health, journal, counters
+        self.copies: dict[Tags, Copy] = {}
+        self.adopted: dict[Tags, int] = {}  # ranges that we complete in place of another replica, by its number
+        self._wanted: dict[Tags, Range] = {}  # to be opened
+        self._leaving: list[Copy] = []  # to be closed and removed, once no worker has them
+        self._on_disk = set(self._folders())
+        self._surplus: list[Tags] = []  # folders to be removed
+        self._oldest: dict[int, int] = {}  # lane -> where its oldest range starts
+        self._stored: set[Tags] = set()
+        self.checkpoint: Callable[[int], int] = lambda _lane: 0  # entries below are not needed to know the sessions
+
+    def _folders(self) -> Iterator[Tags]:
+        for lane in filter(None, map(_LANE.fullmatch, self._disk.list(""))):
+            for number in filter(None, map(_RANGE.fullmatch, self._disk.list(lane[0]))):
+                yield int(lane[1]), int(number[1])
+
+    # --- what the store says ------------------------------------------------------------------------------------------
+    def update(self, ranges: list[Range]) -> None:
+        """Take note of all ranges of the store."""
+        mine = {tags_of(range_): range_ for range_ in ranges if self._is_mine(range_)}
+        self._stored = {tags_of(range_) for range_ in ranges}
+        self._oldest = {range_.lane: range_.start for range_ in reversed(ranges)}
+        for tags in [tags for tags in self.copies if tags not in mine]:
+            self._leaving.append(self.copies.pop(tags))
+        self._surplus = [tags for tags in self._on_disk if tags not in mine and not self._is_open_here(tags)]
+        self._wanted = {tags: range_ for tags, range_ in mine.items() if tags not in self.copies}
+        for tags, copy in self.copies.items():
+            copy.range_ = mine[tags]
+        for tags, range_ in list(self._wanted.items()):
+            if range_.open:
+                self._open(tags, range_)
+
+    def _is_mine(self, range_: Range) -> bool:
+        if tags_of(range_) in self.adopted:
+            return not range_.open
+        mine = next((ref for ref in range_.replicas if ref.replica == self._me.replica), None)
+        if mine is None:
+            return False
+        return not range_.open or mine.disk == self._me.disk or planted("forgotten-range-counts")
+
+    def _is_open_here(self, tags: Tags) -> bool:
+        return any(copy.tags == tags for copy in self._leaving)
+
+    def follows(self, copy: Copy) -> bool:
+        """Whether a copy grows with its lane: its range is open, and names this incarnation."""
+        return copy.range_.open and self._me.ref in copy.range_.replicas
+
+    @property
+    def opening(self) -> int:
+        """How many copies are still to be opened."""
+        return len(self._wanted)
+
+    # --- a little at a time -------------------------------------------------------------------------------------------
+    def step(self) -> bool:
+        """Open, mend or remove one thing. True if something was done."""
+        now_us = self._clock.now_us()
+        for tags, range_ in self._wanted.items():
+            if self._health.may_try(tags, now_us):
+                self._open(tags, range_)
+                return True
+        return self._restart_doubtful(now_us) or self._remove_one()
+
+    def _open(self, tags: Tags, range_: Range) -> None:
+        try:
+            log = self._recover(range_)
+        except EmbarcaderoError as error:
+            self._failed(tags, error, "open")
+            return
+        self._on_disk.add(tags)
+        del self._wanted[tags]
+        self._health.worked(tags)
+        self.copies[tags] = Copy(range_, log)
+        if log.damage:
+            self._counters.damage_found += len(log.damage)
+            self._journal.warn("damage found", lane=tags[0], range=tags[1], pieces=len(log.damage))
+
+    def _recover(self, range_: Range) -> RangeLog:
+        """Open a copy, or begin one."""
+        folder = range_folder(*tags_of(range_))
+        return RangeLog.recover(
+            self._disk, folder, range_.lane, range_.number, range_.start, range_.start_seq, self._settings
+        )
+
+    def _restart_doubtful(self, now_us: int) -> bool:
+        """After a sync failed: begin again from what was synced before."""
+        for copy in self.copies.values():
+            if copy.doubtful and not copy.busy and self._health.may_try(copy.tags, now_us):
+                synced = copy.log.synced
+                try:
+                    copy.log.cut(synced)
+                except EmbarcaderoError as error:
+                    self._failed(copy.tags, error, "cut")
+                    self._reopen(copy, synced)
+                else:
+                    copy.behind = False
+                return True
+        return False
+
+    def _reopen(self, copy: Copy, synced: int) -> None:
+        """Cutting failed half-way: the next try begins with what is on disk."""
+        with suppress(EmbarcaderoError):
+            copy.log.close()
+        try:
+            copy.log = self._recover(copy.range_)
+            copy.log.cut(max(synced, copy.log.first))
+        except EmbarcaderoError as error:
+            self._failed(copy.tags, error, "open again")
+            del self.copies[copy.tags]
+            self._wanted[copy.tags] = copy.range_
+
+    def begin_at(self, copy: Copy, index: int, seq: int) -> bool:
+        """All other copies begin later, since what was before is trimmed: an empty one begins there too."""
+        range_ = copy.range_
+        if copy.log.end != range_.start or index <= range_.start or (range_.end is not None and index > range_.end):
+            return False
+        folder = range_folder(*copy.tags)
+        try:
+            copy.log.close()
+            remove_range(self._disk, folder)
+            copy.log = RangeLog.create(self._disk, folder, *copy.tags, index, seq, self._settings)
+        except EmbarcaderoError as error:
+            self._failed(copy.tags, error, "begin again")
+            del self.copies[copy.tags]
+            self._wanted[copy.tags] = range_
+        return True
+
+    def accept_loss(self, copy: Copy) -> None:
+        """An operator's word: go on with what is whole, and forget what came after it."""
+        first = min(damage.first for damage in copy.log.damage)
+        try:
+            copy.log.cut(max(min(first, copy.log.end), copy.log.first))
+            for damage in list(copy.log.damage):
+                copy.log.healed(damage)
+        except EmbarcaderoError as error:
+            self._failed(copy.tags, error, "cut")
+            return
+        self._journal.warn("loss accepted", lane=copy.tags[0], range=copy.tags[1], has=copy.log.end)
+
+    def _failed(self, tags: Tags, error: Exception, doing: str) -> None:
+        self._counters.disk_errors += 1
+        self._health.failed(tags, error, doing, self._clock.now_us())
+
+    def settle(self, copy: Copy) -> None:
+        """A sealed range: cut what is above its end, and finish it once it is all there."""
+        end = copy.range_.end
+        if end is None or copy.complete or copy.busy or not copy.whole:
+            return
+        try:
+            if copy.log.end > end:
+                copy.log.cut(end)
+            if copy.log.end == end and not copy.log.dirty:
+                copy.log.seal(end)
+                copy.complete = True
+                self._health.worked(copy.tags)
+        except EmbarcaderoError as error:
+            self._failed(copy.tags, error, "seal")
+
+    def _remove_one(self) -> bool:
+        for copy in self._leaving:
+            if not copy.busy:
+                self._leaving.remove(copy)
+                with suppress(EmbarcaderoError):
+                    copy.log.close()
+                self._surplus.append(copy.tags)
+                self._health.worked(copy.tags)
+                return True
+        tags = next(filter(self._may_go, self._surplus), None)
+        if tags is None:
+            return False
+        self._surplus.remove(tags)
+        try:
+            self._remove_folder(tags)
+        except EmbarcaderoError as error:
+            self._journal.warn("can't remove a range", lane=tags[0], range=tags[1], reason=str(error))
+        else:
+            self._on_disk.discard(tags)
+            self._counters.ranges_removed += 1
+            self._journal.note("range removed", lane=tags[0], range=tags[1])
+        return True
+
+    def _may_go(self, tags: Tags) -> bool:
+        """Entries of a trimmed range stay until a checkpoint has what they tell about sessions."""
+        lane = tags[0]
+        moved, gone = tags in self._stored, lane not in self._oldest
+        return moved or gone or lane >= BROKER_LANES_FIRST or self.checkpoint(lane) >= self._oldest[lane]
+
+    def _remove_folder(self, tags: Tags) -> None:
+        folder, lane = range_folder(*tags), lane_folder(tags[0])
+        remove_range(self._disk, folder)
+        if not any(other[0] == tags[0] for other in self._on_disk - {tags}):
+            for name in self._disk.list(lane):
+                self._disk.remove(f"{lane}/{name}")
+            with suppress(DiskFailed):
+                self._disk.remove_folder(lane)
+
+    def close(self) -> None:
+        """Let go of all files."""
+        for copy in [*self.copies.values(), *self._leaving]:
+            with suppress(EmbarcaderoError):
+                copy.log.close()

@@ -1,0 +1,222 @@
+"""Copying from other replicas' files what the fabric does not have any more.
+
+Three reasons: a sealed range is not all here; a lane is being recovered and its end is further than we have; or we were
+so slow that enough others had it on disk and its memory was used again. Files of peers are read by workers, checked
+entry by entry and payload by payload, and appended here like everything else. What is in a peer's file of a range is in
+the one order, so it does not matter from whom it comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Final, NamedTuple
+
+from embarcadero.env import Clock, Journal, Workers
+from embarcadero.errors import EmbarcaderoError, NotAvailable, Trimmed
+from embarcadero.fabric.durability import DurableLines
+from embarcadero.fabric.layout import Entries
+from embarcadero.fabric.tagged import Tags
+from embarcadero.limits import REPAIR_STEP_BYTES
+from embarcadero.replica.copies import Commits, Copy
+from embarcadero.replica.counters import ReplicaCounters
+from embarcadero.replica.ranges import Ranges
+from embarcadero.replica.reign import Reign
+from embarcadero.storage.disk import Disk
+from embarcadero.storage.layout import range_folder
+from embarcadero.storage.reading import RangeReader
+from embarcadero.storage.repair import heal_tails, mend
+from embarcadero.storage.writing import Damage
+from embarcadero.types import Range, ReplicaMember, ReplicaState
+
+_TRY_AGAIN_US: Final = 500_000
+_DEBT_US_MAX: Final = 1_000_000
+
+
+class Piece(NamedTuple):
+    """Some records of a peer's copy; or none, if it begins later: with this index and seq."""
+
+    entries: Entries
+    payloads: list[memoryview]
+    begins: tuple[int, int] | None = None
+
+
+class _Source(NamedTuple):
+    member: ReplicaMember
+    tags: Tags
+
+
+class Repair:
+    """Completes copies, a piece at a time."""
+
+    def __init__(
+        self, ranges: Ranges, commits: Commits, reign: Reign, lines: DurableLines, workers: Workers,
+        me: ReplicaMember, disks: Callable[[ReplicaMember], Disk] | None, clock: Clock, journal: Journal,
+        counters: ReplicaCounters, bytes_per_s: int,
+    ) -> None:  # fmt: skip
+        self._ranges, self._commits, self._reign, self._lines = ranges, commits, reign, lines
+        self._workers, self._me, self._disks, self._clock = workers, me, disks, clock
+        self._journal, self._counters, self._bytes_per_s = journal, counters, bytes_per_s
+        self._members: dict[int, ReplicaMember] = {}
+        self._readers: dict[_Source, RangeReader] = {}
+        self._tried: dict[Tags, tuple[int, int]] = {}  # how many peers were tried in vain, and when to go on
+        self._free_us = 0  # when the allowance of bytes is paid back
+
+    def update(self, members: list[ReplicaMember]) -> None:
+        """Take note of the replicas there are."""
+        self._members = {member.replica: member for member in members}  # oldest first: the newest stays
+        known = set(self._members.values())
+        for source in [source for source in self._readers if source.member not in known]:
+            self._readers.pop(source).close()
+
+    def next_deadline_us(self) -> int | None:
+        """When to try again, if something waits for that."""
+        return min((when_us for _, when_us in self._tried.values()), default=None)
+
+    # --- a piece at a time --------------------------------------------------------------------------------------------
+    def step(self, copies: list[Copy], now_us: int) -> bool:
+        """Have one piece read for each copy of an open range that lacks something, and for one sealed range."""
+        moved = False
+        for copy in copies:
+            if copy.busy or copy.doubtful or now_us < self._tried.get(copy.tags, (0, 0))[1]:
+                continue
+            damage, goal = copy.in_place, self._goal(copy)
+            if damage is None and (goal is None or goal <= copy.log.end):
+                self._heal(copy, goal)
+                continue
+            if copy.range_.open or now_us >= self._free_us:
+                self._ask(copy, damage, goal, now_us)
+                moved = True
+                if not copy.range_.open:
+                    break
+        return moved
+
+    def _goal(self, copy: Copy) -> int | None:
+        """The index that a copy shall reach by its peers' files; None if it lacks nothing, or nobody has it."""
+        range_ = copy.range_
+        if range_.end is not None:
+            return range_.end
+        if not self._ranges.follows(copy):
+            word = self._reign.word(range_.lane)
+            asked = word is not None and word.closing and word.number == range_.number
+            return self._reign.target(range_.lane) or None if asked else None
+        return max(self._durable_elsewhere(range_), default=None) if copy.behind else None
+
+    def _heal(self, copy: Copy, goal: int | None) -> None:
+        """A tail that was damaged is whole again once the copy reaches an end that somebody vouches for."""
+        if goal is not None and copy.log.damage and copy.log.synced >= goal:
+            try:
+                heal_tails(copy.log, goal)
+            except EmbarcaderoError as error:
+                self._journal.warn("can't note a repair", lane=copy.tags[0], range=copy.tags[1], reason=str(error))
+                return
+            self._commits.publish(copy)
+
+    def _durable_elsewhere(self, range_: Range) -> Iterator[int]:
+        for ref in range_.replicas:
+            table = self._lines.of(ref) if ref.replica != self._me.replica else None
+            line = None if table is None else table.load((range_.lane, range_.number))
+            if line is not None:
+                yield line
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+    def _ask(self, copy: Copy, damage: Damage | None, goal: int | None, now_us: int) -> None:
+        """Have a worker read from the next peer that was not tried in vain."""
+        sources = self._sources(copy.range_)
+        tried = self._tried.get(copy.tags, (0, 0))[0]
+        if tried >= len(sources):
+            self._give_up(copy, now_us, alone=not sources)
+            return
+        copy.reading = True
+        source, start = sources[tried], copy.log.end
+        if damage is not None:
+            self._workers.run(partial(self._mend, source, copy, damage), partial(self._mended, copy, source, tried))
+        elif goal is not None:
+            job = partial(self._piece, source, start, goal)
+            self._workers.run(job, partial(self._arrived, copy, source, start, tried))
+
+    def _sources(self, range_: Range) -> list[_Source]:
+        """Replicas that may have it, those that are there first; each time in the same order."""
+        named = [self._members.get(ref.replica) for ref in range_.replicas if ref.replica != self._me.replica]
+        found = [member for member in named if member is not None]
+        found.sort(key=lambda member: member.state is ReplicaState.DEAD)
+        return [_Source(member, (range_.lane, range_.number)) for member in found] if self._disks else []
+
+    def _reader(self, source: _Source) -> RangeReader:
+        """In a worker. One job reads one range, so a reader has one user at a time."""
+        reader = self._readers.get(source)
+        if reader is not None:
+            reader.refresh()
+            return reader
+        if self._disks is None:
+            raise NotAvailable("files of other replicas can't be read here")
+        lane, number = source.tags
+        reader = RangeReader(self._disks(source.member), range_folder(lane, number), lane, number)
+        self._readers[source] = reader
+        return reader
+
+    def _piece(self, source: _Source, start: int, goal: int) -> Piece:
+        """In a worker: some records from a peer's files."""
+        reader = self._reader(source)
+        try:
+            return Piece(*reader.read(start, goal, REPAIR_STEP_BYTES))
+        except Trimmed:
+            first = reader.first
+            entry = None if first is None else reader.entry(first)
+            if entry is None:
+                raise
+            return Piece(entry[:0], [], (int(entry["index"][0]), int(entry["seq"][0])))
+
+    def _mend(self, source: _Source, copy: Copy, damage: Damage) -> bool:
+        """In a worker: repair in place. Nobody else touches the copy meanwhile."""
+        return mend(copy.log, self._reader(source), damage)
+
+    def _mended(self, copy: Copy, source: _Source, tried: int, result: bool | Exception) -> None:
+        copy.reading = False
+        if result is not True:
+            self._in_vain(copy, source, tried, result)
+            return
+        self._tried.pop(copy.tags, None)
+        self._journal.note("damage repaired", lane=copy.tags[0], range=copy.tags[1], peer=source.member.replica)
+        self._commits.publish(copy)
+
+    def _arrived(self, copy: Copy, source: _Source, start: int, tried: int, result: Piece | Exception) -> None:
+        copy.reading = False
+        if copy.doubtful or copy.log.end != start:
+            return
+        if isinstance(result, Exception) or not len(result.entries):
+            if isinstance(result, Piece) and result.begins is not None and self._ranges.begin_at(copy, *result.begins):
+                return
+            self._in_vain(copy, source, tried, result)
+            return
+        if self._commits.append(copy, result.entries, result.payloads):
+            self._tried.pop(copy.tags, None)
+            copy.behind = False
+            size = int(result.entries["size"].sum())
+            self._counters.repaired_entries += len(result.entries)
+            self._counters.repaired_bytes += size
+            now_us = self._clock.now_us()
+            self._free_us = max(self._free_us, now_us - _DEBT_US_MAX) + size * 1_000_000 // self._bytes_per_s
+            self._commits.sync(copy)
+
+    def _in_vain(self, copy: Copy, source: _Source, tried: int, result: object) -> None:
+        """This peer could not help: the next one may."""
+        if isinstance(result, Exception):
+            if (reader := self._readers.pop(source, None)) is not None:
+                reader.close()
+            self._journal.note("a peer's copy can't be used", peer=source.member.replica, reason=str(result))
+        self._tried[copy.tags] = (tried + 1, 0)
+
+    def _give_up(self, copy: Copy, now_us: int, alone: bool) -> None:
+        """For now. A peer may come back, or be repaired itself; and perhaps the fabric has it after all."""
+        copy.behind = False
+        self._tried[copy.tags] = (0, now_us + _TRY_AGAIN_US)
+        self._journal.warn(
+            "can't complete a copy", lane=copy.tags[0], range=copy.tags[1], has=copy.log.end,
+            reason="no other replica has one" if alone else "no other replica could help",
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Let go of peers' files."""
+        while self._readers:
+            self._readers.popitem()[1].close()

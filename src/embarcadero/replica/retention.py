@@ -1,0 +1,116 @@
+"""Giving up old records: by trims that somebody asked for, and by a topic's bounds on bytes and age.
+
+Only whole sealed segments go. A bound becomes a trim in the store first, at the start of a segment, so that all
+replicas and brokers agree where a lane starts. Records of lanes with sessions go only below an on-disk checkpoint of these.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import accumulate
+from typing import Final
+
+from embarcadero.env import Clock, Journal
+from embarcadero.errors import EmbarcaderoError
+from embarcadero.fabric.durability import DurableLines
+from embarcadero.limits import BROKER_LANES_FIRST
+from embarcadero.placement.directory import Directory
+from embarcadero.replica.copies import Copy
+from embarcadero.replica.counters import ReplicaCounters
+from embarcadero.replica.ranges import Ranges
+from embarcadero.replica.sessions import CHECKPOINT, Sessions
+from embarcadero.storage.writing import SegmentInfo
+from embarcadero.types import Range, Topic
+
+_LOOK_US: Final = 1_000_000
+
+
+class Retention:
+    """Looks at all lanes now and then."""
+
+    def __init__(
+        self, ranges: Ranges, sessions: Sessions, lines: DurableLines, directory: Directory, clock: Clock,
+        journal: Journal, counters: ReplicaCounters,
+    ) -> None:  # fmt: skip
+        self._ranges, self._sessions, self._lines, self._directory = ranges, sessions, lines, directory
+        self._clock, self._journal, self._counters = clock, journal, counters
+        self._topics: dict[int, Topic] = {}
+        self._open: dict[int, Range] = {}
+        self._trims: dict[int, int] = {}
+        self._look_us = 0
+
+    def update(self, topics: dict[int, Topic], ranges: list[Range], trims: dict[int, int]) -> None:
+        """Take note of topics by lane, of open ranges, and of where lanes start."""
+        if trims != self._trims:
+            self._look_us = 0
+        self._topics, self._trims = topics, trims
+        self._open = {range_.lane: range_ for range_ in ranges if range_.open}
+
+    def checkpoint(self, lane: int) -> int:
+        """Entries of a lane below this index are not needed to know its sessions."""
+        mine = self._sessions.on_disk(lane)
+        if (open_ := self._open.get(lane)) is None:
+            return mine
+        tables = filter(None, map(self._lines.of, open_.replicas))
+        return max(mine, *(table.load((lane, open_.number), CHECKPOINT) or 0 for table in tables), 0)
+
+    def look(self, now_us: int) -> None:
+        """Ask for trims that bounds demand, and drop what is trimmed."""
+        if now_us < self._look_us:
+            return
+        self._look_us = now_us + _LOOK_US
+        by_lane: dict[int, list[Copy]] = defaultdict(list)
+        for tags in sorted(self._ranges.copies):
+            by_lane[tags[0]].append(self._ranges.copies[tags])
+        for lane, copies in by_lane.items():
+            topic, trim = self._topics.get(lane), self._trims.get(lane, 0)
+            bounded = topic is not None and (topic.retention_bytes or topic.retention_s)
+            if not trim and not bounded:
+                continue
+            needed = None if lane >= BROKER_LANES_FIRST else self.checkpoint(lane)
+            if topic is not None and bounded:
+                trim = self._demanded(topic, lane, copies, trim, needed)
+            self._drop(copies, trim if needed is None else min(trim, needed))
+
+    def _demanded(self, topic: Topic, lane: int, copies: list[Copy], trim: int, needed: int | None) -> int:
+        """Trim a lane as its topic's bounds ask for; returns where it starts then."""
+        sealed = [info for copy in copies if copy.whole for info in copy.log.segments if info.sealed]
+        over = {info.end_index for info in self._over(topic, copies, sealed)}
+        wanted = max((end for end in over if needed is None or end <= needed), default=0)
+        if wanted <= trim:
+            return trim
+        try:
+            trim = self._directory.trim(topic.name, lane, wanted)
+        except EmbarcaderoError as error:
+            self._journal.warn("can't trim", topic=topic.name, lane=lane, reason=str(error))
+        else:
+            self._journal.note("trimmed by retention", topic=topic.name, lane=lane, start=trim)
+        return trim
+
+    def _over(self, topic: Topic, copies: list[Copy], sealed: list[SegmentInfo]) -> list[SegmentInfo]:
+        """Sealed segments beyond the bounds, oldest first; all before the last one are beyond too."""
+        old = 0
+        if topic.retention_s:
+            oldest_us = self._clock.wall_us() - topic.retention_s * 1_000_000
+            old = next((n for n, info in enumerate(sealed) if info.last_us >= oldest_us), len(sealed))
+        large = 0
+        if topic.retention_bytes:
+            active = sum(info.bytes for copy in copies for info in copy.log.segments if not info.sealed)
+            kept = list(accumulate((info.bytes for info in reversed(sealed)), initial=active))
+            large = sum(total >= topic.retention_bytes for total in kept[:-1])
+        return sealed[: max(old, large)]
+
+    def _drop(self, copies: list[Copy], below: int) -> None:
+        for copy in copies:
+            if copy.busy or copy.doubtful or copy.log.first >= below:
+                continue
+            try:
+                freed = copy.log.drop_below(below)
+                for damage in [damage for damage in copy.log.damage if damage.end <= copy.log.first]:
+                    copy.log.healed(damage)
+            except EmbarcaderoError as error:
+                self._journal.warn("can't drop segments", lane=copy.tags[0], range=copy.tags[1], reason=str(error))
+                continue
+            self._counters.dropped_bytes += freed
+            if freed:
+                self._journal.note("segments dropped", lane=copy.tags[0], range=copy.tags[1], bytes=freed, below=below)

@@ -1,0 +1,86 @@
+"""Session checkpoints on disk: copies of those that the sequencer writes into the fabric, once what they speak of is.
+
+A checkpoint is the session table as of an index. After a loss of the fabric the sequencer takes the newest one at or
+below the recovered end, and replays the entries after it; so entries below the newest one may go.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from embarcadero.env import Clock, Journal
+from embarcadero.errors import BadRegion, EmbarcaderoError
+from embarcadero.fabric.region import Fabric, Region
+from embarcadero.fabric.tagged import TaggedWriter
+from embarcadero.limits import BROKER_LANES_FIRST, LANES_MAX
+from embarcadero.replica.copies import Copy
+from embarcadero.replica.counters import ReplicaCounters
+from embarcadero.replica.reign import Reign
+from embarcadero.sequencer.checkpoint import newest_index, read_checkpoint
+from embarcadero.sequencer.lane import checkpoint_region
+from embarcadero.storage.checkpoints import drop_older, newest_checkpoint, write_checkpoint
+from embarcadero.storage.disk import Disk
+from embarcadero.storage.layout import lane_folder
+from embarcadero.types import NO_INDEX
+
+CHECKPOINT: Final = 1
+"""Which value of a durable line says as of which index a session checkpoint is on this disk."""
+
+
+class Sessions:
+    """On-disk checkpoints of all lanes that this replica follows."""
+
+    def __init__(
+        self, fabric: Fabric, disk: Disk, lines: TaggedWriter, clock: Clock, journal: Journal, counters: ReplicaCounters
+    ) -> None:  # fmt: skip
+        self._fabric, self._disk, self._lines = fabric, disk, lines
+        self._clock, self._journal, self._counters = clock, journal, counters
+        self._known: dict[int, int] = {}  # lane -> index of its newest checkpoint on disk; 0: none
+        self._regions: dict[str, Region] = {}
+
+    def on_disk(self, lane: int) -> int:
+        """As of which index the newest checkpoint of a lane on this disk is; 0 if there is none."""
+        if lane not in self._known:
+            found = newest_checkpoint(self._disk, lane_folder(lane), NO_INDEX)
+            self._known[lane] = 0 if found is None else found[0]
+        return self._known[lane]
+
+    def forget(self, lane: int) -> None:
+        """The lane's folder was removed."""
+        self._known.pop(lane, None)
+
+    def look(self, copy: Copy, reign: Reign) -> bool:
+        """Copy the newest checkpoint of a lane if it speaks of what is durable here. True if something was written."""
+        lane, line = copy.range_.lane, copy.log.synced
+        if lane >= BROKER_LANES_FIRST or not reign.number or copy.tags not in self._lines:
+            return False
+        try:
+            name = checkpoint_region(reign.number, lane)
+            index = self._newest_in_fabric(name)
+            if index is None or not self.on_disk(lane) < index <= line:
+                return False
+            found = read_checkpoint(self._fabric, name)
+            if found is None or not self.on_disk(lane) < found.index <= line or not reign.may_act():
+                return False
+            write_checkpoint(self._disk, lane_folder(lane), found.index, found.header.tobytes() + found.rows.tobytes())
+            drop_older(self._disk, lane_folder(lane), found.index)
+        except BadRegion:
+            return False  # a later epoch has begun, and this one's regions go
+        except EmbarcaderoError as error:
+            self._counters.disk_errors += 1
+            self._journal.warn("can't keep sessions", lane=lane, reason=str(error))
+            return False
+        self._known[lane] = found.index
+        self._lines.set(copy.tags, found.index, CHECKPOINT)
+        self._counters.checkpoints += 1
+        return True
+
+    def _newest_in_fabric(self, name: str) -> int | None:
+        region = self._regions.get(name)
+        if region is None:
+            if not self._fabric.exists(name):
+                return None
+            if len(self._regions) >= LANES_MAX:
+                self._regions.clear()  # those of earlier epochs
+            region = self._regions[name] = self._fabric.attach(name)
+        return newest_index(region)
