@@ -121,7 +121,10 @@ class BrokerProcess(Poller):
         return self.member.host, self.member.port
 
     def _boot(self) -> None:
-        self.broker = Broker(self.fabric, self.directory, self.clock, self.bell, self.member, self.world.sizes)
+        self.broker = Broker(
+            self.fabric, self.directory, self.clock, self.bell, self.member, self.world.sizes, workers=self.workers,
+            disks=self.world.disks.seen_by(self),
+        )  # fmt: skip
         listening = self.world.network.listening
         holder = listening.get(self.address)
         if holder is None or not holder.alive or holder.member.incarnation < self.member.incarnation:
@@ -184,6 +187,13 @@ class BrokerProcess(Poller):
 
     def on_death(self, silently: bool) -> None:
         self.world.broker_died(self, silently)
+
+    def leave(self) -> None:
+        """It is told to stop: it settles what it took."""
+        if self.world.network.listening.get(self.address) is self:
+            del self.world.network.listening[self.address]
+        if self.broker is not None:
+            self.tell(self.broker.leave)
 
     @property
     def unanswered(self) -> int:
@@ -267,15 +277,22 @@ class SequencerProcess(Poller):
     def __init__(self, world: World, name: str, host: str) -> None:
         super().__init__(world, name, host)
         self.sequencer: Sequencer | None = None
+        self._draining = self.drained = False
         world.pollers["sequencer"] = self
 
     def _boot(self) -> None:
-        self.sequencer = Sequencer(self.fabric, self.directory, self.clock, self.bell, self.world.sizes)
+        self.sequencer = Sequencer(
+            self.fabric, self.directory, self.clock, self.bell, self.world.sizes, workers=self.workers,
+            disks=self.world.disks.seen_by(self),
+        )  # fmt: skip
         self.world.note(self.name, f"starts epoch {self.sequencer.epoch}")
         self.wake(0)
 
     def step(self) -> bool:
         if self.sequencer is None:
+            return False
+        if self._draining:
+            self.drained = self.drained or self.sequencer.drain()
             return False
         moved = self.sequencer.round() > 0
         if self.sequencer.epoch == self.directory.started_epoch():  # else its rings may be reused under its eyes
@@ -289,6 +306,11 @@ class SequencerProcess(Poller):
 
     def deadline_us(self) -> int | None:
         return self.sequencer.next_deadline_us() if self.sequencer is not None else None
+
+    def drain(self) -> None:
+        """It is told to stop: everything ordered shall be durable before."""
+        self._draining = True
+        self.wake(0)
 
     def take_samples(self) -> None:
         """How full the sequencer is."""
