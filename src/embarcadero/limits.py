@@ -97,6 +97,17 @@ CEILING_AHEAD_SEQ = CEILING_AHEAD * 1_024  # and in records
 REPAIR_BYTES_PER_S = 256 * MIB  # copied from other replicas to complete closed ranges
 REPAIR_STEP_BYTES = 4 * MIB  # at once
 REPLICA_SILENT_S = 3.0  # a replica whose heartbeat stands still for this long is replaced in its ranges
+REPLICA_LAG_ENTRIES_MAX = 65_536  # a replica further behind than this, while others keep up, is late
+REPLICA_LAG_SHARE = 0.5  # likewise, as a share of the order ring
+REPLICA_LAG_S = 3.0  # one that is late for this long is replaced
+REPLICA_LATE_S = 60.0  # and for this long it gets no range of that lane
+RANGE_GRACE_S = 1.0  # how long fewer replicas than asked for are put up with before a range changes because of it
+RANGE_RETRY_S = 0.2  # between two attempts to find a better set of replicas for one range
+SEALS_PER_LOOK_MAX = 8  # a seal is a transaction of the store: ordering goes on in between
+RECOVERY_REPLIES_S = 1.0  # once enough replicas have told how far they are, the others may still do so for this long
+RECOVERY_RETRY_S = 0.5  # between two attempts to read what replicas have on disk
+DRAIN_DURABLE_S_MAX = 8.0  # of DRAIN_S_MAX, for everything ordered to be durable
+DRAIN_CHECKPOINT_S_MAX = 1.0  # and for the last checkpoints to be on a disk
 
 # --- storage ----------------------------------------------------------------------------------------------------------
 SEGMENT_BYTES = 64 * MIB
@@ -156,3 +167,4 @@ invariant(ROUND_ENTRIES_MAX * 4 <= ORDER_SLOTS, "a round is a small part of the 
 invariant(SEGMENT_BYTES <= SEGMENT_BYTES_MAX, "a segment of the usual size is allowed")
 invariant(SEGMENT_BYTES_MAX + FRAME_BYTES_MAX + 2 * LINE_BYTES < 1 << 32, "positions in a segment fit 32 bits")
 invariant(HELLO_BYTES_MAX <= 4 * KIB, "a stranger can't make us hold more than 4 KiB")
+invariant(DRAIN_DURABLE_S_MAX + DRAIN_CHECKPOINT_S_MAX < DRAIN_S_MAX, "a clean stop seals before its time is over")

@@ -1,4 +1,5 @@
-"""Where lanes of a dead broker end. Topics of orders 0 and 1 are written by brokers; sequencers only close their lanes.
+"""Lanes of brokers, as sequencers see them: where those of a dead one end, and their ranges. Topics of orders 0
+and 1 are written by brokers; sequencers only close their lanes, and look after their replicas.
 
 The incarnation was told that it is closing, flushed and fenced, before its lanes are read. What it acks afterwards it
 acks only after looking, so everything acked is in the valid contiguous entries that we find. The ends go to the store
@@ -7,13 +8,17 @@ and are never computed again; an incarnation that wakes up later may write on, b
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import msgspec
 
 from embarcadero.fabric.layout import ORDER
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.ring import attach_ring
 from embarcadero.placement.directory import Directory
-from embarcadero.types import Member, TopicLane
+from embarcadero.sequencer.ranges import RangeKeeper
+from embarcadero.sequencer.recovery import Recovery
+from embarcadero.types import Member, Topic, TopicLane
 
 
 def close_lanes(fabric: Fabric, directory: Directory, member: Member, epoch: int) -> tuple[bool, list[str]]:
@@ -39,3 +44,39 @@ def _closed(fabric: Fabric, lane: TopicLane, problems: list[str]) -> TopicLane:
         if (valid := start + len(ring.read(start, end))) < end:
             problems.append(f"{lane.region}: entry {valid} is below the frontier {published} and not valid")
     return msgspec.structs.replace(lane, end=end, end_seq=end_seq)
+
+
+class BrokerRanges:
+    """Sees to it that every lane of a broker with an open range is looked after, or recovered."""
+
+    def __init__(self, fabric: Fabric, directory: Directory, keeper: RangeKeeper, recovery: Recovery) -> None:
+        self._fabric, self._directory, self._keeper, self._recovery = fabric, directory, keeper, recovery
+        self._over: set[int] = set()  # lanes whose last range is sealed
+
+    def update(self, topics: Mapping[int, Topic], members: Sequence[Member], now_us: int) -> None:
+        """Take note of what the store has."""
+        mine = {number: topic for number, topic in topics.items() if topic.replicas and topic.order in (0, 1)}
+        lanes = {lane.lane: lane for lane in self._directory.lanes() if lane.topic in mine} if mine else {}
+        ours = [number for number, kept in self._keeper.kept.items() if kept.broker_lane is not None]
+        for number in ours:
+            if number not in lanes:
+                self._keeper.drop(number)
+        for number in [number for number in self._recovery.lanes if number not in lanes and number not in topics]:
+            self._recovery.drop(number)
+        self._over &= lanes.keys()
+        here = {(member.broker, member.incarnation) for member in members}
+        for number, lane in lanes.items():
+            topic = mine[lane.topic]
+            if number in self._keeper.kept:
+                self._keeper.follow(number, topic, lane)
+            elif number not in self._over and number not in self._recovery.lanes:
+                self._begin(lane, topic, (lane.broker, lane.incarnation) in here, now_us)
+
+    def _begin(self, lane: TopicLane, topic: Topic, here: bool, now_us: int) -> None:
+        range_ = self._directory.open_range(lane.lane)
+        if range_ is None:
+            self._over.add(lane.lane)
+        elif here or self._fabric.exists(lane.region):
+            self._keeper.keep(range_, topic, broker_lane=lane)
+        else:
+            self._recovery.add(topic, self._directory.ranges(lane.lane), lane, now_us)

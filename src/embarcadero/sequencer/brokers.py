@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
@@ -121,13 +121,21 @@ class Brokers:
                 region.close()
         return kept
 
-    def bury(self, unresolved: npt.NDArray[np.int64]) -> None:
-        """Let the oldest dead logs go while there are too many bytes of them, unless one of their batches waits."""
+    def bury(
+        self, unresolved: npt.NDArray[np.int64], may_go: Callable[[Member], bool] = lambda _: True, keeps: bool = True
+    ) -> None:
+        """Let the oldest dead logs go while there are too many bytes of them, unless one of their batches waits.
+
+        `may_go` is asked whether everything of an incarnation is where it has to be; `keeps` says whether readers have
+        no other place to find its records.
+        """
         for handle in list(self._dead):
-            if sum(self._dead.values()) <= self._sizes.dead_log_bytes:
+            if sum(self._dead.values()) <= (self._sizes.dead_log_bytes if keeps else -1):
                 return
             member = next((m for m in self.members if m.handle == handle), None)
-            if member is not None and member.state is MemberState.DEAD and not unresolved[handle]:
+            if member is None or member.state is not MemberState.DEAD or unresolved[handle]:
+                continue
+            if self.sources[handle].lanes_closed and may_go(member):
                 self._remove(member)
                 del self._dead[handle], self.sources[handle]
 

@@ -9,7 +9,7 @@ taken from the entries that are still in the ring.
     0 magic u64, 8 version u32, 12 count u32, 16 number u64  0 handle u32, 4 successor u32, 8 state u8
     24 index u64, 32 seq u64, 40 append_us u64               16 expected u64, 24 low u64, 32 name u64
     48 next_handle u64, 56 now_us u64                        40 active_us u64
-    64 rows_crc u32, 124 check u32                           48 stored 32 bytes, 80 lost 32 bytes: a bit per slot
+    64 rows_crc u32, 68 capacity u32, 124 check u32          48 stored 32 bytes, 80 lost 32 bytes: a bit per slot
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _VERSION: Final = 1
 _HEADER: Final = table(
     128,
     magic=("<u8", 0), version=("<u4", 8), count=("<u4", 12), number=("<u8", 16), index=("<u8", 24), seq=("<u8", 32),
-    append_us=("<u8", 40), next_handle=("<u8", 48), now_us=("<u8", 56), rows_crc=("<u4", 64), check=("<u4", 124),
+    append_us=("<u8", 40), next_handle=("<u8", 48), now_us=("<u8", 56), rows_crc=("<u4", 64),
+    capacity=("<u4", 68), check=("<u4", 124),
 )  # fmt: skip
 _ROW: Final = table(
     128,
@@ -78,7 +79,7 @@ class CheckpointWriter:
         header["magic"], header["version"], header["number"] = _MAGIC, _VERSION, self._number
         header["index"], header["seq"], header["append_us"] = order.next_index, order.next_seq, order.append_us
         header["next_handle"], header["now_us"] = order.table.next_handle, now_us
-        header["count"], header["rows_crc"] = len(rows), _crc(rows)
+        header["count"], header["rows_crc"], header["capacity"] = len(rows), _crc(rows), order.table.capacity
         header["check"] = payload_crc(header.view(np.uint8)[:124])
         offset = _slot_offset(self._number % 2, len(self._image))
         self._reserve(self._number % 2, len(rows))
@@ -110,6 +111,27 @@ class Checkpoint:
     def index(self) -> int:
         """The table is as of this index."""
         return int(self.header["index"])
+
+    @property
+    def capacity(self) -> int:
+        """Rows of the table that it was taken of: sessions have their row by it."""
+        return int(self.header["capacity"])
+
+    def data(self) -> bytes:
+        """As kept on disk: the header, then the rows."""
+        return self.header.tobytes() + self.rows.tobytes()
+
+
+def parse_checkpoint(data: bytes) -> Checkpoint | None:
+    """A checkpoint from `data`; None when it is not whole."""
+    header = np.frombuffer(data[:_BYTES], dtype=_HEADER) if len(data) >= _BYTES else np.zeros(1, dtype=_HEADER)
+    known = int(header["magic"][0]) == _MAGIC and int(header["version"][0]) == _VERSION
+    if not known or int(header["check"][0]) != payload_crc(data[:124]):
+        return None
+    if len(data) != (int(header["count"][0]) + 1) * _BYTES:
+        return None
+    rows = np.frombuffer(data[_BYTES:], dtype=_ROW)
+    return Checkpoint(header[0], rows) if _crc(rows) == int(header["rows_crc"][0]) else None
 
 
 def read_checkpoint(fabric: Fabric, name: str) -> Checkpoint | None:

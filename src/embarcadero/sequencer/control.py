@@ -156,24 +156,24 @@ def detach_broker(lane: LaneOrder, origin: int, now_us: int) -> None:
 
 
 # --- time -------------------------------------------------------------------------------------------------------------
-def expire(lane: LaneOrder, now_us: int) -> int:
-    """End gaps and sessions whose time is over. Returns how many."""
+def expire(lane: LaneOrder, now_us: int, most: int = EXPIRED_PER_ROUND_MAX) -> int:
+    """End gaps and sessions whose time is over, at most so many of each. Returns how many."""
     done = 0
     if now_us >= lane.due_us:
-        done += _end_gaps(lane, now_us)
+        done += _end_gaps(lane, now_us, most)
     if now_us >= lane.idle_due_us:
-        done += _end_sessions(lane, now_us)
+        done += _end_sessions(lane, now_us, most)
     return done
 
 
-def _end_gaps(lane: LaneOrder, now_us: int) -> int:
+def _end_gaps(lane: LaneOrder, now_us: int, most: int) -> int:
     table = lane.table
     rows = np.flatnonzero(table.gap_us < NEVER)
     since, departed = table.gap_us[rows], table.departed_us[rows]
     deadline = since + lane.gap_timeout_us
     gone = departed < NEVER
     deadline[gone] = np.minimum(deadline, np.maximum(since, departed) + lane.departed_timeout_us)[gone]
-    due = rows[deadline <= now_us][:EXPIRED_PER_ROUND_MAX]
+    due = rows[deadline <= now_us][:most]
     later = deadline[~np.isin(rows, due)]
     lane.due_us = int(later.min()) if len(later) else NEVER
     lane.counters.gap_timeouts += len(due)
@@ -207,11 +207,11 @@ def mark_lost(lane: LaneOrder, row: int, expected: int, front: int) -> None:
     lane.table.expected[row] = front
 
 
-def _end_sessions(lane: LaneOrder, now_us: int) -> int:
+def _end_sessions(lane: LaneOrder, now_us: int, most: int) -> int:
     table, ttl_us = lane.table, lane.topic.session_ttl_s * 1_000_000
     rows = np.flatnonzero(table.state)
     deadline = table.active_us[rows] + np.where(table.state[rows] == OPEN, ttl_us, _KEPT_US)
-    due = rows[deadline <= now_us][:EXPIRED_PER_ROUND_MAX]
+    due = rows[deadline <= now_us][:most]
     later = deadline[~np.isin(rows, due)]
     lane.idle_due_us = int(later.min()) if len(later) else NEVER
     lane.reserve(2 * len(due))

@@ -2,7 +2,8 @@
 
 Entries are written and flushed before anything that speaks of them. Readers trust slots up to one round behind the
 frontier's lap, so no more than a round is ever written ahead of the frontier. A slot is reused only when a checkpoint
-covers it; a checkpoint is taken when the table and the written entries agree.
+covers it and, in a lane with replicas, it is durable; a checkpoint is taken when the table and the written entries
+agree. While such a lane has no room, what comes is answered BACKPRESSURE, and nobody else waits.
 """
 
 from __future__ import annotations
@@ -23,13 +24,17 @@ from embarcadero.fabric.layout import (
     pick,
 )
 from embarcadero.fabric.region import Fabric, Region
-from embarcadero.fabric.ring import create_ring
+from embarcadero.fabric.ring import RingReader, create_ring
+from embarcadero.limits import EXPIRED_PER_ROUND_MAX, RECORDS_PER_BATCH_MAX
 from embarcadero.plants import planted
 from embarcadero.sequencer.checkpoint import CheckpointWriter
 from embarcadero.sequencer.control import control, expire, touched_session
+from embarcadero.sequencer.decisions import control_entry
 from embarcadero.sequencer.order import LaneOrder
+from embarcadero.sequencer.room import Room
+from embarcadero.sequencer.sessions import NEVER
 from embarcadero.sequencer.single import order_line, order_one
-from embarcadero.types import EntryKind
+from embarcadero.types import EntryKind, Outcome
 
 
 def order_region(epoch: int, lane: int) -> str:
@@ -56,6 +61,9 @@ class Lane:
         self._now_us = 0
         self.clock: Clock | None = None  # only to count how long checkpoints take
         self._unpublished = False
+        self.room: Room | None = None  # bounds, if the lane has replicas
+        self.bells: tuple[str, ...] = ()  # whom to wake when it grows
+        self.unfenced: list[int] = []  # rows of sessions that a restart ended: first of all the log has to say so
         order.reserve = self._reserve
 
     def inherit(self, entries: Entries, now_us: int) -> None:
@@ -68,10 +76,17 @@ class Lane:
         self._write_checkpoint(now_us)
         self.publish()
 
+    @property
+    def slots(self) -> int:
+        """How many entries the ring has."""
+        return self._ring.slots
+
     # --- deciding -----------------------------------------------------------------------------------------------------
     def decide(self, entries: Entries, now_us: int, wall_us: int) -> None:
         """Order batches and carry out requests. A request does not overtake earlier batches of its session."""
         self._begin(now_us, wall_us)
+        if self.room is not None and not len(entries := self._admit(self.room, entries)):
+            return
         is_batch = entries["kind"] == EntryKind.BATCH
         if every(is_batch):
             self.order.order(entries, now_us)
@@ -90,29 +105,102 @@ class Lane:
 
     def decide_one(self, pending: Line, origin: int, now_us: int, wall_us: int) -> tuple[int, int] | None:
         """Order, write and flush a batch that is alone in its round. None: nothing was done, it needs `decide`."""
+        room, order = self.room, self.order
+        if room is not None:
+            if order.next_index >= room.stop_index or order.next_seq + (pending[5] & 0xFFFF_FFFF) > room.stop_seq:
+                return None
+            if self.unfenced:
+                return None
         self._begin(now_us, wall_us)
         if (place := order_one(self.order, pending, now_us)) is not None:
-            self._ring.write_line(order_line(pending, origin, *place, self.order.append_us), self._checkpoint.index)
+            self._ring.write_line(order_line(pending, origin, *place, self.order.append_us), self.free_below)
         return place
+
+    def _admit(self, room: Room, entries: Entries) -> Entries:
+        """What there is room for; the rest is answered."""
+        order, waiting = self.order, self.order.table.waiting
+        if self.unfenced:
+            order.out.answer_all(entries, Outcome.BACKPRESSURE)
+            return entries[:0]
+        records = waiting * RECORDS_PER_BATCH_MAX
+        if order.next_seq + records > room.stop_seq:
+            records = int(order.held.entries["count"][order.held.of_lane(order.topic.lane)].sum(dtype=np.uint64))
+        if room.admits(order.next_index, order.next_seq, entries, waiting, records):
+            return entries
+        admitted = room.admitted(order.next_index, order.next_seq, entries, waiting, records)
+        order.counters.roomless += len(entries) - int(np.count_nonzero(admitted))
+        order.out.answer_all(pick(entries, ~admitted), Outcome.BACKPRESSURE)
+        return pick(entries, admitted)
 
     def expire(self, now_us: int, wall_us: int) -> int:
         """End gaps and sessions whose time is over. Returns how many."""
-        if now_us < self.order.due_us and now_us < self.order.idle_due_us:
+        if self.unfenced:
+            return self._tell_fences(now_us, wall_us)
+        if now_us < self.due_us:
+            return 0
+        most = EXPIRED_PER_ROUND_MAX
+        if self.room is not None:
+            most = min(most, (self.room.controls(self.order.next_index) - self.order.table.waiting) // 2)
+        if most <= 0:
             return 0
         self._begin(now_us, wall_us)
-        return expire(self.order, now_us)
+        return expire(self.order, now_us, most)
+
+    @property
+    def due_us(self) -> int:
+        """When time has something to do here, at the earliest."""
+        return NEVER if self.unfenced else min(self.order.due_us, self.order.idle_due_us)
+
+    @property
+    def can_fence(self) -> bool:
+        """Whether a session's end can be told in the log now."""
+        return self.room is None or self.room.controls(self.order.next_index) > 0
+
+    def _tell_fences(self, now_us: int, wall_us: int) -> int:
+        """Let the log say that sessions ended with a restart, as far as there is room."""
+        count = len(self.unfenced)
+        if self.room is not None:
+            count = min(count, self.room.controls(self.order.next_index), self._round_entries)
+        self._begin(now_us, wall_us)
+        table = self.order.table
+        for row in self.unfenced[:count]:
+            self.order.reserve(1)
+            self.order.append_control(
+                control_entry(EntryKind.SESSION_FENCE, int(table.handle[row]), int(table.expected[row]))
+            )
+            self.order.counters.fenced["restart"] += 1
+        del self.unfenced[:count]
+        return count
 
     def _begin(self, now_us: int, wall_us: int) -> None:
         self._now_us = now_us
         self.order.append_us = max(self.order.append_us, wall_us)
 
     # --- writing ------------------------------------------------------------------------------------------------------
+    @property
+    def free_below(self) -> int:
+        """Slots of indices below it may be reused."""
+        return self._checkpoint.index if self.room is None else min(self._checkpoint.index, self.room.durable)
+
+    def seq_at(self, index: int) -> int | None:
+        """The seq at which an index that is still in the ring begins; all was written. None when it is not there."""
+        if index == self._ring.next:
+            return self.order.next_seq
+        if index > self._ring.next:
+            return None
+        entries = RingReader(self._ring.region, ORDER).read(index, index + 1)
+        return int(entries["seq"][0]) if len(entries) else None
+
+    def save(self, now_us: int) -> None:
+        """Write a checkpoint of everything decided so far."""
+        self.write()
+        self._write_checkpoint(now_us)
+
     def _reserve(self, count: int) -> None:
         """Make sure that `count` more decisions fit the ring. Table and decisions agree at this moment."""
         uncovered = self.order.next_index - self._checkpoint.index
         if uncovered + count > self._ring.slots or uncovered >= self._ring.slots // 4:
-            self.write()
-            self._write_checkpoint(self._now_us)
+            self.save(self._now_us)
 
     def _write_checkpoint(self, now_us: int) -> None:
         counters, began = self.order.counters, self.clock.now_us() if self.clock else 0
@@ -133,7 +221,7 @@ class Lane:
                 self._ring.publish()
             if planted("frontier-before-entries"):
                 self._ring.frontier.advance(self._ring.next + len(part))
-            self._ring.write(part, self._checkpoint.index)
+            self._ring.write(part, self.free_below)
         self._unpublished = True
         return True
 

@@ -1,4 +1,7 @@
-"""Drives a sequencer in an event loop: rounds while there is work, longer and longer sleeps while there is none."""
+"""Drives a sequencer in an event loop: rounds while there is work, longer and longer sleeps while there is none.
+
+Told to stop, it brings everything that is ordered onto disks, and seals.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from embarcadero.limits import MIB
 from embarcadero.sequencer.state import Sequencer
 
 _WAIT_S_FIRST: Final = 0.002
+_DRAIN_WAIT_S: Final = 0.005
 _DEEP_BATCHES: Final = 4
 _GATHER_S_PER_BATCH: Final = 0.000_5
 _GATHER_S_LEAST: Final = 0.001
@@ -67,6 +71,8 @@ async def serve_sequencer(sequencer: Sequencer, bell: Bell, stop: asyncio.Event)
             continue  # what came since the last round did not ring
         wait_s = _WAIT_S_FIRST if worked else min(2 * wait_s, idle_wait_s)
         await bell.wait(wait_s)
+    while not sequencer.drain():
+        await bell.wait(_DRAIN_WAIT_S)
     if sequencer.deposed:
         sequencer.journal.warn("deposed", reason="a later epoch is open")
     else:

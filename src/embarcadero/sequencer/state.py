@@ -8,17 +8,20 @@ A round begins with the question whether a later epoch is open; if so, this reig
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import numpy as np
 
 from embarcadero.config import DEFAULTS, FabricSizes
 from embarcadero.config.table import Sequencer as Settings
-from embarcadero.env import Clock, Doorbell, Journal, SilentJournal
+from embarcadero.env import Clock, Doorbell, Inline, Journal, SilentJournal, Workers
 from embarcadero.errors import BadRegion, FabricFull
 from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable
 from embarcadero.fabric.frontier import FrontierWriter
 from embarcadero.fabric.layout import (
+    ORDER,
     SEQUENCER_FRONTIERS_BYTES,
     Entries,
     RegionKind,
@@ -31,18 +34,26 @@ from embarcadero.fabric.layout import (
 from embarcadero.fabric.region import Fabric, Shape
 from embarcadero.limits import HEARTBEAT_S
 from embarcadero.placement.directory import Directory
+from embarcadero.sequencer.broker_lanes import BrokerRanges
 from embarcadero.sequencer.brokers import Brokers
 from embarcadero.sequencer.control import detach_broker, fence
 from embarcadero.sequencer.counters import SequencerCounters
 from embarcadero.sequencer.decisions import Decisions
+from embarcadero.sequencer.draining import Drain
 from embarcadero.sequencer.held import HeldSlots, Slots, create_held
 from embarcadero.sequencer.lane import Lane, checkpoint_region, order_region
 from embarcadero.sequencer.order import LaneOrder
+from embarcadero.sequencer.past import DiskPast
+from embarcadero.sequencer.ranges import RangeKeeper
+from embarcadero.sequencer.recovery import Recovered, Recovery
+from embarcadero.sequencer.restoring import Past
+from embarcadero.sequencer.room import Room
 from embarcadero.sequencer.sessions import NEVER, SessionTable
 from embarcadero.sequencer.single import is_batch, result_line
 from embarcadero.sequencer.sources import Source, take_plain
 from embarcadero.sequencer.takeover import Legacy, readmit
-from embarcadero.types import MemberState, Order, Outcome, Topic
+from embarcadero.storage.disk import Disk
+from embarcadero.types import Member, MemberState, Order, Outcome, Range, ReplicaMember, Topic
 
 _LOOK_US: Final = 2_000
 """Looking whether the store has changed is cheap, but not as cheap as an empty round."""
@@ -60,8 +71,12 @@ class Sequencer:
         sizes: FabricSizes,
         journal: Journal | None = None,
         settings: Settings = DEFAULTS.sequencer,
+        disks: Callable[[ReplicaMember], Disk] | None = None,
+        workers: Workers | None = None,
     ) -> None:
         self.settings = settings
+        self._past: Past = DiskPast(directory, disks)
+        self._workers = workers or Inline()
         self._fabric, self._directory, self._clock, self._bell, self._sizes = fabric, directory, clock, bell, sizes
         self.deposed = False
         self.more = False  # the last round left published entries behind, for the next one
@@ -88,6 +103,10 @@ class Sequencer:
         self._backlog: Slots = np.empty(0, dtype=np.int64)
         self._revision = -1
         self._look_us = 0  # when to look into the store next
+        self._all_on_disk = False  # every topic has replicas
+        self._burials: dict[int, dict[int, int]] = {}  # dead broker's handle -> lane -> where its batches end
+        self._drain: Drain | None = None
+        self._began_us = self._now_us
         self.brokers = Brokers(fabric, self.epoch, sizes, self._frontiers, directory)
         try:
             self._begin(earlier)
@@ -108,8 +127,18 @@ class Sequencer:
         slots = min(self._sizes.held_slots, self._sizes.order_slots - 2 * self._sizes.round_entries)
         slots = max(slots, len(legacy.waiting) if legacy else 0)
         self._held, self._held_region = HeldSlots(slots), create_held(self._fabric, f"epoch-{self.epoch}/held", slots)
-        for topic in self._directory.topics():
+        self.ranges = RangeKeeper(
+            self._fabric, self._directory, self._bell, self.epoch, self._now_us, self.journal, self.counters
+        )
+        self.recovery = Recovery(
+            self._directory, self.epoch, self.ranges, self._past, self._workers, self.journal, self._held,
+            self._sizes.sessions, self._new_order, self._begin_recovered,
+        )  # fmt: skip
+        self.broker_ranges = BrokerRanges(self._fabric, self._directory, self.ranges, self.recovery)
+        topics = {topic.lane: topic for topic in self._directory.topics()}
+        for topic in topics.values():
             self._make_lane(topic, legacy)
+        self.broker_ranges.update(topics, members, self._now_us)
         if legacy:
             orders = {number: lane.order for number, lane in self.lanes.items()}
             self._backlog = readmit(orders, self._held, legacy.waiting, self._now_us)
@@ -122,50 +151,82 @@ class Sequencer:
         self._epochs.start(self.epoch)
         self.journal.note(
             "epoch started", epoch=self.epoch, after=earlier, lanes=len(self.lanes), brokers=len(self.brokers.sources),
-            waiting=self._held.used,
+            waiting=self._held.used, recovering=len(self.recovery.lanes),
         )  # fmt: skip
         self._sweep(earlier)
         self._ring_bells(list(self.brokers.sources.values()), grown=True)
 
+    def _new_order(self, topic: Topic) -> LaneOrder:
+        return LaneOrder(topic, SessionTable(self._sizes.sessions), self._held)
+
     def _make_lane(self, topic: Topic, legacy: Legacy | None = None) -> None:
         if topic.order not in (Order.TOTAL, Order.STRONG):
             return
+        ranges = self._directory.ranges(topic.lane) if topic.replicas else []
         inherited = legacy.lane(topic, self._sizes, self._held, self._now_us) if legacy else None
-        if inherited is None:
-            order, entries = LaneOrder(topic, SessionTable(self._sizes.sessions), self._held), None
-        else:
-            order, entries = inherited
+        if ranges and (inherited is None or inherited[0].next_index < ranges[-1].start):
+            # Either its past is on disk only, or it is new and nobody has begun it; recovery knows.
+            self.recovery.add(topic, ranges, None, self._now_us)
+            return
+        order, entries = (self._new_order(topic), None) if inherited is None else inherited
+        self._put_lane(order, entries, ranges[-1] if ranges else None)
+
+    def _put_lane(self, order: LaneOrder, entries: Entries | None, range_: Range | None) -> Lane:
+        number = order.topic.lane
         order.make_room, order.journal = self._make_room, self.journal
         order.departed_timeout_us = min(order.gap_timeout_us, self.settings.departed_gap_timeout_ms * 1000)
-        lane = self.lanes[topic.lane] = Lane(self._fabric, self.epoch, order, self._sizes, self._frontiers)
+        lane = Lane(self._fabric, self.epoch, order, self._sizes, self._frontiers)
         lane.clock = self._clock
         if entries is not None:
             lane.inherit(entries, self._now_us)
+        self.lanes[number] = lane
+        if range_ is not None:
+            self.ranges.keep(range_, order.topic, lane)
+            lane.room = Room(lane.slots, self._sizes.round_entries, partial(self.ranges.durable, number))
+            lane.room.raise_to(*self._directory.ceiling(number))
+            self.ranges.reserve(lane)
+        return lane
+
+    def _begin_recovered(self, found: Recovered) -> bool:
+        """A lane has come back from disk. False: the fabric has no room for it now."""
+        try:
+            lane = self._put_lane(found.order, np.empty(0, dtype=ORDER), found.range_)
+        except FabricFull as error:
+            self._no_room(found.order.topic, error)
+            return False
+        lane.unfenced = found.fenced
+        self.counters.recovered += 1
+        self.counters.recovery_us = self._now_us - self._began_us
+        return True
 
     def _add_lane(self, topic: Topic) -> None:
         """A new topic. While the fabric has no room for it, its publishers wait, and nobody else."""
         try:
             self._make_lane(topic)
         except FabricFull as error:
-            for name in (order_region(self.epoch, topic.lane), checkpoint_region(self.epoch, topic.lane)):
-                self._fabric.remove(name)
+            self._no_room(topic, error)
             self.roomless.add(topic.lane)
             self._revision = -1  # look again soon
-            if not self._told_full:
-                self.journal.warn("topic waits", topic=topic.name, reason=error.message)
-            self._told_full = True
+
+    def _no_room(self, topic: Topic, error: FabricFull) -> None:
+        for name in (order_region(self.epoch, topic.lane), checkpoint_region(self.epoch, topic.lane)):
+            self._fabric.remove(name)
+        if not self._told_full:
+            self.journal.warn("topic waits", topic=topic.name, reason=error.message)
+        self._told_full = True
 
     def _sweep(self, earlier: int) -> None:
-        """Remove what epochs before our predecessor and unknown broker incarnations left behind."""
+        """Remove what epochs before our predecessor and unknown incarnations left behind."""
         names = self._fabric.names()
         prefixes = {member.region_prefix for member in self._directory.members()}
+        prefixes |= {member.ref.region_prefix for member in self._directory.replicas()}
         for name in names:
             owner = name.split("/")[0]
             number = owner.removeprefix("epoch-")
             old = (
                 owner.startswith("epoch-") and number.isdigit() and int(number) < self.epoch and int(number) != earlier
             )
-            if old or (owner.startswith("broker-") and owner not in prefixes):
+            if old or (owner.startswith(("broker-", "replica-")) and owner not in prefixes):
                 self._fabric.remove(name)
 
     # --- the round ----------------------------------------------------------------------------------------------------
@@ -188,6 +249,9 @@ class Sequencer:
             self._look_us = self._now_us + _LOOK_US
             self._refresh()
         self._beat()
+        self.ranges.look(self._now_us)
+        if self.recovery.lanes:
+            self.recovery.step(self._now_us)
         offers = self._offers()
         if len(offers) == 1 and offers[0][1] == 1 and self._one_batch(offers[0][0]):
             return 1
@@ -226,7 +290,7 @@ class Sequencer:
 
     def next_deadline_us(self) -> int | None:
         """When time will have something to do, at the earliest; None when it has not."""
-        due = min((min(lane.order.due_us, lane.order.idle_due_us) for lane in self.lanes.values()), default=NEVER)
+        due = min((lane.due_us for lane in self.lanes.values()), default=NEVER)
         return None if due == NEVER else due
 
     def _refresh(self) -> None:
@@ -236,22 +300,31 @@ class Sequencer:
             return
         if revision != self._revision:
             self._revision = revision
-            topics = {topic.lane: topic for topic in self._directory.topics()}
-            for number in self.lanes.keys() - topics.keys():
-                self._drop_lane(number)
-            self.roomless.clear()
-            for number, topic in topics.items():
-                if number not in self.lanes:
-                    self._add_lane(topic)
-                elif topic != self.lanes[number].order.topic:
-                    self.lanes[number].order.alter(topic)
-            self.brokers.members = self._directory.members()
+            self._follow_topics({topic.lane: topic for topic in self._directory.topics()})
         self.brokers.update(self.brokers.members, {})
         while self.brokers.problems:
             self.problems.append(self.brokers.problems.pop())
 
+    def _follow_topics(self, topics: dict[int, Topic]) -> None:
+        for number in self.lanes.keys() - topics.keys():
+            self._drop_lane(number)
+        self.roomless.clear()
+        for number, topic in topics.items():
+            if number in self.recovery.lanes:
+                self.recovery.lanes[number].topic = topic
+            elif number not in self.lanes:
+                self._add_lane(topic)
+            elif topic != self.lanes[number].order.topic:
+                self.lanes[number].order.alter(topic)
+                if number in self.ranges.kept:
+                    self.ranges.follow(number, topic)
+        self.brokers.members = self._directory.members()
+        self.broker_ranges.update(topics, self.brokers.members, self._now_us)
+        self._all_on_disk = bool(topics) and all(topic.replicas for topic in topics.values())
+
     def _drop_lane(self, number: int) -> None:
         lane = self.lanes.pop(number)
+        self.ranges.drop(number)
         slots = self._held.of_lane(number)
         self._refused.answers += lane.order.out.take_answers()
         self._refused.answer_all(pick(self._held.entries, slots), Outcome.UNKNOWN_TOPIC)
@@ -289,6 +362,7 @@ class Sequencer:
         lane.publish()
         source.publish()
         source.give_free()
+        self._ring_replicas([lane])
         self._ring_bells([source], grown=True)
         self._finish_closing()
         self._count(1)
@@ -333,15 +407,15 @@ class Sequencer:
             self._refresh()
         lane = self.lanes.get(number)
         if lane is None:
-            outcome = Outcome.BACKPRESSURE if number in self.roomless else Outcome.UNKNOWN_TOPIC
-            self._refused.answer_all(entries, outcome)
+            waits = number in self.roomless or number in self.recovery.lanes
+            self._refused.answer_all(entries, Outcome.BACKPRESSURE if waits else Outcome.UNKNOWN_TOPIC)
         else:
             lane.decide(entries, self._now_us, self._wall_us)
 
     def _make_room(self, count: int) -> None:
         """Fence the sessions with the oldest gaps, of any lane, until so many held slots are free."""
         while self._held.free < count:
-            waiting = [lane.order for lane in self.lanes.values() if lane.order.table.waiting]
+            waiting = [lane.order for lane in self.lanes.values() if lane.order.table.waiting and lane.can_fence]
             if not waiting:
                 return
             oldest = min(waiting, key=lambda order: int(order.table.gap_us.min()))
@@ -362,6 +436,7 @@ class Sequencer:
         for source in self.brokers.sources.values():
             source.give_free()
         self._held_region.zero(freed)
+        self._ring_replicas(written)
         self._ring_bells(answered, bool(written))
 
     def _write_held(self) -> Slots:
@@ -377,6 +452,14 @@ class Sequencer:
             if source in answered or (grown and source.readers_wait()):
                 self._bell.ring(source.member.region_prefix)
 
+    def _ring_replicas(self, lanes: list[Lane]) -> None:
+        """Wake the replicas of lanes that got entries."""
+        for lane in lanes:
+            if lane.room is not None:
+                self.ranges.grew(lane.order.topic.lane)
+        for who in {who for lane in lanes for who in lane.bells}:
+            self._bell.ring(who)
+
     def _finish_closing(self) -> None:
         for source in self.brokers.take_drained():
             if source.member.state is MemberState.LIVE:  # else an earlier sequencer has told it
@@ -384,4 +467,33 @@ class Sequencer:
                 self.journal.warn("broker closed", broker=source.member.region_prefix)
             for lane in self.lanes.values():
                 detach_broker(lane.order, source.member.handle, self._now_us)
-        self.brokers.bury(self._held.by_origin)
+        self.brokers.bury(self._held.by_origin, self._is_on_disk, keeps=not self._all_on_disk)
+
+    def _is_on_disk(self, member: Member) -> bool:
+        """Whether nobody needs a dead broker's payloads to get them onto disks. Nothing of it waits any more."""
+        whose = (member.broker, member.incarnation)
+        for kept in self.ranges.kept.values():
+            if kept.broker_lane is not None and (kept.broker_lane.broker, kept.broker_lane.incarnation) == whose:
+                return False
+        ends = self._burials.get(member.handle)
+        if ends is None:
+            ends = {number: lane.order.next_index for number, lane in self.lanes.items() if lane.room is not None}
+            self._burials[member.handle] = ends
+        if any(number in self.lanes and self.ranges.durable(number) < end for number, end in ends.items()):
+            return False
+        del self._burials[member.handle]
+        return True
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+    def drain(self) -> bool:
+        """One step towards a clean stop: nothing more is ordered. True when this reign may end."""
+        if self.deposed or self._epochs.superseded(self.epoch):
+            self.deposed = True
+            return True
+        self._now_us, self._wall_us = self._clock.now_us(), self._clock.wall_us()
+        self._refresh()
+        self._beat()
+        self.ranges.look(self._now_us)
+        if self._drain is None:
+            self._drain = Drain(self.lanes, self.ranges, self.journal, self._now_us)
+        return self._drain.step(self._now_us)

@@ -74,7 +74,7 @@ gauge embarcadero_ordered_seq{topic}: frontier: records below are ordered
 gauge embarcadero_sessions{topic,state}: sessions in the table: open, or fenced and kept for a while
 counter embarcadero_sessions_opened_total{topic}: sessions opened or continued
 counter embarcadero_sessions_closed_total{topic}: sessions closed by their publishers
-counter embarcadero_sessions_fenced_total{topic,why}: sessions fenced: gap, overflow, idle, replaced
+counter embarcadero_sessions_fenced_total{topic,why}: sessions fenced: gap, overflow, idle, replaced, restart
 gauge embarcadero_level5_clients_active: open sessions of all order-5 topics
 gauge embarcadero_hold_buffer_entries: batches that wait for a gap to close
 gauge embarcadero_hold_buffer_slots: room for them
@@ -87,6 +87,13 @@ counter embarcadero_sequencer_skip_total{topic,reason}: SKIP entries; the reason
 gauge embarcadero_sequencer_checkpoint_write_duration_us{topic}: duration of the last checkpoint
 gauge embarcadero_sequencer_checkpoint_age_sec{topic}: age of the last checkpoint; 0 before the first
 gauge embarcadero_sequencer_checkpoint_client_count{topic}: sessions in the last checkpoint
+gauge embarcadero_sequencer_durable_index{topic}: batches and session entries below are on enough disks, as last counted
+counter embarcadero_sequencer_roomless_total{topic}: entries refused because too much is not durable yet
+counter embarcadero_ranges_sealed_total: ranges sealed by this sequencer, usually because a replica had to be replaced
+counter embarcadero_range_seals_failed_total: attempts to do so that came to nothing
+gauge embarcadero_lanes_recovering: lanes that wait for replicas after a restart
+counter embarcadero_lanes_recovered_total: lanes that came back from disk
+gauge embarcadero_recovery_seconds: from the start of this epoch to the last lane that came back; 0 without one
 """)
 
 REPLICA: Final = _table("""

@@ -143,6 +143,11 @@ class WatchedSequencer:
         page.put("embarcadero_hold_buffer_slots", sequencer.held.slots)
         page.put("embarcadero_hold_buffer_timeouts_total", sum(order.counters.gap_timeouts for order in orders))
         page.put("embarcadero_gaps_skipped_total", sum(order.counters.skips for order in orders))
+        page.put("embarcadero_ranges_sealed_total", counters.seals)
+        page.put("embarcadero_range_seals_failed_total", counters.seals_failed)
+        page.put("embarcadero_lanes_recovering", len(sequencer.recovery.lanes))
+        page.put("embarcadero_lanes_recovered_total", counters.recovered)
+        page.put("embarcadero_recovery_seconds", counters.recovery_us * _US)
         for lane in sequencer.lanes.values():
             self._write_lane(page, lane)
 
@@ -156,7 +161,7 @@ class WatchedSequencer:
             page.put("embarcadero_sessions", count, topic=topic, state=name)
         page.put("embarcadero_sessions_opened_total", counters.opened, topic=topic)
         page.put("embarcadero_sessions_closed_total", counters.closed, topic=topic)
-        for why in ("gap", "overflow", "idle", "replaced"):
+        for why in ("gap", "overflow", "idle", "replaced", "restart"):
             page.put("embarcadero_sessions_fenced_total", counters.fenced[why], topic=topic, why=why)
         page.put("embarcadero_sequencer_hold_buffer_entries", table.waiting, topic=topic)
         oldest = int(table.gap_us.min()) if table.waiting else NEVER
@@ -168,3 +173,6 @@ class WatchedSequencer:
         age_s = (now_us - counters.checkpoint_at_us) // 1_000_000 if counters.checkpoints else 0
         page.put("embarcadero_sequencer_checkpoint_age_sec", age_s, topic=topic)
         page.put("embarcadero_sequencer_checkpoint_client_count", counters.checkpoint_sessions, topic=topic)
+        if lane.room is not None:
+            page.put("embarcadero_sequencer_durable_index", lane.room.durable, topic=topic)
+            page.put("embarcadero_sequencer_roomless_total", counters.roomless, topic=topic)

@@ -1,0 +1,408 @@
+"""Open ranges: who keeps which lane on disk, how far it is durable, and when another set of replicas has to go on.
+
+Theory of operation. The epoch's range words say which range of a lane is open. A word is closing, flushed and fenced,
+before the sealer reads a single durable line, and whoever counts looks at the word again after its own reads: so
+either the counter sees that the range is closing, or the sealer sees every line that was counted. The end is the A-th
+largest line of all R replicas, dead ones included, and the seq there comes from the order ring. One transaction of the
+store, which holds only while our epoch is the newest one handed out, seals the range and opens the next one at that
+very place; only then does the word name it. Positions never move, and ordering does not wait.
+
+A successor adopts open ranges as they are in the store: whatever a replica appended is in the successor's order too,
+since replicas append only while no later epoch is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from embarcadero.env import Doorbell, Journal
+from embarcadero.fabric.durability import NO_RANGE, DurableLines, RangeWord, create_ranges, durable_through
+from embarcadero.fabric.layout import ORDER
+from embarcadero.fabric.region import Fabric
+from embarcadero.fabric.ring import RingReader, attach_ring
+from embarcadero.limits import (
+    CEILING_AHEAD,
+    CEILING_AHEAD_SEQ,
+    RANGE_GRACE_S,
+    RANGE_RETRY_S,
+    REPLICA_LAG_ENTRIES_MAX,
+    REPLICA_LAG_S,
+    REPLICA_LAG_SHARE,
+    REPLICA_LATE_S,
+    SEALS_PER_LOOK_MAX,
+)
+from embarcadero.placement.directory import Directory
+from embarcadero.plants import planted
+from embarcadero.sequencer.counters import SequencerCounters
+from embarcadero.sequencer.lane import Lane
+from embarcadero.sequencer.replicas import Replicas
+from embarcadero.types import Range, ReplicaRef, Topic, TopicLane
+
+_LOOK_US: Final = 20_000
+_MEMBERS_US: Final = 100_000
+_LAG_US: Final = 500_000
+_TARGET: Final = 1
+
+
+def _us(seconds: float) -> int:
+    return int(seconds * 1_000_000)
+
+
+@dataclass(slots=True, eq=False)
+class Kept:
+    """A lane with an open range, or with one that is sealed and waits for enough replicas to go on."""
+
+    range_: Range
+    topic: Topic
+    lane: Lane | None = None  # of a topic of order 2 or 5
+    broker_lane: TopicLane | None = None  # else
+    ring: RingReader | None = None
+    durable: int = 0
+    closing: bool = False
+    sealed_us: int | None = None  # when this reign sealed the range before, if it did
+    bad_us: int | None = None  # since when a replica of it can't be relied on
+    retry_us: int = 0
+    told: bool = False  # the journal says that there are too few replicas
+    slow_us: dict[ReplicaRef, int] = field(default_factory=dict)  # since when replicas lag beyond the limit
+    late_us: dict[int, int] = field(default_factory=dict)  # replicas that were put out for it, and when
+
+    @property
+    def number(self) -> int:
+        """The lane's number."""
+        return self.range_.lane
+
+    def ordered(self) -> int:
+        """Where the lane's order ends now."""
+        if self.lane is not None:
+            return self.lane.order.next_index
+        if self.broker_lane is not None and self.broker_lane.end is not None:
+            return self.broker_lane.end
+        return self.ring.frontier.load() if self.ring is not None else self.range_.start
+
+    def seq_at(self, index: int) -> int | None:
+        """The seq at an index that has not left the order ring."""
+        if index == self.range_.start:
+            return self.range_.start_seq
+        if self.lane is not None:
+            return self.lane.seq_at(index)
+        if self.broker_lane is not None and index == self.broker_lane.end:
+            return self.broker_lane.end_seq
+        if self.ring is None:
+            return None
+        here = self.ring.read(index, index + 1)
+        if len(here):
+            return int(here["seq"][0])
+        before = self.ring.read(index - 1, index)
+        return int(before["seq"][0]) + int(before["count"][0]) if len(before) else None
+
+
+class RangeKeeper:
+    """The range words of one epoch, and everything that is decided about open ranges."""
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        directory: Directory,
+        bell: Doorbell,
+        epoch: int,
+        now_us: int,
+        journal: Journal,
+        counters: SequencerCounters,
+    ) -> None:
+        self._fabric, self._directory, self._bell, self._epoch = fabric, directory, bell, epoch
+        self._journal, self._counters, self._now_us = journal, counters, now_us
+        self._words = create_ranges(fabric, epoch)
+        self.lines = DurableLines(fabric)
+        self.replicas = Replicas(self.lines, now_us)
+        self.kept: dict[int, Kept] = {}
+        self.grown: set[Kept] = set()  # lanes of ours that got entries since the last look
+        self._moved: set[Kept] = set()  # and since replicas were last compared
+        self._unsettled: dict[int, Kept] = {}  # lanes whose range may have to change
+        self._look_us = self._members_us = 0
+        self._lag_us = now_us + _LAG_US
+        self._good: set[ReplicaRef] = set()
+
+    # --- words --------------------------------------------------------------------------------------------------------
+    def say(self, lane: int, number: int, closing: bool, target: int = 0) -> None:
+        """Publish a lane's range word; what follows a closing word sees all that was counted before."""
+        word = RangeWord(number, closing).encode() if number else NO_RANGE
+        tags = (lane, 0)
+        if tags not in self._words:
+            self._words.add(tags, word, target)
+        else:
+            self._words.set(tags, target, _TARGET)
+            self._words.set(tags, word)
+        if closing:
+            self._fabric.fence()
+
+    # --- keeping ------------------------------------------------------------------------------------------------------
+    def keep(self, range_: Range, topic: Topic, lane: Lane | None = None, broker_lane: TopicLane | None = None) -> Kept:
+        """Look after a lane from here on. A sealed range is one that ended with a clean stop: it is continued."""
+        kept = self.kept[range_.lane] = Kept(range_, topic, lane, broker_lane)
+        kept.durable = range_.start if range_.open else range_.end or 0
+        self._unsettled[range_.lane] = kept
+        if range_.open:
+            self._announce(kept)
+        return kept
+
+    def drop(self, lane: int) -> None:
+        """The lane is gone, or its last range is sealed for good."""
+        kept = self.kept.pop(lane, None)
+        self._unsettled.pop(lane, None)
+        if kept is not None:
+            self.grown.discard(kept)
+            self._moved.discard(kept)
+            self.say(lane, 0, closing=False)
+
+    def follow(self, lane: int, topic: Topic, broker_lane: TopicLane | None = None) -> None:
+        """The store has news about a lane."""
+        kept = self.kept[lane]
+        if kept.topic != topic or kept.broker_lane != broker_lane:
+            kept.topic, kept.broker_lane = topic, broker_lane
+            self._unsettled[lane] = kept
+
+    def _announce(self, kept: Kept) -> None:
+        self.say(kept.number, kept.range_.number, closing=False)
+        kept.closing = False
+        if kept.lane is not None:
+            kept.lane.bells = tuple(ref.region_prefix for ref in kept.range_.replicas)
+        for ref in kept.range_.replicas:
+            self._bell.ring(ref.region_prefix)
+
+    def durable(self, lane: int) -> int:
+        """How far a lane is durable, as its own sealer may count: nobody else closes its range."""
+        kept = self.kept[lane]
+        if kept.range_.open and not kept.closing:
+            kept.durable = max(kept.durable, durable_through(kept.range_, self.lines.load(kept.range_)))
+        return kept.durable
+
+    def ring(self, ref: ReplicaRef) -> None:
+        """Wake a replica."""
+        self._bell.ring(ref.region_prefix)
+
+    # --- looking ------------------------------------------------------------------------------------------------------
+    def look(self, now_us: int) -> None:
+        """Look whether something has to be done. Cheap unless something has."""
+        if now_us < self._look_us:
+            return
+        self._look_us, self._now_us = now_us + _LOOK_US, now_us
+        self._raise_ceilings()
+        self._moved |= self.grown
+        self.grown.clear()
+        if not self.kept:
+            return
+        self.look_at_replicas(now_us)
+        if now_us >= self._lag_us:
+            self._lag_us = now_us + _LAG_US
+            self._find_slow()
+        sealed = 0
+        for kept in list(self._unsettled.values()):
+            if sealed < SEALS_PER_LOOK_MAX:
+                sealed += self._settle(kept)
+
+    def look_at_replicas(self, now_us: int) -> None:
+        """Who is there, and who can be relied on."""
+        if now_us >= self._members_us:
+            self._members_us = now_us + _MEMBERS_US
+            self.replicas.update(self._directory.replicas())
+        self.replicas.look(now_us)
+        if self.replicas.good != self._good:
+            self._good = self.replicas.good
+            self._unsettled = dict(self.kept)
+
+    def _settle(self, kept: Kept) -> bool:
+        """Do what a lane needs. True if its range was sealed, or that was tried."""
+        if self._ring_missing(kept):
+            return False
+        if kept.broker_lane is not None and kept.broker_lane.end is not None and self._finish(kept, kept.broker_lane):
+            return True
+        range_ = kept.range_
+        bad = [ref for ref in range_.replicas if self.replicas.problem(ref) or self._is_late(kept, ref)]
+        if not bad:
+            kept.bad_us = None
+        elif kept.bad_us is None:
+            kept.bad_us = self._now_us
+        if range_.open and not bad and len(range_.replicas) >= kept.topic.replicas and not kept.closing:
+            if kept.broker_lane is None or kept.broker_lane.end is None:
+                self._unsettled.pop(kept.number, None)
+            return False
+        if self._now_us < kept.retry_us:
+            return False
+        kept.retry_us = self._now_us + _us(RANGE_RETRY_S)
+        refs = self._choose(kept, bad)
+        if not self._better(kept, refs, bad):
+            return False
+        return self.seal(kept, refs, self._reason(bad)) if range_.open else self._reopen(kept, refs)
+
+    def _ring_missing(self, kept: Kept) -> bool:
+        """Whether the ring of a broker's lane is still to come."""
+        if kept.broker_lane is not None and kept.ring is None and self._fabric.exists(kept.broker_lane.region):
+            kept.ring = attach_ring(self._fabric, kept.broker_lane.region, ORDER)
+        return kept.broker_lane is not None and kept.ring is None and kept.broker_lane.end is None
+
+    def _choose(self, kept: Kept, bad: list[ReplicaRef]) -> list[ReplicaRef]:
+        """The best set that there is now: those that do well stay."""
+        late = {number for number, since in kept.late_us.items() if self._now_us - since < _us(REPLICA_LATE_S)}
+        late |= {ref.replica for ref in bad if self._is_late(kept, ref)}
+        keep = [ref for ref in kept.range_.replicas if ref not in bad] + bad  # of the bad, perhaps a new incarnation
+        found = self._directory.choose_replicas(kept.topic.replicas, keep, self.replicas.avoided() | late)
+        return [ref for ref in found if ref in self.replicas.good]
+
+    def _better(self, kept: Kept, refs: list[ReplicaRef], bad: list[ReplicaRef]) -> bool:
+        """Whether going on with these replicas is worth a new range, now."""
+        range_, enough = kept.range_, max(1, kept.topic.durable_on)
+        if len(refs) < enough:
+            if not kept.told:
+                self._journal.warn(
+                    "range waits", topic=kept.topic.name, lane=kept.number, range=range_.number, live=len(refs),
+                    needed=enough, bad=self._reason(bad), do="start replicas, or add some",
+                )  # fmt: skip
+            kept.told = True
+            return False
+        if not range_.open or kept.closing:
+            return True
+        if set(refs) == set(range_.replicas):
+            return False
+        if not bad:
+            waited = kept.sealed_us is None or self._now_us - kept.sealed_us >= _us(RANGE_GRACE_S)
+            return len(refs) > len(range_.replicas) and waited
+        stuck = len(range_.replicas) - len(bad) < range_.durable_on
+        full = len(refs) >= kept.topic.replicas
+        return stuck or full or self._now_us - (kept.bad_us or 0) >= _us(RANGE_GRACE_S)
+
+    def _reason(self, bad: Iterable[ReplicaRef]) -> str:
+        told = [f"replica {ref.replica} is {self.replicas.problem(ref) or 'late'}" for ref in bad]
+        return ", ".join(told) or "more replicas"
+
+    # --- sealing ------------------------------------------------------------------------------------------------------
+    def seal(self, kept: Kept, refs: list[ReplicaRef], why: str) -> bool:
+        """Seal an open range at what is durable, and go on with these replicas from there."""
+        end, end_seq = self._close(kept)
+        if end_seq is None:
+            self._counters.seals_failed += 1
+            self._journal.warn("range not sealed", lane=kept.number, range=kept.range_.number, end=end, why="no entry")
+            self._announce(kept)
+            return True
+        opened = self._directory.seal_and_open(
+            kept.number, kept.range_.number, end, end_seq, refs, self._epoch
+        )  # fmt: skip
+        if opened is None:
+            self._counters.seals_failed += 1
+            self._adopt_again(kept)
+            return True
+        self._counters.seals += 1
+        self._journal.note(
+            "range sealed", topic=kept.topic.name, lane=kept.number, range=kept.range_.number, end=end, why=why,
+            replicas=[ref.replica for ref in refs],
+        )  # fmt: skip
+        for ref in kept.range_.replicas:
+            if self._is_late(kept, ref):
+                kept.late_us[ref.replica] = self._now_us
+        self._go_on(kept, opened)
+        return True
+
+    def _close(self, kept: Kept) -> tuple[int, int | None]:
+        """Say that the range is closing, then read where it ends: never the other way round."""
+        kept.closing = True
+        self.say(kept.number, kept.range_.number, closing=True)
+        end = durable_through(kept.range_, self.lines.load(kept.range_))
+        if planted("seal-at-frontier"):
+            end = kept.ordered()
+        kept.durable = max(kept.durable, end)
+        return end, kept.seq_at(end)
+
+    def _go_on(self, kept: Kept, opened: Range) -> None:
+        kept.range_, kept.durable = opened, max(kept.durable, opened.start)
+        kept.sealed_us, kept.bad_us, kept.told = self._now_us, None, False
+        kept.slow_us.clear()
+        self._unsettled[kept.number] = kept
+        self._announce(kept)
+
+    def _adopt_again(self, kept: Kept) -> None:
+        """The store refused: it knows better. What it holds is never computed again."""
+        found = self._directory.open_range(kept.number)
+        if found is None:
+            return  # the topic is gone, and we shall hear of it
+        kept.range_ = found
+        self._announce(kept)
+
+    def _reopen(self, kept: Kept, refs: list[ReplicaRef]) -> bool:
+        """Go on after a clean stop, where the last range ends."""
+        opened = self._directory.reopen(kept.number, refs, self._epoch) or self._directory.open_range(kept.number)
+        if opened is not None:
+            self._go_on(kept, opened)
+        return True
+
+    def _finish(self, kept: Kept, lane: TopicLane) -> bool:
+        """Seal the last range of a closed lane, once it is durable through the lane's end."""
+        end = lane.end or 0
+        if self.durable(kept.number) < end:
+            return False
+        return self.seal_for_good(kept, end, lane.end_seq or 0)
+
+    def seal_for_good(self, kept: Kept, end: int, end_seq: int) -> bool:
+        """Seal a range that is durable through its end, without a next one."""
+        self.say(kept.number, kept.range_.number, closing=True)
+        kept.closing = True
+        if not self._directory.seal_clean(kept.number, kept.range_.number, end, end_seq, self._epoch):
+            return False
+        self._counters.seals += 1
+        self.drop(kept.number)
+        return True
+
+    # --- lag ----------------------------------------------------------------------------------------------------------
+    def _is_late(self, kept: Kept, ref: ReplicaRef) -> bool:
+        since = kept.slow_us.get(ref)
+        return since is not None and self._now_us - since >= _us(REPLICA_LAG_S)
+
+    def _find_slow(self) -> None:
+        """Which replicas lag beyond the limit while others keep up."""
+        for kept in self.kept.values():
+            moves = kept in self._moved or kept.broker_lane is not None or kept.slow_us
+            if not moves or len(kept.range_.replicas) < 2:
+                continue
+            lines = self.lines.load(kept.range_)
+            behind = {
+                ref: kept.ordered() - (kept.range_.start if line is None else line)
+                for ref, line in zip(kept.range_.replicas, lines, strict=True)
+            }
+            limit = self._lag_limit(kept)
+            for ref, lag in behind.items():
+                others = min(other for one, other in behind.items() if one != ref)
+                if lag > limit >= 2 * others:
+                    kept.slow_us.setdefault(ref, self._now_us)
+                else:
+                    kept.slow_us.pop(ref, None)
+            if any(self._is_late(kept, ref) for ref in kept.slow_us):
+                self._unsettled[kept.number] = kept
+        self._moved.clear()
+
+    def _lag_limit(self, kept: Kept) -> int:
+        slots = kept.lane.slots if kept.lane is not None else kept.ring.slots if kept.ring is not None else 0
+        return min(REPLICA_LAG_ENTRIES_MAX, int(REPLICA_LAG_SHARE * slots))
+
+    # --- ceilings -----------------------------------------------------------------------------------------------------
+    def grew(self, lane: int) -> None:
+        """A lane of ours got entries."""
+        if (kept := self.kept.get(lane)) is not None:
+            self.grown.add(kept)
+
+    def _raise_ceilings(self) -> None:
+        for kept in self.grown:
+            if kept.lane is not None:
+                self.reserve(kept.lane)
+
+    def reserve(self, lane: Lane) -> None:
+        """Have positions reserved in the store well ahead of the order."""
+        room, order = lane.room, lane.order
+        if room is None:
+            return
+        index, seq = room.ceiling
+        if index - order.next_index > CEILING_AHEAD // 2 and seq - order.next_seq > CEILING_AHEAD_SEQ // 2:
+            return
+        number = order.topic.lane
+        wanted = order.next_index + CEILING_AHEAD, order.next_seq + CEILING_AHEAD_SEQ
+        if self._directory.raise_ceiling(number, *wanted, self._epoch):
+            room.raise_to(*self._directory.ceiling(number))

@@ -1,0 +1,312 @@
+"""After a restart with an empty fabric: lanes come back from what replicas have on disk, each for itself.
+
+Theory of operation. The last range of a lane is sealed: the stop was clean, everything ordered is durable, and the lane
+goes on at that very place with its sessions as they were. Or it is open: memory was lost. Then the range is closing;
+replicas of this run that have the very disks which the range names tell by their durable lines how far their copies
+go. A disk that was wiped, or a copy that is damaged, is silent: silence is not "nothing". Whatever was durable is on A
+of R disks, so among R-A+1 replies at least one has it all: the largest reply is the end, and no copy that others may
+have been shown is cut off. When A replicas have copied up to it, one transaction seals the range there and opens the
+next one at the ceiling, below which any position may have been handed out; the space between is lost. Sessions are
+fenced, since publishers may have been told of what is lost; they go on by themselves from what the log has.
+
+    range open    -> collect -> copy -> read -> seal, open at the ceiling -> begin, sessions fenced
+    range sealed  ->                    read -> reopen where it ends      -> begin, sessions as they were
+    begun before  ->                    read                              -> begin   (the one who sealed it is gone)
+
+Until a lane has begun, what comes for it is answered BACKPRESSURE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Final, NamedTuple
+
+from embarcadero.env import Journal, Workers
+from embarcadero.errors import EmbarcaderoError
+from embarcadero.limits import RECOVERY_REPLIES_S, RECOVERY_RETRY_S
+from embarcadero.placement.directory import Directory
+from embarcadero.plants import planted
+from embarcadero.sequencer.held import HeldSlots
+from embarcadero.sequencer.order import LaneOrder
+from embarcadero.sequencer.ranges import RangeKeeper
+from embarcadero.sequencer.restoring import Past, fence_all, restore_lane, seq_at_end
+from embarcadero.types import Range, ReplicaRef, Topic, TopicLane
+
+_REPLIES_US: Final = int(RECOVERY_REPLIES_S * 1_000_000)
+_RETRY_US: Final = int(RECOVERY_RETRY_S * 1_000_000)
+_DO: Final = "start the replicas that are missing; or say that what only they have may be lost (accept_loss)"
+
+
+class Stage(Enum):
+    """How far a lane is."""
+
+    COLLECT = auto()
+    COPY = auto()
+    READ = auto()
+    READING = auto()
+    SEAL = auto()
+    BEGIN = auto()
+    DONE = auto()
+
+
+class Recovered(NamedTuple):
+    """A lane that is ready to begin: its open range, its sessions, and rows of those that were fenced just now."""
+
+    range_: Range
+    order: LaneOrder
+    fenced: list[int]
+
+
+class LaneRecovery:
+    """One lane on its way back."""
+
+    def __init__(
+        self, desk: Recovery, topic: Topic, ranges: list[Range], broker_lane: TopicLane | None, now_us: int
+    ) -> None:
+        self._desk, self.topic, self._broker_lane, self._began_us = desk, topic, broker_lane, now_us
+        self._ranges, self.range_ = ranges, ranges[-1]
+        self.stage = Stage.COLLECT
+        self._end = self.range_.start
+        self._seal = self._open_above  # what the store is told once all is read
+        self._lost = True  # whether something may be lost: then sessions are fenced
+        self._enough_us: int | None = None
+        self._retry_us = 0
+        self._told: set[str] = set()
+        self._restored: LaneOrder | None = None
+        self._fenced: list[int] | None = None
+        self._end_seq = self._needed = 0
+        self.opened: Range | None = None
+        if self.range_.end is not None:
+            self._end, self._lost, self._seal = self.range_.end, False, self._open_there
+            self.stage = Stage.READ
+        elif desk.opened_in_this_run(self.range_) and broker_lane is None:
+            if self.range_.start == 0:
+                self._begin_fresh()
+                return
+            before = ranges[-2].end if len(ranges) > 1 else None
+            self._lost, self._seal = before != self.range_.start, self._keep_open
+            self.stage = Stage.READ
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+    def step(self, now_us: int) -> None:
+        """Go as far as possible."""
+        steps = {
+            Stage.COLLECT: self._collect, Stage.COPY: self._copy, Stage.READ: self._read, Stage.SEAL: self._tell_store,
+            Stage.BEGIN: self._begin,
+        }  # fmt: skip
+        before = None
+        while self.stage is not before and self.stage in steps and now_us >= self._retry_us:
+            before = self.stage
+            steps[before](now_us)
+
+    def _replies(self) -> dict[str, int]:
+        """How far the copies on the range's own disks go: disk -> end."""
+        desk, range_ = self._desk, self.range_
+        disks, numbers = {ref.disk for ref in range_.replicas}, {ref.replica for ref in range_.replicas}
+        found = {}
+        for member in desk.keeper.replicas.live():
+            table = desk.keeper.lines.of(member.ref)
+            line = None if table is None else table.load((range_.lane, range_.number))
+            if planted("forgetful-counts") and member.replica in numbers and table is not None and line is None:
+                line = range_.start
+            elif member.disk not in disks:
+                continue
+            if line is not None:
+                found[member.disk] = max(line, range_.start)
+        return found
+
+    def _collect(self, now_us: int) -> None:
+        """Wait for enough replies, and a little longer for the rest."""
+        range_, desk = self.range_, self._desk
+        if self._broker_lane is None and range_.start == 0 and desk.opened_in_this_run(range_):
+            self._begin_fresh()
+            return
+        desk.keeper.say(range_.lane, range_.number, closing=True)
+        replies, copies = self._replies(), len(range_.replicas)
+        needed = copies - range_.durable_on + 1
+        accepted = len(replies) < needed and desk.directory.loss_accepted(range_.lane)
+        if len(replies) < needed and not accepted:
+            self._enough_us = None
+            if now_us - self._began_us > _REPLIES_US:
+                self._tell_missing(replies, needed)
+            return
+        if self._enough_us is None:
+            self._enough_us = now_us
+        if len(replies) < copies and now_us - self._enough_us < _REPLIES_US:
+            return
+        choose = min if planted("failover-statistic") else max
+        self._end = choose(replies.values(), default=range_.start)
+        self._needed = min(range_.durable_on, len(replies)) if accepted else range_.durable_on
+        desk.keeper.say(range_.lane, range_.number, closing=True, target=self._end)
+        desk.wake(range_)
+        self.stage = Stage.COPY
+
+    def _copy(self, now_us: int) -> None:
+        """Wait until enough disks have everything up to the end."""
+        there = [line for line in self._replies().values() if line >= self._end]
+        if len(there) >= self._needed:
+            self.stage = Stage.READ
+        elif now_us - self._began_us > 10 * _REPLIES_US:
+            self._tell_once(
+                "lane waits for copies", end=self._end, have=len(there), needed=self._needed,
+                do="start the replicas that are missing",
+            )  # fmt: skip
+            if self._desk.directory.loss_accepted(self.range_.lane) and there:
+                self.stage = Stage.READ
+
+    def _read(self, now_us: int) -> None:
+        """Have a worker read what is on disk."""
+        self.stage = Stage.READING
+        past, range_, end, desk = self._desk.past, self.range_, self._end, self._desk
+        ranges = [*self._ranges[:-1], range_]
+
+        def job() -> tuple[int, LaneOrder | None]:
+            if self._broker_lane is not None:
+                return seq_at_end(past, range_, end), None
+            restored = restore_lane(past, self.topic, ranges, end, desk.sessions, desk.held, now_us)
+            return seq_at_end(past, range_, end), restored
+
+        def done(result: tuple[int, LaneOrder | None] | Exception) -> None:
+            if isinstance(result, Exception):
+                if not isinstance(result, EmbarcaderoError):
+                    raise result
+                self._tell_once("lane can't be read", reason=result.message, do=result.hint)
+                self._retry_us, self.stage = now_us + _RETRY_US, Stage.READ
+                return
+            self._end_seq, self._restored = result
+            self.stage = Stage.SEAL
+
+        desk.workers.run(job, done)
+
+    def _tell_store(self, now_us: int) -> None:
+        """Let the store have the end of the last range and the start of the next."""
+        self._retry_us = now_us + _RETRY_US  # if it refuses
+        if self._broker_lane is not None:
+            sealed = self._desk.directory.seal_recovered(
+                self.range_.lane, self.range_.number, self._end, self._end_seq, [], self._desk.epoch
+            )
+            if sealed is None:
+                return
+            self._desk.keeper.say(self.range_.lane, 0, closing=False)
+            self.stage = Stage.DONE
+        else:
+            self.opened = self._seal()
+            if self.opened is None:
+                return
+            self.stage = Stage.BEGIN
+        self._retry_us = 0
+        self._desk.journal.note(
+            "lane recovered", topic=self.topic.name, lane=self.range_.lane, end=self._end,
+            start=self.opened.start if self.opened else None, took_ms=(now_us - self._began_us) // 1000,
+        )  # fmt: skip
+
+    def _begin(self, now_us: int) -> None:
+        """Hand the lane over; the one who takes it may have no room yet."""
+        opened, restored = self.opened, self._restored
+        if opened is None:
+            return
+        order = restored if restored is not None else self._desk.empty(self.topic)
+        if self._fenced is None:
+            self._fenced = fence_all(order, now_us) if self._lost else []
+        order.next_index, order.next_seq = opened.start, opened.start_seq
+        if self._desk.begin(Recovered(opened, order, self._fenced)):
+            self.stage = Stage.DONE
+        else:
+            self._retry_us = now_us + _RETRY_US
+
+    # --- what the store is told ---------------------------------------------------------------------------------------
+    def _open_above(self) -> Range | None:
+        """Memory was lost: seal, and go on above the ceiling."""
+        directory, range_ = self._desk.directory, self.range_
+        refs = self._refs()
+        if refs is None:
+            return None
+        seal = directory.seal_and_open if planted("positions-reused") else directory.seal_recovered
+        return seal(range_.lane, range_.number, self._end, self._end_seq, refs, self._desk.epoch)
+
+    def _open_there(self) -> Range | None:
+        """The stop was clean: go on where it was."""
+        refs = self._refs()
+        return None if refs is None else self._desk.directory.reopen(self.range_.lane, refs, self._desk.epoch)
+
+    def _keep_open(self) -> Range | None:
+        return self.range_
+
+    def _refs(self) -> list[ReplicaRef] | None:
+        """Replicas for the next range; those that have the last one first. None while there are too few."""
+        replicas = self._desk.keeper.replicas
+        found = self._desk.directory.choose_replicas(self.topic.replicas, self.range_.replicas, replicas.avoided())
+        if len(found) >= max(1, self.topic.durable_on):
+            return found
+        self._tell_once("lane waits for replicas", live=len(found), needed=self.topic.durable_on, do="start replicas")
+        return None
+
+    def _begin_fresh(self) -> None:
+        """The topic is new: there is nothing to recover."""
+        self.opened, self._lost, self.stage = self.range_, False, Stage.BEGIN
+
+    # --- telling ------------------------------------------------------------------------------------------------------
+    def _tell_missing(self, replies: dict[str, int], needed: int) -> None:
+        missing = [ref.replica for ref in self.range_.replicas if ref.disk not in replies]
+        self._tell_once("lane waits for replicas", missing=missing, have=len(replies), needed=needed, do=_DO)
+
+    def _tell_once(self, event: str, **facts: object) -> None:
+        if event not in self._told:
+            self._desk.journal.warn(event, topic=self.topic.name, lane=self.range_.lane, **facts)
+        self._told.add(event)
+
+
+class Recovery:
+    """All lanes that are on their way back."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        epoch: int,
+        keeper: RangeKeeper,
+        past: Past,
+        workers: Workers,
+        journal: Journal,
+        held: HeldSlots,
+        sessions: int,
+        empty: Callable[[Topic], LaneOrder],
+        begin: Callable[[Recovered], bool],
+    ) -> None:
+        self.directory, self.epoch, self.keeper, self.past = directory, epoch, keeper, past
+        self.workers, self.journal, self.held, self.sessions = workers, journal, held, sessions
+        self.empty, self.begin = empty, begin
+        self.lanes: dict[int, LaneRecovery] = {}
+
+    def add(self, topic: Topic, ranges: list[Range], broker_lane: TopicLane | None, now_us: int) -> None:
+        """A lane whose past is on disk only."""
+        lane = ranges[-1].lane
+        if lane not in self.lanes:
+            self.lanes[lane] = LaneRecovery(self, topic, ranges, broker_lane, now_us)
+
+    def drop(self, lane: int) -> None:
+        """The lane is gone."""
+        self.lanes.pop(lane, None)
+
+    def step(self, now_us: int) -> int:
+        """Go on with all of them. Returns how many are done now."""
+        if not self.lanes:
+            return 0
+        self.keeper.look_at_replicas(now_us)
+        for lane in list(self.lanes.values()):
+            lane.step(now_us)
+        done = [number for number, lane in self.lanes.items() if lane.stage is Stage.DONE]
+        for number in done:
+            del self.lanes[number]
+        return len(done)
+
+    def opened_in_this_run(self, range_: Range) -> bool:
+        """Whether a range was opened since the fabric was made: only then are its replicas' lines in it."""
+        return any(self.keeper.lines.of(ref) is not None for ref in range_.replicas)
+
+    def wake(self, range_: Range) -> None:
+        """Ring the replicas of this run that have copies of a range."""
+        disks = {ref.disk for ref in range_.replicas}
+        for member in self.keeper.replicas.live():
+            if member.disk in disks:
+                self.keeper.ring(member.ref)

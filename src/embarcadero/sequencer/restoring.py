@@ -1,0 +1,122 @@
+"""A lane's sessions from what replicas have on disk: the newest checkpoint, and the entries after it.
+
+This runs beside the rounds, on a worker: it reads files, and touches nothing that the sequencer has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+import numpy as np
+
+from embarcadero.errors import BadSegment, EmbarcaderoError
+from embarcadero.fabric.layout import ORDER, Entries
+from embarcadero.sequencer.checkpoint import Checkpoint, parse_checkpoint, restore
+from embarcadero.sequencer.control import attach
+from embarcadero.sequencer.held import HeldSlots
+from embarcadero.sequencer.order import LaneOrder
+from embarcadero.sequencer.replay import learn_positions, replay
+from embarcadero.sequencer.sessions import OPEN, SessionTable
+from embarcadero.types import NO_HANDLE, NO_SESSION, Range, Topic
+
+_CHUNK: Final = 4_096
+_POSITIONS: Final = 65_536
+"""How many entries before a checkpoint are looked at, for the positions of batches that may come again."""
+
+_ROWS_MAX: Final = 1 << 22
+_TRIES_MAX: Final = 8
+
+
+class Past(Protocol):
+    """What replicas have on disk. Damaged copies are passed over; BadSegment when no good one is within reach."""
+
+    def checkpoint(self, lane: int, at_most: int) -> tuple[int, bytes] | None:
+        """The newest session checkpoint of a lane at or below an index."""
+        ...
+
+    def entries(self, range_: Range, start: int, stop: int) -> Entries:
+        """The entries [start, stop) of a range: all of them."""
+        ...
+
+
+def seq_at_end(past: Past, range_: Range, end: int) -> int:
+    """The seq at which a range that is to end at `end` ends."""
+    if end <= range_.start:
+        return range_.start_seq
+    last = past.entries(range_, end - 1, end)
+    return int(last["seq"][0]) + int(last["count"][0])
+
+
+def restore_lane(
+    past: Past, topic: Topic, ranges: Sequence[Range], end: int, sessions: int, held: HeldSlots, now_us: int
+) -> LaneOrder:
+    """The lane's sessions as of `end`; all ranges of it that there are, the last one of them ending at or above."""
+    saved = _checkpoint(past, topic.lane, end)
+    first = min((range_.start for range_ in ranges), default=0)
+    if saved is None and first > 0:
+        raise BadSegment(
+            f"the log of topic {topic.name} begins at {first}, and no replica has a checkpoint of its sessions",
+            "start the replicas that are missing",
+        )
+    start = saved.index if saved is not None else first
+    parts = _entries(past, ranges, start, end)
+    rows = _rows(sessions, saved, parts)
+    order = LaneOrder(topic, SessionTable(rows), held)
+    order.table.sessions_max = sessions
+    if saved is not None:
+        restore(order, saved, now_us)
+        _learn(past, order, ranges, saved.index)
+    for part in parts:
+        replay(order, part, now_us)
+    for row in np.flatnonzero(order.table.state == OPEN).tolist():
+        attach(order, int(order.table.handle[row]), NO_HANDLE)  # who will come back is not known: do not hurry
+    order.idle_due_us = now_us
+    return order
+
+
+def fence_all(order: LaneOrder, now_us: int) -> list[int]:
+    """End all sessions, because sequences may be lost that their publishers were told are in. Returns the rows."""
+    rows: list[int] = np.flatnonzero(order.table.state == OPEN).tolist()
+    for row in rows:
+        order.table.fence(row, now_us)
+    return rows
+
+
+def _checkpoint(past: Past, lane: int, at_most: int) -> Checkpoint | None:
+    for _ in range(_TRIES_MAX):
+        found = past.checkpoint(lane, at_most)
+        if found is None:
+            return None
+        checkpoint = parse_checkpoint(found[1])
+        if checkpoint is not None and checkpoint.index == found[0]:
+            return checkpoint
+        at_most = found[0] - 1
+    return None
+
+
+def _rows(sessions: int, saved: Checkpoint | None, parts: list[Entries]) -> int:
+    """How many sessions the table must have rows for: none may be in another's row."""
+    if saved is not None:
+        return max(sessions, saved.capacity - 1)
+    handles = [int(part["session"][part["session"] != NO_SESSION].max(initial=0)) for part in parts]
+    return min(_ROWS_MAX, max([sessions, *handles]))
+
+
+def _entries(past: Past, ranges: Sequence[Range], start: int, stop: int) -> list[Entries]:
+    """The entries of [start, stop) as far as they were ever in a range, in pieces."""
+    parts: list[Entries] = []
+    for range_ in ranges:
+        last = stop if range_.end is None else min(stop, range_.end)
+        starts = range(max(start, range_.start), last, _CHUNK)
+        parts += [past.entries(range_, at, min(at + _CHUNK, last)) for at in starts]
+    return parts
+
+
+def _learn(past: Past, order: LaneOrder, ranges: Sequence[Range], index: int) -> None:
+    """Where the batches below the checkpoint are, as far as it can be told: good to know, but not needed."""
+    try:
+        parts = _entries(past, ranges, max(0, index - _POSITIONS), index)
+    except EmbarcaderoError:
+        return
+    learn_positions(order, np.concatenate([np.empty(0, dtype=ORDER), *parts]))

@@ -1,0 +1,240 @@
+"""A cluster with replicas whose durable lines are written by hand, and whose disks are dictionaries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from embarcadero.env import SilentBell
+from embarcadero.errors import BadSegment
+from embarcadero.fabric.durability import Durability, RangeWord, create_durable, ranges_region
+from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable, create_epochs
+from embarcadero.fabric.incoherent import IncoherentMemory
+from embarcadero.fabric.layout import ORDER, Entries
+from embarcadero.fabric.ring import attach_ring
+from embarcadero.fabric.tagged import TaggedReader
+from embarcadero.sequencer import state
+from embarcadero.sequencer.checkpoint import read_checkpoint
+from embarcadero.sequencer.lane import checkpoint_region
+from embarcadero.sequencer.state import Sequencer
+from embarcadero.types import Range
+from tests.sequencer.cluster import Broker, Cluster, Views
+
+
+class HandReplica:
+    """A replica incarnation reduced to its durable lines."""
+
+    def __init__(self, cluster: ReplicatedCluster, number: int, disk: str = "") -> None:
+        self.cluster, self.number = cluster, number
+        register = cluster.directory.register_replica
+        self.member = register(number, disk or f"disk-{number}", f"/replica-{number}", f"host-{number}", 0)
+        self.fabric = cluster.memory.host(self.member.ref.region_prefix)
+        self.table = create_durable(self.fabric, self.member.ref)
+        self.alive = True
+
+    def beat(self) -> None:
+        """A sign of life."""
+        self.table.heartbeat.advance(self.table.heartbeat.value + 1)
+
+    def line(self, range_: Range, value: int) -> None:
+        """Publish a durable line; what it speaks of is on our disk."""
+        tags = (range_.lane, range_.number)
+        if tags not in self.table:
+            self.table.add(tags, value)
+        self.table.set(tags, value)
+        self.cluster.remember(range_.lane)
+
+    def die(self) -> None:
+        """Gone, and the store knows."""
+        self.alive = False
+        self.cluster.directory.mark_replica_dead(self.number, self.member.incarnation)
+
+
+class Disks:
+    """What all replicas have on disk: every entry ever ordered, since tests decide by lines who has how much."""
+
+    def __init__(self) -> None:
+        self.log: dict[int, dict[int, bytes]] = {}
+        self.checkpoints: dict[int, dict[int, bytes]] = {}
+        self.broken = False
+
+    def checkpoint(self, lane: int, at_most: int) -> tuple[int, bytes] | None:
+        found = {index: data for index, data in self.checkpoints.get(lane, {}).items() if index <= at_most}
+        return max(found.items()) if found else None
+
+    def entries(self, range_: Range, start: int, stop: int) -> Entries:
+        log = self.log.get(range_.lane, {})
+        if self.broken or any(index not in log for index in range(start, stop)):
+            raise BadSegment("not there", "look elsewhere")
+        return np.frombuffer(b"".join(log[index] for index in range(start, stop)), dtype=ORDER)
+
+
+class Bells(SilentBell):
+    """Remembers who was rung."""
+
+    def __init__(self) -> None:
+        self.rung: list[str] = []
+
+    def ring(self, who: str) -> None:
+        self.rung.append(who)
+
+
+class Diary:
+    """A journal to look into."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, object]]] = []
+
+    def note(self, event: str, /, **facts: object) -> None:
+        self.events.append((event, facts))
+
+    warn = note
+
+    def of(self, event: str) -> list[dict[str, object]]:
+        """Facts of all events of one kind."""
+        return [facts for name, facts in self.events if name == event]
+
+
+class ReplicatedCluster(Cluster):
+    """Brokers, a sequencer, replicas by hand; and a restart that loses all memory."""
+
+    def __init__(self, seed: int = 0, replicas: int = 3, **options: Any) -> None:
+        self.replicas: list[HandReplica] = []
+        self.disks, self.bells, self.diary = Disks(), Bells(), Diary()
+        self.first: dict[int, int] = {}
+        super().__init__(seed, **options)
+        for number in range(replicas):
+            self.replica(number)
+
+    def new_sequencer(self) -> Sequencer:
+        self.reigns += 1
+        fabric = self.memory.host(self.host)
+        before, state.DiskPast = state.DiskPast, lambda *_: self.disks  # type: ignore[misc, assignment]
+        try:
+            self.sequencer = Sequencer(fabric, self.directory, self.clock, self.bells, self.sizes, self.diary)
+        finally:
+            state.DiskPast = before  # type: ignore[misc]
+        return self.sequencer
+
+    def replica(self, number: int, disk: str = "") -> HandReplica:
+        """Start a replica, or a new incarnation of one."""
+        self.replicas = [replica for replica in self.replicas if replica.number != number]
+        made = HandReplica(self, number, disk)
+        self.replicas = sorted([*self.replicas, made], key=lambda replica: replica.number)
+        return made
+
+    def run(self, rounds: int = 1, churn: int = 0) -> int:
+        for replica in self.replicas:
+            if replica.alive:
+                replica.beat()
+        return super().run(rounds, churn)
+
+    def wait(self, seconds: float, step: float = 0.05) -> None:
+        """Let time pass, in rounds."""
+        for _ in range(int(seconds / step)):
+            self.clock.us += int(step * 1_000_000)
+            self.run()
+
+    def replicated(self, order: int = 5, replicas: int = 3, durable_on: int = 2, **options: Any) -> int:
+        """A topic with replicas, begun; its lane."""
+        lane = self.topic(order, replicas=replicas, durable_on=durable_on, **options)
+        for _ in range(10):
+            self.clock.us += 20_000
+            self.run()
+        return lane
+
+    def open_range(self, lane: int) -> Range:
+        """The lane's open range in the store."""
+        range_ = self.directory.open_range(lane)
+        assert range_ is not None
+        return range_
+
+    def word(self, lane: int) -> tuple[RangeWord, int] | None:
+        """The range word and target of the newest started epoch."""
+        fabric = self.memory.host("looker")
+        name = ranges_region(self.directory.started_epoch())
+        table = TaggedReader(fabric.attach(name))
+        word = table.load((lane, 0))
+        return None if word is None else (RangeWord.decode(word), table.load((lane, 0), 1) or 0)
+
+    def lines(self, lane: int, *values: int | None) -> None:
+        """Publish durable lines of the open range, one per replica that it names."""
+        range_ = self.open_range(lane)
+        by_ref = {replica.member.ref: replica for replica in self.replicas}
+        for ref, value in zip(range_.replicas, values, strict=True):
+            if value is not None:
+                by_ref[ref].line(range_, value)
+
+    def remember(self, lane: int) -> None:
+        """What is ordered so far may be on disks from here on; checkpoints too."""
+        epoch = self.directory.started_epoch()
+        fabric = self.memory.host("disk")
+        topic_lane = f"epoch-{epoch}/order-{lane}"
+        broker_lanes = [found.region for found in self.directory.lanes() if found.lane == lane]
+        for name in [topic_lane, *broker_lanes]:
+            if fabric.exists(name):
+                ring = attach_ring(fabric, name, ORDER)
+                end = ring.frontier.load()
+                log = self.disks.log.setdefault(lane, {})
+                for entry in ring.load(max(0, end - ring.slots), end):
+                    log.setdefault(int(entry["index"]), entry.tobytes())
+        if fabric.exists(checkpoint_region(epoch, lane)):
+            found = read_checkpoint(fabric, checkpoint_region(epoch, lane))
+            if found is not None:
+                self.disks.checkpoints.setdefault(lane, {})[found.index] = found.data()
+
+    def counter(self, host: str = "counter") -> Durability:
+        """One who counts, as brokers do, on a host of its own."""
+        fabric = self.memory.host(host)
+        counter = Durability(fabric, EpochTable(fabric, fabric.attach(EPOCHS_REGION)), self.directory.range_of)
+        counter.follow(self.directory.started_epoch())
+        return counter
+
+    def lose_memory(self, replicas: dict[int, str] | None = None, brokers: int = 2) -> None:
+        """Everything ends, the fabric is gone, and the cluster is started again with these replicas (and disks)."""
+        self.memory.interrupt = None
+        self.directory.begin_generation()
+        self.memory = IncoherentMemory(self.rng, self.directory.generation)
+        create_epochs(self.memory.host("admin"))
+        self.replicas, self.log = [], {}
+        for number, disk in (replicas if replicas is not None else dict.fromkeys(range(3), "")).items():
+            self.replica(number, disk)
+        self.new_sequencer()
+        self.brokers = [Broker(self, number, f"broker-{number}") for number in range(brokers)]
+        reader = self.memory.host("reader")
+        self._views, self._reader_table = Views(reader), EpochTable(reader, reader.attach(EPOCHS_REGION))
+        self.run(2)
+
+    def read(self) -> None:
+        """Lanes that came back start anywhere: only positions that are there are compared."""
+        epoch = self.directory.started_epoch()
+        for topic in self.directory.topics():
+            ring = self._views.ring(f"epoch-{epoch}/order-{topic.lane}", ORDER)
+            if ring is None:
+                continue
+            end = ring.frontier.load()
+            seen = self.log.setdefault(topic.lane, {})
+            start = max(0, end - ring.slots + self.sizes.round_entries)
+            entries = ring.load(start, end)
+            if self._reader_table.superseded(epoch):
+                continue
+            for index, entry in enumerate(entries, start):
+                if int(entry["index"]) == index:
+                    raw = entry.tobytes()[:60]
+                    assert seen.setdefault(index, raw) == raw, f"position {index} changed"
+
+    def at_each_primitive(self, action: Callable[[], None], host: str) -> list[int]:
+        """Do something before every memory primitive of a host."""
+        count = [0]
+
+        def interrupt(who: str) -> None:
+            if who == host:
+                count[0] += 1
+                self.memory.interrupt = None
+                action()
+                self.memory.interrupt = interrupt
+
+        self.memory.interrupt = interrupt
+        return count

@@ -1,0 +1,291 @@
+"""Open ranges: words, seals, who is replaced when, what a successor adopts, and what dead brokers keep."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import pytest
+
+from embarcadero.fabric.durability import RangeWord
+from embarcadero.limits import RANGE_GRACE_S, REPLICA_LAG_S, REPLICA_SILENT_S
+from embarcadero.plants import ACTIVE
+from embarcadero.sequencer import ranges as ranges_module
+from embarcadero.types import Outcome
+from tests.sequencer.cluster import Crash
+from tests.sequencer.replicated import ReplicatedCluster
+
+
+def filled(cluster: ReplicatedCluster, batches: int = 6, **options: int) -> tuple[int, int]:
+    """A lane with a session and some batches: entry 0 is the session's start, each batch has two records."""
+    lane = cluster.replicated(**options)
+    session = cluster.open(lane)
+    cluster.brokers[0].batches(lane, session, *range(batches))
+    cluster.run(2)
+    return lane, session
+
+
+def settle(cluster: ReplicatedCluster, seconds: float = 0.3) -> None:
+    cluster.wait(seconds)
+
+
+def test_a_new_topic_gets_a_word_and_a_successor_says_the_same() -> None:
+    """The open range is announced once its lane begins, and a takeover adopts it without sealing anything."""
+    cluster = ReplicatedCluster()
+    lane, _ = filled(cluster)
+    number = cluster.open_range(lane).number
+
+    assert cluster.word(lane) == (RangeWord(number, False), 0)
+
+    cluster.lines(lane, 3, 3, 2)
+    cluster.memory.crash(cluster.host)
+    cluster.new_sequencer()
+    cluster.run(3)
+
+    assert cluster.word(lane) == (RangeWord(number, False), 0)
+    assert len(cluster.directory.ranges(lane)) == 1
+    assert cluster.sequencer.ranges.durable(lane) == 3
+
+
+def test_replicas_are_rung_when_a_lane_grows() -> None:
+    """Each replica of the lane's range, and nobody else's."""
+    cluster = ReplicatedCluster(replicas=4)
+    lane, session = filled(cluster, replicas=2)
+    cluster.bells.rung.clear()
+    cluster.brokers[0].batches(lane, session, 6)
+    cluster.run()
+
+    expected = {ref.region_prefix for ref in cluster.open_range(lane).replicas}
+    assert {who for who in cluster.bells.rung if who.startswith("replica-")} == expected
+
+
+def test_a_range_is_sealed_at_the_a_th_largest_line_of_all_replicas() -> None:
+    """Not at the frontier, not at the largest, not at the smallest; seq and index of the next one are those there."""
+    cluster = ReplicatedCluster(replicas=4)
+    lane, _ = filled(cluster)
+    before = cluster.open_range(lane)
+    cluster.lines(lane, 6, 4, 1)
+    victim = next(r for r in cluster.replicas if r.member.ref == before.replicas[2])
+    victim.die()
+    settle(cluster)
+
+    sealed, opened = cluster.directory.ranges(lane)
+    assert (sealed.end, sealed.end_seq) == (4, 6)  # entry 0 has no records, entries 1 to 3 have two each
+    assert (opened.start, opened.start_seq, opened.number) == (4, 6, before.number + 1)
+    assert set(before.replicas[:2]) < set(opened.replicas)
+    assert victim.member.ref not in opened.replicas
+    assert len(opened.replicas) == 3
+    assert cluster.word(lane) == (RangeWord(opened.number, False), 0)
+    assert cluster.sequencer.counters.seals == 1
+
+
+def test_a_seal_at_the_frontier_would_be_seen() -> None:
+    """The planted bug: the end is where the order ends, though only one replica has it."""
+    cluster = ReplicatedCluster(replicas=4)
+    lane, _ = filled(cluster)
+    cluster.lines(lane, 6, 4, 1)
+    ACTIVE.add("seal-at-frontier")
+    try:
+        cluster.replicas[0].die()
+        settle(cluster)
+    finally:
+        ACTIVE.clear()
+
+    assert cluster.directory.ranges(lane)[0].end == 7
+
+
+def seal_while_counting(seed: int) -> tuple[int, int]:
+    """Seal while lines grow and somebody counts, before each primitive of the sealer. (end, most that was counted)"""
+    cluster = ReplicatedCluster(seed, replicas=4)
+    lane, _ = filled(cluster)
+    range_ = cluster.open_range(lane)
+    cluster.lines(lane, 1, 1, 1)
+    rest = [r for r in cluster.replicas if r.member.ref in range_.replicas]
+    rest[2].die()
+    counter, best, step = cluster.counter(), [0], [0]
+
+    def act() -> None:
+        step[0] += 1
+        if step[0] % 7 == 0 and rest[0].table.value((lane, range_.number)) < 7:
+            for replica in rest[:2]:
+                replica.table.set((lane, range_.number), replica.table.value((lane, range_.number)) + 1)
+        if step[0] % 3 == seed % 3:
+            best[0] = max(best[0], counter.through(lane))
+
+    cluster.at_each_primitive(act, cluster.host)
+    settle(cluster, 0.5)
+    cluster.memory.interrupt = None
+    end = cluster.directory.ranges(lane)[0].end
+    assert end is not None
+    return end, best[0]
+
+
+def test_what_was_counted_is_never_above_the_end() -> None:
+    """Whatever the moment, a counter's number is at or below where the range was sealed."""
+    found = [seal_while_counting(seed) for seed in range(12)]
+
+    assert all(counted <= end for end, counted in found)
+    assert any(counted > 1 for _, counted in found)
+
+
+def test_a_word_that_closes_after_the_lines_were_read_would_be_seen() -> None:
+    """The planted bug: read lines first, then say closing."""
+    keeper, close = ranges_module.RangeKeeper, ranges_module.RangeKeeper._close
+    assert close is keeper._close
+
+    def late(self: ranges_module.RangeKeeper, kept: ranges_module.Kept) -> tuple[int, int | None]:
+        end = ranges_module.durable_through(kept.range_, self.lines.load(kept.range_))
+        close(self, kept)
+        return end, kept.seq_at(end)
+
+    with patch.object(keeper, "_close", late):
+        found = [seal_while_counting(seed) for seed in range(12)]
+
+    assert any(counted > end for end, counted in found)
+
+
+def test_nothing_is_sealed_while_no_better_set_exists() -> None:
+    """Two of three are gone and two are needed: the range waits, says so once, and goes on when one comes back."""
+    cluster = ReplicatedCluster()
+    lane, session = filled(cluster)
+    cluster.lines(lane, 3, 3, 3)
+    for replica in cluster.replicas[:2]:
+        replica.die()
+    settle(cluster, 3)
+
+    assert len(cluster.directory.ranges(lane)) == 1
+    assert len(cluster.diary.of("range waits")) == 1
+    number = cluster.brokers[0].batches(lane, session, 6)
+    cluster.run(2)
+    assert cluster.brokers[0].outcome(number) == Outcome.ORDERED
+
+    cluster.replica(0)
+    settle(cluster)
+    sealed, opened = cluster.directory.ranges(lane)
+    assert sealed.end == 3
+    assert {ref.replica for ref in opened.replicas} == {0, 2}
+
+
+def test_a_range_with_too_few_replicas_is_widened_without_haste() -> None:
+    """One dies and there is no spare: after a grace two go on; when it is back there are three again, once."""
+    cluster = ReplicatedCluster()
+    lane, _ = filled(cluster)
+    cluster.lines(lane, 3, 3, 3)
+    cluster.replicas[1].die()
+    settle(cluster, RANGE_GRACE_S / 2)
+    assert len(cluster.directory.ranges(lane)) == 1
+    settle(cluster, RANGE_GRACE_S)
+    assert [len(r.replicas) for r in cluster.directory.ranges(lane)] == [3, 2]
+
+    cluster.replica(1)
+    settle(cluster, 3 * RANGE_GRACE_S)
+    assert [len(r.replicas) for r in cluster.directory.ranges(lane)] == [3, 2, 3]
+
+
+def test_a_new_incarnation_takes_the_place_of_the_old_one() -> None:
+    """A replica that came back is another one to a range: one seal, no narrow range in between."""
+    cluster = ReplicatedCluster()
+    lane, _ = filled(cluster)
+    cluster.lines(lane, 3, 2, 3)
+    cluster.replica(1)
+    settle(cluster)
+
+    sealed, opened = cluster.directory.ranges(lane)
+    assert sealed.end == 3
+    assert {(ref.replica, ref.incarnation) for ref in opened.replicas} == {(0, 1), (1, 2), (2, 1)}
+
+
+@pytest.mark.parametrize("trouble", ["silent", "unhealthy", "draining"])
+def test_a_replica_in_trouble_is_replaced(trouble: str) -> None:
+    """Its heart stands still by our clock, its disk is full, or it is to be emptied."""
+    cluster = ReplicatedCluster(replicas=4)
+    lane, _ = filled(cluster)
+    cluster.lines(lane, 5, 5, 5)
+    victim = next(r for r in cluster.replicas if r.member.ref in cluster.open_range(lane).replicas)
+    if trouble == "silent":
+        victim.alive = False
+        settle(cluster, REPLICA_SILENT_S / 2)
+        assert len(cluster.directory.ranges(lane)) == 1
+        settle(cluster, REPLICA_SILENT_S)
+    elif trouble == "unhealthy":
+        victim.table.health.restart(8)  # it repairs a copy: nothing to worry about
+        settle(cluster)
+        assert len(cluster.directory.ranges(lane)) == 1
+        victim.table.health.restart(1)
+    else:
+        cluster.directory.drain_replica(victim.number)
+    settle(cluster)
+
+    assert [r.end for r in cluster.directory.ranges(lane)] == [5, None]
+    assert victim.member.ref not in cluster.open_range(lane).replicas
+    assert trouble in str(cluster.diary.of("range sealed")[0]["why"])
+
+
+def test_a_replica_that_lags_is_replaced_while_others_keep_up() -> None:
+    """Behind by more than half a ring for a while; then it gets no range of this lane for a while."""
+    cluster = ReplicatedCluster(replicas=4)
+    lane, session = filled(cluster)
+    late = cluster.open_range(lane).replicas[2]
+    sent = 6
+    for _ in range(int(REPLICA_LAG_S / 0.5) + 4):
+        cluster.brokers[0].batches(lane, session, *range(sent, sent + 4))
+        sent += 4
+        settle(cluster, 0.5)
+        if late not in cluster.open_range(lane).replicas:
+            break
+        end = cluster.sequencer.lanes[lane].order.next_index
+        cluster.lines(lane, end, end, 1)
+
+    assert late not in cluster.open_range(lane).replicas
+    assert "late" in str(cluster.diary.of("range sealed")[0]["why"])
+
+
+def test_all_lag_together_and_nobody_is_replaced() -> None:
+    """A slow disk under everybody is no reason to move."""
+    cluster = ReplicatedCluster(replicas=4)
+    lane, session = filled(cluster)
+    cluster.brokers[0].batches(lane, session, *range(6, 14))
+    cluster.run(2)
+    cluster.brokers[0].batches(lane, session, *range(14, 20))
+    settle(cluster, 2 * REPLICA_LAG_S)
+
+    assert len(cluster.directory.ranges(lane)) == 1
+
+
+@pytest.mark.parametrize("number", range(1, 40))
+def test_a_crash_in_the_middle_of_a_seal(number: int) -> None:
+    """Wherever the sealer dies, its successor goes on with what the store holds, and the chain has no hole."""
+    cluster = ReplicatedCluster(number, replicas=4)
+    lane, session = filled(cluster)
+    cluster.lines(lane, 5, 4, 1)
+    cluster.replicas[2].die()
+
+    def crash() -> None:
+        raise Crash
+
+    cluster.at_primitive(number, crash)
+    try:
+        settle(cluster)
+    except Crash:
+        cluster.memory.crash(cluster.host)
+        cluster.new_sequencer()
+    cluster.memory.interrupt = None
+    settle(cluster)
+    chain = cluster.directory.ranges(lane)
+    assert [(r.start, r.end) for r in chain] == [(0, 4), (4, None)]
+    assert cluster.word(lane) == (RangeWord(chain[-1].number, False), 0)
+    sent = cluster.brokers[0].batches(lane, session, 6)
+    cluster.run(3)
+    assert cluster.brokers[0].outcome(sent) == Outcome.ORDERED
+
+
+def test_one_who_was_deposed_seals_nothing() -> None:
+    """Its transaction is refused: the store knows of a later epoch."""
+    cluster = ReplicatedCluster(replicas=4)
+    lane, _ = filled(cluster)
+    cluster.lines(lane, 5, 4, 1)
+    zombie = cluster.sequencer
+    cluster.new_sequencer()
+    cluster.replicas[0].die()
+    zombie.ranges.look(cluster.clock.us + 10_000_000)
+
+    assert len(cluster.directory.ranges(lane)) == 1

@@ -1,0 +1,420 @@
+"""Lanes that come back after the fabric was lost: ends, ceilings, sessions; and what a clean stop leaves."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import pytest
+
+from embarcadero.fabric.durability import RangeWord
+from embarcadero.fabric.layout import ORDER, RegionKind
+from embarcadero.fabric.ring import create_ring
+from embarcadero.limits import CEILING_AHEAD, RECOVERY_REPLIES_S
+from embarcadero.plants import ACTIVE
+from embarcadero.sequencer.decisions import control_entry
+from embarcadero.types import EntryKind, Outcome, Range
+from tests.sequencer.cluster import Crash
+from tests.sequencer.replicated import ReplicatedCluster
+
+
+def loaded(order: int = 5, replicas: int = 3, durable_on: int = 2) -> tuple[ReplicatedCluster, int, int, Range]:
+    """A lane with a named session and six batches; (cluster, lane, session, its range)."""
+    cluster = ReplicatedCluster(replicas=4)
+    lane = cluster.replicated(order, replicas, durable_on)
+    session = cluster.open(lane, name=77)
+    cluster.brokers[0].batches(lane, session, *range(6))
+    cluster.run(2)
+    return cluster, lane, session, cluster.open_range(lane)
+
+
+def reply(cluster: ReplicatedCluster, range_: Range, *lines: int | None) -> None:
+    """Lines of a range of the run before, one per replica that it names, by their new incarnations."""
+    now = {replica.number: replica for replica in cluster.replicas}
+    for ref, line in zip(range_.replicas, lines, strict=True):
+        if line is not None:
+            now[ref.replica].line(range_, line)
+
+
+def disks_of(range_: Range) -> dict[int, str]:
+    return {ref.replica: ref.disk for ref in range_.replicas}
+
+
+def test_the_end_is_the_largest_reply_and_the_next_range_is_above_the_ceiling() -> None:
+    """Two of three answer within a second or so; positions that may have been handed out are never used again."""
+    cluster, lane, _, range_ = loaded()
+    cluster.lines(lane, 5, 4, 2)
+    ceiling = cluster.directory.ceiling(lane)
+    cluster.lose_memory(disks_of(range_))
+    reply(cluster, range_, None, 4, 2)
+    cluster.wait(RECOVERY_REPLIES_S + 0.2)
+
+    assert cluster.word(lane) == (RangeWord(range_.number, True), 4)  # copies are to be completed up to there
+    assert cluster.directory.ranges(lane)[-1].open
+    assert lane not in cluster.sequencer.lanes
+    reply(cluster, range_, None, 4, 4)
+    cluster.wait(0.3)
+    sealed, opened = cluster.directory.ranges(lane)
+    assert (sealed.end, sealed.end_seq) == (4, 6)
+    assert (opened.start, opened.start_seq) == ceiling
+    assert opened.start >= CEILING_AHEAD
+    assert cluster.word(lane) == (RangeWord(opened.number, False), 0)
+    assert cluster.sequencer.counters.recovered == 1
+
+
+def test_all_replies_are_there_and_nobody_waits() -> None:
+    """With every copy heard, recovery does not wait for time to pass; the largest is the end."""
+    cluster, lane, _, range_ = loaded()
+    cluster.lines(lane, 6, 5, 2)
+    cluster.lose_memory(disks_of(range_))
+    reply(cluster, range_, 6, 5, 2)
+    cluster.run(3)
+    assert cluster.word(lane) == (RangeWord(range_.number, True), 6)
+    reply(cluster, range_, 6, 6, 2)
+    cluster.run(3)
+
+    assert cluster.directory.ranges(lane)[0].end == 6
+
+
+def test_the_smallest_reply_would_lose_what_was_durable() -> None:
+    """The planted bug: records that two replicas had are cut off."""
+    cluster, lane, _, range_ = loaded()
+    cluster.lines(lane, 5, 5, 2)
+    cluster.lose_memory(disks_of(range_))
+    ACTIVE.add("failover-statistic")
+    try:
+        reply(cluster, range_, 5, None, 2)
+        cluster.wait(RECOVERY_REPLIES_S + 0.3)
+    finally:
+        ACTIVE.clear()
+
+    assert cluster.directory.ranges(lane)[0].end == 2
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_a_wiped_disk_is_not_a_reply(planted: bool) -> None:
+    """One honest copy and a replica that forgot: not enough of two that are needed. Planted: the end is a lie."""
+    cluster, lane, _, range_ = loaded()
+    cluster.lines(lane, 5, 5, 2)
+    wiped, behind = range_.replicas[0].replica, range_.replicas[2].replica
+    cluster.lose_memory({wiped: "another disk", behind: range_.replicas[2].disk})
+    if planted:
+        ACTIVE.add("forgetful-counts")
+    try:
+        reply(cluster, range_, None, None, 2)
+        cluster.wait(3 * RECOVERY_REPLIES_S)
+        if planted:
+            assert cluster.word(lane) == (RangeWord(range_.number, True), 2)
+            return
+    finally:
+        ACTIVE.clear()
+    assert cluster.directory.ranges(lane)[-1].number == range_.number
+    assert cluster.word(lane) == (RangeWord(range_.number, True), 0)
+    (told,) = cluster.diary.of("lane waits for replicas")
+    assert told["missing"] == [range_.replicas[0].replica, range_.replicas[1].replica]
+
+    session = cluster.brokers[0].request(EntryKind.SESSION_OPEN, lane)
+    cluster.run(2)
+    assert cluster.brokers[0].outcome(session) == Outcome.BACKPRESSURE
+    cluster.replica(range_.replicas[1].replica, range_.replicas[1].disk)
+    reply(cluster, range_, None, 5, 2)
+    cluster.wait(RECOVERY_REPLIES_S + 0.2)
+    reply(cluster, range_, None, 5, 5)
+    cluster.wait(0.3)
+    assert cluster.directory.ranges(lane)[0].end == 5
+
+
+def test_an_operator_may_accept_the_loss() -> None:
+    """Then the lane goes on with what the replies have, be it less than was durable."""
+    cluster, lane, _, range_ = loaded()
+    cluster.lines(lane, 5, 5, 2)
+    alive = range_.replicas[2]
+    cluster.lose_memory({alive.replica: alive.disk, 3: "new"})
+    reply(cluster, range_, None, None, 2)
+    cluster.wait(3 * RECOVERY_REPLIES_S)
+    assert cluster.directory.ranges(lane)[0].open
+    cluster.directory.accept_loss(lane)
+    cluster.wait(2 * RECOVERY_REPLIES_S)
+
+    assert cluster.directory.ranges(lane)[0].end == 2
+    assert lane in cluster.sequencer.lanes
+
+
+@pytest.mark.parametrize("order", [2, 5])
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_sessions_are_fenced_and_go_on(order: int, checkpoint: bool) -> None:
+    """The log says so, the handle is still known, and what is durable is not stored again."""
+    cluster, lane, session, range_ = loaded(order)
+    if checkpoint:
+        cluster.sequencer.lanes[lane].save(cluster.clock.us)
+        cluster.brokers[0].batches(lane, session, 6)
+        cluster.run(2)
+    cluster.lines(lane, 5, 5, 5)
+    if checkpoint:
+        cluster.disks.checkpoints[lane] = {3: cluster.disks.checkpoints[lane].popitem()[1]}  # not as it should be
+    cluster.lose_memory(disks_of(range_))
+    reply(cluster, range_, 5, 5, 5)
+    cluster.run(5)
+    start = cluster.open_range(lane).start
+    fence = cluster.sequencer.lanes[lane].order.next_index - 1
+    assert fence == start
+    old = cluster.brokers[0].batches(lane, session, 4)
+    late = cluster.brokers[0].batches(lane, session, 5)
+    cluster.run(2)
+    assert cluster.brokers[0].outcome(late) == Outcome.FENCED
+    assert cluster.brokers[0].outcome(old) in (Outcome.FENCED, Outcome.DUP_OF)
+    again = cluster.brokers[0].request(EntryKind.SESSION_OPEN, lane, session)
+    cluster.run(2)
+    outcome, _, low, _, expected, opened = cluster.brokers[0].answers[again]
+    assert (outcome, expected) == (Outcome.OPENED, 4)
+    assert low <= expected
+    sent = cluster.brokers[0].batches(lane, opened, 2, 4, 5)
+    cluster.run(2)
+    assert [cluster.brokers[0].outcome(sent + at) for at in range(3)] == [
+        Outcome.DUP_OF, Outcome.ORDERED, Outcome.ORDERED
+    ]  # fmt: skip
+    assert cluster.brokers[0].answers[sent][1] == 3  # the position from before the restart
+    assert cluster.brokers[0].answers[sent + 1][1] > start
+
+
+def test_a_name_finds_its_session_again() -> None:
+    """Somebody who only knows the name is told what is in."""
+    cluster, lane, _, range_ = loaded()
+    cluster.lines(lane, 4, 4, 4)
+    cluster.lose_memory(disks_of(range_))
+    reply(cluster, range_, 4, 4, 4)
+    cluster.run(5)
+    asked = cluster.brokers[1].request(EntryKind.SESSION_OPEN, lane, name=77)
+    cluster.run(2)
+
+    assert cluster.brokers[1].answers[asked][0] == Outcome.OPENED
+    assert cluster.brokers[1].answers[asked][4] == 3
+
+
+def test_lanes_come_back_independently() -> None:
+    """One has all its copies, the other has none: the first one works, the second answers BACKPRESSURE."""
+    cluster, lane, _, range_ = loaded()
+    other = cluster.replicated(2, replicas=1, durable_on=1)
+    other_range = cluster.open_range(other)
+    cluster.lines(lane, 3, 3, 3)
+    alone = next(ref for ref in range_.replicas if ref not in other_range.replicas)
+    cluster.lose_memory({ref.replica: ref.disk for ref in range_.replicas if ref not in other_range.replicas})
+    assert alone.replica in {replica.number for replica in cluster.replicas}
+    kept = [ref for ref in range_.replicas if ref not in other_range.replicas]
+    reply(cluster, range_, *[3 if ref in kept else None for ref in range_.replicas])
+    cluster.wait(RECOVERY_REPLIES_S + 0.5)
+
+    assert cluster.open(lane)
+    asked = cluster.brokers[0].request(EntryKind.SESSION_OPEN, other)
+    cluster.run(2)
+    assert cluster.brokers[0].outcome(asked) == Outcome.BACKPRESSURE
+
+
+@pytest.mark.parametrize("number", range(1, 60, 2))
+def test_a_crash_in_the_middle_of_a_recovery(number: int) -> None:
+    """Wherever the first sequencer dies, the next one brings the lane back: one seal, nothing twice."""
+    cluster, lane, session, range_ = loaded()
+    cluster.lines(lane, 5, 5, 5)
+    cluster.lose_memory(disks_of(range_))
+    reply(cluster, range_, 5, 5, 5)
+
+    def crash() -> None:
+        raise Crash
+
+    cluster.at_primitive(number, crash)
+    try:
+        cluster.run(4)
+    except Crash:
+        cluster.memory.crash(cluster.host)
+        cluster.new_sequencer()
+    cluster.memory.interrupt = None
+    for replica in cluster.replicas:
+        if (opened := cluster.open_range(lane)).number > range_.number:
+            replica.line(opened, opened.start)
+    cluster.wait(1)
+    chain = cluster.directory.ranges(lane)
+    assert [r.end for r in chain][:1] == [5]
+    assert chain[-1].start >= CEILING_AHEAD
+    again = cluster.brokers[0].request(EntryKind.SESSION_OPEN, lane, session)
+    cluster.run(3)
+    assert cluster.brokers[0].answers[again][0] == Outcome.OPENED
+    assert cluster.brokers[0].answers[again][4] == 4
+
+
+def test_files_that_cannot_be_read_are_read_again() -> None:
+    """The lane waits and says so once; it comes back when a good copy is within reach."""
+    cluster, lane, _, range_ = loaded()
+    cluster.lines(lane, 5, 5, 5)
+    cluster.lose_memory(disks_of(range_))
+    cluster.disks.broken = True
+    reply(cluster, range_, 5, 5, 5)
+    cluster.wait(2)
+    assert lane not in cluster.sequencer.lanes
+    assert len(cluster.diary.of("lane can't be read")) == 1
+    cluster.disks.broken = False
+    cluster.wait(1)
+
+    assert lane in cluster.sequencer.lanes
+
+
+def test_memory_lost_twice() -> None:
+    """The second recovery replays over the gap of the first one: sessions that went on are where they were."""
+    cluster, lane, session, range_ = loaded()
+    cluster.lines(lane, 5, 5, 5)
+    cluster.lose_memory(disks_of(range_))
+    reply(cluster, range_, 5, 5, 5)
+    cluster.run(5)
+    again = cluster.brokers[0].request(EntryKind.SESSION_OPEN, lane, session)
+    cluster.run(2)
+    opened = cluster.brokers[0].answers[again][5]
+    cluster.brokers[0].batches(lane, opened, 4, 5)
+    cluster.run(2)
+    second = cluster.open_range(lane)
+    end = cluster.sequencer.lanes[lane].order.next_index
+    cluster.lines(lane, end, end, end)
+    cluster.disks.checkpoints.clear()
+    cluster.lose_memory(disks_of(range_))
+    reply(cluster, second, end, end, end)
+    cluster.run(5)
+
+    assert [(r.start, r.end) for r in cluster.directory.ranges(lane)] == [
+        (0, 5), (second.start, end), (second.start + CEILING_AHEAD, None)
+    ]  # fmt: skip
+    again = cluster.brokers[0].request(EntryKind.SESSION_OPEN, lane, session)
+    cluster.run(2)
+    assert cluster.brokers[0].answers[again][4] == 6
+
+
+def test_more_sessions_than_fit_the_ring_are_fenced_in_portions() -> None:
+    """Fences are entries too: they wait for room, and nothing else is taken before."""
+    cluster, lane, _, range_ = loaded()
+    for _ in range(6):
+        cluster.open(lane)
+    end = cluster.sequencer.lanes[lane].order.next_index
+    cluster.lines(lane, end, end, end)
+    cluster.lose_memory(disks_of(range_))
+    with patch("embarcadero.sequencer.room.Room.controls", return_value=2):
+        reply(cluster, range_, end, end, end)
+        cluster.run(3)
+        asked = cluster.brokers[0].request(EntryKind.SESSION_OPEN, lane)
+        cluster.run(1)
+        assert cluster.brokers[0].outcome(asked) == Outcome.BACKPRESSURE
+        cluster.run(4)
+
+    order = cluster.sequencer.lanes[lane].order
+    assert order.next_index - cluster.open_range(lane).start == 7
+    assert cluster.open(lane)
+
+
+def test_a_lane_of_a_broker_is_sealed_and_closed() -> None:
+    """Its incarnation is gone with the memory: nothing is continued."""
+    cluster = ReplicatedCluster(replicas=3)
+    topic = cluster.directory.create_topic("loose", order=0, replicas=3, durable_on=2)
+    broker = cluster.brokers[0]
+    lane = cluster.directory.make_lane(topic, broker.member)
+    assert lane is not None
+    ring = create_ring(broker.fabric, lane.region, RegionKind.ORDER, ORDER, 32)
+    for _ in range(5):
+        ring.write(control_entry(EntryKind.BATCH, 0, 0, count=2, seq=2 * ring.next), 0)
+    ring.publish()
+    cluster.wait(0.3)
+    range_ = cluster.open_range(lane.lane)
+    assert cluster.word(lane.lane) == (RangeWord(range_.number, False), 0)
+    cluster.lines(lane.lane, 4, 3, 1)
+    cluster.lose_memory(disks_of(range_))
+    reply(cluster, range_, 4, 3, 1)
+    cluster.run(3)
+    reply(cluster, range_, 4, 4, 1)
+    cluster.run(3)
+
+    (sealed,) = cluster.directory.ranges(lane.lane)
+    assert (sealed.end, sealed.end_seq) == (4, 8)
+    (closed,) = cluster.directory.lanes()
+    assert (closed.end, closed.end_seq) == (4, 8)
+    assert cluster.word(lane.lane) == (RangeWord(0, False), 0)
+
+
+def test_the_last_range_of_a_closed_lane_is_sealed_at_its_end() -> None:
+    """Once all of it is durable; until then replicas may be replaced like anywhere else, and its broker's log stays."""
+    cluster = ReplicatedCluster(replicas=4)
+    topic = cluster.directory.create_topic("loose", order=1, replicas=3, durable_on=2)
+    broker = cluster.brokers[0]
+    lane = cluster.directory.make_lane(topic, broker.member)
+    assert lane is not None
+    ring = create_ring(broker.fabric, lane.region, RegionKind.ORDER, ORDER, 32)
+    for _ in range(5):
+        ring.write(control_entry(EntryKind.BATCH, 0, 0, count=2, seq=2 * ring.next), 0)
+    ring.publish()
+    cluster.wait(0.3)
+    cluster.lines(lane.lane, 3, 3, 1)
+    cluster.directory.mark_dead(broker.member.broker, broker.member.incarnation)
+    cluster.wait(0.3)
+    first = cluster.open_range(lane.lane)
+    next(r for r in cluster.replicas if r.member.ref == first.replicas[0]).die()
+    cluster.wait(0.3)
+    sealed, opened = cluster.directory.ranges(lane.lane)
+    assert (sealed.end, sealed.end_seq, opened.start) == (3, 6, 3)
+    assert cluster.memory.host("looker").exists(lane.region)
+    cluster.lines(lane.lane, 5, 5, 3)
+    cluster.wait(0.5)
+
+    assert [(r.end, r.end_seq) for r in cluster.directory.ranges(lane.lane)] == [(3, 6), (5, 10)]
+    assert cluster.word(lane.lane) == (RangeWord(0, False), 0)
+    assert not cluster.memory.host("looker").exists(lane.region)
+
+
+# --- clean stops ------------------------------------------------------------------------------------------------------
+def drained(cluster: ReplicatedCluster, lane: int, saves: bool = True, most: int = 400) -> bool:
+    """Let the sequencer drain; replicas save its checkpoint if they do. True if it came to an end."""
+    for _ in range(most):
+        cluster.clock.us += 20_000
+        for replica in cluster.replicas:
+            replica.beat()
+        if cluster.sequencer.drain():
+            return True
+        if saves and (kept := cluster.sequencer.ranges.kept.get(lane)) is not None:
+            cluster.remember(lane)
+            index = max(cluster.disks.checkpoints.get(lane, {0: b""}))
+            cluster.replicas[0].table.set((lane, kept.range_.number), index, word=1)
+    return False
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_after_a_clean_stop_nothing_is_missing(saves: bool) -> None:
+    """The range is sealed at its end, and the next run goes on at that very index with open sessions."""
+    cluster, lane, session, range_ = loaded()
+    cluster.lines(lane, 7, 7, 6)
+    assert drained(cluster, lane, saves)
+    assert [(r.end, r.end_seq) for r in cluster.directory.ranges(lane)] == [(7, 12)]
+    cluster.lose_memory(disks_of(range_))
+    cluster.run(5)
+
+    opened = cluster.open_range(lane)
+    assert (opened.start, opened.start_seq) == (7, 12)
+    sent = cluster.brokers[0].batches(lane, session, 6, 5)
+    cluster.run(3)
+    assert cluster.brokers[0].answers[sent][:3] == (Outcome.ORDERED, 7, 12)
+    assert cluster.brokers[0].answers[sent + 1][:2] == (Outcome.DUP_OF, 6)
+
+
+def test_a_stop_waits_for_what_is_not_durable_and_not_for_ever() -> None:
+    """What does not become durable in time stays in an open range."""
+    cluster, lane, _, _ = loaded()
+    cluster.lines(lane, 7, 5, 5)
+    assert not drained(cluster, lane, most=50)
+    assert drained(cluster, lane)
+    assert cluster.open_range(lane)
+    assert cluster.diary.of("ranges left open")
+
+
+def test_a_successor_in_the_same_run_goes_on_after_a_clean_stop() -> None:
+    """Only the sequencer was stopped: its successor opens the next range where the last one ends."""
+    cluster, lane, session, _ = loaded()
+    cluster.lines(lane, 7, 7, 7)
+    assert drained(cluster, lane)
+    cluster.new_sequencer()
+    cluster.wait(0.3)
+
+    assert [(r.start, r.end) for r in cluster.directory.ranges(lane)] == [(0, 7), (7, None)]
+    sent = cluster.brokers[0].batches(lane, session, 6)
+    cluster.run(3)
+    assert cluster.brokers[0].answers[sent][:2] == (Outcome.ORDERED, 7)
