@@ -82,6 +82,8 @@ class Repair:
                 continue
             damage, goal = copy.in_place, self._goal(copy)
             if damage is None and (goal is None or goal <= copy.log.end):
+                if copy.behind and copy.range_.open:
+                    self._give_up(copy, now_us, "neither the fabric nor another replica has what follows")
                 self._heal(copy, goal)
                 continue
             if copy.range_.open or now_us >= self._free_us:
@@ -125,7 +127,7 @@ class Repair:
         sources = self._sources(copy.range_)
         tried = self._tried.get(copy.tags, (0, 0))[0]
         if tried >= len(sources):
-            self._give_up(copy, now_us, alone=not sources)
+            self._give_up(copy, now_us, "no other replica could help" if sources else "no other replica has one")
             return
         copy.reading = True
         source, start = sources[tried], copy.log.end
@@ -207,13 +209,13 @@ class Repair:
             self._journal.note("a peer's copy can't be used", peer=source.member.replica, reason=str(result))
         self._tried[copy.tags] = (tried + 1, 0)
 
-    def _give_up(self, copy: Copy, now_us: int, alone: bool) -> None:
+    def _give_up(self, copy: Copy, now_us: int, reason: str) -> None:
         """For now. A peer may come back, or be repaired itself; and perhaps the fabric has it after all."""
         copy.behind = False
         self._tried[copy.tags] = (0, now_us + _TRY_AGAIN_US)
         self._journal.warn(
             "can't complete a copy", lane=copy.tags[0], range=copy.tags[1], has=copy.log.end,
-            reason="no other replica has one" if alone else "no other replica could help",
+            reason=reason,
         )  # fmt: skip
 
     def close(self) -> None:

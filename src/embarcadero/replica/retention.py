@@ -1,7 +1,8 @@
 """Giving up old records: by trims that somebody asked for, and by a topic's bounds on bytes and age.
 
 Only whole sealed segments go. A bound becomes a trim in the store first, at the start of a segment, so that all
-replicas and brokers agree where a lane starts. Records of lanes with sessions go only below an on-disk checkpoint of these.
+replicas and brokers agree where a lane starts. Records of lanes with sessions go only below an on-disk checkpoint
+of these.
 """
 
 from __future__ import annotations

@@ -280,7 +280,7 @@ class Replica:
 
     def disk_bytes(self) -> int:
         """Bytes of all segments that are open here."""
-        return sum(copy.log.bytes for copy in self.ranges.copies.values())
+        return sum(info.bytes for copy in self.ranges.copies.values() for info in copy.log.segments)
 
     def free_bytes(self) -> int:
         """Room on the disk; 0 when it can't be told."""

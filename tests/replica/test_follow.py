@@ -1,0 +1,218 @@
+"""Following: what is ordered comes to disk, and the line says so only then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from embarcadero.storage.real import RealFile
+from embarcadero.types import TopicLane
+from tests.replica.harness import SIZES, Reign, World
+
+
+def payload(number: int, size: int = 100) -> bytes:
+    return bytes([number % 251 + 1]) * size
+
+
+def test_what_was_ordered_is_on_disk_with_its_payloads(tmp_path: Path) -> None:
+    """Entries are kept exactly as ordered, session entries too, and the line counts them."""
+    world = World(tmp_path)
+    lane = world.topic()
+    writer = world.reign.lane(lane)
+    world.settle()
+    writer.batches(b"one", b"", b"three" * 50)
+    world.poll()
+
+    assert world.files(0, lane) == writer.written
+    assert world.durable(lane) == 3
+    assert world.line(world.range_(lane).replicas[0], lane) == 3
+
+
+def test_a_line_is_there_before_anything_is_ordered(tmp_path: Path) -> None:
+    """A replica that has begun a range says so: with its start."""
+    world = World(tmp_path)
+    lane = world.topic()
+    world.poll(2)
+
+    assert world.line(world.range_(lane).replicas[0], lane) == 0
+    assert "sequencer" in world.bell.rung
+
+
+def test_the_line_moves_only_after_the_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While fdatasync has not returned, nothing counts."""
+    world = World(tmp_path)
+    lane = world.topic()
+    writer = world.reign.lane(lane)
+    world.settle()
+    seen: list[int] = []
+    sync = RealFile.sync
+
+    def slow(file: RealFile) -> None:
+        seen.append(world.durable(lane))
+        sync(file)
+
+    monkeypatch.setattr(RealFile, "sync", slow)
+    writer.batches(b"x")
+    world.poll()
+
+    assert seen == [0]
+    assert world.durable(lane) == 1
+
+
+def test_one_sync_for_whatever_came(tmp_path: Path) -> None:
+    """A hundred batches that were there at once are one commit."""
+    world = World(tmp_path)
+    lane = world.topic()
+    writer = world.reign.lane(lane)
+    world.settle()
+    writer.batches(*(payload(n) for n in range(100)))
+    before = world.replicas[0].counters.commits
+    world.poll()
+
+    assert world.replicas[0].counters.commits == before + 1
+    assert world.durable(lane) == 100
+
+
+def test_brokers_are_rung_if_they_wait(tmp_path: Path) -> None:
+    """And only then."""
+    world = World(tmp_path)
+    lane = world.topic()
+    writer = world.reign.lane(lane)
+    world.settle()
+    writer.batches(b"x")
+    world.poll()
+    assert world.broker.member.region_prefix not in world.bell.rung
+
+    world.broker.waiting.restart(1)
+    writer.batches(b"y")
+    world.poll()
+    assert world.broker.member.region_prefix in world.bell.rung
+
+
+def test_nothing_is_appended_on_the_word_of_a_deposed_sequencer(tmp_path: Path) -> None:
+    """A later epoch is open: what the earlier one writes from then on is not taken; what the later one says is."""
+    world = World(tmp_path)
+    lane = world.topic()
+    writer = world.reign.lane(lane)
+    world.settle()
+    writer.batches(b"one", b"two")
+    world.poll()
+    successor = Reign(world)
+    writer.batches(b"never ordered")
+    world.poll(3)
+    assert world.durable(lane) == 2
+
+    theirs = successor.lane(lane)
+    theirs.inherit(writer, 2)
+    successor.start()
+    theirs.batches(b"three")
+    world.poll(3)
+    assert [held for _, held in world.files(0, lane)] == [b"one", b"two", b"three"]
+
+
+def broker_lane(world: World, order: int = 0) -> TopicLane:
+    world.topic(order=order)
+    lane = world.directory.make_lane(world.directory.topic("t"), world.broker.member)
+    assert lane is not None
+    return lane
+
+
+def test_lanes_of_brokers_are_followed(tmp_path: Path) -> None:
+    """Orders 0 and 1: no sequencer is asked, but that the broker still counts as open."""
+    world = World(tmp_path)
+    lane = broker_lane(world)
+    writer = world.broker.lane(lane)
+    world.settle()
+    writer.batches(b"a", b"b")
+    world.poll()
+    assert world.files(0, lane.lane) == writer.written
+    assert world.durable(lane.lane) == 2
+
+    world.reign.close_broker(world.broker.member.handle)
+    writer.batches(b"after it was closed")
+    world.poll(3)
+    assert world.durable(lane.lane) == 2
+
+
+def test_a_closed_lane_is_followed_to_its_end(tmp_path: Path) -> None:
+    """The store has its end: up to there everything is taken, and nothing above."""
+    world = World(tmp_path)
+    lane = broker_lane(world, order=1)
+    writer = world.broker.lane(lane)
+    writer.batches(b"a", b"b", b"above the end")
+    world.reign.close_broker(world.broker.member.handle)
+    ended = TopicLane(
+        lane=lane.lane, topic=lane.topic, broker=lane.broker, incarnation=lane.incarnation, handle=lane.handle,
+        end=2, end_seq=4,
+    )  # fmt: skip
+    assert world.directory.close_lanes([ended], world.reign.number)
+    world.settle()
+
+    assert [held for _, held in world.files(0, lane.lane)] == [b"a", b"b"]
+
+
+def test_what_left_memory_comes_from_another_replica(tmp_path: Path) -> None:
+    """A replica that slept while the others were quick enough reads their files, and then follows again."""
+    world = World(tmp_path, replicas=3)
+    lane = world.topic(replicas=3, durable_on=2)
+    writer = world.reign.lane(lane)
+    world.settle()
+    sleeper = world.replicas.pop(2)
+    for number in range(40):
+        writer.batches(*(payload(number, 400) for _ in range(8)))
+        world.poll()
+    assert world.durable(lane) == 320  # more than a lap of the ring, and of the log
+    world.replicas[2] = sleeper
+    world.settle()
+
+    assert world.files(2, lane) == writer.written
+    assert sleeper.counters.repaired_entries > 0
+    writer.batches(b"last")
+    world.poll()
+    assert world.line(sleeper.member.ref, lane) == 321
+
+
+def test_a_payload_that_is_overwritten_is_never_stored(tmp_path: Path) -> None:
+    """Alone, a replica that was too slow waits; it does not store other bytes, and does not skip."""
+    world = World(tmp_path)
+    lane = world.topic()
+    writer = world.reign.lane(lane)
+    world.settle()
+    sleeper = world.replicas.pop(0)
+    for number in range(30):
+        writer.batches(*(payload(number, 400) for _ in range(8)))
+    world.replicas[0] = sleeper
+    world.poll(20)
+
+    assert world.durable(lane) == 0
+    assert world.files(0, lane) == []
+    assert world.notes[0].count("can't complete a copy") > 0
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 1 << 30), st.lists(st.lists(st.integers(0, 900), min_size=1, max_size=12), max_size=15))
+def test_files_are_the_order_whatever_memory_does(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, rounds: list[list[int]]
+) -> None:
+    """Lines evicted and fetched at any time, entries published late: what is on disk is a prefix of the order."""
+    world = World(tmp_path_factory.mktemp("world"), seed=seed)
+    lane = world.topic()
+    writer = world.reign.lane(lane)
+    world.settle()
+    for sizes in rounds:
+        writer.batches(*(payload(n, size) for n, size in enumerate(sizes)), publish=world.rng.random() < 0.7)
+        world.poll(churn=8)
+        assert world.durable(lane) <= writer.ring.frontier.value
+        held = world.files(0, lane)
+        assert held == writer.written[: len(held)]
+        assert len(held) >= world.durable(lane)
+    writer.ring.publish()
+    world.settle()
+
+    assert world.files(0, lane) == writer.written
+    assert world.durable(lane) == len(writer.written) == int(np.uint64(writer.ring.next))
+    assert SIZES.order_slots >= len(writer.written)

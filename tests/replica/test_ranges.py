@@ -1,0 +1,268 @@
+"""Ranges: created, cut at their end, completed from peers, removed; and what a replica says after a restart."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from embarcadero.limits import CEILING_AHEAD
+from embarcadero.plants import ACTIVE
+from embarcadero.replica.health import Trouble
+from embarcadero.storage.layout import range_folder
+from embarcadero.types import ReplicaRef
+from tests.replica.harness import Reign, World, Writer
+
+
+def written(world: World, lane: int, count: int = 10) -> Writer:
+    writer = world.reign.lane(lane)
+    world.settle()
+    writer.batches(*(bytes([n + 1]) * 300 for n in range(count)))
+    world.poll()
+    return writer
+
+
+def refs(world: World, *numbers: int) -> list[ReplicaRef]:
+    return [world.replicas[number].member.ref for number in numbers]
+
+
+def test_a_sealed_range_is_cut_above_its_end_and_the_next_one_begins_there(tmp_path: Path) -> None:
+    """Records above the end belong to the next range: they are copied there from the fabric."""
+    world = World(tmp_path)
+    lane = world.topic()
+    writer = written(world, lane)
+    assert world.directory.seal_and_open(lane, 1, 6, 12, refs(world, 0), world.reign.number)
+    world.settle()
+
+    assert world.files(0, lane, 1) == writer.written[:6]
+    assert world.files(0, lane, 2) == writer.written[6:]
+    assert world.durable(lane, 2) == 10
+    assert world.replicas[0].count_ranges() == {"open": 1, "complete": 1, "incomplete": 0, "not opened": 0}
+
+
+def test_a_late_replica_completes_its_sealed_range_from_peers(tmp_path: Path) -> None:
+    """It was dead when the range was sealed; its next incarnation gets what it lacks, and cuts nothing that counts."""
+    world = World(tmp_path, replicas=3)
+    lane = world.topic(replicas=3, durable_on=2)
+    writer = written(world, lane, 4)
+    world.kill_replica(2)
+    writer.batches(*(bytes([n + 1]) * 500 for n in range(20)))
+    world.poll()
+    assert world.durable(lane) == 24
+    assert world.directory.seal_and_open(lane, 1, 24, 48, refs(world, 0, 1), world.reign.number)
+    world.start_replica(2)
+    world.settle()
+
+    assert world.files(2, lane) == writer.written
+    assert world.replicas[2].count_ranges()["complete"] == 1
+    assert world.line(world.replicas[2].member.ref, lane, 2) is None
+
+
+def test_a_wiped_disk_is_filled_again(tmp_path: Path) -> None:
+    """The store learns the new disk once all of the sealed range is on it; the open one says nothing about it."""
+    world = World(tmp_path, replicas=2)
+    lane = world.topic(replicas=2, durable_on=1)
+    writer = written(world, lane)
+    assert world.directory.seal_and_open(lane, 1, 10, 20, refs(world, 0, 1), world.reign.number)
+    world.settle()
+    world.kill_replica(1)
+    shutil.rmtree(world.folder(1))
+    world.start_replica(1)
+    world.settle()
+
+    mine = world.replicas[1].member.ref
+    assert mine in world.range_(lane, 1).replicas
+    assert world.files(1, lane) == writer.written
+    assert world.line(mine, lane, 2) is None
+
+
+def test_a_range_that_is_not_ours_any_more_is_removed(tmp_path: Path) -> None:
+    """The topic was deleted: so are its files, with all folders."""
+    world = World(tmp_path)
+    lane = world.topic()
+    written(world, lane)
+    world.directory.delete_topic("t")
+    world.settle()
+
+    assert not any(name.startswith("lane-") for name in (path.name for path in world.folder(0).iterdir()))
+
+
+def test_a_drained_replica_gives_its_ranges_away(tmp_path: Path) -> None:
+    """Another one copies the sealed range; then the store and the disks agree that the drained one has nothing."""
+    world = World(tmp_path, replicas=3)
+    lane = world.topic(replicas=2, durable_on=2)
+    writer = written(world, lane)
+    before = {ref.replica for ref in world.range_(lane).replicas}
+    spare = ({0, 1, 2} - before).pop()
+    leaving = min(before)
+    assert world.directory.seal_and_open(
+        lane, 1, 10, 20, refs(world, *sorted(before - {leaving}), spare), world.reign.number
+    )  # fmt: skip
+    world.directory.drain_replica(leaving)
+    for _ in range(5):
+        world.poll(20, step_us=200_000)
+    world.settle()
+
+    assert not world.directory.ranges_on(leaving)
+    assert world.files(spare, lane) == writer.written
+    assert not (world.folder(leaving) / range_folder(lane, 1)).exists()
+
+
+# --- after a restart --------------------------------------------------------------------------------------------------
+def test_a_restarted_replica_says_how_far_its_copy_goes(tmp_path: Path) -> None:
+    """The fabric is gone; the reply is the end of what is on disk, and nothing is appended to that range."""
+    world = World(tmp_path, replicas=1)
+    lane = world.topic()
+    writer = written(world, lane)
+    world.lose_fabric(1)
+    world.settle()
+
+    ref = world.replicas[0].member.ref
+    assert world.line(ref, lane) == 10
+    assert world.files(0, lane) == writer.written
+    assert world.range_(lane).replicas[0].incarnation != ref.incarnation
+
+
+def test_a_replica_without_the_disk_does_not_reply(tmp_path: Path) -> None:
+    """A wiped disk has another id: the replica that forgot its range is not taken for one that has nothing."""
+    world = World(tmp_path, replicas=2)
+    lane = world.topic(replicas=2, durable_on=2)
+    written(world, lane)
+    for number in list(world.replicas):
+        world.kill_replica(number, known=False)
+    shutil.rmtree(world.folder(1))
+    world.directory.begin_generation()
+    world._begin(2)
+    world.settle()
+
+    assert world.line(world.replicas[0].member.ref, lane) == 10
+    assert world.line(world.replicas[1].member.ref, lane) is None
+
+
+def test_the_plant_of_a_forgetful_replica_is_seen(tmp_path: Path) -> None:
+    """With the rule off, the wiped replica claims to have an empty copy."""
+    ACTIVE.add("forgotten-range-counts")
+    try:
+        with pytest.raises(AssertionError):
+            test_a_replica_without_the_disk_does_not_reply(tmp_path)
+    finally:
+        ACTIVE.clear()
+
+
+def test_replicas_reach_the_target_of_a_recovering_lane(tmp_path: Path) -> None:
+    """The shorter copy gets the tail from the longer one, synced, before its line says so."""
+    world = World(tmp_path, replicas=2)
+    lane = world.topic(replicas=2, durable_on=1)
+    writer = written(world, lane, 4)
+    world.kill_replica(1, known=False)
+    writer.batches(*(bytes([n + 1]) * 500 for n in range(20)))
+    world.poll()
+    world.lose_fabric(2)
+    world.settle()
+    short, long = world.replicas[1].member.ref, world.replicas[0].member.ref
+    assert (world.line(short, lane), world.line(long, lane)) == (4, 24)
+
+    world.reign.say(lane, 1, closing=True, target=24)
+    world.settle()
+    assert (world.line(short, lane), world.line(long, lane)) == (24, 24)
+    opened = world.directory.seal_recovered(lane, 1, 24, 48, [short, long], world.reign.number)
+    assert opened is not None
+    assert opened.start >= CEILING_AHEAD
+    world.settle()
+    assert world.files(1, lane, 1) == writer.written
+    assert world.replicas[1].count_ranges()["complete"] == 1
+
+
+def damage_middle(world: World, replica: int, lane: int) -> None:
+    """Flip a bit in the payload of the third record."""
+    path = next((world.folder(replica) / range_folder(lane, 1)).glob("*.log"))
+    data = bytearray(path.read_bytes())
+    data[128 + 2 * (64 + 320) + 100] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_damaged_copy_does_not_reply_until_it_is_repaired(tmp_path: Path) -> None:
+    """Damage in the middle is never cut: it is repaired from a peer, and then the copy counts."""
+    world = World(tmp_path, replicas=2)
+    lane = world.topic(replicas=2, durable_on=2)
+    writer = written(world, lane)
+    for number in list(world.replicas):
+        world.kill_replica(number, known=False)
+    damage_middle(world, 1, lane)
+    world.directory.begin_generation()
+    world._begin(0)
+    damaged = world.start_replica(1).member.ref
+    world.poll(10)
+    assert world.line(damaged, lane) is None
+
+    world.start_replica(0)
+    world.poll(300, step_us=50_000)
+    world.settle()
+    assert world.line(damaged, lane) == 10
+    assert world.files(1, lane) == writer.written
+
+
+def test_a_damaged_copy_that_is_the_only_one_waits_for_the_operator(tmp_path: Path) -> None:
+    """Then what is whole counts, and no more."""
+    world = World(tmp_path)
+    lane = world.topic()
+    writer = written(world, lane)
+    world.kill_replica(0, known=False)
+    damage_middle(world, 0, lane)
+    world.directory.begin_generation()
+    world._begin(1)
+    world.poll(20)
+    ref = world.replicas[0].member.ref
+    assert world.line(ref, lane) is None
+
+    world.directory.accept_loss(lane)
+    world.poll(20)
+    assert world.line(ref, lane) == 2
+    assert world.files(0, lane) == writer.written[:2]
+
+
+def test_scrub_finds_rot_in_old_files_and_peers_repair_it(tmp_path: Path) -> None:
+    """A sealed range that was whole is whole again."""
+    world = World(tmp_path, replicas=2)
+    lane = world.topic(replicas=2, durable_on=2)
+    writer = written(world, lane)
+    assert world.directory.seal_and_open(lane, 1, 10, 20, refs(world, 0, 1), world.reign.number)
+    world.settle()
+    damage_middle(world, 1, lane)
+    world.poll(60, step_us=200_000)
+    world.settle()
+
+    assert world.replicas[1].counters.damage_found == 1
+    assert world.files(1, lane) == writer.written
+    assert Trouble.DAMAGED not in world.replicas[1].health.trouble
+
+
+def test_another_incarnation_deposes_this_one(tmp_path: Path) -> None:
+    """Taken for dead, or replaced: it writes nothing more."""
+    world = World(tmp_path)
+    lane = world.topic()
+    writer = written(world, lane)
+    world.directory.mark_replica_dead(0, world.replicas[0].member.incarnation)
+    world.poll(3, step_us=100_000)
+    assert world.replicas[0].deposed
+
+    writer.batches(b"later")
+    world.poll(3)
+    assert world.durable(lane) == 10
+
+
+def test_a_later_reign_changes_nothing_on_disk(tmp_path: Path) -> None:
+    """The open range is adopted by the successor: the copy goes on growing from the new ring."""
+    world = World(tmp_path)
+    lane = world.topic()
+    writer = written(world, lane)
+    successor = Reign(world)
+    theirs = successor.lane(lane)
+    theirs.inherit(writer, 10)
+    successor.start()
+    theirs.batches(b"next")
+    world.settle()
+
+    assert world.files(0, lane) == theirs.written
+    assert world.durable(lane) == 11

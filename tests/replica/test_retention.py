@@ -1,0 +1,116 @@
+"""Trims and retention: whole sealed segments go, never what is needed to know the sessions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from embarcadero.replica.sessions import CHECKPOINT
+from embarcadero.storage.checkpoints import write_checkpoint
+from embarcadero.storage.layout import lane_folder, range_folder
+from embarcadero.types import TopicLane
+from tests.replica.harness import World, Writer
+
+SEGMENT = 64 * 1024
+
+
+def filled(path: Path, order: int = 0, batches: int = 60, **topic: int) -> tuple[World, int, Writer]:
+    """A lane with some segments of 64 KiB, each of about 15 batches of 4,000 bytes."""
+    world = World(path, segment_bytes=SEGMENT)
+    lane = world.topic(order=order, **topic)
+    if order == 0:
+        made = world.directory.make_lane(world.directory.topic("t"), world.broker.member)
+        assert isinstance(made, TopicLane)
+        lane, writer = made.lane, world.broker.lane(made)
+    else:
+        writer = world.reign.lane(lane)
+    world.settle()
+    for number in range(batches):
+        writer.batches(bytes([number + 1]) * 4_000)
+        world.poll()
+    return world, lane, writer
+
+
+def segments(world: World, lane: int) -> list[tuple[int, int]]:
+    copy = world.replicas[0].ranges.copies[lane, 1]
+    return [(info.base_index, info.end_index) for info in copy.log.segments]
+
+
+def test_a_trim_drops_whole_segments(tmp_path: Path) -> None:
+    """Those below it; the one that holds it stays."""
+    world, lane, writer = filled(tmp_path)
+    before = segments(world, lane)
+    assert len(before) > 3
+    world.directory.trim("t", lane, before[2][0] + 1)
+    world.poll(10, step_us=500_000)
+
+    assert segments(world, lane) == before[2:]
+    assert world.files(0, lane) == writer.written[before[2][0] :]
+    assert world.replicas[0].counters.dropped_bytes > SEGMENT
+
+
+def test_retention_by_bytes_becomes_a_trim(tmp_path: Path) -> None:
+    """At the start of a segment, so that all agree where the lane starts; what is kept is no less than asked for."""
+    world, lane, _ = filled(tmp_path, retention_bytes=2 * SEGMENT)
+    world.poll(10, step_us=500_000)
+
+    start = world.directory.trims()[lane]
+    kept = segments(world, lane)
+    assert start == kept[0][0] > 0
+    held = sum(path.stat().st_size for path in (world.folder(0) / range_folder(lane, 1)).glob("*.log"))
+    assert 2 * SEGMENT - 4_096 <= held <= 4 * SEGMENT
+
+
+def test_retention_by_age_becomes_a_trim(tmp_path: Path) -> None:
+    """Segments whose newest record is older go."""
+    world, lane, _ = filled(tmp_path, retention_s=3_600)
+    world.poll(4, step_us=500_000)
+    assert lane not in world.directory.trims()
+
+    before = segments(world, lane)
+    world.poll(10, step_us=1_000_000_000)
+    assert world.directory.trims()[lane] == before[-2][1]
+    assert segments(world, lane) == before[-1:]
+
+
+def test_entries_stay_until_a_checkpoint_covers_them(tmp_path: Path) -> None:
+    """Orders 2 and 5: sessions are made of entries, so a checkpoint comes first."""
+    world, lane, _ = filled(tmp_path, order=2)
+    before = segments(world, lane)
+    world.directory.trim("t", lane, before[3][0])
+    world.poll(10, step_us=500_000)
+    assert segments(world, lane) == before
+
+    sessions = world.replicas[0].sessions
+    write_checkpoint(sessions._disk, lane_folder(lane), before[1][1], b"a table")
+    sessions.forget(lane)
+    world.poll(10, step_us=500_000)
+    assert segments(world, lane) == before[2:]
+    assert world.line(world.replicas[0].member.ref, lane, word=CHECKPOINT) == 0
+
+
+def test_a_copy_that_was_trimmed_can_be_copied(tmp_path: Path) -> None:
+    """A disk that was wiped gets what the others still have."""
+    world = World(tmp_path, replicas=2, segment_bytes=SEGMENT)
+    world.topic(order=0, replicas=2, durable_on=2)
+    made = world.directory.make_lane(world.directory.topic("t"), world.broker.member)
+    assert made is not None
+    lane, writer = made.lane, world.broker.lane(made)
+    world.settle()
+    for number in range(60):
+        writer.batches(bytes([number + 1]) * 4_000)
+        world.poll()
+    start = segments(world, lane)[2][0]
+    world.directory.trim("t", lane, start)
+    world.poll(10, step_us=500_000)
+    refs = [replica.member.ref for replica in world.replicas.values()]
+    assert world.directory.seal_and_open(lane, 1, 60, 120, refs, world.reign.number)
+    world.settle()
+    world.kill_replica(1)
+    for path in sorted(world.folder(1).rglob("*"), reverse=True):
+        path.unlink() if path.is_file() else path.rmdir()
+    world.start_replica(1)
+    world.poll(20, step_us=500_000)
+    world.settle()
+
+    assert world.files(1, lane) == writer.written[start:]
+    assert world.replicas[1].count_ranges()["complete"] == 1

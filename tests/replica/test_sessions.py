@@ -1,0 +1,47 @@
+"""Session checkpoints on disk: only of what is durable, and byte for byte as the sequencer wrote them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from embarcadero.replica.sessions import CHECKPOINT
+from embarcadero.sequencer.checkpoint import CheckpointWriter, read_checkpoint
+from embarcadero.sequencer.held import HeldSlots
+from embarcadero.sequencer.lane import checkpoint_region
+from embarcadero.sequencer.order import LaneOrder
+from embarcadero.sequencer.sessions import SessionTable
+from embarcadero.storage.checkpoints import newest_checkpoint
+from embarcadero.storage.layout import lane_folder
+from embarcadero.storage.real import RealDisk
+from embarcadero.types import NO_INDEX
+from tests.replica.harness import World
+
+
+def test_the_newest_checkpoint_below_the_line_is_kept(tmp_path: Path) -> None:
+    """One that speaks of entries that are not on disk yet waits for them."""
+    world = World(tmp_path)
+    lane = world.topic()
+    writer = world.reign.lane(lane)
+    order = LaneOrder(world.directory.topic("t"), SessionTable(8), HeldSlots(8))
+    name = checkpoint_region(world.reign.number, lane)
+    checkpoints = CheckpointWriter(world.reign.fabric, name, 8)
+    disk = RealDisk(world.folder(0))
+    world.settle()
+    writer.batches(b"a", b"b", b"c")
+    order.next_index = 5
+    checkpoints.write(order, 0)
+    world.poll(5, step_us=200_000)
+    assert newest_checkpoint(disk, lane_folder(lane), NO_INDEX) is None
+
+    writer.batches(b"d", b"e")
+    world.poll(5, step_us=200_000)
+    found = newest_checkpoint(disk, lane_folder(lane), NO_INDEX)
+    made = read_checkpoint(world.reign.fabric, name)
+    assert found is not None
+    assert made is not None
+    assert found == (5, made.header.tobytes() + made.rows.tobytes())
+    assert world.line(world.replicas[0].member.ref, lane, word=CHECKPOINT) == 5
+
+    world.lose_fabric(1)
+    world.settle()
+    assert world.line(world.replicas[0].member.ref, lane, word=CHECKPOINT) == 5

@@ -1,0 +1,100 @@
+"""Disks that are full, read-only or failing: nothing counts that is not on disk, it is said, and it goes on by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from embarcadero.plants import ACTIVE
+from embarcadero.replica.health import Trouble, health_in_words, trouble_of
+from tests.replica.faulty import FaultyDisk
+from tests.replica.harness import World, Writer
+
+
+class Ill(World):
+    """One replica, on a disk that can fail."""
+
+    def start_replica(self, number: int, disk: object = None) -> object:  # type: ignore[override]
+        self.disk = FaultyDisk(self.folder(number), create=True)
+        return super().start_replica(number, self.disk)
+
+    @property
+    def trouble(self) -> Trouble:
+        """As others see it."""
+        table = self.lines.of(self.replicas[0].member.ref)
+        assert table is not None
+        return Trouble(table.health.load())
+
+
+@pytest.fixture
+def ill(tmp_path: Path) -> tuple[Ill, int, Writer]:
+    world = Ill(tmp_path)
+    lane = world.topic()
+    writer = world.reign.lane(lane)
+    world.settle()
+    writer.batches(b"first")
+    world.poll()
+    return world, lane, writer
+
+
+@pytest.mark.parametrize(("fault", "trouble"), [("full", Trouble.DISK_FULL), ("read_only", Trouble.READ_ONLY)])
+def test_a_disk_that_takes_nothing_stops_counting_until_it_does(
+    ill: tuple[Ill, int, Writer], fault: str, trouble: Trouble
+) -> None:
+    """The health word says which trouble it is; when it is over, everything comes to disk."""
+    world, lane, writer = ill
+    setattr(world.disk, fault, True)
+    writer.batches(b"second", b"third")
+    world.poll(50)
+    assert world.durable(lane) == 1
+    assert world.trouble == trouble
+
+    setattr(world.disk, fault, False)
+    world.poll(50, step_us=100_000)
+    assert world.durable(lane) == 3
+    assert not world.trouble
+    assert world.files(0, lane) == writer.written
+    assert world.notes[0].count("disk trouble") == world.notes[0].count("disk trouble is over") == 1
+
+
+def test_after_a_failed_sync_nothing_unsynced_is_trusted(ill: tuple[Ill, int, Writer]) -> None:
+    """The system may have dropped the pages, and taken them for clean: they are written again, from the fabric."""
+    world, lane, writer = ill
+    world.disk.sync_errors = 1
+    writer.batches(b"second", b"third")
+    world.poll()
+    assert world.durable(lane) == 1
+    assert world.trouble == Trouble.DISK_FAILED
+
+    world.poll(50, step_us=100_000)
+    assert world.durable(lane) == 3
+    assert not world.trouble
+    assert world.files(0, lane) == writer.written
+
+
+def test_a_line_before_the_sync_is_noticed(ill: tuple[Ill, int, Writer]) -> None:
+    """The planted bug counts what a failing disk never took."""
+    ACTIVE.add("durable-before-sync")
+    try:
+        with pytest.raises(AssertionError):
+            test_after_a_failed_sync_nothing_unsynced_is_trusted(ill)
+    finally:
+        ACTIVE.clear()
+
+
+def test_a_disk_that_keeps_failing_is_tried_less_and_less(ill: tuple[Ill, int, Writer]) -> None:
+    """It never counts, and never spins."""
+    world, lane, writer = ill
+    world.disk.sync_errors = 1 << 30
+    writer.batches(b"second")
+    world.poll(400, step_us=50_000)
+
+    assert world.durable(lane) == 1
+    assert 3 < (1 << 30) - world.disk.sync_errors < 40
+
+
+def test_every_trouble_comes_with_what_to_do() -> None:
+    """In words, for `status`."""
+    assert [len(health_in_words(word)) for word in (0, 1, 3, 15)] == [0, 1, 2, 4]
+    assert trouble_of(ValueError()) == Trouble.DISK_FAILED
