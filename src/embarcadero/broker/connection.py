@@ -46,7 +46,7 @@ from embarcadero.wire.frames import ACK, NO_ACK, PAYLOAD_ALIGN, PROTOCOL_VERSION
 from embarcadero.wire.receiver import BatchReceived, ControlReceived, FrameReceiver
 
 if TYPE_CHECKING:
-    from embarcadero.broker.reader import Found
+    from embarcadero.broker.found import Found
     from embarcadero.broker.state import Broker
 
 _HEADER_BYTES = 64
@@ -73,6 +73,8 @@ class Connection:
         self.client = self.peer = ""  # what it calls itself; where it is
         self.reading: dict[int, tuple[int, int]] = {}  # lane -> next index of its last fetch, and when that was
         self.parked = 0  # long polls that wait
+        self.acks_waiting = 0  # acks that wait for disks
+        self.feeds: int | None = None  # lane of its last batch, if that has replicas
         self.received_bytes = self.granted_bytes = 0
         self.sessions: set[tuple[int, int]] = set()
         self.turns: dict[tuple[int, int], int] = {}  # order 1: (lane, session) -> the sequence whose turn it is

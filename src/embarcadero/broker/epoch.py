@@ -15,7 +15,7 @@ class EpochView:
 
     def __init__(self, fabric: Fabric, member: Member) -> None:
         self._fabric, self._member = fabric, member
-        self._table = EpochTable(fabric, fabric.attach(EPOCHS_REGION))
+        self.table = EpochTable(fabric, fabric.attach(EPOCHS_REGION))
         self.number = 0
         self._frontiers: Region | None = None
         self._read_through: FrontierReader | None = None
@@ -28,7 +28,7 @@ class EpochView:
 
     def advance(self, hint: int) -> bool:
         """Move on to the newest started epoch, known from the table or from the store (`hint`). True if it moved."""
-        newest = self._table.newest_started(max(self.number, hint)) or hint
+        newest = self.table.newest_started(max(self.number, hint)) or hint
         if newest <= self.number or not self._fabric.exists(f"epoch-{newest}/frontiers"):
             return False
         self.number = newest
@@ -45,7 +45,7 @@ class EpochView:
 
     def may_act(self) -> bool:
         """The last question before acting on what this epoch's sequencer wrote: is there no later one?"""
-        return self.number > 0 and not self._table.superseded(self.number)
+        return self.number > 0 and not self.table.superseded(self.number)
 
     def read_through(self) -> int:
         """Pending slots below are free."""
@@ -97,6 +97,11 @@ class EpochView:
         if ring is None and self.number and self._fabric.exists(name := f"epoch-{self.number}/order-{lane}"):
             ring = self._orders[lane] = attach_ring(self._fabric, name, ORDER)
         return ring
+
+    def ordered_end(self, lane: int) -> int | None:
+        """Behind the last entry of a lane that is in memory, published or not: a bound of all that was answered."""
+        ring = self.order(lane)
+        return None if ring is None else ring.valid_end(ring.frontier.load())
 
     def forget(self, lane: int) -> None:
         """A topic is gone; drop its ring."""

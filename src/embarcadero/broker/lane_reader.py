@@ -10,7 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from embarcadero.broker.epoch import EpochView
-from embarcadero.broker.reader import Found, LaneReader, Logs
+from embarcadero.broker.found import Found
+from embarcadero.broker.reader import Ends, LaneReader, Logs
+from embarcadero.broker.stored import ON_DISK, StoredLane
 from embarcadero.errors import FuturePosition
 from embarcadero.fabric.layout import ORDER
 from embarcadero.fabric.region import Fabric
@@ -25,8 +27,11 @@ _CLOSED = -2
 class BrokerLaneReader(LaneReader):
     """Reads one lane. `lane_is` is what the store says about it; the broker keeps it up to date."""
 
-    def __init__(self, fabric: Fabric, epoch: EpochView, logs: Logs, lane_is: TopicLane, margin: int) -> None:
-        super().__init__(epoch, logs, lane_is.lane, margin)
+    def __init__(
+        self, fabric: Fabric, epoch: EpochView, logs: Logs, lane_is: TopicLane, margin: int,
+        stored: StoredLane | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(epoch, logs, lane_is.lane, margin, stored)
         self._fabric, self.lane_is = fabric, lane_is
         self._basis = lane_is  # what the last `ordered` went by
         self._attached: RingReader | None = None
@@ -40,43 +45,60 @@ class BrokerLaneReader(LaneReader):
         self._basis = self.lane_is
         return super().ordered() if self._basis.end is None else self._basis.end
 
-    def news(self) -> int | None:
-        return self.ordered() if self.lane_is.open else _CLOSED
+    def news(self, read: str) -> int | None:
+        end = self.lane_is.end
+        if end is None or (self.stored is not None and read != "ordered" and self.stored.known() < end):
+            return super().news(read)
+        return _CLOSED
 
     def may_serve(self) -> bool:
         if not self._basis.open:
             return True
         return self._epoch.counts_as_open(self._basis.handle)
 
-    def tail(self, now_us: int) -> tuple[int, int, int, int] | None:
+    def ends(self) -> Ends | None:
         end, end_seq = self.lane_is.end, self.lane_is.end_seq or 0
         if end is not None and (end == 0 or self.ring() is None):
-            return end, end_seq, end, end_seq
-        return super().tail(now_us)
+            return Ends(end, end_seq, end, end_seq)
+        return super().ends()
+
+    def start(self, now_us: int) -> tuple[int, int] | None:
+        end = self.lane_is.end
+        if end is not None and (end == 0 or self.ring() is None):
+            return end, self.lane_is.end_seq or 0
+        return super().start(now_us)
 
     def locate(self, by: str, value: int) -> tuple[int, int | None] | None:
         end = self.lane_is.end
         if end is None or self.ring() is not None:
             return super().locate(by, value)
         place = self._place_without_ring(by, value, end)
+        if self.stored is not None and place < end:
+            return ON_DISK, None
         return place, self.lane_is.end_seq if place == end else None
 
     def fetch(self, ask: Fetch, now_us: int) -> Found | None:
         end = self.lane_is.end
         found = super().fetch(ask, now_us) if end is None or self.ring() is not None else self._without_ring(ask, end)
-        if found is not None and end is not None and found.empty and found.next_index == end:
+        told = found is None or end is None or not found.empty or found.elsewhere is not None
+        if found is not None and end is not None and not told and found.next_index == end:
             found.gap = Gap(GapKind.END_OF_LANE, end, end)
         return found
 
     def _without_ring(self, ask: Fetch, end: int) -> Found:
-        """The lane's memory is gone, or never was: everything below its end is trimmed."""
+        """The lane's memory is gone, or never was: everything below its end is on disk, or trimmed."""
         start = self._place_without_ring(ask.by, ask.start, end)
+        if self.stored is not None and start < end:
+            found = self.stored.without_memory(ask, self.trimmed, end)
+            if found is not None:
+                return found
         gap = Gap(GapKind.TRIMMED, start, end) if start < end else None
         return Found(np.zeros(0, dtype=ORDER), [], end, end, gap)
 
     def _place_without_ring(self, by: str, value: int, end: int) -> int:
         by_seq = 0 if value < (self.lane_is.end_seq or 0) else end
-        place = {"index": value, "seq": by_seq}.get(by, end)
+        others = 0 if self.stored is not None and by != "latest" else end
+        place = {"index": value, "seq": by_seq}.get(by, others)
         if place > end:
             raise FuturePosition(f"index {place} is beyond the end of the lane ({end})", "the lane is closed")
         return place

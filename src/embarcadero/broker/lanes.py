@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embarcadero.broker.counters import BrokerCounters
+from embarcadero.broker.durable import DurableFrontiers, HeldLane, HeldLanes
 from embarcadero.broker.epoch import EpochView
 from embarcadero.broker.ingest import Ingest
 from embarcadero.broker.lane_reader import BrokerLaneReader
 from embarcadero.broker.lane_writer import LaneWriter, lane_margin
 from embarcadero.broker.reader import Logs
+from embarcadero.broker.stored import StoredLane
 from embarcadero.config import FabricSizes
 from embarcadero.env import Clock, Doorbell
 from embarcadero.errors import BadFrame, BadValue, FabricFull, Retriable, TooMany
@@ -56,17 +58,19 @@ class BrokerLanes:
 
     def __init__(
         self, fabric: Fabric, directory: Directory, clock: Clock, bell: Doorbell, member: Member, sizes: FabricSizes,
-        ingest: Ingest, epoch: EpochView, logs: Logs, counters: BrokerCounters,
+        ingest: Ingest, epoch: EpochView, logs: Logs, counters: BrokerCounters, durable: DurableFrontiers,
+        held: HeldLanes,
     ) -> None:  # fmt: skip
         self._fabric, self._directory, self._clock, self._bell = fabric, directory, clock, bell
         self._member, self._sizes, self._ingest, self._epoch, self._logs = member, sizes, ingest, epoch, logs
-        self._margin, self._counters = lane_margin(sizes), counters
+        self._margin, self._counters, self._durable, self._held = lane_margin(sizes), counters, durable, held
         self.known: dict[int, TopicLane] = {}
         self._writers: dict[int, LaneWriter] = {}  # by their topic's lane number
         self.readers: dict[int, BrokerLaneReader] = {}
         self._staged: dict[LaneWriter, None] = {}  # what the read under way touched
-        self._locations: list[int] = []
-        self._unacked: list[tuple[Connection, bytearray]] = []
+        self._staged_count = 0
+        self._locations: list[int] = []  # payloads that need not be kept once their entries are written
+        self._unacked: list[tuple[Connection, bytearray, HeldLane | None]] = []
         self.unacked = 0  # entries written since we last knew that we are open
         self._unacked_since_us = 0
         self.taken = 0  # all batches that ever got a position
@@ -83,7 +87,10 @@ class BrokerLanes:
         """The store has changed: learn of lanes and brokers that came or went, and of trims."""
         self.known, self._trims = {lane.lane: lane for lane in self._directory.lanes()}, trims
         for topic in self._writers.keys() - set(topics):
-            self._fabric.remove(self._writers.pop(topic).lane.region)
+            writer = self._writers.pop(topic)
+            self._fabric.remove(writer.lane.region)
+            if writer.held is not None:
+                self._held.forget(writer.lane.lane)
         for topic in self._roomless.keys() - set(topics):
             del self._roomless[topic]
         for lane in self.readers.keys() - self.known.keys():
@@ -131,15 +138,16 @@ class BrokerLanes:
         """Why a batch can't be taken; None when it can. Makes the lane when its first batch comes."""
         if self.closed:
             return Outcome.BACKPRESSURE
-        if topic.lane in self._writers:
-            return None
+        if (writer := self._writers.get(topic.lane)) is not None:
+            return Outcome.BACKPRESSURE if writer.held is not None and self._held.crowded(writer.lane.lane) else None
         try:
             lane = self._roomless.get(topic.lane) or self._directory.make_lane(topic, self._member)
             if lane is None:
                 return Outcome.BACKPRESSURE
             self._roomless[topic.lane] = lane
-            self._writers[topic.lane] = LaneWriter(self._fabric, lane, self._sizes)
-        except (FabricFull, Retriable):
+            held = self._held.of(lane.lane) if topic.replicas else None
+            self._writers[topic.lane] = LaneWriter(self._fabric, lane, self._sizes, held)
+        except (FabricFull, Retriable, BadValue):
             return Outcome.BACKPRESSURE
         del self._roomless[topic.lane]
         return None
@@ -147,7 +155,7 @@ class BrokerLanes:
     def take(self, connection: Connection, topic: Topic, header: BatchHeader, arrived: Reservation) -> bool:
         """A whole, right batch: give it a position in our lane, or refuse it (False)."""
         writer, wants_ack = self._writers.get(topic.lane), not header.flags & NO_ACK
-        full = self.unacked + len(self._locations) >= self._margin
+        full = self.unacked + self._staged_count >= self._margin or (writer is not None and writer.full)
         out_of_turn = wants_ack and topic.order == Order.BROKER and not self._in_turn(connection, header)
         if writer is None or full or out_of_turn:
             self._ingest.abandon(arrived)
@@ -157,9 +165,11 @@ class BrokerLanes:
             key = (header.lane, header.session)
             connection.turns[key] = max(connection.turns.get(key, 0), header.session_seq + 1)
         self._ingest.keep(arrived)
-        writer.stage(header, arrived.location, self._clock.wall_us(), wants_ack)
+        writer.stage(header, arrived.location, self._clock.wall_us())
         self._staged[writer] = None
-        self._locations.append(arrived.location)
+        self._staged_count += 1
+        if writer.held is None:
+            self._locations.append(arrived.location)
         self.taken += 1
         return True
 
@@ -175,16 +185,24 @@ class BrokerLanes:
         """Write what one read of a socket brought, then ack it if we may."""
         if not self._staged:
             return
-        acks = [writer.publish() for writer in self._staged]
+        acks: list[bytearray] = []
+        for writer in self._staged:
+            soon, later = writer.publish()
+            acks.append(soon)
+            if later:
+                self._unacked.append((connection, later, writer.held))
+        with_replicas = [writer for writer in self._staged if writer.held is not None]
         self._staged.clear()
         if not self.unacked:
             self._unacked_since_us = self._clock.now_us()
-        self.unacked += len(self._locations)
+        self.unacked += self._staged_count
+        self._staged_count = 0
         for location in self._locations:
             self._ingest.log.release(location)
         self._locations.clear()
-        self._unacked.append((connection, acks[0] if len(acks) == 1 else bytearray().join(acks)))
+        self._unacked.append((connection, acks[0] if len(acks) == 1 else bytearray().join(acks), None))
         self._settle()
+        self._wake_replicas(with_replicas)
         self._wake_readers()
 
     def _settle(self) -> bool:
@@ -196,10 +214,18 @@ class BrokerLanes:
             return False
         self._counters.ordered_here(self.unacked, self._clock.now_us() - self._unacked_since_us)
         settled, self._unacked, self.unacked = self._unacked, [], 0
-        for connection, acks in settled:
-            if acks:
+        for connection, acks, held in settled:
+            if held is not None:
+                held.hold(connection, np.frombuffer(acks, dtype=ACK))
+            elif acks:
                 connection.send_acks(np.frombuffer(acks, dtype=ACK))
         return True
+
+    def _wake_replicas(self, writers: list[LaneWriter]) -> None:
+        """Ring at the replicas of what was written."""
+        for writer in writers:
+            for ref in self._durable.chain(writer.lane.lane).replicas:
+                self._bell.ring(ref.region_prefix)
 
     def _wake_readers(self) -> None:
         """Ring at brokers where reads wait, ourselves included."""
@@ -219,7 +245,8 @@ class BrokerLanes:
         """The reader of a lane; None when no such lane is known."""
         reader = self.readers.get(lane)
         if reader is None and (lane_is := self.known.get(lane)) is not None:
-            reader = BrokerLaneReader(self._fabric, self._epoch, self._logs, lane_is, self._margin)
+            stored = StoredLane(lane, self._durable) if self._durable.chain(lane).ranges else None
+            reader = BrokerLaneReader(self._fabric, self._epoch, self._logs, lane_is, self._margin, stored)
             reader.trimmed = self._trims.get(lane, 0)
             self.readers[lane] = reader
         return reader

@@ -2,18 +2,21 @@
 
 The order of loads is the safety argument: ordered frontier, entries, payload copies (each checked
 against its chunk after the copy), and last of all the epoch. Only then is anything served.
-What left memory is one TRIMMED gap: the retained part of a lane is what follows the last entry whose payload is gone.
+Of a topic without replicas, what left memory is one TRIMMED gap: the retained part of a lane is what follows the last
+entry whose payload is gone. Of one with replicas (`stored`) it is on disk, and the answer says where to go on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from embarcadero.broker.epoch import EpochView
+from embarcadero.broker.found import Found
+from embarcadero.broker.stored import ON_DISK, StoredLane, at_index
 from embarcadero.errors import FuturePosition
 from embarcadero.fabric.layout import Entries, join, pick
 from embarcadero.fabric.log import LogReader
@@ -25,23 +28,6 @@ from embarcadero.wire.codec import payload_crc
 from embarcadero.wire.messages import Fetch
 
 _RETAINED_CACHE_US = 500_000
-
-
-@dataclass(slots=True)
-class Found:
-    """What a fetch found: entries with their payloads, and where to go on."""
-
-    entries: Entries
-    payloads: list[bytes]
-    next_index: int
-    tail_index: int
-    gap: Gap | None = None
-    to_come: bool = False  # nothing was appended since the time that was asked for
-
-    @property
-    def empty(self) -> bool:
-        """Nothing to tell the reader yet."""
-        return not self.payloads and self.gap is None
 
 
 class Logs:
@@ -81,11 +67,23 @@ class Logs:
         return gone
 
 
+class Ends(NamedTuple):
+    """Where a lane ends: in order, and on disk."""
+
+    index: int
+    seq: int
+    durable_index: int
+    durable_seq: int
+
+
 class LaneReader:
     """Reads one lane in the current epoch."""
 
-    def __init__(self, epoch: EpochView, logs: Logs, lane: int, margin: int) -> None:
-        self._epoch, self._logs, self.lane, self._margin = epoch, logs, lane, margin
+    def __init__(
+        self, epoch: EpochView, logs: Logs, lane: int, margin: int, stored: StoredLane | None = None
+    ) -> None:
+        self._epoch, self._logs, self.lane, self._margin, self.stored = epoch, logs, lane, margin, stored
+        self._begins = (-1, 0)  # epoch, the first index that its ring ever had
         self._retained: tuple[int, int, int] | None = None  # epoch, when found, index
         self.trimmed = 0  # the lane was trimmed below this index; the store says so
 
@@ -97,54 +95,102 @@ class LaneReader:
         """The ordered frontier as loaded now; not yet to be acted on. None before the lane's region is there."""
         ring = self.ring()
         ordered = None if ring is None else ring.frontier.load()
-        return None if ordered is None or ordered < self.trimmed else ordered
+        least = self.trimmed if self.stored is None else max(self.trimmed, self.stored.chain.settled)
+        return None if ordered is None or ordered < least else ordered
 
-    def news(self) -> int | None:
+    def news(self, read: str) -> int | None:
         """A number that changes when a waiting fetch should be tried again."""
-        return self.ordered()
+        return self.ordered() if self.stored is None or read == "ordered" else self.stored.known()
 
     def may_serve(self) -> bool:
         """The last question before anything is served."""
         return self._epoch.may_act()
 
-    def tail(self, now_us: int) -> tuple[int, int, int, int] | None:
-        """(next index, next seq, first retained index, its seq), linearizable; None while it can't be told."""
+    def ends(self) -> Ends | None:
+        """Both ends of the lane, linearizable; None while they can't be told."""
+        ring, ordered = self.ring(), self.ordered()
+        if ring is None or ordered is None:
+            return None
+        durable = ordered if self.stored is None else self.stored.now()
+        if durable is None:
+            return None
+        durable = min(durable, ordered)
+        seq, durable_seq = self._seq_at(ring, ordered, ordered), self._seq_at(ring, durable, ordered)
+        if seq is None or durable_seq is None or not self.may_serve():
+            return None
+        return Ends(ordered, seq, durable, durable_seq)
+
+    def start(self, now_us: int) -> tuple[int, int] | None:
+        """Index and seq of the first entry that is in memory with all that follow; None while they can't be told."""
         ring, ordered = self.ring(), self.ordered()
         if ring is None or ordered is None:
             return None
         start = self._first_retained(ring, ordered, now_us)
-        next_seq = self._seq_at(ring, ordered, ordered)
-        start_seq = self._seq_at(ring, start, ordered)
-        if next_seq is None or start_seq is None or not self.may_serve():
-            return None
-        return ordered, next_seq, start, start_seq
+        seq = self._seq_at(ring, start, ordered)
+        return None if seq is None or not self.may_serve() else (start, seq)
 
     def fetch(self, ask: Fetch, now_us: int) -> Found | None:
-        """Answer a fetch from what is ordered now; None while it can't be told. Raises FuturePosition."""
+        """Answer a fetch from what there is now; None while it can't be told. Raises FuturePosition."""
         ring, ordered = self.ring(), self.ordered()
         if ring is None or ordered is None:
-            return None
-        start = self._resolve(ring, ordered, ask, now_us)
+            if self.stored is None:
+                return None
+            return self.stored.without_memory(ask, self.trimmed, self.stored.chain.settled)
+        bound = ordered if self.stored is None else self.stored.bound(ordered, ask.read)
+        start = self._resolve(ring, ordered, bound, ask, now_us)
         if start is None:
             return None
-        found = self._collect(ring, ordered, start, ask, now_us)
-        found.to_come = ask.by == "time" and start == ordered
+        found = self._look_elsewhere(ring, ordered, bound, start, ask)
+        if found is None:
+            found = self._collect(ring, ordered, bound, start, ask, now_us)
+            found.to_come = ask.by == "time" and start >= bound
         return found if self.may_serve() else None
 
+    def _look_elsewhere(self, ring: RingReader, ordered: int, bound: int, start: int, ask: Fetch) -> Found | None:
+        """What memory does not have, of a topic with replicas; None if memory has it."""
+        if self.stored is None:
+            return None
+        if start == ON_DISK:
+            return Found(np.zeros(0, dtype=ring.dtype), [], 0, bound, elsewhere=ask)
+        hot_from = max(self._ring_floor(ring, ordered), self._known_retained())
+        return self.stored.not_in_memory(start, bound, hot_from, self.trimmed, ask)
+
     def locate(self, by: str, value: int) -> tuple[int, int | None] | None:
-        """Index and (if it is still known) seq of a place; None while it can't be told. Raises FuturePosition."""
+        """Index and (if it is still known) seq of a place, or ON_DISK; None while it can't be told.
+
+        Raises FuturePosition.
+        """
         ring, ordered = self.ring(), self.ordered()
         if ring is None or ordered is None:
             return None
-        index = self._resolve(ring, ordered, Fetch(lane=self.lane, by=by, start=value, max_bytes=1), 0)
-        if index is None:
-            return None
-        seq = self._seq_at(ring, index, ordered) if index >= self._ring_floor(ring, ordered) else None
+        index = self._resolve(ring, ordered, ordered, Fetch(lane=self.lane, by=by, start=value, max_bytes=1), 0)
+        if index is None or index == ON_DISK:
+            return None if index is None or not self.may_serve() else (ON_DISK, None)
+        if self.stored is not None:
+            index = self.stored.chain.after_lost(index)
+        floor = self._ring_floor(ring, ordered)
+        if self.stored is not None and index < floor:
+            return (ON_DISK, None) if self.may_serve() else None
+        seq = self._seq_at(ring, index, ordered) if index >= floor else None
         return (index, seq) if self.may_serve() else None
 
     def _ring_floor(self, ring: RingReader, ordered: int) -> int:
-        """Entries from here on are still in the ring."""
-        return max(0, ordered - ring.slots + self._margin)
+        """Entries from here on are still in the ring. Those that are not durable yet are, however old."""
+        floor = ordered - ring.slots + self._margin
+        if self.stored is None:
+            return max(0, floor)
+        floor = max(0, ordered - ring.slots, min(floor, self.stored.known()))
+        return max(floor, self._ring_begin(ring, floor, ordered))
+
+    def _ring_begin(self, ring: RingReader, floor: int, ordered: int) -> int:
+        """The first index of this epoch's ring: after a restart of the cluster a lane goes on in an empty one."""
+        if self._begins[0] != self._epoch.number:
+            low, high = floor, ordered
+            while low < high:  # all entries from some index on are there
+                middle = (low + high) // 2
+                low, high = (low, middle) if len(ring.read(middle, middle + 1)) else (middle + 1, high)
+            self._begins = self._epoch.number, low
+        return self._begins[1]
 
     def _readable_from(self, ring: RingReader, ordered: int) -> int:
         return max(self._ring_floor(ring, ordered), self.trimmed)
@@ -161,6 +207,15 @@ class LaneReader:
         self._retained = (self._epoch.number, now_us, first)
         return first
 
+    def _known_retained(self) -> int:
+        """The same, as far as it is known."""
+        return self._retained[2] if self._retained is not None and self._retained[0] == self._epoch.number else 0
+
+    def memory_from(self, now_us: int) -> int:
+        """From here on everything is in memory, as far as that can be told."""
+        ring, ordered = self.ring(), self.ordered()
+        return 0 if ring is None or ordered is None else self._first_retained(ring, ordered, now_us)
+
     def _seq_at(self, ring: RingReader, index: int, ordered: int) -> int | None:
         """The seq at which the entry of `index` begins, or would begin."""
         if index == 0:
@@ -168,23 +223,24 @@ class LaneReader:
         after = index < ordered
         entries = ring.read(index if after else index - 1, index + 1 if after else index)
         if not len(entries):
-            return None
+            return None if self.stored is None else self.stored.chain.seq_at(index)
         return int(entries["seq"][0]) + (0 if after else int(entries["count"][0]))
 
-    def _resolve(self, ring: RingReader, ordered: int, ask: Fetch, now_us: int) -> int | None:
-        """The index at which a fetch starts; None while it can't be told. Raises FuturePosition."""
+    def _resolve(self, ring: RingReader, ordered: int, bound: int, ask: Fetch, now_us: int) -> int | None:
+        """The index at which a fetch starts, or ON_DISK; None while it can't be told. Raises FuturePosition."""
         try:
-            return self._place(ring, ordered, ask, now_us)
+            return self._place(ring, ordered, bound, ask, now_us)
         except FuturePosition:
             if self.may_serve():
                 raise
             return None  # the end that we know is on the word of a sequencer that has a successor
 
-    def _place(self, ring: RingReader, ordered: int, ask: Fetch, now_us: int) -> int | None:
+    def _place(self, ring: RingReader, ordered: int, bound: int, ask: Fetch, now_us: int) -> int | None:
         if ask.by == "earliest":
-            return self._first_retained(ring, ordered, now_us)
+            first = self._first_retained(ring, ordered, now_us)
+            return first if self.stored is None or first <= max(self.trimmed, self.stored.chain.start) else ON_DISK
         if ask.by == "latest":
-            return ordered
+            return bound
         if ask.by == "seq":
             return self._find_seq(ring, ordered, ask.start)
         if ask.by == "time":
@@ -206,6 +262,8 @@ class LaneReader:
             )
         floor = self._ring_floor(ring, ordered)
         entries = ring.read(floor, ordered)
+        if self.stored is not None and seq < (int(entries["seq"][0]) if len(entries) else next_seq):
+            return ON_DISK
         if floor > 0 and len(entries) and seq < int(entries["seq"][0]):
             return floor - 1  # gone: the fetch will tell the gap
         ends = entries["seq"] + entries["count"]
@@ -219,20 +277,22 @@ class LaneReader:
             return None  # overtaken by the writer since the frontier was loaded
         place = int(np.searchsorted(entries["append_us"], np.uint64(us)))
         if place == 0 and floor > 0:
+            if self.stored is not None:
+                return ON_DISK
             return floor - 1  # what left the ring may be as young: the fetch will tell the gap
         return floor + place
 
-    def _collect(self, ring: RingReader, ordered: int, start: int, ask: Fetch, now_us: int) -> Found:
-        found = Found(np.zeros(0, dtype=ring.dtype), [], start, ordered)
+    def _collect(self, ring: RingReader, ordered: int, bound: int, start: int, ask: Fetch, now_us: int) -> Found:
+        found = Found(np.zeros(0, dtype=ring.dtype), [], start, bound)
         taken: list[Entries] = []
         room = ask.max_bytes
         wanted = None if ask.partitions is None else np.array(ask.partitions, dtype=np.uint16)
-        while found.next_index < ordered:
+        while found.next_index < bound:
             first = found.next_index
             if first < self._readable_from(ring, ordered):
-                self._trimmed(found, ring, ordered, now_us)
+                self._gone(found, ring, ordered, ask, now_us)
                 break
-            entries = ring.read(first, min(ordered, first + min(FETCH_ENTRIES_MAX, ring.slots)))
+            entries = ring.read(first, min(bound, first + min(FETCH_ENTRIES_MAX, ring.slots)))
             if not len(entries):
                 break  # overtaken by the writer since the frontier was loaded: the next try sees that
             picked = self._pick(entries, wanted)
@@ -240,7 +300,7 @@ class LaneReader:
             taken.append(pick(entries, picked[:copied]))
             if copied < len(picked):
                 if room >= 0:  # stopped by a payload that is gone, not by the byte limit
-                    self._trimmed(found, ring, ordered, now_us)
+                    self._gone(found, ring, ordered, ask, now_us)
                 break
             found.next_index = first + len(entries)
         if taken:
@@ -277,9 +337,13 @@ class LaneReader:
         payload = None if log is None else log.copy(location, size)
         return payload if payload is not None and payload_crc(payload) == crc else None
 
-    def _trimmed(self, found: Found, ring: RingReader, ordered: int, now_us: int) -> None:
-        """What comes next left memory. Serve what we have; with nothing in hand, tell the gap."""
+    def _gone(self, found: Found, ring: RingReader, ordered: int, ask: Fetch, now_us: int) -> None:
+        """What comes next left memory. Serve what we have; with nothing in hand, tell the gap, or look on disk."""
         if found.payloads:
+            return
+        if self.stored is not None:
+            self._first_retained(ring, ordered, now_us)  # so that the next one need not find out again
+            found.elsewhere = at_index(ask, found.next_index)
             return
         self._retained = None
         start = max(self._first_retained(ring, ordered, now_us), found.next_index + 1)

@@ -1,7 +1,8 @@
 """Outcomes on their way back: results of the sequencer become acks and answers.
 
 The rule: load results, then ask whether a later epoch has opened, and act only if none has. Every pending entry is
-answered once; after a takeover the successor may answer again, which is ignored here.
+answered once; after a takeover the successor may answer again, which is ignored here. What is to wait for disks as
+well goes on to durable.py.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from embarcadero.broker.durable import HeldLane, one_ack
 from embarcadero.broker.epoch import EpochView
 from embarcadero.errors import Backpressure, EmbarcaderoError, SessionFenced, TooMany, UnknownSession, UnknownTopic
 from embarcadero.fabric.frontier import FrontierWriter
@@ -36,6 +38,8 @@ class Waiting:
     location: int | None  # where in the log its payload is, if it has one
     connection: Connection | None
     request: int = 0
+    held: HeldLane | None = None  # of a topic with replicas: where its payload is kept until it is durable
+    durable: bool = False  # its ack is to wait for that too
 
 
 class Relay:
@@ -48,6 +52,7 @@ class Relay:
         self.waiting: dict[int, Waiting] = {}
         self._next = 0
         self.on_results: Callable[[Entries], None] = lambda _results: None
+        self.lost: Callable[[int], list[tuple[int, int]]] = lambda _lane: []  # a lane's LOST gaps
 
     def poll(self, epoch: EpochView) -> bool:
         """Take new results and pass them on. True if there were any."""
@@ -81,28 +86,54 @@ class Relay:
             return False
         del self.waiting[line[1]]
         self.on_results(np.frombuffer(LINE.pack(*line), dtype=RESULT))
-        self._release(waiting.location)
-        if waiting.connection is not None and not waiting.connection.gone:
-            waiting.connection.send_ack(
-                waiting.lane, line[6] & 0xFFFF_FFFF, line[4], line[2], line[3], line[5], line[6] >> 32 & 0xFF
-            )
+        if waiting.held is not None:
+            self._one_for_disks(waiting, waiting.held, line)
+        else:
+            self._release(waiting.location)
+            self._ack_one(waiting, line)
         self._next += 1
         self._read.advance(self._next)
         return True
 
+    @staticmethod
+    def _ack_one(waiting: Waiting, line: Line) -> None:
+        if waiting.connection is not None and not waiting.connection.gone:
+            waiting.connection.send_ack(
+                waiting.lane, line[6] & 0xFFFF_FFFF, line[4], line[2], line[3], line[5], line[6] >> 32 & 0xFF
+            )
+
+    def _one_for_disks(self, waiting: Waiting, held: HeldLane, line: Line) -> None:
+        """The same for a topic with replicas."""
+        held.answered(line[6] >> 32 & 0xFF, line[2], waiting.location or 0)
+        if not waiting.durable:
+            self._ack_one(waiting, line)
+        elif waiting.connection is not None and not waiting.connection.gone:
+            acks = one_ack(
+                waiting.lane, line[6] & 0xFFFF_FFFF, line[4], line[2], line[3], line[5], line[6] >> 32 & 0xFF
+            )
+            held.hold(waiting.connection, acks)
+
     def _pass_on(self, results: Entries) -> None:
         """Free what is settled; acks go out as one array per connection."""
         acks: dict[Connection, tuple[list[int], list[int]]] = {}
+        for_disks: dict[tuple[Connection, HeldLane], list[int]] = {}
         for row, pending in enumerate(results["pending"].tolist()):
             waiting = self.waiting.pop(pending, None)
             if waiting is None:
                 continue
             if waiting.location is not None:
-                self._release(waiting.location)
+                if waiting.held is None:
+                    self._release(waiting.location)
+                else:
+                    waiting.held.answered(
+                        int(results["outcome"][row]), int(results["index"][row]), waiting.location
+                    )
             connection = waiting.connection
             if connection is None or connection.gone:
                 continue
-            if waiting.kind == EntryKind.BATCH:
+            if waiting.held is not None and waiting.durable:
+                for_disks.setdefault((connection, waiting.held), []).append(row)
+            elif waiting.kind == EntryKind.BATCH:
                 rows, lanes = acks.setdefault(connection, ([], []))
                 rows.append(row)
                 lanes.append(waiting.lane)
@@ -110,11 +141,14 @@ class Relay:
                 self._answer(connection, waiting, results[row : row + 1])
         for connection, (rows, lanes) in acks.items():
             connection.send_acks(_acks(pick(results, np.array(rows)), lanes))
+        for (connection, held), rows in for_disks.items():
+            waits = _acks(pick(results, np.array(rows)), [held.lane] * len(rows))
+            held.hold(connection, waits)
 
-    @staticmethod
-    def _answer(connection: Connection, waiting: Waiting, result: Entries) -> None:
+    def _answer(self, connection: Connection, waiting: Waiting, result: Entries) -> None:
         outcome = Outcome(int(result["outcome"][0]))
         if outcome == Outcome.OPENED:
+            *before, (lost_from, lost_to) = self.lost(waiting.lane) or [(0, 0)]
             connection.answer(
                 waiting.request,
                 Opened(
@@ -123,6 +157,9 @@ class Relay:
                     index=int(result["index"][0]),
                     expected=int(result["extra"][0]),
                     low=int(result["seq"][0]),
+                    lost_from=lost_from,
+                    lost_to=lost_to,
+                    lost_before=before,
                 ),
             )
         elif outcome in (Outcome.CLOSED, Outcome.NOTED):

@@ -7,28 +7,30 @@ above the high water mark no credit is granted, below the low one it is again; c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from hashlib import blake2b
 
 import msgspec
 
 from embarcadero import limits
-from embarcadero.broker import places
 from embarcadero.broker.connection import Connection
 from embarcadero.broker.counters import BrokerCounters
+from embarcadero.broker.durable import DurableFrontiers, HeldLanes
 from embarcadero.broker.epoch import EpochView
 from embarcadero.broker.ingest import Entry, Ingest
 from embarcadero.broker.lanes import BrokerLanes
-from embarcadero.broker.reader import Found, LaneReader, Logs
+from embarcadero.broker.reader import Logs
+from embarcadero.broker.reads import Reads
 from embarcadero.broker.relay import Relay, Waiting
 from embarcadero.broker.topics import check_partitions, with_defaults
+from embarcadero.broker.warm import DiskCopies, Warm
 from embarcadero.config import DEFAULTS, Config, FabricSizes
-from embarcadero.env import Clock, Doorbell, Journal, SilentJournal
+from embarcadero.env import Clock, Doorbell, Inline, Journal, SilentJournal, Workers
 from embarcadero.errors import (
     Backpressure,
     BadFrame,
     BadName,
-    BadValue,
+    DiskFailed,
     EmbarcaderoError,
     Retriable,
     UnknownTopic,
@@ -38,21 +40,16 @@ from embarcadero.fabric.layout import BrokerLine, Entries, frontier_offset
 from embarcadero.fabric.log import Reservation
 from embarcadero.fabric.region import Fabric
 from embarcadero.placement.directory import Directory
-from embarcadero.types import NO_SESSION, EntryKind, Member, MemberState, Order, Outcome, Topic
+from embarcadero.storage.disk import Disk
+from embarcadero.types import NO_SESSION, EntryKind, Member, MemberState, Order, Outcome, ReplicaMember, Topic
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import BatchHeader
-from embarcadero.wire.frames import HEADER_BYTES, PROTOCOL_VERSION, FrameKind
+from embarcadero.wire.frames import HEADER_BYTES, PROTOCOL_VERSION, WANT_DURABLE, FrameKind
 
 
-@dataclass(slots=True)
-class Parked:
-    """A fetch that waits for records."""
-
-    connection: Connection
-    request: int
-    ask: m.Fetch
-    deadline_us: int
-    seen: int  # ordered frontier when it was last tried
+def no_disks(member: ReplicaMember) -> Disk:
+    """For brokers of clusters without replicas."""
+    raise DiskFailed(f"this broker can't reach the disk of replica {member.replica}", "run it on the replica's host")
 
 
 class Broker:
@@ -68,6 +65,8 @@ class Broker:
         sizes: FabricSizes,
         journal: Journal | None = None,
         config: Config = DEFAULTS,
+        workers: Workers | None = None,
+        disks: Callable[[ReplicaMember], Disk] = no_disks,
     ) -> None:
         self.member, self.sizes, self.config, self.settings = member, sizes, config, config.broker
         self.journal = journal or SilentJournal()
@@ -79,14 +78,22 @@ class Broker:
         self.relay.on_results = self._count_results
         self._heartbeat = FrontierWriter(self.ingest.frontiers, frontier_offset(BrokerLine.HEARTBEAT))
         self._reads_waiting = FrontierWriter(self.ingest.frontiers, frontier_offset(BrokerLine.READS_WAITING))
+        self._durable_waiting = FrontierWriter(self.ingest.frontiers, frontier_offset(BrokerLine.DURABLE_WAITING))
+        self._fabric = fabric
+        self.durable = DurableFrontiers(fabric, self.epoch.table, directory)
+        self.held = HeldLanes(self.ingest.log, self.durable, self.epoch.ordered_end)
+        self.relay.lost = lambda lane: self.durable.chain(lane).lost
         self._logs = Logs(fabric, self.refresh)
         self.lanes = BrokerLanes(
-            fabric, directory, clock, bell, member, sizes, self.ingest, self.epoch, self._logs, self.counters
-        )
-        self._readers: dict[int, LaneReader] = {}
+            fabric, directory, clock, bell, member, sizes, self.ingest, self.epoch, self._logs, self.counters,
+            self.durable, self.held,
+        )  # fmt: skip
+        self.reads = Reads(
+            directory, clock, self.epoch, self._logs, self.lanes, sizes.round_entries, self.durable,
+            Warm(workers or Inline(), DiskCopies(disks)), self.counters, self.refresh,
+        )  # fmt: skip
         self._topics: dict[str, Topic] = {}
         self._lanes: dict[int, Topic] = {}
-        self._trims: dict[int, int] = {}  # lane -> index below which it was trimmed
         self._members: list[Member] = []
         self._revision = -1
         self._store_poll_us = self._slow_look_us = 0
@@ -95,10 +102,10 @@ class Broker:
         self.connections: dict[int, Connection] = {}
         self._attached: dict[tuple[int, int], int] = {}
         self._owed: list[Entry] = []  # detach entries that found no slot yet
-        self._parked: list[Parked] = []
         self._connected = 0
         self._above_since_us: int | None = None
         self._told_full = False
+        self._starving: dict[int, int] = {}  # connections without credit as their lane is behind with disks: since when
         self.deposed = False
         self.leaving = False
         self.refresh()
@@ -111,18 +118,17 @@ class Broker:
             return
         self._revision = revision
         self._topics = {topic.name: topic for topic in self._directory.topics()}
-        lanes = {topic.lane: topic for topic in self._topics.values()}
+        self.durable.changed()
+        lanes, trims = {topic.lane: topic for topic in self._topics.values()}, self._directory.trims()
         for lane in self._lanes.keys() - lanes.keys():
-            self._readers.pop(lane, None)
             self.epoch.forget(lane)
             self.counters.forget(lane)
+            self.held.forget(lane)
         self._lanes = lanes
-        self._trims = self._directory.trims()
-        for lane, reader in self._readers.items():
-            reader.trimmed = self._trims.get(lane, 0)
         before, self._members = self._live_addresses(), self._directory.members()
         self._logs.update(self._members)
-        self.lanes.update(lanes, self._members, self._trims)
+        self.lanes.update(lanes, self._members, trims)
+        self.reads.update(lanes, trims)
         me = (self.member.broker, self.member.incarnation)
         self.deposed |= all((o.broker, o.incarnation) != me or o.state != MemberState.LIVE for o in self._members)
         self._advance(self._directory.started_epoch())
@@ -134,6 +140,7 @@ class Broker:
     def _advance(self, hint: int) -> bool:
         moved = self.epoch.advance(hint)
         if moved:
+            self.durable.follow(self.epoch.number)
             self.journal.note("follows epoch", epoch=self.epoch.number)
         return moved
 
@@ -153,7 +160,7 @@ class Broker:
     @property
     def unanswered(self) -> int:
         """How much of what was taken has no outcome yet."""
-        return len(self.relay.waiting) + self.lanes.unacked
+        return len(self.relay.waiting) + self.lanes.unacked + self.held.waiting
 
     @property
     def unsettled(self) -> int:
@@ -201,17 +208,17 @@ class Broker:
         moved |= self.lanes.poll(now_us)
         self.deposed |= self.lanes.closed
         self._pay_owed()
-        moved |= self._retry_parked(now_us)
+        self._tell_waiting()
+        moved |= self.held.settle()
+        moved |= self.reads.retry(now_us)
         self._tell_waiting()
         self._regulate(now_us)
         return moved
 
     def next_deadline_us(self) -> int | None:
         """When the next waiting read gives up."""
-        ends = [parked.deadline_us for parked in self._parked]
-        if (lanes_us := self.lanes.next_deadline_us()) is not None:
-            ends.append(lanes_us)
-        return min(ends, default=None)
+        ends = (self.reads.next_deadline_us(), self.lanes.next_deadline_us())
+        return min((end for end in ends if end is not None), default=None)
 
     # --- connections --------------------------------------------------------------------------------------------------
     def connect(self) -> Connection:
@@ -225,8 +232,9 @@ class Broker:
     def disconnected(self, connection: Connection) -> None:
         """Its transport is gone; what it sent stays on its way."""
         self.connections.pop(connection.number, None)
-        self._parked = [p for p in self._parked if p.connection is not connection]
+        self.reads.disconnected(connection)
         self.lanes.disconnected(connection)
+        self.held.disconnected(connection)
         for key in sorted(connection.sessions):
             self._attached[key] -= 1
             if not self._attached[key]:
@@ -282,11 +290,37 @@ class Broker:
         """Top up a connection's credit, unless we are above the mark."""
         if not connection.greeted or connection.closing or self._above_since_us is not None or self.leaving:
             return
+        if connection.feeds is not None and self._behind_with_disks(connection, connection.feeds):
+            return
         window, least = self._credit_window()
         if connection.granted_bytes - connection.received_bytes < least:
             connection.send_credit(connection.received_bytes + window)
 
+    def _behind_with_disks(self, connection: Connection, lane: int) -> bool:
+        """Whether a connection gets no credit because it feeds a lane that keeps too much of the log."""
+        behind = self.held.without_credit(lane)
+        if behind and connection.number not in self._starving:
+            self._starving[connection.number] = self._clock.now_us()
+        elif not behind:
+            self._starving.pop(connection.number, None)
+        return behind
+
+    def _feed_starving(self, now_us: int) -> None:
+        """Credit for those whose lanes caught up; a word for those who have waited for long."""
+        patience_us = int(self.settings.backpressure_after_s * 1_000_000)
+        for number, since_us in list(self._starving.items()):
+            connection = self.connections.get(number)
+            if connection is None:
+                del self._starving[number]
+                continue
+            self.grant(connection)
+            if number in self._starving and now_us - since_us >= patience_us:
+                self._starving[number] = now_us
+                connection.send_full()
+
     def _regulate(self, now_us: int) -> None:
+        if self._starving:
+            self._feed_starving(now_us)
         occupancy = self.ingest.occupancy()
         if self._above_since_us is None:
             if occupancy >= self.settings.water_high:
@@ -321,8 +355,12 @@ class Broker:
             return Outcome.UNKNOWN_SCHEMA
         if header.session == NO_SESSION:
             return Outcome.UNKNOWN_SESSION
+        if header.flags & WANT_DURABLE and not topic.replicas:
+            raise BadFrame(f"a durable ack of topic {topic.name}, which has no replicas", "use ack=1")
         if topic.order <= Order.BROKER:
             return self.lanes.check(topic)
+        if topic.replicas and self.held.crowded(header.lane):
+            return Outcome.BACKPRESSURE
         return None if self._attach(connection, header.lane, header.session) else Outcome.BACKPRESSURE
 
     def _attach(self, connection: Connection, lane: int, session: int) -> bool:
@@ -354,7 +392,11 @@ class Broker:
                 header.length, header.count, header.crc, header.partition, header.schema,
             ),
         )  # fmt: skip
-        self.relay.waiting[pending] = Waiting(EntryKind.BATCH, header.lane, arrived.location, connection)
+        waiting = Waiting(EntryKind.BATCH, header.lane, arrived.location, connection)
+        if topic is not None and topic.replicas:
+            waiting.held, waiting.durable = self.held.of(header.lane), bool(header.flags & WANT_DURABLE)
+            connection.feeds = header.lane
+        self.relay.waiting[pending] = waiting
         self.counters.came_in[header.lane].add(1, header.count, header.length)
 
     # --- control ------------------------------------------------------------------------------------------------------
@@ -387,11 +429,11 @@ class Broker:
                 self._bell.ring("sequencer")
                 connection.answer(request, m.Done())
             case m.GetTail():
-                connection.answer(request, self._tail(message.lane))
+                self.reads.tail(connection, request, message.lane)
             case m.Find():
-                connection.answer(request, places.find(self._fresh_reader(message.lane), message, self._clock))
+                self.reads.find(connection, request, message)
             case m.Trim():
-                connection.answer(request, self._trim(message))
+                self.reads.trim(connection, request, message)
             case m.GetStatus():
                 connection.answer(request, m.StatusIs(facts=self.status()))
             case m.Ping():
@@ -457,108 +499,26 @@ class Broker:
         self.relay.waiting[pending] = Waiting(entry.kind, entry.lane, None, connection, request)
 
     # --- reads --------------------------------------------------------------------------------------------------------
-    def _reader(self, lane: int) -> LaneReader:
-        if (reader := self.lanes.reader(lane)) is not None:
-            return reader
-        if lane not in self._lanes:
-            self.refresh()
-            if (reader := self.lanes.reader(lane)) is not None:
-                return reader
-            if lane not in self._lanes:
-                raise UnknownTopic(f"there is no topic with lane {lane}", "it was deleted; look it up again by name")
-        if (topic := self._lanes[lane]).order <= Order.BROKER:
-            raise BadValue(f"topic {topic.name!r} has order {topic.order}: it has a lane per broker", "ask for a lane")
-        if lane not in self._readers:
-            self._readers[lane] = LaneReader(self.epoch, self._logs, lane, self.sizes.round_entries)
-            self._readers[lane].trimmed = self._trims.get(lane, 0)
-        return self._readers[lane]
-
-    def _fresh_reader(self, lane: int) -> LaneReader:
-        """A reader that knows of every trim that was answered before now, by whichever broker."""
-        self.refresh()
-        return self._reader(lane)
-
-    def _trim(self, ask: m.Trim) -> m.PlaceIs:
-        reader, topic = self._fresh_reader(ask.lane), self.topic_of(ask.lane) or ""
-        self._directory.trim(topic, ask.lane, places.trim_to(reader, ask, self._clock))
-        return places.start_of(self._fresh_reader(ask.lane), self._clock)
-
-    def _tail(self, lane: int) -> m.TailIs:
-        reader, now_us = self._fresh_reader(lane), self._clock.now_us()
-        tail = reader.tail(now_us)
-        if tail is None:
-            raise Retriable("the end of the log can't be told while a sequencer takes over", "try again")
-        index, seq, start_index, start_seq = tail
-        return m.TailIs(lane=lane, index=index, seq=seq, start_index=start_index, start_seq=start_seq)
-
     def fetch(self, connection: Connection, request: int, ask: m.Fetch) -> None:
         """Answer now, or when there is something, or when the client's patience is over."""
-        if ask.read not in ("durable", "ordered") or ask.by not in ("index", "seq", "time", "earliest", "latest"):
-            raise BadValue(
-                f"fetch by {ask.by!r}, read {ask.read!r}",
-                "by index, seq, time, earliest, latest; durable, ordered",
-            )
-        if ask.by != "index":
-            self.refresh()  # a new reader knows of every trim that was answered before
-        now_us = self._clock.now_us()
-        parked = Parked(connection, request, ask, now_us + ask.wait_ms * 1000, -1)
-        if not self._try_fetch(parked, now_us):
-            connection.parked += 1
-            self._parked.append(parked)
-            self._tell_waiting()
-
-    def _try_fetch(self, parked: Parked, now_us: int) -> bool:
-        """Answer a fetch if there is something to say, or if its time is over."""
-        if parked.connection.clogged:
-            return False
-        reader, ask = self._reader(parked.ask.lane), parked.ask
-        over = now_us >= parked.deadline_us
-        if not over and reader.news() == parked.seen:
-            return False
-        found = reader.fetch(ask, now_us)
-        if found is None:
-            if over:
-                raise Retriable("nothing can be read while a sequencer takes over", "try again")
-            return False
-        if found.empty and not over:
-            parked.seen = found.tail_index
-            if not found.to_come:
-                parked.ask = msgspec.structs.replace(ask, by="index", start=found.next_index)
-            return False
-        parked.connection.send_found(parked.request, found)
-        self._count_read(parked, found, now_us)
-        return True
+        self.reads.fetch(connection, request, ask)
+        self._tell_waiting()
 
     def _tell_waiting(self) -> None:
-        if self._reads_waiting.value != len(self._parked):
-            self._reads_waiting.restart(len(self._parked))
+        """Say who waits here: the sequencer and the replicas ring only where somebody does.
 
-    def _retry_parked(self, now_us: int) -> bool:
-        waiting, self._parked = self._parked, []
-        for parked in waiting:
-            try:
-                done = self._try_fetch(parked, now_us)
-            except (UnknownTopic, Retriable) as error:
-                parked.connection.fail(parked.request, error)
-                done = True
-            if done:
-                parked.connection.parked -= 1
-            else:
-                self._parked.append(parked)
-        return len(self._parked) != len(waiting)
+        What waits for disks is counted again after that: what became durable before they saw it rings nobody.
+        """
+        if self._reads_waiting.value != self.reads.waiting:
+            self._reads_waiting.restart(self.reads.waiting)
+        waiting = self.held.waiting + self.reads.waiting_for_disks + len(self._starving)
+        if self._durable_waiting.value != waiting:
+            self._durable_waiting.restart(waiting)
+            self._fabric.fence()
 
     # --- what is counted ----------------------------------------------------------------------------------------------
     def _count_results(self, results: Entries) -> None:
         self.counters.answered(results, self._clock.now_us())
-
-    def _count_read(self, parked: Parked, found: Found, now_us: int) -> None:
-        lane, entries = parked.ask.lane, found.entries
-        parked.connection.reading[lane] = (found.next_index, now_us)
-        if len(entries):
-            size = int(entries["size"].sum())
-            self.counters.went_out[self._topic_lane(lane)].add(len(entries), int(entries["count"].sum()), size)
-            if parked.seen >= 0:  # it waited: what it gets now is new
-                self.counters.delivery_us.add(max(0, self._clock.wall_us() - int(entries["append_us"][0])))
 
     def hung_up(self, connection: Connection, error: EmbarcaderoError) -> None:
         """A connection is ended because of what its peer did."""
@@ -577,7 +537,7 @@ class Broker:
     @property
     def fetches_waiting(self) -> int:
         """Long polls that wait."""
-        return len(self._parked)
+        return self.reads.waiting
 
     def credit_bytes(self) -> int:
         """What all clients together may send now."""
@@ -602,8 +562,7 @@ class Broker:
         since_us = self._clock.now_us() - 2 * limits.FETCH_WAIT_MS_MAX * 1000
         for connection in self.connections.values():
             for lane, (next_index, at_us) in connection.reading.items():
-                reader = self._readers.get(lane) or self.lanes.readers.get(lane)
-                ordered = None if reader is None else reader.ordered()
+                ordered = self.reads.ordered(lane)
                 if ordered is not None and at_us > since_us:
                     lags.setdefault(self._topic_lane(lane), []).append(max(0, ordered - next_index))
         return lags
@@ -620,5 +579,9 @@ class Broker:
             "unresolved": self.unanswered,
             "log_occupied": round(self.ingest.log.occupied(), 4),
             "full": self._above_since_us is not None,
-            "fetches_waiting": len(self._parked),
+            "fetches_waiting": self.reads.waiting,
+            "acks_waiting_for_disks": self.held.waiting,
+            "log_kept_for_disks": round(self.held.kept_chunks / self.ingest.log.chunks, 4),
+            "durable": {str(lane): through for lane, (through, _) in self.held.facts().items()},
+            "warm_jobs": self.reads.warm.running + self.reads.warm.waiting,
         }

@@ -121,6 +121,14 @@ class Durability:
             self._known[lane] = counted
         return self.known(lane)
 
+    def countable(self, lane: int) -> bool:
+        """Whether it could be counted just now: then `known` is no less than what anybody counted before."""
+        counted = self._count(lane)
+        if counted is None:
+            return False
+        self._known[lane] = max(counted, self.known(lane))
+        return True
+
     def forget(self, lane: int) -> None:
         """The lane is gone."""
         self._known.pop(lane, None)

@@ -89,6 +89,10 @@ class LogWriter(_Log):
         """Write back a received payload. Its entry is written after that."""
         self._log.flush(self._offset(reservation.location), reservation.size)
 
+    def chunk_of(self, location: int) -> int:
+        """Which chunk of the log a location is in."""
+        return self._slot(location)
+
     def release(self, location: int) -> None:
         """The entry at this location is resolved, or will never be published."""
         slot = self._slot(location)

@@ -1,0 +1,281 @@
+"""What waits for disks: payloads that our log must keep, and acks that may not leave yet.
+
+Of a topic with replicas a payload is kept until its entry is durable, and an ack that was asked to mean "durable" goes
+out only then. How far a lane is durable is counted in one place, by the rule of fabric/durability.py; below that are
+the lane's sealed ranges, of which the store tells.
+
+A lane whose replicas are dead or slow keeps chunks of the log, and chunks are shared. So all such lanes together may
+keep a part of the log only: above a first mark those who feed a lane that keeps its share or more of that get no more
+credit, above a second one its batches are answered BACKPRESSURE. Everybody else goes on.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from embarcadero.broker.chain import Chain
+from embarcadero.fabric.durability import Durability
+from embarcadero.fabric.epochs import EpochTable
+from embarcadero.fabric.layout import Entries
+from embarcadero.fabric.log import LogWriter
+from embarcadero.fabric.region import Fabric
+from embarcadero.limits import DURABLE_ACKS_PER_CONNECTION_MAX, KEPT_SHARE_CREDIT, KEPT_SHARE_MAX
+from embarcadero.placement.directory import Directory
+from embarcadero.plants import planted
+from embarcadero.types import NO_INDEX, Outcome
+from embarcadero.wire.codec import PACKED_ACK
+from embarcadero.wire.frames import ACK
+
+if TYPE_CHECKING:
+    from embarcadero.broker.connection import Connection
+
+_STORED: Final = np.zeros(256, dtype=bool)
+_STORED[[Outcome.ORDERED, Outcome.DUP_OF, Outcome.DUP]] = True
+_AT_INDEX: Final = frozenset({int(Outcome.ORDERED), int(Outcome.DUP_OF)})
+_PERHAPS_ORDERED: Final = frozenset(map(int, (Outcome.DUP, Outcome.STALE, Outcome.FENCED, Outcome.UNKNOWN_SESSION)))
+
+
+class DurableFrontiers:
+    """How far lanes with replicas are durable, and their ranges."""
+
+    def __init__(self, fabric: Fabric, epochs: EpochTable, directory: Directory) -> None:
+        self._directory = directory
+        self._durability = Durability(fabric, epochs, directory.range_of)
+        self.follow = self._durability.follow
+        self._chains: dict[int, Chain] = {}
+
+    def changed(self) -> None:
+        """The store has changed: ranges are looked up again."""
+        self._chains.clear()
+
+    def chain(self, lane: int) -> Chain:
+        """A lane's ranges as the store had them at the last change we know of."""
+        chain = self._chains.get(lane)
+        if chain is None:
+            chain = self._chains[lane] = Chain(self._directory.ranges(lane))
+        return chain
+
+    def through(self, lane: int) -> int:
+        """Everything below is durable (or lost), as counted now. It never goes back."""
+        return max(self._durability.through(lane), self.chain(lane).settled)
+
+    def known(self, lane: int) -> int:
+        """The same, as counted last."""
+        return max(self._durability.known(lane), self.chain(lane).settled)
+
+    def now(self, lane: int) -> int | None:
+        """The same, but None unless it is all that anybody may have counted before: for answers about the end."""
+        ranges = self.chain(lane).ranges
+        if ranges and ranges[-1].end is not None:
+            return self.known(lane)
+        return self.known(lane) if self._durability.countable(lane) else None
+
+    def forget(self, lane: int) -> None:
+        """The lane is gone."""
+        self._durability.forget(lane)
+        self._chains.pop(lane, None)
+
+
+class HeldLane:
+    """What waits until one lane is durable: payloads, by (index, location); acks, by the frontier that they need."""
+
+    def __init__(self, lane: int, log: LogWriter, durable: DurableFrontiers, end: Callable[[int], int | None]) -> None:
+        self.lane, self._log, self._durable, self._end = lane, log, durable, end
+        self._kept: list[tuple[int, int]] = []  # a heap
+        self._acks: list[tuple[int, int, Connection, Entries]] = []  # a heap
+        self._blocks = 0
+        self.chunks: dict[int, int] = {}  # chunks of the log that it keeps: how many payloads in each
+        self.waiting = 0  # acks
+        self.gone = False  # the topic was deleted: nothing of it will become durable
+
+    def __bool__(self) -> bool:
+        return bool(self._kept or self._acks)
+
+    @property
+    def through(self) -> int:
+        """How far the lane was durable when that was counted last."""
+        return self._durable.known(self.lane)
+
+    def keep(self, index: int, location: int) -> None:
+        """A payload was ordered at this index: it stays until that is durable."""
+        if self.gone:
+            self._log.release(location)
+            return
+        heapq.heappush(self._kept, (index, location))
+        chunk = self._log.chunk_of(location)
+        self.chunks[chunk] = self.chunks.get(chunk, 0) + 1
+
+    def answered(self, outcome: int, index: int, location: int) -> None:
+        """A payload's outcome is known: it stays as long as an entry that is not durable may name it.
+
+        A duplicate may be that of its own first copy: a sequencer that takes over decides anew what its predecessor had
+        ordered but not answered. So what may have been ordered before stays until everything up to here is durable.
+        """
+        if outcome in _AT_INDEX:
+            self.keep(index, location)
+        elif outcome in _PERHAPS_ORDERED:
+            end = self._end(self.lane)
+            self.keep(NO_INDEX if end is None else max(0, end - 1), location)
+        else:
+            self._log.release(location)
+
+    def hold(self, connection: Connection, acks: Entries) -> None:
+        """Send refusals now, and the others when what they speak of is durable."""
+        if connection.gone:
+            return
+        stored = _STORED[acks["outcome"]]
+        if planted("ack-before-durable"):
+            stored[:] = False
+        if not stored.all():
+            connection.send_acks(acks[~stored])
+            acks = acks[stored]
+        if not len(acks):
+            return
+        need = None if self.gone else self._need(acks)
+        if self.gone:
+            self._refuse(connection, acks, Outcome.UNKNOWN_TOPIC)
+        elif need is None or connection.acks_waiting + len(acks) > DURABLE_ACKS_PER_CONNECTION_MAX:
+            self._refuse(connection, acks, Outcome.BACKPRESSURE)  # sent again, it is found to be a duplicate
+        elif need <= self.through:
+            connection.send_acks(acks)
+        else:
+            self._blocks += 1
+            heapq.heappush(self._acks, (need, self._blocks, connection, acks))
+            self.waiting += len(acks)
+            connection.acks_waiting += len(acks)
+
+    def settle(self) -> bool:
+        """Count how far the lane is durable; free and ack what is below. True if something was."""
+        through = self._durable.through(self.lane)
+        kept, ready = self._kept, dict[Connection, list[Entries]]()
+        moved = bool(kept and kept[0][0] < through)
+        while kept and kept[0][0] < through:
+            self._free(heapq.heappop(kept)[1])
+        while self._acks and self._acks[0][0] <= through:
+            _, _, connection, acks = heapq.heappop(self._acks)
+            self._less(connection, len(acks))
+            ready.setdefault(connection, []).append(acks)
+        for connection, blocks in ready.items():
+            if not connection.gone:
+                connection.send_acks(blocks[0] if len(blocks) == 1 else np.concatenate(blocks))
+        return moved or bool(ready)
+
+    def disconnected(self, connection: Connection) -> None:
+        """Nobody waits for its acks any more; its payloads stay until they are durable."""
+        for block in [block for block in self._acks if block[2] is connection]:
+            self._less(connection, len(block[3]))
+        self._acks = [block for block in self._acks if block[2] is not connection]
+        heapq.heapify(self._acks)
+
+    def drop(self) -> None:
+        """The topic is gone: nothing of it will become durable any more."""
+        self.gone = True
+        for _, location in self._kept:
+            self._free(location)
+        self._kept.clear()
+        for _, _, connection, acks in self._acks:
+            self._less(connection, len(acks))
+            self._refuse(connection, acks, Outcome.UNKNOWN_TOPIC)
+        self._acks.clear()
+
+    @staticmethod
+    def _refuse(connection: Connection, acks: Entries, outcome: Outcome) -> None:
+        acks["outcome"], acks["index"], acks["seq"] = int(outcome), NO_INDEX, NO_INDEX
+        if not connection.gone:
+            connection.send_acks(acks)
+
+    def _need(self, acks: Entries) -> int | None:
+        """The frontier at which all of these are durable. A duplicate without an index is somewhere below the end."""
+        unnamed = acks["outcome"] == int(Outcome.DUP)
+        need = int(acks["index"][~unnamed].max(initial=0)) + 1
+        if not unnamed.any():
+            return need
+        end = self._end(self.lane)
+        return None if end is None else max(need, end)
+
+    def _less(self, connection: Connection, count: int) -> None:
+        self.waiting -= count
+        connection.acks_waiting -= count
+
+    def _free(self, location: int) -> None:
+        chunk = self._log.chunk_of(location)
+        self.chunks[chunk] -= 1
+        if not self.chunks[chunk]:
+            del self.chunks[chunk]
+        self._log.release(location)
+
+
+class HeldLanes:
+    """All lanes of one broker in which something waits for disks."""
+
+    def __init__(self, log: LogWriter, durable: DurableFrontiers, end: Callable[[int], int | None]) -> None:
+        self._log, self._durable, self._end = log, durable, end
+        self._lanes: dict[int, HeldLane] = {}
+
+    def of(self, lane: int) -> HeldLane:
+        """What waits in a lane."""
+        held = self._lanes.get(lane)
+        if held is None:
+            held = self._lanes[lane] = HeldLane(lane, self._log, self._durable, self._end)
+        return held
+
+    def settle(self) -> bool:
+        """Free and ack what has become durable. True if something has."""
+        moved = False
+        for held in self._lanes.values():
+            if held:
+                moved |= held.settle()
+        return moved
+
+    @property
+    def waiting(self) -> int:
+        """Acks that wait for disks."""
+        return sum(held.waiting for held in self._lanes.values())
+
+    @property
+    def kept_chunks(self) -> int:
+        """Chunks of the log that are kept for disks."""
+        return len(set().union(*(held.chunks for held in self._lanes.values())))
+
+    def facts(self) -> dict[int, tuple[int, int]]:
+        """By lane: how far it is durable as counted last, and how many acks wait for more."""
+        return {lane: (held.through, held.waiting) for lane, held in self._lanes.items()}
+
+    def without_credit(self, lane: int) -> bool:
+        """Whether those who feed this lane should get no more credit."""
+        return self._keeps_too_much(lane, KEPT_SHARE_CREDIT)
+
+    def crowded(self, lane: int) -> bool:
+        """Whether this lane's batches can't be taken now, so that others can."""
+        return self._keeps_too_much(lane, KEPT_SHARE_MAX)
+
+    def _keeps_too_much(self, lane: int, share: float) -> bool:
+        held = self._lanes.get(lane)
+        if held is None or len(held.chunks) < 2:  # one chunk is being filled, by everybody
+            return False
+        if self.kept_chunks < share * self._log.chunks:
+            return False
+        keepers = [len(other.chunks) for other in self._lanes.values() if other.chunks]
+        return len(held.chunks) * len(keepers) >= sum(keepers)
+
+    def disconnected(self, connection: Connection) -> None:
+        """A client is gone."""
+        if connection.acks_waiting:
+            for held in self._lanes.values():
+                held.disconnected(connection)
+
+    def forget(self, lane: int) -> None:
+        """A topic, or a lane of it, is gone."""
+        held = self._lanes.pop(lane, None)
+        if held is not None:
+            held.drop()
+        self._durable.forget(lane)
+
+
+def one_ack(lane: int, session: int, sequence: int, index: int, seq: int, extra: int, outcome: int) -> Entries:
+    """The outcome of one batch, as an array."""
+    return np.frombuffer(bytearray(PACKED_ACK.pack(lane, session, sequence, index, seq, extra, outcome)), dtype=ACK)

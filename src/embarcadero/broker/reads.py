@@ -1,0 +1,353 @@
+"""Everything a broker answers about what is stored: fetches that wait, ends and places of lanes, trims.
+
+A fetch is answered from memory (reader.py) where memory has it, else from segment files (warm.py); the client can't
+tell. While a fetch waits, or its file is being read, it is parked here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from embarcadero.broker import places
+from embarcadero.broker.connection import Connection
+from embarcadero.broker.counters import BrokerCounters
+from embarcadero.broker.durable import DurableFrontiers
+from embarcadero.broker.epoch import EpochView
+from embarcadero.broker.found import Found
+from embarcadero.broker.lanes import BrokerLanes
+from embarcadero.broker.reader import LaneReader, Logs
+from embarcadero.broker.segments import Place, Segments
+from embarcadero.broker.stored import ON_DISK, StoredLane, at_index
+from embarcadero.broker.warm import Warm
+from embarcadero.env import Clock
+from embarcadero.errors import BadValue, Corrupt, EmbarcaderoError, Retriable, UnknownTopic
+from embarcadero.placement.directory import Directory
+from embarcadero.types import Order, Topic
+from embarcadero.wire import messages as m
+
+_WAYS = ("index", "seq", "time", "earliest", "latest")
+_MODES = ("durable", "ordered")
+_NOT_TRIED = -1
+
+
+@dataclass(slots=True, eq=False)
+class Parked:
+    """A fetch that waits for records, or for a file."""
+
+    connection: Connection
+    request: int
+    ask: m.Fetch
+    deadline_us: int
+    seen: int = _NOT_TRIED  # frontier when it was last tried
+    on_disk: bool = False  # its file is being read
+    done: bool = False
+
+
+class Reads:
+    """Readers of all lanes, and those who wait for them."""
+
+    def __init__(
+        self, directory: Directory, clock: Clock, epoch: EpochView, logs: Logs, lanes: BrokerLanes, margin: int,
+        durable: DurableFrontiers, warm: Warm, counters: BrokerCounters, refresh: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._directory, self._clock, self._epoch, self._logs = directory, clock, epoch, logs
+        self._lanes, self._margin, self._durable, self.warm = lanes, margin, durable, warm
+        self._counters, self._refresh = counters, refresh
+        self._readers: dict[int, LaneReader] = {}
+        self._topics: dict[int, Topic] = {}
+        self._trims: dict[int, int] = {}  # lane -> index below which it was trimmed
+        self._parked: list[Parked] = []
+
+    # --- the world around ---------------------------------------------------------------------------------------------
+    def update(self, topics: dict[int, Topic], trims: dict[int, int]) -> None:
+        """The store has changed."""
+        self._topics, self._trims = topics, trims
+        for lane in self._readers.keys() - topics.keys():
+            del self._readers[lane]
+        for lane, reader in self._readers.items():
+            reader.trimmed = trims.get(lane, 0)
+        self.warm.copies.members = {member.replica: member for member in self._directory.replicas()}
+
+    def disconnected(self, connection: Connection) -> None:
+        """A client is gone."""
+        self._parked = [parked for parked in self._parked if parked.connection is not connection]
+        self.warm.disconnected(connection)
+
+    @property
+    def waiting(self) -> int:
+        """Fetches that wait."""
+        return len(self._parked)
+
+    @property
+    def waiting_for_disks(self) -> int:
+        """Those of them that wait until more is durable."""
+        return sum(parked.ask.read == "durable" and self._stored(parked) for parked in self._parked)
+
+    def _stored(self, parked: Parked) -> bool:
+        reader = self._readers.get(parked.ask.lane) or self._lanes.readers.get(parked.ask.lane)
+        return reader is not None and reader.stored is not None
+
+    def next_deadline_us(self) -> int | None:
+        """When the next waiting read gives up."""
+        return min((parked.deadline_us for parked in self._parked if not parked.on_disk), default=None)
+
+    # --- readers ------------------------------------------------------------------------------------------------------
+    def reader(self, lane: int) -> LaneReader:
+        """The reader of a lane. Raises UnknownTopic."""
+        if (known := self._lanes.reader(lane)) is not None:
+            return known
+        if lane not in self._topics:
+            self._refresh()
+            if (known := self._lanes.reader(lane)) is not None:
+                return known
+            if lane not in self._topics:
+                raise UnknownTopic(f"there is no topic with lane {lane}", "it was deleted; look it up again by name")
+        if (topic := self._topics[lane]).order <= Order.BROKER:
+            raise BadValue(f"topic {topic.name!r} has order {topic.order}: it has a lane per broker", "ask for a lane")
+        if lane not in self._readers:
+            stored = StoredLane(lane, self._durable) if topic.replicas else None
+            reader = self._readers[lane] = LaneReader(self._epoch, self._logs, lane, self._margin, stored)
+            reader.trimmed = self._trims.get(lane, 0)
+        return self._readers[lane]
+
+    def ordered(self, lane: int) -> int | None:
+        """The ordered frontier of a lane that is being read."""
+        reader = self._readers.get(lane) or self._lanes.readers.get(lane)
+        return None if reader is None else reader.ordered()
+
+    def _fresh_reader(self, lane: int) -> LaneReader:
+        """A reader that knows of every trim that was answered before now, by whichever broker."""
+        self._refresh()
+        return self.reader(lane)
+
+    def _segments(self, lane: int, stored: StoredLane, bound: int, trimmed: int) -> Segments:
+        """A lane's files, below a bound that is no higher than what is durable."""
+        return Segments(lane, stored.chain, min(bound, stored.through()), trimmed, self.warm.copies)
+
+    # --- ends and places ----------------------------------------------------------------------------------------------
+    def tail(self, connection: Connection, request: int, lane: int) -> None:
+        """Answer with both ends of a lane, and with where its readable part starts."""
+
+        def answer(reader: LaneReader, start: Place) -> m.TailIs:
+            ends = reader.ends()
+            if ends is None:
+                raise Retriable("the end of the log can't be told while a sequencer takes over", "try again")
+            return m.TailIs(
+                lane=lane, index=ends.index, seq=ends.seq, start_index=start.index, start_seq=start.seq,
+                durable_index=ends.durable_index, durable_seq=ends.durable_seq,
+            )  # fmt: skip
+
+        self._with_start(connection, request, lane, answer)
+
+    def find(self, connection: Connection, request: int, ask: m.Find) -> None:
+        """Answer where a place is."""
+        self._locate(connection, request, ask.lane, ask.by, ask.start, places.found)
+
+    def trim(self, connection: Connection, request: int, ask: m.Trim) -> None:
+        """Move the start of a lane, and answer where it is then."""
+        places.check_trim(ask, self._clock)
+
+        def trim_it(_reader: LaneReader, _start: Place, index: int, _seq: int | None) -> None:
+            of_broker = self._lanes.known.get(ask.lane)
+            topic = self._topics.get(ask.lane if of_broker is None else of_broker.topic)
+            self._directory.trim("" if topic is None else topic.name, ask.lane, index)
+            self._with_start(connection, request, ask.lane, places.place_is)
+
+        self._locate(connection, request, ask.lane, ask.by, ask.before, trim_it)
+
+    def _with_start(
+        self, connection: Connection, request: int, lane: int, answer: Callable[[LaneReader, Place], m.Message]
+    ) -> None:
+        """Answer with what needs to know where the readable part of a lane starts."""
+        reader = self._fresh_reader(lane)
+
+        def with_first(first: Place | None) -> m.Message:
+            start = reader.start(self._clock.now_us()) if first is None else first
+            if start is None:
+                raise Retriable("the start of the log can't be told while a sequencer takes over", "try again")
+            return answer(reader, Place(*start))
+
+        if (stored := reader.stored) is None:
+            connection.answer(request, with_first(None))
+            return
+        segments = self._segments(lane, stored, stored.through(), reader.trimmed)
+        self._answer_later(connection, request, segments.first, with_first)
+
+    def _locate(
+        self, connection: Connection, request: int, lane: int, by: str, value: int,
+        answer: Callable[[LaneReader, Place, int, int | None], m.Message | None],
+    ) -> None:  # fmt: skip
+        """Answer with what needs to know where a place is, and where the lane starts."""
+        places.check_way(by)
+        reader = self._fresh_reader(lane)
+        stored = reader.stored
+        bound = 0 if stored is None else stored.through()
+        segments = None if stored is None else self._segments(lane, stored, bound, reader.trimmed)
+
+        def look() -> tuple[Place | None, Place | None]:
+            return (None, None) if segments is None else (segments.first(), segments.locate(by, value))
+
+        def with_places(found: tuple[Place | None, Place | None]) -> m.Message | None:
+            start = reader.start(self._clock.now_us()) if found[0] is None else found[0]
+            place = reader.locate(by, value)
+            if place is None or start is None:
+                raise Retriable("a place can't be told while a sequencer takes over", "try again")
+            if place[0] == ON_DISK:
+                place = found[1] or (bound, None if stored is None else stored.chain.seq_at(bound))
+            return answer(reader, Place(*start), *place)
+
+        if segments is None:
+            message = with_places((None, None))
+            if message is not None:
+                connection.answer(request, message)
+        else:
+            self._answer_later(connection, request, look, with_places)
+
+    def _answer_later(
+        self, connection: Connection, request: int, job: Callable[[], object],
+        answer: Callable[..., m.Message | None],
+    ) -> None:  # fmt: skip
+        """Run a job on segment files; its result becomes the answer."""
+
+        def done(result: object) -> None:
+            if connection.gone:
+                return
+            try:
+                if isinstance(result, Exception):
+                    raise result
+                message = answer(result)
+            except EmbarcaderoError as error:
+                connection.fail(request, error)
+                return
+            if message is not None:
+                connection.answer(request, message)
+
+        self.warm.run(connection, job, done)
+
+    # --- fetches ------------------------------------------------------------------------------------------------------
+    def fetch(self, connection: Connection, request: int, ask: m.Fetch) -> None:
+        """Answer now, or when there is something, or when the client's patience is over."""
+        if ask.read not in _MODES or ask.by not in _WAYS:
+            raise BadValue(
+                f"fetch by {ask.by!r}, read {ask.read!r}", f"by {', '.join(_WAYS)}; read {' or '.join(_MODES)}"
+            )
+        if ask.by != "index":
+            self._refresh()  # a new reader knows of every trim that was answered before
+        now_us = self._clock.now_us()
+        parked = Parked(connection, request, ask, now_us + ask.wait_ms * 1000)
+        if not self._try(parked, now_us):
+            connection.parked += 1
+            self._parked.append(parked)
+
+    def retry(self, now_us: int) -> bool:
+        """Try all that wait. True if something was answered."""
+        self.warm.poll(now_us)
+        if not self._parked:
+            return False
+        for lane in {parked.ask.lane for parked in self._parked if self._stored(parked)}:
+            self._durable.through(lane)
+        waiting, self._parked = self._parked, []
+        for parked in waiting:
+            try:
+                done = parked.done or self._try(parked, now_us)
+            except EmbarcaderoError as error:
+                parked.connection.fail(parked.request, error)
+                done = True
+            if done:
+                parked.connection.parked -= 1
+            else:
+                self._parked.append(parked)
+        return len(self._parked) != len(waiting)
+
+    def _try(self, parked: Parked, now_us: int) -> bool:
+        """Answer a fetch if there is something to say, or if its time is over."""
+        if parked.connection.clogged or parked.on_disk:
+            return False
+        reader, ask = self.reader(parked.ask.lane), parked.ask
+        over = now_us >= parked.deadline_us
+        if not over and reader.news(ask.read) == parked.seen:
+            return False
+        found = reader.fetch(ask, now_us)
+        if found is None:
+            if over:
+                raise Retriable("nothing can be read while a sequencer takes over", "try again")
+            return False
+        if found.elsewhere is not None and reader.stored is not None:
+            self._from_disk(parked, reader, reader.stored, found, found.elsewhere)
+            return parked.done
+        if found.empty and not over:
+            self._wait_for_more(parked, found)
+            return False
+        self._send(parked, found, now_us)
+        return True
+
+    @staticmethod
+    def _wait_for_more(parked: Parked, found: Found) -> None:
+        parked.seen = found.tail_index
+        if not found.to_come:
+            parked.ask = at_index(parked.ask, found.next_index)
+
+    def _send(self, parked: Parked, found: Found, now_us: int) -> None:
+        parked.connection.send_found(parked.request, found)
+        lane, entries = parked.ask.lane, found.entries
+        parked.connection.reading[lane] = (found.next_index, now_us)
+        if len(entries):
+            size, of_broker = int(entries["size"].sum()), self._lanes.known.get(lane)
+            topic = lane if of_broker is None else of_broker.topic
+            self._counters.went_out[topic].add(len(entries), int(entries["count"].sum()), size)
+            if parked.seen >= 0:  # it waited: what it gets now is new
+                self._counters.delivery_us.add(max(0, self._clock.wall_us() - int(entries["append_us"][0])))
+
+    def _from_disk(self, parked: Parked, reader: LaneReader, stored: StoredLane, found: Found, ask: m.Fetch) -> None:
+        """Have a fetch answered from segment files."""
+        segments, tail = self._segments(ask.lane, stored, found.tail_index, reader.trimmed), found.tail_index
+        chain, parked.on_disk = stored.chain, True
+
+        def done(result: Found | Exception) -> None:
+            parked.on_disk, now_us = False, self._clock.now_us()
+            if parked.connection.gone or parked.done:
+                return
+            if isinstance(result, Corrupt) and self._changed(stored, chain):
+                parked.seen = _NOT_TRIED  # the range was sealed meanwhile: what is above its end is in the next one
+            elif isinstance(result, Exception):
+                self._fail(parked, result)
+            elif not parked.connection.clogged and reader.trimmed <= _first_index(result):
+                self._answer_from_disk(parked, reader, ask, result, tail, now_us)
+            else:
+                parked.seen = _NOT_TRIED  # it has to be read again
+
+        self.warm.fetch(parked.connection, ask, segments, done)
+
+    def _changed(self, stored: StoredLane, chain: object) -> bool:
+        self._refresh()
+        return stored.chain is not chain
+
+    def _answer_from_disk(
+        self, parked: Parked, reader: LaneReader, ask: m.Fetch, found: Found, tail: int, now_us: int
+    ) -> None:
+        found.tail_index = max(found.tail_index, tail)
+        if found.empty and now_us < parked.deadline_us:
+            self._wait_for_more(parked, found)
+            parked.seen = _NOT_TRIED if not found.to_come else parked.seen
+            return
+        self._send(parked, found, now_us)
+        parked.done = True
+        stored, following = reader.stored, at_index(ask, found.next_index)
+        if stored is None or not found.payloads or stored.chain.owner(found.next_index) is None:
+            return
+        segments = self._segments(ask.lane, stored, tail, reader.trimmed)
+        if found.next_index < min(segments.bound, reader.memory_from(now_us) or segments.bound):
+            self.warm.read_ahead(parked.connection, following, segments, now_us)
+
+    @staticmethod
+    def _fail(parked: Parked, error: Exception) -> None:
+        if not isinstance(error, EmbarcaderoError):
+            raise error
+        parked.connection.fail(parked.request, error)
+        parked.done = True
+
+
+def _first_index(found: Found) -> int:
+    """Where an answer begins: what was trimmed since must not be in it."""
+    return int(found.entries["index"][0]) if len(found.entries) else found.next_index

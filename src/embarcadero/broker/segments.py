@@ -1,0 +1,222 @@
+"""Looking into segment files: reads and lookups over all ranges of a lane and all replicas of each range.
+
+Everything here may block and runs on a worker. It only touches what is durable (`bound`) and not trimmed, and what it
+returns was checked by the reader of the files: entry checks, contiguous indices, CRC32C of payloads. A copy that is
+missing or damaged is passed over; if no copy of a range is good, the answer is a typed error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+from embarcadero.broker.chain import Chain
+from embarcadero.broker.found import Found
+from embarcadero.errors import ClusterError, Corrupt, EmbarcaderoError, Trimmed
+from embarcadero.fabric.layout import ORDER, Entries, pick
+from embarcadero.types import EntryKind, Gap, GapKind, Range, ReplicaRef
+from embarcadero.wire.messages import Fetch
+
+T = TypeVar("T")
+
+
+class Place(NamedTuple):
+    """A batch: its index, and the seq of its first record."""
+
+    index: int
+    seq: int
+
+
+class RangeFiles(Protocol):
+    """One replica's copy of one range (storage.reading.RangeReader)."""
+
+    @property
+    def first(self) -> int | None:
+        """The first index that is still there; None if nothing is."""
+        ...
+
+    def read(self, index: int, end: int, max_bytes: int) -> tuple[Entries, list[memoryview]]: ...
+    def find_seq(self, seq: int) -> int | None: ...
+    def find_time(self, us: int) -> int | None: ...
+    def entry(self, index: int) -> Entries | None: ...
+
+
+class Copies(Protocol):
+    """Where copies of ranges are."""
+
+    def replicas(self, range_: Range) -> list[ReplicaRef]:
+        """Who may have a copy, the best first."""
+        ...
+
+    def borrow(self, range_: Range, ref: ReplicaRef) -> RangeFiles:
+        """A reader of one copy, for one user at a time."""
+        ...
+
+    def give_back(self, range_: Range, ref: ReplicaRef, files: RangeFiles, good: bool) -> None:
+        """It is no longer used."""
+        ...
+
+
+class Segments:
+    """The files of one lane, as far as they are durable: below `bound`, at or above `trimmed`."""
+
+    def __init__(self, lane: int, chain: Chain, bound: int, trimmed: int, copies: Copies) -> None:
+        self._lane, self._chain, self.bound, self._trimmed, self._copies = lane, chain, bound, trimmed, copies
+
+    def fetch(self, ask: Fetch) -> Found:
+        """Answer a fetch. Raises Corrupt when no copy is good."""
+        if ask.by == "index":
+            return self._read(ask.start, ask)
+        place = self.locate(ask.by, ask.start)
+        if place is None:  # nothing there: the end, as far as files can tell
+            return Found(_nothing(), [], self.bound, self.bound, to_come=ask.by == "time")
+        return self._read(place.index, ask)
+
+    def locate(self, by: str, value: int) -> Place | None:
+        """A place by index, seq or time, or the earliest one; None if it is at or above the bound."""
+        if by == "earliest":
+            return self.first()
+        if by == "seq":
+            return self._by_seq(value)
+        if by == "time":
+            return self._by_time(value)
+        return self._at(self._chain.after_lost(value))
+
+    def first(self) -> Place | None:
+        """The first batch that is neither trimmed nor dropped; None if there is none below the bound."""
+        for range_ in self._chain.from_index(self._trimmed):
+            start = max(range_.start, self._trimmed)
+            found = self._best(range_, partial(self._first_of, start=start, stop=self._stop(range_)))
+            if found is not None:
+                return found
+        return None
+
+    def _first_of(self, files: RangeFiles, start: int, stop: int) -> Place | None:
+        first = files.first
+        return None if first is None or max(first, start) >= stop else self._place(files, max(first, start))
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+    def _read(self, index: int, ask: Fetch) -> Found:
+        """Batches from an index on, up to the end of its range."""
+        range_ = self._chain.owner(index)
+        if range_ is None or index >= self.bound:
+            return Found(_nothing(), [], index, self.bound)
+        problems, dropped, shorter = [], [], []
+        for ref in self._copies.replicas(range_):
+            try:
+                with self._open(range_, ref) as files:
+                    entries, payloads = files.read(index, self._stop(range_), ask.max_bytes)
+                    if len(entries):
+                        return self._found(entries, payloads, ask)
+                    shorter.append(f"replica {ref.replica}: its copy ends before")
+            except Trimmed:
+                dropped.append(ref)
+            except (Corrupt, ClusterError) as error:
+                problems.append(f"replica {ref.replica}: {error.message}")
+        if dropped and not problems:  # retention took it; copies that end before are no better
+            first = self.first()
+            stop = self.bound if first is None else first.index
+            if stop > index:
+                return Found(_nothing(), [], stop, self.bound, Gap(GapKind.TRIMMED, index, stop))
+        raise self._no_good_copy(range_, index, problems + shorter)
+
+    def _found(self, entries: Entries, payloads: list[memoryview], ask: Fetch) -> Found:
+        """What the reader asked for: batches of its partitions, and skips."""
+        wanted = entries["kind"] == EntryKind.BATCH
+        if ask.partitions is not None:
+            wanted &= np.isin(entries["partition"], np.array(ask.partitions, dtype=np.uint16))
+        wanted |= entries["kind"] == EntryKind.SKIP
+        rows, after = np.flatnonzero(wanted), int(entries["index"][-1]) + 1
+        taken = [payloads[row] for row in rows.tolist()]
+        return Found(pick(entries, rows), taken, after, self.bound)
+
+    # --- looking up ---------------------------------------------------------------------------------------------------
+    def _at(self, index: int) -> Place | None:
+        """An index with its seq."""
+        range_ = self._chain.owner(index)
+        if range_ is None or index >= self.bound:
+            return None
+        return self._best(range_, lambda files: self._place(files, index))
+
+    def _by_seq(self, seq: int) -> Place | None:
+        """The batch that holds a record."""
+        for range_ in reversed(self._chain.ranges):
+            if range_.start_seq > seq or range_.start == range_.end:
+                continue
+            if range_.end_seq is not None and seq >= range_.end_seq:
+                return self._after(range_)
+            return self._best(range_, lambda files: self._place(files, files.find_seq(seq)))
+        return self.first()
+
+    def _by_time(self, us: int) -> Place | None:
+        """The first batch appended at or after a time. Append times never go back."""
+        later: Place | None = None
+        for range_ in reversed(list(self._chain.from_index(self._trimmed))):
+            found = self._best(range_, lambda files: self._place(files, files.find_time(us)))
+            if found is None:
+                return later
+            later = found
+            if found.index > max(range_.start, self._trimmed):
+                return later
+        return later
+
+    def _place(self, files: RangeFiles, index: int | None) -> Place | None:
+        """An index with its seq, if this copy has it and it may be told. A copy that ends there can't answer."""
+        if index is None:
+            return None
+        index = max(index, self._trimmed)
+        entry = files.entry(index) if index < self.bound else None
+        return None if entry is None else Place(index, int(entry["seq"][0]))
+
+    def _after(self, range_: Range) -> Place | None:
+        """The first batch behind a sealed range."""
+        following = next((r for r in self._chain.ranges if r.number > range_.number and r.start != r.end), None)
+        return None if following is None else self._at(following.start)
+
+    def _stop(self, range_: Range) -> int:
+        """Nothing of a range is read at or above this: it was cut there, or is not known to be durable."""
+        return self.bound if range_.end is None else min(range_.end, self.bound)
+
+    # --- copies -------------------------------------------------------------------------------------------------------
+    def _best(self, range_: Range, look: Callable[[RangeFiles], T | None]) -> T | None:
+        """The first good copy's answer; None if those that are good have none."""
+        problems, answered = [], False
+        for ref in self._copies.replicas(range_):
+            try:
+                with self._open(range_, ref) as files:
+                    found = look(files)
+            except (Corrupt, ClusterError) as error:
+                problems.append(f"replica {ref.replica}: {error.message}")
+                continue
+            except Trimmed:
+                found = None
+            if found is not None:
+                return found
+            answered = True
+        if problems and not answered:
+            raise self._no_good_copy(range_, range_.start, problems)
+        return None
+
+    @contextmanager
+    def _open(self, range_: Range, ref: ReplicaRef) -> Iterator[RangeFiles]:
+        files = self._copies.borrow(range_, ref)
+        try:
+            yield files
+        except EmbarcaderoError:
+            self._copies.give_back(range_, ref, files, good=False)
+            raise
+        self._copies.give_back(range_, ref, files, good=True)
+
+    def _no_good_copy(self, range_: Range, index: int, problems: list[str]) -> Corrupt:
+        return Corrupt(
+            f"no good copy of index {index} of lane {self._lane} (range {range_.number}): {'; '.join(problems)}",
+            "look at `embarcadero status`; the copy is served again once a replica has repaired it",
+        )
+
+
+def _nothing() -> Entries:
+    return np.zeros(0, dtype=ORDER)

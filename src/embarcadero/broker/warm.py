@@ -1,0 +1,197 @@
+"""Reads of segment files beside everything else a broker does: few at once, fair over clients, one span ahead.
+
+Jobs run on workers, so that a disk never holds up a publisher; a client with many of them waits for its turn, as does
+one with a single one. Who reads on gets the next span read while it takes this one, if there is room for that.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from embarcadero.broker.found import Found
+from embarcadero.broker.segments import RangeFiles, Segments
+from embarcadero.env import Workers
+from embarcadero.errors import DiskFailed
+from embarcadero.limits import WARM_AHEAD_BYTES_MAX, WARM_JOBS_MAX, WARM_READERS_MAX
+from embarcadero.storage.disk import Disk
+from embarcadero.storage.layout import range_folder
+from embarcadero.storage.reading import RangeReader
+from embarcadero.types import Range, ReplicaMember, ReplicaRef
+from embarcadero.wire.messages import Fetch
+
+if TYPE_CHECKING:
+    from embarcadero.broker.connection import Connection
+
+Done = Callable[[Any], None]
+"""Told the result of a job, or the error that it raised."""
+
+_AHEAD_KEPT_US = 2_000_000
+
+
+class DiskCopies:
+    """Copies of ranges in replicas' folders. Readers are kept for the next job; each has one user at a time."""
+
+    def __init__(self, disks: Callable[[ReplicaMember], Disk]) -> None:
+        self._disks = disks
+        self.members: dict[int, ReplicaMember] = {}  # the newest incarnation of each replica; swapped as a whole
+        self._open: dict[tuple[str, int], Disk] = {}
+        self._idle: dict[tuple[int, int, int, str], list[RangeReader]] = {}
+        self._good: dict[tuple[int, int], int] = {}  # (lane, range) -> the replica that answered last
+
+    def replicas(self, range_: Range) -> list[ReplicaRef]:
+        """Who may have a copy: the one that answered last, then the others as the range names them."""
+        best = self._good.get((range_.lane, range_.number))
+        return sorted(range_.replicas, key=lambda ref: ref.replica != best)
+
+    def borrow(self, range_: Range, ref: ReplicaRef) -> RangeReader:
+        """A reader of one copy. DiskFailed if nobody knows where that replica's folder is."""
+        member = self.members.get(ref.replica)
+        if member is None:
+            raise DiskFailed(f"replica {ref.replica} is not known", "start it with its folder")
+        try:
+            files = self._idle[self._key(range_, member)].pop()
+        except (KeyError, IndexError):
+            folder = range_folder(range_.lane, range_.number)
+            return RangeReader(self._disk(member), folder, range_.lane, range_.number)
+        files.refresh()
+        return files
+
+    def give_back(self, range_: Range, ref: ReplicaRef, files: RangeFiles, good: bool) -> None:
+        """Keep a reader that did its work; one that met trouble is opened anew next time."""
+        member = self.members.get(ref.replica)
+        if not isinstance(files, RangeReader):
+            return
+        if not good or member is None:
+            files.close()
+            return
+        self._good[range_.lane, range_.number] = ref.replica
+        self._idle.setdefault(self._key(range_, member), []).append(files)
+        if sum(map(len, list(self._idle.values()))) > WARM_READERS_MAX:
+            self._let_go()
+
+    @staticmethod
+    def _key(range_: Range, member: ReplicaMember) -> tuple[int, int, int, str]:
+        return range_.lane, range_.number, member.replica, member.disk
+
+    def _disk(self, member: ReplicaMember) -> Disk:
+        key = (member.folder, member.incarnation)
+        if key not in self._open:
+            self._open[key] = self._disks(member)
+        return self._open[key]
+
+    def _let_go(self) -> None:
+        """Close readers that were not used for longest, and forget who answered for what nobody reads."""
+        oldest = next(iter(self._idle), None)
+        for files in self._idle.pop(oldest, []) if oldest is not None else []:
+            files.close()
+        if len(self._good) > 16 * WARM_READERS_MAX:
+            self._good.clear()
+
+
+@dataclass(slots=True, eq=False)
+class _Span:
+    """What was read ahead for one client: the next span of one lane."""
+
+    key: tuple[object, ...]
+    reserved: int
+    at_us: int
+    result: Found | Exception | None = None
+    done: Done | None = None  # the client asked for it before it was there
+    dropped: bool = False
+
+
+def _what(ask: Fetch) -> tuple[object, ...]:
+    """Fetches that agree in this have the same answer."""
+    return ask.by, ask.start, ask.max_bytes, None if ask.partitions is None else tuple(ask.partitions)
+
+
+class Warm:
+    """Jobs on segment files, for all clients of one broker."""
+
+    def __init__(self, workers: Workers, copies: DiskCopies) -> None:
+        self._workers, self.copies = workers, copies
+        self._queues: dict[int, deque[tuple[Callable[[], Any], Done]]] = {}  # by connection; the next one's turn first
+        self.running = 0
+        self._ahead: dict[tuple[int, int], _Span] = {}  # by connection and lane
+        self._ahead_bytes = 0
+        self.jobs = 0  # all that ever were
+        self.ahead_used = 0  # reads whose answer was there already, or on its way
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that wait for their turn."""
+        return sum(map(len, self._queues.values()))
+
+    def run(self, connection: Connection, job: Callable[[], Any], done: Done) -> None:
+        """Run a job when it is this client's turn; `done` gets its result or its error."""
+        self._queues.setdefault(connection.number, deque()).append((job, done))
+        self._start()
+
+    def fetch(self, connection: Connection, ask: Fetch, segments: Segments, done: Done) -> None:
+        """Read from segment files, unless that was done ahead."""
+        span = self._ahead.pop((connection.number, ask.lane), None)
+        if span is not None and span.key == _what(ask) and not isinstance(span.result, Exception):
+            self.ahead_used += 1
+            if span.result is None:
+                span.done = done
+            else:
+                self._ahead_bytes -= span.reserved
+                done(span.result)
+            return
+        if span is not None:
+            self._drop(span)
+        self.run(connection, lambda: segments.fetch(ask), done)
+
+    def read_ahead(self, connection: Connection, ask: Fetch, segments: Segments, now_us: int) -> None:
+        """A client is about to ask for this, it seems."""
+        key = (connection.number, ask.lane)
+        if key in self._ahead or self._ahead_bytes + ask.max_bytes > WARM_AHEAD_BYTES_MAX:
+            return
+        span = self._ahead[key] = _Span(_what(ask), ask.max_bytes, now_us)
+        self._ahead_bytes += span.reserved
+        self.run(connection, lambda: None if span.dropped else segments.fetch(ask), lambda result: self._came(span, result))
+
+    def poll(self, now_us: int) -> None:
+        """Drop what nobody asked for in time."""
+        for key, span in list(self._ahead.items()):
+            if now_us - span.at_us > _AHEAD_KEPT_US:
+                self._drop(self._ahead.pop(key))
+
+    def disconnected(self, connection: Connection) -> None:
+        """A client is gone, with its jobs; one that runs is told to nobody."""
+        self._queues.pop(connection.number, None)
+        for key in [key for key in self._ahead if key[0] == connection.number]:
+            self._drop(self._ahead.pop(key))
+
+    def _came(self, span: _Span, result: Any) -> None:
+        span.result = result
+        if span.dropped:
+            return
+        if span.done is not None:
+            self._ahead_bytes -= span.reserved
+            span.done(result)
+
+    def _drop(self, span: _Span) -> None:
+        span.dropped = True
+        self._ahead_bytes -= span.reserved
+
+    def _start(self) -> None:
+        while self.running < WARM_JOBS_MAX and self._queues:
+            number, queue = next(iter(self._queues.items()))
+            del self._queues[number]
+            job, done = queue.popleft()
+            if queue:
+                self._queues[number] = queue  # behind the others
+            self.running += 1
+            self.jobs += 1
+            self._workers.run(job, lambda result, done=done: self._ended(result, done))  # type: ignore[misc]
+
+    def _ended(self, result: Any, done: Done) -> None:
+        self.running -= 1
+        try:
+            done(result)
+        finally:
+            self._start()
