@@ -150,9 +150,7 @@ class Diary:
 class World:
     """Sequencer and brokers, each on its own host, driven by hand."""
 
-    def __init__(
-        self, brokers: int = 2, seed: int = 1, sizes: FabricSizes = SIZES, config: Config = DEFAULTS
-    ) -> None:
+    def __init__(self, brokers: int = 2, seed: int = 1, sizes: FabricSizes = SIZES, config: Config = DEFAULTS) -> None:
         self.config = config
         self.memory = IncoherentMemory(random.Random(seed), generation=7)
         self.directory = Directory(MemoryStore(), topics_max=config.limits.topics)
@@ -162,7 +160,12 @@ class World:
         self.sizes = sizes
         create_epochs(self.memory.host("admin"))
         self.sequencer = Sequencer(
-            self.memory.host("sequencer"), self.directory, self.clock, SilentBell(), sizes, self.diary,
+            self.memory.host("sequencer"),
+            self.directory,
+            self.clock,
+            SilentBell(),
+            sizes,
+            self.diary,
             config.sequencer,
         )
         self.brokers = [self.start_broker(number) for number in range(brokers)]

@@ -283,9 +283,7 @@ def test_a_lane_whose_memory_is_gone_is_trimmed_to_its_end(world: World) -> None
     assert (gone.gap.kind, gone.gap.start, gone.gap.stop) == (GapKind.TRIMMED, 0, 1)
     assert end.gap.kind is GapKind.END_OF_LANE
     assert isinstance(world.fetch(reader, lane.lane, by="index", start=2), m.Failed)
-    by_time, by_seq = (
-        reader.answers[reader.ask(m.Find(lane=lane.lane, by=by, start=3))] for by in ("time", "seq")
-    )
+    by_time, by_seq = (reader.answers[reader.ask(m.Find(lane=lane.lane, by=by, start=3))] for by in ("time", "seq"))
     assert isinstance(by_time, m.PlaceIs)
     assert isinstance(by_seq, m.Failed)
     assert (by_time.index, by_time.seq, by_seq.code) == (1, 4, "Trimmed")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 
+from embarcadero.placement.ranges import lost_spans
 from embarcadero.types import Gap, GapKind, Range, ReplicaRef
 
 
@@ -14,11 +15,7 @@ class Chain:
     def __init__(self, ranges: list[Range]) -> None:
         self.ranges = ranges
         self._starts = [range_.start for range_ in ranges]
-        self.lost = [
-            (before.end, after.start)
-            for before, after in zip(ranges, ranges[1:], strict=False)
-            if before.end is not None and before.end < after.start
-        ]
+        self.lost = lost_spans(ranges)
 
     @property
     def start(self) -> int:

@@ -151,7 +151,8 @@ class HeldLane:
     def settle(self) -> bool:
         """Count how far the lane is durable; free and ack what is below. True if something was."""
         through = self._durable.through(self.lane)
-        kept, ready = self._kept, dict[Connection, list[Entries]]()
+        kept = self._kept
+        ready: dict[Connection, list[Entries]] = {}
         moved = bool(kept and kept[0][0] < through)
         while kept and kept[0][0] < through:
             self._free(heapq.heappop(kept)[1])

@@ -14,7 +14,7 @@ class Found:
     """What a fetch found: entries with their payloads, and where to go on."""
 
     entries: Entries
-    payloads: list[bytes] | list[memoryview]
+    payloads: list[bytes | memoryview]
     next_index: int
     tail_index: int
     gap: Gap | None = None

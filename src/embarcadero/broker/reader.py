@@ -9,7 +9,7 @@ entry whose payload is gone. Of one with replicas (`stored`) it is on disk, and 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -67,7 +67,8 @@ class Logs:
         return gone
 
 
-class Ends(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Ends:
     """Where a lane ends: in order, and on disk."""
 
     index: int
@@ -79,9 +80,7 @@ class Ends(NamedTuple):
 class LaneReader:
     """Reads one lane in the current epoch."""
 
-    def __init__(
-        self, epoch: EpochView, logs: Logs, lane: int, margin: int, stored: StoredLane | None = None
-    ) -> None:
+    def __init__(self, epoch: EpochView, logs: Logs, lane: int, margin: int, stored: StoredLane | None = None) -> None:
         self._epoch, self._logs, self.lane, self._margin, self.stored = epoch, logs, lane, margin, stored
         self._begins = (-1, 0)  # epoch, the first index that its ring ever had
         self._retained: tuple[int, int, int] | None = None  # epoch, when found, index

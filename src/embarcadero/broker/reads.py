@@ -58,6 +58,7 @@ class Reads:
         self._topics: dict[int, Topic] = {}
         self._trims: dict[int, int] = {}  # lane -> index below which it was trimmed
         self._parked: list[Parked] = []
+        self._for_disks: set[Parked] = set()
 
     # --- the world around ---------------------------------------------------------------------------------------------
     def update(self, topics: dict[int, Topic], trims: dict[int, int]) -> None:
@@ -72,6 +73,7 @@ class Reads:
     def disconnected(self, connection: Connection) -> None:
         """A client is gone."""
         self._parked = [parked for parked in self._parked if parked.connection is not connection]
+        self._for_disks = {parked for parked in self._for_disks if parked.connection is not connection}
         self.warm.disconnected(connection)
 
     @property
@@ -82,11 +84,11 @@ class Reads:
     @property
     def waiting_for_disks(self) -> int:
         """Those of them that wait until more is durable."""
-        return sum(parked.ask.read == "durable" and self._stored(parked) for parked in self._parked)
+        return len(self._for_disks)
 
-    def _stored(self, parked: Parked) -> bool:
+    def _waits_for_disks(self, parked: Parked) -> bool:
         reader = self._readers.get(parked.ask.lane) or self._lanes.readers.get(parked.ask.lane)
-        return reader is not None and reader.stored is not None
+        return reader is not None and reader.stored is not None and parked.ask.read == "durable"
 
     def next_deadline_us(self) -> int | None:
         """When the next waiting read gives up."""
@@ -163,16 +165,19 @@ class Reads:
         reader = self._fresh_reader(lane)
 
         def with_first(first: Place | None) -> m.Message:
-            start = reader.start(self._clock.now_us()) if first is None else first
-            if start is None:
-                raise Retriable("the start of the log can't be told while a sequencer takes over", "try again")
-            return answer(reader, Place(*start))
+            return answer(reader, first or self._memory_start(reader))
 
         if (stored := reader.stored) is None:
             connection.answer(request, with_first(None))
             return
         segments = self._segments(lane, stored, stored.through(), reader.trimmed)
         self._answer_later(connection, request, segments.first, with_first)
+
+    def _memory_start(self, reader: LaneReader) -> Place:
+        start = reader.start(self._clock.now_us())
+        if start is None:
+            raise Retriable("the start of the log can't be told while a sequencer takes over", "try again")
+        return Place(*start)
 
     def _locate(
         self, connection: Connection, request: int, lane: int, by: str, value: int,
@@ -181,28 +186,29 @@ class Reads:
         """Answer with what needs to know where a place is, and where the lane starts."""
         places.check_way(by)
         reader = self._fresh_reader(lane)
-        stored = reader.stored
-        bound = 0 if stored is None else stored.through()
-        segments = None if stored is None else self._segments(lane, stored, bound, reader.trimmed)
-
-        def look() -> tuple[Place | None, Place | None]:
-            return (None, None) if segments is None else (segments.first(), segments.locate(by, value))
-
-        def with_places(found: tuple[Place | None, Place | None]) -> m.Message | None:
-            start = reader.start(self._clock.now_us()) if found[0] is None else found[0]
-            place = reader.locate(by, value)
-            if place is None or start is None:
-                raise Retriable("a place can't be told while a sequencer takes over", "try again")
-            if place[0] == ON_DISK:
-                place = found[1] or (bound, None if stored is None else stored.chain.seq_at(bound))
-            return answer(reader, Place(*start), *place)
-
-        if segments is None:
-            message = with_places((None, None))
+        place, stored = reader.locate(by, value), reader.stored
+        if place is None:
+            raise Retriable("a place can't be told while a sequencer takes over", "try again")
+        if stored is None:
+            message = answer(reader, self._memory_start(reader), *place)
             if message is not None:
                 connection.answer(request, message)
-        else:
-            self._answer_later(connection, request, look, with_places)
+            return
+        segments = self._segments(lane, stored, stored.through(), reader.trimmed)
+        on_disk = place[0] == ON_DISK
+
+        def look() -> tuple[Place | None, Place | None]:
+            return segments.first(), segments.locate(by, value) if on_disk else None
+
+        def with_places(found: tuple[Place | None, Place | None]) -> m.Message | None:
+            index, seq = place
+            if on_disk:  # nothing as young: the end, as far as it is durable
+                index, seq = segments.bound, stored.chain.seq_at(segments.bound)
+            if found[1] is not None:
+                index, seq = found[1].index, found[1].seq
+            return answer(reader, found[0] or self._memory_start(reader), index, seq)
+
+        self._answer_later(connection, request, look, with_places)
 
     def _answer_later(
         self, connection: Connection, request: int, job: Callable[[], object],
@@ -239,13 +245,15 @@ class Reads:
         if not self._try(parked, now_us):
             connection.parked += 1
             self._parked.append(parked)
+            if self._waits_for_disks(parked):
+                self._for_disks.add(parked)
 
     def retry(self, now_us: int) -> bool:
         """Try all that wait. True if something was answered."""
         self.warm.poll(now_us)
         if not self._parked:
             return False
-        for lane in {parked.ask.lane for parked in self._parked if self._stored(parked)}:
+        for lane in {parked.ask.lane for parked in self._for_disks}:
             self._durable.through(lane)
         waiting, self._parked = self._parked, []
         for parked in waiting:
@@ -256,6 +264,7 @@ class Reads:
                 done = True
             if done:
                 parked.connection.parked -= 1
+                self._for_disks.discard(parked)
             else:
                 self._parked.append(parked)
         return len(self._parked) != len(waiting)

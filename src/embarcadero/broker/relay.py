@@ -125,9 +125,7 @@ class Relay:
                 if waiting.held is None:
                     self._release(waiting.location)
                 else:
-                    waiting.held.answered(
-                        int(results["outcome"][row]), int(results["index"][row]), waiting.location
-                    )
+                    waiting.held.answered(int(results["outcome"][row]), int(results["index"][row]), waiting.location)
             connection = waiting.connection
             if connection is None or connection.gone:
                 continue

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -24,7 +25,8 @@ from embarcadero.wire.messages import Fetch
 T = TypeVar("T")
 
 
-class Place(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Place:
     """A batch: its index, and the seq of its first record."""
 
     index: int
@@ -131,7 +133,7 @@ class Segments:
             wanted &= np.isin(entries["partition"], np.array(ask.partitions, dtype=np.uint16))
         wanted |= entries["kind"] == EntryKind.SKIP
         rows, after = np.flatnonzero(wanted), int(entries["index"][-1]) + 1
-        taken = [payloads[row] for row in rows.tolist()]
+        taken: list[bytes | memoryview] = [payloads[row] for row in rows.tolist()]
         return Found(pick(entries, rows), taken, after, self.bound)
 
     # --- looking up ---------------------------------------------------------------------------------------------------
@@ -140,7 +142,10 @@ class Segments:
         range_ = self._chain.owner(index)
         if range_ is None or index >= self.bound:
             return None
-        return self._best(range_, lambda files: self._place(files, index))
+        found = self._best(range_, lambda files: self._place(files, index))
+        if found is None and index >= self._trimmed:
+            raise self._no_good_copy(range_, index, ["no copy reaches it"])
+        return found
 
     def _by_seq(self, seq: int) -> Place | None:
         """The batch that holds a record."""
@@ -149,7 +154,12 @@ class Segments:
                 continue
             if range_.end_seq is not None and seq >= range_.end_seq:
                 return self._after(range_)
-            return self._best(range_, lambda files: self._place(files, files.find_seq(seq)))
+            if range_.start >= self.bound:
+                return None
+            found = self._best(range_, lambda files: self._place(files, files.find_seq(seq)))
+            if found is None:
+                raise self._no_good_copy(range_, range_.start, [f"no copy reaches seq {seq}"])
+            return found
         return self.first()
 
     def _by_time(self, us: int) -> Place | None:

@@ -1,9 +1,9 @@
 """A lane with replicas beside its memory: how far it is durable, and where an index is to be looked for.
 
-    below the trim          a TRIMMED gap
-    between two ranges      a LOST gap
-    not in memory any more  segment files of the range that owns it (warm.py)
-    else                    order ring and broker logs (reader.py)
+below the trim          a TRIMMED gap
+between two ranges      a LOST gap
+not in memory any more  segment files of the range that owns it (warm.py)
+else                    order ring and broker logs (reader.py)
 """
 
 from __future__ import annotations

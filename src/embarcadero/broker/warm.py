@@ -152,7 +152,9 @@ class Warm:
             return
         span = self._ahead[key] = _Span(_what(ask), ask.max_bytes, now_us)
         self._ahead_bytes += span.reserved
-        self.run(connection, lambda: None if span.dropped else segments.fetch(ask), lambda result: self._came(span, result))
+        self.run(
+            connection, lambda: None if span.dropped else segments.fetch(ask), lambda result: self._came(span, result)
+        )
 
     def poll(self, now_us: int) -> None:
         """Drop what nobody asked for in time."""

@@ -1,0 +1,306 @@
+"""A world with disks for broker tests: brokers are real; order, ranges, durable lines and files are made by hand."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embarcadero.broker.reader import Logs
+from embarcadero.broker.state import Broker
+from embarcadero.config import FabricSizes
+from embarcadero.env import Inline, Workers
+from embarcadero.fabric.durability import RangeWord, create_durable, create_ranges
+from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable, create_epochs
+from embarcadero.fabric.frontier import FrontierWriter
+from embarcadero.fabric.incoherent import IncoherentMemory
+from embarcadero.fabric.layout import (
+    ORDER,
+    PENDING,
+    RESULT,
+    SEQUENCER_FRONTIERS_BYTES,
+    RegionKind,
+    SequencerLine,
+    frontier_offset,
+)
+from embarcadero.fabric.region import Shape
+from embarcadero.fabric.ring import RingReader, RingWriter, attach_ring, create_ring
+from embarcadero.placement.directory import Directory
+from embarcadero.placement.memory import MemoryStore
+from embarcadero.storage.layout import range_folder
+from embarcadero.storage.range_log import RangeLog
+from embarcadero.storage.real import RealDisk
+from embarcadero.storage.writing import RangeSettings
+from embarcadero.types import NO_INDEX, EntryKind, Outcome, Range, ReplicaMember
+from embarcadero.wire import messages as m
+from tests.broker.harness import SIZES, Client, CountingBell, ManualClock
+
+SEGMENTS = RangeSettings(cluster="c", segment_bytes=4_096, index_every_bytes=256)
+
+
+class Hand:
+    """A sequencer's part, by hand: takes what brokers published, orders it as told, answers."""
+
+    def __init__(self, world: DiskWorld) -> None:
+        self._world, self.fabric = world, world.memory.host(f"sequencer-{world.directory.started_epoch() + 1}")
+        self.epoch = world.directory.next_epoch()
+        self._table = EpochTable(self.fabric, self.fabric.attach(EPOCHS_REGION, writable=True))
+        self._table.open(self.epoch)
+        self._frontiers = self.fabric.create(
+            f"epoch-{self.epoch}/frontiers", Shape(RegionKind.SEQUENCER_FRONTIERS, SEQUENCER_FRONTIERS_BYTES)
+        )
+        self.words = create_ranges(self.fabric, self.epoch)
+        self.rings: dict[int, RingWriter] = {}
+        self.seqs: dict[int, int] = {}
+        self._pending: dict[int, tuple[RingReader, RingWriter, FrontierWriter]] = {}
+        self.outcomes: dict[int, tuple[Outcome, int]] = {}  # session sequence -> what to answer instead of ordering it
+        self._sessions = 0
+
+    def start(self) -> None:
+        """Start the epoch, in the store and in memory."""
+        assert self._world.directory.start_epoch(self.epoch, {})
+        self._table.start(self.epoch)
+
+    def open_lane(self, lane: int, index: int = 0, seq: int = 0) -> None:
+        """Have a lane's order ring, empty, from an index on."""
+        ring = create_ring(self.fabric, f"epoch-{self.epoch}/order-{lane}", RegionKind.ORDER, ORDER,
+                           self._world.sizes.order_slots)  # fmt: skip
+        ring.next = index
+        ring.publish()
+        self.rings[lane], self.seqs[lane] = ring, seq
+
+    def word(self, lane: int, number: int, closing: bool = False) -> None:
+        """Say which range is open."""
+        word = RangeWord(number, closing).encode()
+        if (lane, 0) in self.words:
+            self.words.set((lane, 0), word)
+        else:
+            self.words.add((lane, 0), word)
+
+    def order(self) -> None:
+        """Take everything that brokers published, and answer it."""
+        for broker in self._world.brokers:
+            pending, results, through = self._source(broker)
+            found = pending.read(through.value, pending.frontier.load())
+            answers = [self._answer(entry) for entry in found]
+            if answers:
+                results.write(np.concatenate(answers), results.next)
+                results.publish()
+            through.advance(through.value + len(found))
+
+    def _answer(self, entry: Any) -> Any:
+        answer = np.zeros(1, dtype=RESULT)
+        for name in ("session_seq", "session"):
+            answer[name] = entry[name]
+        answer["pending"], answer["index"], answer["seq"] = entry["index"], NO_INDEX, NO_INDEX
+        kind = EntryKind(int(entry["kind"]))
+        if kind == EntryKind.SESSION_OPEN:
+            self._sessions += 1
+            answer["outcome"], answer["session"], answer["index"] = Outcome.OPENED, self._sessions, 0
+            answer["seq"] = 0
+        elif kind != EntryKind.BATCH:
+            answer["outcome"] = Outcome.NOTED
+        elif int(entry["session_seq"]) in self.outcomes:
+            answer["outcome"], answer["index"] = self.outcomes[int(entry["session_seq"])]
+        else:
+            answer["outcome"] = Outcome.ORDERED
+            answer["index"], answer["seq"] = self._append(entry)
+        return answer
+
+    def _append(self, pending: Any) -> tuple[int, int]:
+        lane = int(pending["lane"])
+        ring, seq = self.rings[lane], self.seqs[lane]
+        entry = np.zeros(1, dtype=ORDER)
+        for name in ("session_seq", "session", "location", "size", "count", "crc", "origin", "partition", "kind"):
+            entry[name] = pending[name]
+        entry["seq"], entry["append_us"] = seq, self._world.clock.wall_us()
+        index = ring.write(entry, max(0, ring.next - ring.slots + 1))
+        ring.publish()
+        self.seqs[lane] += int(pending["count"])
+        return index, seq
+
+    def _source(self, broker: Broker) -> tuple[RingReader, RingWriter, FrontierWriter]:
+        handle, prefix = broker.member.handle, broker.member.region_prefix
+        if handle not in self._pending:
+            name = f"epoch-{self.epoch}/results-{broker.member.broker}.{broker.member.incarnation}"
+            self._pending[handle] = (
+                attach_ring(self.fabric, f"{prefix}/pending", PENDING),
+                create_ring(self.fabric, name, RegionKind.RESULTS, RESULT, 1_024, "position"),
+                FrontierWriter(self._frontiers, frontier_offset(SequencerLine.BROKERS + handle)),
+            )
+        return self._pending[handle]
+
+
+class HandReplica:
+    """A replica's part, by hand: copies what it is told to, syncs, and says so."""
+
+    def __init__(self, world: DiskWorld, number: int) -> None:
+        self._world = world
+        self.folder = world.path / f"replica-{number}"
+        self.folder.mkdir(exist_ok=True)
+        self.disk = RealDisk(self.folder)
+        self.member: ReplicaMember = world.directory.register_replica(
+            number, f"disk-{number}", str(self.folder), "h", 0
+        )
+        self.fabric = world.memory.host(f"replica-{number}.{self.member.incarnation}")
+        self.lines = create_durable(self.fabric, self.member.ref)
+        self.logs: dict[tuple[int, int], RangeLog] = {}
+        self._payloads = Logs(self.fabric, lambda: None)
+
+    def say(self, range_: Range, through: int) -> None:
+        """Publish a durable line, whether it is true or not."""
+        tags = (range_.lane, range_.number)
+        if tags in self.lines:
+            self.lines.set(tags, through)
+        else:
+            self.lines.add(tags, through)
+
+    def copy(self, range_: Range, stop: int, ring: str | None = None) -> None:
+        """Copy entries and payloads below `stop` to disk, sync, and say so."""
+        log = self.log(range_)
+        self._payloads.update(self._world.directory.members())
+        name = ring or f"epoch-{self._world.hand.epoch}/order-{range_.lane}"
+        entries = attach_ring(self.fabric, name, ORDER).read(log.end, stop)
+        payloads = []
+        for entry in entries:
+            reader = self._payloads.of(int(entry["origin"]))
+            assert reader is not None
+            payload = reader.copy(int(entry["location"]), int(entry["size"]))
+            assert payload is not None
+            payloads.append(payload)
+        log.append(entries, payloads)
+        log.sync_job()()
+        self.say(range_, log.end)
+
+    def log(self, range_: Range) -> RangeLog:
+        """Its copy of a range."""
+        key = (range_.lane, range_.number)
+        if key not in self.logs:
+            self._world.make_folders(self.disk, range_.lane)
+            self.logs[key] = RangeLog.create(
+                self.disk, range_folder(*key), range_.lane, range_.number, range_.start, range_.start_seq, SEGMENTS
+            )
+        return self.logs[key]
+
+
+class DiskWorld:
+    """Brokers, a hand-made order, and replicas with folders."""
+
+    def __init__(
+        self, path: Path, brokers: int = 2, replicas: int = 3, sizes: FabricSizes = SIZES,
+        workers: Callable[[], Workers] = Inline, seed: int = 1,
+    ) -> None:  # fmt: skip
+        self.path, self.sizes, self.workers = path, sizes, workers
+        self.memory = IncoherentMemory(random.Random(seed), generation=7)
+        self.directory = Directory(MemoryStore())
+        self.clock, self.bell = ManualClock(), CountingBell()
+        create_epochs(self.memory.host("admin"))
+        self.brokers: list[Broker] = []
+        self.replicas = [HandReplica(self, number) for number in range(replicas)]
+        self.hand = Hand(self)
+        self.hand.start()
+        self.brokers = [self.start_broker(number) for number in range(brokers)]
+
+    def start_broker(self, number: int) -> Broker:
+        """A new incarnation of a broker, on a host of its own."""
+        member = self.directory.register_broker(number, "127.0.0.1", 9092 + number, 1)
+        fabric = self.memory.host(f"host-{number}.{member.incarnation}")
+        return Broker(
+            fabric, self.directory, self.clock, self.bell, member, self.sizes, workers=self.workers(),
+            disks=lambda replica: RealDisk(Path(replica.folder)),
+        )  # fmt: skip
+
+    @staticmethod
+    def make_folders(disk: RealDisk, lane: int) -> None:
+        """Folders that a range's copy is made in."""
+        disk.make_folder(f"lane-{lane:010d}")
+
+    def topic(self, name: str = "t", order: int = 5, replicas: int = 3, durable_on: int = 2, say: bool = True) -> Range:
+        """Create a topic; its first range is open, and its replicas have begun."""
+        topic = self.directory.create_topic(
+            name, order=order, partitions=4, replicas=replicas, durable_on=durable_on, on_gap="fence",
+            gap_timeout_ms=None,
+        )  # fmt: skip
+        self.hand.open_lane(topic.lane)
+        range_ = self.directory.open_range(topic.lane)
+        if range_ is None:
+            return Range(lane=topic.lane, number=0, start=0, start_seq=0, replicas=[], durable_on=0)
+        self.hand.word(topic.lane, range_.number)
+        if say:
+            for replica in self.of(range_):
+                replica.say(range_, range_.start)
+        self.run()
+        return range_
+
+    def lose_memory(self, range_: Range, end: int, end_seq: int) -> Range:
+        """All memory was lost: the range is sealed, what was above its end is lost, the next one is at the ceiling."""
+        refs = [replica.member.ref for replica in self.replicas]
+        opened = self.directory.seal_recovered(range_.lane, range_.number, end, end_seq, refs, self.hand.epoch)
+        assert opened is not None
+        assert opened.start > end
+        return opened
+
+    def restart(self, range_: Range, end: int, end_seq: int) -> Range:
+        """Everything in memory is gone. Brokers and order begin anew, the lane goes on in a new range."""
+        self.brokers = [self.start_broker(broker.member.broker) for broker in self.brokers]
+        self.hand = Hand(self)
+        self.hand.start()
+        opened = self.lose_memory(range_, end, end_seq)
+        self.hand.open_lane(opened.lane, opened.start, opened.start_seq)
+        self.hand.word(opened.lane, opened.number)
+        for replica in self.of(opened):
+            replica.say(opened, opened.start)
+        self.run()
+        return opened
+
+    def of(self, range_: Range) -> list[HandReplica]:
+        """The replicas of a range, in its order."""
+        return [self.replicas[ref.replica] for ref in range_.replicas]
+
+    def run(self, rounds: int = 3, *clients: Client) -> None:
+        """Let brokers and the hand work for a while."""
+        for _ in range(rounds):
+            self.clock.us += 60_000
+            self.hand.order()
+            for broker in self.brokers:
+                broker.poll()
+        for client in clients:
+            client.pump()
+
+    def open(self, client: Client, topic: str = "t") -> m.Opened:
+        """Open a session."""
+        request = client.ask(m.OpenSession(topic=topic))
+        self.run(3, client)
+        opened = client.answers[request]
+        assert isinstance(opened, m.Opened), opened
+        return opened
+
+    def publish(self, client: Client, opened: m.Opened, first: int, count: int, size: int = 20, **fields: Any) -> None:
+        """Publish batches with sequences [first, first + count), each of its own bytes."""
+        for sequence in range(first, first + count):
+            client.batch(opened, sequence, payload(sequence, size), count=2, **fields)
+            self.run(1, client)
+        self.run(3, client)
+
+    def ask(self, client: Client, message: m.Message) -> Any:
+        """Ask, and return the answer if there is one."""
+        request = client.ask(message)
+        self.run(2, client)
+        return client.answers.get(request) or client.fetched.get(request)
+
+    def fetch(self, client: Client, lane: int, **options: Any) -> Any:
+        """Fetch and return the answer, if there is one."""
+        return self.ask(client, m.Fetch(lane=lane, **({"max_bytes": 1 << 20} | options)))
+
+
+def payload(sequence: int, size: int = 20) -> bytes:
+    """What batch `sequence` of these tests has in it."""
+    return (b"%08d" % sequence).ljust(size, b".")
+
+
+def texts(found: Any) -> list[bytes]:
+    """The payloads of an answer."""
+    return [bytes(text) for text in found.payloads]

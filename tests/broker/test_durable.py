@@ -1,0 +1,293 @@
+"""Acks and payloads that wait for disks, on incoherent memory, with durable lines and range words written by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from embarcadero import plants
+from embarcadero.fabric.frontier import FrontierReader
+from embarcadero.fabric.layout import BrokerLine, frontier_offset
+from embarcadero.types import NO_INDEX, Outcome, Range
+from embarcadero.wire import messages as m
+from embarcadero.wire.frames import WANT_DURABLE
+from tests.broker.disks import DiskWorld, payload, texts
+from tests.broker.harness import Client
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> DiskWorld:
+    """Two brokers, three replicas."""
+    return DiskWorld(tmp_path)
+
+
+def outcomes(client: Client) -> list[tuple[int, Outcome]]:
+    return [(int(ack["session_seq"]), Outcome(int(ack["outcome"]))) for ack in client.acks]
+
+
+def waiting_line(world: DiskWorld, number: int = 0) -> int:
+    """What broker `number` says of who waits for disks."""
+    region = world.memory.host("replica").attach(f"{world.brokers[number].member.region_prefix}/frontiers")
+    return FrontierReader(region, frontier_offset(BrokerLine.DURABLE_WAITING)).load()
+
+
+@pytest.mark.parametrize("together", [1, 3])
+def test_an_ack_that_means_durable_waits_for_enough_disks(world: DiskWorld, together: int) -> None:
+    """One line of two that are needed is not enough; ack=1 of the same topic does not wait."""
+    range_ = world.topic()
+    first, second, _ = world.of(range_)
+    client = Client(world.brokers[0])
+    opened = world.open(client)
+    for sequence in range(together):
+        client.batch(opened, sequence, payload(sequence), flags=WANT_DURABLE)
+    client.batch(opened, together, payload(together))
+    world.run(3, client)
+    assert outcomes(client) == [(together, Outcome.ORDERED)]
+    assert waiting_line(world) == together
+    first.copy(range_, together + 1)
+    world.run(3, client)
+    assert len(client.acks) == 1
+    second.copy(range_, together + 1)
+    world.run(3, client)
+    assert sorted(outcomes(client)) == [(s, Outcome.ORDERED) for s in range(together + 1)]
+    assert waiting_line(world) == 0
+
+
+def test_the_planted_bug_of_acking_before_durable_is_seen(world: DiskWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the rule switched off the ack is there too early: the test above would notice."""
+    monkeypatch.setattr(plants, "ACTIVE", {"ack-before-durable"})
+    world.topic()
+    client = Client(world.brokers[0])
+    world.publish(client, world.open(client), 0, 1, flags=WANT_DURABLE)
+    assert outcomes(client) == [(0, Outcome.ORDERED)]
+
+
+def test_a_closing_range_and_lines_of_an_old_one_count_for_nothing(world: DiskWorld) -> None:
+    """Once the sequencer says "closing", lines that come later may be above where it seals."""
+    old = world.topic()
+    client = Client(world.brokers[0])
+    opened = world.open(client)
+    world.publish(client, opened, 0, 2, flags=WANT_DURABLE)
+    world.hand.word(old.lane, old.number, closing=True)
+    for replica in world.of(old):
+        replica.say(old, 2)
+    world.run(3, client)
+    assert client.acks == []
+
+    refs = [replica.member.ref for replica in world.replicas]
+    new = world.directory.seal_and_open(old.lane, old.number, 1, 2, refs, world.hand.epoch)
+    assert new is not None
+    world.hand.word(new.lane, new.number)
+    world.run(3, client)
+    assert outcomes(client) == [(0, Outcome.ORDERED)]
+    for replica in world.of(old):
+        replica.say(old, 9)
+    world.run(3, client)
+    assert len(client.acks) == 1
+    for replica in world.of(new)[:2]:
+        replica.say(new, 2)
+    world.run(3, client)
+    assert outcomes(client) == [(0, Outcome.ORDERED), (1, Outcome.ORDERED)]
+
+
+def test_nothing_is_counted_once_a_later_epoch_is_open(world: DiskWorld) -> None:
+    """Who reigns next may seal below the lines of now."""
+    range_ = world.topic()
+    client = Client(world.brokers[0])
+    world.publish(client, world.open(client), 0, 1, flags=WANT_DURABLE)
+    world.hand._table.open(world.directory.next_epoch())
+    for replica in world.of(range_):
+        replica.say(range_, 1)
+    world.run(3, client)
+    assert client.acks == []
+
+
+def test_duplicates_wait_like_the_first_copy_and_refusals_do_not(world: DiskWorld) -> None:
+    """DUP_OF waits for its index; DUP, of which no index is known, for all that was ordered when it was answered."""
+    range_ = world.topic()
+    first, second, _ = world.of(range_)
+    client = Client(world.brokers[0])
+    opened = world.open(client)
+    world.publish(client, opened, 0, 3)
+    world.hand.outcomes = {
+        10: (Outcome.DUP_OF, 1), 11: (Outcome.DUP, NO_INDEX), 12: (Outcome.FENCED, NO_INDEX),
+        13: (Outcome.CONFLICT, NO_INDEX),
+    }  # fmt: skip
+    client.acks.clear()
+    for sequence in world.hand.outcomes:
+        client.batch(opened, sequence, payload(sequence), flags=WANT_DURABLE)
+        world.run(1)
+    world.run(3, client)
+    assert outcomes(client) == [(12, Outcome.FENCED), (13, Outcome.CONFLICT)]
+    for replica in (first, second):
+        replica.copy(range_, 2)
+    world.run(3, client)
+    assert outcomes(client)[2:] == [(10, Outcome.DUP_OF)]
+    for replica in (first, second):
+        replica.copy(range_, 3)
+    world.run(3, client)
+    assert outcomes(client)[3:] == [(11, Outcome.DUP)]
+
+
+def test_a_payload_stays_in_memory_until_it_is_durable(world: DiskWorld) -> None:
+    """However much comes after it: no chunk that holds something not durable is written again."""
+    range_ = world.topic()
+    client = Client(world.brokers[0])
+    opened = world.open(client)
+    world.publish(client, opened, 0, 60, size=2_000)
+    stored = [sequence for sequence, outcome in outcomes(client) if outcome == Outcome.ORDERED]
+    assert 10 < len(stored) < 40
+    for replica in world.of(range_)[:2]:
+        replica.copy(range_, len(stored))
+    world.run(3, client)
+    assert world.brokers[0].held.kept_chunks == 0
+    assert not world.brokers[0].ingest.log._held
+
+
+def test_a_topic_whose_replicas_are_dead_leaves_room_for_the_others(world: DiskWorld) -> None:
+    """Its batches are refused once it keeps its part of the log; its publishers get no more credit, others do."""
+    world.topic("dead")
+    world.topic("memory", replicas=0, durable_on=0)
+    stuck, free = Client(world.brokers[0]), Client(world.brokers[0])
+    into_dead, into_memory = world.open(stuck, "dead"), world.open(free, "memory")
+    for sequence in range(60):
+        if stuck.connection.granted_bytes - stuck.connection.received_bytes < 3_000:
+            break
+        stuck.batch(into_dead, sequence, payload(sequence, 2_000))
+        world.run(1, stuck)
+    granted = stuck.connection.granted_bytes
+    for sequence in range(200):
+        free.batch(into_memory, sequence, payload(sequence, 2_000))
+        world.run(1, free)
+    world.run(3, stuck, free)
+    assert outcomes(free) == [(sequence, Outcome.ORDERED) for sequence in range(200)]
+    assert stuck.connection.granted_bytes == granted
+    assert world.brokers[0].held.kept_chunks <= 0.625 * world.brokers[0].ingest.log.chunks
+    assert not world.brokers[0].full
+
+
+def test_credit_comes_back_when_disks_catch_up(world: DiskWorld) -> None:
+    """Who fed a lane that was behind may send again, without asking."""
+    range_ = world.topic()
+    client = Client(world.brokers[0])
+    opened = world.open(client)
+    sequence = 0
+    while client.connection.granted_bytes - client.connection.received_bytes >= 3_000 and sequence < 60:
+        client.batch(opened, sequence, payload(sequence, 2_000))
+        world.run(1, client)
+        sequence += 1
+    granted = client.connection.granted_bytes
+    ordered = sum(outcome == Outcome.ORDERED for _, outcome in outcomes(client))
+    for replica in world.of(range_)[:2]:
+        replica.copy(range_, ordered)
+    world.run(3, client)
+    assert client.connection.granted_bytes > granted
+
+
+def test_a_client_that_is_gone_is_waited_for_by_nobody(world: DiskWorld) -> None:
+    """Its payloads still become durable."""
+    range_ = world.topic()
+    client = Client(world.brokers[0])
+    world.publish(client, world.open(client), 0, 2, flags=WANT_DURABLE)
+    client.connection.closed()
+    world.run(2)
+    assert world.brokers[0].held.waiting == 0
+    assert waiting_line(world) == 0
+    for replica in world.of(range_):
+        replica.copy(range_, 2)
+    world.run(2)
+    assert world.brokers[0].held.kept_chunks == 0
+
+
+def test_a_deleted_topic_lets_go_of_everything(world: DiskWorld) -> None:
+    """Waiting acks are answered, kept payloads are freed."""
+    world.topic()
+    client = Client(world.brokers[0])
+    world.publish(client, world.open(client), 0, 2, flags=WANT_DURABLE)
+    world.directory.delete_topic("t")
+    world.run(3, client)
+    assert outcomes(client) == [(0, Outcome.UNKNOWN_TOPIC), (1, Outcome.UNKNOWN_TOPIC)]
+    assert world.brokers[0].held.kept_chunks == 0
+
+
+def test_a_durable_ack_of_a_topic_without_replicas_is_a_mistake(world: DiskWorld) -> None:
+    """Durable is never declared."""
+    world.topic("memory", replicas=0, durable_on=0)
+    client = Client(world.brokers[0])
+    opened = world.open(client, "memory")
+    client.batch(opened, 0, flags=WANT_DURABLE)
+    client.pump()
+    assert client.connection.closing
+    assert [answer.code for answer in client.pushed if isinstance(answer, m.Failed)] == ["BadFrame"]
+
+
+def test_the_newest_lost_gap_is_told_when_a_session_opens(world: DiskWorld) -> None:
+    """And the earlier ones beside it."""
+    range_ = world.topic()
+    first = world.lose_memory(range_, 5, 10)
+    second = world.lose_memory(first, first.start + 7, first.start_seq + 14)
+    ends = [(5, first.start), (first.start + 7, second.start)]
+    world.run()
+    opened = world.open(Client(world.brokers[0]))
+    assert (opened.lost_from, opened.lost_to) == ends[1]
+    assert [tuple(span) for span in opened.lost_before] == [ends[0]]
+
+
+# --- orders 0 and 1 ---------------------------------------------------------------------------------------------------
+
+
+def broker_lane(world: DiskWorld) -> Range:
+    """The open range of the only lane of a broker."""
+    [lane] = world.directory.lanes()
+    range_ = world.directory.open_range(lane.lane)
+    assert range_ is not None
+    world.hand.word(lane.lane, range_.number)
+    return range_
+
+
+def test_a_broker_lane_is_acked_and_read_when_durable(world: DiskWorld) -> None:
+    """ack=1 at once, ack=2 when enough disks have it; durable readers wait for the same, and replicas are woken."""
+    world.topic("zero", order=0)
+    writer, reader = Client(world.brokers[0]), Client(world.brokers[1])
+    opened = writer.answers[writer.ask(m.OpenSession(topic="zero"))]
+    assert isinstance(opened, m.Opened)
+    writer.batch(opened, 0, payload(0))
+    writer.batch(opened, 1, payload(1), flags=WANT_DURABLE)
+    writer.pump()
+    assert outcomes(writer) == [(0, Outcome.ORDERED)]
+    range_ = broker_lane(world)
+    assert {ref.region_prefix for ref in range_.replicas} <= set(world.bell.rings)
+    [lane] = world.directory.lanes()
+    request = reader.ask(m.Fetch(lane=lane.lane, max_bytes=1_000, wait_ms=20_000))
+    world.run(3, writer, reader)
+    assert request not in reader.fetched
+    assert texts(world.fetch(reader, lane.lane, read="ordered")) == [payload(0), payload(1)]
+    for replica in world.of(range_)[:2]:
+        replica.copy(range_, 2, lane.region)
+    world.run(3, writer, reader)
+    assert outcomes(writer) == [(0, Outcome.ORDERED), (1, Outcome.ORDERED)]
+    assert texts(reader.fetched[request]) == [payload(0), payload(1)]
+
+
+def test_slots_of_a_broker_lane_are_reused_only_when_durable(world: DiskWorld) -> None:
+    """With its ring full of what is not durable, batches are refused; nothing is overwritten."""
+    world.topic("zero", order=0)
+    client = Client(world.brokers[0])
+    opened = client.answers[client.ask(m.OpenSession(topic="zero"))]
+    assert isinstance(opened, m.Opened)
+    for sequence in range(130):
+        client.batch(opened, sequence, b"%d" % sequence)
+        world.run(1, client)
+    taken = sum(outcome == Outcome.ORDERED for _, outcome in outcomes(client))
+    assert taken < 128
+    assert {outcome for _, outcome in outcomes(client)[taken:]} == {Outcome.BACKPRESSURE}
+    range_ = broker_lane(world)
+    [lane] = world.directory.lanes()
+    for replica in world.of(range_)[:2]:
+        replica.copy(range_, taken, lane.region)
+    world.run(3)
+    client.acks.clear()
+    client.batch(opened, 500, b"goes on")
+    world.run(1, client)
+    assert outcomes(client) == [(500, Outcome.ORDERED)]

@@ -1,0 +1,367 @@
+"""Reads across memory, segment files and lost positions: the reader can't tell which, and never gets wrong bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embarcadero import plants
+from embarcadero.limits import WARM_JOBS_MAX
+from embarcadero.storage.reading import RangeReader
+from embarcadero.types import Gap, GapKind, Range
+from embarcadero.wire import messages as m
+from tests.broker.disks import DiskWorld, payload, texts
+from tests.broker.harness import Client
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> DiskWorld:
+    """Two brokers, three replicas."""
+    return DiskWorld(tmp_path)
+
+
+class Later:
+    """Workers that work when told to."""
+
+    def __init__(self) -> None:
+        self.jobs: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
+        self.most = 0
+
+    def run(self, job: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        self.jobs.append((job, done))
+        self.most = max(self.most, len(self.jobs))
+
+    def step(self) -> None:
+        """Do the oldest job."""
+        job, done = self.jobs.pop(0)
+        try:
+            result: Any = job()
+        except Exception as error:
+            result = error
+        done(result)
+
+
+def fill(world: DiskWorld, range_: Range, batches: int, size: int = 1_500, copies: int = 3) -> Client:
+    """Publish batches, made durable a few at a time: far more than memory keeps."""
+    client = Client(world.brokers[0])
+    opened = world.open(client)
+    for sequence in range(batches):
+        client.batch(opened, sequence, payload(sequence, size), count=2)
+        world.run(1, client)
+        if sequence % 10 == 9:
+            for replica in world.of(range_)[:copies]:
+                replica.copy(range_, sequence + 1)
+    world.run(3, client)
+    assert len(client.acks) == batches
+    return client
+
+
+def scan(world: DiskWorld, client: Client, lane: int, **options: Any) -> tuple[list[bytes], list[Gap]]:
+    """Read a lane to its end, fetch by fetch."""
+    found, gaps, index = [], [], 0
+    ask = {"by": "index", "start": 0} | options
+    for _ in range(500):
+        answer = world.fetch(client, lane, **ask)
+        assert answer is not None
+        assert not isinstance(answer, m.Failed), answer
+        found += texts(answer)
+        gaps += [answer.gap] if answer.gap is not None else []
+        if not answer.payloads and answer.gap is None:
+            return found, gaps
+        index = answer.next_index
+        ask |= {"by": "index", "start": index}
+    raise AssertionError("it never ends")
+
+
+def test_what_left_memory_is_read_from_files_and_the_reader_cannot_tell(world: DiskWorld) -> None:
+    """Far more was published than the log keeps; all of it is read, from the start, in order, once."""
+    range_ = world.topic()
+    fill(world, range_, 120)
+    reader = Client(world.brokers[1])
+    expected = [payload(sequence, 1_500) for sequence in range(120)]
+    assert scan(world, reader, range_.lane, max_bytes=8_000) == (expected, [])
+    assert scan(world, reader, range_.lane, by="earliest", max_bytes=100_000)[0] == expected
+    assert world.brokers[1].reads.warm.jobs > 0
+    assert world.brokers[1].reads.warm.ahead_used > 0
+    assert scan(world, reader, range_.lane, read="ordered", max_bytes=8_000) == (expected, [])
+
+
+def test_places_are_found_in_files_too(world: DiskWorld) -> None:
+    """By seq, by time, by index; the start of the lane is what the files begin with."""
+    range_ = world.topic()
+    client = fill(world, range_, 300, size=400)
+    lane = range_.lane
+    tail = world.ask(client, m.GetTail(lane=lane))
+    assert (tail.index, tail.seq, tail.start_index, tail.start_seq) == (300, 600, 0, 0)
+    assert (tail.durable_index, tail.durable_seq) == (300, 600)
+    assert (world.ask(client, m.Find(lane=lane, by="seq", start=7))).index == 3
+    assert (world.ask(client, m.Find(lane=lane, by="index", start=5))).seq == 10
+    assert (world.ask(client, m.Find(lane=lane, by="seq", start=597))).index == 298
+    assert (world.ask(client, m.Find(lane=lane, by="seq", start=600))).index == 300
+    assert world.ask(client, m.Find(lane=lane, by="seq", start=601)).code == "FuturePosition"
+    entry = world.fetch(client, lane, start=20, max_bytes=1).entries[0]
+    assert world.ask(client, m.Find(lane=lane, by="time", start=int(entry["append_us"]))).index == 20
+    assert world.fetch(client, lane, by="time", start=int(entry["append_us"]) + 1, max_bytes=1).entries["index"] == [21]
+    assert texts(world.fetch(client, lane, by="seq", start=41, max_bytes=1)) == [payload(20, 400)]
+
+
+def test_trims_reach_into_files(world: DiskWorld) -> None:
+    """What is trimmed is one TRIMMED gap, wherever it was; the start moves."""
+    range_ = world.topic()
+    client = fill(world, range_, 100)
+    place = world.ask(client, m.Trim(lane=range_.lane, by="seq", before=21))
+    assert (place.index, place.seq) == (10, 20)
+    found = world.fetch(client, range_.lane, start=3)
+    assert (found.gap, found.next_index) == (Gap(GapKind.TRIMMED, 3, 10), 10)
+    assert texts(world.fetch(client, range_.lane, by="earliest", max_bytes=1)) == [payload(10, 1_500)]
+    assert world.ask(client, m.Find(lane=range_.lane, by="index", start=2)).code == "Trimmed"
+    assert world.ask(client, m.GetTail(lane=range_.lane)).start_index == 10
+
+
+def test_what_retention_dropped_everywhere_is_trimmed(world: DiskWorld) -> None:
+    """Whole segments are gone from all copies: a TRIMMED gap up to what is left, and the start says so."""
+    range_ = world.topic()
+    client = fill(world, range_, 100)
+    for replica in world.of(range_):
+        replica.log(range_).drop_below(30)
+    left = world.ask(client, m.GetTail(lane=range_.lane)).start_index
+    assert 20 < left <= 30
+    found = world.fetch(client, range_.lane, start=3)
+    assert (found.gap, found.next_index) == (Gap(GapKind.TRIMMED, 3, left), left)
+    expected = [payload(sequence, 1_500) for sequence in range(left, 100)]
+    assert scan(world, client, range_.lane, by="earliest", max_bytes=8_000) == (expected, [])
+
+
+def flip(path: Path, text: bytes) -> None:
+    """Flip a bit in the first payload that holds a text."""
+    for file in sorted(path.rglob("*.log")):
+        data = bytearray(file.read_bytes())
+        if (at := data.find(text)) >= 0:
+            data[at + 3] ^= 1
+            file.write_bytes(data)
+            return
+    raise AssertionError("not there")
+
+
+def test_a_bad_copy_is_passed_over_and_without_a_good_one_the_reader_is_told(world: DiskWorld) -> None:
+    """A flipped bit in one copy costs nothing but another read; in all copies it is Corrupt, never wrong bytes."""
+    range_ = world.topic()
+    fill(world, range_, 100)
+    replicas = world.of(range_)
+    expected = [payload(sequence, 1_500) for sequence in range(100)]
+    for replica in replicas[:2]:
+        flip(replica.folder, payload(5, 1_500))
+        assert scan(world, Client(world.brokers[1]), range_.lane, max_bytes=8_000) == (expected, [])
+    flip(replicas[2].folder, payload(5, 1_500))
+    reader = Client(world.brokers[1])
+    answer = world.fetch(reader, range_.lane, start=5, max_bytes=1_000)
+    assert answer.code == "Corrupt"
+    assert f"lane {range_.lane}" in answer.message
+    assert texts(world.fetch(reader, range_.lane, start=6, max_bytes=1_000)) == [payload(6, 1_500)]
+
+
+def test_missing_files_and_replicas_that_are_behind_are_passed_over(world: DiskWorld) -> None:
+    """One copy was deleted, one has little: the third serves. With none left it is an error."""
+    range_ = world.topic()
+    fill(world, range_, 100, copies=2)
+    first, second, third = world.of(range_)
+    for file in first.folder.rglob("*.log"):
+        file.unlink()
+    third.say(range_, 0)
+    expected = [payload(sequence, 1_500) for sequence in range(100)]
+    assert scan(world, Client(world.brokers[1]), range_.lane, max_bytes=8_000) == (expected, [])
+    for file in second.folder.rglob("*.log"):
+        file.unlink()
+    assert world.fetch(Client(world.brokers[1]), range_.lane, start=0).code == "Corrupt"
+
+
+def test_nothing_above_the_durable_frontier_is_served_to_a_durable_reader(world: DiskWorld) -> None:
+    """A waiting reader is woken when enough disks have it; an ordered reader has it at once."""
+    range_ = world.topic()
+    first, second, _ = world.of(range_)
+    writer, reader = Client(world.brokers[0]), Client(world.brokers[1])
+    world.publish(writer, world.open(writer), 0, 3)
+    request = reader.ask(m.Fetch(lane=range_.lane, start=0, max_bytes=1_000, wait_ms=30_000))
+    first.copy(range_, 3)
+    world.run(3, reader)
+    assert request not in reader.fetched
+    assert len(world.fetch(reader, range_.lane, read="ordered").payloads) == 3
+    tail = world.ask(reader, m.GetTail(lane=range_.lane))
+    assert (tail.index, tail.seq, tail.durable_index, tail.durable_seq) == (3, 6, 0, 0)
+    second.copy(range_, 2)
+    world.run(3, reader)
+    assert texts(reader.fetched[request]) == [payload(0), payload(1)]
+    assert (reader.fetched[request].next_index, reader.fetched[request].tail_index) == (2, 2)
+    tail = world.ask(reader, m.GetTail(lane=range_.lane))
+    assert (tail.index, tail.durable_index, tail.durable_seq) == (3, 2, 4)
+    assert world.fetch(reader, range_.lane, by="latest").next_index == 2
+    assert world.fetch(reader, range_.lane, by="latest", read="ordered").next_index == 3
+
+
+def test_the_planted_bug_of_serving_above_durable_is_seen(world: DiskWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the bound switched off a durable reader gets what no disk has: the test above would notice."""
+    monkeypatch.setattr(plants, "ACTIVE", {"serve-above-durable"})
+    range_ = world.topic()
+    writer = Client(world.brokers[0])
+    world.publish(writer, world.open(writer), 0, 1)
+    assert texts(world.fetch(writer, range_.lane)) == [payload(0)]
+
+
+def test_an_end_that_others_may_have_counted_further_is_not_told(world: DiskWorld) -> None:
+    """While a range is closing nobody can count, so a tail told now might go back behind one told before."""
+    range_ = world.topic()
+    writer = Client(world.brokers[0])
+    world.publish(writer, world.open(writer), 0, 2)
+    world.hand.word(range_.lane, range_.number, closing=True)
+    assert world.ask(writer, m.GetTail(lane=range_.lane)).code == "Retriable"
+    world.hand.word(range_.lane, range_.number)
+    assert world.ask(writer, m.GetTail(lane=range_.lane)).index == 2
+
+
+def test_lost_positions_are_a_gap_and_lookups_step_over_them(world: DiskWorld) -> None:
+    """After a restart the lane goes on at its ceiling: sealed part from files, a LOST gap, then what is new."""
+    old = world.topic()
+    fill(world, old, 20, size=100)
+    new = world.restart(old, 18, 36)
+    lane, (writer, reader) = new.lane, (Client(broker) for broker in world.brokers)
+    assert scan(world, reader, lane, by="earliest")[0] == [payload(sequence, 100) for sequence in range(18)]
+    world.publish(writer, world.open(writer), 100, 2)
+    for replica in world.of(new)[:2]:
+        replica.copy(new, new.start + 2)
+    world.run()
+    found, gaps = scan(world, reader, lane)
+    assert found == [*(payload(sequence, 100) for sequence in range(18)), payload(100), payload(101)]
+    assert gaps == [Gap(GapKind.LOST, 18, new.start)]
+    inside = world.fetch(reader, lane, start=19)
+    assert (inside.gap, inside.next_index) == (Gap(GapKind.LOST, 19, new.start), new.start)
+    for by, value in (("seq", 36), ("seq", 40), ("index", 18), ("index", new.start - 1)):
+        place = world.ask(reader, m.Find(lane=lane, by=by, start=value))
+        assert (place.index, place.seq) == (new.start, new.start_seq)
+    assert texts(world.fetch(reader, lane, by="seq", start=36, max_bytes=1)) == [payload(100)]
+    assert world.ask(reader, m.Find(lane=lane, by="seq", start=35)).index == 17
+    tail = world.ask(reader, m.GetTail(lane=lane))
+    assert (tail.index, tail.durable_index, tail.start_index) == (new.start + 2, new.start + 2, 0)
+
+
+def test_a_restarted_lane_without_news_tells_its_end(world: DiskWorld) -> None:
+    """The ring is empty; both ends are where the new range starts."""
+    old = world.topic()
+    fill(world, old, 20, size=100)
+    new = world.restart(old, 20, 40)
+    reader = Client(world.brokers[1])
+    tail = world.ask(reader, m.GetTail(lane=new.lane))
+    assert (tail.index, tail.seq) == (tail.durable_index, tail.durable_seq) == (new.start, new.start_seq)
+    assert (tail.start_index, tail.start_seq) == (0, 0)
+    late = world.fetch(reader, new.lane, by="time", start=world.clock.wall_us())
+    assert (late.payloads, late.gap) == ([], None)
+
+
+def test_the_sealed_part_is_readable_while_a_lane_is_recovered(world: DiskWorld) -> None:
+    """No order ring yet, the last range not decided: what is in sealed ranges is served, the rest waits."""
+    old = world.topic()
+    fill(world, old, 20, size=100)
+    refs = [replica.member.ref for replica in world.replicas]
+    last = world.directory.seal_and_open(old.lane, old.number, 15, 30, refs, world.hand.epoch)
+    assert last is not None
+    world.brokers = [world.start_broker(0), world.start_broker(1)]
+    world.hand = type(world.hand)(world)
+    world.hand.start()
+    world.hand.word(old.lane, last.number, closing=True)
+    world.run()
+    reader = Client(world.brokers[1])
+    answer = world.fetch(reader, old.lane, by="earliest")
+    assert texts(answer) == [payload(sequence, 100) for sequence in range(15)]
+    assert answer.next_index == 15
+    request = reader.ask(m.Fetch(lane=old.lane, start=15, max_bytes=1_000, wait_ms=30_000))
+    world.run(3, reader)
+    assert request not in reader.fetched
+    assert request not in reader.answers
+    assert world.ask(reader, m.GetTail(lane=old.lane)).code == "Retriable"
+
+
+def test_a_scan_reads_across_ranges(world: DiskWorld) -> None:
+    """A range is sealed and the next opened elsewhere: readers see one lane, and nothing above the end of the old."""
+    old = world.topic()
+    client = fill(world, old, 50)
+    refs = [replica.member.ref for replica in world.replicas]
+    world.hand.word(old.lane, old.number, closing=True)
+    new = world.directory.seal_and_open(old.lane, old.number, 40, 80, refs, world.hand.epoch)
+    assert new is not None
+    for replica in world.of(old):
+        source = replica.log(old)
+        entries, payloads = RangeReader(replica.disk, source.folder, old.lane, old.number).read(40, 50, 1 << 20)
+        replica.log(new).append(entries, payloads)
+        replica.log(new).sync_job()()
+        source.cut(40)
+        replica.say(new, 50)
+    world.hand.word(new.lane, new.number)
+    world.run(3, client)
+    expected = [payload(sequence, 1_500) for sequence in range(50)]
+    assert scan(world, client, old.lane, max_bytes=8_000) == (expected, [])
+
+
+def test_few_files_are_read_at_once_and_clients_take_turns(tmp_path: Path) -> None:
+    """A client with many fetches does not keep another one waiting; publishing needs no file at all."""
+    later = Later()
+    world = DiskWorld(tmp_path, workers=lambda: later)
+    range_ = world.topic()
+    writer = fill(world, range_, 100)
+    greedy, modest = Client(world.brokers[1]), Client(world.brokers[1])
+    many = [greedy.ask(m.Fetch(lane=range_.lane, start=i, max_bytes=1_000)) for i in range(20)]
+    one = modest.ask(m.Fetch(lane=range_.lane, start=50, max_bytes=1_000))
+    world.run(2, greedy, modest)
+    assert later.most == WARM_JOBS_MAX
+    for _ in range(4):
+        later.step()
+    world.run(1, greedy, modest)
+    assert one in modest.fetched
+    assert sum(request in greedy.fetched for request in many) < 5
+    assert world.brokers[1].status()["warm_jobs"] > 10
+    writer.acks.clear()
+    world.publish(writer, m.Opened(lane=range_.lane, session=1, index=0, expected=0, low=0), 100, 5)
+    assert len(writer.acks) == 5
+    while later.jobs:
+        later.step()
+        world.run(1)
+    world.run(2, greedy)
+    assert [texts(greedy.fetched[request]) for request in many] == [[payload(i, 1_500)] for i in range(20)]
+
+
+def test_a_client_that_goes_leaves_no_jobs_behind(tmp_path: Path) -> None:
+    """What it waited for is dropped; what runs is told to nobody."""
+    later = Later()
+    world = DiskWorld(tmp_path, workers=lambda: later)
+    range_ = world.topic()
+    fill(world, range_, 100)
+    client = Client(world.brokers[1])
+    for index in range(10):
+        client.ask(m.Fetch(lane=range_.lane, start=index, max_bytes=1_000))
+    client.connection.closed()
+    while later.jobs:
+        later.step()
+    warm = world.brokers[1].reads.warm
+    assert (warm.running, warm.waiting, warm._ahead_bytes) == (0, 0, 0)
+    assert world.brokers[1].fetches_waiting == 0
+
+
+def test_partitions_are_picked_from_files(world: DiskWorld) -> None:
+    """A reader of one partition gets that one only, and gets on where others lie between."""
+    range_ = world.topic()
+    client = Client(world.brokers[0])
+    opened = world.open(client)
+    for sequence in range(100):
+        client.batch(opened, sequence, payload(sequence, 1_500), partition=sequence % 4)
+        world.run(1, client)
+        if sequence % 10 == 9:
+            for replica in world.of(range_):
+                replica.copy(range_, sequence + 1)
+    found = []
+    index = 0
+    while index < 100:
+        answer = world.fetch(client, range_.lane, start=index, max_bytes=5_000, partitions=[3], wait_ms=1_000)
+        found += texts(answer)
+        index = answer.next_index
+    assert found == [payload(sequence, 1_500) for sequence in range(3, 100, 4)]
