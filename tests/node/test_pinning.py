@@ -21,6 +21,7 @@ def test_the_sequencer_gets_the_first_core_and_brokers_the_following() -> None:
         {4}, {5}, {6}, {4},
     ]  # fmt: skip
     assert cores_for(parse_roles("sequencer,broker:0"), [4, 5, 6]) == {4, 5}
+    assert [cores_for(parse_roles(f"replica:{number}"), [4, 5, 6]) for number in range(4)] == [{6}, {5}, {4}, {6}]
 
 
 @pytest.mark.parametrize("text", ["9999", "x", "0,-1", "0;1", "²"])

@@ -1,4 +1,4 @@
-"""A small world for replica tests: simulated memory, real disks, a sequencer and a broker reduced to what they write."""
+"""A small world for replica tests: simulated memory, real disks, a sequencer and a broker by hand."""
 
 from __future__ import annotations
 

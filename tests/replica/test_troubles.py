@@ -1,4 +1,4 @@
-"""Disks that are full, read-only or failing: nothing counts that is not on disk, it is said, and it goes on by itself."""
+"""Disks that are full, read-only or failing: what is not on disk does not count, and it goes on by itself."""
 
 from __future__ import annotations
 

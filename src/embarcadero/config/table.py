@@ -157,7 +157,8 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
         variable="EMBARCADERO_BROKERS", default_text="the cluster of cluster.data_dir, else broker.port on broker.host",
     )] = []
     ack: Annotated[int, choice(
-        "When a record counts as published. 0: sent. 1: ordered.", "0", "1", stands_for=("replication.ack_level",),
+        "When a record counts as published. 0: sent. 1: ordered. 2: durable.", "0", "1", "2",
+        stands_for=("replication.ack_level",),
     )] = limits.ACK_DEFAULT
     batch_bytes: Annotated[int, size(
         "A batch is sent when it has this many bytes.", 1, limits.FRAME_BYTES_MAX, stands_for=("storage.batch_size",),

@@ -2,8 +2,8 @@
 
 Theory of operation. The supervisor holds the lock of the cluster's folder for as long as it lives. Each `up` begins a
 new generation: an empty fabric, so nothing of an earlier run can be mistaken for this one. When a node process dies,
-its brokers are marked dead in the directory at once (the sequencer then closes those incarnations) and the process is
-started again; it registers new incarnations by itself. The supervisor is not on the path of a publish or a read: while
+its brokers and replicas are marked dead in the directory at once (the sequencer then closes those broker incarnations,
+and opens ranges on other replicas) and the process is started again; it registers new incarnations by itself. The supervisor is not on the path of a publish or a read: while
 it is stopped or slow, the cluster goes on. Node processes die with it (see node.die_with).
 """
 
@@ -108,6 +108,7 @@ class Supervisor:
         self._stop = asyncio.Event()
         self._failure: EmbarcaderoError | None = None
         self._ready = False
+        self._missing: set[str] = set()  # replicas that did not start
         self._journal = LogJournal(f"supervisor-{os.getpid()}")
         self._version = version("embarcadero")
 
@@ -203,6 +204,9 @@ class Supervisor:
             self._fail(ClusterError(f"can't start {child.name}: {error.strerror}", "see the limits of this machine"))
 
     def _died(self, child: Child, pid: int, reason: str) -> None:
+        if not self._ready and self._goes_without(child):
+            self._journal.warn("replica does not start", node=child.name, reason=child.last_words() or reason)
+            return
         if not self._ready:
             words = child.last_words()
             kind = FabricFull if words.startswith(f"{FabricFull.__name__}: ") else ClusterError
@@ -217,6 +221,17 @@ class Supervisor:
             self._write_info()
         except EmbarcaderoError as error:
             self._journal.warn("can't mark members dead", node=child.name, reason=error.message)  # they register anew
+
+    def _goes_without(self, child: Child) -> bool:
+        """A cluster starts without a replica that can't (it is tried again and again), unless none of them can."""
+        if any(role.replica is None for role in child.roles):
+            return False
+        self._missing.add(child.name)
+        return any(self._is_replica(other) and other.name not in self._missing for other in self._children)
+
+    @staticmethod
+    def _is_replica(child: Child) -> bool:
+        return all(role.replica is not None for role in child.roles)
 
     def _fail(self, error: EmbarcaderoError) -> None:
         self._failure = self._failure or error
@@ -237,7 +252,7 @@ class Supervisor:
                 names = ", ".join(child.name for child in waiting) or "the sequencer"
                 self._fail(ClusterError(f"{names} took more than {READY_S_MAX:.0f} s", f"see {self._folder.logs}"))
                 return
-            waiting = [child for child in waiting if not await self._answers(child)]
+            waiting = [child for child in waiting if child.name not in self._missing and not await self._answers(child)]
             await asyncio.sleep(_READY_POLL_S)
         self._ready = True
 
@@ -269,7 +284,7 @@ class Supervisor:
         self._stop.set()
         self._journal.note("stopping", nodes=sum(bool(child.pid) for child in self._children))
         brokers = [child for child in self._children if all(role.broker is not None for role in child.roles)]
-        replicas = [child for child in self._children if all(role.replica is not None for role in child.roles)]
+        replicas = [child for child in self._children if self._is_replica(child)]
         others = [child for child in self._children if child not in brokers and child not in replicas]
         await self._end(brokers, signal.SIGTERM, _LEAVE_S)
         await self._end(others, signal.SIGTERM, DRAIN_S_MAX + (_STOP_S if brokers else _LEAVE_S))

@@ -6,28 +6,34 @@ from collections.abc import Callable, Iterator
 
 from embarcadero.errors import BadSegment, EmbarcaderoError
 from embarcadero.fabric.layout import Entries
-from embarcadero.placement.directory import Directory
 from embarcadero.storage.checkpoints import newest_checkpoint
 from embarcadero.storage.disk import Disk
 from embarcadero.storage.layout import lane_folder, range_folder
 from embarcadero.storage.reading import RangeReader
-from embarcadero.types import Range, ReplicaMember
+from embarcadero.types import Range, ReplicaMember, ReplicaState
 
 _DO = "start the replicas that are missing"
 
 
 class DiskPast:
-    """Reads from whichever replica has a good copy. Folders of replicas that are down are readable all the same."""
+    """Reads from whichever replica has a good copy; entries also from folders of replicas that are down.
 
-    def __init__(self, directory: Directory, disks: Callable[[ReplicaMember], Disk] | None) -> None:
-        self._directory, self._disks = directory, disks
+    Workers call it: it gets the members from memory, never from the store.
+    """
+
+    def __init__(
+        self, members: Callable[[], list[ReplicaMember]], disks: Callable[[ReplicaMember], Disk] | None
+    ) -> None:
+        self._members, self._disks = members, disks
         self._opened: dict[tuple[int, int], Disk] = {}
 
-    def _all(self, first: list[int]) -> Iterator[Disk]:
+    def _all(self, first: list[int], live: bool = False) -> Iterator[Disk]:
         """The disks of these replicas, then all others, as far as they can be opened."""
-        newest = {member.replica: member for member in self._directory.replicas()}
+        newest = {member.replica: member for member in self._members()}
         numbers = [*first, *(number for number in newest if number not in first)]
         for member in (newest[number] for number in numbers if number in newest):
+            if live and member.state is ReplicaState.DEAD:
+                continue
             key = (member.replica, member.incarnation)
             if self._disks is not None and key not in self._opened:
                 try:
@@ -38,9 +44,12 @@ class DiskPast:
                 yield self._opened[key]
 
     def checkpoint(self, lane: int, at_most: int) -> tuple[int, bytes] | None:
-        """The newest session checkpoint of a lane at or below an index."""
+        """The newest session checkpoint of a lane at or below an index.
+
+        Only of replicas that are up: a folder that nobody has looked after may have one of a topic that was deleted.
+        """
         best: tuple[int, bytes] | None = None
-        for disk in self._all([]):
+        for disk in self._all([], live=True):
             try:
                 found = newest_checkpoint(disk, lane_folder(lane), at_most)
             except EmbarcaderoError:

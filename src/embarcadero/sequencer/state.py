@@ -75,7 +75,7 @@ class Sequencer:
         workers: Workers | None = None,
     ) -> None:
         self.settings = settings
-        self._past: Past = DiskPast(directory, disks)
+        self._past: Past = DiskPast(lambda: self.ranges.replicas.members, disks)
         self._workers = workers or Inline()
         self._fabric, self._directory, self._clock, self._bell, self._sizes = fabric, directory, clock, bell, sizes
         self.deposed = False
