@@ -252,7 +252,7 @@ def _add_copies(
     for topic, (replicas, durable_on) in zip(topics, durable.copies, strict=True):
         topic.replicas, topic.durable_on = replicas, durable_on
     for stream in streams:
-        stream.ack = rng.choice([1, 2, 2])
+        stream.ack = rng.choice([1, 2, 2]) if stream.topic.replicas else 1
     for reader in readers:
         reader.read = rng.choice(["ordered", "durable", "durable"])
     topic = rng.choice(topics)

@@ -360,7 +360,8 @@ class World:
             for read in ("durable", "ordered") if topic.replicas else ("ordered",):
                 name = f"audit-{number}-{read}"
                 self._start_reader(ReaderPlan(name, topic, "earliest", 0, None, 0, 0, 1 << 18, read=read))
-            last = StreamPlan(f"last-{number}", topic, False, 10, 100_000, 4, 1 << 16, 0, 0.0, ack=1 + number % 2)
+            ack = 2 if topic.replicas and number % 2 == 0 else 1
+            last = StreamPlan(f"last-{number}", topic, False, 10, 100_000, 4, 1 << 16, 0, 0.0, ack=ack)
             stream = Stream(last, self.seed, self.sizes.chunk_bytes)
             self.queue.after(5 * SECOND_US, lambda stream=stream: self._start_publisher(stream))  # type: ignore[misc]
         self.queue.after(7 * SECOND_US, self._look)
