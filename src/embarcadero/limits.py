@@ -123,6 +123,7 @@ INDEX_EVERY_BYTES = 4 * KIB  # at most one index entry for so many bytes of log
 SECTOR_BYTES = 512  # what a disk writes whole or not at all
 WRITE_PARTS_MAX = 1_024  # buffers in one gathered write
 SCAN_BYTES = 4 * MIB  # read at once when a whole segment is looked through
+READ_BYTES = 4 * MIB  # read and checked at once by readers: more would leave the processor's cache
 LOCATE_BYTES = 16 * KIB  # read at once when a position is looked for
 SESSIONS_FILE_BYTES_MAX = 256 * MIB  # an on-disk checkpoint of sessions
 SCRUB_BYTES_PER_S = 8 * MIB

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -99,7 +101,7 @@ class Model:
         assert reader.first == self.log.first
         assert matches(reader, self.source, self.log.first, self.log.end)
         infos = self.log.segments
-        assert all(one.end_index == two.base_index for one, two in zip(infos, infos[1:], strict=False))
+        assert all(one.end_index == two.base_index for one, two in pairwise(infos))
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))

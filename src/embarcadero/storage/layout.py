@@ -25,6 +25,7 @@ so "newer" can be told from "damaged".
 from __future__ import annotations
 
 import re
+import struct
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -58,6 +59,8 @@ PLACE: Final = table(
 CHECKPOINT: Final = table(
     64, magic=("<u8", 0), version=("<u4", 8), crc=("<u4", 12), index=("<u8", 16), bytes=("<u8", 24), check=("<u4", 60)
 )  # fmt: skip
+_PLACE_ROW: Final = struct.Struct("<4Q28x")
+"""All of a place but its check: one is written for every sync."""
 INDEX: Final = np.dtype([("key", ">u8"), ("position", ">u4")])
 
 HEADER_BYTES: Final = HEADER.itemsize
@@ -71,6 +74,7 @@ for _name, _dtype, _size in (
     ("index entry", INDEX, 12),
 ):
     invariant(_dtype.itemsize == _size, f"a {_name} has {_size} bytes")
+invariant(_PLACE_ROW.size == PLACE.itemsize - 4, "a place ends with its check")
 
 LOG, INDEX_FILE, TIME_INDEX_FILE, DAMAGED, MENDED = ".log", ".index", ".timeindex", ".damaged", ".mended"
 START_FILE: Final = "start"
@@ -174,9 +178,8 @@ def decode_footer(data: bytes) -> Footer | None:
 
 def encode_place(place: Place) -> bytes:
     """The content of a start file or a mark."""
-    row = np.zeros(1, dtype=PLACE)
-    row["magic"], row["index"], row["seq"], row["position"] = _PLACE, *place
-    return _sealed(row)
+    data = _PLACE_ROW.pack(_PLACE, *place)
+    return data + payload_crc(data).to_bytes(4, "little")
 
 
 def decode_place(data: bytes) -> Place | None:

@@ -15,6 +15,8 @@ _WORDS, _HALVES = LINE_BYTES // 8, LINE_BYTES // 4
 _SIZE_HALF = 10
 """Which 32-bit half of an entry is its payload's size."""
 _KIND_MAX = EntryKind.SKIP
+_FEW = 8
+_INDEX, _SEQ, _SIZE, _COUNT, _KIND = map((ORDER.names or ()).index, ("index", "seq", "size", "count", "kind"))
 NO_ENTRIES: Final = np.zeros(0, dtype=ORDER)
 RECORD_BYTES_LARGEST: Final = LINE_BYTES + -(-FRAME_BYTES_MAX // LINE_BYTES) * LINE_BYTES
 
@@ -66,6 +68,8 @@ def _hop(data: bytes, lines: int, index: int, end: int) -> tuple[list[int], int]
 
 def _valid(entries: Entries, index: int, seq: int | None) -> int:
     """How many from the start are valid and continue each other."""
+    if len(entries) <= _FEW:
+        return _valid_few(entries, index, seq)
     valid = sealed(entries)
     valid &= entries["index"] == np.arange(index, index + len(entries), dtype=np.uint64)
     valid &= (entries["size"] <= FRAME_BYTES_MAX) & (entries["kind"] - np.uint8(1) < _KIND_MAX)
@@ -74,6 +78,17 @@ def _valid(entries: Entries, index: int, seq: int | None) -> int:
     valid[0] &= int(entries["seq"][0]) == first
     valid[1:] &= entries["seq"][1:] == after[:-1]
     return len(entries) if every(valid) else int(valid.argmin())
+
+
+def _valid_few(entries: Entries, index: int, seq: int | None) -> int:
+    """The same with plain numbers: quicker for some large records."""
+    checks = sealed(entries).tolist()
+    for number, row in enumerate(entries.tolist()):
+        fits = checks[number] and row[_INDEX] == index and (seq is None or row[_SEQ] == seq)
+        if not fits or row[_SIZE] > FRAME_BYTES_MAX or not 0 < row[_KIND] <= _KIND_MAX:
+            return number
+        index, seq = index + 1, row[_SEQ] + row[_COUNT]
+    return len(checks)
 
 
 def intact(data: bytes, entries: Entries, offsets: list[int]) -> int:

@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-import numpy as np
-
 from embarcadero.errors import BadSegment, BadValue, DiskFailed, EmbarcaderoError, TooMany
 from embarcadero.fabric.layout import Entries
 from embarcadero.invariants import invariant
@@ -43,6 +41,7 @@ from embarcadero.storage.writing import (
     SegmentInfo,
     Writing,
     begin_segment,
+    check_records,
     remove_segment,
 )  # fmt: skip
 
@@ -73,7 +72,8 @@ class RangeLog:
         self.damage: list[Damage] = found.damage
         self.notes: list[str] = found.notes
         """What recovery did, for people."""
-        self._note_mark(self._written)
+        if not self.sealed:
+            self._note_mark(self._written)
 
     @classmethod
     def create(
@@ -144,8 +144,8 @@ class RangeLog:
         An error may come after some of them are written: go on from `end`.
         """
         self._check_open()
-        sizes = self._check_records(entries, payloads)
-        bytes_each = (LINE_BYTES + -(-sizes // LINE_BYTES) * LINE_BYTES).tolist()
+        sizes = check_records(entries, payloads, self.end, self.end_seq)
+        bytes_each = [LINE_BYTES + -(-size // LINE_BYTES) * LINE_BYTES for size in sizes]
         done = 0
         while done < len(bytes_each):
             count = self._fitting(bytes_each, done)
@@ -153,8 +153,12 @@ class RangeLog:
                 self._roll()
                 continue
             upto = done + count
-            self._active.write(entries[done:upto], payloads[done:upto], bytes_each[done:upto])
-            self._written = self._written._replace(position=self._active.position, end=self._active.end)
+            if count == len(bytes_each):
+                self._active.write(entries, payloads, bytes_each)
+            else:
+                self._active.write(entries[done:upto], payloads[done:upto], bytes_each[done:upto])
+            written = self._written
+            self._written = _Written(written.rolled, written.active, self._active.position, self._active.end)
             done = upto
 
     def _fitting(self, bytes_each: Sequence[int], done: int) -> int:
@@ -177,18 +181,6 @@ class RangeLog:
         if self._failed:
             raise DiskFailed(f"a sync in {self.folder} failed: what was written after {self.synced} may be lost",
                              "cut the log to what is synced, then append again")  # fmt: skip
-
-    def _check_records(self, entries: Entries, payloads: Sequence[Part]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        sizes = entries["size"].astype(np.int64)
-        expected = np.arange(self.end, self.end + len(entries), dtype=np.uint64)
-        invariant((entries["index"] == expected).all(), "records continue the log")
-        seqs = np.cumsum(entries["count"], dtype=np.uint64) + np.uint64(self.end_seq)
-        invariant(
-            len(entries) == 0 or (int(entries["seq"][0]) == self.end_seq and (entries["seq"][1:] == seqs[:-1]).all()),
-            "records' seqs continue the log",
-        )
-        invariant(sizes.tolist() == [len(payload) for payload in payloads], "each entry has its payload")
-        return sizes
 
     def roll_if_due(self, now_us: int) -> bool:
         """Begin the next segment if the active one is old. Call it now and then, with any steady clock."""
@@ -222,6 +214,8 @@ class RangeLog:
     def _sync(self) -> int:
         invariant(not self._syncing, "one sync job at a time")
         written = self._written
+        if self.sealed:
+            return written.end
         self._syncing = True
         try:
             if self._failed:
@@ -346,8 +340,9 @@ class RangeLog:
         self._absorb()
         self._active.finish(self.disk, self.folder, last=True)
         self.sealed = True
-        for damage in [one for one in self.damage if one.kind is DamageKind.TAIL]:
+        for damage in [one for one in self.damage if one.kind is DamageKind.TAIL or one.first >= end]:
             self.healed(damage)
+        self.close()
 
     def drop_below(self, index: int) -> int:
         """Drop sealed segments whose records are all below an index, never the last one; returns the bytes freed."""

@@ -86,14 +86,32 @@ class RangeReader:
 
     def _holding(self, index: int) -> SegmentReader | None:
         """The segment that holds an index, if any does; BadSegment if that one can't be read."""
-        number = bisect_right(self._bases, index, key=self._base_index) - 1
+        try:
+            number = bisect_right(self._bases, index, key=self._base_index) - 1
+        except BadSegment:
+            return self._holding_among_readable(index)
         return self._segment(self._bases[number]) if number >= 0 else None
+
+    def _holding_among_readable(self, index: int) -> SegmentReader | None:
+        """The same, where a segment has no header to go by."""
+        found: SegmentReader | None = None
+        bad: BadSegment | None = None
+        for base in self._bases:
+            try:
+                if self._base_index(base) > index:
+                    break
+                found, bad = self._segment(base), None
+            except BadSegment as error:
+                bad = error
+        if bad is not None and (found is None or found.footer is None or index >= found.footer.end_index):
+            raise bad
+        return found
 
     # --- reading ------------------------------------------------------------------------------------------------------
     def read(self, index: int, end: int, max_bytes: int) -> tuple[Entries, list[memoryview]]:
         """Records from `index` on, below `end`: as many as are here and fit `max_bytes`, at least one if it is here.
 
-        All are checked. Payloads are views into one buffer. Nothing: the copy ends here (so far).
+        All are checked. Payloads are views into few buffers. Nothing: the copy ends here (so far).
         """
         for again in (False, True):
             if again:

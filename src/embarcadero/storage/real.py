@@ -45,16 +45,18 @@ class RealFile:
         self._path, self._descriptor = path, descriptor
 
     def pwrite(self, parts: Sequence[Part], offset: int) -> None:
-        with _typed("write", self._path):
+        try:
             if len(parts) == 1:
                 _write_all(self._descriptor, memoryview(parts[0]), offset)
                 return
             rest = iter(parts)
             while some := list(islice(rest, WRITE_PARTS_MAX)):
                 offset = _write_gathered(self._descriptor, some, offset)
+        except OSError as error:
+            raise _as_ours(error, "write", self._path) from error
 
     def pread(self, size: int, offset: int) -> bytes:
-        with _typed("read", self._path):
+        try:
             data = os.pread(self._descriptor, size, offset)
             if len(data) == size or not data:
                 return data
@@ -63,10 +65,14 @@ class RealFile:
                 data = os.pread(self._descriptor, missing, offset + size - missing)
                 found.append(data)
             return b"".join(found)
+        except OSError as error:
+            raise _as_ours(error, "read", self._path) from error
 
     def sync(self) -> None:
-        with _typed("sync", self._path):
+        try:
             os.fdatasync(self._descriptor)
+        except OSError as error:
+            raise _as_ours(error, "sync", self._path) from error
 
     def size(self) -> int:
         with _typed("look at", self._path):

@@ -212,7 +212,8 @@ class _Recovery:
 
     def _closed(self, footer: Footer, header: Header) -> Writing:
         """The last segment of a sealed range."""
-        file = self._disk.open(self._path(footer.base_seq), writable=True)
+        file = self._disk.open(self._path(footer.base_seq))
+        file.close()  # nobody writes to it any more
         active = begin_nothing(file, header, self._settings)
         active.position, active.end, active.end_seq = footer.bytes, footer.end_index, footer.end_seq
         active.last_us, active.footer = footer.last_us, footer
@@ -239,7 +240,7 @@ class _Recovery:
             for other in reversed(later):
                 remove_segment(self._disk, self._folder, other.base_seq)
         file.truncate(scan.position)
-        self._write_again(file, min(scan.position, max(HEADER_BYTES, self._synced(one.base_seq))), scan.position)
+        self._write_again(file, min(scan.position, self._synced(one.base_seq)), scan.position)
         self._index, self._seq = scan.end, scan.end_seq
         return active
 
@@ -306,6 +307,7 @@ class _Recovery:
 
     # --- done ---------------------------------------------------------------------------------------------------------
     def _write_again(self, file: File, start: int, stop: int) -> None:
+        start = 0 if start <= HEADER_BYTES else start  # with its header
         for position in range(start, stop, SCAN_BYTES):
             file.pwrite([file.pread(min(SCAN_BYTES, stop - position), position)], position)
         file.sync()

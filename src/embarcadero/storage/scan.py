@@ -15,6 +15,7 @@ import numpy as np
 
 from embarcadero.fabric.layout import ORDER, Entries, every, sealed
 from embarcadero.limits import FRAME_BYTES_MAX, LINE_BYTES, SCAN_BYTES, SECTOR_BYTES
+from embarcadero.plants import planted
 from embarcadero.storage.disk import File
 from embarcadero.storage.index import SparseIndex
 from embarcadero.storage.layout import HEADER_BYTES, Header, decode_footer, record_bytes
@@ -73,7 +74,8 @@ def scan_segment(file: File, header: Header, every_bytes: int, synced: int, limi
         if look is Look.END and position >= synced:
             break
         after = _next_valid(file, stop, size, index, limit)
-        if not (look is Look.CHANGED or position < synced or (look is Look.STRANGE and after)):
+        damaged = look is Look.CHANGED or position < synced or (look is Look.STRANGE and after is not None)
+        if not damaged or planted("damage-cut"):
             return Scan(position, index, seq, last_us, sparse, wrong, size - position)
         if after is None:
             wrong.append(Wrong(index, None, position, size))

@@ -15,7 +15,13 @@ from embarcadero.limits import SCRUB_BYTES_PER_S, SCRUB_STEP_BYTES
 from embarcadero.storage.disk import File, Missing, join
 from embarcadero.storage.index import load_index
 from embarcadero.storage.layout import (
-    HEADER_BYTES, INDEX_FILE, TIME_INDEX_FILE, Header, decode_header, encode_header, segment_name
+    HEADER_BYTES,
+    INDEX_FILE,
+    TIME_INDEX_FILE,
+    Header,
+    decode_header,
+    encode_header,
+    segment_name,
 )  # fmt: skip
 from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.repair import finish_segment

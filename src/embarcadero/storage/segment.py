@@ -10,7 +10,8 @@ import numpy as np
 
 from embarcadero.errors import BadSegment
 from embarcadero.fabric.layout import ORDER, Entries, sealed
-from embarcadero.limits import INDEX_EVERY_BYTES, LINE_BYTES, LOCATE_BYTES
+from embarcadero.fabric.layout import join as join_entries
+from embarcadero.limits import INDEX_EVERY_BYTES, LINE_BYTES, LOCATE_BYTES, READ_BYTES
 from embarcadero.storage.disk import Disk, join
 from embarcadero.storage.index import FileIndex, SparseIndex, load_index
 from embarcadero.storage.layout import (
@@ -25,7 +26,7 @@ from embarcadero.storage.layout import (
     record_bytes,
     segment_name,
 )  # fmt: skip
-from embarcadero.storage.parse import RECORD_BYTES_LARGEST, Parsed, intact, parse, payloads
+from embarcadero.storage.parse import NO_ENTRIES, RECORD_BYTES_LARGEST, Parsed, intact, parse, payloads
 
 _REPAIR = "the replica repairs it from a peer; read from another replica meanwhile"
 
@@ -93,6 +94,9 @@ class SegmentReader:
     # --- finding ------------------------------------------------------------------------------------------------------
     def locate(self, index: int) -> Spot | None:
         """Where a record is; None if it is not there (yet)."""
+        if index == self.header.base_index:
+            entry = self.entry(HEADER_BYTES)
+            return Spot(HEADER_BYTES, record_bytes(int(entry["size"][0]))) if len(entry) else None
         found = self._first("index", index)
         return None if found is None or int(found[0]["index"][0]) != index else _spot(*found)
 
@@ -185,13 +189,13 @@ class SegmentReader:
     def _learn(self) -> None:
         """Index what has not been looked at yet: all of it only where an index file is missing or wrong."""
         position, index = self._learned_to
-        for entries, positions in self.walk(position, index):
+        for entries, positions in self.walk(position, index, READ_BYTES):
             self._learned.add(entries, positions)
             last = entries[-1:]
             self._learned_to = positions[-1] + record_bytes(int(last["size"][0])), int(last["index"][0]) + 1
 
     # --- reading ------------------------------------------------------------------------------------------------------
-    def walk(self, position: int, index: int) -> Iterator[tuple[Entries, list[int]]]:
+    def walk(self, position: int, index: int, piece_bytes: int = LOCATE_BYTES) -> Iterator[tuple[Entries, list[int]]]:
         """Entries and their positions from a record on, some at a time, without payloads; as far as they are valid."""
         piece = LOCATE_BYTES
         end = self.data_end
@@ -201,7 +205,8 @@ class SegmentReader:
             if not parsed.offsets:
                 return
             yield parsed.entries, [position + offset for offset in parsed.offsets]
-            piece = LINE_BYTES if len(parsed.offsets) == 1 and parsed.end > piece else LOCATE_BYTES
+            few = len(parsed.offsets) == 1 and parsed.end > piece
+            piece = LINE_BYTES if few else LOCATE_BYTES if piece == LINE_BYTES else piece_bytes
             position += parsed.end
             index += len(parsed.offsets)
 
@@ -212,20 +217,34 @@ class SegmentReader:
     def read(self, spot: Spot, index: int, end: int, max_bytes: int) -> Piece:
         """Records `index` to `end` from their place on: as many as fit `max_bytes`, at least one, checked.
 
-        Nothing, if the record is not there yet. BadSegment if it is there, and wrong.
+        Nothing, if the record is not there yet. BadSegment if it is there, and wrong. Pieces are small enough to be
+        checked while they are in the processor's cache.
         """
-        stride = max(LINE_BYTES, spot.bytes)
-        size = max(1, min(max_bytes // stride, end - index)) * stride
-        data, parsed = self._load(spot.position, size, index, end)
+        found: list[Entries] = []
+        views: list[memoryview] = []
+        position, stride, room = spot.position, max(LINE_BYTES, spot.bytes), max(1, max_bytes)
+        while index < end and room > 0 and (not views or room >= stride):
+            count = max(1, min(min(READ_BYTES, room) // stride, end - index))
+            piece = self._read_some(position, count * stride, index, end, first=not views)
+            if not piece.payloads:
+                break
+            found.append(piece.entries)
+            views += piece.payloads
+            taken, index = piece.position - position, index + len(piece.payloads)
+            room, position, stride = room - taken, piece.position, taken // len(piece.payloads)
+        return Piece(found[0] if len(found) == 1 else join_entries(found) if found else NO_ENTRIES, views, position)
+
+    def _read_some(self, position: int, size: int, index: int, end: int, first: bool) -> Piece:
+        data, parsed = self._load(position, size, index, end)
         good = intact(data, parsed.entries, parsed.offsets)
-        if not good:
-            data, parsed = self._load(spot.position, size, index, end)  # it may have been half written
+        if not good and first:
+            data, parsed = self._load(position, size, index, end)  # it may have been half written
             good = intact(data, parsed.entries, parsed.offsets)
-            if not good and self._broken(data, spot.position, parsed):
-                raise BadSegment(f"record {index} in {self.name} at {spot.position} is damaged", _REPAIR)
+            if not good and self._broken(data, position, parsed):
+                raise BadSegment(f"record {index} in {self.name} at {position} is damaged", _REPAIR)
         after = parsed.offsets[good] if good < len(parsed.offsets) else parsed.end
         entries, offsets = parsed.entries[:good], parsed.offsets[:good]
-        return Piece(entries, payloads(data, entries, offsets), spot.position + after)
+        return Piece(entries, payloads(data, entries, offsets), position + after)
 
     def _load(self, position: int, size: int, index: int, end: int) -> tuple[bytes, Parsed]:
         size = max(0, min(size, self.data_end - position))

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from embarcadero.errors import BadValue, EmbarcaderoError
-from embarcadero.fabric.layout import Entries
+from embarcadero.fabric.layout import ORDER, Entries
+from embarcadero.invariants import invariant
 from embarcadero.limits import (
     INDEX_EVERY_BYTES,
     KIB,
@@ -34,6 +35,9 @@ from embarcadero.storage.layout import (
     segment_name,
 )  # fmt: skip
 
+_INDEX, _SEQ, _APPEND_US, _COUNT = map((ORDER.names or ()).index, ("index", "seq", "append_us", "count"))
+_FEW = 8
+"""Up to here plain numbers are quicker than arrays."""
 _ZEROS = bytes(LINE_BYTES)
 _JOINED_BYTES_MAX = 128 * KIB
 """Up to here copying parts together is quicker than giving them to the system one by one."""
@@ -128,10 +132,10 @@ class Writing:
             position += size
         self.index.add(entries, positions)
         self.position = position
-        last = entries[-1]
-        self.end = int(last["index"]) + 1
-        self.end_seq = int(last["seq"]) + int(last["count"])
-        self.last_us = int(last["append_us"])
+        last = entries[-1].item()
+        self.end = last[_INDEX] + 1
+        self.end_seq = last[_SEQ] + last[_COUNT]
+        self.last_us = last[_APPEND_US]
 
     def finish(self, disk: Disk, folder: str, last: bool) -> None:
         """Everything is synced, and so is the next segment's header: say so, and leave the indexes."""
@@ -145,6 +149,25 @@ class Writing:
         with suppress(EmbarcaderoError):  # they are caches
             write_indexes(disk, folder, self.index, footer)
         self.footer = footer
+
+
+def check_records(entries: Entries, payloads: Sequence[Part], index: int, seq: int) -> list[int]:
+    """The payloads' sizes, if the records continue a log that ends at this index and seq."""
+    sizes: list[int] = entries["size"].tolist()
+    invariant(sizes == list(map(len, payloads)), "each entry has its payload")
+    if len(sizes) <= _FEW:
+        for row in entries.tolist():
+            invariant(row[_INDEX] == index and row[_SEQ] == seq, "records continue the log")
+            index, seq = index + 1, seq + row[_COUNT]
+        return sizes
+    seqs = np.cumsum(entries["count"], dtype=np.uint64)
+    seqs += np.uint64(seq) - entries["count"]
+    invariant(
+        (entries["index"] == np.arange(index, index + len(sizes), dtype=np.uint64)).all()
+        and (entries["seq"] == seqs).all(),
+        "records continue the log",
+    )
+    return sizes
 
 
 def record_parts(entries: Entries, payloads: Sequence[Part]) -> list[Part]:

@@ -1,0 +1,289 @@
+"""Offline verification of replicas' folders: every checksum, every index, every chain. Nothing is changed.
+
+Give it the store's ranges and it also says where copies and ranges disagree.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from embarcadero.errors import BadSegment, EmbarcaderoError
+from embarcadero.fabric.layout import ORDER
+from embarcadero.limits import INDEX_EVERY_BYTES, LINE_BYTES
+from embarcadero.storage.checkpoints import checkpoints, read_checkpoint
+from embarcadero.storage.disk import Disk, File, join
+from embarcadero.storage.identity import IDENTITY_FILE, Identity, read_identity
+from embarcadero.storage.index import load_index
+from embarcadero.storage.layout import (
+    DAMAGED,
+    FOOTER_BYTES,
+    HEADER_BYTES,
+    INDEX_FILE,
+    MARK_FILE,
+    START_FILE,
+    TIME_INDEX_FILE,
+    Footer,
+    Header,
+    Place,
+    base_seqs,
+    decode_header,
+    segment_name,
+)  # fmt: skip
+from embarcadero.storage.recovery import read_place
+from embarcadero.storage.scan import Scan, scan_segment
+from embarcadero.storage.segment import read_footer
+from embarcadero.types import Range
+
+_LANE = re.compile(r"lane-(\d{10})")
+_RANGE = re.compile(r"range-(\d{10})")
+_REPLICA = re.compile(r"replica-(\d+)")
+_NEVER_INDEX = 1 << 63
+_FROM_PEERS = "start the replica: it gets these records from its peers"
+
+
+class Severity(StrEnum):
+    """How bad a finding is."""
+
+    ERROR = "error"  # records that this copy should have are missing or wrong
+    WARNING = "warning"  # a cache or a spare is wrong; records are not
+    NOTE = "note"  # as a crash may leave it; the next start sees to it
+
+
+class Finding(NamedTuple):
+    """Something that is not as it should be, and what to do."""
+
+    severity: Severity
+    file: str
+    problem: str
+    advice: str
+
+
+@dataclass(slots=True)
+class Report:
+    """What was looked at, and what was found."""
+
+    findings: list[Finding] = field(default_factory=list)
+    replicas: int = 0
+    ranges: int = 0
+    segments: int = 0
+    records: int = 0
+    bytes: int = 0
+    copies: dict[tuple[str, int, int], tuple[int, int]] = field(default_factory=dict)
+    """(replica's folder, lane, range) -> indices [first, end) of its copy."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether no copy lacks anything."""
+        return not any(finding.severity is Severity.ERROR for finding in self.findings)
+
+    def add(self, severity: Severity, file: str, problem: str, advice: str) -> None:
+        """Take note of a finding."""
+        self.findings.append(Finding(severity, file, problem, advice))
+
+
+def verify_data_dir(
+    disk: Disk, ranges: Sequence[Range] | None = None, progress: Callable[[int], None] | None = None
+) -> Report:
+    """Verify all replicas' folders of a data directory. `progress` is told how many bytes were just read."""
+    report = Report()
+    for name in disk.list(""):
+        if _REPLICA.fullmatch(name):
+            verify_folder(disk, name, ranges, report, progress)
+    if ranges is not None:
+        _check_chain(ranges, report)
+    return report
+
+
+def verify_folder(
+    disk: Disk, folder: str = "", ranges: Sequence[Range] | None = None, report: Report | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Report:  # fmt: skip
+    """Verify one replica's folder."""
+    report = report or Report()
+    report.replicas += 1
+    identity = _identity(disk, folder, report)
+    for name in disk.list(folder):
+        if (lane := _LANE.fullmatch(name)) is None:
+            continue
+        path = join(folder, name)
+        for inner in disk.list(path):
+            if (number := _RANGE.fullmatch(inner)) is not None:
+                copy = _Copy(disk, join(path, inner), int(lane[1]), int(number[1]), identity, report, progress)
+                copy.verify()
+                report.copies[folder, copy.lane, copy.number] = copy.first, copy.end
+        _check_checkpoints(disk, path, report)
+    if ranges is not None:
+        _check_copies(folder, identity, ranges, report)
+    return report
+
+
+def _identity(disk: Disk, folder: str, report: Report) -> Identity | None:
+    path = join(folder, IDENTITY_FILE)
+    try:
+        found = read_identity(disk, path)
+    except EmbarcaderoError as error:
+        report.add(Severity.ERROR, path, error.message, error.hint)
+        return None
+    if found is None:
+        report.add(Severity.ERROR, path, "it is missing", "restore it, or empty the whole folder")
+    return found
+
+
+def _check_checkpoints(disk: Disk, path: str, report: Report) -> None:
+    for index in checkpoints(disk, path):
+        try:
+            whole = read_checkpoint(disk, path, index) is not None
+        except EmbarcaderoError:
+            whole = False
+        if not whole:
+            advice = "remove it: an older one is used, or a peer's"
+            report.add(Severity.WARNING, join(path, f"sessions-{index:020d}.checkpoint"), "it is damaged", advice)
+
+
+class _Copy:
+    """One range's copy."""
+
+    def __init__(
+        self, disk: Disk, folder: str, lane: int, number: int, identity: Identity | None, report: Report,
+        progress: Callable[[int], None] | None,
+    ) -> None:  # fmt: skip
+        self._disk, self._folder, self.lane, self.number = disk, folder, lane, number
+        self._identity, self._report, self._progress = identity, report, progress
+        self._mark = read_place(disk, join(folder, MARK_FILE))
+        self.first = self.end = 0
+
+    def verify(self) -> None:
+        """Look at all of it."""
+        self._report.ranges += 1
+        names = self._disk.list(self._folder)
+        for name in names:
+            if name.endswith(DAMAGED):
+                problem = "damage that was put aside and is not repaired yet"
+                self._report.add(Severity.ERROR, join(self._folder, name), problem, _FROM_PEERS)
+        bases = base_seqs(names)
+        start = read_place(self._disk, join(self._folder, START_FILE))
+        if start is None and bases:
+            advice = "start the replica: it makes it anew"
+            self._report.add(Severity.WARNING, join(self._folder, START_FILE), "it is missing or damaged", advice)
+        if start is not None:
+            self.first = self.end = start.index
+            bases = [base for base in bases if base >= start.seq]
+        self._chain(bases, start)
+
+    def _chain(self, bases: list[int], start: Place | None) -> None:
+        expected = None if start is None else start.index
+        follows = True
+        for number, base in enumerate(bases):
+            path = join(self._folder, segment_name(base))
+            try:
+                header, footer, scan = self._segment(path, base)
+            except EmbarcaderoError as error:
+                self._report.add(Severity.ERROR, path, error.message, error.hint or _FROM_PEERS)
+                expected = None
+                continue
+            if expected is not None and header.base_index != expected:
+                problem = f"it begins at index {header.base_index}, the segment before ends at {expected}"
+                self._report.add(Severity.ERROR, path, problem, _FROM_PEERS)
+            if start is None and number == 0:
+                self.first = header.base_index
+            self.end = expected = scan.end if footer is None else footer.end_index
+            follows = footer is not None and not footer.last
+        if follows and (bases or start is not None):
+            problem = f"the segment that begins at index {self.end} is missing"
+            self._report.add(Severity.ERROR, self._folder, problem, _FROM_PEERS)
+
+    def _segment(self, path: str, base: int) -> tuple[Header, Footer | None, Scan]:
+        file = self._disk.open(path)
+        try:
+            size = file.size()
+            header = decode_header(file.pread(HEADER_BYTES, 0), path)
+            if header is None:
+                raise BadSegment("its header is damaged", "start the replica: it makes it anew from the first record")
+            cluster = header.cluster if self._identity is None else self._identity.cluster
+            if header._replace(base_index=0) != Header(self.lane, self.number, 0, base, cluster):
+                raise BadSegment(f"it is a segment of another place: {header}", _FROM_PEERS)
+            footer = read_footer(file.pread(FOOTER_BYTES, max(0, size - FOOTER_BYTES)), size, header)
+            scan = self._scan(file, path, header, footer)
+            if footer is not None:
+                self._check_index(file, path, footer)
+        finally:
+            file.close()
+        self._report.segments += 1
+        self._report.records += scan.end - header.base_index
+        self._report.bytes += size
+        if self._progress is not None:
+            self._progress(size)
+        return header, footer, scan
+
+    def _scan(self, file: File, path: str, header: Header, footer: Footer | None) -> Scan:
+        mark = self._mark
+        known = mark.position if mark is not None and mark.seq == header.base_seq else 0
+        synced, limit = (known, _NEVER_INDEX) if footer is None else (footer.bytes, footer.end_index)
+        scan = scan_segment(file, header, INDEX_EVERY_BYTES, synced, limit)
+        for wrong in scan.wrong:
+            upto = "the end" if wrong.end is None else str(wrong.end)
+            problem = f"records from index {wrong.first} to {upto}, at byte {wrong.position}, are damaged"
+            self._report.add(Severity.ERROR, path, problem, _FROM_PEERS)
+        if footer is not None and not scan.wrong and (scan.end, scan.end_seq) != (footer.end_index, footer.end_seq):
+            problem = f"its records end at index {scan.end}, its footer says {footer.end_index}"
+            self._report.add(Severity.ERROR, path, problem, _FROM_PEERS)
+        if scan.cut:
+            problem = f"{scan.cut} bytes after index {scan.end} are torn"
+            self._report.add(Severity.NOTE, path, problem, "nothing to do: they were never synced, a start cuts them")
+        return scan
+
+    def _check_index(self, file: File, path: str, footer: Footer) -> None:
+        for suffix, key in ((INDEX_FILE, "seq"), (TIME_INDEX_FILE, "append_us")):
+            name = join(self._folder, segment_name(footer.base_seq, suffix))
+            index = load_index(self._disk, self._folder, footer, suffix)
+            if index is None:
+                problem = "it is missing, damaged, or of another segment"
+            else:
+                lines = b"".join(file.pread(LINE_BYTES, position) for position in index.positions.tolist())
+                entries = np.frombuffer(lines, dtype=ORDER)
+                if len(entries) == len(index.keys) and bool((entries[key] == index.keys).all()):
+                    continue
+                problem = f"some of its entries do not lead to their records in {path}"
+            self._report.add(
+                Severity.WARNING, name, problem, "nothing to do: readers do without, a scrub makes it anew"
+            )
+
+
+def _check_copies(folder: str, identity: Identity | None, ranges: Sequence[Range], report: Report) -> None:
+    """Whether a replica has what the store says it has."""
+    for range_ in ranges:
+        if identity is None or not any(ref.disk == identity.disk for ref in range_.replicas):
+            continue
+        where = join(folder, f"lane {range_.lane} range {range_.number}")
+        copy = report.copies.get((folder, range_.lane, range_.number))
+        if range_.end is None:
+            continue
+        if copy is None:
+            report.add(Severity.ERROR, where, "there is no copy of this sealed range", _FROM_PEERS)
+        elif copy[1] < range_.end:
+            problem = f"the copy ends at index {copy[1]}, the range was sealed at {range_.end}"
+            report.add(Severity.ERROR, where, problem, _FROM_PEERS)
+        elif copy[1] > range_.end:
+            problem = f"the copy ends at index {copy[1]}, above the range's end {range_.end}"
+            report.add(Severity.NOTE, where, problem, "nothing to do: the next start cuts it")
+
+
+def _check_chain(ranges: Sequence[Range], report: Report) -> None:
+    """Whether the store's ranges of each lane follow each other."""
+    for lane in sorted({range_.lane for range_ in ranges}):
+        chain = sorted((one for one in ranges if one.lane == lane), key=lambda one: one.number)
+        for before, after in pairwise(chain):
+            where = f"lane {lane} range {after.number}"
+            if before.end is None or after.number != before.number + 1 or after.start < before.end:
+                problem = f"it does not follow range {before.number}, which ends at {before.end}"
+                report.add(Severity.ERROR, where, problem, "restore the store from a backup")
+            elif after.start > before.end:
+                problem = f"positions {before.end} to {after.start} were lost with the fabric, or never used"
+                report.add(Severity.NOTE, where, problem, "nothing to do: readers see a LOST gap")

@@ -1,0 +1,51 @@
+"""Checkpoints on disk: the newest whole one at or below an index."""
+
+from __future__ import annotations
+
+import pytest
+
+from embarcadero.storage.checkpoints import checkpoints, drop_older, newest_checkpoint, write_checkpoint
+from embarcadero.storage.layout import lane_folder
+from tests.storage.crash_disk import World
+
+FOLDER = lane_folder(3)
+
+
+def test_the_newest_one_at_or_below_an_index() -> None:
+    """Others are passed over; dropping keeps those at or above."""
+    disk = World().disk()
+    assert newest_checkpoint(disk, FOLDER, 100) is None
+    for index in (0, 10, 30):
+        write_checkpoint(disk, FOLDER, index, b"table" * index)
+
+    assert newest_checkpoint(disk, FOLDER, 29) == (10, b"table" * 10)
+    assert newest_checkpoint(disk, FOLDER, 30) == (30, b"table" * 30)
+    assert drop_older(disk, FOLDER, 30) == 2
+    assert checkpoints(disk, FOLDER) == [30]
+    assert newest_checkpoint(disk, FOLDER, 29) is None
+
+
+@pytest.mark.parametrize("place", [0, 9, 13, 17, 25, 62, 64, 90])
+def test_a_damaged_one_is_passed_over(place: int) -> None:
+    """Any flipped bit, in header or table, or a short file: the older one holds."""
+    world = World()
+    disk = world.disk()
+    write_checkpoint(disk, FOLDER, 10, b"old" * 9)
+    write_checkpoint(disk, FOLDER, 20, b"new" * 9)
+    data = world.names[f"{FOLDER}/sessions-{20:020d}.checkpoint"].data
+    data[place] ^= 8
+    assert newest_checkpoint(disk, FOLDER, 99) == (10, b"old" * 9)
+    data[place] ^= 8
+    assert newest_checkpoint(disk, FOLDER, 99) == (20, b"new" * 9)
+    del data[-1:]
+    assert newest_checkpoint(disk, FOLDER, 99) == (10, b"old" * 9)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_crash_leaves_what_was_told(seed: int) -> None:
+    """Once written it is there."""
+    world = World(seed)
+    write_checkpoint(world.disk(), FOLDER, 10, b"a" * 5_000)
+    world.crash()
+
+    assert newest_checkpoint(world.disk(), FOLDER, 10) == (10, b"a" * 5_000)

@@ -1,0 +1,270 @@
+"""A range's copy in ordinary life: appending, syncing in groups, rolling over, cutting, sealing, dropping, reading."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from embarcadero.errors import BadValue, Trimmed
+from embarcadero.invariants import InvariantBroken
+from embarcadero.storage.disk import join
+from embarcadero.storage.layout import INDEX, INDEX_FILE, TIME_INDEX_FILE, segment_name
+from embarcadero.storage.real import RealDisk
+from embarcadero.storage.recovery import remove_range
+from tests.storage.crash_disk import World
+from tests.storage.records import FOLDER, SMALL, START, START_SEQ, Source, fill, matches, open_log, open_reader
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> RealDisk:
+    return RealDisk(tmp_path)
+
+
+def test_records_come_back_as_they_were_ordered(disk: RealDisk) -> None:
+    """Entries and payloads byte for byte, over several segments, for readers that began before and after."""
+    source, early = Source(), open_reader(disk)
+    log = open_log(disk)
+    fill(log, source, 200)
+
+    assert len(log.segments) > 3
+    assert (log.start, log.end, log.synced) == (START, START + 200, START + 200)
+    assert matches(early, source, START, log.end)
+    assert matches(open_reader(disk), source, START, log.end)
+
+
+def test_the_sync_job_covers_what_is_written_when_it_begins(disk: RealDisk) -> None:
+    """Group commit: records that came between asking and running are covered; later ones are not."""
+    source, log = Source(), open_log(disk)
+    fill(log, source, 5, sync=False)
+    job = log.sync_job()
+    fill(log, source, 60, sync=False)
+    assert log.dirty
+
+    assert job() == START + 65
+    assert (log.synced, log.dirty) == (START + 65, False)
+    fill(log, source, 1, sync=False)
+    assert (log.synced, log.dirty) == (START + 65, True)
+
+
+def test_readers_never_notice_roll_over(disk: RealDisk) -> None:
+    """The tuple of segments is swapped at once; a reader goes on from index to index while it happens."""
+    source, log, reader = Source(), open_log(disk), open_reader(disk)
+    before = log.segments
+    for _ in range(40):
+        fill(log, source, 5)
+        assert matches(reader, source, log.end - 5, log.end)
+
+    assert len(before) == 1
+    assert len(log.segments) > 3
+    assert all(info.sealed for info in log.segments[:-1])
+    assert not log.segments[-1].sealed
+
+
+def test_segments_roll_by_age_but_never_share_a_base(disk: RealDisk) -> None:
+    """An old segment makes room once a record is in it; control entries alone do not advance the seq."""
+    source, log = Source(), open_log(disk, replace(SMALL, segment_age_s=10.0))
+    assert not log.roll_if_due(0)
+    fill(log, source, 10)
+    assert not log.roll_if_due(1_000_000)
+    assert not log.roll_if_due(10_000_000)
+    assert log.roll_if_due(11_000_000)
+    assert not log.roll_if_due(99_000_000)
+    fill(log, source, 10)
+
+    bases = [info.base_seq for info in log.segments]
+    assert len(bases) == len(set(bases)) == 2
+    assert matches(open_reader(disk), source, START, log.end)
+
+
+def test_wrong_records_are_never_written(disk: RealDisk) -> None:
+    """Records that do not continue the log, or have another payload's size, are a bug of the caller."""
+    source, log = Source(), open_log(disk)
+    fill(log, source, 10)
+    entries, payloads = source.span(START + 11, START + 12)
+    with pytest.raises(InvariantBroken):
+        log.append(entries, payloads)
+    entries, payloads = source.span(START + 10, START + 30)
+    with pytest.raises(InvariantBroken):
+        log.append(entries, [*payloads[:-1], b"another"])
+
+    assert log.end == START + 10
+
+
+def test_finding_by_index_seq_and_time(disk: RealDisk) -> None:
+    """Floor search over sparse indexes: of finished segments from files, of the active one from the records."""
+    source, log = Source(), open_log(disk)
+    fill(log, source, 300)
+    reader = open_reader(disk)
+    entries, _ = source.span(START, log.end)
+
+    for number, entry in enumerate(entries):
+        index = START + number
+        found = reader.entry(index)
+        assert found is not None
+        assert found.tobytes() == entry.tobytes()
+        if entry["count"]:
+            assert reader.find_seq(int(entry["seq"])) == index
+            assert reader.find_seq(int(entry["seq"]) + int(entry["count"]) - 1) == index
+        us = int(entry["append_us"])
+        assert reader.find_time(us) == START + int((entries["append_us"] >= us).argmax())
+    assert reader.find_seq(0) == START
+    assert reader.find_seq(log.end_seq) is None
+    assert reader.find_time(0) == START
+    assert reader.find_time(1 << 60) is None
+    assert reader.entry(log.end) is None
+    assert reader.entries(START + 5, log.end).tobytes() == entries[5:].tobytes()
+
+
+def test_index_files_are_sparse_and_big_endian(disk: RealDisk) -> None:
+    """12 bytes an entry, at most one for each so many bytes, the segment's end last."""
+    source, log = Source(), open_log(disk)
+    fill(log, source, 200)
+    for info in log.segments[:-1]:
+        for suffix in (INDEX_FILE, TIME_INDEX_FILE):
+            data = (disk.root / FOLDER / segment_name(info.base_seq, suffix)).read_bytes()
+            assert len(data) % INDEX.itemsize == 0
+            assert len(data) // INDEX.itemsize <= info.bytes // SMALL.index_every_bytes + 2
+        data = (disk.root / FOLDER / segment_name(info.base_seq, INDEX_FILE)).read_bytes()
+        assert int.from_bytes(data[:8], "big") == info.base_seq
+        assert int.from_bytes(data[8:12], "big") == 128
+        assert int.from_bytes(data[-12:-4], "big") == info.end_seq
+        assert int.from_bytes(data[-4:], "big") == info.bytes
+
+
+def test_a_read_gives_at_least_one_record_and_keeps_to_its_bounds(disk: RealDisk) -> None:
+    """However small the bytes asked for; never beyond the end asked for."""
+    source, log = Source(size_max=3_000), open_log(disk)
+    fill(log, source, 50)
+    reader = open_reader(disk)
+    entries, _ = reader.read(START, START + 3, 1 << 20)
+    assert len(entries) == 3
+    entries, payloads = reader.read(START, log.end, 1)
+    assert len(entries) == len(payloads) == 1
+    assert len(reader.read(START + 5, START + 5, 1)[0]) == 0
+    assert len(reader.read(log.end, log.end + 5, 1_000)[0]) == 0
+
+
+def test_cutting_goes_on_from_there(disk: RealDisk) -> None:
+    """In the active segment, in finished ones, at a segment's start, and to nothing at all; readers follow."""
+    source, log, reader = Source(), open_log(disk), open_reader(disk)
+    fill(log, source, 200)
+    for end in (START + 199, log.segments[3].base_index, START + 60, log.segments[1].base_index + 1, START):
+        assert matches(reader, source, START, log.end)
+        log.cut(end)
+        assert (log.end, log.synced) == (end, end)
+        assert log.end_seq == source.seq(end)
+        again = open_log(disk)
+        assert (again.end, again.damage) == (end, [])
+        again.close()
+        fill(log, source, 130)
+        assert matches(reader, source, START, log.end)
+        assert matches(open_reader(disk), source, START, log.end)
+
+
+def test_a_sealed_range_never_changes(disk: RealDisk) -> None:
+    """It is cut at its end, stays so after a start, and takes nothing more."""
+    source, log = Source(), open_log(disk)
+    fill(log, source, 100)
+    with pytest.raises(BadValue, match="repair"):
+        log.seal(START + 101)
+    log.seal(START + 90)
+    log.seal(START + 90)
+    log.close()
+    log = open_log(disk)
+
+    assert (log.sealed, log.end, log.damage) == (True, START + 90, [])
+    assert matches(open_reader(disk), source, START, log.end)
+    with pytest.raises(BadValue, match="sealed"):
+        log.append(*source.span(START + 90, START + 91))
+    with pytest.raises(BadValue, match="sealed"):
+        log.cut(START + 80)
+
+
+def test_dropping_takes_whole_finished_segments(disk: RealDisk) -> None:
+    """Never the active one; readers are told Trimmed; a start remembers, even if it was interrupted."""
+    source, log, reader = Source(), open_log(disk), open_reader(disk)
+    fill(log, source, 200)
+    infos = log.segments
+    assert log.drop_below(infos[0].end_index - 1) == 0
+    freed = log.drop_below(infos[2].end_index)
+
+    assert freed == sum(info.bytes for info in infos[:3])
+    assert log.first == infos[3].base_index
+    assert matches(reader, source, log.first, log.end)
+    with pytest.raises(Trimmed):
+        open_reader(disk).read(START, log.end, 100)
+    log.drop_below(log.end + 1_000)
+    assert len(log.segments) == 1
+    log.close()
+    log = open_log(disk)
+    assert (log.first, log.end, log.damage) == (infos[-1].base_index, START + 200, [])
+
+
+def test_an_open_reader_outlives_dropping(disk: RealDisk) -> None:
+    """What it holds open it may finish; then it learns that the rest is gone."""
+    source, log, reader = Source(), open_log(disk), open_reader(disk)
+    fill(log, source, 200)
+    first = log.segments[0]
+    assert matches(reader, source, START, first.end_index)
+    log.drop_below(log.end)
+    assert matches(reader, source, first.base_index + 1, first.base_index + 2)
+    reader.refresh()
+    with pytest.raises(Trimmed):
+        reader.read(START, START + 1, 1)
+
+    assert matches(reader, source, log.first, log.end)
+
+
+def test_a_range_that_is_not_there_reads_as_empty(disk: RealDisk) -> None:
+    """No folder: nothing, not an error."""
+    reader = open_reader(disk)
+
+    assert reader.first is None
+    assert len(reader.read(START, START + 1, 10)[0]) == 0
+    assert reader.find_seq(START_SEQ) is None
+    assert reader.find_time(0) is None
+    remove_range(disk, FOLDER)
+
+
+def test_a_removed_range_leaves_nothing() -> None:
+    """All files and the folder go."""
+    disk = World().disk()
+    log = open_log(disk)
+    fill(log, Source(), 50)
+    log.close()
+    remove_range(disk, FOLDER)
+
+    assert disk.list(FOLDER.rpartition("/")[0]) == []
+
+
+def test_start_up_reads_what_was_active_not_what_is_there() -> None:
+    """Finished segments cost two short reads each, however long they are."""
+    world = World()
+    log = open_log(world.disk(), replace(SMALL, segment_bytes=100_000))
+    fill(log, Source(size_max=5_000), 2_000)
+    sealed = [join(FOLDER, segment_name(info.base_seq)) for info in log.segments[:-1]]
+    total = sum(info.bytes for info in log.segments[:-1])
+    log.close()
+    read: dict[str, int] = {}
+    disk = world.disk()
+    plain = disk.open
+
+    def counting(path: str, create: bool = False, writable: bool = False):
+        file = plain(path, create, writable)
+        pread = file.pread
+
+        def counted(size: int, offset: int) -> bytes:
+            read[path] = read.get(path, 0) + (data := pread(size, offset)).__len__()
+            return data
+
+        file.pread = counted
+        return file
+
+    disk.open = counting
+    log = open_log(disk, replace(SMALL, segment_bytes=100_000))
+
+    assert log.end == START + 2_000
+    assert total > 20 * 100_000
+    assert all(read[path] <= 300 for path in sealed)

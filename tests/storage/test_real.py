@@ -1,0 +1,63 @@
+"""The operating system's own troubles as typed errors: short writes, no room, EIO, read-only folders."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from embarcadero.errors import DiskFailed, DiskFull
+from embarcadero.storage.real import RealDisk
+
+
+def test_short_writes_and_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system may take or give a few bytes at a time."""
+    pwrite, pwritev, pread = os.pwrite, os.pwritev, os.pread
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: pwrite(fd, data[:7], offset))
+    monkeypatch.setattr(os, "pwritev", lambda fd, parts, offset: pwritev(fd, [bytes(parts[0])[:5]], offset))
+    monkeypatch.setattr(os, "pread", lambda fd, size, offset: pread(fd, min(size, 11), offset))
+    parts = [bytes([number]) * (number % 13) for number in range(1, 90)]
+    file = RealDisk(tmp_path).open("a", create=True)
+    file.pwrite(parts, 3)
+
+    assert file.pread(10_000, 3) == b"".join(parts)
+    file.pwrite([b"x" * 100], 0)
+    assert file.pread(100, 0) == b"x" * 100
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(errno.ENOSPC, DiskFull), (errno.EDQUOT, DiskFull), (errno.EIO, DiskFailed), (errno.EROFS, DiskFailed)],
+)
+def test_errors_are_typed_and_name_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[Exception]
+) -> None:
+    """Whatever the system says, the file and the operation are named, and what to do."""
+
+    def failing(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    file = RealDisk(tmp_path).open("some-file", create=True)
+    attempts: list[tuple[str, Callable[[], object]]] = [
+        ("pwrite", lambda: file.pwrite([b"x"], 0)), ("pwritev", lambda: file.pwrite([b"x", b"y"], 0)),
+        ("fdatasync", file.sync), ("pread", lambda: file.pread(1, 0)), ("ftruncate", lambda: file.truncate(1)),
+    ]  # fmt: skip
+    for name, attempt in attempts:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, failing)
+            with pytest.raises(kind, match="some-file") as caught:
+                attempt()
+            assert caught.value.hint
+
+
+def test_parents_are_made_on_request(tmp_path: Path) -> None:
+    """Only with `create`."""
+    disk = RealDisk(tmp_path / "a" / "b", create=True)
+    disk.open("x", create=True).close()
+
+    assert (tmp_path / "a" / "b" / "x").exists()
+    with pytest.raises(DiskFailed):
+        RealDisk(tmp_path / "c").open("x", create=True)

@@ -1,0 +1,404 @@
+"""Trouble with files: full, read-only, failing, deleted, swapped, foreign, flipped. Nothing wrong is ever served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+
+import pytest
+
+from embarcadero import plants
+from embarcadero.env import Clock
+from embarcadero.errors import BadSegment, DiskFailed, DiskFull, EmbarcaderoError
+from embarcadero.storage.layout import HEADER, MARK_FILE, START_FILE, segment_name
+from embarcadero.storage.range_log import RangeLog
+from embarcadero.storage.repair import copy_span, heal_tails, mend
+from embarcadero.storage.scrub import Scrub
+from embarcadero.storage.verify import verify_folder
+from embarcadero.storage.writing import DamageKind
+from embarcadero.wire.codec import payload_crc
+from tests.storage.crash_disk import Node, World
+from tests.storage.records import (
+    FOLDER,
+    LANE,
+    RANGE,
+    SMALL,
+    START,
+    START_SEQ,
+    Source,
+    fill,
+    matches,
+    open_log,
+    open_reader,
+)
+
+COUNT = 200
+
+
+class Copies:
+    """A copy to do harm to, and a peer's."""
+
+    def __init__(self) -> None:
+        self.source = Source()
+        self.world, peers = World(1), World(2)
+        log, peer = open_log(self.world.disk()), open_log(peers.disk())
+        fill(log, self.source, COUNT)
+        fill(peer, self.source, COUNT)
+        self.end = log.end
+        self.infos = log.segments
+        self.peer = open_reader(peers.disk())
+        log.close()
+
+    def node(self, number: int, suffix: str = ".log") -> Node:
+        return self.world.names[self.path(number, suffix)]
+
+    def path(self, number: int, suffix: str = ".log") -> str:
+        return f"{FOLDER}/{segment_name(self.infos[number].base_seq, suffix)}"
+
+    def flip(self, path: str, place: int) -> None:
+        node = self.world.names[path]
+        node.data[place] ^= 4
+        node.safe = bytearray(node.data)
+
+    def open(self) -> RangeLog:
+        return open_log(self.world.disk())
+
+    def served_right(self) -> None:
+        """Every record that is served is the right one."""
+        reader = open_reader(self.world.disk())
+        for index in range(START, self.end):
+            try:
+                entries, payloads = reader.read(index, index + 1, 10)
+            except EmbarcaderoError:
+                continue
+            if len(entries):
+                expected, bodies = self.source.span(index, index + 1)
+                assert (entries.tobytes(), [bytes(one) for one in payloads]) == (expected.tobytes(), bodies)
+
+    def repair(self, log: RangeLog) -> None:
+        """As a replica does it, and then all is well."""
+        for damage in list(log.damage):
+            if damage.kind is not DamageKind.TAIL:
+                assert mend(log, self.peer, damage)
+        copy_span(self.peer, log, self.end)
+        log.sync_job()()
+        heal_tails(log, self.end)
+        self.whole(log)
+        log.close()
+        self.whole(self.open())
+
+    def whole(self, log: RangeLog) -> None:
+        assert not log.damage
+        assert (log.first, log.end) == (START, self.end)
+        assert matches(open_reader(self.world.disk()), self.source, START, self.end)
+
+
+@pytest.fixture
+def copies() -> Copies:
+    return Copies()
+
+
+def test_a_full_disk_stops_appending_and_nothing_else(copies: Copies) -> None:
+    """DiskFull, whatever fits stays right; with room again the log goes on from its end."""
+    log = copies.open()
+    for room in range(0, 3_000, 137):
+        copies.world.room = room
+        with pytest.raises(DiskFull):
+            fill(log, copies.source, 60, sync=False)
+        copies.world.room = None
+        assert matches(open_reader(copies.world.disk()), copies.source, START, log.end)
+    fill(log, copies.source, 50)
+    log.close()
+
+    assert (copies.open().end, copies.open().damage) == (log.end, [])
+
+
+def test_a_read_only_disk_is_said_to_be_one(copies: Copies) -> None:
+    """Appending fails with a typed error; reading goes on."""
+    log = copies.open()
+    copies.world.read_only = True
+    with pytest.raises(DiskFailed):
+        fill(log, copies.source, 1)
+
+    assert matches(open_reader(copies.world.disk()), copies.source, START, copies.end)
+
+
+def test_after_a_failed_sync_nothing_above_it_counts(copies: Copies) -> None:
+    """No later sync vouches for what the failed one may have lost; cutting to what is sure begins anew."""
+    log = copies.open()
+    fill(log, copies.source, 10, sync=False)
+    copies.world.syncs_to_fail = 1
+    with pytest.raises(DiskFailed):
+        log.sync_job()()
+    assert log.failed
+    assert log.synced == copies.end
+    with pytest.raises(DiskFailed):
+        log.sync_job()()
+    log.cut(log.synced)
+    fill(log, copies.source, 10)
+    copies.world.crash()
+
+    assert open_log(copies.world.disk()).end == copies.end + 10
+    assert matches(open_reader(copies.world.disk()), copies.source, START, copies.end + 10)
+
+
+def test_a_restart_after_a_failed_sync_trusts_no_clean_page(copies: Copies) -> None:
+    """The process ends instead: recovery writes again what it claims, so a crash after that takes nothing."""
+    log = copies.open()
+    fill(log, copies.source, 10, sync=False)
+    copies.world.syncs_to_fail = 1
+    with pytest.raises(DiskFailed):
+        log.sync_job()()
+    claimed = copies.open().synced
+    copies.world.crash()
+
+    assert copies.open().end >= claimed
+    assert not copies.open().damage
+
+
+def test_a_file_that_cannot_be_read_is_a_typed_error(copies: Copies) -> None:
+    """EIO on a finished segment: DiskFailed for its records, the others are served."""
+    copies.world.unreadable.add(copies.path(1))
+    reader = open_reader(copies.world.disk())
+    with pytest.raises(DiskFailed):
+        reader.read(copies.infos[1].base_index, copies.end, 10)
+
+    last = copies.infos[-1]
+    assert matches(reader, copies.source, last.base_index, copies.end)
+
+
+@pytest.mark.parametrize("number", [0, 1, 4, -1])
+def test_a_deleted_segment_is_missed_at_start(copies: Copies, number: int) -> None:
+    """By names alone: first, middle or last; it comes back from a peer."""
+    del copies.world.names[copies.path(number)]
+    log = copies.open()
+
+    assert log.damage
+    assert log.damage[0].first == copies.infos[number].base_index
+    copies.served_right()
+    copies.repair(log)
+
+
+def test_all_segments_deleted_is_not_an_empty_range(copies: Copies) -> None:
+    """The start file remembers that there was something."""
+    for number in range(len(copies.infos)):
+        del copies.world.names[copies.path(number)]
+    log = copies.open()
+
+    assert [damage.kind for damage in log.damage] == [DamageKind.TAIL]
+    copies.repair(log)
+
+
+def test_swapped_segments_are_noticed_at_start(copies: Copies) -> None:
+    """Two files under each other's names: both are put aside and come back from a peer."""
+    names = copies.world.names
+    one, two = copies.path(1), copies.path(3)
+    names[one], names[two] = names[two], names[one]
+    log = copies.open()
+
+    assert len(log.damage) == 2
+    copies.served_right()
+    copies.repair(log)
+
+
+def test_a_segment_of_another_range_is_put_aside(copies: Copies) -> None:
+    """A file of another lane or range under the right name."""
+    other = World(9)
+    log = RangeLog.create(other.disk(), FOLDER, LANE + 1, RANGE, START, START_SEQ, SMALL)
+    fill(log, copies.source, 50)
+    copies.world.names[copies.path(0)] = other.names[copies.path(0)]
+    log = copies.open()
+
+    assert (log.damage[0].first, log.damage[0].kind) == (START, DamageKind.FILE)
+    copies.served_right()
+    copies.repair(log)
+
+
+def test_an_index_of_another_segment_is_not_used(copies: Copies) -> None:
+    """Its end does not fit: readers do without, a scrub makes it anew."""
+    names = copies.world.names
+    for suffix in (".index", ".timeindex"):
+        names[copies.path(1, suffix)] = deepcopy(names[copies.path(2, suffix)])
+    del names[copies.path(3, ".index")]
+    names[copies.path(4, ".index")].data.extend(b"xx")
+    reader = open_reader(copies.world.disk())
+    entries, _ = copies.source.span(START, copies.end)
+    for entry in entries[entries["count"] > 0]:
+        assert reader.find_seq(int(entry["seq"])) == int(entry["index"])
+    log = copies.open()
+    report = verify_folder(copies.world.disk())
+    assert sum(finding.file.endswith("index") for finding in report.findings) == 4
+    scrub_all(log)
+
+    report = verify_folder(copies.world.disk())
+    assert not [finding for finding in report.findings if finding.file.endswith("index")]
+
+
+@pytest.mark.parametrize("place", range(0, 200, 23))
+def test_a_flipped_bit_in_an_index_leads_nobody_astray(copies: Copies, place: int) -> None:
+    """Whoever follows an index entry checks where it leads."""
+    path = copies.path(2, ".index")
+    copies.flip(path, place % len(copies.world.names[path].data))
+    reader = open_reader(copies.world.disk())
+    entries, _ = copies.source.span(START, copies.end)
+    for entry in entries[entries["count"] > 0]:
+        assert reader.find_seq(int(entry["seq"])) == int(entry["index"])
+        found = reader.entry(int(entry["index"]))
+        assert found is not None
+        assert found.tobytes() == entry.tobytes()
+
+
+@pytest.mark.parametrize("number", [0, 2, -1])
+@pytest.mark.parametrize("place", [0, 9, 20, 34, 41, 50, 100, 126])
+def test_a_flipped_bit_in_a_header_is_mended(copies: Copies, number: int, place: int) -> None:
+    """The first record and the names say all that a header says."""
+    copies.flip(copies.path(number), place)
+    log = copies.open()
+
+    copies.served_right()
+    copies.whole(log)
+
+
+@pytest.mark.parametrize("part", [0.0, 0.3, 0.7, 0.999])
+def test_a_flipped_bit_in_the_active_segment_is_never_cut(copies: Copies, part: float) -> None:
+    """Damage, not a torn tail, even in the last record: the file says that it was written."""
+    copies.flip(copies.path(-1), 128 + int(part * (copies.infos[-1].bytes - 129)) // 64 * 64 + 3)
+    log = copies.open()
+
+    assert log.damage
+    copies.served_right()
+    copies.repair(log)
+
+
+def test_a_program_that_cut_damage_would_be_noticed(copies: Copies, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted bug: records that were synced are gone, and nobody says so."""
+    monkeypatch.setattr(plants, "ACTIVE", {"damage-cut"})
+    copies.flip(copies.path(-1), 128 + 3)
+    log = copies.open()
+
+    assert not log.damage
+    assert log.end == copies.infos[-1].base_index < copies.end
+
+
+def test_damage_survives_restarts_until_it_is_repaired(copies: Copies) -> None:
+    """A second start still knows, though the evidence was put aside."""
+    copies.flip(copies.path(-1), copies.infos[-1].bytes - 3)
+    first = copies.open().damage
+    copies.world.crash()
+
+    assert copies.open().damage == first
+    copies.repair(copies.open())
+
+
+class ManualClock(Clock):
+    """Time that stands still until told."""
+
+    us = 0
+
+    def now_us(self) -> int:
+        return self.us
+
+    def wall_us(self) -> int:
+        return self.us
+
+
+def scrub_all(log: RangeLog) -> Scrub:
+    """A whole round over a log's finished segments; what it finds is quarantined."""
+    clock = ManualClock()
+    scrub = Scrub(clock)
+    while scrub.rounds < 1:
+        assert scrub.due
+        scrub.note([log], scrub.job([log])())
+        clock.us = scrub.due_us
+    return scrub
+
+
+@pytest.mark.parametrize("number", [0, 2, 4])
+@pytest.mark.parametrize("part", [0.0, 0.4, 0.99])
+def test_rot_in_a_finished_segment_is_found_by_a_scrub(copies: Copies, number: int, part: float) -> None:
+    """It is served by nobody meanwhile; quarantined; repaired in place."""
+    copies.flip(copies.path(number), 128 + int(part * (copies.infos[number].bytes - 130)))
+    log = copies.open()
+    assert not log.damage
+    copies.served_right()
+    scrub_all(log)
+
+    assert len(log.damage) <= 1
+    for damage in log.damage:  # padding may have been hit: that is nobody's
+        assert copies.infos[number].base_index <= damage.first < damage.end <= copies.infos[number].end_index
+    copies.repair(log)
+
+
+@pytest.mark.parametrize("harm", ["delete", "swap", "header", "footer"])
+def test_harm_to_a_finished_segment_at_run_time_is_found_by_a_scrub(copies: Copies, harm: str) -> None:
+    """Deleted, swapped, or with a damaged header or footer, while the replica runs."""
+    log = copies.open()
+    names = copies.world.names
+    if harm == "delete":
+        del names[copies.path(2)]
+    elif harm == "swap":
+        names[copies.path(2)] = deepcopy(names[copies.path(1)])
+    else:
+        copies.flip(copies.path(2), 20 if harm == "header" else len(copies.node(2).data) - 20)
+    copies.served_right()
+    scrub_all(log)
+
+    assert [damage.kind for damage in log.damage] == ([DamageKind.FILE] if harm in {"delete", "swap"} else [])
+    copies.repair(log)
+
+
+def test_a_scrub_keeps_to_its_rate_and_goes_on_where_it_was(copies: Copies) -> None:
+    """Due times grow with the bytes read; a new scrub continues from a place."""
+    log, clock = copies.open(), ManualClock()
+    scrub = Scrub(clock, bytes_per_s=1_000)
+    assert scrub.job([log])() == []
+    assert not scrub.due
+    assert scrub.due_us == scrub.checked_bytes * 1_000
+    clock.us = scrub.due_us
+    assert scrub.due
+    again = Scrub(clock, place=scrub.place)
+    again.job([log])()
+
+    assert again.place > scrub.place
+    assert not Scrub(clock, bytes_per_s=0).due
+    assert Scrub(clock).job([])() == []
+
+
+def test_a_newer_format_is_refused(copies: Copies) -> None:
+    """Not put aside, not overwritten: the hint says what to do."""
+    node = copies.node(0)
+    row = bytearray(node.data[: HEADER.itemsize])
+    row[8] = 2
+    row[-4:] = payload_crc(bytes(row[:-4])).to_bytes(4, "little")
+    node.data[: HEADER.itemsize] = row
+
+    with pytest.raises(BadSegment, match="format version 2"):
+        copies.open()
+    with pytest.raises(BadSegment, match="format version 2"):
+        open_reader(copies.world.disk()).read(START, START + 1, 10)
+
+
+@pytest.mark.parametrize("name", [START_FILE, MARK_FILE])
+@pytest.mark.parametrize("harm", [lambda data: data.clear(), lambda data: data.__setitem__(9, data[9] ^ 1)])
+def test_small_files_may_be_lost(copies: Copies, name: str, harm: Callable[[bytearray], None]) -> None:
+    """Start file and mark: the segments say the rest."""
+    harm(copies.world.names[f"{FOLDER}/{name}"].data)
+    copies.whole(copies.open())
+    copies.whole(copies.open())
+
+
+@pytest.mark.parametrize("junk", [b"\xff" * 100, b"x", bytes(1_000), b"ab" * 40_000])
+def test_a_torn_tail_is_cut(copies: Copies, junk: bytes) -> None:
+    """Bytes after the last record that are no record, and half a record."""
+    node = copies.node(-1)
+    node.data += junk
+    log = copies.open()
+    copies.whole(log)
+    entries, payloads = copies.source.span(copies.end, copies.end + 3)
+    log.append(entries, payloads)
+    size = len(node.data)
+    log.close()
+    node.truncate(size - len(payloads[-1]) // 2 - 1)
+
+    assert copies.open().end == copies.end + 2
+    assert not copies.open().damage

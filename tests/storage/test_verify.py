@@ -1,0 +1,152 @@
+"""Offline verification: silent about what is right, precise about what is not, and it changes nothing."""
+
+from __future__ import annotations
+
+import hashlib
+from copy import deepcopy
+
+import pytest
+
+from embarcadero.storage.checkpoints import write_checkpoint
+from embarcadero.storage.identity import open_folder
+from embarcadero.storage.layout import lane_folder, segment_name
+from embarcadero.storage.verify import Report, Severity, verify_data_dir, verify_folder
+from embarcadero.types import Range, ReplicaRef
+from tests.storage.crash_disk import World
+from tests.storage.records import FOLDER, LANE, RANGE, SMALL, START, START_SEQ, Source, fill, open_log
+
+COUNT = 150
+
+
+class Folder:
+    """A replica's folder with a range, an identity and a checkpoint."""
+
+    def __init__(self, sealed: bool = False) -> None:
+        self.world = World()
+        disk = self.world.disk()
+        self.disk_id = open_folder(disk, SMALL.cluster, 4, 1).disk
+        log = open_log(disk)
+        fill(log, Source(), COUNT)
+        if sealed:
+            log.seal(log.end)
+        self.infos, self.end, self.end_seq = log.segments, log.end, log.end_seq
+        log.close()
+        write_checkpoint(disk, lane_folder(LANE), START + 50, b"sessions")
+
+    def verify(self, ranges: list[Range] | None = None) -> Report:
+        before = self.digest()
+        report = verify_folder(self.world.disk(), ranges=ranges)
+        assert self.digest() == before
+        return report
+
+    def digest(self) -> dict[str, str]:
+        return {
+            path: hashlib.sha256(node.data).hexdigest() for path, node in self.world.names.items() if node is not None
+        }
+
+    def log(self, number: int) -> bytearray:
+        return self.world.names[f"{FOLDER}/{segment_name(self.infos[number].base_seq)}"].data
+
+    def range(self, number: int = RANGE, start: int = START, end: int | None = None) -> Range:
+        ref = ReplicaRef(replica=4, incarnation=1, disk=self.disk_id)
+        return Range(
+            lane=LANE, number=number, start=start, start_seq=START_SEQ, replicas=[ref], durable_on=1, end=end,
+            end_seq=None if end is None else self.end_seq,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_sound_folder_has_no_findings(sealed: bool) -> None:
+    """All records and bytes are counted."""
+    folder = Folder(sealed)
+    report = folder.verify([folder.range(end=folder.end if sealed else None)])
+
+    assert report.findings == []
+    assert report.ok
+    assert (report.replicas, report.ranges, report.records) == (1, 1, COUNT)
+    assert report.segments == len(folder.infos)
+    assert report.copies["", LANE, RANGE] == (START, folder.end)
+
+
+def test_every_flipped_bit_in_a_record_is_an_error_that_names_it() -> None:
+    """Somewhere in each segment; padding is nobody's."""
+    folder = Folder()
+    for number, info in enumerate(folder.infos):
+        data = folder.log(number)
+        data[128 + 5] ^= 1
+        report = folder.verify()
+        assert not report.ok
+        assert [finding.file for finding in report.findings] == [f"{FOLDER}/{segment_name(info.base_seq)}"]
+        assert f"index {info.base_index} " in report.findings[0].problem
+        data[128 + 5] ^= 1
+    assert folder.verify().ok
+
+
+def test_missing_and_swapped_segments_are_errors() -> None:
+    """By the chain of headers and footers, the last one included."""
+    for number in range(4):
+        folder = Folder()
+        del folder.world.names[f"{FOLDER}/{segment_name(folder.infos[number].base_seq)}"]
+        assert not folder.verify().ok
+    folder = Folder()
+    del folder.world.names[f"{FOLDER}/{segment_name(folder.infos[-1].base_seq)}"]
+    assert not folder.verify().ok
+    folder = Folder()
+    folder.log(1)[:] = deepcopy(folder.log(2))
+    assert "another place" in folder.verify().findings[0].problem
+
+
+def test_caches_and_torn_tails_are_no_errors() -> None:
+    """An index, a checkpoint, half a record: the next start sees to it."""
+    folder = Folder()
+    names = folder.world.names
+    names[f"{FOLDER}/{segment_name(folder.infos[1].base_seq, '.index')}"].data[14] ^= 1
+    names[f"{lane_folder(LANE)}/sessions-{START + 50:020d}.checkpoint"].data[-1] ^= 1
+    folder.log(-1).extend(b"\0" * 100)
+    report = folder.verify()
+
+    assert report.ok
+    assert sorted(finding.severity for finding in report.findings) == [
+        Severity.NOTE, Severity.WARNING, Severity.WARNING
+    ]  # fmt: skip
+    assert all(finding.advice for finding in report.findings)
+
+
+def test_an_identity_that_is_damaged_or_gone_is_an_error() -> None:
+    """Nobody knows whose folder it is."""
+    folder = Folder()
+    folder.world.names["identity.json"].data[20] ^= 1
+    assert not folder.verify().ok
+    del folder.world.names["identity.json"]
+    assert not folder.verify().ok
+
+
+def test_copies_are_compared_with_the_store() -> None:
+    """A sealed range whose copy is short, or not there, is an error; a longer one is a note."""
+    folder = Folder()
+    assert not folder.verify([folder.range(end=folder.end + 1)]).ok
+    assert not folder.verify([folder.range(number=9, end=5)]).ok
+    assert folder.verify([folder.range(number=9, end=None)]).ok
+    report = folder.verify([folder.range(end=folder.end - 1)])
+
+    assert report.ok
+    assert [finding.severity for finding in report.findings] == [Severity.NOTE]
+
+
+def test_a_data_directory_and_its_chain_of_ranges() -> None:
+    """All replicas' folders; ranges must follow each other, and a LOST gap is only noted."""
+    folder = Folder()
+    world = World()
+    world.names["replica-4"] = None
+    for path, node in folder.world.names.items():
+        if path:
+            world.names[f"replica-4/{path}"] = node
+    world.names["logs"] = None
+    chain = [folder.range(end=folder.end), folder.range(number=RANGE + 1, start=folder.end + 7)]
+    report = verify_data_dir(world.disk(), chain)
+
+    assert report.ok
+    assert report.replicas == 1
+    assert [finding.severity for finding in report.findings] == [Severity.NOTE]
+    assert not verify_data_dir(world.disk(), [chain[0], folder.range(number=RANGE + 1, start=folder.end - 1)]).ok
+    assert not verify_data_dir(world.disk(), [chain[0], folder.range(number=RANGE + 2, start=folder.end)]).ok
