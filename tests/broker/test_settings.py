@@ -164,3 +164,47 @@ def test_session_requests_in_a_round_are_as_many_as_was_set() -> None:
         opened.append(sum(request in client.answers for request in requests))
 
     assert opened == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("settings", "ask", "copies"),
+    [
+        ({}, {}, (3, 2)),
+        ({}, {"replicas": 2}, (2, 2)),
+        ({}, {"replicas": 2, "durable_on": 1}, (2, 1)),
+        ({}, {"replicas": 0}, (0, 0)),
+        ({"topic__replicas": "1"}, {}, (1, 1)),
+        ({"topic__replicas": "0"}, {}, (0, 0)),
+        ({"topic__replicas": "0"}, {"replicas": 3}, (3, 2)),
+        ({"topic__durable_on": "3"}, {}, (3, 3)),
+        ({"topic__durable_on": "3"}, {"replicas": 2}, (2, 2)),
+        ({"topic__durable_on": "3"}, {"replicas": 0}, (0, 0)),
+        ({"topic__durable_on": "1"}, {"durable_on": 2}, (3, 2)),
+    ],
+)
+def test_copies_are_those_asked_for_else_those_configured(
+    settings: dict[str, Any], ask: dict[str, int], copies: tuple[int, int]
+) -> None:
+    """Else as many as replicas are live, at most three, durable on the majority. `describe` tells the ranges."""
+    world = world_with(**settings)
+    for replica in range(4):
+        world.directory.register_replica(replica, f"d{replica}", "/f", f"h{replica}", 1)
+    client = Client(world.brokers[0])
+    topic: Topic = asked(world, client, m.CreateTopic(name="t", **ask)).topic
+    told = asked(world, client, m.DescribeTopic(name="t"))
+
+    assert (topic.replicas, topic.durable_on) == copies
+    assert [len(range_.replicas) for range_ in told.ranges] == [copies[0]] * bool(copies[0])
+
+
+def test_retention_is_what_was_asked_for_else_what_was_configured() -> None:
+    """And can be altered."""
+    world = world_with(topic__retention_bytes=1_000, topic__retention_s=60)
+    client = Client(world.brokers[0])
+    usual: Topic = asked(world, client, m.CreateTopic(name="usual")).topic
+    own: Topic = asked(world, client, m.CreateTopic(name="own", retention_bytes=0, retention_s=5)).topic
+    altered: Topic = asked(world, client, m.AlterTopic(name="own", retention_bytes=7)).topic
+
+    assert (usual.retention_bytes, usual.retention_s) == (1_000, 60)
+    assert (own.retention_bytes, own.retention_s) == (0, 5)
+    assert (altered.retention_bytes, altered.retention_s) == (7, 5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -13,8 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embarcadero.errors import ClusterError, Corrupt
+from embarcadero.errors import Backpressure, ClusterError, Corrupt, DiskFailed, DiskFull
 from embarcadero.placement.embedded import SqliteStore
+from embarcadero.placement.liveness import process_mark, same_process
 from embarcadero.placement.memory import MemoryStore
 from embarcadero.placement.store import ABSENT, NO_LEASE, Check, Delete, Item, Put, Store
 
@@ -172,31 +175,201 @@ def test_only_one_of_many_wins_a_key(pair: tuple[Store, Store]) -> None:
     assert sorted(won) == [False] * 5 + [True]
 
 
+# --- leases -----------------------------------------------------------------------------------------------------------
+
+
+class Times:
+    """A clock that stands still until it is told to go on."""
+
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def timed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Store, Times]]:
+    """A store of each kind whose time is the test's."""
+    times = Times()
+    made: Store = MemoryStore(times) if request.param == "memory" else SqliteStore(tmp_path / "store.db", times)
+    yield made, times
+    made.close()
+
+
+def test_a_value_is_there_as_long_as_its_lease(timed: tuple[Store, Times]) -> None:
+    """Up to its time, and longer with every sign of life; from then on nobody sees it, in no way."""
+    store, times = timed
+    lease = store.grant(10.0)
+    assert store.transact([], [Put("a", b"mine", lease), Put("b", b"stays")])
+    times.now_s += 9.9
+    assert store.keep_alive(lease)
+    times.now_s += 9.9
+    assert store.get("a") == Item("a", b"mine", 1)
+    times.now_s += 0.1
+    assert store.get("a") is None
+    assert [item.key for item in store.list("")] == ["b"]
+    assert store.transact([Check("a", ABSENT)], [])
+    assert not store.transact([Check("a", 1)], [])
+
+
+def test_an_ended_lease_does_not_come_back(timed: tuple[Store, Times]) -> None:
+    """Neither by a late sign of life nor by a write under it, which does not happen at all."""
+    store, times = timed
+    lease = store.grant(10.0)
+    assert store.transact([], [Put("a", b"mine", lease)])
+    times.now_s += 10.0
+    assert not store.keep_alive(lease)
+    assert not store.transact([], [Put("a", b"again", lease), Put("b", b"too")])
+    assert not store.transact([], [Put("a", b"again", lease + 1)])
+    assert store.list("") == []
+    times.now_s -= 5.0
+    assert not store.keep_alive(lease)
+
+
+def test_watchers_notice_what_expired(timed: tuple[Store, Times]) -> None:
+    """The revision moves with `expire`, once, and with the next transaction; never without reason."""
+    store, times = timed
+    first, second, idle = store.grant(10.0), store.grant(20.0), store.grant(15.0)
+    assert store.transact([], [Put("a", b"", first), Put("b", b"", first), Put("c", b"", second)])
+    assert not store.expire()
+    times.now_s += 10.0
+    before = store.revision()
+    assert store.expire()
+    assert store.revision() == before + 1
+    assert not store.expire()
+    times.now_s += 5.0
+    assert not store.keep_alive(idle)
+    assert not store.expire()
+    times.now_s += 5.0
+    assert store.transact([], [Put("d", b"")])
+    assert store.revision() == before + 3
+    assert [item.key for item in store.list("")] == ["d"]
+
+
+def test_a_revoked_lease_takes_its_values_along(timed: tuple[Store, Times]) -> None:
+    """And only its own; one that is gone, or never was, may be revoked."""
+    store, _ = timed
+    first, second = store.grant(10.0), store.grant(float("inf"))
+    assert store.transact([], [Put("a", b"", first), Put("b", b"", second)])
+    before = store.revision()
+    store.revoke(first)
+    store.revoke(first)
+    store.revoke(99)
+    assert [item.key for item in store.list("")] == ["b"]
+    assert store.revision() == before + 1
+
+
+def test_a_value_belongs_to_the_lease_of_its_last_write(timed: tuple[Store, Times]) -> None:
+    """Written again without one it stays; written under another it goes with that one."""
+    store, times = timed
+    short, long = store.grant(1.0), store.grant(100.0)
+    assert store.transact([], [Put("a", b"", short), Put("b", b"", short), Put("c", b"", short)])
+    assert store.transact([], [Put("a", b""), Put("b", b"", long), Delete("c")])
+    assert store.transact([Check("c", ABSENT)], [Put("c", b"")])
+    times.now_s += 1.0
+    store.expire()
+    assert [item.key for item in store.list("")] == ["a", "b", "c"]
+    times.now_s += 100.0
+    assert [item.key for item in store.list("")] == ["a", "c"]
+
+
+def test_numbers_of_leases_never_come_again(timed: tuple[Store, Times]) -> None:
+    """Also when the newest one is gone."""
+    store, _ = timed
+    numbers = []
+    for _ in range(4):
+        numbers.append(store.grant(1.0))
+        store.revoke(numbers[-1])
+    assert len({*numbers, NO_LEASE}) == 5
+
+
+def test_signs_of_life_are_no_change(timed: tuple[Store, Times]) -> None:
+    """They come often, and nobody has to look because of them."""
+    store, _ = timed
+    lease = store.grant(1.0)
+    put(store, "a", b"")
+    before = store.revision()
+    assert all(store.keep_alive(lease) for _ in range(3))
+    assert store.revision() == before
+
+
+def test_all_users_see_the_same_leases(pair: tuple[Store, Store]) -> None:
+    """A lease is the store's, not the connection's."""
+    first, second = pair
+    lease = first.grant(60.0)
+    assert second.transact([], [Put("a", b"", lease)])
+    assert second.keep_alive(lease)
+    second.revoke(lease)
+    assert (first.get("a"), first.keep_alive(lease)) == (None, False)
+
+
+def test_a_lease_ends_with_its_process() -> None:
+    """In memory, processes are what the simulator says they are."""
+    alive = {7}
+    store = MemoryStore(alive=alive.__contains__)
+    lease, other = store.grant(float("inf"), 7), store.grant(float("inf"))
+    assert store.transact([], [Put("a", b"", lease), Put("b", b"", other)])
+    alive.clear()
+    assert [item.key for item in store.list("")] == ["b"]
+    alive.add(7)
+    assert store.get("a") is not None  # nobody had noticed
+    alive.clear()
+    assert store.expire()
+    alive.add(7)
+    assert not store.keep_alive(lease)
+
+
+def test_a_lease_in_a_file_ends_with_its_process(tmp_path: Path) -> None:
+    """However long its time; a process of the same number that started at another time is another one."""
+    store = SqliteStore(tmp_path / "store.db")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        lease, mine = store.grant(float("inf"), process.pid), store.grant(float("inf"), os.getpid())
+        assert store.transact([], [Put("a", b"", lease), Put("b", b"", mine)])
+        assert store.get("a") is not None
+        assert same_process(process_mark(process.pid))
+        assert not same_process(process_mark(process.pid) + "0")
+        process.kill()
+        process.wait()
+        assert store.get("a") is None
+        assert not store.keep_alive(lease)
+        assert store.expire()
+        assert [item.key for item in store.list("")] == ["b"]
+        assert not store.transact([], [Put("c", b"", store.grant(60.0, process.pid))])
+    store.close()
+
+
 KEYS = st.sampled_from(["a", "a/b", "b", "b/c", "c"])
 STEPS = st.lists(
     st.tuples(
         st.lists(st.tuples(KEYS, st.integers(0, 6)), max_size=2),
         st.lists(
-            st.one_of(st.builds(Put, KEYS, st.binary(max_size=3), st.just(NO_LEASE)), st.builds(Delete, KEYS)),
+            st.one_of(st.builds(Put, KEYS, st.binary(max_size=3), st.integers(0, 3)), st.builds(Delete, KEYS)),
             max_size=3,
         ),
+        st.integers(0, 4),
     ),
     max_size=12,
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=100)
 @given(steps=STEPS)
-def test_both_stores_agree(steps: list[tuple[list[tuple[str, int]], list[Put | Delete]]]) -> None:
-    """Any series of transactions gives the same answers, items and revisions in memory and in SQLite."""
-    memory, sqlite = MemoryStore(), SqliteStore(Path(":memory:"))
+def test_both_stores_agree(steps: list[tuple[list[tuple[str, int]], list[Put | Delete], int]]) -> None:
+    """Any series of transactions and leases gives the same answers, items and revisions in memory and in SQLite."""
+    times = Times()
+    times.now_s = 0.0
+    stores: list[Store] = [MemoryStore(times), SqliteStore(Path(":memory:"), times)]
     try:
-        for checks, writes in steps:
-            conditions = [Check(*check) for check in checks]
-            assert memory.transact(conditions, writes) == sqlite.transact(conditions, writes)
-            assert (memory.list(""), memory.revision()) == (sqlite.list(""), sqlite.revision())
+        for checks, writes, lease in steps:
+            times.now_s += 1.0
+            one, two = ([
+                store.transact([Check(*check) for check in checks], writes), store.list(""), store.revision(),
+                store.keep_alive(lease), store.grant(float(lease)), store.expire(), store.revision(), store.list(""),
+            ] for store in stores)  # fmt: skip
+            assert one == two
     finally:
-        sqlite.close()
+        for store in stores:
+            store.close()
 
 
 # --- only for files ---------------------------------------------------------------------------------------------------
@@ -263,6 +436,28 @@ def _foreign(path: Path) -> None:
     db.close()
 
 
+def _changed(statement: str) -> Callable[[Path], None]:
+    def damage(path: Path) -> None:
+        store = SqliteStore(path)
+        put(store, "key", b"value")
+        store.close()
+        db = sqlite3.connect(path)
+        db.execute(statement)
+        db.commit()
+        db.close()
+
+    return damage
+
+
+def _flipped_bit(path: Path) -> None:
+    store = SqliteStore(path)
+    put(store, "ceiling", b"position 4096")
+    store.close()
+    content = path.read_bytes()
+    assert content.count(b"position 4096") == 1
+    path.write_bytes(content.replace(b"position 4096", b"position 0096"))
+
+
 def _newer(path: Path) -> None:
     SqliteStore(path).close()
     db = sqlite3.connect(path)
@@ -270,22 +465,21 @@ def _newer(path: Path) -> None:
     db.close()
 
 
-@pytest.mark.parametrize("damage", [_garbage, _overwritten_pages, _foreign, _newer])
+DAMAGES = [
+    _garbage, _overwritten_pages, _foreign, _newer, _flipped_bit,
+    _changed("UPDATE items SET revision = 0"), _changed("UPDATE items SET lease = 1"),
+    _changed("UPDATE items SET key = 'yek'"), _changed("UPDATE counter SET revision = 0"),
+    _changed("DELETE FROM counter"), _changed("DROP TABLE leases"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_a_typed_error(tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    """A file that is no store, a damaged one, a foreign one and a newer one are refused with a hint."""
+    """A file that is no store, a damaged one, a foreign one and a newer one are refused at once, with a hint."""
     path = tmp_path / "store.db"
     damage(path)
-
-    def use() -> None:
-        store = SqliteStore(path)
-        try:
-            store.list("")
-            put(store, "a", b"")
-        finally:
-            store.close()
-
     with pytest.raises(Corrupt) as error:
-        use()
+        SqliteStore(path)
     assert str(path) in error.value.message
     assert error.value.hint
 
@@ -294,3 +488,142 @@ def test_a_folder_that_is_missing_is_a_typed_error(tmp_path: Path) -> None:
     """A store in a folder that does not exist can't be opened, and the error names it."""
     with pytest.raises(ClusterError, match="missing"):
         SqliteStore(tmp_path / "missing" / "store.db")
+
+
+def test_damage_is_noticed_when_it_is_read(tmp_path: Path) -> None:
+    """A value that was changed under an open store is not served."""
+    store = SqliteStore(tmp_path / "store.db")
+    put(store, "a", b"right")
+    db = sqlite3.connect(tmp_path / "store.db")
+    db.execute("UPDATE items SET value = ?", (b"wrong",))
+    db.commit()
+    db.close()
+    for read in (lambda: store.get("a"), lambda: store.list("")):
+        with pytest.raises(Corrupt, match="'a' has another checksum"):
+            read()
+    store.close()
+
+
+def test_what_is_committed_is_synced(tmp_path: Path) -> None:
+    """After a loss of power ceilings and seals are still there; signs of life need not be, and leave it so."""
+    store = SqliteStore(tmp_path / "store.db")
+
+    def mode() -> int:
+        return int(store._db.execute("PRAGMA synchronous").fetchone()[0])
+
+    full = 2
+    assert mode() == full
+    store.keep_alive(store.grant(60.0))
+    assert mode() == full
+    assert store._db.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+    store.close()
+
+
+def test_a_full_disk_is_a_typed_error_and_changes_nothing(tmp_path: Path) -> None:
+    """The transaction did not happen; what is there can be read, and with room it goes on."""
+    store = SqliteStore(tmp_path / "store.db")
+    put(store, "a", b"old")
+    pages = store._db.execute("PRAGMA page_count").fetchone()[0]
+    store._db.execute(f"PRAGMA max_page_count = {pages}")
+    before = store.revision()
+    with pytest.raises(DiskFull, match="make room"):
+        put(store, "a", bytes(1 << 20))
+    assert (store.get("a"), store.revision()) == (Item("a", b"old", before), before)
+    store._db.execute("PRAGMA max_page_count = 1000000")
+    put(store, "a", bytes(1 << 20))
+    assert store.revision() == before + 1
+    store.close()
+
+
+def test_a_read_only_store_is_a_typed_error(tmp_path: Path) -> None:
+    """It can be read, and says why it can't be written."""
+    store = SqliteStore(tmp_path / "store.db")
+    put(store, "a", b"old")
+    store._db.execute("PRAGMA query_only = 1")
+    with pytest.raises(DiskFailed, match="read-only"):
+        put(store, "a", b"new")
+    assert store.get("a") is not None
+    store.close()
+
+
+def test_a_locked_store_is_a_typed_error(tmp_path: Path) -> None:
+    """Somebody's transaction that does not end makes others give up, with the advice to try again."""
+    store = SqliteStore(tmp_path / "store.db")
+    other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    store._db.execute("PRAGMA busy_timeout = 1")
+    with pytest.raises(Backpressure, match="locked"):
+        put(store, "a", b"")
+    other.execute("ROLLBACK")
+    put(store, "a", b"")
+    other.close()
+    store.close()
+
+
+def test_a_store_of_the_version_before_is_brought_up(tmp_path: Path) -> None:
+    """Its values and revisions stay; by whomever it is opened first."""
+    path = tmp_path / "store.db"
+    db = sqlite3.connect(path)
+    db.executescript("""
+        PRAGMA journal_mode = WAL;
+        CREATE TABLE items (key TEXT PRIMARY KEY, value BLOB NOT NULL, revision INTEGER NOT NULL) WITHOUT ROWID;
+        CREATE TABLE counter (one INTEGER PRIMARY KEY CHECK (one = 1), revision INTEGER NOT NULL);
+        INSERT INTO counter VALUES (1, 7);
+        INSERT INTO items VALUES ('a', x'6b657074', 3);
+        PRAGMA application_id = 0x454D4253;
+        PRAGMA user_version = 1;
+    """)
+    db.close()
+    for _ in range(2):
+        store = SqliteStore(path)
+        assert (store.list(""), store.revision()) == ([Item("a", b"kept", 3)], 7)
+        store.close()
+    store = SqliteStore(path)
+    assert store.transact([], [Put("b", b"", store.grant(60.0))])
+    assert store.revision() == 8
+    store.close()
+
+
+def _flip_in_log(path: Path) -> None:
+    log = path.with_name("store.db-wal")
+    content = bytearray(log.read_bytes())
+    content[len(content) // 2] ^= 1
+    log.write_bytes(content)
+
+
+def _no_log(path: Path) -> None:
+    path.with_name("store.db-wal").unlink()
+
+
+@pytest.mark.parametrize("damage", [_flip_in_log, _no_log])
+def test_a_store_that_has_lost_its_newest_changes_is_refused(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    """A damaged log looks to SQLite like one that ends there; ceilings would be lower than before."""
+    store, killed = SqliteStore(tmp_path / "store.db"), tmp_path / "killed"
+    for number in range(10):
+        put(store, "ceiling", b"%d" % number)
+    killed.mkdir()
+    for file in tmp_path.glob("store.db*"):
+        if not file.name.endswith("-shm"):
+            shutil.copy(file, killed)
+    store.close()
+    whole = SqliteStore(shutil.copytree(killed, tmp_path / "whole") / "store.db")
+    assert whole.get("ceiling") == Item("ceiling", b"9", 10)
+    whole.close()
+    damage(killed / "store.db")
+    with pytest.raises(Corrupt, match=r"lost its newest changes|no such table|damaged"):
+        SqliteStore(killed / "store.db")
+
+
+def test_a_witness_that_makes_no_sense_or_is_behind_is_no_reason_to_refuse(tmp_path: Path) -> None:
+    """It may be behind after a loss of power; the store itself counts."""
+    path, witness = tmp_path / "store.db", tmp_path / "store.db-revision"
+    for content in (None, b"", b"nonsense", bytes(12)):
+        store = SqliteStore(path)
+        put(store, "a", b"")
+        store.close()
+        assert len(witness.read_bytes()) == 12
+        if content is None:
+            witness.unlink()
+        else:
+            witness.write_bytes(content)
+    SqliteStore(path).close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from embarcadero.errors import Backpressure, BadValue
@@ -138,6 +139,10 @@ def test_a_recovered_lane_of_a_broker_is_closed_and_not_continued() -> None:
     assert [(lane.lane, lane.end, lane.end_seq) for lane in directory.lanes()] == [
         (BROKER_LANES_FIRST, 7, 70), (BROKER_LANES_FIRST + 1, None, None)
     ]  # fmt: skip
+    closed = msgspec.structs.replace(directory.lanes()[1], end=9, end_seq=90)
+    assert directory.close_lanes([closed], epoch)
+    assert directory.seal_recovered(lanes[1], 1, 8, 80, [], epoch) is not None
+    assert directory.lanes()[1] == closed
 
 
 Sealer = Callable[[Directory, int], object]
@@ -292,6 +297,20 @@ def test_a_closed_lane_of_which_nothing_is_left_goes() -> None:
     assert directory.ranges() == []
 
 
+def test_a_lane_that_was_trimmed_before_it_was_sealed_goes_with_the_next_trim() -> None:
+    """Though that one does not move its start."""
+    directory = directory_with(1)
+    lane = directory.make_lane(directory.create_topic("t", order=0, replicas=1), add_broker(directory))
+    assert lane is not None
+    directory.trim("t", lane.lane, 8)
+    assert directory.seal_recovered(lane.lane, 1, 8, 80, [], directory.next_epoch()) is not None
+    assert directory.trim("t", lane.lane, 3) == 8
+    assert directory.lanes()[0].removed
+    before = directory.revision()
+    directory.trim("t", lane.lane, 8)
+    assert directory.revision() == before
+
+
 def test_numbers_of_ranges_are_for_life() -> None:
     """A disk may still hold ranges of a topic long deleted: a topic that gets its lane one day counts on."""
     directory = directory_with(1)
@@ -313,15 +332,23 @@ def test_a_lane_that_was_kept_is_not_given_again_in_the_generation_of_its_deleti
     """Lanes of topics on disk stay over generations; new ones go round them, and a deleted one rests."""
     directory = directory_with(1)
     directory.create_topic("kept", replicas=1)
+
+    def made(count: int) -> list[int]:
+        lanes = []
+        for _ in range(count):
+            lanes.append(directory.create_topic("x", replicas=0).lane)
+            directory.delete_topic("x")
+        return lanes
+
+    assert made(LANES_MAX - 2) == list(range(1, LANES_MAX - 1))
     directory.begin_generation()
     add_replica(directory, 0)
     assert directory.topic("kept").lane == 0
+    assert made(1) == [LANES_MAX - 1]
     directory.delete_topic("kept")
-    lanes = set()
-    for _ in range(LANES_MAX - 1):
-        lanes.add(directory.create_topic("x", replicas=0).lane)
-        directory.delete_topic("x")
-    assert lanes == set(range(1, LANES_MAX))
+    assert made(2) == [1, 2]
+    directory.begin_generation()
+    assert 0 in made(LANES_MAX)
 
 
 def test_a_new_generation_keeps_what_is_on_disk() -> None:

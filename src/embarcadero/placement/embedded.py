@@ -8,7 +8,8 @@ after a loss of power. Only the time of a lease is not, since no lease outlives 
 into the table only when that moved or this connection committed something.
 
 SQLite notices broken pages, not flipped bits in a value: each row carries a CRC32 of itself, checked whenever it is
-read, and all of them when the file is opened.
+read, and all of them when the file is opened. And it takes a damaged log for one that ends there: a witness file
+beside the store notes each revision, so a store that has lost its newest changes is noticed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from embarcadero.errors import Backpressure, ClusterError, Corrupt, DiskFailed, 
 from embarcadero.limits import STORE_BUSY_S
 from embarcadero.placement.liveness import process_mark, same_process
 from embarcadero.placement.store import ABSENT, NO_LEASE, Check, Item, Items, Put, Write
+from embarcadero.placement.witness import Witness
 
 SCHEMA_VERSION = 2
 APPLICATION_ID = 0x454D4253  # "EMBS"
@@ -60,13 +62,15 @@ class SqliteStore:
         self._lock = threading.Lock()
         self._seen_version = -1
         self._seen_revision = 0
+        self._committing = 0
+        self._witness: Witness | None = None
         with self._typed_errors():
             self._db = sqlite3.connect(path, timeout=STORE_BUSY_S, isolation_level=None, check_same_thread=False)
         try:
             with self._typed_errors():
                 self._prepare()
         except EmbarcaderoError:
-            self._db.close()
+            self.close()
             raise
 
     def get(self, key: str) -> Item | None:
@@ -128,6 +132,9 @@ class SqliteStore:
     def close(self) -> None:
         with self._lock:
             self._db.close()
+            if self._witness is not None:
+                self._witness.close()
+                self._witness = None
 
     # --- opening ------------------------------------------------------------------------------------------------------
     def _prepare(self) -> None:
@@ -149,6 +156,7 @@ class SqliteStore:
         if version == 1 and not empty:
             self._bring_up()
         self._check_rows()
+        self._check_witness()
 
     def _check_file(self) -> None:
         found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -157,12 +165,28 @@ class SqliteStore:
 
     def _check_rows(self) -> None:
         newest = 0
+        self._db.execute("SELECT id, ttl_s, ends_s, holder FROM leases LIMIT 1")
         for row in self._db.execute(f"SELECT {_COLUMNS} FROM items").fetchall():
             self._checked(row)
             newest = max(newest, row[2])
         counter = self._db.execute("SELECT revision FROM counter").fetchone()
         if counter is None or counter[0] < newest:
             raise Corrupt(f"the store {self._path} is damaged: its revision is lower than that of a value", _RESTORE)
+
+    def _check_witness(self) -> None:
+        if str(self._path) == ":memory:":
+            return
+        path = self._path.with_name(f"{self._path.name}-revision")
+        try:
+            self._witness = Witness(path)
+            noted = self._witness.read()  # before the counter: that may only be newer
+        except OSError as error:
+            raise DiskFailed(f"{path} can't be used: {error.strerror}", "check its folder and disk") from error
+        if (revision := self._read_counter()) < noted:
+            raise Corrupt(
+                f"the store {self._path} has lost its newest changes: it has revision {revision} and had {noted}",
+                f"restore it with its -wal file from a backup; if an older one was put there on purpose, remove {path}",
+            )
 
     def _bring_up(self) -> None:
         """A store of version 1 has neither leases nor checksums. Whoever comes second finds it done."""
@@ -204,7 +228,8 @@ class SqliteStore:
     def _next_revision(self) -> int:
         self._seen_version = -1
         self._db.execute("UPDATE counter SET revision = revision + 1")
-        return self._read_counter()
+        self._committing = self._read_counter()
+        return self._committing
 
     def _read_counter(self) -> int:
         return int(self._db.execute("SELECT revision FROM counter").fetchone()[0])
@@ -229,9 +254,12 @@ class SqliteStore:
     @contextmanager
     def _transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
         self._db.execute(begin)
+        self._committing = 0
         try:
             yield
             self._db.execute("COMMIT")
+            if self._committing and self._witness is not None:
+                self._witness.write(self._committing)
         except BaseException:
             self._seen_version = -1
             if self._db.in_transaction:

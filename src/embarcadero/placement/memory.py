@@ -38,9 +38,10 @@ class MemoryStore:
 
     def transact(self, checks: Sequence[Check], writes: Sequence[Write]) -> bool:
         with self._lock:
-            self._end_leases()
+            if writes:
+                self._end_leases()
             for key, revision in checks:
-                item = self._items.get(key)
+                item = self._items.get(key) if self._visible(key) else None
                 if (item.revision if item else ABSENT) != revision:
                     return False
             if any(isinstance(w, Put) and w.lease != NO_LEASE and w.lease not in self._leases for w in writes):
@@ -60,8 +61,7 @@ class MemoryStore:
 
     def keep_alive(self, lease: int) -> bool:
         with self._lock:
-            self._end_leases()
-            if (held := self._leases.get(lease)) is None:
+            if (held := self._leases.get(lease)) is None or not self._holds(held):
                 return False
             held.ends_s = self._clock() + held.ttl_s
             return True

@@ -56,6 +56,8 @@ class Replicas(Decisions):
             return member
 
         member = self._decide(plan_it)
+        for earlier in [key for key in self._leases if key[0] == replica]:
+            self._store.revoke(self._leases.pop(earlier))
         self._leases[replica, member.incarnation] = lease
         return member
 
@@ -102,17 +104,16 @@ class Replicas(Decisions):
 
     def remove_replica(self, replica: int, force: bool = False) -> None:
         """Forget a replica. BadValue while ranges are on it, unless `force`: then what only it has is gone for good."""
-        on_it = self.ranges_on(replica)
-        if on_it and not force:
-            raise BadValue(
-                f"replica {replica} has {len(on_it)} ranges, {sum(range_.open for range_ in on_it)} of them open",
-                "drain it first; when no range is left on it, remove it",
-            )
 
         def plan_it(plan: Plan) -> None:
             note = plan.read(note_key(replica), ReplicaNote)
             if note is None:
                 raise _unknown(replica)
+            if (on_it := self.ranges_on(replica)) and not force:
+                raise BadValue(
+                    f"replica {replica} has {len(on_it)} ranges, {sum(range_.open for range_ in on_it)} of them open",
+                    "drain it first; when no range is left on it, remove it",
+                )
             for key, old in plan.list(f"replicas/{replica:05}/", ReplicaMember):
                 plan.delete(key)
                 plan.delete(presence_key(replica, old.incarnation))

@@ -94,7 +94,7 @@ class Store(Protocol):
     def expire(self) -> bool:
         """Delete the values of leases that ended unseen, at a new revision, so that watchers notice; True if any.
 
-        Reads hide such values anyway, and every transaction begins with this.
+        Reads hide such values anyway, and every transaction that writes begins with this.
         """
         ...
 

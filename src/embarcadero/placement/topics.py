@@ -136,8 +136,9 @@ class Topics(Ranges):
             before = plan.read(trim_key(lane), Trim) or Trim(0)
             if index > before.index:
                 plan.put(trim_key(lane), Trim(index))
-                self._drop_trimmed(plan, topic, lane, index)
-            return max(index, before.index)
+            start = max(index, before.index)
+            self._drop_trimmed(plan, topic, lane, start)
+            return start
 
         return self._decide(plan_it)
 
