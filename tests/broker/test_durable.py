@@ -145,6 +145,25 @@ def test_a_payload_stays_in_memory_until_it_is_durable(world: DiskWorld) -> None
     assert not world.brokers[0].ingest.log._held
 
 
+def test_what_may_be_the_first_copy_is_kept_although_it_is_called_a_duplicate(world: DiskWorld) -> None:
+    """A sequencer that takes over calls a batch a duplicate that its predecessor ordered without answering."""
+    range_ = world.topic()
+    client, other = (Client(broker) for broker in world.brokers)
+    opened = world.open(client)
+    world.publish(client, opened, 0, 3)
+    world.hand.outcomes = {10: (Outcome.DUP_OF, 1), 11: (Outcome.DUP, NO_INDEX), 12: (Outcome.CONFLICT, NO_INDEX)}
+    for sequence in world.hand.outcomes:
+        other.batch(opened, sequence, payload(sequence))
+        world.run(1)
+    held = world.brokers[1].held.of(range_.lane)
+    for stop, kept in ((1, [1, 2]), (2, [2]), (3, [])):
+        for replica in world.of(range_)[:2]:
+            replica.copy(range_, stop)
+        world.run(2)
+        assert sorted(index for index, _ in held._kept) == kept
+    assert not held
+
+
 def test_a_topic_whose_replicas_are_dead_leaves_room_for_the_others(world: DiskWorld) -> None:
     """Its batches are refused once it keeps its part of the log; its publishers get no more credit, others do."""
     world.topic("dead")

@@ -226,6 +226,7 @@ class FakeCluster:
         self._undurable.clear()
         self.generation += 1
         self.sessions = {handle: s for handle, s in self.sessions.items() if s.opened_at < end}
+        self.next_handle = max(self.sessions, default=-1) + 1  # those that are lost are used again
         for session in self.sessions.values():
             session.held.clear()
             session.fenced = True

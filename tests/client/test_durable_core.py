@@ -310,6 +310,34 @@ def test_a_session_that_is_gone_for_other_reasons_is_not_replaced() -> None:
     assert not world.cluster.sessions
 
 
+def test_a_handle_that_is_anothers_by_now_is_not_taken_from_it() -> None:
+    """The session was lost, and the next one that was opened got its handle: not a batch of ours may go there."""
+    world = publishing(2)
+    mine = add(world, b"mine 0")
+    world.settle()
+    for number in list(world.wires):
+        world.cut(number)
+    world.cluster.start_anew(end=0)
+    other = World(PublisherCore(
+        topic="t", window_bytes=1 << 20, resend_after_us=RESEND_US, delivery_timeout_us=DELIVERY_US, replicated=True,
+    ), world.cluster, 1)  # fmt: skip
+    theirs = [add(other, b"theirs 0")]
+    other.settle()
+    assert other.core.session == world.core.session
+    more = add(world, b"mine 1")
+    world.connect()
+    world.settle()
+    theirs.append(add(other, b"theirs 1"))
+    other.settle()
+    world.settle()
+    lost = world.core.take_losses()
+    assert lost is not None
+    assert lost.positions == (mine.position,)
+    assert all(batch.position is not None for batch in [more, *theirs])
+    assert stored(world) == [b"theirs 0", b"mine 1", b"theirs 1"]
+    assert other.core.take_losses() is None
+
+
 def test_a_named_session_that_is_lost_is_not_taken_from_its_next_holder() -> None:
     """The name may be somebody else's by now."""
     world = publishing(session_name="job")

@@ -177,7 +177,7 @@ def test_options_are_checked(log: Any) -> None:
     with pytest.raises(BadValue, match="create it with replicas="):
         log.publisher("t", ack=2)
     with pytest.raises(NotAvailable):
-        emb.local(replicas=3)
+        log.subscribe("t", group="g")
     with pytest.raises(TypeError):
         log.publisher("t", nonsense=1)
 

@@ -21,6 +21,7 @@ SIZES = {
     RegionKind.RESULTS: (256 + 8 * 64, 8), RegionKind.SEQUENCER_FRONTIERS: (128 + 5_000 * 128, 0),
     RegionKind.CHECKPOINT: (128 + 2 * 5 * 128, 4), RegionKind.PENDING: (256 + 8 * 64, 8),
     RegionKind.LOG: (128 + 2 * 4_096, 2), RegionKind.BROKER_FRONTIERS: (128 + 12 * 128, 12),
+    RegionKind.DURABLE: (128 + 14 * 128, 6), RegionKind.RANGES: (128 + 14 * 128, 6),
 }  # fmt: skip
 
 

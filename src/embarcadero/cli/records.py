@@ -8,7 +8,6 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
@@ -27,9 +26,10 @@ if TYPE_CHECKING:
     from embarcadero.client.batch import Batch, Record
     from embarcadero.client.futures import RecordFuture
     from embarcadero.client.sync import Log, Publisher
-    from embarcadero.types import Position, Tail
+    from embarcadero.types import Position
 
 _POLL_S = 0.5
+_DURABLE_S = 10.0  # how long the end may take to become durable
 _PROGRESS_EVERY = 256
 _ROWS_AT_ONCE = 1_000
 
@@ -251,15 +251,20 @@ def _records(
 ) -> Iterator[tuple[Batch, Record | None]]:
     """Records of a topic with their batches; a gap comes as a batch without a record."""
     with connect(brokers, data_dir) as log:
-        end = None if follow else _end(log.tail(topic), read)
+        end = None if follow else log.tail(topic)
         if end is not None and isinstance(start, datetime):
             start = _seq_since(log, topic, start)
         if end is not None and (start == "latest" or end.seq == 0 or (isinstance(start, int) and start >= end.seq)):
             return
         left = {tail.lane: tail for tail in (end.lanes or (end,)) if tail.seq} if end is not None else {}
         with log.subscribe(topic, start=start, read=read.value) as subscriber:
+            patience_s = _DURABLE_S
             while left or end is None:
                 batch = subscriber.poll(timeout=_POLL_S)
+                patience_s = patience_s - _POLL_S if batch is None else _DURABLE_S
+                if end is not None and read is Read.DURABLE and patience_s < 0:
+                    note("-- the rest is ordered and not durable yet: --read ordered shows it --")
+                    return
                 if batch is None:
                     places = subscriber.positions()  # a lane that is missing there has nothing left to read
                     left = {lane: end for lane, end in left.items() if (places.get(lane, end.index) or 0) < end.index}
@@ -273,14 +278,6 @@ def _records(
                             yield batch, record
                     if batch.lane in left and batch.seq + batch.count >= left[batch.lane].seq:
                         del left[batch.lane]
-
-
-def _end(tail: Tail, read: Read) -> Tail:
-    """The tail as this reader will reach it."""
-    if read is Read.ORDERED:
-        return tail
-    lanes = tuple(_end(lane, read) for lane in tail.lanes)
-    return replace(tail, index=tail.durable_index, seq=tail.durable_seq, lanes=lanes)
 
 
 def _seq_since(log: Log, topic: str, when: datetime) -> int | str:

@@ -337,9 +337,10 @@ class Log:
 
         A datetime stands for the first batch appended at or after it, or for the end of the topic. With a schema the
         table has the newest one; columns that a batch was published without are null. A topic of order 0 or 1 is read
-        lane by lane, with a column `_lane`; a seq is then a place in one lane, so say which (`lane`). `read` as for
-        `subscribe`; records that a crash took are missing, and their seqs are not used again. `timeout` is how
-        long it may take without any progress. Raises FuturePosition beyond the end, Trimmed below the start.
+        lane by lane, with a column `_lane`; a seq is then a place in one lane, so say which (`lane`). With
+        read="durable" it waits until all of it is durable; read="ordered" does not. Records that a crash took are
+        missing, and their seqs are not used again. `timeout` is how long it may take without any progress. Raises
+        FuturePosition beyond the end, Trimmed below the start.
 
             (await log.read("ticks", 1_000, 2_000)).to_pandas()
             await log.read("orders", start=datetime(2026, 1, 31, tzinfo=UTC))
@@ -358,7 +359,7 @@ class Log:
         first, stop = await self._seq_of(lane, start, timeout), await self._seq_of(lane, end, timeout)
         tail = tail_of(topic, await self._ask(m.GetTail(lane=lane), m.TailIs, timeout))
         patience = self._patience(timeout)
-        return await read_span(self.brokers, tail, *span(tail, first, stop, read), patience, topic.versions, read)
+        return await read_span(self.brokers, tail, *span(tail, first, stop), patience, topic.versions, read)
 
     async def _seq_of(self, lane: int, where: int | datetime | None, timeout: Timeout) -> int | None:
         """The seq at which the batches since a time begin; a seq stays what it is."""

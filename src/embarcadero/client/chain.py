@@ -3,15 +3,26 @@
 Sessions are opened by entries in the log, so a loss of the whole fabric may take the newest of them. A session that the
 cluster does not know is then looked for under the one that it continued. If none of the chain is left, a new session
 may take its place only if the very first one was opened inside a LOST gap: then nothing of this publisher is in the
-log, and nothing can be stored twice.
+log, and nothing can be stored twice. The handle of a session that was opened inside a LOST gap may be another's by now:
+what was opened in its name is not ours, and nothing is ever sent into it.
 """
 
 from __future__ import annotations
+
+from enum import Enum
 
 from embarcadero.client.acked import Spans
 from embarcadero.types import NO_SESSION
 
 _KEPT = 64
+
+
+class Answer(Enum):
+    """What an opened session is to its publisher."""
+
+    OURS = "ours"
+    ANOTHERS = "another's"  # our session is lost, and its handle was given to somebody else: look further
+    STRANGE = "strange"  # a new one, and nothing shows that the old ones are lost
 
 
 class SessionChain:
@@ -38,16 +49,20 @@ class SessionChain:
         self._tried += left > 0
         return left > 1 or (left == 1 and self.whole and self._may_begin_anew)
 
-    def opened(self, session: int, index: int, lost: Spans) -> bool:
-        """A session is open. False: it is a new one, and nothing shows that the old ones are lost."""
-        if self._links and self._tried == len(self._links):
-            born = self._links[0][1]
-            if not any(start <= born < stop for start, stop in lost):
-                return False
+    def opened(self, session: int, index: int, lost: Spans) -> Answer:
+        """A session is open, at an index of its lane; `lost` has the lane's LOST gaps."""
+        left = len(self._links) - self._tried
+        if self._links:
+            born = self._links[left - 1 if left else 0][1]
+            is_lost = any(start <= born < stop for start, stop in lost)
+            if is_lost and left:
+                return Answer.ANOTHERS
+            if not is_lost and not left:
+                return Answer.STRANGE
         del self._links[len(self._links) - self._tried :]
         self._tried = 0
         self._links.append((session, index))
         if len(self._links) > _KEPT:
             del self._links[0]
             self.whole = False
-        return True
+        return Answer.OURS

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embarcadero.client.acked import AckedBatches, LostBatch, merged, records_lost
-from embarcadero.client.chain import SessionChain
+from embarcadero.client.chain import Answer, SessionChain
 from embarcadero.client.link import Link, Silence
 from embarcadero.client.outbatch import REFUSALS, OutBatch, ended_with, refusal, undelivered
 from embarcadero.errors import (
@@ -322,9 +322,14 @@ class PublisherCore:
     def _opened(self, route: _Route, message: Opened) -> None:
         first = self.session == NO_SESSION
         lost = [*message.lost_before, (message.lost_from, message.lost_to)]
-        renewed = not first and self._chain.resume() is None
-        if (not first and message.lane != self.lane) or not self._chain.opened(message.session, message.index, lost):
+        renewed = not first and self._chain.resume() is None and not self._brokers_order
+        ours = self._brokers_order  # those sessions are numbers only, and each is as good as another
+        answer = Answer.OURS if ours else self._chain.opened(message.session, message.index, lost)
+        if answer is Answer.STRANGE or (not first and message.lane != self.lane):
             self._disown(route, message)
+            return
+        if answer is Answer.ANOTHERS:
+            self._session_gone()
             return
         if self._remembered and not self._brokers_order:
             self._report(self._remembered.take(self.lane, lost))
@@ -384,7 +389,14 @@ class PublisherCore:
             self.closed = True  # it was the close; a session that is gone needs none
         elif self.session == NO_SESSION or not isinstance(error, UnknownSession | SessionFenced):
             self.fail(error)
-        elif not (isinstance(error, UnknownSession) and self._replicated and self._chain.gone()):
+        elif isinstance(error, UnknownSession):
+            self._session_gone()
+        else:
+            self._fenced()
+
+    def _session_gone(self) -> None:
+        """Look for the one before it (the next request asks for that), or end."""
+        if not (self._replicated and self._chain.gone()):
             self._fenced()
 
     def _back_off(self, now_us: int) -> None:
@@ -431,7 +443,7 @@ class PublisherCore:
         finished = self._closing and not self._unsettled
         unsure = self._anew and bool(self._remembered) and not self._brokers_order  # what of it is lost?
         if self._opening and (not finished or unsure):
-            resume = self._chain.resume()
+            resume = self._chain.resume()  # None: there is nothing to continue
             self._ask(OpenSession(topic=self.topic, name=self._name, resume=resume), now_us)
         elif self._doubtful:
             self._ask(GetLanes(lane=self.lane, above=min(self._doubtful) - 1), now_us)

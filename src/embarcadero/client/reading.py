@@ -101,22 +101,13 @@ def tail_of(topic: Topic, told: TailIs) -> Tail:
     return Tail(told.lane, told.index, told.seq, told.start_index, told.start_seq, *durable)
 
 
-def end_for(tail: Tail, read: str) -> tuple[int, int]:
-    """Index and seq at which the lane ends for a reader."""
-    return (tail.durable_index, tail.durable_seq) if read == "durable" else (tail.index, tail.seq)
-
-
-def span(tail: Tail, start: int | None, end: int | None, read: str = "ordered") -> tuple[int, int]:
-    """The seqs to read; by default from the earliest to the end of the log as it is now, for this kind of reader."""
-    _, last = end_for(tail, read)
-    last = max(last, tail.start_seq)  # of a lane that was trimmed beyond what is durable
-    first, stop = tail.start_seq if start is None else start, last if end is None else end
+def span(tail: Tail, start: int | None, end: int | None) -> tuple[int, int]:
+    """The seqs to read; by default from the earliest to the end of the log as it is now."""
+    first, stop = tail.start_seq if start is None else start, tail.seq if end is None else end
     if first < 0 or stop < first:
         raise BadValue(f"seqs {first} to {stop} are no span", "start is at least 0 and at most end")
-    if stop > last or first > last:
-        soon = "" if last == tail.seq else "; some records are ordered and not durable yet"
-        hint = "read less, or wait" if not soon else 'read less, or wait, or use read="ordered"'
-        raise FuturePosition(f"seqs {first} to {stop} reach beyond the end ({last}){soon}", hint)
+    if stop > tail.seq or first > tail.seq:
+        raise FuturePosition(f"seqs {first} to {stop} reach beyond the end ({tail.seq})", "read less, or wait")
     if start is not None and start < tail.start_seq and first < stop:
         raise Trimmed(f"records before seq {tail.start_seq} are trimmed", f"start at {tail.start_seq}, or at None")
     return first, stop
@@ -126,13 +117,16 @@ async def read_span(
     brokers: Brokers, tail: Tail, first: int, stop: int, patience: float, schemas: TopicSchemas = RAW,
     read: str = "ordered",
 ) -> pa.Table:  # fmt: skip
-    """Records with first <= seq < stop; those that are lost are missing. TimedOut after `patience` s without any."""
+    """Records with first <= seq < stop, waiting until they are durable if `read` says so; lost ones are missing.
+
+    TimedOut after `patience` seconds without progress.
+    """
     parts: list[pa.RecordBatch] = []
     schema = _read_schema(schemas)
     if first < stop:
         ready = asyncio.Event()
         core = new_core(brokers, tail.lane, "seq", first, read, None, schemas)
-        driver = SubscriberDriver(brokers, core, ready.set, until=end_for(tail, read)[0])
+        driver = SubscriberDriver(brokers, core, ready.set, until=tail.index)
         try:
             at = first
             while at < stop and (taken := await _next(driver, ready, patience)):
@@ -161,7 +155,8 @@ async def _next(driver: SubscriberDriver, ready: asyncio.Event, patience: float)
             async with asyncio.timeout(patience):  # wait_for of Python 3.11 may swallow a cancellation
                 await ready.wait()
         except TimeoutError:
-            raise TimedOut(f"nothing could be read for {patience:g} s", "is the cluster up?") from None
+            hint = "is the cluster up? what is ordered and not durable yet can be read with read=\"ordered\""
+            raise TimedOut(f"nothing could be read for {patience:g} s", hint) from None
     return taken
 
 

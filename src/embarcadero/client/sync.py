@@ -290,9 +290,10 @@ class Log:
 
         A datetime stands for the first batch appended at or after it, or for the end of the topic. With a schema the
         table has the newest one; columns that a batch was published without are null. A topic of order 0 or 1 is read
-        lane by lane, with a column `_lane`; a seq is then a place in one lane, so say which (`lane`). `read` as for
-        `subscribe`; records that a crash took are missing, and their seqs are not used again. `timeout` is how
-        long it may take without any progress. Raises FuturePosition beyond the end, Trimmed below the start.
+        lane by lane, with a column `_lane`; a seq is then a place in one lane, so say which (`lane`). With
+        read="durable" it waits until all of it is durable; read="ordered" does not. Records that a crash took are
+        missing, and their seqs are not used again. `timeout` is how long it may take without any progress. Raises
+        FuturePosition beyond the end, Trimmed below the start.
 
             log.read("ticks", 1_000, 2_000).to_pandas()
             log.read("orders", start=datetime(2026, 1, 31, tzinfo=UTC))

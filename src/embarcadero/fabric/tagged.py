@@ -21,6 +21,8 @@ from embarcadero.fabric.region import Fabric, Region, Shape
 from embarcadero.limits import FRONTIER_BYTES
 
 _HEARTBEAT, _COUNT, _FIRST = 0, 1, 8
+COUNT_LINE: Final = _COUNT
+FIRST_LINE: Final = _FIRST
 _VALUES: Final = 16
 """Byte offset of the first value in its line."""
 

@@ -29,7 +29,7 @@ from embarcadero.config import DEFAULTS, Config
 from embarcadero.env import Inline, SystemClock, Workers
 from embarcadero.errors import ClusterError, EmbarcaderoError, PortInUse
 from embarcadero.fabric.shared import SharedFabric
-from embarcadero.limits import DRAIN_S_MAX, GOODBYE_S_MAX, SETTLE_S_MAX
+from embarcadero.limits import DRAIN_S_MAX, GOODBYE_S_MAX, SETTLE_S_MAX, WARM_JOBS_MAX
 from embarcadero.node.begin import start_logging
 from embarcadero.node.bell import SocketBell
 from embarcadero.node.children import die_with
@@ -163,8 +163,9 @@ class Node:
         self._open.callback(bell.close)
         journal = LogJournal(name)
         broker = Broker(
-            self._fabric, self._directory, SystemClock(), bell, member, self._info.sizes, journal, self._config
-        )
+            self._fabric, self._directory, SystemClock(), bell, member, self._info.sizes, journal, self._config,
+            self._threads(WARM_JOBS_MAX, name, bell), self._disks,
+        )  # fmt: skip
         on = ":".join(map(str, sock.getsockname()[:2]))
         journal.note("listening", on=on, address=member.address, pid=os.getpid())
         return _Made(name, serve_broker(broker, sock, bell, self._stop), WatchedBroker(broker))
@@ -183,7 +184,10 @@ class Node:
         bell = SocketBell(Path(self._info.fabric), "sequencer")
         self._open.callback(bell.close)
         journal, clock, settings = LogJournal("sequencer"), SystemClock(), self._config.sequencer
-        sequencer = Sequencer(self._fabric, self._directory, clock, bell, self._info.sizes, journal, settings)
+        sequencer = Sequencer(
+            self._fabric, self._directory, clock, bell, self._info.sizes, journal, settings, self._disks,
+            self._threads(1, "sequencer", bell),
+        )  # fmt: skip
         watched = WatchedSequencer(sequencer, clock)
         journal.role = watched.name
         return _Made(watched.name, serve_sequencer(sequencer, bell, self._stop_sequencer), watched)
@@ -200,17 +204,18 @@ class Node:
         bell = SocketBell(Path(self._info.fabric), name)
         self._open.callback(bell.close)
         journal, clock = LogJournal(name), SystemClock()
-        workers: Workers = Inline()
-        if len(self._roles) > 1:
-            threads = ThreadWorkers(_REPLICA_THREADS, name, bell.wake)
-            self._open.callback(threads.close)
-            workers = threads
+        workers: Workers = Inline() if len(self._roles) == 1 else self._threads(_REPLICA_THREADS, name, bell)
         replica = Replica(
             self._fabric, self._directory, clock, bell, workers, disk, member, self._info.sizes, journal,
             self._config, self._disks,
         )  # fmt: skip
         journal.note("has its folder", folder=str(path), disk=identity.disk, ranges=replica.ranges.opening)
         return _Made(name, serve_replica(replica, bell, self._stop_replicas), WatchedReplica(replica))
+
+    def _threads(self, count: int, name: str, bell: SocketBell) -> ThreadWorkers:
+        workers = ThreadWorkers(count, name, bell.wake)
+        self._open.callback(workers.close)
+        return workers
 
     def _disks(self, member: ReplicaMember) -> RealDisk:
         """The files of any replica, for reading."""

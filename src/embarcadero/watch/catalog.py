@@ -53,6 +53,12 @@ gauge embarcadero_credit_bytes{broker}: what all clients together may send now
 gauge embarcadero_backpressure{broker}: 1 while the broker grants no credit
 counter embarcadero_backpressure_total{broker}: how often it stopped granting credit
 gauge embarcadero_fetches_waiting{broker}: reads that wait for records
+gauge embarcadero_acks_waiting_for_disks{broker}: acks (ack=2) that wait until their batch is durable
+gauge embarcadero_log_kept_for_disks_ratio{broker}: share of the broker log that is kept for replicas
+gauge embarcadero_durable_index{broker,lane}: frontier: batches of the lane below are durable, as counted by the broker
+gauge embarcadero_warm_reads{broker}: reads of segment files that run or wait
+counter embarcadero_warm_reads_total{broker}: reads of segment files
+counter embarcadero_warm_reads_ahead_total{broker}: fetches whose segment file was read before they came
 gauge embarcadero_readers{broker,topic}: connections that read a topic
 gauge embarcadero_reader_lag_batches{broker,topic}: how far the slowest of them is behind the ordered frontier
 gauge embarcadero_lane_index{broker,topic}: orders 0 and 1, frontier of the broker's own lane: batches below are in it

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from embarcadero.errors import BadRegion, EmbarcaderoError
+from embarcadero.fabric.durability import RangeWord
 from embarcadero.fabric.layout import (
     CLOSING_WORD,
     EPOCH_LINE,
@@ -29,6 +30,7 @@ from embarcadero.fabric.primitives import choose
 from embarcadero.fabric.region import Region, Shape, read_superblock
 from embarcadero.fabric.ring import RingReader
 from embarcadero.fabric.shared import SharedFabric, SharedRegion
+from embarcadero.fabric.tagged import COUNT_LINE, FIRST_LINE
 from embarcadero.limits import FRONTIER_BYTES, LANES_MAX, LINE_BYTES
 from embarcadero.sequencer.checkpoint import read_checkpoint
 from embarcadero.sequencer.held import read_held
@@ -40,7 +42,8 @@ RINGS: Final = {
     RegionKind.PENDING: (PENDING, "index"),
     RegionKind.RESULTS: (RESULT, "position"),
 }
-_SPARSE: Final = frozenset({RegionKind.EPOCHS, RegionKind.SEQUENCER_FRONTIERS, RegionKind.CHECKPOINT})
+_TABLES: Final = frozenset({RegionKind.DURABLE, RegionKind.RANGES})
+_SPARSE: Final = _TABLES | {RegionKind.EPOCHS, RegionKind.SEQUENCER_FRONTIERS, RegionKind.CHECKPOINT}
 _NOTHING: Final = {"session": NO_SESSION, "origin": NO_HANDLE, "index": NO_INDEX, "seq": NO_INDEX}
 
 
@@ -96,6 +99,8 @@ def _check_shape(name: str, shape: Shape) -> None:
             right = size == SUPERBLOCK.itemsize + 2 * (slots + 1) * FRONTIER_BYTES
         case RegionKind.LOG:
             right = shape.slot_bytes > 0 and size == SUPERBLOCK.itemsize + slots * shape.slot_bytes
+        case RegionKind.DURABLE | RegionKind.RANGES:
+            right = size == frontier_offset(FIRST_LINE + slots)
     if not right:
         raise BadRegion(
             f"region {name}: its superblock contradicts itself ({shape.kind.name}, {slots} slots, {size} bytes)",
@@ -131,6 +136,8 @@ def read_region(fabric: ReadOnlyFabric, name: str, start: int | None, limit: int
         RegionKind.BROKER_FRONTIERS: lambda: _broker_frontiers(region, limit),
         RegionKind.CHECKPOINT: lambda: _checkpoint(fabric, name, limit),
         RegionKind.LOG: lambda: {"rows": []},
+        RegionKind.DURABLE: lambda: _durable(region, limit),
+        RegionKind.RANGES: lambda: _ranges(region, limit),
     }
     kind = region.shape.kind
     found = _ring(region, start, limit) if kind in RINGS else decode[kind]()
@@ -216,8 +223,31 @@ def _broker_frontiers(region: Region, limit: int) -> Facts:
         "results_read": _words(region, BrokerLine.RESULTS_READ)[0],
         "results_epoch": _words(region, BrokerLine.RESULTS_EPOCH)[0],
         "reads_waiting": _words(region, BrokerLine.READS_WAITING)[0],
+        "durable_waiting": _words(region, BrokerLine.DURABLE_WAITING)[0],
         "heartbeat": _words(region, BrokerLine.HEARTBEAT)[0],
         "rows": [{"slot": slot, "live_chunk": _words(region, BrokerLine.CHUNKS + slot)[0]} for slot in chunks],
+    }
+
+
+def _tagged(region: Region, limit: int) -> list[list[int]]:
+    """Tags and values of the last lines of a table."""
+    count = min(_words(region, COUNT_LINE)[0], region.shape.slots)
+    lines = region.data[SUPERBLOCK.itemsize :].view(np.uint64).reshape(-1, FRONTIER_BYTES // 8)[FIRST_LINE:]
+    found: list[list[int]] = lines[max(0, count - limit) : count, :4].tolist()
+    return found
+
+
+def _durable(region: Region, limit: int) -> Facts:
+    names = ("lane", "range", "durable", "checkpoint")
+    heartbeat, health = _words(region, 0)
+    made = [dict(zip(names, line, strict=True)) for line in _tagged(region, limit)]
+    return {"heartbeat": heartbeat, "health": health, "rows": made}
+
+
+def _ranges(region: Region, limit: int) -> Facts:
+    made = [(lane, RangeWord.decode(word), target) for lane, _, word, target in _tagged(region, limit)]
+    return {
+        "rows": [{"lane": lane, "range": w.number, "closing": w.closing, "target": target} for lane, w, target in made]
     }
 
 

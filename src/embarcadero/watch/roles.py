@@ -98,6 +98,7 @@ class WatchedBroker:
         page.put("embarcadero_backpressure_total", counters.backpressure, broker=number)
         page.put("embarcadero_fetches_waiting", broker.fetches_waiting, broker=number)
         page.put("embarcadero_followed_epoch", broker.epoch.number, broker=number)
+        self._write_disks(page)
         for lane, (index, seq) in broker.lanes.frontiers().items():
             topic = broker.topic_of(lane) or lane
             page.put("embarcadero_lane_index", index, broker=number, topic=topic)
@@ -106,6 +107,19 @@ class WatchedBroker:
             topic = broker.topic_of(lane) or lane
             page.put("embarcadero_readers", len(lags), broker=number, topic=topic)
             page.put("embarcadero_reader_lag_batches", max(lags), broker=number, topic=topic)
+
+    def _write_disks(self, page: Page) -> None:
+        """What waits for disks, and what is read from them."""
+        broker, number = self._broker, self._broker.member.broker
+        held, warm = broker.held, broker.reads.warm
+        page.put("embarcadero_acks_waiting_for_disks", held.waiting, broker=number)
+        kept = held.kept_chunks / broker.ingest.log.chunks
+        page.put("embarcadero_log_kept_for_disks_ratio", kept, broker=number)
+        for lane, (through, _) in held.facts().items():
+            page.put("embarcadero_durable_index", through, broker=number, lane=lane)
+        page.put("embarcadero_warm_reads", warm.running + warm.waiting, broker=number)
+        page.put("embarcadero_warm_reads_total", warm.jobs, broker=number)
+        page.put("embarcadero_warm_reads_ahead_total", warm.ahead_used, broker=number)
 
     def _write_traffic(self, page: Page, way: str, traffic: dict[int, Traffic]) -> None:
         for lane, found in traffic.items():
