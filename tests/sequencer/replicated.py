@@ -12,7 +12,7 @@ from embarcadero.errors import BadSegment
 from embarcadero.fabric.durability import Durability, RangeWord, create_durable, ranges_region
 from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable, create_epochs
 from embarcadero.fabric.incoherent import IncoherentMemory
-from embarcadero.fabric.layout import ORDER, Entries
+from embarcadero.fabric.layout import ORDER, Entries, sealed
 from embarcadero.fabric.ring import attach_ring
 from embarcadero.fabric.tagged import TaggedReader
 from embarcadero.sequencer import state
@@ -178,7 +178,8 @@ class ReplicatedCluster(Cluster):
                 ring = attach_ring(fabric, name, ORDER)
                 end = ring.frontier.load()
                 log = self.disks.log.setdefault(lane, {})
-                for entry in ring.load(max(0, end - ring.slots), end):
+                entries = ring.load(max(0, end - ring.slots), end)
+                for entry in entries[sealed(entries)]:
                     log.setdefault(int(entry["index"]), entry.tobytes())
         if fabric.exists(checkpoint_region(epoch, lane)):
             found = read_checkpoint(fabric, checkpoint_region(epoch, lane))
@@ -220,8 +221,8 @@ class ReplicatedCluster(Cluster):
             entries = ring.load(start, end)
             if self._reader_table.superseded(epoch):
                 continue
-            for index, entry in enumerate(entries, start):
-                if int(entry["index"]) == index:
+            for index, (entry, whole) in enumerate(zip(entries, sealed(entries), strict=True), start):
+                if int(entry["index"]) == index and whole:
                     raw = entry.tobytes()[:60]
                     assert seen.setdefault(index, raw) == raw, f"position {index} changed"
 

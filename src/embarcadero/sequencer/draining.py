@@ -46,8 +46,11 @@ class Drain:
         return {number: lane for number, lane in self._all_lanes.items() if number in self._keeper.kept}
 
     def _all_durable(self) -> bool:
-        ours = all(self._keeper.durable(number) >= lane.order.next_index for number, lane in self._lanes.items())
-        return ours and self._keeper.kept.keys() <= self._lanes.keys()
+        """Closed lanes of brokers are sealed when they are; one whose broker lives just has to be on disk."""
+        return all(
+            self._keeper.durable(number) >= kept.ordered() and (kept.broker_lane is None or kept.broker_lane.open)
+            for number, kept in self._keeper.kept.items()
+        )
 
     def _save(self, now_us: int) -> set[int]:
         """Write last checkpoints, where there is something new. Returns the lanes to wait for."""
@@ -71,6 +74,10 @@ class Drain:
             kept, order = self._keeper.kept[number], lane.order
             if kept.range_.open and self._keeper.durable(number) >= order.next_index:
                 self._keeper.seal_for_good(kept, order.next_index, order.next_seq)
-        left = sorted(number for number, kept in self._keeper.kept.items() if kept.range_.open)
+        left = sorted(
+            number
+            for number, kept in self._keeper.kept.items()
+            if kept.range_.open and self._keeper.durable(number) < kept.ordered()
+        )
         if left:
             self._journal.warn("ranges left open", lanes=left, why="not all of them is durable")

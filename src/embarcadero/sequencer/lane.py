@@ -8,6 +8,8 @@ agree. While such a lane has no room, what comes is answered BACKPRESSURE, and n
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from embarcadero.config import FabricSizes
@@ -25,7 +27,7 @@ from embarcadero.fabric.layout import (
 )
 from embarcadero.fabric.region import Fabric, Region
 from embarcadero.fabric.ring import RingReader, create_ring
-from embarcadero.limits import EXPIRED_PER_ROUND_MAX, RECORDS_PER_BATCH_MAX
+from embarcadero.limits import CHECKPOINT_S, EXPIRED_PER_ROUND_MAX, RECORDS_PER_BATCH_MAX
 from embarcadero.plants import planted
 from embarcadero.sequencer.checkpoint import CheckpointWriter
 from embarcadero.sequencer.control import control, expire, touched_session
@@ -35,6 +37,8 @@ from embarcadero.sequencer.room import Room
 from embarcadero.sequencer.sessions import NEVER
 from embarcadero.sequencer.single import order_line, order_one
 from embarcadero.types import EntryKind, Outcome
+
+_CHECKPOINT_US: Final = int(CHECKPOINT_S * 1_000_000)
 
 
 def order_region(epoch: int, lane: int) -> str:
@@ -195,6 +199,11 @@ class Lane:
         """Write a checkpoint of everything decided so far."""
         self.write()
         self._write_checkpoint(now_us)
+
+    def save_if_due(self, now_us: int) -> None:
+        """Write a checkpoint if the last one is old."""
+        if now_us - self.order.counters.checkpoint_at_us >= _CHECKPOINT_US:
+            self.save(now_us)
 
     def _reserve(self, count: int) -> None:
         """Make sure that `count` more decisions fit the ring. Table and decisions agree at this moment."""

@@ -188,7 +188,7 @@ class RangeKeeper:
         if now_us < self._look_us:
             return
         self._look_us, self._now_us = now_us + _LOOK_US, now_us
-        self._raise_ceilings()
+        self._look_after_grown()
         self._moved |= self.grown
         self.grown.clear()
         if not self.kept:
@@ -389,10 +389,11 @@ class RangeKeeper:
         if (kept := self.kept.get(lane)) is not None:
             self.grown.add(kept)
 
-    def _raise_ceilings(self) -> None:
+    def _look_after_grown(self) -> None:
         for kept in self.grown:
             if kept.lane is not None:
                 self.reserve(kept.lane)
+                kept.lane.save_if_due(self._now_us)  # replicas keep it on disk: a restart replays what comes after it
 
     def reserve(self, lane: Lane) -> None:
         """Have positions reserved in the store well ahead of the order."""

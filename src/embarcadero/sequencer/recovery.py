@@ -34,6 +34,7 @@ from embarcadero.sequencer.restoring import Past, fence_all, restore_lane, seq_a
 from embarcadero.types import Range, ReplicaRef, Topic, TopicLane
 
 _REPLIES_US: Final = int(RECOVERY_REPLIES_S * 1_000_000)
+_SOON_US: Final = 20_000
 _RETRY_US: Final = int(RECOVERY_RETRY_S * 1_000_000)
 _DO: Final = "start the replicas that are missing; or say that what only they have may be lost (accept_loss)"
 
@@ -72,6 +73,7 @@ class LaneRecovery:
         self._lost = True  # whether something may be lost: then sessions are fenced
         self._enough_us: int | None = None
         self._retry_us = 0
+        self._failure: Exception | None = None
         self._told: set[str] = set()
         self._restored: LaneOrder | None = None
         self._fenced: list[int] | None = None
@@ -95,6 +97,8 @@ class LaneRecovery:
             Stage.COLLECT: self._collect, Stage.COPY: self._copy, Stage.READ: self._read, Stage.SEAL: self._tell_store,
             Stage.BEGIN: self._begin,
         }  # fmt: skip
+        if self._failure is not None:
+            raise self._failure  # not in a worker's thread, where nobody would hear it
         before = None
         while self.stage is not before and self.stage in steps and now_us >= self._retry_us:
             before = self.stage
@@ -145,14 +149,13 @@ class LaneRecovery:
     def _copy(self, now_us: int) -> None:
         """Wait until enough disks have everything up to the end."""
         there = [line for line in self._replies().values() if line >= self._end]
-        if len(there) >= self._needed:
+        if not there and self._end > self.range_.start:
+            self.stage, self._enough_us = Stage.COLLECT, None  # the one that had it all is gone again
+        elif len(there) >= self._needed:
             self.stage = Stage.READ
-        elif now_us - self._began_us > 10 * _REPLIES_US:
-            self._tell_once(
-                "lane waits for copies", end=self._end, have=len(there), needed=self._needed,
-                do="start the replicas that are missing",
-            )  # fmt: skip
-            if self._desk.directory.loss_accepted(self.range_.lane) and there:
+        elif now_us - (self._enough_us or 0) > 5 * _REPLIES_US:
+            self._tell_once("lane waits for copies", end=self._end, have=len(there), needed=self._needed, do=_DO)
+            if self._desk.directory.loss_accepted(self.range_.lane):
                 self.stage = Stage.READ
 
     def _read(self, now_us: int) -> None:
@@ -170,7 +173,8 @@ class LaneRecovery:
         def done(result: tuple[int, LaneOrder | None] | Exception) -> None:
             if isinstance(result, Exception):
                 if not isinstance(result, EmbarcaderoError):
-                    raise result
+                    self._failure = result
+                    return
                 self._tell_once("lane can't be read", reason=result.message, do=result.hint)
                 self._retry_us, self.stage = now_us + _RETRY_US, Stage.READ
                 return
@@ -181,7 +185,7 @@ class LaneRecovery:
 
     def _tell_store(self, now_us: int) -> None:
         """Let the store have the end of the last range and the start of the next."""
-        self._retry_us = now_us + _RETRY_US  # if it refuses
+        self._retry_us = now_us + _SOON_US  # if it refuses, or there are too few replicas
         if self._broker_lane is not None:
             sealed = self._desk.directory.seal_recovered(
                 self.range_.lane, self.range_.number, self._end, self._end_seq, [], self._desk.epoch
@@ -191,7 +195,7 @@ class LaneRecovery:
             self._desk.keeper.say(self.range_.lane, 0, closing=False)
             self.stage = Stage.DONE
         else:
-            self.opened = self._seal()
+            self.opened = self._seal(now_us)
             if self.opened is None:
                 return
             self.stage = Stage.BEGIN
@@ -216,29 +220,32 @@ class LaneRecovery:
             self._retry_us = now_us + _RETRY_US
 
     # --- what the store is told ---------------------------------------------------------------------------------------
-    def _open_above(self) -> Range | None:
+    def _open_above(self, now_us: int) -> Range | None:
         """Memory was lost: seal, and go on above the ceiling."""
         directory, range_ = self._desk.directory, self.range_
-        refs = self._refs()
+        refs = self._refs(now_us)
         if refs is None:
             return None
         seal = directory.seal_and_open if planted("positions-reused") else directory.seal_recovered
         return seal(range_.lane, range_.number, self._end, self._end_seq, refs, self._desk.epoch)
 
-    def _open_there(self) -> Range | None:
+    def _open_there(self, now_us: int) -> Range | None:
         """The stop was clean: go on where it was."""
-        refs = self._refs()
+        refs = self._refs(now_us)
         return None if refs is None else self._desk.directory.reopen(self.range_.lane, refs, self._desk.epoch)
 
-    def _keep_open(self) -> Range | None:
+    def _keep_open(self, now_us: int) -> Range | None:  # noqa: ARG002 - as the other two
         return self.range_
 
-    def _refs(self) -> list[ReplicaRef] | None:
-        """Replicas for the next range; those that have the last one first. None while there are too few."""
+    def _refs(self, now_us: int) -> list[ReplicaRef] | None:
+        """Replicas for the next range; those that have the last one first. None while more may come, or too few are."""
         replicas = self._desk.keeper.replicas
         found = self._desk.directory.choose_replicas(self.topic.replicas, self.range_.replicas, replicas.avoided())
-        if len(found) >= max(1, self.topic.durable_on):
+        waited = now_us - self._began_us >= _REPLIES_US
+        if len(found) >= (max(1, self.topic.durable_on) if waited else self.topic.replicas):
             return found
+        if not waited:
+            return None
         self._tell_once("lane waits for replicas", live=len(found), needed=self.topic.durable_on, do="start replicas")
         return None
 

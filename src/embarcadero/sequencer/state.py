@@ -405,6 +405,7 @@ class Sequencer:
     def _decide_lane(self, number: int, entries: Entries) -> None:
         if number not in self.lanes:
             self._refresh()
+            self.recovery.step(self._now_us)  # a new topic begins at once
         lane = self.lanes.get(number)
         if lane is None:
             waits = number in self.roomless or number in self.recovery.lanes
@@ -491,9 +492,15 @@ class Sequencer:
             self.deposed = True
             return True
         self._now_us, self._wall_us = self._clock.now_us(), self._clock.wall_us()
-        self._refresh()
-        self._beat()
-        self.ranges.look(self._now_us)
         if self._drain is None:
             self._drain = Drain(self.lanes, self.ranges, self.journal, self._now_us)
-        return self._drain.step(self._now_us)
+        try:
+            self._refresh()
+            self._beat()
+            self.ranges.look(self._now_us)
+            return self._drain.step(self._now_us)
+        except BadRegion:
+            if not self._epochs.superseded(self.epoch):
+                raise
+            self.deposed = True
+            return True
