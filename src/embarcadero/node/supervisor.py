@@ -3,8 +3,9 @@
 Theory of operation. The supervisor holds the lock of the cluster's folder for as long as it lives. Each `up` begins a
 new generation: an empty fabric, so nothing of an earlier run can be mistaken for this one. When a node process dies,
 its brokers and replicas are marked dead in the directory at once (the sequencer then closes those broker incarnations,
-and opens ranges on other replicas) and the process is started again; it registers new incarnations by itself. The supervisor is not on the path of a publish or a read: while
-it is stopped or slow, the cluster goes on. Node processes die with it (see node.die_with).
+and opens ranges on other replicas) and the process is started again; it registers new incarnations by itself. The
+supervisor is not on the path of a publish or a read: while it is stopped or slow, the cluster goes on. Node processes
+die with it (see node.die_with).
 """
 
 from __future__ import annotations

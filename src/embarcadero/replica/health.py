@@ -61,6 +61,7 @@ class Health:
     def __init__(self, word: FrontierWriter, journal: Journal) -> None:
         self._word, self._journal = word, journal
         self._ill: dict[Tags, _Ill] = {}
+        self._lacking = False
         self.reason = ""  # of the last trouble
 
     @property
@@ -91,12 +92,14 @@ class Health:
             self._journal.note("disk trouble is over", was=ill.trouble.name, lane=tags[0], range=tags[1])
             self._tell()
 
-    def retry_us(self) -> int | None:
-        """When something is to be tried again."""
-        return min((ill.retry_us for ill in self._ill.values()), default=None)
+    def lacking(self, now: bool) -> None:
+        """Whether copies are damaged or incomplete, and being repaired."""
+        if now != self._lacking:
+            self._lacking = now
+            self._tell()
 
     def _tell(self) -> None:
-        word = 0
+        word = int(Trouble.DAMAGED) if self._lacking else 0
         for ill in self._ill.values():
             word |= ill.trouble
         if word != self._word.value:

@@ -229,6 +229,7 @@ class Replica:
             if copy.complete:
                 self.moving.completed(copy)
         self._lacking = [copy for copy in self._lacking if not copy.complete and copy.tags in self.ranges.copies]
+        self.health.lacking(bool(self._lacking) or any(copy.log.damage for copy in self._open_copies))
         return self.repair.step([*self._open_copies, *self._lacking], now_us)
 
     def _scrub(self, now_us: int, idle: bool) -> None:
