@@ -100,6 +100,7 @@ KEPT_SHARE_CREDIT = 0.375  # of a broker's log, kept for disks: above, who feeds
 KEPT_SHARE_MAX = 0.625  # above, its batches are answered BACKPRESSURE; what was granted fits in between
 DURABLE_ACKS_PER_CONNECTION_MAX = 65_536  # acks of one client that wait for disks
 WARM_JOBS_MAX = 2  # reads of segment files that one broker does at once
+WARM_JOBS_QUEUED_MAX = 1_024  # of one connection
 WARM_READERS_MAX = 64  # open readers of ranges that one broker keeps for the next read
 WARM_AHEAD_BYTES_MAX = 64 * MIB  # read ahead for all readers of one broker
 REPLICA_SILENT_S = 3.0  # a replica whose heartbeat stands still for this long is replaced in its ranges

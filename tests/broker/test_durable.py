@@ -186,6 +186,22 @@ def test_a_topic_whose_replicas_are_dead_leaves_room_for_the_others(world: DiskW
     assert not world.brokers[0].full
 
 
+def test_a_client_that_also_feeds_a_healthy_topic_gets_credit_for_that(world: DiskWorld) -> None:
+    """One connection carries all topics of a client: batches of the dead one are refused, the others go through."""
+    world.topic("dead")
+    world.topic("memory", replicas=0, durable_on=0)
+    client = Client(world.brokers[0])
+    into_dead, into_memory = world.open(client, "dead"), world.open(client, "memory")
+    for sequence in range(100):
+        client.batch(into_dead, sequence, payload(sequence, 2_000))
+        client.batch(into_memory, sequence, payload(sequence, 2_000))
+        world.run(1, client)
+    world.run(3, client)
+    healthy = [Outcome(int(ack["outcome"])) for ack in client.acks if int(ack["lane"]) == into_memory.lane]
+    assert healthy == [Outcome.ORDERED] * 100
+    assert outcomes(client).count((99, Outcome.BACKPRESSURE)) == 1
+
+
 def test_credit_comes_back_when_disks_catch_up(world: DiskWorld) -> None:
     """Who fed a lane that was behind may send again, without asking."""
     range_ = world.topic()

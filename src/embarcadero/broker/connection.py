@@ -74,7 +74,7 @@ class Connection:
         self.reading: dict[int, tuple[int, int]] = {}  # lane -> next index of its last fetch, and when that was
         self.parked = 0  # long polls that wait
         self.acks_waiting = 0  # acks that wait for disks
-        self.feeds: int | None = None  # lane of its last batch, if that has replicas
+        self.lanes: set[int] = set()  # lanes of brokers that it feeds (orders 0 and 1)
         self.received_bytes = self.granted_bytes = 0
         self.sessions: set[tuple[int, int]] = set()
         self.turns: dict[tuple[int, int], int] = {}  # order 1: (lane, session) -> the sequence whose turn it is

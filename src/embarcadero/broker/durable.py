@@ -5,8 +5,8 @@ out only then. How far a lane is durable is counted in one place, by the rule of
 the lane's sealed ranges, of which the store tells.
 
 A lane whose replicas are dead or slow keeps chunks of the log, and chunks are shared. So all such lanes together may
-keep a part of the log only: above a first mark those who feed a lane that keeps its share or more of that get no more
-credit, above a second one its batches are answered BACKPRESSURE. Everybody else goes on.
+keep a part of the log only: above a first mark those who feed nothing but lanes that keep their share or more of that
+get no more credit, above a second one batches of such lanes are answered BACKPRESSURE. Everybody else goes on.
 """
 
 from __future__ import annotations
@@ -246,8 +246,13 @@ class HeldLanes:
         """By lane: how far it is durable as counted last, and how many acks wait for more."""
         return {lane: (held.through, held.waiting) for lane, held in self._lanes.items()}
 
+    @property
+    def pressed(self) -> bool:
+        """Whether so much is kept for disks that some should get no more credit."""
+        return bool(self._lanes) and self.kept_chunks >= KEPT_SHARE_CREDIT * self._log.chunks
+
     def without_credit(self, lane: int) -> bool:
-        """Whether those who feed this lane should get no more credit."""
+        """Whether those who feed only this lane, or others like it, should get no more credit."""
         return self._keeps_too_much(lane, KEPT_SHARE_CREDIT)
 
     def crowded(self, lane: int) -> bool:

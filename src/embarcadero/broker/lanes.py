@@ -170,8 +170,7 @@ class BrokerLanes:
         self._staged_count += 1
         if writer.held is None:
             self._locations.append(arrived.location)
-        else:
-            connection.feeds = writer.lane.lane
+        connection.lanes.add(writer.lane.lane)
         self.taken += 1
         return True
 

@@ -290,18 +290,19 @@ class Broker:
         """Top up a connection's credit, unless we are above the mark."""
         if not connection.greeted or connection.closing or self._above_since_us is not None or self.leaving:
             return
-        if connection.feeds is not None and self._behind_with_disks(connection, connection.feeds):
+        if (self.held.pressed or self._starving) and self._behind_with_disks(connection):
             return
         window, least = self._credit_window()
         if connection.granted_bytes - connection.received_bytes < least:
             connection.send_credit(connection.received_bytes + window)
 
-    def _behind_with_disks(self, connection: Connection, lane: int) -> bool:
-        """Whether a connection gets no credit because it feeds a lane that keeps too much of the log."""
-        behind = self.held.without_credit(lane)
-        if behind and connection.number not in self._starving:
-            self._starving[connection.number] = self._clock.now_us()
-        elif not behind:
+    def _behind_with_disks(self, connection: Connection) -> bool:
+        """Whether a connection gets no credit because all lanes that it feeds keep too much of the log."""
+        lanes = connection.lanes | {lane for lane, _ in connection.sessions}
+        behind = bool(lanes) and all(map(self.held.without_credit, lanes))
+        if behind:
+            self._starving.setdefault(connection.number, self._clock.now_us())
+        else:
             self._starving.pop(connection.number, None)
         return behind
 
@@ -395,7 +396,6 @@ class Broker:
         waiting = Waiting(EntryKind.BATCH, header.lane, arrived.location, connection)
         if topic is not None and topic.replicas:
             waiting.held, waiting.durable = self.held.of(header.lane), bool(header.flags & WANT_DURABLE)
-            connection.feeds = header.lane
         self.relay.waiting[pending] = waiting
         self.counters.came_in[header.lane].add(1, header.count, header.length)
 

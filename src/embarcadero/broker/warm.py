@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from embarcadero.broker.found import Found
 from embarcadero.broker.segments import RangeFiles, Segments
 from embarcadero.env import Workers
-from embarcadero.errors import DiskFailed
-from embarcadero.limits import WARM_AHEAD_BYTES_MAX, WARM_JOBS_MAX, WARM_READERS_MAX
+from embarcadero.errors import DiskFailed, TooMany
+from embarcadero.limits import WARM_AHEAD_BYTES_MAX, WARM_JOBS_MAX, WARM_JOBS_QUEUED_MAX, WARM_READERS_MAX
 from embarcadero.storage.disk import Disk
 from embarcadero.storage.layout import range_folder
 from embarcadero.storage.reading import RangeReader
@@ -83,10 +83,10 @@ class DiskCopies:
         return self._open[key]
 
     def _let_go(self) -> None:
-        """Close readers that were not used for longest, and forget who answered for what nobody reads."""
-        oldest = next(iter(self._idle), None)
-        for files in self._idle.pop(oldest, []) if oldest is not None else []:
-            files.close()
+        """Close the readers of the copy that was opened first, and forget who answered for what nobody reads."""
+        for oldest in list(self._idle)[:1]:
+            for files in self._idle.pop(oldest, []):
+                files.close()
         if len(self._good) > 16 * WARM_READERS_MAX:
             self._good.clear()
 
@@ -126,7 +126,9 @@ class Warm:
         return sum(map(len, self._queues.values()))
 
     def run(self, connection: Connection, job: Callable[[], Any], done: Done) -> None:
-        """Run a job when it is this client's turn; `done` gets its result or its error."""
+        """Run a job when it is this client's turn; `done` gets its result or its error. Raises TooMany."""
+        if len(self._queues.get(connection.number, ())) >= WARM_JOBS_QUEUED_MAX:
+            raise TooMany("too many reads of this connection wait for disks", "wait for their answers")
         self._queues.setdefault(connection.number, deque()).append((job, done))
         self._start()
 
@@ -150,6 +152,8 @@ class Warm:
         key = (connection.number, ask.lane)
         if key in self._ahead or self._ahead_bytes + ask.max_bytes > WARM_AHEAD_BYTES_MAX:
             return
+        if connection.number in self._queues:
+            return  # it has enough under way
         span = self._ahead[key] = _Span(_what(ask), ask.max_bytes, now_us)
         self._ahead_bytes += span.reserved
         self.run(

@@ -148,7 +148,7 @@ class BrokerLine(IntEnum):
     RESULTS_EPOCH = 1  # the epoch that RESULTS_READ speaks of
     READS_WAITING = 2  # how many reads wait for news: a hint to the sequencer whether to ring
     HEARTBEAT = 3
-    DURABLE_WAITING = 4  # how many acks and reads wait for disks: a hint to replicas whether to ring
+    DURABLE_WAITING = 4  # how many acks and reads wait for durable lines: a hint to replicas whether to ring
     CHUNKS = 8
 
 
