@@ -173,9 +173,9 @@ class PublisherProcess(ClientProcess):
 
     def harvest(self) -> None:
         if (lost := self._publisher.take_losses()) is not None:
-            for place in lost.positions:
+            for gone in lost.positions:
                 self.world.seen(
-                    LossTold(at=self.world.queue.now_us, process=self.name, lane=place.lane, index=place.index)
+                    LossTold(at=self.world.queue.now_us, process=self.name, lane=gone.lane, index=gone.index)
                 )
         for batch in self._publisher.take_settled():
             error = batch.error
