@@ -30,7 +30,7 @@ class SimDisk:
         self.full = self.read_only = False
         self.failing_syncs = 0  # so many syncs will fail
         self.slow_us = 0  # on top of what a sync takes anyway
-        self.on_synced: Callable[[SimDisk], None] = lambda _: None  # somebody looks at what is on the medium
+        self.on_synced: Callable[[SimDisk, SimFile | None], None] = lambda _disk, _file: None  # None: names were
 
     def lose_power(self) -> None:
         """Everything that was not synced is lost in part."""
@@ -139,7 +139,7 @@ class Mount:
         folder = self._folder(path)
         self.check_sync(path)
         self.device.names.arrive(folder)
-        self.device.on_synced(self.device)
+        self.device.on_synced(self.device, None)
 
     def free_bytes(self) -> int:
         used = sum(len(file.live) for file in self.device.names.files())
@@ -240,7 +240,7 @@ class Handle:
             self._file.fail(self._mount.device.rng)
             raise
         self._file.arrive()
-        self._mount.device.on_synced(self._mount.device)
+        self._mount.device.on_synced(self._mount.device, self._file)
 
     def size(self) -> int:
         self._check()

@@ -64,18 +64,28 @@ class Truth:
 
     def __init__(self) -> None:
         self._synced: dict[Place, set[SimDisk]] = defaultdict(set)
+        self._known: dict[SimFile, tuple[int, int]] = {}  # segments whose names are on the medium: (lane, range)
         self._read: dict[SimFile, tuple[int, int]] = {}  # (cuts, read through)
 
-    def look(self, disk: SimDisk) -> None:
-        """Something was synced on this disk."""
-        for lane, number, _, file in segments(disk):
-            cuts, through = self._read.get(file, (0, _HEADER_BYTES))
-            if cuts != file.cuts:
-                through = _HEADER_BYTES
-            for found in records(file.medium, through):
-                self._synced[lane, number, found.place].add(disk)
-                through = found.end
-            self._read[file] = (file.cuts, through)
+    def look(self, disk: SimDisk, file: SimFile | None) -> None:
+        """A file was synced on this disk, or (None) names were."""
+        if file is not None:
+            if file in self._known:
+                self._look_into(disk, file)
+            return
+        for lane, number, _, named in segments(disk):
+            self._known[named] = (lane, number)
+            self._look_into(disk, named)
+
+    def _look_into(self, disk: SimDisk, file: SimFile) -> None:
+        cuts, through = self._read.get(file, (0, _HEADER_BYTES))
+        if cuts != file.cuts:
+            through = _HEADER_BYTES
+        lane, number = self._known[file]
+        for found in records(file.medium, through):
+            self._synced[lane, number, found.place].add(disk)
+            through = found.end
+        self._read[file] = (file.cuts, through)
 
     def copies(self, range_: Range, index: int) -> int:
         """On how many disks the entry at `index` was synced as a part of this range."""
