@@ -46,6 +46,20 @@ class SimBell:
             sleeper.wake(self._process.rng.randrange(5, 1_200))
 
 
+class SimJournal:
+    """What a role tells goes into the trace."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    def note(self, event: str, /, **facts: object) -> None:
+        told = ", ".join(f"{name}={value}" for name, value in facts.items())
+        self._process.world.note(self._process.name, f"JOURNAL {event}: {told}")
+
+    def warn(self, event: str, /, **facts: object) -> None:
+        self.note(event, **facts)
+
+
 class Poller(Process):
     """A process with a loop: step, and sleep if nothing moved."""
 
@@ -54,6 +68,7 @@ class Poller(Process):
         self.directory = Directory(world.store)
         self.fabric = world.fabric_of(self.role, host)
         self.bell = SimBell(self)
+        self.journal = SimJournal(self)
         self.workers = SimWorkers(self, self.job_us)
         self._sleep_us = _SLEEP_FIRST_US
         self._planned_us: int | None = None
@@ -122,8 +137,8 @@ class BrokerProcess(Poller):
 
     def _boot(self) -> None:
         self.broker = Broker(
-            self.fabric, self.directory, self.clock, self.bell, self.member, self.world.sizes, workers=self.workers,
-            disks=self.world.disks.seen_by(self),
+            self.fabric, self.directory, self.clock, self.bell, self.member, self.world.sizes, self.journal,
+            workers=self.workers, disks=self.world.disks.seen_by(self),
         )  # fmt: skip
         listening = self.world.network.listening
         holder = listening.get(self.address)
@@ -243,7 +258,7 @@ class ReplicaProcess(Poller):
             settings = msgspec.structs.replace(DEFAULTS.replica, segment_bytes=world.plan.durable.segment_bytes)
             self.replica = Replica(
                 self.fabric, directory, self.clock, self.bell, self.workers, self._disk, self.member, world.sizes,
-                config=msgspec.structs.replace(DEFAULTS, replica=settings), disks=world.disks.seen_by(self),
+                self.journal, msgspec.structs.replace(DEFAULTS, replica=settings), world.disks.seen_by(self),
             )  # fmt: skip
         except (DiskFailed, DiskFull, WrongFolder) as error:
             world.note(self.name, f"can't start: {error}")
@@ -282,7 +297,7 @@ class SequencerProcess(Poller):
 
     def _boot(self) -> None:
         self.sequencer = Sequencer(
-            self.fabric, self.directory, self.clock, self.bell, self.world.sizes, workers=self.workers,
+            self.fabric, self.directory, self.clock, self.bell, self.world.sizes, self.journal, workers=self.workers,
             disks=self.world.disks.seen_by(self),
         )  # fmt: skip
         self.world.note(self.name, f"starts epoch {self.sequencer.epoch}")
