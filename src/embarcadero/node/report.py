@@ -68,7 +68,7 @@ def report(folder: ClusterFolder) -> ClusterReport:
     info: ClusterInfo = folder.require_running()
     with closing(SqliteStore(folder.store_path)) as store:
         directory = Directory(store)
-        newest = {member.broker: member for member in directory.members()}  # sorted by incarnation: the last one stays
+        newest = directory.newest_members()
         epoch = directory.started_epoch()
         metrics = {role: p.address for p in Places(folder.path).read() if p.running for role in p.roles.split(",")}
         fabric = SharedFabric(Path(info.fabric), info.generation)
@@ -90,10 +90,10 @@ def report(folder: ClusterFolder) -> ClusterReport:
                 incarnation=member.incarnation,
                 address=member.address,
                 pid=member.pid,
-                state=member.state.value,
+                state=(member.state if member.state is MemberState.LIVE else MemberState.DEAD).value,
                 metrics=metrics.get(f"broker:{member.broker}", ""),
             )
-            for member in newest.values()
+            for member in newest
         ],
         sequencer=SequencerReport(pid=info.pid_of("sequencer"), epoch=epoch, metrics=metrics.get("sequencer", "")),
         supervisor=SupervisorReport(pid=info.supervisor),

@@ -192,6 +192,8 @@ class Ranges:
         end = copy.range_.end
         if end is None or copy.complete or copy.busy or not copy.whole:
             return
+        if not self._health.may_try(copy.tags, self._clock.now_us()):
+            return
         try:
             if copy.log.end > end:
                 copy.log.cut(end)

@@ -15,6 +15,7 @@ from embarcadero.errors import BadValue
 from embarcadero.fabric.layout import SLOTS_OFFSET, BrokerLine, frontier_offset
 from embarcadero.fabric.region import Bytes, Fabric, Region, Shape
 from embarcadero.plants import ACTIVE
+from embarcadero.sim.durable import Bias
 
 Wrap = Callable[[str, Fabric], Fabric]
 """(role, its host's fabric) -> the fabric that the role gets"""
@@ -42,6 +43,7 @@ class Plant:
     what: str
     leak: Leak | None = None  # None: role code leaves a rule out by itself
     lanes: bool = False  # it needs a world with a topic of order 0 or 1
+    bias: Bias | None = None  # it needs a world with replicas, and this trouble
 
 
 PLANTS: Final = {
@@ -121,6 +123,11 @@ def _wrap(leaks: list[Leak]) -> Wrap:
         return fabric
 
     return wrap
+
+
+def bias_of(names: Sequence[str]) -> Bias | None:
+    """What the worlds are like in which these bugs are looked for."""
+    return next((PLANTS[name].bias for name in names if name in PLANTS and PLANTS[name].bias is not None), None)
 
 
 @contextmanager
