@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 _COLUMNS = ["severity", "file", "what", "what to do"]
 _SHOWN_MAX = 200
+_ENDING_S = 2.0
+_POLL_S = 0.02
 
 
 def verify(data_dir: DataDir = None, json: Json = False) -> None:
@@ -61,8 +64,12 @@ def _require_stopped(folder: ClusterFolder) -> None:
             f"a cluster is running in {folder.path} (supervisor pid {pid}), and its files grow",
             "stop it with `embarcadero down` first; while it runs, `embarcadero status` tells what replicas find",
         )
-    if (number := next(filter(folder.replica_in_use, folder.replicas(0)), None)) is not None:
-        raise AlreadyRunning(f"replica {number} of {folder.path} is still running", "wait until its process has ended")
+    give_up = time.monotonic() + _ENDING_S  # one that was just killed may take a moment
+    while (number := next(filter(folder.replica_in_use, folder.replicas(0)), None)) is not None:
+        if time.monotonic() > give_up:
+            hint = "wait until its process has ended"
+            raise AlreadyRunning(f"replica {number} of {folder.path} is still running", hint)
+        time.sleep(_POLL_S)
     if not folder.store_path.exists() and not folder.replicas(0):
         raise NotRunning(f"{folder.path} has neither a store nor a replica's folder", "choose another --data-dir")
 

@@ -77,7 +77,7 @@ def report(folder: ClusterFolder) -> ClusterReport:
         replicas = [replica_report(scene, member, metrics) for member in scene.members.values()]
         lanes = [lane_report(scene, range_) for range_ in scene.last.values()]
         live = [member.ref for member in scene.members.values() if member.state is not ReplicaState.DEAD]
-        down = down_roles(nodes, {broker: member.state for broker, member in newest.items()}, live)
+        down = down_roles(nodes, {member.broker: member.state for member in newest}, live)
         hosts = {role: node.roles for node in info.nodes for role in node.roles.split(",")}
         words = {role: last_words(folder.log_of(hosts[role])) for role in down}
         wrong = degraded(scene, replicas, lanes, words)
