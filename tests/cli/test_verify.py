@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from embarcadero.cli.main import app
-from embarcadero.storage.layout import lane_folder
+from embarcadero.storage.layout import lane_folder, range_folder
 from tests.cli.folders import COUNT, StoppedCluster, flip
 
 
@@ -199,3 +199,30 @@ def test_inspect_a_segment_that_is_damaged(tmp_path: Path) -> None:
         shown = CliRunner().invoke(app, ["inspect", "segment", str(wrong)])
         assert shown.exit_code == 1
         assert "error:" in shown.stderr
+
+
+def test_batches_that_left_memory_are_found_on_disk(tmp_path: Path) -> None:
+    """By index and by seq, on every replica whose copy is right."""
+    from embarcadero.storage.reading import RangeReader
+    from embarcadero.storage.real import RealDisk
+    from embarcadero.watch.stored import Disks
+
+    cluster = StoppedCluster(tmp_path / "data")
+    disks = Disks([cluster.range], {number: cluster.folder.replica(number) for number in range(3)})
+    lane = cluster.topic.lane
+    entry = disks.find(lane, 7, None)
+    seq = int(entry["seq"][0])
+    assert int(entry["index"][0]) == 7
+    assert int(disks.find(lane, None, seq)["index"][0]) == 7
+    assert len(disks.find(lane, COUNT, None)) == len(disks.find(lane, None, 1 << 40)) == 0
+    assert len(disks.find(lane + 1, 7, None)) == 0
+
+    place = range_folder(lane, cluster.range.number)
+    _, payloads = RangeReader(RealDisk(cluster.folder.replica(0)), place, lane, 1).read(7, 8, 1)
+    stored = disks.payload(lane, entry)
+    assert stored is not None
+    assert (stored.payload, stored.replicas) == (bytes(payloads[0]), [0, 1])
+    shutil.rmtree(cluster.folder.replica(0))
+    stored = disks.payload(lane, entry)
+    assert stored is not None
+    assert stored.replicas == [1]

@@ -267,6 +267,7 @@ def _scene(data_dir: Path | None) -> Scene:
     from embarcadero.node.cluster import ClusterFolder
     from embarcadero.placement.directory import Directory
     from embarcadero.placement.embedded import SqliteStore
+    from embarcadero.watch.stored import Disks
     from embarcadero.watch.trace import Scene
 
     folder = ClusterFolder(data_dir_or_default(data_dir))
@@ -279,6 +280,7 @@ def _scene(data_dir: Path | None) -> Scene:
             directory.members(),
             directory.started_epoch(),
             directory.lanes(),
+            Disks(directory.ranges(), {number: folder.replica(number) for number in folder.replicas(0)}),
         )
 
 
