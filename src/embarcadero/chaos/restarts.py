@@ -201,7 +201,7 @@ def _tell(console: Console, found: Report) -> None:
     console.print(
         f"{len(found.rounds)} rounds, {found.killed:,} processes killed, {found.acked:,} records acked durable, "
         f"{found.checked:,} checks of acked records, {found.seconds:,.0f} s; "
-        f"restart to ready {starts[len(starts) // 2]:.2f} s, to the first new ack {acks[len(acks) // 2]:.2f} s (medians)"
+        f"restart to ready {starts[len(starts) // 2]:.2f} s, to the first new ack {acks[len(acks) // 2]:.2f} s"
     )
     if not found.problems:
         console.print("[bold green]Every acked record is there, once, at its position, in order.[/]")
