@@ -111,6 +111,19 @@ def test_every_trouble_is_told_in_words(cluster: Cluster, trouble: Trouble) -> N
     assert str(trouble.name).lower().replace("_", " ") in said
 
 
+def test_a_silent_replica(cluster: Cluster) -> None:
+    """One whose heart stands still is live for the store; whoever listens for a moment knows better."""
+    scene = cluster.scene()
+    beating = [cluster.lines[number].heartbeat for number in (0, 2)]
+    scene.listen(lambda: [beat.advance(beat.value + 1) for beat in beating] and None, 3)
+    replicas = [replica_report(scene, member, {}) for member in scene.members.values()]
+    lanes = [lane_report(scene, range_) for range_ in scene.last.values()]
+    (said,) = degraded(scene, replicas, lanes)
+
+    assert said.startswith("replica 1: silent")
+    assert [scene.well(cluster.members[number].ref) for number in range(3)] == [True, False, True]
+
+
 def test_after_a_loss_of_memory(cluster: Cluster) -> None:
     """Who has not answered, and why; enough answers: wait. A loss that was accepted: wait."""
     cluster.begin("disk-0", "another", None)

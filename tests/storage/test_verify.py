@@ -203,6 +203,21 @@ def test_a_copy_that_peers_make_up_for_is_a_warning() -> None:
     assert verify_data_dir(world.disk(), [alone], trims={LANE: START + COUNT}).ok
 
 
+def test_records_that_were_not_trimmed_must_be_there() -> None:
+    """A copy may begin above its range's start only as far as the lane was trimmed."""
+    folder = Folder(sealed=True)
+    earlier = folder.range(start=START - 5, end=folder.end)
+    assert "begins at index" in folder.verify([earlier]).findings[0].problem
+    assert not folder.verify([earlier]).ok
+    world = World()
+    world.names["replica-4"] = None
+    for path, node in folder.world.names.items():
+        if path:
+            world.names[f"replica-4/{path}"] = node
+    assert verify_data_dir(world.disk(), [earlier], trims={LANE: START}).ok
+    assert not verify_data_dir(world.disk(), [earlier], trims={LANE: START - 1}).ok
+
+
 @pytest.mark.parametrize(("durable_on", "ok"), [(1, False), (2, True)])
 def test_an_open_range_needs_enough_of_its_own_disks(durable_on: int, ok: bool) -> None:
     """R - A + 1 of the disks that it names, or what was durable may be missing: a wiped disk is not one of them."""

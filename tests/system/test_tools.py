@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -104,3 +106,17 @@ def test_a_disk_that_never_comes_back(tmp_path: Path) -> None:
                     seen += [] if batch.gap else [record.value for record in batch.records()]
         assert GapKind.LOST in gaps
         assert run(tmp_path, "topic", "recover", "orders").stdout.strip() == "topic orders waits for nothing"
+
+
+def test_status_names_a_replica_that_stands_still(tmp_path: Path) -> None:
+    """Its process is there and its lease too, but its heart does not beat: others go on, and status says so."""
+    with LocalCluster(brokers=1, replicas=2, data_dir=tmp_path) as cluster:
+        publish(cluster, 10, replicas=2, durable_on=1)
+        pid = cluster.pids()["replica:1"]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            told = json.loads(run(tmp_path, "status", "--json").stdout)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert any(one.startswith("replica 1: silent") for one in told["cluster"]["degraded"])
+        until(lambda: not json.loads(run(tmp_path, "status", "--json").stdout)["cluster"]["degraded"])

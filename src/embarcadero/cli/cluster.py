@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _ASK_S = 3.0
 """How long `status` waits for a broker."""
+_LISTEN_S = 2.0
+"""How long, at most, it waits for the heartbeat of a replica."""
 
 
 class Processes(StrEnum):
@@ -207,7 +209,7 @@ def status(data_dir: DataDir = None, json: Json = False) -> None:
     from embarcadero.fabric.primitives import describe
     from embarcadero.node.report import report
 
-    running = report(_folder(data_dir))
+    running = report(_folder(data_dir), _LISTEN_S)
     topics, silence = _topics(running)
     if silence:
         running = msgspec.structs.replace(running, degraded=[silence, *running.degraded])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import time
 from contextlib import closing
 from pathlib import Path
 
 import msgspec
 
 from embarcadero.fabric.shared import SharedFabric
+from embarcadero.limits import HEARTBEAT_S
 from embarcadero.node.cluster import ClusterFolder, ClusterInfo
 from embarcadero.node.degraded import degraded, down_roles
 from embarcadero.node.scene import LaneReport, ReplicaReport, Scene, lane_report, replica_report
@@ -63,8 +66,11 @@ class ClusterReport(msgspec.Struct, frozen=True, kw_only=True):
         return [broker.address for broker in self.brokers if broker.state == MemberState.LIVE]
 
 
-def report(folder: ClusterFolder) -> ClusterReport:
-    """The running cluster of a folder; NotRunning if there is none."""
+def report(folder: ClusterFolder, listen_s: float = 0.0) -> ClusterReport:
+    """The running cluster of a folder; NotRunning if there is none.
+
+    `listen_s`: how long, at most, to wait for a heartbeat of each replica; without, silent ones pass for live.
+    """
     info: ClusterInfo = folder.require_running()
     with closing(SqliteStore(folder.store_path)) as store:
         directory = Directory(store)
@@ -74,6 +80,8 @@ def report(folder: ClusterFolder) -> ClusterReport:
         fabric = SharedFabric(Path(info.fabric), info.generation)
         nodes = {role: node.pid for node in info.nodes for role in node.roles.split(",")}
         scene = Scene(fabric, directory, nodes)
+        if listen_s and scene.members:
+            scene.listen(lambda: time.sleep(HEARTBEAT_S), math.ceil(listen_s / HEARTBEAT_S))
         replicas = [replica_report(scene, member, metrics) for member in scene.members.values()]
         lanes = [lane_report(scene, range_) for range_ in scene.last.values()]
         live = [member.ref for member in scene.members.values() if member.state is not ReplicaState.DEAD]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import StrEnum
 
@@ -21,6 +21,7 @@ from embarcadero.types import Range, ReplicaMember, ReplicaRef, ReplicaState
 
 _CANT_WRITE = Trouble.DISK_FULL | Trouble.DISK_FAILED | Trouble.READ_ONLY
 _NO_NODES: Mapping[str, int] = {}
+_SILENT = "silent: its process stands still, or waits for its disk; others go on in its place: look at both, or end it"
 
 
 class LaneState(StrEnum):
@@ -75,6 +76,20 @@ class Scene:
         self.epoch = directory.started_epoch()
         self._words = self._table(ranges_region(self.epoch)) if self.epoch else None
         self._lines: dict[ReplicaRef, TaggedReader | None] = {}
+        self.silent: set[ReplicaRef] = set()
+
+    def listen(self, wait: Callable[[], None], times: int) -> None:
+        """Find out which live replicas' hearts stand still: look again after each wait, until all have beaten."""
+        before = self._beats()
+        self.silent = set(before)
+        for _ in range(times):
+            if self.silent:
+                wait()
+                self.silent -= {ref for ref, beat in self._beats().items() if beat != before.get(ref)}
+
+    def _beats(self) -> dict[ReplicaRef, int]:
+        live = [member.ref for member in self.members.values() if member.state is not ReplicaState.DEAD]
+        return {ref: table.heartbeat.load() for ref in live if (table := self.lines(ref)) is not None}
 
     def _table(self, name: str) -> TaggedReader | None:
         with suppress(BadRegion):
@@ -100,7 +115,7 @@ class Scene:
 
     def well(self, ref: ReplicaRef) -> bool:
         """Whether this very incarnation can write."""
-        table = self.lines(ref) if self.live(ref) else None
+        table = self.lines(ref) if self.live(ref) and ref not in self.silent else None
         return table is not None and not table.health.load() & _CANT_WRITE
 
     def silence(self, range_: Range, ref: ReplicaRef) -> str:
@@ -155,9 +170,12 @@ def replica_report(scene: Scene, member: ReplicaMember, metrics: Mapping[str, st
         if line is not None and ordered is not None and member.ref in range_.replicas:
             lags.append(ordered - line)
     table = scene.lines(member.ref) if member.state is not ReplicaState.DEAD else None
+    health = [] if table is None else health_in_words(table.health.load())
+    if member.ref in scene.silent:
+        health = [_SILENT, *health]
     return ReplicaReport(
-        id=member.replica, incarnation=member.incarnation, pid=member.pid, state=member.state.value,
-        health=[] if table is None else health_in_words(table.health.load()), lag=max(lags), open_ranges=len(open_),
+        id=member.replica, incarnation=member.incarnation, pid=member.pid, state=member.state.value, health=health,
+        lag=max(lags), open_ranges=len(open_),
         sealed_ranges=len(named) - len(open_), folder=member.folder, disk=member.disk,
         metrics=metrics.get(f"replica:{member.replica}", ""),
     )  # fmt: skip
