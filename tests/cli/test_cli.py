@@ -19,9 +19,10 @@ from embarcadero.node.cluster import ClusterFolder, ClusterInfo
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
 
-VERBS = ["up", "down", "node", "status", "topic", "publish", "tail", "config", "sim", "bench", "demo"]
-TOPIC_VERBS = ["create", "list", "describe", "alter", "trim", "delete"]
+VERBS = ["up", "down", "node", "status", "topic", "publish", "tail", "verify", "config", "sim", "bench", "demo"]
+TOPIC_VERBS = ["create", "list", "describe", "alter", "trim", "delete", "recover"]
 COMMANDS = [[verb] for verb in VERBS] + [["topic", verb] for verb in TOPIC_VERBS]
+COMMANDS += [["inspect", verb] for verb in ("regions", "region", "batch", "entry", "record", "segments", "segment")]
 COMMANDS += [["config", verb] for verb in ("show", "check", "reference", "example")]
 
 
