@@ -36,9 +36,8 @@ from embarcadero.storage.layout import (
     decode_header,
     segment_name,
 )  # fmt: skip
-from embarcadero.storage.recovery import read_place
 from embarcadero.storage.scan import Scan, scan_segment
-from embarcadero.storage.segment import read_footer
+from embarcadero.storage.segment import read_footer, read_place
 from embarcadero.types import Range
 
 _LANE = re.compile(r"lane-(\d{10})")
