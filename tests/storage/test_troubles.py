@@ -377,6 +377,21 @@ def test_harm_to_a_finished_segment_at_run_time_is_found_by_a_scrub(copies: Copi
     copies.repair(log)
 
 
+def test_the_last_segment_of_a_sealed_range_comes_back_as_its_end(copies: Copies) -> None:
+    """Deleted while the replica runs: a scrub misses it, and the peer's has the same bytes, its end included."""
+    log = copies.open()
+    log.seal(copies.end)
+    path = copies.path(-1)
+    before = bytes(copies.world.names.pop(path).data)
+    scrub_all(log)
+    assert [damage.kind for damage in log.damage] == [DamageKind.FILE]
+    assert mend(log, copies.peer, log.damage[0])
+    assert bytes(copies.world.names[path].data) == before
+    scrub_all(log)
+    assert not log.damage
+    assert copies.open().sealed
+
+
 def test_a_scrub_keeps_to_its_rate_and_goes_on_where_it_was(copies: Copies) -> None:
     """Due times grow with the bytes read; a new scrub continues from a place."""
     log, clock = copies.open(), ManualClock()
