@@ -5,10 +5,15 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import shutil
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +164,8 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         with emb.connect(cluster.addresses) as log:
             for name in HARMS:
                 log.create_topic(name, order=5, replicas=3, durable_on=2)
-                publish(log, name, 0, COUNT)
+            with ThreadPoolExecutor(8) as pool:
+                list(pool.map(lambda name: publish(log, name, 0, COUNT), HARMS))
         until(lambda: well(cluster) and all(replica.lag == 0 for replica in cluster.report().replicas))
         cluster.kill_all()
     yield folder
@@ -204,3 +210,87 @@ def test_files_are_harmed_under_a_running_cluster(data_dir: Path) -> None:
             until(lambda files=files, peer=peer: files.bytes() == peer.bytes())
         until(lambda: well(cluster) and not errors(data_dir))
     assert errors(data_dir) == []
+
+
+# --- disks that refuse ------------------------------------------------------------------------------------------------
+@contextmanager
+def files_limited(pid: int, largest: int) -> Iterator[None]:
+    """A process may write files up to a size: the kernel writes what fits, and refuses the rest."""
+    before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (largest, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+
+
+def replicas_of(cluster: LocalCluster, topic: str) -> list[int]:
+    return next(lane.replicas for lane in cluster.report().lanes if lane.topic == topic)
+
+
+def says(cluster: LocalCluster, *words: str) -> bool:
+    """Whether `status` has a line with all these words."""
+    return any(all(word in line for word in words) for line in cluster.report().degraded)
+
+
+def test_full_disks(tmp_path: Path) -> None:
+    """One of three: ack=2 goes on, elsewhere. All of them: ack=1 goes on, ack=2 waits, and comes once there is room."""
+    with cluster_in(tmp_path, replica__segment_bytes=64 * MIB) as cluster, emb.connect(cluster.addresses) as log:
+        log.create_topic("one", order=5, replicas=1, durable_on=1)
+        log.create_topic("three", order=5, replicas=3, durable_on=2)
+        for topic in ("one", "three"):
+            publish(log, topic, 0, 10)
+        (full,) = replicas_of(cluster, "one")
+        with ExitStack() as limits, ExitStack() as publishers:
+            limits.enter_context(files_limited(cluster.pids()[f"replica:{full}"], 50_001))
+            for topic in ("one", "three"):
+                publish(log, topic, 10, 90)
+            until(lambda: says(cluster, f"replica {full}", "disk full", "free some room"))
+            for other in {0, 1, 2} - {full}:
+                limits.enter_context(files_limited(cluster.pids()[f"replica:{other}"], 50_001))
+            waiting = {}
+            for topic in ("one", "three"):
+                publish(log, topic, 100, 90, ack=1)
+                publisher = publishers.enter_context(log.publisher(topic, ack=2))
+                waiting[topic] = publisher.send(value(190))
+            until(lambda: all(says(cluster, f"replica {number}", "disk full") for number in range(3)))
+            for topic, future in waiting.items():
+                assert not future.done()
+                end = log.tail(topic).durable_seq
+                assert 100 <= end < 190
+                assert values(log, topic, end=end) == [value(number) for number in range(end)]
+            limits.close()
+            assert [future.result(WAIT_S).seq for future in waiting.values()] == [190, 190]
+        until(lambda: well(cluster))
+        for topic in ("one", "three"):
+            all_there(log, topic, 191)
+        assert "DISK_FULL" in (tmp_path / "logs" / f"replica-{full}.log").read_text()
+
+
+@contextmanager
+def unwritable(folder: Path) -> Iterator[None]:
+    """Nobody can make or change files in a folder: not even root, whom permissions do not stop."""
+    folders = [folder, *(path for path in folder.rglob("*") if path.is_dir())]
+    change = [["chattr", "+i"], ["chattr", "-i"]] if os.geteuid() == 0 else [["chmod", "u-w"], ["chmod", "u+w"]]
+    subprocess.run([*change[0], *folders], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run([*change[1], *folders], check=True)
+
+
+def test_a_folder_that_becomes_read_only(data_dir: Path) -> None:
+    """While it runs the others go on; after a restart it does not start, `up` does, and both are told."""
+    with cluster_in(data_dir) as cluster, emb.connect(cluster.addresses) as log:
+        log.create_topic("new", order=2, replicas=3, durable_on=2)
+        publish(log, "new", 0, 20)
+        with unwritable(data_dir / "replica-1"):
+            publish(log, "new", 20, 180)
+            until(lambda: says(cluster, "replica 1", "read only", "make the folder writable"))
+            all_there(log, "new", 200)
+        until(lambda: well(cluster))
+    with unwritable(data_dir / "replica-1"), cluster_in(data_dir) as cluster, emb.connect(cluster.addresses) as log:
+        until(lambda: says(cluster, "replica 1", "down", str(data_dir / "replica-1")))
+        all_there(log, "new", 200)
+        publish(log, "new", 200, 10)
+        assert "make the folder writable" in (data_dir / "logs" / "replica-1.log").read_text()
