@@ -21,6 +21,7 @@ import pytest
 
 import embarcadero as emb
 from embarcadero.config import Config, load
+from embarcadero.errors import ClusterError, Corrupt
 from embarcadero.node.local import LocalCluster
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
@@ -279,18 +280,95 @@ def unwritable(folder: Path) -> Iterator[None]:
         subprocess.run([*change[1], *folders], check=True)
 
 
-def test_a_folder_that_becomes_read_only(data_dir: Path) -> None:
+def test_a_folder_that_becomes_read_only(tmp_path: Path) -> None:
     """While it runs the others go on; after a restart it does not start, `up` does, and both are told."""
-    with cluster_in(data_dir) as cluster, emb.connect(cluster.addresses) as log:
+    with cluster_in(tmp_path) as cluster, emb.connect(cluster.addresses) as log:
         log.create_topic("new", order=2, replicas=3, durable_on=2)
         publish(log, "new", 0, 20)
-        with unwritable(data_dir / "replica-1"):
+        with unwritable(tmp_path / "replica-1"):
             publish(log, "new", 20, 180)
             until(lambda: says(cluster, "replica 1", "read only", "make the folder writable"))
             all_there(log, "new", 200)
         until(lambda: well(cluster))
-    with unwritable(data_dir / "replica-1"), cluster_in(data_dir) as cluster, emb.connect(cluster.addresses) as log:
-        until(lambda: says(cluster, "replica 1", "down", str(data_dir / "replica-1")))
+    with unwritable(tmp_path / "replica-1"), cluster_in(tmp_path) as cluster, emb.connect(cluster.addresses) as log:
+        until(lambda: says(cluster, "replica 1", "down", str(tmp_path / "replica-1")))
         all_there(log, "new", 200)
         publish(log, "new", 200, 10)
-        assert "make the folder writable" in (data_dir / "logs" / "replica-1.log").read_text()
+        assert "make the folder writable" in (tmp_path / "logs" / "replica-1.log").read_text()
+
+
+# --- folders that are not what they should be -------------------------------------------------------------------------
+def logged(folder: Path, name: str, *words: str) -> bool:
+    path = folder / "logs" / f"{name}.log"
+    return path.exists() and any(all(word in line for word in words) for line in path.read_text().splitlines())
+
+
+def test_folders_that_are_taken_foreign_or_gone(tmp_path: Path) -> None:
+    """A second process, a folder under two names, a folder that is removed: refused, or begun anew; none is harmed."""
+    with cluster_in(tmp_path) as cluster, emb.connect(cluster.addresses) as log:
+        log.create_topic("t", order=5, replicas=3, durable_on=2)
+        publish(log, "t", 0, 100)
+        second = subprocess.run(
+            [sys.executable, "-m", "embarcadero.node.node", "--data-dir", tmp_path, "--roles", "replica:0",
+             "--parent", str(os.getpid())],
+            capture_output=True, text=True, timeout=WAIT_S, check=False,
+        )  # fmt: skip
+        assert second.returncode == 1
+        assert "WrongFolder" in second.stderr
+        assert "in use by another process" in second.stderr
+        (tmp_path / "replica-7").symlink_to(tmp_path / "replica-0")
+        until(lambda: logged(tmp_path, "replica-7", "WrongFolder", "two replicas can't share a folder"))
+        (tmp_path / "replica-7").unlink()
+
+        before = next(replica.disk for replica in cluster.report().replicas if replica.id == 2)
+        shutil.rmtree(tmp_path / "replica-2")
+        publish(log, "t", 100, 100)
+        until(lambda: logged(tmp_path, "replica-2", "its folder is gone", "find out who removed it"))
+        until(lambda: [r for r in cluster.report().replicas if r.id == 2 and r.disk != before and r.state == "live"])
+        publish(log, "t", 200, 100)
+        until(lambda: well(cluster))
+        all_there(log, "t", 300)
+        until(lambda: Files(tmp_path, "t", 2).bytes() == Files(tmp_path, "t", 0).bytes())
+
+
+def test_a_start_with_one_folder_that_is_not_ours(tmp_path: Path) -> None:
+    """Of another replica, damaged, of a newer format, of another cluster: refused with what to do, the others serve."""
+    with cluster_in(tmp_path) as cluster, emb.connect(cluster.addresses) as log:
+        log.create_topic("t", order=5, replicas=3, durable_on=2)
+        publish(log, "t", 0, 100)
+    mine = tmp_path / "replica-1" / "identity.json"
+    right = mine.read_bytes()
+    wrong = {
+        "belongs to replica 0": (tmp_path / "replica-0" / "identity.json").read_bytes(),
+        "identity.json is damaged": right.replace(b"a", b"b"),
+        "has format 9": right.replace(b'"format":1', b'"format":9'),
+    }
+    for problem, data in wrong.items():
+        mine.write_bytes(data)
+        with cluster_in(tmp_path) as cluster, emb.connect(cluster.addresses) as log:
+            assert logged(tmp_path, "replica-1", "WrongFolder", problem)
+            until(lambda: says(cluster, "replica 1", "down"))  # noqa: B023 - called in this round
+            all_there(log, "t", 100)
+    mine.write_bytes(right)
+    with cluster_in(tmp_path) as cluster, emb.connect(cluster.addresses) as log:
+        publish(log, "t", 100, 10)
+        until(lambda: well(cluster))
+        all_there(log, "t", 110)
+
+
+def test_replicas_of_another_cluster_do_not_start(tmp_path: Path) -> None:
+    """The store was exchanged: no replica has a folder of this cluster, and `up` says so instead of losing them."""
+    with cluster_in(tmp_path / "one", replicas=1) as cluster, emb.connect(cluster.addresses) as log:
+        log.create_topic("t", order=5)
+        publish(log, "t", 0, 10)
+    with cluster_in(tmp_path / "two", replicas=1):
+        pass
+    kept = {path: path.read_bytes() for path in (tmp_path / "one" / "replica-0").rglob("*.log")}
+    shutil.copy(tmp_path / "two" / "store.db", tmp_path / "one" / "store.db")
+    with pytest.raises(Corrupt, match="has lost its newest changes"):
+        cluster_in(tmp_path / "one", replicas=1)
+    for path in (tmp_path / "two").glob("store.db*"):
+        shutil.copy(path, tmp_path / "one" / path.name)
+    with pytest.raises(ClusterError, match="belongs to cluster"):
+        cluster_in(tmp_path / "one", replicas=1)
+    assert kept == {path: path.read_bytes() for path in (tmp_path / "one" / "replica-0").rglob("*.log")}
