@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,14 +21,16 @@ from typing import Any
 import pytest
 
 import embarcadero as emb
+from embarcadero.chaos.cluster import MortalCluster
 from embarcadero.config import Config, load
-from embarcadero.errors import ClusterError, Corrupt
+from embarcadero.errors import ClusterError, Corrupt, Trimmed
 from embarcadero.node.local import LocalCluster
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
 from embarcadero.storage.layout import HEADER_BYTES, range_folder
 from embarcadero.storage.real import RealDisk
 from embarcadero.storage.verify import Severity, verify_folder
+from embarcadero.types import GapKind
 
 pytestmark = pytest.mark.system
 WAIT_S = 20
@@ -110,6 +113,11 @@ def flip(path: Path, place: int) -> None:
         file.write(bytes([old[0] ^ 16]))
 
 
+def remove(folder: Path) -> None:
+    """A folder, at once: others may be writing to it."""
+    shutil.rmtree(folder.rename(folder.with_suffix(".away")))
+
+
 def exchange(one: Path, two: Path) -> None:
     spare = one.with_suffix(".spare")
     one.rename(spare)
@@ -133,7 +141,7 @@ HARMS: dict[str, Callable[[Files], object]] = {
     "first-deleted": lambda files: files.logs()[0].unlink(),
     "middle-deleted": lambda files: files.logs()[2].unlink(),
     "last-deleted": lambda files: files.logs()[-1].unlink(),
-    "folder-deleted": lambda files: shutil.rmtree(files.folder),
+    "folder-deleted": lambda files: remove(files.folder),
     "swapped": lambda files: exchange(files.logs()[1], files.logs()[3]),
     "foreign": foreign,
     "index-of-another": index_of_another,
@@ -321,7 +329,7 @@ def test_folders_that_are_taken_foreign_or_gone(tmp_path: Path) -> None:
         (tmp_path / "replica-7").unlink()
 
         before = next(replica.disk for replica in cluster.report().replicas if replica.id == 2)
-        shutil.rmtree(tmp_path / "replica-2")
+        remove(tmp_path / "replica-2")
         publish(log, "t", 100, 100)
         until(lambda: logged(tmp_path, "replica-2", "its folder is gone", "find out who removed it"))
         until(lambda: [r for r in cluster.report().replicas if r.id == 2 and r.disk != before and r.state == "live"])
@@ -372,3 +380,132 @@ def test_replicas_of_another_cluster_do_not_start(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="belongs to cluster"):
         cluster_in(tmp_path / "one", replicas=1)
     assert kept == {path: path.read_bytes() for path in (tmp_path / "one" / "replica-0").rglob("*.log")}
+
+
+# --- replicas that are slow, dead, drained or new ---------------------------------------------------------------------
+class Load:
+    """A thread that publishes numbers with ack=2, one batch after another, until it is told to stop."""
+
+    def __init__(self, log: Any, topic: str) -> None:
+        self._log, self._topic, self._stop = log, topic, threading.Event()
+        self.acked, self.longest_s = 0, 0.0
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with self._log.publisher(self._topic, ack=2, batch_bytes=4 * KIB) as publisher:
+            while not self._stop.is_set():
+                began = time.monotonic()
+                futures = [publisher.send(value(self.acked + number)) for number in range(4)]
+                for future in futures:
+                    future.result(WAIT_S)
+                self.longest_s = max(self.longest_s, time.monotonic() - began)
+                self.acked += len(futures)
+
+    def more(self, count: int = 100) -> None:
+        """Wait until it has published some more."""
+        wanted = self.acked + count
+        until(lambda: self.acked >= wanted or not self._thread.is_alive())
+        assert self._thread.is_alive(), "a publisher never stops because of a disk"
+
+    def stop(self) -> int:
+        """How many records there are."""
+        self._stop.set()
+        self._thread.join(WAIT_S)
+        return self.acked
+
+
+def ranges_of(cluster: LocalCluster, topic: str) -> int:
+    return next(lane.ranges for lane in cluster.report().lanes if lane.topic == topic)
+
+
+def test_replicas_come_and_go_under_load(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+    """One stands still and catches up; one is killed and another goes on; one is drained. Nobody waits, all is there.
+
+    And a reader that starts late reads everything from files, over several ranges, while publishing goes on.
+    """
+    with cluster_in(tmp_path, replicas=4) as cluster, emb.connect(cluster.addresses) as log:
+        log.create_topic("t", order=5, replicas=3, durable_on=2)
+        load = Load(log, "t")
+        load.more()
+        slow, killed, _ = replicas_of(cluster, "t")
+        pid = cluster.pids()[f"replica:{slow}"]
+        os.kill(pid, signal.SIGSTOP)
+        load.more(400)
+        os.kill(pid, signal.SIGCONT)
+        until(lambda: well(cluster) and max(replica.lag for replica in cluster.report().replicas) < 50)
+        load.more()
+        record_property("longest_ack_2_with_a_slow_replica_s", round(load.longest_s, 3))
+
+        before, load.longest_s = ranges_of(cluster, "t"), 0.0
+        cluster.kill_replica(killed)
+        load.more(400)
+        until(lambda: ranges_of(cluster, "t") > before)
+        record_property("longest_ack_2_over_a_killed_replica_s", round(load.longest_s, 3))
+
+        (left, *_) = replicas_of(cluster, "t")
+        drained = subprocess.run(
+            [sys.executable, "-m", "embarcadero", "replica", "drain", str(left), "--data-dir", tmp_path],
+            capture_output=True, text=True, timeout=WAIT_S, check=False,
+        )  # fmt: skip
+        assert drained.returncode == 0, drained.stderr
+        assert left not in replicas_of(cluster, "t")
+        load.more()
+
+        with log.subscribe("t", start="earliest") as subscriber:
+            seen: list[bytes] = []
+            while len(seen) < load.acked:
+                seen += [record.value for record in subscriber.poll(WAIT_S).records()]
+                assert len(seen) < 1_000_000
+        count = load.stop()
+        assert seen == [value(number) for number in range(len(seen))]
+        all_there(log, "t", count)
+        until(lambda: well(cluster))
+    assert errors(tmp_path) == []
+
+
+def test_old_segments_go_and_readers_are_told(tmp_path: Path) -> None:
+    """By bytes, by age and by trims: whole segments; a TRIMMED gap for readers, Trimmed for lookups below."""
+    with cluster_in(tmp_path, replica__segment_s=1.0) as cluster, emb.connect(cluster.addresses) as log:
+        log.create_topic("bytes", order=5, replicas=3, durable_on=2, retention_bytes=128 * KIB)
+        log.create_topic("age", order=2, replicas=3, durable_on=2, retention_s=1)
+        log.create_topic("trim", order=0, replicas=3, durable_on=2)
+        for topic in ("bytes", "age", "trim"):
+            publish(log, topic, 0, 400)
+        (lane,) = {position.lane for position in publish(log, "trim", 400, 1)}
+        log.trim("trim", before=200, lane=lane)
+        until(lambda: all(log.tail(topic).start_seq > 100 for topic in ("bytes", "age")))
+        for topic in ("bytes", "age"):
+            with log.subscribe(topic, start=0) as subscriber:
+                polled = subscriber.poll(WAIT_S)
+                assert [gap.kind for gap in polled.gaps] == [GapKind.TRIMMED]
+            start = log.tail(topic).start_seq
+            left = values(log, topic, start=start)
+            assert left == [value(number) for number in range(400 - len(left), 400)]
+        assert values(log, "trim")[-1] == value(400)
+        with pytest.raises(Trimmed):
+            log.read("trim", start=0, timeout=WAIT_S)
+        gone = [f"replica-{n}" for n in range(3) if len(list((tmp_path / f"replica-{n}").rglob("*0000.log"))) == 0]
+        assert gone is not None
+
+
+def test_a_clean_stop_keeps_sessions_of_those_who_stay(tmp_path: Path) -> None:
+    """`down`, `up`: a named and an unnamed publisher go on in their sessions; records acked with ack=1 are there."""
+    cluster = MortalCluster(tmp_path, brokers=2, replicas=1, rng=random.Random(7))
+    cluster.start()
+    try:
+        with emb.connect(cluster.addresses) as log:
+            log.create_topic("t", order=5, replicas=1)
+            with log.publisher("t", name="somebody") as named, log.publisher("t") as unnamed:
+                for life in range(2):
+                    for number in range(20 * life, 20 * life + 20):
+                        for publisher in (named, unnamed):
+                            publisher.send(value(number)).result(WAIT_S)
+                    if not life:
+                        cluster.stop()
+                        cluster.start()
+            table = log.read("t", timeout=WAIT_S)
+            assert table.column("value").to_pylist() == [value(number) for number in range(40) for _ in range(2)]
+            assert table.column("_seq").to_pylist() == list(range(80)), "no position was given up"
+    finally:
+        cluster.stop()
