@@ -445,7 +445,7 @@ def test_replicas_come_and_go_under_load(tmp_path: Path, record_property: Callab
 
         (left, *_) = replicas_of(cluster, "t")
         drained = subprocess.run(
-            [sys.executable, "-m", "embarcadero", "replica", "drain", str(left), "--data-dir", tmp_path],
+            [sys.executable, "-c", "from embarcadero.cli.main import main; main()", "replica", "drain", str(left), "--data-dir", tmp_path],
             capture_output=True, text=True, timeout=WAIT_S, check=False,
         )  # fmt: skip
         assert drained.returncode == 0, drained.stderr
@@ -473,7 +473,7 @@ def test_old_segments_go_and_readers_are_told(tmp_path: Path) -> None:
         for topic in ("bytes", "age", "trim"):
             publish(log, topic, 0, 400)
         (lane,) = {position.lane for position in publish(log, "trim", 400, 1)}
-        log.trim("trim", before=200, lane=lane)
+        log.trim("trim", before_seq=200, lane=lane)
         until(lambda: all(log.tail(topic).start_seq > 100 for topic in ("bytes", "age")))
         for topic in ("bytes", "age"):
             with log.subscribe(topic, start=0) as subscriber:
@@ -485,8 +485,6 @@ def test_old_segments_go_and_readers_are_told(tmp_path: Path) -> None:
         assert values(log, "trim")[-1] == value(400)
         with pytest.raises(Trimmed):
             log.read("trim", start=0, timeout=WAIT_S)
-        gone = [f"replica-{n}" for n in range(3) if len(list((tmp_path / f"replica-{n}").rglob("*0000.log"))) == 0]
-        assert gone is not None
 
 
 def test_a_clean_stop_keeps_sessions_of_those_who_stay(tmp_path: Path) -> None:
@@ -496,7 +494,7 @@ def test_a_clean_stop_keeps_sessions_of_those_who_stay(tmp_path: Path) -> None:
     try:
         with emb.connect(cluster.addresses) as log:
             log.create_topic("t", order=5, replicas=1)
-            with log.publisher("t", name="somebody") as named, log.publisher("t") as unnamed:
+            with log.publisher("t", session="somebody") as named, log.publisher("t") as unnamed:
                 for life in range(2):
                     for number in range(20 * life, 20 * life + 20):
                         for publisher in (named, unnamed):
