@@ -394,4 +394,4 @@ class World:
             for reader in self.subscribers
             for lane in self.lanes_of(reader.plan.topic)
         ]
-        return all(place is not None and place >= tails[lane] for lane, place in places)
+        return all(place is not None and place >= tails[lane] for lane, place in places) and not self.disks.unsettled()
