@@ -83,6 +83,11 @@ class Disks:
         now_us = self._world.queue.now_us
         self._world.seen(Copies(at=now_us, who=who, lane=lane, index=index, copies=copies, needed=needed))
 
+    def see_durable_end(self, who: str, lane: int, end: int) -> None:
+        """Somebody was told that a lane is durable through `end`: look at the last entry before it, if there is one."""
+        if owner_of(self._ranges_of(lane), end - 1) is not None:
+            self.see_copies(who, lane, end - 1)
+
     def fabric_lost(self) -> None:
         """Lanes of brokers that are open now end somewhere, and what was above is lost."""
         self._cut_short.update(lane.lane for lane in self._world.directory.lanes() if lane.open)

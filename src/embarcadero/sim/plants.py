@@ -48,8 +48,9 @@ class Plant:
 
 _POWER: Final = Bias(("power-cut", "slow-disk"), copies=(2, 2))
 _SEALS: Final = Bias(("replica-crash", "replica-pause", "slow-disk"), every_s=2.0)
-_LOSS: Final = Bias(("cluster-loss", "replica-crash", "slow-disk"))
-_WIPES: Final = Bias(("cluster-loss", "wipe", "replica-crash"))
+_CLOSING: Final = Bias(("replica-crash", "replica-pause"), every_s=1.0, interrupt_rate=0.04, job_us=30_000)
+_LOSS: Final = Bias(("cluster-loss", "replica-crash"), job_us=100_000)
+_WIPES: Final = Bias(("cluster-loss", "wipe", "replica-crash"), job_us=20_000)
 _ROT: Final = Bias(("bit-flip", "cluster-loss", "replica-crash"))
 _SLOW: Final = Bias(("slow-disk", "replica-pause"), every_s=2.0)
 
@@ -90,7 +91,7 @@ PLANTS: Final = {
         Plant("serve-above-durable", "a broker serves as durable what is only ordered", bias=_POWER),
         Plant("old-incarnation-counts", "the durable line of a replica's earlier incarnation counts", bias=_SEALS),
         Plant("old-range-counts", "a durable line of an earlier range counts", bias=_SEALS),
-        Plant("closing-range-counts", "durable lines count while their range is being closed", bias=_SEALS),
+        Plant("closing-range-counts", "durable lines count while their range is being closed", bias=_CLOSING),
         Plant("seal-at-frontier", "a range is sealed at what is ordered, not at what is durable", bias=_SEALS),
         Plant("cut-left-out", "a replica keeps what it has above the end of a sealed range", bias=_SEALS),
         Plant("damage-cut", "recovery cuts a log at damage in its middle", bias=_ROT),
