@@ -178,6 +178,32 @@ def test_missing_files_and_replicas_that_are_behind_are_passed_over(world: DiskW
     assert world.fetch(Client(world.brokers[1]), range_.lane, start=0).code == "Corrupt"
 
 
+def test_files_deleted_by_hand_are_never_a_gap_and_never_skipped(world: DiskWorld) -> None:
+    """The first file of one copy: the start and all places are found in the others. Of all copies: an error."""
+    range_ = world.topic()
+    client, lane = fill(world, range_, 100), range_.lane
+    times = [int(entry["append_us"]) for entry in world.fetch(client, lane, max_bytes=1 << 20).entries]
+
+    for number, replica in enumerate(world.of(range_)):
+        min(replica.folder.rglob("*.log")).unlink()
+        reader = Client(world.brokers[1])
+        first = world.fetch(reader, lane, by="earliest", max_bytes=1)
+        places = [world.ask(reader, m.Find(lane=lane, by="seq", start=1)),
+                  world.ask(reader, m.Find(lane=lane, by="time", start=times[0])),
+                  world.ask(reader, m.GetTail(lane=lane))]  # fmt: skip
+        if number < 2:
+            assert texts(first) == [payload(0, 1_500)]
+            assert [places[0].index, places[1].index, places[2].start_index] == [0, 0, 0]
+        else:
+            assert [answer.code for answer in (first, *places)] == ["Corrupt"] * 4
+            assert world.fetch(reader, lane, start=0).code == "Corrupt"
+            assert texts(world.fetch(reader, lane, start=50, max_bytes=1)) == [payload(50, 1_500)]
+    for replica in world.of(range_):
+        for file in replica.folder.rglob("*.log"):
+            file.unlink()
+    assert world.ask(Client(world.brokers[1]), m.GetTail(lane=lane)).code == "Corrupt"
+
+
 def test_nothing_above_the_durable_frontier_is_served_to_a_durable_reader(world: DiskWorld) -> None:
     """A waiting reader is woken when enough disks have it; an ordered reader has it at once."""
     range_ = world.topic()

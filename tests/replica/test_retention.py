@@ -72,6 +72,22 @@ def test_retention_by_age_becomes_a_trim(tmp_path: Path) -> None:
     assert segments(world, lane) == before[-1:]
 
 
+def test_a_clock_that_is_set_makes_nothing_old(tmp_path: Path) -> None:
+    """Forward: records do not become old at once, and it is told. Back: they are kept longer. Passing time counts."""
+    world, lane, _ = filled(tmp_path, retention_s=3_600)
+    world.poll(4, step_us=500_000)
+    before, right = segments(world, lane), world.clock.wall_us
+    for years in (10, -1):
+        world.clock.wall_us = lambda years=years: right() + years * 365 * 86_400_000_000  # type: ignore[method-assign]
+        world.poll(10, step_us=1_000_000)
+        assert lane not in world.directory.trims()
+        assert segments(world, lane) == before
+    world.clock.wall_us = right  # type: ignore[method-assign]
+    world.replicas[0].retention._offset_us = None  # as after a restart
+    world.poll(10, step_us=1_000_000_000)
+    assert segments(world, lane) == before[-1:]
+
+
 def test_entries_stay_until_a_checkpoint_covers_them(tmp_path: Path) -> None:
     """Orders 2 and 5: sessions are made of entries, so a checkpoint comes first."""
     world, lane, _ = filled(tmp_path, order=2)

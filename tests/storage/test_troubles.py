@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from copy import deepcopy
 
 import pytest
@@ -177,6 +178,35 @@ def test_a_deleted_segment_is_missed_at_start(copies: Copies, number: int) -> No
     assert log.damage[0].first == copies.infos[number].base_index
     copies.served_right()
     copies.repair(log)
+
+
+@pytest.mark.parametrize("number", [0, 1, 4])
+@pytest.mark.parametrize("harm", ["deleted", "header", "entry"])
+def test_readers_do_not_take_what_is_missing_for_dropped(copies: Copies, number: int, harm: str) -> None:
+    """Lookups never answer with a later batch instead, and the copy does not begin later: peers and brokers ask on."""
+    path, info = copies.path(number), copies.infos[number]
+    if harm == "deleted":
+        del copies.world.names[path]
+    else:
+        copies.flip(path, 20 if harm == "header" else 128 + 20)
+    reader = open_reader(copies.world.disk())
+    entries, _ = copies.source.span(START, copies.end)
+    for entry in entries[entries["count"] > 0]:
+        index, found = int(entry["index"]), set[str]()
+        looks = {"seq": reader.find_seq, "append_us": reader.find_time}
+        for field, look in looks.items():
+            with suppress(BadSegment):
+                at = look(int(entry[field]))
+                assert at is not None
+                assert at <= index, "it would be skipped"
+                found.add(field)
+        assert "seq" in found or info.base_index <= index < info.end_index
+    if number == 0:
+        with pytest.raises(BadSegment):
+            reader.read(START, copies.end, 1)
+        if harm == "deleted":
+            with pytest.raises(BadSegment):
+                assert reader.first
 
 
 def test_all_segments_deleted_is_not_an_empty_range(copies: Copies) -> None:
@@ -360,6 +390,21 @@ def test_harm_to_a_finished_segment_at_run_time_is_found_by_a_scrub(copies: Copi
 
     assert [damage.kind for damage in log.damage] == ([DamageKind.FILE] if harm in {"delete", "swap"} else [])
     copies.repair(log)
+
+
+def test_the_last_segment_of_a_sealed_range_comes_back_as_its_end(copies: Copies) -> None:
+    """Deleted while the replica runs: a scrub misses it, and the peer's has the same bytes, its end included."""
+    log = copies.open()
+    log.seal(copies.end)
+    path = copies.path(-1)
+    before = bytes(copies.world.names.pop(path).data)
+    scrub_all(log)
+    assert [damage.kind for damage in log.damage] == [DamageKind.FILE]
+    assert mend(log, copies.peer, log.damage[0])
+    assert bytes(copies.world.names[path].data) == before
+    scrub_all(log)
+    assert not log.damage
+    assert copies.open().sealed
 
 
 def test_a_scrub_keeps_to_its_rate_and_goes_on_where_it_was(copies: Copies) -> None:

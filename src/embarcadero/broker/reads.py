@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from embarcadero.broker import places
 from embarcadero.broker.connection import Connection
@@ -160,8 +161,9 @@ class Reads:
         self._locate(connection, request, ask.lane, ask.by, ask.before, trim_it)
 
     def _with_start(
-        self, connection: Connection, request: int, lane: int, answer: Callable[[LaneReader, Place], m.Message]
-    ) -> None:
+        self, connection: Connection, request: int, lane: int, answer: Callable[[LaneReader, Place], m.Message],
+        last: bool = False,
+    ) -> None:  # fmt: skip
         """Answer with what needs to know where the readable part of a lane starts."""
         reader = self._fresh_reader(lane)
 
@@ -172,7 +174,8 @@ class Reads:
             connection.answer(request, with_first(None))
             return
         segments = self._segments(lane, stored, stored.through(), reader.trimmed)
-        self._answer_later(connection, request, segments.first, with_first)
+        again = None if last else partial(self._with_start, connection, request, lane, answer, last=True)
+        self._answer_later(connection, request, segments.first, with_first, again)
 
     def _memory_start(self, reader: LaneReader) -> Place:
         start = reader.start(self._clock.now_us())
@@ -182,7 +185,7 @@ class Reads:
 
     def _locate(
         self, connection: Connection, request: int, lane: int, by: str, value: int,
-        answer: Callable[[LaneReader, Place, int, int | None], m.Message | None],
+        answer: Callable[[LaneReader, Place, int, int | None], m.Message | None], last: bool = False,
     ) -> None:  # fmt: skip
         """Answer with what needs to know where a place is, and where the lane starts."""
         places.check_way(by)
@@ -209,18 +212,25 @@ class Reads:
                 index, seq = found[1].index, found[1].seq
             return answer(reader, found[0] or self._memory_start(reader), index, seq)
 
-        self._answer_later(connection, request, look, with_places)
+        again = None if last else partial(self._locate, connection, request, lane, by, value, answer, last=True)
+        self._answer_later(connection, request, look, with_places, again)
 
     def _answer_later(
         self, connection: Connection, request: int, job: Callable[[], object],
-        answer: Callable[..., m.Message | None],
+        answer: Callable[..., m.Message | None], again: Callable[[], None] | None,
     ) -> None:  # fmt: skip
-        """Run a job on segment files; its result becomes the answer."""
+        """Run a job on segment files; its result becomes the answer.
+
+        `again` asks anew if no copy was good: what was looked for may have been trimmed, and dropped, meanwhile.
+        """
 
         def done(result: object) -> None:
             if connection.gone:
                 return
             try:
+                if isinstance(result, Corrupt) and again is not None:
+                    again()
+                    return
                 if isinstance(result, Exception):
                     raise result
                 message = answer(result)
@@ -316,14 +326,14 @@ class Reads:
     def _from_disk(self, parked: Parked, reader: LaneReader, stored: StoredLane, found: Found, ask: m.Fetch) -> None:
         """Have a fetch answered from segment files."""
         segments, tail = self._segments(ask.lane, stored, found.tail_index, reader.trimmed), found.tail_index
-        chain, parked.on_disk = stored.chain, True
+        chain, trimmed, parked.on_disk = stored.chain, reader.trimmed, True
 
         def done(result: Found | Exception) -> None:
             parked.on_disk, now_us = False, self._clock.now_us()
             if parked.connection.gone or parked.done:
                 return
-            if isinstance(result, Corrupt) and self._changed(stored, chain):
-                parked.seen = _NOT_TRIED  # the range was sealed meanwhile: what is above its end is in the next one
+            if isinstance(result, Corrupt) and (self._changed(stored, chain) or reader.trimmed > trimmed):
+                parked.seen = _NOT_TRIED  # it was sealed meanwhile, and goes on in the next range; or it was trimmed
             elif isinstance(result, Exception):
                 self._fail(parked, result)
             elif not parked.connection.clogged and reader.trimmed <= _first_index(result):

@@ -17,7 +17,7 @@ import numpy as np
 
 from embarcadero.broker.chain import Chain
 from embarcadero.broker.found import Found
-from embarcadero.errors import ClusterError, Corrupt, EmbarcaderoError, Trimmed
+from embarcadero.errors import BadSegment, ClusterError, Corrupt, EmbarcaderoError, Trimmed
 from embarcadero.fabric.layout import ORDER, Entries, pick
 from embarcadero.types import EntryKind, Gap, GapKind, Range, ReplicaRef
 from embarcadero.wire.messages import Fetch
@@ -91,11 +91,20 @@ class Segments:
     def first(self) -> Place | None:
         """The first batch that is neither trimmed nor dropped; None if there is none below the bound."""
         for range_ in self._chain.from_index(self._trimmed):
-            start = max(range_.start, self._trimmed)
-            found = self._best(range_, partial(self._first_of, start=start, stop=self._stop(range_)))
+            start, stop = max(range_.start, self._trimmed), self._stop(range_)
+            if start >= stop:
+                continue
+            found = self._best(range_, partial(self._first_of, start=start, stop=stop))
             if found is not None:
                 return found
+            if not self._dropped(range_, stop):
+                raise self._no_good_copy(range_, start, ["no copy has it"])
         return None
+
+    def _dropped(self, range_: Range, stop: int) -> bool:
+        """Whether a copy says that everything below was dropped, and not just that it is not there."""
+        begins = self._best(range_, lambda files: files.first)
+        return begins is not None and begins >= stop
 
     def _first_of(self, files: RangeFiles, start: int, stop: int) -> Place | None:
         first = files.first
@@ -166,13 +175,22 @@ class Segments:
         """The first batch appended at or after a time. Append times never go back."""
         later: Place | None = None
         for range_ in reversed(list(self._chain.from_index(self._trimmed))):
-            found = self._best(range_, lambda files: self._place(files, files.find_time(us)))
+            if max(range_.start, self._trimmed) >= self._stop(range_):
+                continue
+            found = self._best(range_, partial(self._in_time, us=us, stop=self._stop(range_)))
             if found is None:
                 return later
             later = found
             if found.index > max(range_.start, self._trimmed):
                 return later
         return later
+
+    def _in_time(self, files: RangeFiles, us: int, stop: int) -> Place | None:
+        """The first batch at or after a time. None is an answer only of a copy that reaches the end."""
+        index = files.find_time(us)
+        if index is None and files.entry(stop - 1) is None:
+            raise BadSegment(f"its copy ends before {stop}", "the replica completes it from a peer")
+        return self._place(files, index)
 
     def _place(self, files: RangeFiles, index: int | None) -> Place | None:
         """An index with its seq, if this copy has it and it may be told. A copy that ends there can't answer."""

@@ -13,6 +13,7 @@ from embarcadero.fabric.tagged import Tags
 
 _RETRY_US_FIRST = 100_000
 _RETRY_US_MAX = 3_000_000
+_REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 class Trouble(IntFlag):
@@ -27,7 +28,7 @@ class Trouble(IntFlag):
 WHAT_TO_DO = {
     Trouble.DISK_FULL: "free some room; it goes on by itself",
     Trouble.DISK_FAILED: "look at the disk; `replica drain` moves its copies elsewhere",
-    Trouble.READ_ONLY: "make the disk writable; it goes on by itself",
+    Trouble.READ_ONLY: "make the folder writable; it goes on by itself",
     Trouble.DAMAGED: "nothing, while other replicas have the records: it is repaired from them",
 }
 """What an operator can do about each trouble."""
@@ -40,7 +41,7 @@ def trouble_of(error: Exception) -> Trouble:
     if isinstance(error, BadSegment):
         return Trouble.DAMAGED
     cause = error.__cause__ if isinstance(error, EmbarcaderoError) else error
-    return Trouble.READ_ONLY if isinstance(cause, OSError) and cause.errno == errno.EROFS else Trouble.DISK_FAILED
+    return Trouble.READ_ONLY if isinstance(cause, OSError) and cause.errno in _REFUSED else Trouble.DISK_FAILED
 
 
 def health_in_words(word: int) -> list[str]:

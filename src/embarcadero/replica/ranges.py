@@ -25,7 +25,7 @@ from embarcadero.storage.disk import Disk
 from embarcadero.storage.layout import lane_folder, range_folder
 from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.recovery import remove_range
-from embarcadero.storage.writing import RangeSettings
+from embarcadero.storage.writing import DamageKind, RangeSettings
 from embarcadero.types import Range, ReplicaMember
 
 _LANE: Final = re.compile(r"lane-(\d{10})", re.ASCII)
@@ -155,6 +155,33 @@ class Ranges:
             del self.copies[copy.tags]
             self._wanted[copy.tags] = copy.range_
 
+    def miss_folders(self) -> int:
+        """Begin copies anew whose folders somebody removed; returns how many. Peers have the records.
+
+        What such a copy told about an open range stays told, so it lacks a tail until it reaches that far again.
+        """
+        gone = [copy for copy in self.copies.values() if not copy.busy and self._is_gone(copy)]
+        for copy in gone:
+            self._journal.warn("a folder is gone", lane=copy.tags[0], range=copy.tags[1], has=copy.log.synced)
+            self._counters.damage_found += 1
+            synced = copy.log.synced
+            with suppress(EmbarcaderoError):
+                copy.log.close()
+            try:
+                copy.log, copy.complete = self._recover(copy.range_), False
+                if copy.range_.open:
+                    copy.log.quarantine(copy.range_.start, synced, DamageKind.TAIL, b"")
+            except EmbarcaderoError as error:
+                self._failed(copy.tags, error, "begin again")
+                del self.copies[copy.tags]
+                self._wanted[copy.tags] = copy.range_
+        return len(gone)
+
+    def _is_gone(self, copy: Copy) -> bool:
+        with suppress(EmbarcaderoError):
+            return not self._disk.exists(range_folder(*copy.tags))
+        return False
+
     def begin_at(self, copy: Copy, index: int, seq: int) -> bool:
         """All other copies begin later, since what was before is trimmed: an empty one begins there too."""
         range_ = copy.range_
@@ -195,7 +222,7 @@ class Ranges:
         if not self._health.may_try(copy.tags, self._clock.now_us()):
             return
         try:
-            if copy.log.end > end:
+            if copy.log.end > end and not planted("cut-left-out"):
                 copy.log.cut(end)
             if copy.log.end == end and not copy.log.dirty:
                 copy.log.seal(end)

@@ -24,6 +24,8 @@ from embarcadero.storage.writing import SegmentInfo
 from embarcadero.types import Range, Topic
 
 _LOOK_US: Final = 1_000_000
+_JUMP_US: Final = 60_000_000
+"""Clocks that are kept right move by less than this."""
 
 
 class Retention:
@@ -39,6 +41,8 @@ class Retention:
         self._open: dict[int, Range] = {}
         self._trims: dict[int, int] = {}
         self._look_us = 0
+        self._offset_us: int | None = None  # of the wall clock to the steady one, the smallest that was seen
+        self._jumped = False
 
     def update(self, topics: dict[int, Topic], ranges: list[Range], trims: dict[int, int]) -> None:
         """Take note of topics by lane, of open ranges, and of where lanes start."""
@@ -88,11 +92,27 @@ class Retention:
             self._journal.note("trimmed by retention", topic=topic.name, lane=lane, start=trim)
         return trim
 
+    def _wall_us(self) -> int:
+        """The time by which records are old. A clock that is set forward makes nothing old: only time that passes does.
+
+        One that is set back keeps records longer. After a restart of the replica its clock is believed again.
+        """
+        now_us, wall_us = self._clock.now_us(), self._clock.wall_us()
+        offset_us = wall_us - now_us
+        if self._offset_us is None or offset_us < self._offset_us:
+            self._offset_us = offset_us
+        ahead = offset_us - self._offset_us > _JUMP_US
+        if ahead and not self._jumped:
+            do = "retention goes by the time before; if the clock is right now, restart the replica"
+            self._journal.warn("the clock was set forward", seconds=(offset_us - self._offset_us) // 1_000_000, do=do)
+        self._jumped = ahead
+        return now_us + self._offset_us
+
     def _over(self, topic: Topic, copies: list[Copy], sealed: list[SegmentInfo]) -> list[SegmentInfo]:
         """Sealed segments beyond the bounds, oldest first; all before the last one are beyond too."""
         old = 0
         if topic.retention_s:
-            oldest_us = self._clock.wall_us() - topic.retention_s * 1_000_000
+            oldest_us = self._wall_us() - topic.retention_s * 1_000_000
             old = next((n for n, info in enumerate(sealed) if info.last_us >= oldest_us), len(sealed))
         large = 0
         if topic.retention_bytes:

@@ -10,6 +10,7 @@ for damage.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -32,6 +33,7 @@ from embarcadero.replica.repair import Repair
 from embarcadero.replica.retention import Retention
 from embarcadero.replica.sessions import Sessions
 from embarcadero.storage.disk import Disk
+from embarcadero.storage.identity import IDENTITY_FILE
 from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.scrub import Found, Scrub
 from embarcadero.storage.writing import RangeSettings
@@ -96,6 +98,7 @@ class Replica:
         self._open_copies: list[Copy] = []
         self.scrub = Scrub(clock, self.settings.scrub_bytes_per_s)
         self._workers, self._scrubbing, self._busy_us, self._scrubbed_us = workers, False, 0, clock.now_us()
+        self._has_identity = disk.exists(IDENTITY_FILE)
         self._lacking: list[Copy] = []  # sealed ranges that are not all here
         self._refresh()
 
@@ -216,11 +219,19 @@ class Replica:
             for copy in self._following:
                 self.sessions.look(copy, self.reign)
             self.retention.look(now_us)
+            self._look_for_folder()
             if self.moving.look(now_us):
                 self.ranges.update(self._ranges)
                 self._take_stock()
         self._tell()
         return moved
+
+    def _look_for_folder(self) -> None:
+        """Without its folder this incarnation ends; the next one has an empty disk, and says so by another id."""
+        with suppress(EmbarcaderoError):
+            if self._has_identity and not self._disk.exists(IDENTITY_FILE):
+                self.journal.warn("its folder is gone", do="find out who removed it; copies come from other replicas")
+                self.deposed = True
 
     def _complete(self, now_us: int) -> bool:
         """Have copies completed by what peers have; finish those that are whole."""
@@ -252,7 +263,9 @@ class Replica:
         try:
             damage = self.scrub.note(logs, result)
         except EmbarcaderoError as error:
-            self.journal.warn("scrub failed", reason=str(error))
+            if not self.ranges.miss_folders():
+                self.journal.warn("scrub failed", reason=str(error))
+            self._take_stock()
             return
         if damage:
             self.counters.damage_found += len(damage)

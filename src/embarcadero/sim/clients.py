@@ -340,7 +340,6 @@ class ProbeProcess(ClientProcess):
             self.world.seen(TailRead(
                 at=now_us, process=self.name, began=self._began_us, lane=tail.lane, index=tail.index,
                 seq=tail.seq, durable_index=tail.durable_index))  # fmt: skip
-            if tail.durable_index > 0:
-                self.world.disks.see_copies(self.name, tail.lane, tail.durable_index - 1)
+            self.world.disks.see_durable_end(self.name, tail.lane, tail.durable_index)
         self._lane = self._probe.asked = self._probe.answer = None
         self._probe.failed = ""

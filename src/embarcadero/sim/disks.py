@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from embarcadero.sim.disk import Mount, SimDisk
-from embarcadero.sim.history import Copies, LostSpan, OnDisk, TrimmedTo
-from embarcadero.sim.truth import Truth, owner_of, stored
+from embarcadero.sim.history import Copies, DamageLeft, LostSpan, OnDisk, TrimmedTo
+from embarcadero.sim.truth import Truth, owner_of, stored, whole
 from embarcadero.types import Range, ReplicaMember
 
 if TYPE_CHECKING:
@@ -83,6 +83,11 @@ class Disks:
         now_us = self._world.queue.now_us
         self._world.seen(Copies(at=now_us, who=who, lane=lane, index=index, copies=copies, needed=needed))
 
+    def see_durable_end(self, who: str, lane: int, end: int) -> None:
+        """Somebody was told that a lane is durable through `end`: look at the last entry before it, if there is one."""
+        if owner_of(self._ranges_of(lane), end - 1) is not None:
+            self.see_copies(who, lane, end - 1)
+
     def fabric_lost(self) -> None:
         """Lanes of brokers that are open now end somewhere, and what was above is lost."""
         self._cut_short.update(lane.lane for lane in self._world.directory.lanes() if lane.open)
@@ -105,11 +110,29 @@ class Disks:
                 self._told.add((lane, index, -1))
                 self._world.seen(TrimmedTo(at=now_us, lane=lane, index=index))
 
+    def unsettled(self) -> list[tuple[int, str]]:
+        """(replica, what): copies of sealed ranges that are not just what they should be, whole and no more."""
+        directory = self._world.directory
+        trims, found = directory.trims(), []
+        for range_ in directory.ranges():
+            if range_.end is None or range_.start == range_.end:
+                continue
+            wanted = set(range(max(range_.start, trims.get(range_.lane, 0)), range_.end))
+            for ref in range_.replicas:
+                there = whole(self.of_replica(ref.replica), range_)
+                if wanted - there:
+                    found.append((ref.replica, f"range {range_.number} of lane {range_.lane} (not all of it)"))
+                elif max(there, default=0) >= range_.end:
+                    found.append((ref.replica, f"range {range_.number} of lane {range_.lane} (more than it is)"))
+        return found
+
     def see_all(self) -> None:
         """In the end: put on record which batches are on disks."""
         if not self.devices:
             return
         self.see_gaps()
+        for replica, what in self.unsettled():
+            self._world.seen(DamageLeft(at=self._world.queue.now_us, replica=replica, path=what))
         found = stored(list(self.devices.values()), self._world.directory.ranges())
         for (lane, index, digest), copies in found.items():
             self._world.seen(

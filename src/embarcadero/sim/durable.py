@@ -34,6 +34,8 @@ class Bias:
     faults: tuple[str, ...]
     copies: tuple[int, int] | None = None  # (R, A) of all topics
     every_s: float = 4.0
+    interrupt_rate: float | None = None  # per memory primitive
+    job_us: int | None = None
 
 
 @dataclass(slots=True)
@@ -67,7 +69,7 @@ def make_durable(seed: int, topics: int, quiet: bool, bias: Bias | None = None) 
         copies=copies,
         victims=sorted(rng.sample(range(replicas), max(0, least - 1))),
         segment_bytes=rng.choice([4, 16, 64]) * KIB,
-        job_us=rng.choice([50, 500, 5_000]),
+        job_us=(bias.job_us if bias is not None else None) or rng.choice([50, 500, 5_000]),
         faults={} if quiet else _faults(rng, restarts, victims=least > 1) if bias is None else dict.fromkeys(
             bias.faults, bias.every_s),
     )  # fmt: skip

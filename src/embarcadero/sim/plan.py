@@ -136,11 +136,16 @@ def make_plan(seed: int, sequencer_faults: bool = True, bias: Bias | None = None
         bell_loss=rng.choice([0.0, 0.0, 0.02, 0.3]),
         sleep_max_us=rng.choice([100_000, 400_000, 800_000]),
         churn_rate=rng.choice([0.002, 0.01, 0.03]),
-        interrupt_rate=0.0 if rng.random() < 0.2 else rng.choice([0.0005, 0.002, 0.006]),
+        interrupt_rate=_interrupts(rng, bias),
         resend_after_us=rng.choice([1, 2, 3]) * SECOND_US,
         delivery_timeout_us=rng.choice([20, 40]) * SECOND_US,
         durable=durable,
     )
+
+
+def _interrupts(rng: random.Random, bias: Bias | None) -> float:
+    rate = 0.0 if rng.random() < 0.2 else rng.choice([0.0005, 0.002, 0.006])
+    return rate if bias is None or bias.interrupt_rate is None else bias.interrupt_rate
 
 
 def _sizes(rng: random.Random, crowded: bool) -> FabricSizes:

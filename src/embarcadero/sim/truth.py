@@ -97,6 +97,17 @@ def owner_of(ranges: list[Range], index: int) -> Range | None:
     return next((r for r in ranges if r.start <= index and (r.end is None or index < r.end)), None)
 
 
+def whole(disk: SimDisk, range_: Range) -> set[int]:
+    """The indices of a range that are on this disk, undamaged."""
+    wanted = (range_.lane, range_.number)
+    return {
+        record.place
+        for lane, number, _, file in segments(disk)
+        if (lane, number) == wanted
+        for record in records(file.medium)
+    }
+
+
 def stored(disks: list[SimDisk], ranges: list[Range]) -> dict[tuple[int, int, int], int]:
     """(lane, index, digest) -> on how many disks that batch is, as a part of the range that owns it."""
     by_key = {(range_.lane, range_.number): range_ for range_ in ranges}

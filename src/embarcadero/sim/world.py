@@ -50,6 +50,9 @@ from embarcadero.types import EntryKind, Order, TopicLane
 HEAL_US_MAX = 240 * SECOND_US
 """How long everything may take to come to an end once nothing is broken any more."""
 
+REPAIR_US_MAX = 60 * SECOND_US
+"""How long copies may take to be repaired then."""
+
 _LOOK_EVERY_US = SECOND_US // 4
 
 
@@ -394,4 +397,6 @@ class World:
             for reader in self.subscribers
             for lane in self.lanes_of(reader.plan.topic)
         ]
-        return all(place is not None and place >= tails[lane] for lane, place in places)
+        if not all(place is not None and place >= tails[lane] for lane, place in places):
+            return False
+        return self.queue.now_us > self.plan.fault_phase_us + REPAIR_US_MAX or not self.disks.unsettled()

@@ -398,16 +398,16 @@ class RangeLog:
 
     def adopt(self, made: Sequence[SegmentInfo]) -> None:
         """Segments that were missing are there again."""
-        known = {info.base_seq for info in self._sealed_segments}
+        known = {info.base_seq for info in (*self._sealed_segments, self._active.info)}
         added = [info for info in made if info.base_seq not in known]
         self._sealed_segments = tuple(sorted((*self._sealed_segments, *added)))
 
-    def finish(self) -> tuple[SegmentInfo, ...]:
-        """Sync, and leave all segments finished, to become part of another copy; closes this one."""
+    def finish(self, last: bool) -> tuple[SegmentInfo, ...]:
+        """Sync, and leave all segments finished, to become part of another copy, perhaps its end; closes this one."""
         self._sync()
         self._absorb()
         if self._active.end > self._active.header.base_index:
-            self._active.finish(self.disk, self.folder, last=False)
+            self._active.finish(self.disk, self.folder, last)
         made = tuple(info for info in self.segments if info.sealed)
         self.close()
         return made

@@ -15,9 +15,10 @@ import numpy as np
 from embarcadero.errors import BadSegment, Trimmed
 from embarcadero.fabric.layout import Entries, join, sealed
 from embarcadero.storage.disk import Disk, Missing
-from embarcadero.storage.layout import base_seqs
+from embarcadero.storage.disk import join as join_path
+from embarcadero.storage.layout import START_FILE, base_seqs, segment_name
 from embarcadero.storage.parse import NO_ENTRIES
-from embarcadero.storage.segment import SegmentReader, Spot
+from embarcadero.storage.segment import SegmentReader, Spot, read_place
 
 _OPEN_MAX = 16
 """Segments that a reader keeps open."""
@@ -59,13 +60,21 @@ class RangeReader:
 
     @property
     def first(self) -> int | None:
-        """The lowest index that is here; None if nothing is."""
-        for base in self._bases:
-            try:
-                return self._base_index(base)
-            except (Missing, BadSegment):
-                continue
-        return None
+        """The lowest index that is kept here; None if nothing is. BadSegment if it should be here, and is not.
+
+        The owner notes where its copy starts before it drops anything: a file that is missing above was deleted.
+        """
+        start = read_place(self._disk, join_path(self.folder, START_FILE))
+        if start is None:
+            return self._base_index(self._bases[0]) if self._bases else None
+        if start.seq not in self._bases:
+            self.refresh()
+        if start.seq not in self._bases:
+            raise self._missing(start.seq)
+        return start.index
+
+    def _missing(self, seq: int) -> BadSegment:
+        return BadSegment(f"{segment_name(seq)} of {self.folder} is missing", "the replica gets it from a peer")
 
     def _segment(self, base: int) -> SegmentReader:
         segment = self._open.get(base)
@@ -122,9 +131,16 @@ class RangeReader:
                 continue  # dropped between two looks
             if found is not None:
                 return found
-        if (first := self.first) is not None and index < first:
+        if self._below(index) and (first := self.first) is not None and index < first:
             raise Trimmed(f"{self.folder} begins at {first}, {index} was dropped", f"read from {first} on")
         return NO_ENTRIES, []
+
+    def _below(self, index: int) -> bool:
+        """Whether an index is below all that is here; perhaps, if the first file goes at this very moment."""
+        try:
+            return bool(self._bases) and index < self._base_index(self._bases[0])
+        except Missing:
+            return True
 
     def _read(self, index: int, end: int, max_bytes: int) -> tuple[Entries, list[memoryview]] | None:
         if index >= end:
@@ -188,21 +204,38 @@ class RangeReader:
 
     # --- finding ------------------------------------------------------------------------------------------------------
     def find_seq(self, seq: int) -> int | None:
-        """Index of the batch that holds a record, or of the first one after it; None if that is not here."""
+        """Index of the batch that holds a record, or of the first one if all come after it; None if it is not here."""
         self.refresh()
-        number = max(0, bisect_right(self._bases, seq) - 1)
-        for base in self._bases[number:]:
-            if (found := self._segment(base).index_of_seq(seq)) is not None:
-                return found
+        number = bisect_right(self._bases, seq) - 1
+        if number < 0:
+            return self.first
+        segment = self._segment(self._bases[number])
+        found = segment.index_of_seq(seq)
+        if found is not None:
+            return found
+        if number + 1 < len(self._bases) or (segment.footer is not None and seq < segment.footer.end_seq):
+            raise self._hole(segment)
         return None
 
     def find_time(self, us: int) -> int | None:
         """Index of the first batch that was appended at this time or later; None if that is not here."""
         self.refresh()
+        before: SegmentReader | None = None
         for base in self._bases[self._first_reaching(us) :]:
-            if (found := self._segment(base).index_of_time(us)) is not None:
-                return found
+            segment = self._segment(base)
+            first = segment.header.base_index
+            if before is not None and before.end_index != first:
+                raise self._hole(before)
+            found = segment.index_of_time(us)
+            if found is None and segment.footer is not None and segment.footer.last_us >= us:
+                raise self._hole(segment)
+            if found is not None:
+                return self.first if before is None and found == first else found
+            before = segment
         return None
+
+    def _hole(self, segment: SegmentReader) -> BadSegment:
+        return BadSegment(f"records of {segment.name}, or behind it, are missing", "read from another replica")
 
     def _first_reaching(self, us: int) -> int:
         """The number of the last segment that begins before a time: append times never go back."""

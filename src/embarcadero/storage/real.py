@@ -15,7 +15,7 @@ from embarcadero.errors import DiskFailed, DiskFull, WrongFolder
 from embarcadero.limits import WRITE_PARTS_MAX
 from embarcadero.storage.disk import Missing, Part
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of the disk, of a user's share, of what a file may have
 _REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
@@ -30,7 +30,9 @@ def _typed(doing: str, path: str | Path) -> Iterator[None]:
 
 def _as_ours(error: OSError, doing: str, path: str | Path) -> DiskFailed | DiskFull:
     if error.errno in _FULL:
-        return DiskFull(f"no room to {doing} {path}", "free space on that disk; the replica goes on by itself")
+        return DiskFull(
+            f"no room to {doing} {path}", "free space on that disk, or raise the limit; the replica goes on by itself"
+        )
     if error.errno == errno.ENOENT:
         return Missing(f"can't {doing} {path}: there is no such file", "was it deleted by hand?")
     if error.errno in _REFUSED:

@@ -15,10 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from embarcadero.errors import DiskFailed
 from embarcadero.fabric.layout import ORDER, every, sealed
 from embarcadero.limits import LINE_BYTES, SCAN_BYTES
-from embarcadero.storage.disk import Disk, File, Missing, join, read_whole, write_whole
+from embarcadero.storage.disk import Disk, File, Missing, join, write_whole
 from embarcadero.storage.index import SparseIndex
 from embarcadero.storage.layout import (
     DAMAGED,
@@ -33,13 +32,12 @@ from embarcadero.storage.layout import (
     damaged_name,
     damaged_span,
     decode_header,
-    decode_place,
     encode_header,
     encode_place,
     segment_name,
 )  # fmt: skip
 from embarcadero.storage.scan import Scan, Wrong, scan_segment
-from embarcadero.storage.segment import read_footer
+from embarcadero.storage.segment import read_footer, read_place
 from embarcadero.storage.writing import (
     Damage,
     DamageKind,
@@ -86,14 +84,6 @@ def make_folders(disk: Disk, folder: str) -> None:
             disk.make_folder(path)
         disk.sync_folder(parent)  # also if it is there: whoever made it may have ended before its name was synced
         parent = path
-
-
-def read_place(disk: Disk, path: str) -> Place | None:
-    """A start file or mark; None if it is missing or damaged."""
-    try:
-        return decode_place(read_whole(disk, path, LINE_BYTES))
-    except DiskFailed:
-        return None
 
 
 class _Recovery:

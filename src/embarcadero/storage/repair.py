@@ -150,7 +150,7 @@ def _mend_file(log: RangeLog, peer: RangeReader, damage: Damage) -> bool:
     if parts.end < damage.end or parts.damage:
         parts.close()
         return False
-    made = parts.finish()
+    made = parts.finish(last=log.sealed and damage.end == log.end)
     _move_in(log, folder)
     log.adopt(made)
     return True

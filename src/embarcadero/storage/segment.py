@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from embarcadero.errors import BadSegment
+from embarcadero.errors import BadSegment, DiskFailed
 from embarcadero.fabric.layout import ORDER, Entries, sealed
 from embarcadero.fabric.layout import join as join_entries
 from embarcadero.limits import INDEX_EVERY_BYTES, LINE_BYTES, LOCATE_BYTES, READ_BYTES
-from embarcadero.storage.disk import Disk, join
+from embarcadero.storage.disk import Disk, join, read_whole
 from embarcadero.storage.index import FileIndex, SparseIndex, load_index
 from embarcadero.storage.layout import (
     FOOTER_BYTES,
@@ -21,8 +21,10 @@ from embarcadero.storage.layout import (
     TIME_INDEX_FILE,
     Footer,
     Header,
+    Place,
     decode_footer,
     decode_header,
+    decode_place,
     record_bytes,
     segment_name,
 )  # fmt: skip
@@ -52,6 +54,14 @@ def read_footer(disk_bytes: bytes, size: int, header: Header) -> Footer | None:
     if footer is None or footer.bytes + FOOTER_BYTES != size:
         return None
     return footer if (footer.base_index, footer.base_seq) == (header.base_index, header.base_seq) else None
+
+
+def read_place(disk: Disk, path: str) -> Place | None:
+    """A start file or mark; None if it is missing or damaged."""
+    try:
+        return decode_place(read_whole(disk, path, LINE_BYTES))
+    except DiskFailed:
+        return None
 
 
 class SegmentReader:
@@ -90,6 +100,14 @@ class SegmentReader:
     def data_end(self) -> int:
         """Where records end: for good if it is finished, for now if not."""
         return self._file.size() if self.footer is None else self.footer.bytes
+
+    @property
+    def end_index(self) -> int:
+        """The index after its last record."""
+        if self.footer is not None:
+            return self.footer.end_index
+        self._learn()
+        return self._learned_to[1]
 
     # --- finding ------------------------------------------------------------------------------------------------------
     def locate(self, index: int) -> Spot | None:

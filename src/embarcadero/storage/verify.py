@@ -30,12 +30,12 @@ from embarcadero.storage.layout import (
     Header,
     Place,
     base_seqs,
+    damaged_span,
     decode_header,
     segment_name,
 )  # fmt: skip
-from embarcadero.storage.recovery import read_place
 from embarcadero.storage.scan import Scan, scan_segment
-from embarcadero.storage.segment import read_footer
+from embarcadero.storage.segment import read_footer, read_place
 from embarcadero.storage.verify_ranges import check_copies, check_ranges
 from embarcadero.types import Range
 
@@ -145,9 +145,12 @@ class _Copy:
         self._report.ranges += 1
         names = self._disk.list(self._folder)
         for name in names:
-            if name.endswith(DAMAGED):
+            if damaged_span(name) is not None:
                 problem = "damage that was put aside and is not repaired yet"
                 self._report.add(Severity.ERROR, join(self._folder, name), problem, FROM_PEERS)
+            elif name.endswith(DAMAGED):  # what it should have been is looked for below
+                problem = "a file that was not what its name says, put aside"
+                self._report.add(Severity.NOTE, join(self._folder, name), problem, "remove it once you have seen it")
         bases = base_seqs(names)
         start = read_place(self._disk, join(self._folder, START_FILE))
         if start is None and bases:

@@ -13,7 +13,7 @@ from embarcadero.types import GapKind, OnGap, Order
 def check(history: History) -> list[Violation]:
     """All violations of P3."""
     ledger = Ledger(history)
-    found = [*_readers_agree(history), *_stamps(ledger), *_time_goes_on(history), *_real_time(ledger)]
+    found = [*_readers_agree(history), *_stamps(ledger), *_time_goes_on(ledger), *_real_time(ledger)]
     for topic in history.of(TopicMade):
         if topic.order == Order.STRONG:
             found += _submission_order(ledger, topic)
@@ -52,12 +52,13 @@ def _stamps(ledger: Ledger) -> list[Violation]:
     return found
 
 
-def _time_goes_on(history: History) -> list[Violation]:
+def _time_goes_on(ledger: Ledger) -> list[Violation]:
     """Append times never go back along a lane."""
     found: list[Violation] = []
     times: dict[int, dict[int, Delivered]] = defaultdict(dict)
-    for event in history.of(Delivered):
-        times[event.lane].setdefault(event.index, event)
+    for event in ledger.history.of(Delivered):
+        if not ledger.is_lost(event.lane, event.index):
+            times[event.lane].setdefault(event.index, event)
     for lane, at_index in times.items():
         for before, after in pairwise(sorted(at_index)):
             if at_index[after].append_us < at_index[before].append_us:

@@ -43,6 +43,6 @@ def _disks_hold_what_was_sent(ledger: Ledger) -> list[Violation]:
 
 def _repaired(history: History) -> list[Violation]:
     return [
-        Violation("P7", d.at, f"replica {d.replica} still has a damaged copy in {d.path}, though all had time to heal")
+        Violation("P7", d.at, f"replica {d.replica} has a wrong copy of {d.path}, though all had time to heal")
         for d in history.of(DamageLeft)
     ]

@@ -1,0 +1,512 @@
+"""Trouble with disks under real processes. Nothing that was acked as durable is lost, nothing wrong is served, nothing
+hangs, and `status` or a log says what is wrong and what to do."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import embarcadero as emb
+from embarcadero.chaos.cluster import MortalCluster
+from embarcadero.config import Config, load
+from embarcadero.errors import ClusterError, Corrupt, Trimmed
+from embarcadero.node.local import LocalCluster
+from embarcadero.placement.directory import Directory
+from embarcadero.placement.embedded import SqliteStore
+from embarcadero.storage.layout import HEADER_BYTES, range_folder
+from embarcadero.storage.real import RealDisk
+from embarcadero.storage.verify import Severity, verify_folder
+from embarcadero.types import GapKind
+
+pytestmark = pytest.mark.system
+WAIT_S = 20
+KIB = 1 << 10
+MIB = 1 << 20
+COUNT = 320
+
+
+def until(what: Callable[[], Any]) -> Any:
+    """Wait for something that other processes do."""
+    give_up = time.monotonic() + WAIT_S
+    while not (found := what()):
+        assert time.monotonic() < give_up, "it did not happen"
+        time.sleep(0.02)
+    return found
+
+
+def small(**more: Any) -> Config:
+    """Small segments, little memory, and a scrub that is soon round."""
+    flags = {
+        "replica.segment_bytes": 64 * KIB, "replica.scrub_bytes_per_s": 256 * MIB, "replica.idle_wait_ms": 5,
+        "fabric.log_bytes": 16 * MIB,
+    }  # fmt: skip
+    return load(None, flags | {key.replace("__", "."): value for key, value in more.items()})
+
+
+def cluster_in(folder: Path, replicas: int = 3, **more: Any) -> LocalCluster:
+    return LocalCluster(brokers=1, replicas=replicas, data_dir=folder, config=small(**more))
+
+
+def value(number: int) -> bytes:
+    return (b"%07d " % number) * 100
+
+
+def publish(log: Any, topic: str, first: int, count: int, ack: int = 2) -> list[Any]:
+    """Publish numbers in batches of some; all are acked on return."""
+    with log.publisher(topic, ack=ack, batch_bytes=4 * KIB) as publisher:
+        futures = [publisher.send(value(number)) for number in range(first, first + count)]
+        return [future.result(WAIT_S) for future in futures]
+
+
+def values(log: Any, topic: str, **options: Any) -> list[bytes]:
+    found: list[bytes] = log.read(topic, timeout=WAIT_S, **options).column("value").to_pylist()
+    return found
+
+
+def all_there(log: Any, topic: str, count: int) -> None:
+    """Every record, once, in order, with its bytes; and lookups lead to the right ones."""
+    assert values(log, topic) == [value(number) for number in range(count)]
+    for number in range(0, count, 97):
+        assert values(log, topic, start=number, end=number + 1) == [value(number)]
+
+
+def well(cluster: LocalCluster) -> bool:
+    report = cluster.report()
+    return not report.degraded and all(lane.state in ("open", "sealed") for lane in report.lanes)
+
+
+class Files:
+    """The segment files of one topic's oldest range on one replica, and what can be done to them."""
+
+    def __init__(self, data_dir: Path, topic: str, replica: int) -> None:
+        with closing(SqliteStore(data_dir / "store.db")) as store:
+            lane = next(one.lane for one in Directory(store).topics() if one.name == topic)
+        self.folder = data_dir / f"replica-{replica}" / range_folder(lane, 1)
+
+    def logs(self) -> list[Path]:
+        return sorted(self.folder.glob("*.log"))
+
+    def bytes(self) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in self.logs()}
+
+
+def flip(path: Path, place: int) -> None:
+    """One bit, where it is: others have the file open."""
+    with path.open("r+b") as file:
+        file.seek(place)
+        old = file.read(1)
+        file.seek(place)
+        file.write(bytes([old[0] ^ 16]))
+
+
+def remove(folder: Path) -> None:
+    """A folder, at once: others may be writing to it."""
+    shutil.rmtree(folder.rename(folder.with_suffix(".away")))
+
+
+def exchange(one: Path, two: Path) -> None:
+    spare = one.with_suffix(".spare")
+    one.rename(spare)
+    two.rename(one)
+    spare.rename(two)
+
+
+def foreign(files: Files) -> None:
+    """A file of another lane."""
+    others = files.folder.parent.parent.glob("lane-*/range-0000000001")
+    other = next(path for path in sorted(others) if path != files.folder)
+    shutil.copy(sorted(other.glob("*.log"))[0], files.logs()[0])
+
+
+def index_of_another(files: Files) -> None:
+    for suffix in (".index", ".timeindex"):
+        shutil.copy(files.logs()[2].with_suffix(suffix), files.logs()[1].with_suffix(suffix))
+
+
+HARMS: dict[str, Callable[[Files], object]] = {
+    "first-deleted": lambda files: files.logs()[0].unlink(),
+    "middle-deleted": lambda files: files.logs()[2].unlink(),
+    "last-deleted": lambda files: files.logs()[-1].unlink(),
+    "folder-deleted": lambda files: remove(files.folder),
+    "swapped": lambda files: exchange(files.logs()[1], files.logs()[3]),
+    "foreign": foreign,
+    "index-of-another": index_of_another,
+    "index-deleted": lambda files: files.logs()[1].with_suffix(".index").unlink(),
+    "index-flipped": lambda files: flip(files.logs()[1].with_suffix(".index"), 9),
+    "payload-flipped": lambda files: flip(files.logs()[2], HEADER_BYTES + 300),
+    "entry-flipped": lambda files: flip(files.logs()[2], HEADER_BYTES + 10),
+    "header-flipped": lambda files: flip(files.logs()[1], 40),
+    "footer-flipped": lambda files: flip(files.logs()[1], files.logs()[1].stat().st_size - 20),
+    "last-flipped": lambda files: flip(files.logs()[-1], HEADER_BYTES + 900),
+    "start-flipped": lambda files: flip(files.folder / "start", 20),
+    "cut-short": lambda files: os.truncate(files.logs()[1], 30 * KIB),
+}  # fmt: skip
+
+
+def harm_all(data_dir: Path) -> dict[str, Files]:
+    """Each topic suffers what it is named for, on one of its three replicas."""
+    harmed = {name: Files(data_dir, name, number % 3) for number, name in enumerate(HARMS)}
+    for name, files in harmed.items():
+        HARMS[name](files)
+    return harmed
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Folders of a cluster that was killed: a topic for each harm, each with several segments in its open range."""
+    folder = tmp_path_factory.mktemp("filled") / "data"
+    with cluster_in(folder) as cluster:
+        with emb.connect(cluster.addresses) as log:
+            for name in HARMS:
+                log.create_topic(name, order=5, replicas=3, durable_on=2)
+            with ThreadPoolExecutor(8) as pool:
+                list(pool.map(lambda name: publish(log, name, 0, COUNT), HARMS))
+        until(lambda: well(cluster) and all(replica.lag == 0 for replica in cluster.report().replicas))
+        cluster.kill_all()
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def data_dir(filled: Path, tmp_path: Path) -> Path:
+    """A copy to do harm to."""
+    return Path(shutil.copytree(filled, tmp_path / "data", symlinks=True))
+
+
+def errors(data_dir: Path) -> list[Any]:
+    """What an offline check of all replicas finds wrong with records."""
+    reports = [verify_folder(RealDisk(data_dir / f"replica-{number}")) for number in range(3)]
+    return [one for report in reports for one in report.findings if one.severity is Severity.ERROR]
+
+
+def test_files_are_harmed_while_nothing_runs(data_dir: Path) -> None:
+    """Everything is served right from the first moment; then the copies are repaired, and a check finds nothing."""
+    harm_all(data_dir)
+    with cluster_in(data_dir) as cluster:
+        with emb.connect(cluster.addresses) as log:
+            for name in HARMS:
+                all_there(log, name, COUNT)
+                publish(log, name, COUNT, 10)
+        until(lambda: well(cluster) and not errors(data_dir))
+    assert errors(data_dir) == []
+
+
+def test_files_are_harmed_under_a_running_cluster(data_dir: Path) -> None:
+    """Readers never notice; a scrub does, and has the very same bytes written again."""
+    rng = random.Random(1)
+    with cluster_in(data_dir) as cluster, emb.connect(cluster.addresses) as log:
+        until(lambda: well(cluster))
+        harmed = harm_all(data_dir)
+        for name in rng.sample(list(HARMS), len(HARMS)):
+            all_there(log, name, COUNT)
+            publish(log, name, COUNT, 10)
+        for number, (name, files) in enumerate(harmed.items()):
+            peer = Files(data_dir, name, (number + 1) % 3)
+            until(lambda files=files, peer=peer: files.bytes() == peer.bytes())
+        until(lambda: well(cluster) and not errors(data_dir))
+    assert errors(data_dir) == []
+
+
+# --- disks that refuse ------------------------------------------------------------------------------------------------
+@contextmanager
+def files_limited(pid: int, largest: int) -> Iterator[None]:
+    """A process may write files up to a size: the kernel writes what fits, and refuses the rest."""
+    before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (largest, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+
+
+def replicas_of(cluster: LocalCluster, topic: str) -> list[int]:
+    return next(lane.replicas for lane in cluster.report().lanes if lane.topic == topic)
+
+
+def says(cluster: LocalCluster, *words: str) -> bool:
+    """Whether `status` has a line with all these words."""
+    return any(all(word in line for word in words) for line in cluster.report().degraded)
+
+
+def test_full_disks(tmp_path: Path) -> None:
+    """One of three: ack=2 goes on, elsewhere. All of them: ack=1 goes on, ack=2 waits, and comes once there is room."""
+    with cluster_in(tmp_path, replica__segment_bytes=64 * MIB) as cluster, emb.connect(cluster.addresses) as log:
+        log.create_topic("one", order=5, replicas=1, durable_on=1)
+        log.create_topic("three", order=5, replicas=3, durable_on=2)
+        for topic in ("one", "three"):
+            publish(log, topic, 0, 10)
+        (full,) = replicas_of(cluster, "one")
+        with ExitStack() as limits, ExitStack() as publishers:
+            limits.enter_context(files_limited(cluster.pids()[f"replica:{full}"], 50_001))
+            for topic in ("one", "three"):
+                publish(log, topic, 10, 90)
+            until(lambda: says(cluster, f"replica {full}", "disk full", "free some room"))
+            for other in {0, 1, 2} - {full}:
+                limits.enter_context(files_limited(cluster.pids()[f"replica:{other}"], 50_001))
+            waiting = {}
+            for topic in ("one", "three"):
+                publish(log, topic, 100, 90, ack=1)
+                publisher = publishers.enter_context(log.publisher(topic, ack=2))
+                waiting[topic] = publisher.send(value(190))
+            until(lambda: all(says(cluster, f"replica {number}", "disk full") for number in range(3)))
+            for topic, future in waiting.items():
+                assert not future.done()
+                end = log.tail(topic).durable_seq
+                assert 100 <= end < 190
+                assert values(log, topic, end=end) == [value(number) for number in range(end)]
+            limits.close()
+            assert [future.result(WAIT_S).seq for future in waiting.values()] == [190, 190]
+        until(lambda: well(cluster))
+        for topic in ("one", "three"):
+            all_there(log, topic, 191)
+        assert "DISK_FULL" in (tmp_path / "logs" / f"replica-{full}.log").read_text()
+
+
+@contextmanager
+def unwritable(folder: Path) -> Iterator[None]:
+    """Nobody can make or change files in a folder: not even root, whom permissions do not stop."""
+    folders = [folder, *(path for path in folder.rglob("*") if path.is_dir())]
+    change = [["chattr", "+i"], ["chattr", "-i"]] if os.geteuid() == 0 else [["chmod", "u-w"], ["chmod", "u+w"]]
+    subprocess.run([*change[0], *folders], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run([*change[1], *folders], check=True)
+
+
+def test_a_folder_that_becomes_read_only(tmp_path: Path) -> None:
+    """While it runs the others go on; after a restart it does not start, `up` does, and both are told."""
+    with cluster_in(tmp_path) as cluster, emb.connect(cluster.addresses) as log:
+        log.create_topic("new", order=2, replicas=3, durable_on=2)
+        publish(log, "new", 0, 20)
+        with unwritable(tmp_path / "replica-1"):
+            publish(log, "new", 20, 180)
+            until(lambda: says(cluster, "replica 1", "read only", "make the folder writable"))
+            all_there(log, "new", 200)
+        until(lambda: well(cluster))
+    with unwritable(tmp_path / "replica-1"), cluster_in(tmp_path) as cluster, emb.connect(cluster.addresses) as log:
+        until(lambda: says(cluster, "replica 1", "down", str(tmp_path / "replica-1")))
+        all_there(log, "new", 200)
+        publish(log, "new", 200, 10)
+        assert "make the folder writable" in (tmp_path / "logs" / "replica-1.log").read_text()
+
+
+# --- folders that are not what they should be -------------------------------------------------------------------------
+def logged(folder: Path, name: str, *words: str) -> bool:
+    path = folder / "logs" / f"{name}.log"
+    return path.exists() and any(all(word in line for word in words) for line in path.read_text().splitlines())
+
+
+def test_folders_that_are_taken_foreign_or_gone(tmp_path: Path) -> None:
+    """A second process, a folder under two names, a folder that is removed: refused, or begun anew; none is harmed."""
+    with cluster_in(tmp_path) as cluster, emb.connect(cluster.addresses) as log:
+        log.create_topic("t", order=5, replicas=3, durable_on=2)
+        publish(log, "t", 0, 100)
+        second = subprocess.run(
+            [sys.executable, "-m", "embarcadero.node.node", "--data-dir", tmp_path, "--roles", "replica:0",
+             "--parent", str(os.getpid())],
+            capture_output=True, text=True, timeout=WAIT_S, check=False,
+        )  # fmt: skip
+        assert second.returncode == 1
+        assert "WrongFolder" in second.stderr
+        assert "in use by another process" in second.stderr
+        (tmp_path / "replica-7").symlink_to(tmp_path / "replica-0")
+        until(lambda: logged(tmp_path, "replica-7", "WrongFolder", "two replicas can't share a folder"))
+        (tmp_path / "replica-7").unlink()
+
+        before = next(replica.disk for replica in cluster.report().replicas if replica.id == 2)
+        remove(tmp_path / "replica-2")
+        publish(log, "t", 100, 100)
+        until(lambda: logged(tmp_path, "replica-2", "its folder is gone", "find out who removed it"))
+        until(lambda: [r for r in cluster.report().replicas if r.id == 2 and r.disk != before and r.state == "live"])
+        publish(log, "t", 200, 100)
+        until(lambda: well(cluster))
+        all_there(log, "t", 300)
+        until(lambda: Files(tmp_path, "t", 2).bytes() == Files(tmp_path, "t", 0).bytes())
+
+
+def test_a_start_with_one_folder_that_is_not_ours(tmp_path: Path) -> None:
+    """Of another replica, damaged, of a newer format, of another cluster: refused with what to do, the others serve."""
+    with cluster_in(tmp_path) as cluster, emb.connect(cluster.addresses) as log:
+        log.create_topic("t", order=5, replicas=3, durable_on=2)
+        publish(log, "t", 0, 100)
+    mine = tmp_path / "replica-1" / "identity.json"
+    right = mine.read_bytes()
+    wrong = {
+        "belongs to replica 0": (tmp_path / "replica-0" / "identity.json").read_bytes(),
+        "identity.json is damaged": right.replace(b"a", b"b"),
+        "has format 9": right.replace(b'"format":1', b'"format":9'),
+    }
+    for problem, data in wrong.items():
+        mine.write_bytes(data)
+        with cluster_in(tmp_path) as cluster, emb.connect(cluster.addresses) as log:
+            assert logged(tmp_path, "replica-1", "WrongFolder", problem)
+            until(lambda: says(cluster, "replica 1", "down"))
+            all_there(log, "t", 100)
+    mine.write_bytes(right)
+    with cluster_in(tmp_path) as cluster, emb.connect(cluster.addresses) as log:
+        publish(log, "t", 100, 10)
+        until(lambda: well(cluster))
+        all_there(log, "t", 110)
+
+
+def test_replicas_of_another_cluster_do_not_start(tmp_path: Path) -> None:
+    """The store was exchanged: no replica has a folder of this cluster, and `up` says so instead of losing them."""
+    with cluster_in(tmp_path / "one", replicas=1) as cluster, emb.connect(cluster.addresses) as log:
+        log.create_topic("t", order=5)
+        publish(log, "t", 0, 10)
+    with cluster_in(tmp_path / "two", replicas=1):
+        pass
+    kept = {path: path.read_bytes() for path in (tmp_path / "one" / "replica-0").rglob("*.log")}
+    shutil.copy(tmp_path / "two" / "store.db", tmp_path / "one" / "store.db")
+    with pytest.raises(Corrupt, match="has lost its newest changes"):
+        cluster_in(tmp_path / "one", replicas=1)
+    for path in (tmp_path / "two").glob("store.db*"):
+        shutil.copy(path, tmp_path / "one" / path.name)
+    with pytest.raises(ClusterError, match="belongs to cluster"):
+        cluster_in(tmp_path / "one", replicas=1)
+    assert kept == {path: path.read_bytes() for path in (tmp_path / "one" / "replica-0").rglob("*.log")}
+
+
+# --- replicas that are slow, dead, drained or new ---------------------------------------------------------------------
+class Load:
+    """A thread that publishes numbers with ack=2, one batch after another, until it is told to stop."""
+
+    def __init__(self, log: Any, topic: str) -> None:
+        self._log, self._topic, self._stop = log, topic, threading.Event()
+        self.acked, self.longest_s = 0, 0.0
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with self._log.publisher(self._topic, ack=2, batch_bytes=4 * KIB) as publisher:
+            while not self._stop.is_set():
+                began = time.monotonic()
+                futures = [publisher.send(value(self.acked + number)) for number in range(4)]
+                for future in futures:
+                    future.result(WAIT_S)
+                self.longest_s = max(self.longest_s, time.monotonic() - began)
+                self.acked += len(futures)
+
+    def more(self, count: int = 100) -> None:
+        """Wait until it has published some more."""
+        wanted = self.acked + count
+        until(lambda: self.acked >= wanted or not self._thread.is_alive())
+        assert self._thread.is_alive(), "a publisher never stops because of a disk"
+
+    def stop(self) -> int:
+        """How many records there are."""
+        self._stop.set()
+        self._thread.join(WAIT_S)
+        return self.acked
+
+
+def ranges_of(cluster: LocalCluster, topic: str) -> int:
+    return next(lane.ranges for lane in cluster.report().lanes if lane.topic == topic)
+
+
+def test_replicas_come_and_go_under_load(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+    """One stands still and catches up; one is killed and another goes on; one is drained. Nobody waits, all is there.
+
+    And a reader that starts late reads everything from files, over several ranges, while publishing goes on.
+    """
+    with cluster_in(tmp_path, replicas=4) as cluster, emb.connect(cluster.addresses) as log:
+        log.create_topic("t", order=5, replicas=3, durable_on=2)
+        load = Load(log, "t")
+        load.more()
+        slow, killed, _ = replicas_of(cluster, "t")
+        pid = cluster.pids()[f"replica:{slow}"]
+        os.kill(pid, signal.SIGSTOP)
+        load.more(400)
+        os.kill(pid, signal.SIGCONT)
+        until(lambda: well(cluster) and max(replica.lag for replica in cluster.report().replicas) < 50)
+        load.more()
+        record_property("longest_ack_2_with_a_slow_replica_s", round(load.longest_s, 3))
+
+        before, load.longest_s = ranges_of(cluster, "t"), 0.0
+        cluster.kill_replica(killed)
+        load.more(400)
+        until(lambda: ranges_of(cluster, "t") > before)
+        record_property("longest_ack_2_over_a_killed_replica_s", round(load.longest_s, 3))
+
+        (left, *_) = replicas_of(cluster, "t")
+        drained = subprocess.run(
+            [
+                *(sys.executable, "-c", "from embarcadero.cli.main import main; main()"),
+                *("replica", "drain", str(left), "--data-dir", tmp_path),
+            ],
+            capture_output=True, text=True, timeout=WAIT_S, check=False,
+        )  # fmt: skip
+        assert drained.returncode == 0, drained.stderr
+        assert left not in replicas_of(cluster, "t")
+        load.more()
+
+        with log.subscribe("t", start="earliest") as subscriber:
+            seen: list[bytes] = []
+            while len(seen) < load.acked:
+                seen += [record.value for record in subscriber.poll(WAIT_S).records()]
+                assert len(seen) < 1_000_000
+        count = load.stop()
+        assert seen == [value(number) for number in range(len(seen))]
+        all_there(log, "t", count)
+        until(lambda: well(cluster))
+    assert errors(tmp_path) == []
+
+
+def test_old_segments_go_and_readers_are_told(tmp_path: Path) -> None:
+    """By bytes, by age and by trims: whole segments; a TRIMMED gap for readers, Trimmed for lookups below."""
+    with cluster_in(tmp_path, replica__segment_s=1.0) as cluster, emb.connect(cluster.addresses) as log:
+        log.create_topic("bytes", order=5, replicas=3, durable_on=2, retention_bytes=128 * KIB)
+        log.create_topic("age", order=2, replicas=3, durable_on=2, retention_s=1)
+        log.create_topic("trim", order=0, replicas=3, durable_on=2)
+        for topic in ("bytes", "age", "trim"):
+            publish(log, topic, 0, 400)
+        (lane,) = {position.lane for position in publish(log, "trim", 400, 1)}
+        log.trim("trim", before_seq=200, lane=lane)
+        until(lambda: all(log.tail(topic).start_seq > 100 for topic in ("bytes", "age")))
+        for topic in ("bytes", "age"):
+            with log.subscribe(topic, start=0) as subscriber:
+                polled = subscriber.poll(WAIT_S)
+                assert [gap.kind for gap in polled.gaps] == [GapKind.TRIMMED]
+            start = log.tail(topic).start_seq
+            left = values(log, topic, start=start)
+            assert left == [value(number) for number in range(400 - len(left), 400)]
+        assert values(log, "trim")[-1] == value(400)
+        with pytest.raises(Trimmed):
+            log.read("trim", start=0, timeout=WAIT_S)
+
+
+def test_a_clean_stop_keeps_sessions_of_those_who_stay(tmp_path: Path) -> None:
+    """`down`, `up`: a named and an unnamed publisher go on in their sessions; records acked with ack=1 are there."""
+    cluster = MortalCluster(tmp_path, brokers=2, replicas=1, rng=random.Random(7))
+    cluster.start()
+    try:
+        with emb.connect(cluster.addresses) as log:
+            log.create_topic("t", order=5, replicas=1)
+            with log.publisher("t", session="somebody") as named, log.publisher("t") as unnamed:
+                for life in range(2):
+                    for number in range(20 * life, 20 * life + 20):
+                        for publisher in (named, unnamed):
+                            publisher.send(value(number)).result(WAIT_S)
+                    if not life:
+                        cluster.stop()
+                        cluster.start()
+            table = log.read("t", timeout=WAIT_S)
+            assert table.column("value").to_pylist() == [value(number) for number in range(40) for _ in range(2)]
+            assert table.column("_seq").to_pylist() == list(range(80)), "no position was given up"
+    finally:
+        cluster.stop()
