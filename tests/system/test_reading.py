@@ -160,7 +160,6 @@ def test_a_paused_subscriber_keeps_its_place(log: Any, topic: str) -> None:
 
 def test_an_explicit_sequence_continues_the_session_or_is_refused(log: Any, topic: str) -> None:
     """A gap and a step back are OutOfSequence and take nothing; the next holder of the name knows what is in."""
-
     def row(text: bytes) -> pa.Table:
         return pa.table({"value": [text]})
 
@@ -185,7 +184,6 @@ def test_an_explicit_sequence_continues_the_session_or_is_refused(log: Any, topi
 
 def test_the_asyncio_twin_does_all_of_it(log: Any, topic: str) -> None:
     """The same calls, awaited."""
-
     async def body() -> None:
         async with await emb.aio.connect(log.cluster.addresses, timeout=20) as twin:
             async with await twin.subscribe(topic, timeout=20) as subscriber:
@@ -211,7 +209,6 @@ def test_the_asyncio_twin_does_all_of_it(log: Any, topic: str) -> None:
 
 def test_the_command_line_reads_from_a_time_and_trims(log: Any, topic: str) -> None:
     """tail --from and topic trim; a time without a zone is one line of advice."""
-
     def run(*words: str) -> Result:
         return CliRunner().invoke(app, [*words, "--brokers", log.address])
 

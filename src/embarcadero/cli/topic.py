@@ -19,14 +19,18 @@ if TYPE_CHECKING:
     from embarcadero.client.topics import TopicInfo
     from embarcadero.types import Range, Tail, Topic, TopicLane
 
-app = Verbs(help="Create, list, describe, alter, trim and delete topics.", no_args_is_help=True, rich_markup_mode=None)
+app = Verbs(
+    help="Create, list, describe, alter, trim and delete topics.", no_args_is_help=True, rich_markup_mode=None
+)
 
 Name = Annotated[str, typer.Argument(help="Name of the topic: A-Z a-z 0-9 . _ -")]
 Schema = Annotated[
     str | None,
     typer.Option(show_default=False, help='Columns: "id:int64!, name:string", or a .json or .arrow file.'),
 ]
-Ttl = Annotated[int | None, typer.Option(show_default=False, help="How long an idle session is kept. Default: 86400.")]
+Ttl = Annotated[
+    int | None, typer.Option(show_default=False, help="How long an idle session is kept. Default: 86400.")
+]
 Replicas = Annotated[
     int | None,
     typer.Option(show_default=False, help="Copies on disk. Default: as many as replicas are live, at most 3."),

@@ -1,10 +1,10 @@
 """The asyncio client. `embarcadero.client.sync` is its twin for threads; both share everything below them.
 
-log = await emb.aio.connect("127.0.0.1:9092")
-async with log, await log.publisher("orders") as publisher:
-    future = await publisher.send(b"value")     # waits for room only
-    position = await future                     # waits for the outcome
-async for batch in await log.subscribe("orders"): ...
+    log = await emb.aio.connect("127.0.0.1:9092")
+    async with log, await log.publisher("orders") as publisher:
+        future = await publisher.send(b"value")     # waits for room only
+        position = await future                     # waits for the outcome
+    async for batch in await log.subscribe("orders"): ...
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class Log:
     async def describe(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> TopicInfo:
         """A topic's settings, its `schema` (None: raw records) and all versions of it (`schemas`). Raises UnknownTopic.
 
-        (await log.describe("ticks")).schemas[1]
+            (await log.describe("ticks")).schemas[1]
         """
         return TopicInfo.told(await self._ask(m.DescribeTopic(name=topic), m.TopicIs, timeout))
 
@@ -292,7 +292,7 @@ class Log:
     ) -> Publisher:
         """A publisher into a topic, with the newest version of its schema as it is now. Raises UnknownTopic.
 
-        async with await log.publisher("ticks", compression="zstd", linger_ms=5) as publisher: ...
+            async with await log.publisher("ticks", compression="zstd", linger_ms=5) as publisher: ...
         """
         chosen = publisher_options(self.brokers.settings, options)
         return self._register(Publisher(self, await self.describe(topic, timeout=timeout), chosen))
@@ -477,8 +477,8 @@ class Publisher:
     async def next_session_seq(self, timeout: float | None = None) -> int:
         """The sequence that the next batch of this session gets; waits until the session is open.
 
-        async with await log.publisher("orders", session="job-7") as publisher:
-            done = await publisher.next_session_seq()     # so many batches are in the log already
+            async with await log.publisher("orders", session="job-7") as publisher:
+                done = await publisher.next_session_seq()     # so many batches are in the log already
         """
         check_timeout(timeout)
         first = await self._pump.first_sequence(timeout)
@@ -506,7 +506,7 @@ class Publisher:
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until everything taken so far has its outcome. Raises TimedOut, RecordsLost, or why it failed.
 
-        await publisher.flush(timeout=10)
+            await publisher.flush(timeout=10)
         """
         check_timeout(timeout)
         intake, moved = self._pump.intake, self._pump.moved
@@ -558,7 +558,7 @@ class Subscriber:
     async def poll(self, timeout: float | None = None) -> Batch | None:
         """The next batch (or typed gap: `batch.gap`); None when none came in time. Raises what ended the reading.
 
-        batch = await subscriber.poll(timeout=1.0)
+            batch = await subscriber.poll(timeout=1.0)
         """
         check_timeout(timeout)
         try:
@@ -603,7 +603,7 @@ class Subscriber:
     def pause(self) -> None:
         """Stop fetching and keep the position: until `resume`, polls end with their timeout.
 
-        subscriber.pause()      # while the disk is full; subscriber.resume() goes on
+            subscriber.pause()      # while the disk is full; subscriber.resume() goes on
         """
         self._driver.pause()
 

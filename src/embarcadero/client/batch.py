@@ -145,8 +145,8 @@ class Batch:
     def records(self) -> list[Record]:
         """Its records as objects, at a few million a second; `to_arrow` is far quicker still.
 
-        for record in batch.records():
-            print(record.seq, record.key, record.value, record.timestamp)
+            for record in batch.records():
+                print(record.seq, record.key, record.value, record.timestamp)
         """
         if not self.count:
             return []

@@ -216,7 +216,9 @@ class LanesCore:
         if lane.removed:
             return  # nothing of it is left
         turn = self._turn + len(self._cores)
-        core = self._cores[lane.lane] = SubscriberCore(lane=lane.lane, by=by, start=start, turn=turn, **self._settings)
+        core = self._cores[lane.lane] = SubscriberCore(
+            lane=lane.lane, by=by, start=start, turn=turn, **self._settings
+        )
         core.paused = self.paused
         for link in self._links.values():
             core.on_connected(link, now_us)

@@ -155,7 +155,7 @@ async def _next(driver: SubscriberDriver, ready: asyncio.Event, patience: float)
             async with asyncio.timeout(patience):  # wait_for of Python 3.11 may swallow a cancellation
                 await ready.wait()
         except TimeoutError:
-            hint = 'is the cluster up? what is ordered and not durable yet can be read with read="ordered"'
+            hint = "is the cluster up? what is ordered and not durable yet can be read with read=\"ordered\""
             raise TimedOut(f"nothing could be read for {patience:g} s", hint) from None
     return taken
 

@@ -145,7 +145,9 @@ class Log:
             )
         )  # fmt: skip
 
-    def alter_topic(self, name: str, *, timeout: Timeout = AS_CONFIGURED, **changes: Unpack[TopicChanges]) -> TopicInfo:
+    def alter_topic(
+        self, name: str, *, timeout: Timeout = AS_CONFIGURED, **changes: Unpack[TopicChanges]
+    ) -> TopicInfo:
         """Change a topic that exists: only what is given. BadValue or BadSchema says what can't change, and why.
 
         `schema` may add columns that may be null. That makes a new version: publishers that know an older one go on,
@@ -161,7 +163,7 @@ class Log:
     def describe(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> TopicInfo:
         """A topic's settings, its `schema` (None: raw records) and all versions of it (`schemas`). Raises UnknownTopic.
 
-        log.describe("ticks").schemas[1]
+            log.describe("ticks").schemas[1]
         """
         return self.thread.wait(self._log.describe(topic, timeout=timeout))
 
@@ -465,8 +467,8 @@ class Publisher:
     def next_session_seq(self, timeout: float | None = None) -> int:
         """The sequence that the next batch of this session gets; waits until the session is open.
 
-        with log.publisher("orders", session="job-7") as publisher:
-            done = publisher.next_session_seq()     # so many batches are in the log already
+            with log.publisher("orders", session="job-7") as publisher:
+                done = publisher.next_session_seq()     # so many batches are in the log already
         """
         check_timeout(timeout)
         first = self._thread.wait(self.pump.first_sequence(timeout))
@@ -486,7 +488,7 @@ class Publisher:
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything taken so far has its outcome. Raises TimedOut, RecordsLost, or why it failed.
 
-        publisher.flush(timeout=10)
+            publisher.flush(timeout=10)
         """
         check_timeout(timeout)
         with self._lock:
@@ -545,7 +547,7 @@ class Subscriber:
     def poll(self, timeout: float | None = None) -> Batch | None:
         """The next batch (or typed gap: `batch.gap`); None when none came in time. Raises what ended the reading.
 
-        batch = subscriber.poll(timeout=1.0)
+            batch = subscriber.poll(timeout=1.0)
         """
         check_timeout(timeout)
         give_up = None if timeout is None else monotonic() + timeout
@@ -597,7 +599,7 @@ class Subscriber:
     def pause(self) -> None:
         """Stop fetching and keep the position: until `resume`, polls end with their timeout.
 
-        subscriber.pause()      # while the disk is full; subscriber.resume() goes on
+            subscriber.pause()      # while the disk is full; subscriber.resume() goes on
         """
         with self._lock:
             self._paused = True

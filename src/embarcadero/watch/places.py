@@ -1,6 +1,6 @@
 """Where nodes say how they can be watched, and how they left: a small file a process in the cluster's folder.
 
-<data_dir>/watch/<node>.json
+    <data_dir>/watch/<node>.json
 """
 
 from __future__ import annotations

@@ -90,7 +90,9 @@ def _not_here(topic: Topic, entries: Entries, what: str) -> EmbarcaderoError:
         return FuturePosition(f"topic {topic.name} has no entries in memory", "publish something first")
     ends = f"index {int(entries['index'][0])} to {int(entries['index'][-1])}"
     last = int(entries["seq"][-1]) + int(entries["count"][-1]) - 1
-    return Refused(f"{what} of topic {topic.name} is not in the order ring", f"it holds {ends}, up to seq {last}")
+    return Refused(
+        f"{what} of topic {topic.name} is not in the order ring", f"it holds {ends}, up to seq {last}"
+    )
 
 
 def _payload(scene: Scene, entry: Entries) -> Facts:

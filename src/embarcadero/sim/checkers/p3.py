@@ -125,26 +125,14 @@ def _submission_order(ledger: Ledger, topic: TopicMade) -> list[Violation]:
             if number in skipped[stream]:
                 found.append(Violation("P3", at, f"{where}: batch {number} was declared skipped, yet it is at {index}"))
             if number <= before[1]:
-                found.append(
-                    Violation(
-                        "P3",
-                        at,
-                        (f"{where}: batch {number} (index {index}) comes after batch {before[1]} (index {before[0]})"),
-                    )
-                )
+                found.append(Violation("P3", at, (
+                    f"{where}: batch {number} (index {index}) comes after batch {before[1]} (index {before[0]})")))
             missing = [n for n in range(before[1] + 1, number) if n not in skipped[stream]]
             seen_all = index == before[0] + 1 or inside(spans, before[0] + 1, index)  # else it may just be trimmed
             if missing and seen_all:
                 rule = "no SKIPPED gap says so" if topic.on_gap == OnGap.SKIP else "the topic allows no holes"
-                found.append(
-                    Violation(
-                        "P3",
-                        at,
-                        (
-                            f"{where}: batch {number} is at index {index}, batch {missing[0]} is not before it, and {rule}"
-                        ),
-                    )
-                )
+                found.append(Violation("P3", at, (
+                    f"{where}: batch {number} is at index {index}, batch {missing[0]} is not before it, and {rule}")))
             before = max(before, (index, number, at), key=lambda b: b[1])
     return found
 

@@ -93,13 +93,8 @@ def _prefix_stays(history: History) -> list[Violation]:
     for event in history.of(Delivered):
         other = first.setdefault((event.reader, event.lane, event.index), event)
         if other.digest != event.digest or other.seq != event.seq:
-            found.append(
-                Violation(
-                    "P4",
-                    event.at,
-                    (f"reader {event.reader} read index {event.index} of lane {event.lane} twice and got two batches"),
-                )
-            )
+            found.append(Violation("P4", event.at, (
+                f"reader {event.reader} read index {event.index} of lane {event.lane} twice and got two batches")))
     return found
 
 
@@ -109,13 +104,8 @@ def _below_frontier(history: History) -> list[Violation]:
     for event in history:
         if isinstance(event, OrderedTo):
             if event.index < frontier.get(event.lane, 0):
-                found.append(
-                    Violation(
-                        "P4",
-                        event.at,
-                        (f"the ordered frontier of lane {event.lane} went back: {frontier[event.lane]}, {event.index}"),
-                    )
-                )
+                found.append(Violation("P4", event.at, (
+                    f"the ordered frontier of lane {event.lane} went back: {frontier[event.lane]}, {event.index}")))
             frontier[event.lane] = max(event.index, frontier.get(event.lane, 0))
         elif isinstance(event, Delivered) and event.lane in frontier and event.index >= frontier[event.lane]:
             found.append(Violation("P4", event.at, (
@@ -140,13 +130,8 @@ def _ends_are_ends(ledger: Ledger) -> list[Violation]:
             continue
         first = ends.setdefault(event.lane, event)
         if first.start != event.start:
-            found.append(
-                Violation(
-                    "P4",
-                    event.at,
-                    (f"lane {event.lane} ends at {first.start} ({first.reader}) and at {event.start} ({event.reader})"),
-                )
-            )
+            found.append(Violation("P4", event.at, (
+                f"lane {event.lane} ends at {first.start} ({first.reader}) and at {event.start} ({event.reader})")))
     for lane, end in ends.items():
         for index in ledger.known.get(lane, []):
             if index >= end.start:
