@@ -20,7 +20,7 @@ $(VENV)/.ready: requirements.lock pyproject.toml setup.py native/primitives.c
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-demo: setup      ## a cluster of 4 brokers, a broker killed on the way, one order for all readers
+demo: setup      ## a durable cluster: a broker killed, then everything, and one order for all readers
 	@$(BIN)/embarcadero demo
 
 test: setup check unit  ## all checks and tests

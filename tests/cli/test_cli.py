@@ -74,8 +74,16 @@ def test_help_is_light() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["fly"], ["up", "--brokers", "many"], ["topic", "create"], ["publish"], ["tail", "t", "--format", "x"], ["node"],
-     ["up", "--processes", "two"], ["config", "show", "--config"]],
+    [
+        ["fly"],
+        ["up", "--brokers", "many"],
+        ["topic", "create"],
+        ["publish"],
+        ["tail", "t", "--format", "x"],
+        ["node"],
+        ["up", "--processes", "two"],
+        ["config", "show", "--config"],
+    ],
     ids=" ".join,
 )
 def test_wrong_usage_exits_with_two(arguments: list[str]) -> None:

@@ -8,11 +8,20 @@ from pathlib import Path
 import pytest
 
 from embarcadero.errors import DiskFailed, WrongFolder
+from embarcadero.sim.disk import Mount, SimDisk
 from embarcadero.storage.disk import Disk, Missing, read_whole, write_whole
 from embarcadero.storage.real import RealDisk
 
+
+def simulated(folder: Path) -> Callable[[], Disk]:
+    """Each opener is another process on one simulated device."""
+    device = SimDisk(str(folder.name))
+    return lambda: Mount(lambda: device)
+
+
 DISKS: list[tuple[str, Callable[[Path], Callable[[], Disk]]]] = [
     ("real", lambda folder: lambda: RealDisk(folder)),
+    ("simulated", simulated),
 ]
 """For each kind of disk: a function that makes a world from an empty folder, and gives what opens its disk (again)."""
 

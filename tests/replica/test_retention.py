@@ -73,7 +73,7 @@ def test_retention_by_age_becomes_a_trim(tmp_path: Path) -> None:
 
 
 def test_a_clock_that_is_set_makes_nothing_old(tmp_path: Path) -> None:
-    """Forward: records do not become old at once. Back: they are kept longer. Only time that passes counts."""
+    """Forward: records do not become old at once, and it is told. Back: they are kept longer. Passing time counts."""
     world, lane, _ = filled(tmp_path, retention_s=3_600)
     world.poll(4, step_us=500_000)
     before, right = segments(world, lane), world.clock.wall_us

@@ -12,8 +12,8 @@ LANE = 0
 SECOND = 1_000_000
 
 
-def topic(order: int = 2, on_gap: str = "fence") -> h.TopicMade:
-    return h.TopicMade(at=0, lane=LANE, name="t", order=order, on_gap=on_gap)
+def topic(order: int = 2, on_gap: str = "fence", replicas: int = 0) -> h.TopicMade:
+    return h.TopicMade(at=0, lane=LANE, name="t", order=order, on_gap=on_gap, replicas=replicas, durable_on=replicas)
 
 
 def lane(order: int = 0) -> h.LaneMade:
@@ -31,9 +31,9 @@ def sent(at: int, number: int, stream: str = "a", partition: int = 0, process: s
 
 
 def settled(at: int, number: int, index: int | None = None, stream: str = "a", verdict: Verdict = Verdict.STORED,
-            seq: int | None = None, process: str = "") -> h.Settled:  # fmt: skip
+            seq: int | None = None, process: str = "", ack: int = 1) -> h.Settled:  # fmt: skip
     return h.Settled(at=at, process=process or stream, stream=stream, lane=LANE, number=number, verdict=verdict,
-                     index=index, seq=index if seq is None else seq)  # fmt: skip
+                     index=index, seq=index if seq is None else seq, ack=ack)  # fmt: skip
 
 
 def moved(at: int, index: int | None, reader: str = "r", partitions: tuple[int, ...] | None = None) -> h.Moved:
@@ -42,7 +42,7 @@ def moved(at: int, index: int | None, reader: str = "r", partitions: tuple[int, 
 
 def got(at: int, index: int, number: int, stream: str = "a", reader: str = "r", **fields: int) -> h.Delivered:
     facts = {"seq": index, "count": 1, "session": 1 if stream == "a" else 2, "session_seq": number, "partition": 0,
-             "digest": digest(stream, number)} | fields  # fmt: skip
+             "digest": digest(stream, number), "durable": False} | fields  # fmt: skip
     return h.Delivered(at=at, reader=reader, lane=LANE, index=index, **facts)
 
 
@@ -58,6 +58,23 @@ def tail(began: int, at: int, index: int) -> h.TailRead:
     return h.TailRead(at=at, process="x", began=began, lane=LANE, index=index, seq=index)
 
 
+def lost(at: int, start: int, stop: int) -> list[Event]:
+    """The fabric is lost, and with it a span."""
+    return [h.FabricLost(at=at), h.LostSpan(at=at, lane=LANE, start=start, stop=stop)]
+
+
+def trimmed(at: int, index: int) -> h.TrimmedTo:
+    return h.TrimmedTo(at=at, lane=LANE, index=index)
+
+
+def copies(at: int, index: int, count: int, needed: int = 2) -> h.Copies:
+    return h.Copies(at=at, who="a", lane=LANE, index=index, copies=count, needed=needed)
+
+
+def on_disk(at: int, index: int, number: int, stream: str = "a", count: int = 2) -> h.OnDisk:
+    return h.OnDisk(at=at, lane=LANE, index=index, digest=digest(stream, number), copies=count)
+
+
 def ordered(at: int, index: int) -> h.OrderedTo:
     return h.OrderedTo(at=at, lane=LANE, index=index)
 
@@ -71,6 +88,25 @@ def stuck(at: int, until: int, stream: str = "b") -> h.Stuck:
 
 
 GOOD: dict[str, dict[str, list[Event]]] = {
+    "P1": {
+        "what was acked is read back": [
+            topic(replicas=2), sent(1, 0), settled(2, 0, 0), h.Healed(at=5), moved(6, 0), got(7, 0, 0), ended(9)],
+        "what was acked as durable is read back and on disk": [
+            topic(replicas=2), sent(1, 0), settled(2, 0, 0, ack=2), h.FabricLost(at=3), h.Healed(at=5), moved(6, 0),
+            got(7, 0, 0), on_disk(8, 0, 0), ended(9)],
+        "ack 1 does not outlive the fabric": [
+            topic(replicas=2), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 900), h.Healed(at=5), moved(6, 4),
+            gap(7, "LOST", 4, 900), ended(9)],
+        "what is trimmed need not be there": [
+            topic(replicas=2), sent(1, 0), settled(2, 0, 0, ack=2), trimmed(3, 1), h.Healed(at=5), moved(6, 0),
+            gap(7, "TRIMMED", 0, 1), ended(9)],
+        "a publisher that goes on after a loss is told": [
+            topic(replicas=2), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 900),
+            h.LossTold(at=4, process="a", lane=LANE, index=4), sent(5, 1), settled(6, 1, 900)],
+        "without replicas, memory is all there is": [
+            topic(), sent(1, 0), settled(2, 0, 0), h.Healed(at=5), moved(6, 0), gap(7, "TRIMMED", 0, 1), ended(9)],
+        "a history that has not ended yet": [topic(replicas=2), sent(1, 0), settled(2, 0, 0, ack=2)],
+    },
     "P2": {
         "an acked batch is where readers find it": [topic(), sent(1, 0), settled(2, 0, 5), moved(3, 5), got(4, 5, 0)],
         "two readers find the same": [topic(), sent(1, 0), got(2, 0, 0, reader="r"), got(3, 0, 0, reader="s")],
@@ -89,8 +125,18 @@ GOOD: dict[str, dict[str, list[Event]]] = {
             topic(), sent(1, 0), settled(2, 0, 0), moved(3, 0), gap(4, "TRIMMED", 0, 3), passed(5, 3)],
         "orders 0 and 1 may store what is sent again": [
             topic(0), lane(), sent(1, 0), settled(2, 0, 0), moved(2, 0), got(3, 0, 0), got(4, 1, 0)],
+        "a batch that was lost with the fabric is stored again": [
+            topic(replicas=2), sent(1, 0), settled(2, 0, 4), moved(2, 4), got(3, 4, 0), *lost(4, 4, 900),
+            sent(5, 0, process="a.2"), settled(6, 0, 900, process="a.2"), moved(7, 900), got(8, 900, 0)],
     },
     "P3": {
+        "a hole where batches were lost with the fabric": [
+            topic(5, replicas=2), *(sent(1, n) for n in range(3)), settled(2, 0, 0), settled(2, 1, 1), *lost(3, 1, 9),
+            moved(4, 0), got(5, 0, 0), gap(6, "LOST", 1, 9), got(7, 9, 2), passed(8, 10)],
+        "after a loss sequences stay behind numbers": [
+            topic(5, replicas=2), *(sent(1, n) for n in range(4)), settled(2, 0, 0), settled(2, 1, 1), *lost(3, 1, 9),
+            moved(4, 0), got(5, 0, 0), gap(6, "LOST", 1, 9), got(7, 9, 2, session=7, session_seq=1),
+            got(7, 10, 3, session=7, session_seq=2)],
         "two readers agree": [topic(), sent(1, 0), sent(1, 0, "b"), got(2, 0, 0), got(2, 1, 0, "b"),
                               got(3, 0, 0, reader="s"), got(3, 1, 0, "b", reader="s")],
         "order 2 may reorder one stream": [topic(2), sent(1, 0), sent(1, 1), moved(2, 0), got(2, 0, 1), got(3, 1, 0)],
@@ -129,6 +175,21 @@ GOOD: dict[str, dict[str, list[Event]]] = {
         "a lane that ends behind its last batch": [
             topic(0), lane(), sent(1, 0), settled(2, 0, 0), moved(2, 0), got(3, 0, 0), gap(4, "END_OF_LANE", 1, 1)],
     },
+    "P6": {
+        "enough disks": [copies(1, 0, 2), copies(1, 1, 3)],
+        "a topic without replicas": [copies(1, 0, 0, needed=0)],
+        "a durable tail below the ordered one": [
+            h.TailRead(at=2, process="x", began=1, lane=LANE, index=5, seq=5, durable_index=4)],
+        "a tail that knows nothing of durability": [tail(1, 2, 3)],
+        "disks that agree": [on_disk(1, 0, 0), on_disk(1, 1, 1), on_disk(2, 0, 0)],
+    },
+    "P7": {
+        "what was sent is read": [sent(1, 0), got(2, 0, 0)],
+        "what was sent is read twice": [sent(1, 0), got(2, 0, 0), got(3, 0, 0, reader="s")],
+        "what was sent is on disk": [sent(1, 0), on_disk(2, 0, 0)],
+        "nobody reads": [sent(1, 0)],
+        "a partition is kept": [sent(1, 0, partition=3), got(2, 0, 0, partition=3)],
+    },
     "P8": {
         "every publish ends": [sent(1, 0), settled(2, 0, 0), ended(9)],
         "an unknown outcome is an end": [sent(1, 0), settled(2, 0, verdict=Verdict.UNKNOWN), ended(9)],
@@ -157,6 +218,29 @@ GOOD: dict[str, dict[str, list[Event]]] = {
 }  # fmt: skip
 
 BAD: dict[str, dict[str, list[Event]]] = {
+    "P1": {
+        "an acked batch that nobody finds in the end": [
+            topic(replicas=2), sent(1, 0), settled(2, 0, 0), moved(2, 0), got(3, 0, 0), h.Healed(at=5), moved(6, 0),
+            ended(9)],
+        "an acked batch in whose place is another": [
+            topic(replicas=2), sent(1, 0), sent(1, 1), settled(2, 0, 0), h.Healed(at=5), moved(6, 0), got(7, 0, 1),
+            ended(9)],
+        "a durable batch that is on no disk": [
+            topic(replicas=2), sent(1, 0), settled(2, 0, 0, ack=2), h.Healed(at=5), moved(6, 0), got(7, 0, 0),
+            ended(9)],
+        "a durable batch that went with the fabric": [
+            topic(replicas=2), sent(1, 0), settled(2, 0, 4, ack=2), *lost(3, 4, 900)],
+        "a batch read as durable that went with the fabric": [
+            topic(replicas=2), sent(1, 0), moved(1, 4), got(2, 4, 0, durable=True), *lost(3, 4, 900)],
+        "a loss that its publisher is not told": [
+            topic(replicas=2), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 900), sent(5, 1), settled(6, 1, 900)],
+        "a loss that is none": [topic(replicas=2), h.LossTold(at=4, process="a", lane=LANE, index=4)],
+        "a loss without a cause": [topic(replicas=2), h.LostSpan(at=3, lane=LANE, start=4, stop=9)],
+        "a LOST gap over what is there": [
+            topic(replicas=2), *lost(3, 4, 9), moved(4, 0), gap(5, "LOST", 3, 9)],
+        "a TRIMMED gap over what nobody trimmed": [
+            topic(replicas=2), trimmed(1, 3), moved(4, 0), gap(5, "TRIMMED", 0, 4)],
+    },
     "P2": {
         "a position names two batches": [
             topic(), sent(1, 0), sent(1, 1), got(2, 0, 0), got(3, 0, 1, reader="s")],
@@ -166,7 +250,6 @@ BAD: dict[str, dict[str, list[Event]]] = {
         "two acks of one batch name two positions": [
             topic(), sent(1, 0, process="a.1"), settled(2, 0, 4, process="a.1"), sent(3, 0, process="a.2"),
             settled(4, 0, 5, process="a.2")],
-        "content that nobody sent": [topic(), sent(1, 0), got(2, 0, 7)],
         "an acked position that a reader found empty": [
             topic(), sent(1, 0), settled(2, 0, 0), moved(3, 0), passed(4, 5)],
         "a refused batch that appears": [
@@ -175,6 +258,8 @@ BAD: dict[str, dict[str, list[Event]]] = {
             topic(), sent(1, 0), sent(1, 1), moved(1, 0), got(2, 0, 0, session_seq=3), got(3, 1, 1, session_seq=3)],
         "records that overlap": [
             topic(), sent(1, 0), sent(1, 1), moved(2, 0), got(2, 0, 0, seq=0, count=7), got(3, 1, 1, seq=6)],
+        "a position of a lost span that names two batches": [
+            topic(replicas=2), sent(1, 0), sent(1, 1), settled(2, 0, 4), *lost(3, 4, 9), settled(4, 1, 4)],
         "a position of a broker's lane that names two batches": [
             topic(0), lane(), sent(1, 0), sent(1, 1), got(2, 0, 0), got(3, 0, 1, reader="s")],
         "an ack with another seq": [topic(), sent(1, 0), settled(2, 0, 5, seq=9), moved(3, 5), got(4, 5, 0, seq=8)],
@@ -192,6 +277,9 @@ BAD: dict[str, dict[str, list[Event]]] = {
         "a skipped batch that appears after all": [
             topic(5, "skip"), sent(1, 0), sent(1, 1), moved(2, 0), got(2, 0, 0), gap(3, "SKIPPED", 1, 2, 1),
             got(4, 2, 1)],
+        "a session that counts on wrongly after a loss": [
+            topic(2, replicas=2), *(sent(1, n) for n in range(4)), *lost(3, 1, 9), moved(4, 0),
+            got(7, 9, 2, session=7, session_seq=1), got(7, 10, 3, session=7, session_seq=1)],
         "a batch under another sequence": [topic(), sent(1, 0), moved(1, 0), got(2, 0, 0, session_seq=1)],
         "order 1 reorders a stream": [
             topic(1), lane(1), sent(1, 0), sent(1, 1), moved(2, 0), got(2, 0, 1), got(3, 1, 0)],
@@ -221,6 +309,21 @@ BAD: dict[str, dict[str, list[Event]]] = {
         "a reader that reaches the end of a lane without all of it": [
             topic(0), lane(), sent(1, 0), settled(2, 0, 0), moved(2, 0), gap(4, "END_OF_LANE", 1, 1)],
         "a partition nobody asked for": [topic(), sent(1, 0), moved(2, 0, partitions=(1,)), got(3, 0, 0)],
+    },
+    "P6": {
+        "an ack before a sync": [copies(1, 0, 0, needed=1)],
+        "one disk too few": [copies(1, 0, 2), copies(2, 1, 1)],
+        "two of three where three were asked for": [copies(1, 0, 2, needed=3)],
+        "a durable tail above the ordered one": [
+            h.TailRead(at=2, process="x", began=1, lane=LANE, index=5, seq=5, durable_index=6)],
+        "disks that disagree": [on_disk(1, 0, 0), on_disk(1, 0, 1)],
+    },
+    "P7": {
+        "content that nobody sent": [sent(1, 0), got(2, 0, 7)],
+        "content that nobody sent, on a disk": [sent(1, 0), on_disk(2, 0, 7)],
+        "a batch with another number of records": [sent(1, 0), got(2, 0, 0, count=2)],
+        "a batch of another partition": [sent(1, 0, partition=3), got(2, 0, 0)],
+        "damage that nobody repairs": [h.DamageLeft(at=1, replica=0, path="lane-0000000000/x.log")],
     },
     "P8": {
         "a publish without an end": [sent(1, 0), ended(9)],

@@ -50,7 +50,7 @@ def test_version_1_is_still_read() -> None:
     assert matches(open_reader(disk), Source(seed=4), START, START + COUNT)
     assert newest_checkpoint(disk, lane_folder(LANE), 1 << 60) == (START + COUNT, b"a session table")
     report = verify_folder(disk)
-    assert (report.findings, report.records) == ([], COUNT)
+    assert (report.findings, report.batches) == ([], COUNT)
 
 
 def test_version_1_is_still_recovered_and_appended_to(tmp_path: Path) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 from copy import deepcopy
 
+import msgspec
 import pytest
 
 from embarcadero.storage.checkpoints import write_checkpoint
+from embarcadero.storage.findings import Report, Severity
 from embarcadero.storage.identity import open_folder
 from embarcadero.storage.layout import lane_folder, segment_name
-from embarcadero.storage.verify import Report, Severity, verify_data_dir, verify_folder
+from embarcadero.storage.verify import verify_data_dir, verify_folder
 from embarcadero.types import Range, ReplicaRef
 from tests.storage.crash_disk import World
 from tests.storage.records import FOLDER, LANE, RANGE, SMALL, START, START_SEQ, Source, fill, open_log
@@ -63,9 +65,9 @@ def test_a_sound_folder_has_no_findings(sealed: bool) -> None:
 
     assert report.findings == []
     assert report.ok
-    assert (report.replicas, report.ranges, report.records) == (1, 1, COUNT)
+    assert (report.replicas, report.ranges, report.batches) == (1, 1, COUNT)
     assert report.segments == len(folder.infos)
-    assert report.copies["", LANE, RANGE] == (START, folder.end)
+    assert report.copies["", LANE, RANGE] == (START, folder.end, True)
 
 
 def test_every_flipped_bit_in_a_record_is_an_error_that_names_it() -> None:
@@ -125,7 +127,7 @@ def test_copies_are_compared_with_the_store() -> None:
     """A sealed range whose copy is short, or not there, is an error; a longer one is a note."""
     folder = Folder()
     assert not folder.verify([folder.range(end=folder.end + 1)]).ok
-    assert not folder.verify([folder.range(number=9, end=5)]).ok
+    assert not folder.verify([folder.range(number=9, end=START + 5)]).ok
     assert folder.verify([folder.range(number=9, end=None)]).ok
     report = folder.verify([folder.range(end=folder.end - 1)])
 
@@ -150,3 +152,86 @@ def test_a_data_directory_and_its_chain_of_ranges() -> None:
     assert [finding.severity for finding in report.findings] == [Severity.NOTE]
     assert not verify_data_dir(world.disk(), [chain[0], folder.range(number=RANGE + 1, start=folder.end - 1)]).ok
     assert not verify_data_dir(world.disk(), [chain[0], folder.range(number=RANGE + 2, start=folder.end)]).ok
+
+
+def _two_replicas(wrong: str) -> World:
+    """replica-4 with a whole copy, and replica-5, of which something is wrong."""
+    folder, other, world = Folder(sealed=True), Folder(sealed=True), World()
+    for number, source in ((4, folder), (5, other)):
+        world.names[f"replica-{number}"] = None
+        for path, node in source.world.names.items():
+            if path:
+                world.names[f"replica-{number}/{path}"] = deepcopy(node)
+    made = World()
+    disk = made.disk()
+    disk.make_id()
+    open_folder(disk, "other" if wrong == "cluster" else SMALL.cluster, 4 if wrong == "number" else 5, 1)
+    if wrong != "twin":
+        world.names["replica-5/identity.json"] = made.names["identity.json"]
+    if wrong == "short":
+        for path in [path for path in world.names if path.startswith(f"replica-5/{FOLDER}/")]:
+            del world.names[path]
+    return world
+
+
+@pytest.mark.parametrize(("wrong", "says"), [
+    ("cluster", "belongs to cluster other"), ("number", "that of replica 4"), ("twin", "a copy of that of replica-4"),
+])  # fmt: skip
+def test_folders_that_are_not_where_they_belong(wrong: str, says: str) -> None:
+    """Another cluster's, another replica's, or the same one twice: none of them counts as a copy."""
+    report = verify_data_dir(_two_replicas(wrong).disk(), cluster=SMALL.cluster)
+
+    assert [finding.file for finding in report.findings if says in finding.problem] == ["replica-5/identity.json"]
+    assert not report.ok
+
+
+def test_a_copy_that_peers_make_up_for_is_a_warning() -> None:
+    """One whole copy of a sealed range is enough to fill the others; none is an error, whatever the disks are named."""
+    world = _two_replicas("short")
+    disks = verify_data_dir(world.disk(), []).disks
+    refs = [ReplicaRef(replica=n, incarnation=1, disk=disks[f"replica-{n}"]) for n in (4, 5)]
+    range_ = Range(
+        lane=LANE, number=RANGE, start=START, start_seq=START_SEQ, replicas=refs, durable_on=1, end=START + COUNT,
+        end_seq=9_999,
+    )  # fmt: skip
+    report = verify_data_dir(world.disk(), [range_])
+    assert [(one.severity, one.file) for one in report.findings] == [
+        (Severity.WARNING, f"replica-5/lane {LANE} range {RANGE}")
+    ]
+    alone = msgspec.structs.replace(range_, replicas=refs[1:])
+    assert not verify_data_dir(world.disk(), [alone]).ok
+    assert verify_data_dir(world.disk(), [alone], trims={LANE: START + COUNT}).ok
+
+
+def test_records_that_were_not_trimmed_must_be_there() -> None:
+    """A copy may begin above its range's start only as far as the lane was trimmed."""
+    folder = Folder(sealed=True)
+    earlier = folder.range(start=START - 5, end=folder.end)
+    assert "begins at index" in folder.verify([earlier]).findings[0].problem
+    assert not folder.verify([earlier]).ok
+    world = World()
+    world.names["replica-4"] = None
+    for path, node in folder.world.names.items():
+        if path:
+            world.names[f"replica-4/{path}"] = node
+    assert verify_data_dir(world.disk(), [earlier], trims={LANE: START}).ok
+    assert not verify_data_dir(world.disk(), [earlier], trims={LANE: START - 1}).ok
+
+
+@pytest.mark.parametrize(("durable_on", "ok"), [(1, False), (2, True)])
+def test_an_open_range_needs_enough_of_its_own_disks(durable_on: int, ok: bool) -> None:
+    """R - A + 1 of the disks that it names, or what was durable may be missing: a wiped disk is not one of them."""
+    folder = Folder()
+    world = World()
+    world.names["replica-4"] = None
+    for path, node in folder.world.names.items():
+        if path:
+            world.names[f"replica-4/{path}"] = node
+    refs = [
+        ReplicaRef(replica=4, incarnation=1, disk=folder.disk_id), ReplicaRef(replica=5, incarnation=1, disk="wiped")
+    ]  # fmt: skip
+    range_ = msgspec.structs.replace(folder.range(), replicas=refs, durable_on=durable_on)
+    report = verify_data_dir(world.disk(), [range_])
+
+    assert report.ok is ok
+    assert "replicas [5]" in report.findings[0].problem

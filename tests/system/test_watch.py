@@ -189,7 +189,7 @@ def test_every_metric_of_the_catalog_is_served(
 ) -> None:
     """And nothing else. The broker that nobody reads from has no reader's metrics; together they have all."""
     served = set()
-    for role in (*BROKERS, "sequencer"):
+    for role in (*BROKERS, "sequencer", "replica:0"):
         text = cluster.page(role, "/metrics")[1]
         served |= {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
 

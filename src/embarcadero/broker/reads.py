@@ -40,6 +40,7 @@ class Parked:
     request: int
     ask: m.Fetch
     deadline_us: int
+    begun: int | None = None  # the index that was asked for, if it was one
     seen: int = _NOT_TRIED  # frontier when it was last tried
     on_disk: bool = False  # its file is being read
     done: bool = False
@@ -251,7 +252,8 @@ class Reads:
         if ask.by != "index":
             self._refresh()  # a new reader knows of every trim that was answered before
         now_us = self._clock.now_us()
-        parked = Parked(connection, request, ask, now_us + ask.wait_ms * 1000)
+        begun = ask.start if ask.by == "index" else None
+        parked = Parked(connection, request, ask, now_us + ask.wait_ms * 1000, begun)
         if not self._try(parked, now_us):
             connection.parked += 1
             self._parked.append(parked)
@@ -308,6 +310,9 @@ class Reads:
             parked.ask = at_index(parked.ask, found.next_index)
 
     def _send(self, parked: Parked, found: Found, now_us: int) -> None:
+        if found.gap is not None and parked.begun is not None and found.gap.start > parked.begun:
+            # entries that are not for readers came first: a gap begins where the reader is
+            found = Found(found.entries[:0], [], found.gap.start, found.tail_index)
         parked.connection.send_found(parked.request, found)
         lane, entries = parked.ask.lane, found.entries
         parked.connection.reading[lane] = (found.next_index, now_us)

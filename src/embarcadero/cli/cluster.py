@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from embarcadero.node.report import ClusterReport
 
 
+_ASK_S = 3.0
+"""How long `status` waits for a broker."""
+_LISTEN_S = 2.0
+"""How long, at most, it waits for the heartbeat of a replica."""
+
+
 class Processes(StrEnum):
     """How roles are spread over processes."""
 
@@ -198,16 +204,24 @@ def status(data_dir: DataDir = None, json: Json = False) -> None:
 
         embarcadero status --json
     """
+    import msgspec
+
     from embarcadero.fabric.primitives import describe
     from embarcadero.node.report import report
 
-    running = report(_folder(data_dir))
-    topics = _topics(running)
+    running = report(_folder(data_dir), _LISTEN_S)
+    topics, silence = _topics(running)
+    if silence:
+        running = msgspec.structs.replace(running, degraded=[silence, *running.degraded])
     if json:
         print_json({"cluster": running, "topics": topics, "primitives": describe()})
         return
     _print_processes(running)
-    rows = [[t["name"], t["order"], t["partitions"], t["index"], t["seq"], len(t["lanes"])] for t in topics]
+    rows = [
+        [t["name"], t["order"], t["partitions"], *("?" if t[end] is None else t[end] for end in ("index", "seq")),
+         len(t["lanes"])]
+        for t in topics
+    ]  # fmt: skip
     print_table("topics", ["name", "order", "partitions", "next index", "next seq", "lanes"], rows)
     if running.lanes:
         _print_lanes(running)
@@ -216,25 +230,29 @@ def status(data_dir: DataDir = None, json: Json = False) -> None:
         note(f"degraded: {problem}")
 
 
-def _topics(running: ClusterReport) -> list[dict[str, Any]]:
-    """All topics with their ends, as a broker tells them."""
+def _topics(running: ClusterReport) -> tuple[list[dict[str, Any]], str]:
+    """All topics with their ends, as a broker tells them, and what kept one from telling.
+
+    The end of a lane that is being recovered is not known yet: nobody is asked for it.
+    """
     import embarcadero
+    from embarcadero.errors import OutcomeUnknown, Retriable
 
     found: list[dict[str, Any]] = []
-    with embarcadero.connect(running.addresses) as log:
-        for topic in log.topics():
-            end = log.tail(topic.name)
-            found.append(
-                {
-                    "name": topic.name,
-                    "order": topic.order,
-                    "partitions": topic.partitions,
-                    "index": end.index,
-                    "seq": end.seq,
-                    "lanes": list(end.lanes) or [end],
-                }
-            )
-    return found
+    unknown = {lane.topic for lane in running.lanes if lane.state in ("recovering", "waiting")}
+    if not running.addresses:
+        return found, "no broker is live: nobody can publish or read; they are started again by themselves, see logs/"
+    try:
+        with embarcadero.connect(running.addresses, timeout=_ASK_S) as log:
+            for topic in log.topics(timeout=_ASK_S):
+                about = {"name": topic.name, "order": topic.order, "partitions": topic.partitions}
+                found.append(about | {"index": None, "seq": None, "lanes": []})
+                if topic.name not in unknown:
+                    end = log.tail(topic.name, timeout=_ASK_S)
+                    found[-1] |= {"index": end.index, "seq": end.seq, "lanes": list(end.lanes) or [end]}
+    except (Retriable, OutcomeUnknown) as error:
+        return found, f"no broker tells where topics end: {error.message}"
+    return found, ""
 
 
 def _print_processes(running: ClusterReport) -> None:
@@ -254,11 +272,14 @@ def _print_processes(running: ClusterReport) -> None:
 
 
 def _print_lanes(running: ClusterReport) -> None:
-    rows = [
-        [o.topic, o.lane, o.range, o.state, ",".join(map(str, o.replicas)), o.durable_on, o.ordered, o.durable]
-        for o in running.lanes
-    ]
-    print_table("lanes on disk", ["topic", "lane", "range", "state", "replicas", "of them", "ordered", "durable"], rows)
+    rows = []
+    for lane in running.lanes:
+        copies = f"{lane.durable_on} of {len(lane.replicas)} ({', '.join(map(str, lane.replicas))})"
+        behind = "" if lane.ordered is None else max(0, lane.ordered - lane.durable)
+        ordered = "" if lane.ordered is None else lane.ordered
+        rows.append([lane.topic, lane.lane, lane.ranges, lane.range, lane.state, copies, ordered, lane.durable, behind])
+    columns = ["topic", "lane", "ranges", "last", "state", "durable on", "ordered", "durable", "behind"]
+    print_table("lanes on disk", columns, rows)
 
 
 def _folder(data_dir: Path | None) -> ClusterFolder:

@@ -1,4 +1,4 @@
-"""inspect: look into the fabric of a running or dead cluster. Nothing is changed."""
+"""inspect: look into the fabric and the segments of a running or dead cluster. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from embarcadero.cli.output import DataDir, Json, data_dir_or_default, print_jso
 from embarcadero.errors import BadValue, NotRunning
 
 if TYPE_CHECKING:
+    from embarcadero.node.cluster import ClusterFolder
     from embarcadero.watch.regions import ReadOnlyFabric
     from embarcadero.watch.trace import Scene
 
 app = typer.Typer(
-    help="Look into the fabric of a running or dead cluster: regions, batches, the way of one record.",
+    help="Look into a running or dead cluster: regions of the fabric, segments on disk, the way of one record.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -158,6 +159,69 @@ def record(
     print(found["verdict"])
 
 
+@app.command()
+def segments(
+    topic: Annotated[str | None, typer.Option(show_default=False, help="Only those of this topic.")] = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """List all segments on replicas' disks: whose they are, where they begin, what they hold, from when to when.
+
+    Examples:
+
+        embarcadero inspect segments
+
+        embarcadero inspect segments --topic orders --json
+    """
+    from embarcadero.errors import UnknownTopic
+    from embarcadero.node.cluster import ClusterFolder
+    from embarcadero.storage.real import RealDisk
+    from embarcadero.watch.segments import list_segments
+
+    folder = ClusterFolder(data_dir_or_default(data_dir))
+    topics = _topics(folder)
+    if topic is not None and topic not in topics.values():
+        raise UnknownTopic(f"there is no topic {topic}", "`embarcadero topic list` lists them")
+    found = list_segments(RealDisk(folder.path), topics)
+    found = [one for one in found if topic is None or one["topic"] == topic]
+    if json:
+        print_json(found)
+        return
+    _print_rows("segments", found)
+
+
+@app.command()
+def segment(
+    file: Annotated[Path, typer.Argument(help="A .log file, as `inspect segments` lists it.")],
+    start: Annotated[int | None, typer.Option("--from", min=0, show_default=False, help="First index of rows.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, max=100_000, help="How many rows.")] = 20,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Decode a segment: header, footer, entries (the last ones, or from an index on), and how its indexes agree.
+
+    All checksums are checked on the way. A path is looked for here first, then in the cluster's folder.
+
+    Example:
+
+        embarcadero inspect segment replica-0/lane-0000000000/range-0000000001/00000000000000000000.log --limit 5
+    """
+    from embarcadero.watch.segments import read_segment
+
+    path = file if file.exists() else data_dir_or_default(data_dir) / file
+    found = read_segment(path, start, limit)
+    if json:
+        print_json(found)
+        return
+    rows, problems, footer = found.pop("rows"), found.pop("problems"), found.pop("footer")
+    indexes = found.pop("indexes")
+    _print_facts(f"segment {found.pop('file')}", found)
+    _print_facts("footer", footer or {})
+    _print_facts("indexes", indexes)
+    _print_rows("problems", [{"problem": problem} for problem in problems])
+    _print_rows(f"{len(rows)} rows", rows)
+
+
 def _print_facts(title: str, facts: dict[str, Any]) -> None:
     """Names and values, as many on a line as fit."""
     import textwrap
@@ -203,11 +267,11 @@ def _scene(data_dir: Path | None) -> Scene:
     from embarcadero.node.cluster import ClusterFolder
     from embarcadero.placement.directory import Directory
     from embarcadero.placement.embedded import SqliteStore
+    from embarcadero.watch.stored import Disks
     from embarcadero.watch.trace import Scene
 
     folder = ClusterFolder(data_dir_or_default(data_dir))
-    if not folder.store_path.exists():
-        raise NotRunning(f"{folder.path} has no cluster yet", "start one with `embarcadero up`")
+    _require_store(folder)
     with closing(SqliteStore(folder.store_path)) as store:
         directory = Directory(store)
         return Scene(
@@ -216,4 +280,23 @@ def _scene(data_dir: Path | None) -> Scene:
             directory.members(),
             directory.started_epoch(),
             directory.lanes(),
+            Disks(directory.ranges(), {number: folder.replica(number) for number in folder.replicas(0)}),
         )
+
+
+def _require_store(folder: ClusterFolder) -> None:
+    if not folder.store_path.exists():
+        raise NotRunning(f"{folder.path} has no cluster yet", "start one with `embarcadero up`")
+
+
+def _topics(folder: ClusterFolder) -> dict[int, str]:
+    """The topic of each lane, as the store says."""
+    from embarcadero.placement.directory import Directory
+    from embarcadero.placement.embedded import SqliteStore
+    from embarcadero.placement.offline import read_stored, stored
+
+    _require_store(folder)
+    if folder.running_pid() is None:
+        return read_stored(folder.store_path).topics
+    with closing(SqliteStore(folder.store_path)) as store:
+        return stored(Directory(store)).topics

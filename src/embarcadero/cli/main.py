@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from embarcadero.cli import chaos, cluster, config, inspect, proof, records, replica, topic, watch
+from embarcadero.cli import chaos, cluster, config, inspect, proof, records, replica, topic, verify, watch
 from embarcadero.cli.output import print_error
 from embarcadero.cli.settings import Verbs
 from embarcadero.errors import EmbarcaderoError, UsageError
@@ -67,6 +67,7 @@ app.command()(watch.top)
 app.add_typer(topic.app, name="topic")
 app.add_typer(replica.app, name="replica")
 app.add_typer(inspect.app, name="inspect")
+app.command()(verify.verify)
 app.command()(records.publish)
 app.command()(records.tail)
 app.add_typer(config.app, name="config")

@@ -84,7 +84,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
         table.add_column(column)
     for row in rows:
         table.add_row(*map(str, row))
-    Console().print(table)
+    Console(markup=False).print(table)
 
 
 def note(text: str) -> None:

@@ -100,7 +100,7 @@ def demo(
     seconds: Annotated[float, typer.Option(help="How long to publish.")] = 20.0,
     json: Json = False,
 ) -> None:
-    """Watch a private cluster at work: publishers, a broker killed on the way, one order for all readers.
+    """Watch a private cluster at work: durable publishers, a broker killed, then everything killed; one order for all.
 
     Example:
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from embarcadero.node.cluster import ClusterFolder
-    from embarcadero.node.replicas import ReplicaReport
+    from embarcadero.node.scene import ReplicaReport
 
 app = Verbs(help="List, add and drain replicas.", no_args_is_help=True, rich_markup_mode=None)
 

@@ -1,4 +1,4 @@
-"""topic create, list, describe, alter, trim, delete."""
+"""topic create, list, describe, alter, trim, delete; `recover` has a file of its own."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from embarcadero.cli import recover
 from embarcadero.cli.output import Brokers, DataDir, Json, connect, print_json, print_table
 from embarcadero.cli.settings import Verbs
 from embarcadero.cli.times import parse_time
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from embarcadero.types import Range, Tail, Topic, TopicLane
 
 app = Verbs(
-    help="Create, list, describe, alter, trim and delete topics.", no_args_is_help=True, rich_markup_mode=None
+    help="Create, list, describe, alter, trim, delete and recover topics.", no_args_is_help=True, rich_markup_mode=None
 )
 
 Name = Annotated[str, typer.Argument(help="Name of the topic: A-Z a-z 0-9 . _ -")]
@@ -309,3 +310,6 @@ def delete(
         print_json({"deleted": name})
     else:
         print(f"deleted topic {name}")
+
+
+app.command()(recover.recover)

@@ -14,11 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+import msgspec
+
 from embarcadero.fabric.epochs import EpochTable
 from embarcadero.fabric.layout import RegionKind
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.tagged import TaggedReader, TaggedWriter, create_tagged
 from embarcadero.limits import DURABLE_LINES, RANGE_LINES
+from embarcadero.plants import planted
 from embarcadero.types import Range, ReplicaRef
 
 NO_RANGE: Final = 0
@@ -80,7 +83,17 @@ class DurableLines:
         """The line of each replica of a range; None for one that has not begun it."""
         tables = [self.of(ref) for ref in range_.replicas]
         tags = (range_.lane, range_.number)
-        return [None if table is None else table.load(tags) for table in tables]
+        lines = [None if table is None else table.load(tags) for table in tables]
+        if planted("old-range-counts") or planted("old-incarnation-counts"):
+            return [self._wrongly(range_, ref, line) for ref, line in zip(range_.replicas, lines, strict=True)]
+        return lines
+
+    def _wrongly(self, range_: Range, ref: ReplicaRef, line: int | None) -> int | None:
+        """A planted bug: the line of an earlier range, or of an earlier incarnation, taken for one of this range."""
+        earlier = range(1, ref.incarnation) if planted("old-incarnation-counts") else [ref.incarnation]
+        tables = [self.of(msgspec.structs.replace(ref, incarnation=number)) for number in earlier]
+        found = [table.load((range_.lane, n)) for table in tables if table for n in range(1, range_.number)]
+        return max((one for one in (line, *found) if one is not None), default=None)
 
     def forget(self, ref: ReplicaRef) -> None:
         """Let go of an incarnation's region."""
@@ -136,7 +149,8 @@ class Durability:
 
     def _count(self, lane: int) -> int | None:
         word = self._word(lane)
-        if word is None or word.closing or (range_ := self._range(lane, word.number)) is None:
+        closing = word is not None and word.closing and not planted("closing-range-counts")
+        if word is None or closing or (range_ := self._range(lane, word.number)) is None:
             return None
         counted = durable_through(range_, self.lines.load(range_))
         self._fabric.fence()

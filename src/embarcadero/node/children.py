@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embarcadero.errors import ClusterError
-from embarcadero.limits import KIB, MIB
+from embarcadero.limits import MIB
 from embarcadero.node.cluster import ClusterFolder
 from embarcadero.node.roles import Role
-from embarcadero.watch.logs import event_of
+from embarcadero.watch.logs import last_words
 
 if TYPE_CHECKING:
     from embarcadero.node.nursery import Newborn, Nursery
@@ -31,7 +31,6 @@ _LIVED_LONG_S = 10.0
 _BACK_OFF_S = 0.1
 _BACK_OFF_S_MAX = 5.0
 _LOG_BYTES_KEPT = 4 * MIB
-_LAST_WORDS_BYTES = 4 * KIB
 
 
 class Child:
@@ -40,7 +39,7 @@ class Child:
     def __init__(self, folder: ClusterFolder, roles: Sequence[Role], nursery: Nursery) -> None:
         self.roles, self._nursery = list(roles), nursery
         self.name = ",".join(map(str, roles))
-        self.log_path = folder.logs / f"{'node' if len(roles) > 1 else self.name.replace(':', '-')}.log"
+        self.log_path = folder.log_of(self.name)
         self._data_dir = folder.path
         self._process: Newborn | None = None
         self._failures = 0
@@ -83,13 +82,7 @@ class Child:
 
     def last_words(self) -> str:
         """What the last line of its log says: usually the reason it ended."""
-        try:
-            with self.log_path.open("rb") as log_file:
-                log_file.seek(max(0, self.log_path.stat().st_size - _LAST_WORDS_BYTES))
-                lines = log_file.read().decode(errors="replace").strip().splitlines()
-        except OSError:
-            return ""
-        return event_of(lines[-1]) if lines else ""
+        return last_words(self.log_path)
 
 
 def die_with(parent: int) -> None:

@@ -113,6 +113,10 @@ class ClusterFolder:
     def logs(self) -> Path:
         return self.path / "logs"
 
+    def log_of(self, roles: str) -> Path:
+        """Where the node that hosts these roles logs."""
+        return self.logs / f"{'node' if ',' in roles else roles.replace(':', '-')}.log"
+
     def replica(self, number: int) -> Path:
         """Folder of a replica."""
         return self.path / f"replica-{number}"
@@ -171,6 +175,20 @@ class ClusterFolder:
             return None
         finally:
             os.close(descriptor)
+
+    def replica_in_use(self, number: int) -> bool:
+        """Whether a process holds a replica's folder."""
+        try:
+            descriptor = os.open(self.replica(number) / "lock", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
 
     def require_running(self) -> ClusterInfo:
         """What runs here, or NotRunning."""

@@ -174,9 +174,8 @@ class Node:
         host, first = self._config.broker.host, self._config.broker.port
         if first:
             return listen(host, first + number)
-        before = [member.port for member in self._directory.members() if member.broker == number]
         try:
-            return listen(host, before[-1] if before else 0)
+            return listen(host, self._directory.last_port(number))
         except PortInUse:
             return listen(host, 0)
 

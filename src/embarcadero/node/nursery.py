@@ -82,7 +82,7 @@ class Nursery:
         self._running: dict[int, asyncio.Future[int]] = {}
         self._starting = asyncio.Lock()
 
-    async def start(self) -> None:
+    async def start(self) -> socket.socket:
         """Start it, or start it again. It loads while the caller goes on."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -95,26 +95,24 @@ class Nursery:
             )
         ours.setblocking(False)
         self._socket = ours
-        asyncio.get_running_loop().add_reader(ours.fileno(), self._hear)
+        asyncio.get_running_loop().add_reader(ours.fileno(), self._hear, ours)
+        return ours
 
     async def bear(self, roles: str, data_dir: Path, log_path: Path) -> Newborn:
         """Have a node."""
         async with self._starting:
-            if self._socket is None:
-                await self.start()
+            link = self._socket or await self.start()
         asked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._asked.append(asked)
         wanted = Wanted(roles=roles, data_dir=str(data_dir), log_path=str(log_path))
-        assert self._socket is not None
-        await asyncio.get_running_loop().sock_sendall(self._socket, msgspec.json.encode(wanted))
+        await asyncio.get_running_loop().sock_sendall(link, msgspec.json.encode(wanted))
         pid = await asked
         return Newborn(pid, self._running[pid])
 
-    def _hear(self) -> None:
-        assert self._socket is not None
+    def _hear(self, link: socket.socket) -> None:
         while True:
             try:
-                data = self._socket.recv(_MESSAGE_BYTES_MAX)
+                data = link.recv(_MESSAGE_BYTES_MAX)
             except BlockingIOError:
                 return
             except ConnectionError:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
+import time
 from contextlib import closing
 from pathlib import Path
 
 import msgspec
 
 from embarcadero.fabric.shared import SharedFabric
+from embarcadero.limits import HEARTBEAT_S
 from embarcadero.node.cluster import ClusterFolder, ClusterInfo
-from embarcadero.node.replicas import LaneReport, ReplicaReport, describe
+from embarcadero.node.degraded import degraded, down_roles
+from embarcadero.node.scene import LaneReport, ReplicaReport, Scene, lane_report, replica_report
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
-from embarcadero.types import MemberState
+from embarcadero.types import MemberState, ReplicaState
+from embarcadero.watch.logs import last_words
 from embarcadero.watch.places import Places
 
 
@@ -61,16 +66,29 @@ class ClusterReport(msgspec.Struct, frozen=True, kw_only=True):
         return [broker.address for broker in self.brokers if broker.state == MemberState.LIVE]
 
 
-def report(folder: ClusterFolder) -> ClusterReport:
-    """The running cluster of a folder; NotRunning if there is none."""
+def report(folder: ClusterFolder, listen_s: float = 0.0) -> ClusterReport:
+    """The running cluster of a folder; NotRunning if there is none.
+
+    `listen_s`: how long, at most, to wait for a heartbeat of each replica; without, silent ones pass for live.
+    """
     info: ClusterInfo = folder.require_running()
     with closing(SqliteStore(folder.store_path)) as store:
         directory = Directory(store)
-        newest = {member.broker: member for member in directory.members()}  # sorted by incarnation: the last one stays
+        newest = directory.newest_members()
         epoch = directory.started_epoch()
         metrics = {role: p.address for p in Places(folder.path).read() if p.running for role in p.roles.split(",")}
         fabric = SharedFabric(Path(info.fabric), info.generation)
-        replicas, lanes, degraded = describe(fabric, directory, metrics)
+        nodes = {role: node.pid for node in info.nodes for role in node.roles.split(",")}
+        scene = Scene(fabric, directory, nodes)
+        if listen_s and scene.members:
+            scene.listen(lambda: time.sleep(HEARTBEAT_S), math.ceil(listen_s / HEARTBEAT_S))
+        replicas = [replica_report(scene, member, metrics) for member in scene.members.values()]
+        lanes = [lane_report(scene, range_) for range_ in scene.last.values()]
+        live = [member.ref for member in scene.members.values() if member.state is not ReplicaState.DEAD]
+        down = down_roles(nodes, {member.broker: member.state for member in newest}, live)
+        hosts = {role: node.roles for node in info.nodes for role in node.roles.split(",")}
+        words = {role: last_words(folder.log_of(hosts[role])) for role in down}
+        wrong = degraded(scene, replicas, lanes, words)
     return ClusterReport(
         cluster=info.id,
         version=info.version,
@@ -80,10 +98,10 @@ def report(folder: ClusterFolder) -> ClusterReport:
                 incarnation=member.incarnation,
                 address=member.address,
                 pid=member.pid,
-                state=member.state.value,
+                state=(member.state if member.state is MemberState.LIVE else MemberState.DEAD).value,
                 metrics=metrics.get(f"broker:{member.broker}", ""),
             )
-            for member in newest.values()
+            for member in newest
         ],
         sequencer=SequencerReport(pid=info.pid_of("sequencer"), epoch=epoch, metrics=metrics.get("sequencer", "")),
         supervisor=SupervisorReport(pid=info.supervisor),
@@ -91,5 +109,5 @@ def report(folder: ClusterFolder) -> ClusterReport:
         data_dir=str(folder.path),
         replicas=replicas,
         lanes=lanes,
-        degraded=degraded,
+        degraded=wrong,
     )

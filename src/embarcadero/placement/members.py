@@ -22,10 +22,12 @@ class Members(Decisions):
         def plan_it(plan: Plan) -> Member:
             cluster = self._counters(plan)
             newest = (plan.read(f"incarnations/{broker}", Incarnation) or Incarnation()).newest
-            used = set()
-            for key, old in plan.list("members/", Member):
+            used, everyone = set(), list(plan.list("members/", Member))
+            last = {old.broker: old.incarnation for _, old in everyone if old.broker != broker}
+            for key, old in everyone:
                 if old.state is MemberState.REMOVED:
-                    plan.delete(key)
+                    if last.get(old.broker) != old.incarnation:
+                        plan.delete(key)
                     continue
                 used.add(old.handle)
                 if old.broker == broker and old.state is MemberState.LIVE:
@@ -33,7 +35,7 @@ class Members(Decisions):
             handle = _free_handle(cluster.next_handle, used)
             member = Member(broker=broker, incarnation=newest + 1, handle=handle, host=host, port=port, pid=pid)
             plan.put("cluster", msgspec.structs.replace(cluster, next_handle=(handle + 1) % REGION_HANDLES))
-            plan.put(f"incarnations/{broker}", Incarnation(newest + 1))
+            plan.put(f"incarnations/{broker}", Incarnation(newest + 1, port))
             plan.put(member_key(broker, newest + 1), member)
             return member
 
@@ -66,6 +68,14 @@ class Members(Decisions):
     def members(self) -> list[Member]:
         """All incarnations that are live or whose regions still hold data, oldest first within a broker."""
         return [member for member in self._all("members/", Member) if member.state is not MemberState.REMOVED]
+
+    def newest_members(self) -> list[Member]:
+        """The newest incarnation of each broker of this run, whatever became of it."""
+        return list({member.broker: member for member in self._all("members/", Member)}.values())
+
+    def last_port(self, broker: int) -> int:
+        """Where a broker listened last, also in an earlier run; 0 if nobody knows."""
+        return (self._one(f"incarnations/{broker}", Incarnation) or Incarnation()).port
 
     @staticmethod
     def _mark(plan: Plan, broker: int, incarnation: int, before: MemberState, after: MemberState) -> bool:

@@ -61,6 +61,7 @@ class Incarnation(msgspec.Struct, frozen=True):
     """The newest incarnation of a broker."""
 
     newest: int = 0
+    port: int = 0  # of the newest one that listened: the next one tries it first
 
 
 class Chain(msgspec.Struct, frozen=True, kw_only=True):

@@ -61,6 +61,10 @@ class Commits:
         self._health, self._counters = health, counters
         self.news = False  # a line moved; whoever rings the bells says no again
 
+    def may_try(self, copy: Copy, now_us: int) -> bool:
+        """Whether the disk took this copy's last write, or it is time to try again."""
+        return self._health.may_try(copy.tags, now_us)
+
     def append(self, copy: Copy, entries: Entries, payloads: Sequence[Part]) -> bool:
         """Write entries and payloads at the end of a copy; False when the disk did not take them."""
         try:

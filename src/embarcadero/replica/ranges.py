@@ -219,8 +219,10 @@ class Ranges:
         end = copy.range_.end
         if end is None or copy.complete or copy.busy or not copy.whole:
             return
+        if not self._health.may_try(copy.tags, self._clock.now_us()):
+            return
         try:
-            if copy.log.end > end:
+            if copy.log.end > end and not planted("cut-left-out"):
                 copy.log.cut(end)
             if copy.log.end == end and not copy.log.dirty:
                 copy.log.seal(end)

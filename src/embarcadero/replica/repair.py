@@ -80,6 +80,8 @@ class Repair:
         for copy in copies:
             if copy.busy or copy.doubtful or now_us < self._tried.get(copy.tags, (0, 0))[1]:
                 continue
+            if not self._commits.may_try(copy, now_us):
+                continue
             damage, goal = copy.in_place, self._goal(copy)
             if damage is None and (goal is None or goal <= copy.log.end):
                 if copy.behind and copy.range_.open:

@@ -247,10 +247,14 @@ class RangeKeeper:
     def _choose(self, kept: Kept, bad: list[ReplicaRef]) -> list[ReplicaRef]:
         """The best set that there is now: those that do well stay."""
         late = {number for number, since in kept.late_us.items() if self._now_us - since < _us(REPLICA_LATE_S)}
-        late |= {ref.replica for ref in bad if self._is_late(kept, ref)}
+        late |= {ref.replica for ref in bad if ref in self.replicas.good and self._is_late(kept, ref)}
         keep = [ref for ref in kept.range_.replicas if ref not in bad] + bad  # of the bad, perhaps a new incarnation
-        found = self._directory.choose_replicas(kept.topic.replicas, keep, self.replicas.avoided() | late)
-        return [ref for ref in found if ref in self.replicas.good]
+        for avoided in (self.replicas.avoided() | late, self.replicas.avoided()):  # a late one is better than none
+            found = self._directory.choose_replicas(kept.topic.replicas, keep, avoided)
+            good = [ref for ref in found if ref in self.replicas.good]
+            if len(good) >= max(1, kept.topic.durable_on):
+                break
+        return good
 
     def _better(self, kept: Kept, refs: list[ReplicaRef], bad: list[ReplicaRef]) -> bool:
         """Whether going on with these replicas is worth a new range, now."""
@@ -300,7 +304,7 @@ class RangeKeeper:
             replicas=[ref.replica for ref in refs],
         )  # fmt: skip
         for ref in kept.range_.replicas:
-            if self._is_late(kept, ref):
+            if ref in self.replicas.good and self._is_late(kept, ref):
                 kept.late_us[ref.replica] = self._now_us
         self._go_on(kept, opened)
         return True

@@ -48,7 +48,7 @@ class Room:
 
     def _bound(self) -> None:
         index, seq = (NO_INDEX, NO_INDEX) if planted("ceiling-ignored") else self.ceiling
-        self._stop = min(self.durable + self._lap, index)
+        self._stop = index if planted("order-slot-reused-early") else min(self.durable + self._lap, index)
         self.stop_index, self.stop_seq = self._stop - self._spare, seq
 
     def controls(self, next_index: int) -> int:

@@ -339,6 +339,7 @@ class ProbeProcess(ClientProcess):
         if tail is not None:
             self.world.seen(TailRead(
                 at=now_us, process=self.name, began=self._began_us, lane=tail.lane, index=tail.index,
-                seq=tail.seq))  # fmt: skip
+                seq=tail.seq, durable_index=tail.durable_index))  # fmt: skip
+            self.world.disks.see_durable_end(self.name, tail.lane, tail.durable_index)
         self._lane = self._probe.asked = self._probe.answer = None
         self._probe.failed = ""

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from embarcadero.sim.disk_faults import DiskFaults
 from embarcadero.sim.history import Fault
 from embarcadero.sim.plan import CALM_KINDS, SECOND_US
 from embarcadero.sim.process import INTERRUPT_DEPTH_MAX, Crash, Process
@@ -41,7 +42,7 @@ class Faults:
             "sequencer-pause": lambda: self._pause([world.sequencer], 5 * SECOND_US),
             "sequencer-crash": self._sequencer_crash,
             "sequencer-zombie": lambda: self.make_zombie(world.sequencer),
-        }
+        } | DiskFaults(world, self.rng).kinds
 
     def start(self) -> None:
         """Plan the first fault of each kind."""

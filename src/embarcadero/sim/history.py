@@ -39,6 +39,8 @@ class TopicMade(Event):
     name: str
     order: int
     on_gap: str
+    replicas: int = 0
+    durable_on: int = 0
 
 
 class LaneMade(Event):
@@ -79,6 +81,7 @@ class Settled(Event):
     index: int | None = None
     seq: int | None = None
     error: str = ""
+    ack: int = 1  # what it had asked for
 
 
 class SessionOpened(Event):
@@ -113,6 +116,7 @@ class Delivered(Event):
     partition: int
     digest: int
     append_us: int = 0  # when the lane's writer took it, by that writer's clock
+    durable: bool = False  # it had asked for what is durable
 
 
 class GapSeen(Event):
@@ -145,6 +149,7 @@ class TailRead(Event):
     lane: int
     index: int
     seq: int
+    durable_index: int = 0
 
 
 class OrderedTo(Event):
@@ -160,6 +165,59 @@ class StillThere(Event):
     reader: str
     lane: int
     index: int
+
+
+class FabricLost(Event):
+    """Every process was gone at once, and the fabric with them: what was not durable may be lost."""
+
+
+class LostSpan(Event):
+    """The store says that indices [start, stop) of a lane are lost: no batch is there, and none ever will be."""
+
+    lane: int
+    start: int
+    stop: int
+
+
+class LossTold(Event):
+    """A publisher was told that a batch of its, acked at `index`, went with the fabric."""
+
+    process: str
+    lane: int
+    index: int
+
+
+class TrimmedTo(Event):
+    """Somebody who may do so had everything below `index` trimmed, or retention did."""
+
+    lane: int
+    index: int
+
+
+class Copies(Event):
+    """Something durable was told or read; one who sees into all disks counts who has that batch synced."""
+
+    who: str
+    lane: int
+    index: int
+    copies: int
+    needed: int
+
+
+class OnDisk(Event):
+    """In the end the batch is synced on so many disks, byte for byte."""
+
+    lane: int
+    index: int
+    digest: int
+    copies: int
+
+
+class DamageLeft(Event):
+    """In the end a replica still has a damaged copy, and does not know it or has not repaired it."""
+
+    replica: int
+    path: str
 
 
 class Asked(Event):
@@ -227,7 +285,8 @@ class RoleFailed(Event):
 
 AnyEvent = (
     TopicMade | LaneMade | Began | Sent | Settled | SessionOpened | Moved | Delivered | GapSeen | Passed | TailRead
-    | OrderedTo | StillThere | Asked | Answered | Died | Fault | Stuck | Healed | Ended | Sampled | RoleFailed
+    | OrderedTo | StillThere | FabricLost | LostSpan | LossTold | TrimmedTo | Copies | OnDisk | DamageLeft | Asked
+    | Answered | Died | Fault | Stuck | Healed | Ended | Sampled | RoleFailed
 )  # fmt: skip
 
 Kind = TypeVar("Kind", bound=Event)

@@ -8,6 +8,7 @@ from typing import Final
 
 from embarcadero.config import FabricSizes
 from embarcadero.limits import KIB
+from embarcadero.sim.durable import Bias, DurablePlan, make_durable
 from embarcadero.sim.network import Weather
 from embarcadero.types import OnGap, Order
 
@@ -38,6 +39,8 @@ class TopicPlan:
     gap_timeout_ms: int
     partitions: int
     lane: int = -1  # known once it is made
+    replicas: int = 0
+    durable_on: int = 0
 
 
 @dataclass(slots=True)
@@ -53,6 +56,7 @@ class StreamPlan:
     window_bytes: int
     start_us: int
     large_rate: float
+    ack: int = 1
 
 
 @dataclass(slots=True)
@@ -67,6 +71,7 @@ class ReaderPlan:
     seeks: int
     slow_us: int  # 0: takes everything at once
     max_bytes: int
+    read: str = "ordered"
 
 
 @dataclass(slots=True)
@@ -89,6 +94,7 @@ class Plan:
     interrupt_rate: float  # per memory primitive
     resend_after_us: int
     delivery_timeout_us: int
+    durable: DurablePlan = field(default_factory=DurablePlan)
     probes: int = 1
     kinds: list[str] = field(default_factory=list)
 
@@ -98,17 +104,24 @@ class Plan:
         return any(topic.order <= Order.BROKER for topic in self.topics)
 
 
-def make_plan(seed: int, sequencer_faults: bool = True) -> Plan:
-    """Draw a world."""
+def make_plan(seed: int, sequencer_faults: bool = True, bias: Bias | None = None) -> Plan:
+    """Draw a world; with a bias, one that has the trouble that it names and no other."""
     rng = random.Random(f"{seed}:plan")
     topics = _topics(rng)
     dice = rng.random()
-    quiet = dice < 0.25
-    faults = dict.fromkeys(CALM_KINDS, 3.0) if dice < 0.12 else {} if quiet else _faults(rng, sequencer_faults)
+    quiet = dice < 0.25 and bias is None
+    calm = dict.fromkeys(CALM_KINDS, 3.0) if dice < 0.12 else {}
+    faults = calm if quiet else _faults(rng, sequencer_faults)
+    if bias is not None:
+        faults = {}
     fault_phase_us = rng.randint(10, 45) * SECOND_US
     sizes = _sizes(rng, crowded="publisher-crash" not in faults)
     streams, readers = _streams(rng, topics, fault_phase_us), _readers(rng, topics, fault_phase_us)
     _add_lanes(random.Random(f"{seed}:lanes"), topics, streams, readers, fault_phase_us, faults)
+    durable = make_durable(seed, len(topics), quiet, bias)
+    if durable.replicas:
+        _add_copies(random.Random(f"{seed}:copies"), durable, topics, streams, readers, fault_phase_us)
+        faults |= durable.faults
     return Plan(
         seed=seed,
         sizes=sizes,
@@ -123,10 +136,16 @@ def make_plan(seed: int, sequencer_faults: bool = True) -> Plan:
         bell_loss=rng.choice([0.0, 0.0, 0.02, 0.3]),
         sleep_max_us=rng.choice([100_000, 400_000, 800_000]),
         churn_rate=rng.choice([0.002, 0.01, 0.03]),
-        interrupt_rate=0.0 if rng.random() < 0.2 else rng.choice([0.0005, 0.002, 0.006]),
+        interrupt_rate=_interrupts(rng, bias),
         resend_after_us=rng.choice([1, 2, 3]) * SECOND_US,
         delivery_timeout_us=rng.choice([20, 40]) * SECOND_US,
+        durable=durable,
     )
+
+
+def _interrupts(rng: random.Random, bias: Bias | None) -> float:
+    rate = 0.0 if rng.random() < 0.2 else rng.choice([0.0005, 0.002, 0.006])
+    return rate if bias is None or bias.interrupt_rate is None else bias.interrupt_rate
 
 
 def _sizes(rng: random.Random, crowded: bool) -> FabricSizes:
@@ -228,6 +247,22 @@ def _add_lanes(
             rng.choice([0, 2]), rng.choice([0, 0, 30_000]), rng.choice([4, 64]) * KIB,
         )
     )  # fmt: skip
+
+
+def _add_copies(
+    rng: random.Random, durable: DurablePlan, topics: list[TopicPlan], streams: list[StreamPlan],
+    readers: list[ReaderPlan], phase_us: int,
+) -> None:  # fmt: skip
+    """Topics get replicas, streams ask for durable acks, readers read what is durable, and some begin late."""
+    for topic, (replicas, durable_on) in zip(topics, durable.copies, strict=True):
+        topic.replicas, topic.durable_on = replicas, durable_on
+    for stream in streams:
+        stream.ack = rng.choice([1, 2, 2]) if stream.topic.replicas else 1
+    for reader in readers:
+        reader.read = rng.choice(["ordered", "durable", "durable"])
+    topic = rng.choice(topics)
+    late_us = rng.randrange(phase_us // 2, phase_us)
+    readers.append(ReaderPlan("warm", topic, "earliest", late_us, None, 1, 0, 16 * KIB, read="durable"))
 
 
 def _weather(rng: random.Random, quiet: bool) -> Weather:

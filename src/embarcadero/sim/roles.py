@@ -9,16 +9,23 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from embarcadero.broker.connection import Connection
 from embarcadero.broker.lane_writer import lane_margin
 from embarcadero.broker.state import Broker
+from embarcadero.config import DEFAULTS
+from embarcadero.errors import DiskFailed, DiskFull, WrongFolder
 from embarcadero.limits import HELLO_TIMEOUT_S
 from embarcadero.placement.directory import Directory
+from embarcadero.replica.state import Replica
 from embarcadero.sequencer.state import Sequencer
 from embarcadero.sim.history import RoleFailed, Sampled
 from embarcadero.sim.network import Address, Wire
 from embarcadero.sim.process import Process
-from embarcadero.types import Member
+from embarcadero.sim.workers import SimWorkers
+from embarcadero.storage.identity import open_folder
+from embarcadero.types import Member, ReplicaMember
 
 if TYPE_CHECKING:
     from embarcadero.sim.world import World
@@ -39,6 +46,20 @@ class SimBell:
             sleeper.wake(self._process.rng.randrange(5, 1_200))
 
 
+class SimJournal:
+    """What a role tells goes into the trace."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    def note(self, event: str, /, **facts: object) -> None:
+        told = ", ".join(f"{name}={value}" for name, value in facts.items())
+        self._process.world.note(self._process.name, f"JOURNAL {event}: {told}")
+
+    def warn(self, event: str, /, **facts: object) -> None:
+        self.note(event, **facts)
+
+
 class Poller(Process):
     """A process with a loop: step, and sleep if nothing moved."""
 
@@ -47,6 +68,8 @@ class Poller(Process):
         self.directory = Directory(world.store)
         self.fabric = world.fabric_of(self.role, host)
         self.bell = SimBell(self)
+        self.journal = SimJournal(self)
+        self.workers = SimWorkers(self, self.job_us)
         self._sleep_us = _SLEEP_FIRST_US
         self._planned_us: int | None = None
 
@@ -77,6 +100,10 @@ class Poller(Process):
         deadline = self.deadline_us()
         until_us = self._sleep_us if deadline is None else self.clock.queue_time(deadline) - self.world.queue.now_us
         self.wake(max(_SLEEP_FIRST_US // 4, min(self._sleep_us, until_us)))
+
+    def job_us(self) -> int:
+        """How long the next job beside this process takes."""
+        return self.rng.randrange(1, 2 * self.world.plan.durable.job_us)
 
     @abstractmethod
     def step(self) -> bool:
@@ -109,7 +136,10 @@ class BrokerProcess(Poller):
         return self.member.host, self.member.port
 
     def _boot(self) -> None:
-        self.broker = Broker(self.fabric, self.directory, self.clock, self.bell, self.member, self.world.sizes)
+        self.broker = Broker(
+            self.fabric, self.directory, self.clock, self.bell, self.member, self.world.sizes, self.journal,
+            workers=self.workers, disks=self.world.disks.seen_by(self),
+        )  # fmt: skip
         listening = self.world.network.listening
         holder = listening.get(self.address)
         if holder is None or not holder.alive or holder.member.incarnation < self.member.incarnation:
@@ -173,6 +203,13 @@ class BrokerProcess(Poller):
     def on_death(self, silently: bool) -> None:
         self.world.broker_died(self, silently)
 
+    def leave(self) -> None:
+        """It is told to stop: it settles what it took."""
+        if self.world.network.listening.get(self.address) is self:
+            del self.world.network.listening[self.address]
+        if self.broker is not None:
+            self.tell(self.broker.leave)
+
     @property
     def unanswered(self) -> int:
         """How many of its entries have no outcome yet."""
@@ -194,6 +231,59 @@ class BrokerProcess(Poller):
             self.sample("unresolved entries", len(self.broker.relay.waiting), sizes.results_slots)
 
 
+class ReplicaProcess(Poller):
+    """One run of a replica, from its start to its end. It belongs to the disk that it was started on."""
+
+    role = "replica"
+
+    def __init__(self, world: World, number: int, name: str, host: str) -> None:
+        super().__init__(world, name, host)
+        self.number = number
+        self.device = world.disks.of_replica(number)
+        self._disk = world.disks.mount(self, lambda: self.device)
+        self.member: ReplicaMember | None = None
+        self.replica: Replica | None = None
+
+    def job_us(self) -> int:
+        return super().job_us() + self.device.slow_us
+
+    def _boot(self) -> None:
+        world, directory = self.world, self.directory
+        try:
+            identity = open_folder(self._disk, directory.cluster_id, self.number, directory.generation & 0xFFFF_FFFF)
+            self.member = directory.register_replica(
+                self.number, identity.disk, f"/replica-{self.number}", self.host, pid=1
+            )
+            world.pollers[self.member.ref.region_prefix] = self
+            settings = msgspec.structs.replace(DEFAULTS.replica, segment_bytes=world.plan.durable.segment_bytes)
+            self.replica = Replica(
+                self.fabric, directory, self.clock, self.bell, self.workers, self._disk, self.member, world.sizes,
+                self.journal, msgspec.structs.replace(DEFAULTS, replica=settings), world.disks.seen_by(self),
+            )  # fmt: skip
+        except (DiskFailed, DiskFull, WrongFolder) as error:
+            world.note(self.name, f"can't start: {error}")
+            self.die()  # it is started again later, as by a supervisor
+            return
+        world.note(self.name, f"is {self.member.ref.region_prefix}")
+        self.wake(0)
+
+    def step(self) -> bool:
+        if self.replica is None:
+            return False
+        moved = self.replica.poll()
+        if self.replica.deposed:
+            self.world.note(self.name, "is deposed and ends")
+            self.die()
+        return moved
+
+    def deadline_us(self) -> int | None:
+        return self.replica.next_deadline_us() if self.replica is not None else None
+
+    def on_death(self, silently: bool) -> None:  # noqa: ARG002 - the hook's signature
+        self._disk.close()
+        self.world.replica_died(self)
+
+
 class SequencerProcess(Poller):
     """One sequencer's reign, from its takeover to its end."""
 
@@ -202,15 +292,22 @@ class SequencerProcess(Poller):
     def __init__(self, world: World, name: str, host: str) -> None:
         super().__init__(world, name, host)
         self.sequencer: Sequencer | None = None
+        self._draining = self.drained = False
         world.pollers["sequencer"] = self
 
     def _boot(self) -> None:
-        self.sequencer = Sequencer(self.fabric, self.directory, self.clock, self.bell, self.world.sizes)
+        self.sequencer = Sequencer(
+            self.fabric, self.directory, self.clock, self.bell, self.world.sizes, self.journal, workers=self.workers,
+            disks=self.world.disks.seen_by(self),
+        )  # fmt: skip
         self.world.note(self.name, f"starts epoch {self.sequencer.epoch}")
         self.wake(0)
 
     def step(self) -> bool:
         if self.sequencer is None:
+            return False
+        if self._draining:
+            self.drained = self.drained or self.sequencer.drain()
             return False
         moved = self.sequencer.round() > 0
         if self.sequencer.epoch == self.directory.started_epoch():  # else its rings may be reused under its eyes
@@ -224,6 +321,11 @@ class SequencerProcess(Poller):
 
     def deadline_us(self) -> int | None:
         return self.sequencer.next_deadline_us() if self.sequencer is not None else None
+
+    def drain(self) -> None:
+        """It is told to stop: everything ordered shall be durable before."""
+        self._draining = True
+        self.wake(0)
 
     def take_samples(self) -> None:
         """How full the sequencer is."""

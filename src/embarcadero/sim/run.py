@@ -20,7 +20,7 @@ from embarcadero.sim.checkers import CHECKERS
 from embarcadero.sim.checkers.ledger import Violation
 from embarcadero.sim.history import Delivered, Sent, Settled, TailRead, Verdict
 from embarcadero.sim.plan import make_plan
-from embarcadero.sim.plants import PLANTS, planted
+from embarcadero.sim.plants import PLANTS, bias_of, planted
 from embarcadero.sim.world import World
 
 ACKS_MIN = 100
@@ -130,7 +130,7 @@ class PlantsReport(msgspec.Struct, kw_only=True):
 def run_world(seed: int, plants: Sequence[str] = (), keep_trace: bool = False) -> World:
     """Run one seed's world to its end."""
     with planted(plants) as wrap:
-        world = World(make_plan(seed), wrap, keep_trace)
+        world = World(make_plan(seed, bias=bias_of(plants)), wrap, keep_trace)
         world.run()
     return world
 
@@ -263,7 +263,7 @@ def hunt_all(jobs: int = 0) -> Iterable[PlantReport]:
 def hunt(name: str) -> PlantReport:
     """Run seeds with a planted bug until one of them breaks a promise."""
     for seed in range(PLANT_SEEDS):
-        if PLANTS[name].lanes and not make_plan(seed).has_lanes:
+        if PLANTS[name].lanes and not make_plan(seed, bias=bias_of([name])).has_lanes:
             continue
         report = run_seed(seed, (name,))
         if not report.holds:

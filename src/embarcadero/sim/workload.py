@@ -15,6 +15,7 @@ from embarcadero.sim.history import (
     Began,
     Delivered,
     GapSeen,
+    LossTold,
     Moved,
     Passed,
     RoleFailed,
@@ -24,7 +25,7 @@ from embarcadero.sim.history import (
     Verdict,
 )
 from embarcadero.sim.plan import ReaderPlan, StreamPlan
-from embarcadero.types import GapKind, Order
+from embarcadero.types import Ack, GapKind, Order
 from embarcadero.wire import messages as m
 from embarcadero.wire.receiver import AcksReceived, CreditReceived, FetchedReceived, FullReceived
 
@@ -61,6 +62,16 @@ class Stream:
         self._contents: dict[int, Content] = {}
         self.processes = 0
         self.next_number = 0  # first number that no process has sent yet
+        self._numbers: dict[int, int] = {}  # session sequence -> number of the batch that was stored under it last
+
+    def stored(self, sequence: int, number: int) -> None:
+        """A batch was stored. After a loss sequences may stay behind numbers: what is sent next closes the hole."""
+        self._numbers[sequence] = number
+
+    def number_at(self, expected: int) -> int:
+        """Which batch comes next for a session that expects this sequence."""
+        below = max((sequence for sequence in self._numbers if sequence < expected), default=-1)
+        return expected + (self._numbers[below] - below if below >= 0 else 0)
 
     def content(self, number: int) -> Content:
         """Batch `number`."""
@@ -90,6 +101,8 @@ class PublisherProcess(ClientProcess):
             resend_after_us=world.plan.resend_after_us,
             delivery_timeout_us=world.plan.delivery_timeout_us,
             order=plan.topic.order,
+            durable=plan.ack == Ack.DURABLE,
+            replicated=plan.topic.replicas > 0,
         )
         stream.processes += 1
         self.stream = stream
@@ -156,22 +169,31 @@ class PublisherProcess(ClientProcess):
                 at=self.world.queue.now_us, process=self.name, stream=self.stream.plan.name, lane=message.lane,
                 session=message.session, expected=message.expected))  # fmt: skip
             if self._number is None:
-                self._number = message.expected
+                self._number = self.stream.number_at(message.expected)
 
     def harvest(self) -> None:
+        if (lost := self._publisher.take_losses()) is not None:
+            for gone in lost.positions:
+                self.world.seen(
+                    LossTold(at=self.world.queue.now_us, process=self.name, lane=gone.lane, index=gone.index)
+                )
         for batch in self._publisher.take_settled():
             error = batch.error
             verdict = Verdict.STORED
             if error is not None:
                 verdict = Verdict.UNKNOWN if isinstance(error, OutcomeUnknown) else Verdict.FAILED
             place = batch.position
+            if verdict is Verdict.STORED:
+                self.stream.stored(batch.sequence, batch.token)
             if place is not None:
                 self.world.see_lane(place.lane)
             self.world.seen(Settled(
                 at=self.world.queue.now_us, process=self.name, stream=self.stream.plan.name,
                 lane=place.lane if place else self.stream.plan.topic.lane, number=batch.token, verdict=verdict,
                 index=place.index if place else None, seq=place.seq if place else None,
-                error=type(error).__name__ if error else ""))  # fmt: skip
+                error=type(error).__name__ if error else "", ack=self.stream.plan.ack))  # fmt: skip
+            if place is not None and verdict is Verdict.STORED and self.stream.plan.ack == Ack.DURABLE:
+                self.world.disks.see_copies(self.name, place.lane, place.index)
         if self._publisher.closed and not self.finished:
             if self._publisher.failed is not None:
                 self.world.note(self.name, f"ends: {self._publisher.failed}")
@@ -195,7 +217,7 @@ class SubscriberProcess(ClientProcess):
     def __init__(self, world: World, plan: ReaderPlan) -> None:
         settings: dict[str, Any] = {
             "by": plan.by, "partitions": plan.partitions, "silent_after_us": world.plan.resend_after_us,
-            "wait_ms": 2_000, "max_bytes": plan.max_bytes,
+            "wait_ms": 2_000, "max_bytes": plan.max_bytes, "read": plan.read,
         }  # fmt: skip
         topic = plan.topic.lane
         self._subscriber: SubscriberCore | LanesCore = (
@@ -282,7 +304,7 @@ class SubscriberProcess(ClientProcess):
 
     def _take(self, most: int) -> None:
         batches = self._subscriber.take_batches(most, self.clock.now_us())
-        now_us = self.world.queue.now_us
+        now_us, durable = self.world.queue.now_us, self.plan.read == "durable"
         self._note_lanes()
         for lane in sorted({batch.lane for batch in batches}):
             self.world.see_frontier(lane)
@@ -290,6 +312,8 @@ class SubscriberProcess(ClientProcess):
             lane = batch.lane
             if batch.gap is not None:
                 session = batch.gap.session if batch.gap.kind is GapKind.SKIPPED else None
+                if batch.gap.kind in (GapKind.TRIMMED, GapKind.LOST):
+                    self.world.disks.see_gaps()
                 self.world.seen(GapSeen(at=now_us, reader=self.name, lane=lane, kind=batch.gap.kind.name,
                                         start=batch.gap.start, stop=batch.gap.stop, session=session))  # fmt: skip
                 if batch.gap.kind is GapKind.TRIMMED:
@@ -299,7 +323,9 @@ class SubscriberProcess(ClientProcess):
                     at=now_us, reader=self.name, lane=lane, index=batch.index, seq=batch.seq, count=batch.count,
                     session=batch.session, session_seq=batch.session_seq, partition=batch.partition,
                     digest=digest_of(batch.payload),
-                    append_us=(batch.append_time - _EPOCH) // _MICROSECOND))  # fmt: skip
+                    append_us=(batch.append_time - _EPOCH) // _MICROSECOND, durable=durable))  # fmt: skip
+                if durable:
+                    self.world.disks.see_copies(self.name, lane, batch.index)
 
     def positions(self) -> dict[int, int | None]:
         """The next index it wants, by lane."""

@@ -22,9 +22,12 @@ from embarcadero.limits import BROKER_LANES_FIRST
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.memory import MemoryStore
 from embarcadero.sim.clients import ProbeProcess
+from embarcadero.sim.disk_faults import heal
+from embarcadero.sim.disks import Disks
 from embarcadero.sim.events import EventQueue, Trace
 from embarcadero.sim.faults import Faults, Interrupts
 from embarcadero.sim.history import (
+    Delivered,
     Ended,
     Event,
     Healed,
@@ -39,12 +42,16 @@ from embarcadero.sim.network import Address, Network
 from embarcadero.sim.plan import SECOND_US, Plan, ReaderPlan, StreamPlan, TopicPlan
 from embarcadero.sim.plants import Wrap
 from embarcadero.sim.process import Process
-from embarcadero.sim.roles import BrokerProcess, Poller, SequencerProcess
+from embarcadero.sim.restart import Restarts
+from embarcadero.sim.roles import BrokerProcess, Poller, ReplicaProcess, SequencerProcess
 from embarcadero.sim.workload import PublisherProcess, Stream, SubscriberProcess
 from embarcadero.types import EntryKind, Order, TopicLane
 
 HEAL_US_MAX = 240 * SECOND_US
 """How long everything may take to come to an end once nothing is broken any more."""
+
+REPAIR_US_MAX = 60 * SECOND_US
+"""How long copies may take to be repaired then."""
 
 _LOOK_EVERY_US = SECOND_US // 4
 
@@ -65,15 +72,18 @@ class World:
         self.directory = Directory(self.store, cluster_id=f"{plan.seed & 0xFFFF_FFFF:08x}")
         self.memory = IncoherentMemory(random.Random(f"{plan.seed}:memory"), self.directory.generation)
         self.network = Network(self, plan.weather)
+        self.disks = Disks(self)
+        self.restarts = Restarts(self, random.Random(f"{plan.seed}:restarts"))
         self.faults = Faults(self)
         self.interrupts = Interrupts(self)
         self.pollers: dict[str, Poller] = {}
         self.brokers: dict[int, BrokerProcess] = {}
+        self.replicas: dict[int, ReplicaProcess] = {}
         self.publishers: list[PublisherProcess] = []
         self.subscribers: list[SubscriberProcess] = []
         self.bootstrap: list[Address] = [(f"10.0.0.{broker}", 9092) for broker in range(plan.brokers)]
         self.hosts = [f"host-{number}" for number in range(plan.hosts)]
-        self._sequencers = 0
+        self._sequencers = self._replicas = 0
         self._frontiers: dict[int, int] = {}
         self._lanes: dict[int, TopicLane] = {}  # lanes of brokers that are on record
         self._quiet_since_us = 0
@@ -124,10 +134,17 @@ class World:
             self._frontiers[lane] = index
             self.seen(OrderedTo(at=self.queue.now_us, lane=lane, index=index))
 
+    def see_frontiers(self) -> None:
+        """Put on record how far all lanes are ordered."""
+        for topic in self.plan.topics:
+            for lane in self.lanes_of(topic):
+                self.see_lane(lane)
+                self.see_frontier(lane)
+
     def see_trimmed(self, reader: str, lane: int, index: int) -> None:
         """A reader was told that the batch at `index` is gone: put on record if it is still there."""
         medium = self.memory.regions.get(self._order_ring(lane))
-        if medium is None:
+        if medium is None or index < self.directory.trims().get(lane, 0):
             return
         slots, margin = self.sizes.order_slots, self.sizes.round_entries
         if lane in self._lanes:
@@ -151,17 +168,19 @@ class World:
 
     def _begin(self) -> None:
         create_epochs(self.memory.host(self.hosts[0]))
+        for replica in range(self.plan.durable.replicas):
+            self._start_replica(replica)
         for topic in self.plan.topics:
             made = self.directory.create_topic(
                 topic.name, order=topic.order, partitions=topic.partitions, on_gap=topic.on_gap.value,
-                gap_timeout_ms=topic.gap_timeout_ms,
+                gap_timeout_ms=topic.gap_timeout_ms, replicas=topic.replicas, durable_on=topic.durable_on,
             )  # fmt: skip
             topic.lane = made.lane
-            self.seen(TopicMade(at=0, lane=made.lane, name=made.name, order=made.order, on_gap=made.on_gap))
+            self.seen(TopicMade(
+                at=0, lane=made.lane, name=made.name, order=made.order, on_gap=made.on_gap, replicas=made.replicas,
+                durable_on=made.durable_on))  # fmt: skip
         self.memory.interrupt = self.interrupts
-        self._start_sequencer()
-        for broker in range(self.plan.brokers):
-            self._start_broker(broker)
+        self.start_roles()
         for plan in self.plan.streams:
             stream = Stream(plan, self.seed, self.sizes.chunk_bytes)
             self.queue.at(plan.start_us, lambda stream=stream: self._start_publisher(stream))  # type: ignore[misc]
@@ -183,6 +202,54 @@ class World:
         return self._wrap(role, self.memory.host(host))
 
     # --- the cluster --------------------------------------------------------------------------------------------------
+    def start_roles(self) -> None:
+        """Start everything that is not there yet."""
+        for replica in range(self.plan.durable.replicas):
+            if replica not in self.replicas or not self.replicas[replica].alive:
+                self._start_replica(replica)
+        self._start_sequencer()
+        for broker in range(self.plan.brokers):
+            self._start_broker(broker)
+
+    def _start_replica(self, replica: int) -> None:
+        host = self.rng.choice(self.hosts)
+        self._replicas += 1
+        process = ReplicaProcess(self, replica, f"replica-{replica}#{self._replicas}", host)
+        self.note(process.name, f"starts on {host}")
+        self.replicas[replica] = process
+        process.start()
+
+    def replica_died(self, process: ReplicaProcess) -> None:
+        """Somebody notices after a while; usually it is started again."""
+        if process.member is not None:
+            member = process.member
+            self.queue.after(self.rng.randrange(50_000, 3 * SECOND_US), lambda: self.directory.mark_replica_dead(
+                member.replica, member.incarnation))  # fmt: skip
+        self.queue.after(self.rng.randrange(200_000, 8 * SECOND_US), lambda: self.replace_replica(process))
+
+    def replace_replica(self, process: ReplicaProcess) -> None:
+        """Start the next incarnation of a replica, unless that was done already."""
+        if self.restarts.up and self.replicas[process.number] is process:
+            self._start_replica(process.number)
+
+    def trim(self, rng: random.Random) -> tuple[str, int] | None:
+        """Trim a lane, at most up to what some reader has read as durable."""
+        read: dict[int, int] = {}
+        for found in self.history.of(Delivered):
+            if found.durable:
+                read[found.lane] = max(found.index, read.get(found.lane, 0))
+        names = {lane: topic.name for topic in self.plan.topics for lane in self.lanes_of(topic) if topic.replicas}
+        lanes = [lane for lane in read if lane in names]
+        if not lanes or rng.random() < 0.3:
+            return None
+        lane = rng.choice(lanes)
+        start = self.directory.trims().get(lane, 0)
+        index = start + (read[lane] - start) * rng.randrange(60) // 100
+        self.note("operator", f"trims lane {lane} below {index}")
+        self.disks.see_gaps()
+        self.directory.trim(names[lane], lane, index)
+        return f"lane {lane}", 0
+
     def _start_broker(self, broker: int) -> None:
         address = self.bootstrap[broker]
         member = self.directory.register_broker(broker, address[0], address[1], pid=1)
@@ -220,7 +287,7 @@ class World:
 
     def replace_broker(self, process: BrokerProcess) -> None:
         """Start the next incarnation of a broker, unless that was done already."""
-        if self.brokers[process.member.broker] is process:
+        if self.restarts.up and self.brokers[process.member.broker] is process:
             self._start_broker(process.member.broker)
 
     def sequencer_died(self, process: SequencerProcess) -> None:
@@ -229,15 +296,17 @@ class World:
 
     def replace_sequencer(self, process: SequencerProcess) -> None:
         """Start a successor, unless that was done already."""
-        if self.sequencer is process:
+        if self.restarts.up and self.sequencer is process:
             self._start_sequencer()
 
     def crash_host(self, host: str) -> None:
         """The host goes with its cache and all its processes; their peers hear nothing."""
         self.memory.crash(host)
         for process in self.processes:
-            if process.host == host:
+            if process.host == host and process.alive:
                 process.die(silently=True)
+                if isinstance(process, ReplicaProcess):
+                    process.device.lose_power()
 
     # --- clients ------------------------------------------------------------------------------------------------------
     def live_publishers(self) -> Iterator[PublisherProcess]:
@@ -275,8 +344,13 @@ class World:
         """Nothing is broken from here on."""
         self.healed = True
         self.network.calm()
+        heal(list(self.disks.devices.values()))
         for process in self.processes:
             process.unpause()
+        self.restarts.begin()
+        for replica in self.replicas.values():
+            if not replica.alive:
+                self.replace_replica(replica)
         for broker in self.brokers.values():
             if not broker.alive:
                 self.directory.mark_dead(broker.member.broker, broker.member.incarnation)
@@ -286,8 +360,11 @@ class World:
             self._start_sequencer()
         self.seen(Healed(at=self.queue.now_us))
         for number, topic in enumerate(self.plan.topics):
-            self._start_reader(ReaderPlan(f"audit-{number}", topic, "earliest", 0, None, 0, 0, 1 << 18))
-            last = StreamPlan(f"last-{number}", topic, False, 10, 100_000, 4, 1 << 16, 0, 0.0)
+            for read in ("durable", "ordered") if topic.replicas else ("ordered",):
+                name = f"audit-{number}-{read}"
+                self._start_reader(ReaderPlan(name, topic, "earliest", 0, None, 0, 0, 1 << 18, read=read))
+            ack = 2 if topic.replicas and number % 2 == 0 else 1
+            last = StreamPlan(f"last-{number}", topic, False, 10, 100_000, 4, 1 << 16, 0, 0.0, ack=ack)
             stream = Stream(last, self.seed, self.sizes.chunk_bytes)
             self.queue.after(5 * SECOND_US, lambda stream=stream: self._start_publisher(stream))  # type: ignore[misc]
         self.queue.after(7 * SECOND_US, self._look)
@@ -300,6 +377,7 @@ class World:
                 subscriber.mark_missed()
             for broker in self.brokers.values():
                 broker.take_last_sample()
+            self.disks.see_all()
             self.seen(Ended(at=self.queue.now_us))
             self._over = True
         else:
@@ -319,4 +397,6 @@ class World:
             for reader in self.subscribers
             for lane in self.lanes_of(reader.plan.topic)
         ]
-        return all(place is not None and place >= tails[lane] for lane, place in places)
+        if not all(place is not None and place >= tails[lane] for lane, place in places):
+            return False
+        return self.queue.now_us > self.plan.fault_phase_us + REPAIR_US_MAX or not self.disks.unsettled()

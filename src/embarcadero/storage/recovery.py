@@ -82,7 +82,7 @@ def make_folders(disk: Disk, folder: str) -> None:
         path = join(parent, name)
         if not disk.exists(path):
             disk.make_folder(path)
-            disk.sync_folder(parent)
+        disk.sync_folder(parent)  # also if it is there: whoever made it may have ended before its name was synced
         parent = path
 
 

@@ -6,11 +6,7 @@ Give it the store's ranges and it also says where copies and ranges disagree.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
-from itertools import pairwise
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -19,6 +15,7 @@ from embarcadero.fabric.layout import ORDER
 from embarcadero.limits import INDEX_EVERY_BYTES, LINE_BYTES
 from embarcadero.storage.checkpoints import checkpoints, read_checkpoint
 from embarcadero.storage.disk import Disk, File, join
+from embarcadero.storage.findings import FROM_PEERS, Copy, Report, Severity
 from embarcadero.storage.identity import IDENTITY_FILE, Identity, read_identity
 from embarcadero.storage.index import load_index
 from embarcadero.storage.layout import (
@@ -39,92 +36,63 @@ from embarcadero.storage.layout import (
 )  # fmt: skip
 from embarcadero.storage.scan import Scan, scan_segment
 from embarcadero.storage.segment import read_footer, read_place
+from embarcadero.storage.verify_ranges import check_copies, check_ranges
 from embarcadero.types import Range
 
 _LANE = re.compile(r"lane-(\d{10})")
 _RANGE = re.compile(r"range-(\d{10})")
 _REPLICA = re.compile(r"replica-(\d+)")
 _NEVER_INDEX = 1 << 63
-_FROM_PEERS = "start the replica: it gets these records from its peers"
-
-
-class Severity(StrEnum):
-    """How bad a finding is."""
-
-    ERROR = "error"  # records that this copy should have are missing or wrong
-    WARNING = "warning"  # a cache or a spare is wrong; records are not
-    NOTE = "note"  # as a crash may leave it; the next start sees to it
-
-
-class Finding(NamedTuple):
-    """Something that is not as it should be, and what to do."""
-
-    severity: Severity
-    file: str
-    problem: str
-    advice: str
-
-
-@dataclass(slots=True)
-class Report:
-    """What was looked at, and what was found."""
-
-    findings: list[Finding] = field(default_factory=list)
-    replicas: int = 0
-    ranges: int = 0
-    segments: int = 0
-    records: int = 0
-    bytes: int = 0
-    copies: dict[tuple[str, int, int], tuple[int, int]] = field(default_factory=dict)
-    """(replica's folder, lane, range) -> indices [first, end) of its copy."""
-
-    @property
-    def ok(self) -> bool:
-        """Whether no copy lacks anything."""
-        return not any(finding.severity is Severity.ERROR for finding in self.findings)
-
-    def add(self, severity: Severity, file: str, problem: str, advice: str) -> None:
-        """Take note of a finding."""
-        self.findings.append(Finding(severity, file, problem, advice))
 
 
 def verify_data_dir(
-    disk: Disk, ranges: Sequence[Range] | None = None, progress: Callable[[int], None] | None = None
-) -> Report:
-    """Verify all replicas' folders of a data directory. `progress` is told how many bytes were just read."""
+    disk: Disk, ranges: Sequence[Range] | None = None, progress: Callable[[int], None] | None = None,
+    trims: Mapping[int, int] | None = None, cluster: str = "",
+) -> Report:  # fmt: skip
+    """Verify all replicas' folders of a data directory. `progress` is told how many bytes were just read.
+
+    `ranges`, `trims` (where lanes start) and `cluster` are what the store says; without them only files are checked.
+    """
     report = Report()
-    for name in disk.list(""):
-        if _REPLICA.fullmatch(name):
-            verify_folder(disk, name, ranges, report, progress)
+    for name in replica_folders(disk):
+        verify_folder(disk, name, None, report, progress, cluster)
     if ranges is not None:
-        _check_chain(ranges, report)
+        check_ranges(ranges, report, trims or {})
     return report
+
+
+def replica_folders(disk: Disk) -> list[str]:
+    """The replicas' folders of a data directory, by number."""
+    found = [match for name in disk.list("") if (match := _REPLICA.fullmatch(name))]
+    return [match[0] for match in sorted(found, key=lambda match: int(match[1]))]
 
 
 def verify_folder(
     disk: Disk, folder: str = "", ranges: Sequence[Range] | None = None, report: Report | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] | None = None, cluster: str = "",
 ) -> Report:  # fmt: skip
     """Verify one replica's folder."""
     report = report or Report()
     report.replicas += 1
-    identity = _identity(disk, folder, report)
+    identity = _identity(disk, folder, report, cluster)
     for name in disk.list(folder):
         if (lane := _LANE.fullmatch(name)) is None:
             continue
         path = join(folder, name)
         for inner in disk.list(path):
             if (number := _RANGE.fullmatch(inner)) is not None:
+                before = report.errors
                 copy = _Copy(disk, join(path, inner), int(lane[1]), int(number[1]), identity, report, progress)
                 copy.verify()
-                report.copies[folder, copy.lane, copy.number] = copy.first, copy.end
+                whole = report.errors == before
+                report.copies[folder, copy.lane, copy.number] = Copy(copy.first, copy.end, whole)
         _check_checkpoints(disk, path, report)
-    if ranges is not None:
-        _check_copies(folder, identity, ranges, report)
+    if ranges is not None and identity is not None:
+        check_copies(folder, identity.disk, ranges, report)
     return report
 
 
-def _identity(disk: Disk, folder: str, report: Report) -> Identity | None:
+def _identity(disk: Disk, folder: str, report: Report, cluster: str) -> Identity | None:
     path = join(folder, IDENTITY_FILE)
     try:
         found = read_identity(disk, path)
@@ -133,6 +101,19 @@ def _identity(disk: Disk, folder: str, report: Report) -> Identity | None:
         return None
     if found is None:
         report.add(Severity.ERROR, path, "it is missing", "restore it, or empty the whole folder")
+        return None
+    named = _REPLICA.fullmatch(folder)
+    if named and found.replica != int(named[1]):
+        problem = f"it is that of replica {found.replica}"
+        report.add(Severity.ERROR, path, problem, "folders are named for their replica: move it back")
+    if cluster and found.cluster != cluster:
+        problem = f"the folder belongs to cluster {found.cluster}, the store to cluster {cluster}"
+        report.add(Severity.ERROR, path, problem, "give each cluster its own data_dir: move it back")
+    elif (twin := next((other for other, disk_ in report.disks.items() if disk_ == found.disk), None)) is not None:
+        advice = "remove the one that was copied: two replicas can't be one disk"
+        report.add(Severity.ERROR, path, f"it is a copy of that of {twin}", advice)
+    else:
+        report.disks[folder] = found.disk
     return found
 
 
@@ -166,7 +147,7 @@ class _Copy:
         for name in names:
             if damaged_span(name) is not None:
                 problem = "damage that was put aside and is not repaired yet"
-                self._report.add(Severity.ERROR, join(self._folder, name), problem, _FROM_PEERS)
+                self._report.add(Severity.ERROR, join(self._folder, name), problem, FROM_PEERS)
             elif name.endswith(DAMAGED):  # what it should have been is looked for below
                 problem = "a file that was not what its name says, put aside"
                 self._report.add(Severity.NOTE, join(self._folder, name), problem, "remove it once you have seen it")
@@ -188,19 +169,19 @@ class _Copy:
             try:
                 header, footer, scan = self._segment(path, base)
             except EmbarcaderoError as error:
-                self._report.add(Severity.ERROR, path, error.message, error.hint or _FROM_PEERS)
+                self._report.add(Severity.ERROR, path, error.message, error.hint or FROM_PEERS)
                 expected = None
                 continue
             if expected is not None and header.base_index != expected:
                 problem = f"it begins at index {header.base_index}, the segment before ends at {expected}"
-                self._report.add(Severity.ERROR, path, problem, _FROM_PEERS)
+                self._report.add(Severity.ERROR, path, problem, FROM_PEERS)
             if start is None and number == 0:
                 self.first = header.base_index
             self.end = expected = scan.end if footer is None else footer.end_index
             follows = footer is not None and not footer.last
         if follows and (bases or start is not None):
             problem = f"the segment that begins at index {self.end} is missing"
-            self._report.add(Severity.ERROR, self._folder, problem, _FROM_PEERS)
+            self._report.add(Severity.ERROR, self._folder, problem, FROM_PEERS)
 
     def _segment(self, path: str, base: int) -> tuple[Header, Footer | None, Scan]:
         file = self._disk.open(path)
@@ -211,15 +192,15 @@ class _Copy:
                 raise BadSegment("its header is damaged", "start the replica: it makes it anew from the first record")
             cluster = header.cluster if self._identity is None else self._identity.cluster
             if header._replace(base_index=0) != Header(self.lane, self.number, 0, base, cluster):
-                raise BadSegment(f"it is a segment of another place: {header}", _FROM_PEERS)
+                raise BadSegment(f"it is a segment of another place: {header}", FROM_PEERS)
             footer = read_footer(file.pread(FOOTER_BYTES, max(0, size - FOOTER_BYTES)), size, header)
             scan = self._scan(file, path, header, footer)
             if footer is not None:
-                self._check_index(file, path, footer)
+                self._check_index(file, footer)
         finally:
             file.close()
         self._report.segments += 1
-        self._report.records += scan.end - header.base_index
+        self._report.batches += scan.end - header.base_index
         self._report.bytes += size
         if self._progress is not None:
             self._progress(size)
@@ -233,60 +214,31 @@ class _Copy:
         for wrong in scan.wrong:
             upto = "the end" if wrong.end is None else str(wrong.end)
             problem = f"records from index {wrong.first} to {upto}, at byte {wrong.position}, are damaged"
-            self._report.add(Severity.ERROR, path, problem, _FROM_PEERS)
+            self._report.add(Severity.ERROR, path, problem, FROM_PEERS)
         if footer is not None and not scan.wrong and (scan.end, scan.end_seq) != (footer.end_index, footer.end_seq):
             problem = f"its records end at index {scan.end}, its footer says {footer.end_index}"
-            self._report.add(Severity.ERROR, path, problem, _FROM_PEERS)
+            self._report.add(Severity.ERROR, path, problem, FROM_PEERS)
         if scan.cut:
             problem = f"{scan.cut} bytes after index {scan.end} are torn"
             self._report.add(Severity.NOTE, path, problem, "nothing to do: they were never synced, a start cuts them")
         return scan
 
-    def _check_index(self, file: File, path: str, footer: Footer) -> None:
-        for suffix, key in ((INDEX_FILE, "seq"), (TIME_INDEX_FILE, "append_us")):
-            name = join(self._folder, segment_name(footer.base_seq, suffix))
-            index = load_index(self._disk, self._folder, footer, suffix)
-            if index is None:
-                problem = "it is missing, damaged, or of another segment"
-            else:
-                lines = b"".join(file.pread(LINE_BYTES, position) for position in index.positions.tolist())
-                entries = np.frombuffer(lines, dtype=ORDER)
-                if len(entries) == len(index.keys) and bool((entries[key] == index.keys).all()):
-                    continue
-                problem = f"some of its entries do not lead to their records in {path}"
-            self._report.add(
-                Severity.WARNING, name, problem, "nothing to do: readers do without, a scrub makes it anew"
-            )
+    def _check_index(self, file: File, footer: Footer) -> None:
+        for suffix in (INDEX_FILE, TIME_INDEX_FILE):
+            if problem := index_problem(self._disk, self._folder, file, footer, suffix):
+                name = join(self._folder, segment_name(footer.base_seq, suffix))
+                advice = "nothing to do: readers do without, a scrub makes it anew"
+                self._report.add(Severity.WARNING, name, problem, advice)
 
 
-def _check_copies(folder: str, identity: Identity | None, ranges: Sequence[Range], report: Report) -> None:
-    """Whether a replica has what the store says it has."""
-    for range_ in ranges:
-        if identity is None or not any(ref.disk == identity.disk for ref in range_.replicas):
-            continue
-        where = join(folder, f"lane {range_.lane} range {range_.number}")
-        copy = report.copies.get((folder, range_.lane, range_.number))
-        if range_.end is None:
-            continue
-        if copy is None:
-            report.add(Severity.ERROR, where, "there is no copy of this sealed range", _FROM_PEERS)
-        elif copy[1] < range_.end:
-            problem = f"the copy ends at index {copy[1]}, the range was sealed at {range_.end}"
-            report.add(Severity.ERROR, where, problem, _FROM_PEERS)
-        elif copy[1] > range_.end:
-            problem = f"the copy ends at index {copy[1]}, above the range's end {range_.end}"
-            report.add(Severity.NOTE, where, problem, "nothing to do: the next start cuts it")
-
-
-def _check_chain(ranges: Sequence[Range], report: Report) -> None:
-    """Whether the store's ranges of each lane follow each other."""
-    for lane in sorted({range_.lane for range_ in ranges}):
-        chain = sorted((one for one in ranges if one.lane == lane), key=lambda one: one.number)
-        for before, after in pairwise(chain):
-            where = f"lane {lane} range {after.number}"
-            if before.end is None or after.number != before.number + 1 or after.start < before.end:
-                problem = f"it does not follow range {before.number}, which ends at {before.end}"
-                report.add(Severity.ERROR, where, problem, "restore the store from a backup")
-            elif after.start > before.end:
-                problem = f"positions {before.end} to {after.start} were lost with the fabric, or never used"
-                report.add(Severity.NOTE, where, problem, "nothing to do: readers see a LOST gap")
+def index_problem(disk: Disk, folder: str, file: File, footer: Footer, suffix: str) -> str:
+    """What is wrong with an index file of a finished segment; empty: all of its entries lead to their records."""
+    index = load_index(disk, folder, footer, suffix)
+    if index is None:
+        return "it is missing, damaged, or of another segment"
+    lines = b"".join(file.pread(LINE_BYTES, position) for position in index.positions.tolist())
+    entries = np.frombuffer(lines, dtype=ORDER)
+    key = "seq" if suffix == INDEX_FILE else "append_us"
+    if len(entries) == len(index.keys) and bool((entries[key] == index.keys).all()):
+        return ""
+    return f"some of its entries do not lead to their records in {segment_name(footer.base_seq)}"

@@ -15,17 +15,19 @@ import sys
 import time
 from datetime import UTC, datetime
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from embarcadero.errors import BadValue, ClusterError
-from embarcadero.limits import LOG_REPEATS_MAX, LOG_REPEATS_S
+from embarcadero.limits import KIB, LOG_REPEATS_MAX, LOG_REPEATS_S
 
 LEVELS: Final = ("debug", "info", "warning", "error")
 _PLAIN: Final = re.compile(r"[\w.:/@+-]+")
 _PREFIX: Final = re.compile(r"^\S+Z [A-Z]+ \S+ ")
 _TEXT_CHARS_MAX: Final = 500
+_LAST_WORDS_BYTES: Final = 4 * KIB
 _EVENTS_REMEMBERED_MAX: Final = 1_024
 
 
@@ -80,6 +82,17 @@ def event_of(line: str) -> str:
         with contextlib.suppress(msgspec.MsgspecError, KeyError, TypeError):
             return str(msgspec.json.decode(line)["event"])
     return _PREFIX.sub("", line)
+
+
+def last_words(path: Path) -> str:
+    """What the last line of a log says: usually the reason why its process ended. Empty if there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _LAST_WORDS_BYTES))
+            lines = file.read().decode(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return event_of(lines[-1]) if lines else ""
 
 
 def _one_line(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Follow a batch or a record through the fabric: where each stage left its trace. Nothing here writes."""
+"""Follow a batch or a record through the fabric, and to disk: where each stage left its trace. Nothing here writes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from embarcadero.sequencer.lane import order_region
 from embarcadero.sequencer.sources import results_region
 from embarcadero.types import EntryKind, Member, Order, Outcome, Topic, TopicLane
 from embarcadero.watch.regions import Facts, ReadOnlyFabric, ring_of, rows, valid_entries
+from embarcadero.watch.stored import Disks
 from embarcadero.wire.codec import payload_crc
 from embarcadero.wire.payload import RAW_SCHEMA, decode_batch
 
@@ -32,6 +33,7 @@ class Scene:
     members: list[Member]
     epoch: int
     lanes: list[TopicLane] = field(default_factory=list)
+    disks: Disks = field(default_factory=Disks)
 
     def topic(self, name: str) -> Topic:
         """A topic by name."""
@@ -80,9 +82,11 @@ def find_batch(
         wanted, first = np.uint64(seq or 0), entries["seq"]
         found = entries[(first <= wanted) & (wanted < first + entries["count"])]
     if not len(found):
+        found = scene.disks.find(number, index, seq)
+    if not len(found):
         raise _not_here(topic, entries, f"index {index}" if index is not None else f"seq {seq}")
     entry = found[:1]
-    return {"topic": name, "lane": number, "entry": rows(entry)[0], "payload": _payload(scene, entry)}
+    return {"topic": name, "lane": number, "entry": rows(entry)[0], "payload": _payload(scene, number, entry)}
 
 
 def _not_here(topic: Topic, entries: Entries, what: str) -> EmbarcaderoError:
@@ -95,8 +99,16 @@ def _not_here(topic: Topic, entries: Entries, what: str) -> EmbarcaderoError:
     )
 
 
-def _payload(scene: Scene, entry: Entries) -> Facts:
-    """Where a batch's payload is and what is in it."""
+def _payload(scene: Scene, lane: int, entry: Entries) -> Facts:
+    """Where a batch's payload is and what is in it: in memory, else on disks."""
+    facts = _in_memory(scene, entry)
+    if facts["state"] != "freed" or (stored := scene.disks.payload(lane, entry)) is None:
+        return facts
+    contents = _contents(stored.payload, int(entry["count"][0]))
+    return {"state": "on disk", "replicas": stored.replicas, "bytes": len(stored.payload), "crc_fits": True, **contents}
+
+
+def _in_memory(scene: Scene, entry: Entries) -> Facts:
     if int(entry["kind"][0]) != EntryKind.BATCH:
         return {"state": "none", "why": "only batches have a payload"}
     handle, location, size = int(entry["origin"][0]), int(entry["location"][0]), int(entry["size"][0])
@@ -156,7 +168,7 @@ def follow(scene: Scene, name: str, session: int, sequence: int) -> Facts:
         "ordered": rows(ordered),
         "skipped": _skips(order, sessions, sequence),
         "results": _in_results(scene, topic, sessions, sequence, ordered),
-        "payload": _payload(scene, ordered[:1]) if len(ordered) else None,
+        "payload": _payload(scene, topic.lane, ordered[:1]) if len(ordered) else None,
     }
     return {
         "topic": name,
@@ -176,9 +188,9 @@ def _follow_lanes(scene: Scene, topic: Topic, session: int, sequence: int) -> Fa
     A batch whose ack was lost with its broker is sent again, and may be in two lanes.
     """
     copies = {lane: _of(entries, [session], sequence) for lane, entries in scene.orders(topic).items()}
-    first = next((entries[:1] for entries in copies.values() if len(entries)), None)
+    first = next(((lane, entries[:1]) for lane, entries in copies.items() if len(entries)), None)
     ordered = [{"lane": lane, **row} for lane, entries in copies.items() for row in rows(entries)]
-    payload = None if first is None else _payload(scene, first)
+    payload = None if first is None else _payload(scene, *first)
     verdict = "no trace: it never reached a broker, or everything about it has left the rings"
     if ordered:
         places = " and ".join(f"lane {row['lane']} at index {row['index']}, seq {row['seq']}" for row in ordered)

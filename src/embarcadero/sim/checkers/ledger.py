@@ -9,9 +9,11 @@ from typing import NamedTuple
 
 from embarcadero.sim.history import (
     Delivered,
+    FabricLost,
     GapSeen,
     History,
     LaneMade,
+    LostSpan,
     Moved,
     Passed,
     Sent,
@@ -59,8 +61,14 @@ class Ledger:
         self._collect_claims()
         self.broker_lanes = {made.lane: made for made in history.of(LaneMade)}
         """Lanes of topics of orders 0 and 1, where a batch that is sent again may be stored again."""
+        self.lost: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        """lane -> spans of indices that went with the fabric"""
+        for span in history.of(LostSpan):
+            self.lost[span.lane] = merge([*self.lost[span.lane], (span.start, span.stop)])
         self.known = {lane: sorted(at_index) for lane, at_index in self.claims.items()}
         self.stream_of = self._streams_of_sessions()
+        self.ahead = self._numbers_ahead()
+        """(lane, session) -> by how much numbers are ahead of sequences: 0, but for sessions opened after a loss"""
 
     def _collect_claims(self) -> None:
         for found in self.history.of(Delivered):
@@ -82,10 +90,25 @@ class Ledger:
                 streams.setdefault((found.lane, found.session), batch[0])
         return streams
 
+    def _numbers_ahead(self) -> dict[tuple[int, int], int]:
+        lost_us = min((event.at for event in self.history.of(FabricLost)), default=None)
+        ahead: dict[tuple[int, int], int] = {}
+        for found in self.history.of(Delivered) if lost_us is not None else ():
+            batch = self.batch_of.get(found.digest)
+            if batch is not None and batch[1] > found.session_seq:
+                ahead.setdefault((found.lane, found.session), batch[1] - found.session_seq)
+        return ahead
+
+    def is_lost(self, lane: int, index: int) -> bool:
+        """Whether what was at this index went with the fabric. Its publisher may have stored it again elsewhere."""
+        return inside(self.lost.get(lane, []), index, index + 1)
+
     def index_of(self, lane: int) -> dict[int, int]:
-        """digest -> its first index, for all that is known to be stored in a lane."""
+        """digest -> its first index, for all that is known to be stored in a lane, and not lost."""
         places: dict[int, int] = {}
         for index in sorted(self.claims[lane]):
+            if self.is_lost(lane, index):
+                continue
             for claim in self.claims[lane][index]:
                 places.setdefault(claim.digest, index)
         return places
@@ -116,7 +139,7 @@ class Ledger:
 def covered(history: History, lane: int) -> list[tuple[int, int]]:
     """Index spans that some unfiltered reader looked at without a gap, merged and sorted.
 
-    Whatever is stored in such a span was delivered to that reader, or P4 is broken.
+    Whatever is stored in such a span was delivered to that reader, or P4 is broken. Lost spans are gaps.
     """
     spans: list[tuple[int, int]] = []
     place: dict[str, int | None] = {}

@@ -13,7 +13,7 @@ from embarcadero.types import GapKind, OnGap, Order
 def check(history: History) -> list[Violation]:
     """All violations of P3."""
     ledger = Ledger(history)
-    found = [*_readers_agree(history), *_stamps(ledger), *_time_goes_on(history), *_real_time(ledger)]
+    found = [*_readers_agree(history), *_stamps(ledger), *_time_goes_on(ledger), *_real_time(ledger)]
     for topic in history.of(TopicMade):
         if topic.order == Order.STRONG:
             found += _submission_order(ledger, topic)
@@ -41,23 +41,24 @@ def _entry(event: Delivered) -> tuple[int, ...]:
 
 
 def _stamps(ledger: Ledger) -> list[Violation]:
-    """A batch is found under the session sequence that its publisher gave it."""
+    """A batch is found under its number: its sequence, and how many of its stream were lost before its session."""
     found: list[Violation] = []
     for event in ledger.history.of(Delivered):
         batch = ledger.batch_of.get(event.digest)
-        if batch is not None and batch[1] != event.session_seq:
+        if batch is not None and batch[1] != event.session_seq + ledger.ahead.get((event.lane, event.session), 0):
             found.append(Violation("P3", event.at, (
                 f"batch {batch[1]} of {batch[0]} is at index {event.index} of lane {event.lane} under sequence "
                 f"{event.session_seq}")))  # fmt: skip
     return found
 
 
-def _time_goes_on(history: History) -> list[Violation]:
+def _time_goes_on(ledger: Ledger) -> list[Violation]:
     """Append times never go back along a lane."""
     found: list[Violation] = []
     times: dict[int, dict[int, Delivered]] = defaultdict(dict)
-    for event in history.of(Delivered):
-        times[event.lane].setdefault(event.index, event)
+    for event in ledger.history.of(Delivered):
+        if not ledger.is_lost(event.lane, event.index):
+            times[event.lane].setdefault(event.index, event)
     for lane, at_index in times.items():
         for before, after in pairwise(sorted(at_index)):
             if at_index[after].append_us < at_index[before].append_us:
@@ -111,7 +112,7 @@ def _lane_order(ledger: Ledger, lane: int) -> list[Violation]:
 def _submission_order(ledger: Ledger, topic: TopicMade) -> list[Violation]:
     """Each stream's numbers go up with the index, from 0, without a hole that no SKIPPED gap declares."""
     found: list[Violation] = []
-    skipped = _skipped(ledger, topic.lane)
+    skipped, lost = _skipped(ledger, topic.lane), _lost(ledger, topic.lane)
     spans = covered(ledger.history, topic.lane)
     stored: dict[str, list[tuple[int, int, int]]] = defaultdict(list)  # stream -> (index, number, at)
     for digest, index in ledger.index_of(topic.lane).items():
@@ -127,7 +128,7 @@ def _submission_order(ledger: Ledger, topic: TopicMade) -> list[Violation]:
             if number <= before[1]:
                 found.append(Violation("P3", at, (
                     f"{where}: batch {number} (index {index}) comes after batch {before[1]} (index {before[0]})")))
-            missing = [n for n in range(before[1] + 1, number) if n not in skipped[stream]]
+            missing = [n for n in range(before[1] + 1, number) if n not in skipped[stream] | lost[stream]]
             seen_all = index == before[0] + 1 or inside(spans, before[0] + 1, index)  # else it may just be trimmed
             if missing and seen_all:
                 rule = "no SKIPPED gap says so" if topic.on_gap == OnGap.SKIP else "the topic allows no holes"
@@ -138,11 +139,23 @@ def _submission_order(ledger: Ledger, topic: TopicMade) -> list[Violation]:
 
 
 def _skipped(ledger: Ledger, lane: int) -> dict[str, set[int]]:
-    """Numbers that SKIPPED gaps declare lost, by stream. A stream's numbers are its sessions' sequences."""
+    """Numbers that SKIPPED gaps declare lost, by stream."""
     skipped: dict[str, set[int]] = defaultdict(set)
     for gap in ledger.history.of(GapSeen):
         if gap.lane == lane and gap.kind == GapKind.SKIPPED.name and gap.session is not None:
             stream = ledger.stream_of.get((lane, gap.session))
             if stream is not None:
-                skipped[stream].update(range(gap.start, gap.stop))
+                ahead = ledger.ahead.get((lane, gap.session), 0)
+                skipped[stream].update(range(gap.start + ahead, gap.stop + ahead))
     return skipped
+
+
+def _lost(ledger: Ledger, lane: int) -> dict[str, set[int]]:
+    """Numbers that had been stored, and went with the fabric, by stream."""
+    lost: dict[str, set[int]] = defaultdict(set)
+    for index, claims in ledger.claims[lane].items():
+        for claim in claims if ledger.is_lost(lane, index) else ():
+            batch = ledger.batch_of.get(claim.digest)
+            if batch is not None:
+                lost[batch[0]].add(batch[1])
+    return lost

@@ -122,7 +122,7 @@ def _trimmed_is_gone(history: History) -> list[Violation]:
 
 
 def _ends_are_ends(ledger: Ledger) -> list[Violation]:
-    """A closed lane has one end, and nobody ever got or was acked anything at or above it."""
+    """A closed lane has one end, and nobody ever got or was acked anything at or above it that is not lost."""
     found: list[Violation] = []
     ends: dict[int, GapSeen] = {}
     for event in ledger.history.of(GapSeen):
@@ -134,7 +134,7 @@ def _ends_are_ends(ledger: Ledger) -> list[Violation]:
                 f"lane {event.lane} ends at {first.start} ({first.reader}) and at {event.start} ({event.reader})")))
     for lane, end in ends.items():
         for index in ledger.known.get(lane, []):
-            if index >= end.start:
+            if index >= end.start and not ledger.is_lost(lane, index):
                 claim = ledger.claims[lane][index][0]
                 found.append(Violation("P4", max(claim.at, end.at), (
                     f"lane {lane} ends at index {end.start}, but {claim.who} says that {ledger.name(claim.digest)} is "

@@ -1,0 +1,132 @@
+"""What is degraded in a running cluster, each in a sentence with what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from embarcadero.limits import BROKER_LANES_FIRST, REPLICA_LAG_ENTRIES_MAX
+from embarcadero.node.scene import LaneReport, LaneState, ReplicaReport, Scene
+from embarcadero.types import MemberState, Range, ReplicaRef, ReplicaState
+
+_NO_WORDS: Mapping[str, str] = {}
+_STARTED_AGAIN = "it is started again by itself"
+
+
+def degraded(
+    scene: Scene, replicas: Sequence[ReplicaReport], lanes: Sequence[LaneReport],
+    down: Mapping[str, str] = _NO_WORDS,
+) -> list[str]:  # fmt: skip
+    """All of it, worst first. `down`: the roles that should run and don't, with their last words."""
+    return [
+        *_processes(down),
+        *(said for lane in lanes for said in _lane(scene, lane)),
+        *(said for replica in replicas for said in _replica(scene, replica, down)),
+        *_topics(scene, replicas),
+    ]
+
+
+def _processes(down: Mapping[str, str]) -> Iterator[str]:
+    for role, words in sorted(down.items()):
+        why = f" ({words})" if words else ""
+        log = f"if it stays so, see logs/{role.replace(':', '-')}.log"
+        if role == "sequencer":
+            yield f"the sequencer is down{why}: publishing waits; {_STARTED_AGAIN}; {log}"
+        elif role.startswith("broker"):
+            yield f"{role.replace(':', ' ')} is down{why}: clients use the others; {_STARTED_AGAIN}; {log}"
+
+
+# --- lanes ------------------------------------------------------------------------------------------------------------
+def _lane(scene: Scene, lane: LaneReport) -> Iterator[str]:
+    range_ = scene.last[lane.lane]
+    who = f"topic {lane.topic}, lane {lane.lane}"
+    if lane.state == LaneState.RECOVERING:
+        yield from _recovering(scene, lane, range_, who)
+    elif lane.state == LaneState.WAITING:
+        live = sum(member.state is ReplicaState.LIVE for member in scene.members.values())
+        yield (
+            f"{who}: it was stopped in order and waits for {lane.durable_on} replicas to go on, {live} are live: "
+            "publishing waits, reading works; start those that are down, or `embarcadero replica add`"
+        )
+    elif lane.state in (LaneState.OPEN, LaneState.CLOSING):
+        yield from _open(scene, lane, range_, who)
+
+
+def _recovering(scene: Scene, lane: LaneReport, range_: Range, who: str) -> Iterator[str]:
+    missing = [(ref, scene.silence(range_, ref)) for ref in range_.replicas]
+    silent = [f"replica {ref.replica} ({why})" for ref, why in missing if why]
+    have, needed = len(range_.replicas) - len(silent), len(range_.replicas) - range_.durable_on + 1
+    if have >= needed:
+        yield f"{who}: it is being recovered from disks ({have} copies answered); publishing waits, reading works: wait"
+        return
+    if scene.directory.loss_accepted(lane.lane):
+        yield f"{who}: it is being recovered from fewer copies than needed, as you accepted; wait"
+        return
+    yield (
+        f"{who}: publishing waits, since {have} of the {needed} copies needed for recovery have answered; missing: "
+        f"{', '.join(silent)}. Bring them back; or give up what only they have: "
+        f"`embarcadero topic recover {lane.topic} --accept-loss`"
+    )
+
+
+def _open(scene: Scene, lane: LaneReport, range_: Range, who: str) -> Iterator[str]:
+    well = sum(scene.well(ref) for ref in range_.replicas)
+    if well < range_.durable_on:
+        yield (
+            f"{who}: {well} of the {range_.durable_on} copies that make a record durable can be written: ack=2 and "
+            "durable reads wait, ack=1 goes on until memory is full; bring replicas back, or `embarcadero replica add`"
+        )
+    behind = (lane.ordered or 0) - lane.durable
+    if behind > REPLICA_LAG_ENTRIES_MAX:
+        yield (f"{who}: disks are {behind} batches behind the order: ack=2 is late; publish less, or use quicker disks")
+
+
+# --- replicas ---------------------------------------------------------------------------------------------------------
+def _replica(scene: Scene, replica: ReplicaReport, down: Mapping[str, str]) -> Iterator[str]:
+    who, left = f"replica {replica.id}", replica.open_ranges + replica.sealed_ranges
+    role = f"replica:{replica.id}"
+    if replica.state == ReplicaState.DEAD and role in scene.nodes:
+        why = f" ({down[role]})" if down.get(role) else ""
+        yield f"{who} is down{why}: {_STARTED_AGAIN}; if it stays so, see logs/replica-{replica.id}.log"
+    elif replica.state == ReplicaState.DEAD and left:
+        yield (
+            f"{who} is gone, and {left} ranges name it: bring its folder {replica.folder} back; ranges that others "
+            "have too are copied once as many replicas as the topic wants are live: `embarcadero replica add`"
+        )
+    if replica.state == ReplicaState.DRAINING and left:
+        yield f"{who} is being drained: {left} ranges are still on it; wait, it needs other live replicas"
+    for trouble in replica.health:
+        yield f"{who}: {trouble}"
+    if replica.state != ReplicaState.DEAD and (strange := scene.on_another_disk(replica.id)):
+        yield (
+            f"{who} has another disk than {strange} of its ranges name (wiped, or swapped): sealed ones are copied to "
+            "it from the others; nothing to do, unless the old disk can come back"
+        )
+
+
+def _topics(scene: Scene, replicas: Sequence[ReplicaReport]) -> Iterator[str]:
+    live = sum(replica.state == ReplicaState.LIVE for replica in replicas)
+    for topic in scene.topics.values():
+        if topic.replicas > live:
+            yield (
+                f"topic {topic.name} wants {topic.replicas} copies, {live} replicas are live: start those that are "
+                "down, or `embarcadero replica add`"
+            )
+            continue
+        last = scene.last.get(topic.lane) if topic.lane < BROKER_LANES_FIRST else None
+        if last is not None and last.open and len(last.replicas) < topic.replicas:
+            yield (
+                f"topic {topic.name} has {len(last.replicas)} of the {topic.replicas} copies it wants: the next range "
+                "gets more; wait"
+            )
+
+
+def down_roles(nodes: Mapping[str, int], brokers: Mapping[int, MemberState], refs: Sequence[ReplicaRef]) -> set[str]:
+    """Which roles should run and don't: their process is down, or is there and not yet a member."""
+    found = {role for role, pid in nodes.items() if not pid}
+    for role in nodes:
+        kind, _, number = role.partition(":")
+        if kind == "broker" and brokers.get(int(number)) is not MemberState.LIVE:
+            found.add(role)
+        if kind == "replica" and not any(ref.replica == int(number) for ref in refs):
+            found.add(role)
+    return found

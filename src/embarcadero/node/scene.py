@@ -1,0 +1,193 @@
+"""Replicas and lanes as the store and the fabric of a running cluster show them, read once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from enum import StrEnum
+
+import msgspec
+
+from embarcadero.errors import BadRegion
+from embarcadero.fabric.durability import RangeWord, durable_region, durable_through, ranges_region
+from embarcadero.fabric.layout import ORDER
+from embarcadero.fabric.region import Fabric
+from embarcadero.fabric.ring import attach_ring
+from embarcadero.fabric.tagged import TaggedReader
+from embarcadero.limits import BROKER_LANES_FIRST
+from embarcadero.placement.directory import Directory
+from embarcadero.replica.health import Trouble, health_in_words
+from embarcadero.types import Range, ReplicaMember, ReplicaRef, ReplicaState
+
+_CANT_WRITE = Trouble.DISK_FULL | Trouble.DISK_FAILED | Trouble.READ_ONLY
+_NO_NODES: Mapping[str, int] = {}
+_SILENT = "silent: its process stands still, or waits for its disk; others go on in its place: look at both, or end it"
+
+
+class LaneState(StrEnum):
+    """What goes on with the last range of a lane."""
+
+    OPEN = "open"
+    CLOSING = "closing"  # the next one is on its way
+    RECOVERING = "recovering"  # memory was lost, and its end is being found
+    WAITING = "waiting"  # sealed by a clean stop, and not continued yet
+    SEALED = "sealed"  # for good: the lane of a broker that is gone
+
+
+class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest incarnation of a replica."""
+
+    id: int
+    incarnation: int
+    pid: int
+    state: str
+    health: list[str]  # troubles, each with what to do; empty: well
+    lag: int  # batches that its worst lane is behind the order
+    open_ranges: int
+    sealed_ranges: int
+    folder: str
+    disk: str
+    metrics: str = ""
+
+
+class LaneReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A lane with ranges."""
+
+    lane: int
+    topic: str
+    ranges: int
+    range: int  # number of the last one
+    state: str  # a LaneState
+    replicas: list[int]
+    durable_on: int
+    ordered: int | None
+    durable: int
+
+
+class Scene:
+    """What the store and the fabric say, read once. `nodes`: process ids by role, of those that should run."""
+
+    def __init__(self, fabric: Fabric, directory: Directory, nodes: Mapping[str, int] = _NO_NODES) -> None:
+        self.fabric, self.directory, self.nodes = fabric, directory, nodes
+        self.members = {member.replica: member for member in directory.replicas()}
+        self.ranges, self.lanes = directory.ranges(), {lane.lane: lane for lane in directory.lanes()}
+        self.last = {range_.lane: range_ for range_ in self.ranges}
+        self.topics = {topic.lane: topic for topic in directory.topics()}
+        self.epoch = directory.started_epoch()
+        self._words = self._table(ranges_region(self.epoch)) if self.epoch else None
+        self._lines: dict[ReplicaRef, TaggedReader | None] = {}
+        self.silent: set[ReplicaRef] = set()
+
+    def listen(self, wait: Callable[[], None], times: int) -> None:
+        """Find out which live replicas' hearts stand still: look again after each wait, until all have beaten."""
+        before = self._beats()
+        self.silent = set(before)
+        for _ in range(times):
+            if self.silent:
+                wait()
+                self.silent -= {ref for ref, beat in self._beats().items() if beat != before.get(ref)}
+
+    def _beats(self) -> dict[ReplicaRef, int]:
+        live = [member.ref for member in self.members.values() if member.state is not ReplicaState.DEAD]
+        return {ref: table.heartbeat.load() for ref in live if (table := self.lines(ref)) is not None}
+
+    def _table(self, name: str) -> TaggedReader | None:
+        with suppress(BadRegion):
+            return TaggedReader(self.fabric.attach(name)) if self.fabric.exists(name) else None
+        return None
+
+    # --- replicas -----------------------------------------------------------------------------------------------------
+    def lines(self, ref: ReplicaRef) -> TaggedReader | None:
+        """The durable lines of an incarnation; None if it is not of this run."""
+        if ref not in self._lines:
+            self._lines[ref] = self._table(durable_region(ref))
+        return self._lines[ref]
+
+    def line(self, range_: Range, ref: ReplicaRef) -> int | None:
+        """How far one incarnation has a range on disk."""
+        table = self.lines(ref)
+        return None if table is None else table.load((range_.lane, range_.number))
+
+    def live(self, ref: ReplicaRef) -> bool:
+        """Whether this very incarnation is there."""
+        member = self.members.get(ref.replica)
+        return member is not None and member.ref == ref and member.state is not ReplicaState.DEAD
+
+    def well(self, ref: ReplicaRef) -> bool:
+        """Whether this very incarnation can write."""
+        table = self.lines(ref) if self.live(ref) and ref not in self.silent else None
+        return table is not None and not table.health.load() & _CANT_WRITE
+
+    def silence(self, range_: Range, ref: ReplicaRef) -> str:
+        """Why a replica does not say how much it has of a range that is being recovered; empty: it does."""
+        member = self.members.get(ref.replica)
+        if member is None or member.state is ReplicaState.DEAD:
+            return "down"
+        if member.disk != ref.disk:
+            return "its disk is another one"
+        return "" if self.line(range_, member.ref) is not None else "its copy is damaged, or not yet looked through"
+
+    def on_another_disk(self, replica: int) -> int:
+        """How many ranges name a disk of this replica that it does not have."""
+        disk = self.members[replica].disk
+        return sum(ref.replica == replica and ref.disk != disk for range_ in self.ranges for ref in range_.replicas)
+
+    # --- lanes --------------------------------------------------------------------------------------------------------
+    def ordered(self, lane: int) -> int | None:
+        """Where the order of a lane ends; None if it has none (yet)."""
+        name = f"epoch-{self.epoch}/order-{lane}"
+        if lane >= BROKER_LANES_FIRST:
+            found = self.lanes.get(lane)
+            if found is None or found.end is not None:
+                return None if found is None else found.end
+            name = found.region
+        with suppress(BadRegion):
+            return attach_ring(self.fabric, name, ORDER).frontier.load() if self.fabric.exists(name) else None
+        return None
+
+    def topic(self, lane: int) -> str:
+        """The name of a lane's topic."""
+        owner = self.lanes[lane].topic if lane in self.lanes else lane
+        return self.topics[owner].name if owner in self.topics else ""
+
+    def state(self, range_: Range) -> LaneState:
+        """What goes on with a lane's last range."""
+        if not range_.open:
+            return LaneState.SEALED if range_.lane >= BROKER_LANES_FIRST else LaneState.WAITING
+        if not any(self.lines(ref) is not None for ref in range_.replicas):
+            return LaneState.RECOVERING  # nobody of this run was to write it
+        word = None if self._words is None else self._words.load((range_.lane, 0))
+        return LaneState.CLOSING if word and RangeWord.decode(word).closing else LaneState.OPEN
+
+
+def replica_report(scene: Scene, member: ReplicaMember, metrics: Mapping[str, str]) -> ReplicaReport:
+    """One replica."""
+    named = [range_ for range_ in scene.ranges if any(ref.replica == member.replica for ref in range_.replicas)]
+    open_ = [range_ for range_ in named if range_.open]
+    lags = [0]
+    for range_ in open_:
+        line, ordered = scene.line(range_, member.ref), scene.ordered(range_.lane)
+        if line is not None and ordered is not None and member.ref in range_.replicas:
+            lags.append(ordered - line)
+    table = scene.lines(member.ref) if member.state is not ReplicaState.DEAD else None
+    health = [] if table is None else health_in_words(table.health.load())
+    if member.ref in scene.silent:
+        health = [_SILENT, *health]
+    return ReplicaReport(
+        id=member.replica, incarnation=member.incarnation, pid=member.pid, state=member.state.value, health=health,
+        lag=max(lags), open_ranges=len(open_),
+        sealed_ranges=len(named) - len(open_), folder=member.folder, disk=member.disk,
+        metrics=metrics.get(f"replica:{member.replica}", ""),
+    )  # fmt: skip
+
+
+def lane_report(scene: Scene, last: Range) -> LaneReport:
+    """One lane."""
+    durable = last.end if last.end is not None else durable_through(
+        last, [scene.line(last, ref) for ref in last.replicas]
+    )  # fmt: skip
+    return LaneReport(
+        lane=last.lane, topic=scene.topic(last.lane), range=last.number, state=scene.state(last).value,
+        ranges=sum(range_.lane == last.lane for range_ in scene.ranges), durable=durable,
+        replicas=[ref.replica for ref in last.replicas], durable_on=last.durable_on, ordered=scene.ordered(last.lane),
+    )  # fmt: skip

@@ -1,0 +1,132 @@
+"""P1: an acked batch is readable where the ack said, until trimmed: ack 1 while the fabric lives, ack 2 for ever."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from embarcadero.sim.checkers.ledger import Ledger, Violation, inside
+from embarcadero.sim.history import (
+    Delivered,
+    Ended,
+    FabricLost,
+    GapSeen,
+    Healed,
+    History,
+    LossTold,
+    LostSpan,
+    OnDisk,
+    Settled,
+    TopicMade,
+    TrimmedTo,
+    Verdict,
+)
+from embarcadero.types import Ack, GapKind
+
+
+def check(history: History) -> list[Violation]:
+    """All violations of P1."""
+    ledger = Ledger(history)
+    lanes = _replicated(ledger)
+    found = [*_losses_have_a_cause(history), *_gaps_are_true(history, lanes), *_durable_is_not_lost(ledger)]
+    found += _losses_are_told(ledger)
+    ended, healed = history.of(Ended), history.of(Healed)
+    if ended and healed:
+        found += _read_back(ledger, lanes)
+    return found
+
+
+def _replicated(ledger: Ledger) -> set[int]:
+    """Lanes of topics with replicas."""
+    topics = {topic.lane for topic in ledger.history.of(TopicMade) if topic.replicas}
+    return topics | {made.lane for made in ledger.broker_lanes.values() if made.topic in topics}
+
+
+def _losses_have_a_cause(history: History) -> list[Violation]:
+    """Positions are lost only with the fabric."""
+    lost_us = min((event.at for event in history.of(FabricLost)), default=None)
+    return [
+        Violation("P1", s.at, f"indices {s.start} to {s.stop} of lane {s.lane} are lost, yet the fabric was never lost")
+        for s in history.of(LostSpan)
+        if lost_us is None or s.at < lost_us
+    ]
+
+
+def _gaps_are_true(history: History, lanes: set[int]) -> list[Violation]:
+    """Readers are told LOST and (with replicas) TRIMMED only of what is lost or trimmed."""
+    found: list[Violation] = []
+    trimmed: dict[int, int] = defaultdict(int)
+    lost: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for event in history:
+        if isinstance(event, TrimmedTo):
+            trimmed[event.lane] = max(trimmed[event.lane], event.index)
+        elif isinstance(event, LostSpan):
+            lost[event.lane] = sorted([*lost[event.lane], (event.start, event.stop)])
+        elif isinstance(event, GapSeen) and event.lane in lanes and event.start < event.stop:
+            what = f"reader {event.reader} was told that indices {event.start} to {event.stop} of lane {event.lane} are"
+            if event.kind == GapKind.TRIMMED.name and event.stop > trimmed[event.lane]:
+                found.append(Violation("P1", event.at, f"{what} trimmed; only {trimmed[event.lane]} were"))
+            elif event.kind == GapKind.LOST.name and not inside(lost[event.lane], event.start, event.stop):
+                found.append(Violation("P1", event.at, f"{what} lost; they are not"))
+    return found
+
+
+def _durable_is_not_lost(ledger: Ledger) -> list[Violation]:
+    """What was acked or read as durable is never lost."""
+    found = [
+        Violation("P1", s.at, f"batch {s.number} of {s.stream} was acked as durable at index {s.index}, and is lost")
+        for s in ledger.history.of(Settled)
+        if s.verdict is Verdict.STORED and s.ack == Ack.DURABLE and s.index is not None
+        and ledger.is_lost(s.lane, s.index)
+    ]  # fmt: skip
+    return found + [
+        Violation("P1", d.at, f"reader {d.reader} read index {d.index} of lane {d.lane} as durable, and it is lost")
+        for d in ledger.history.of(Delivered)
+        if d.durable and ledger.is_lost(d.lane, d.index)
+    ]
+
+
+def _losses_are_told(ledger: Ledger) -> list[Violation]:
+    """A publisher that goes on after a loss hears which of its acked batches are lost, and of no others."""
+    history = ledger.history
+    told = {(event.process, event.lane, event.index) for event in history.of(LossTold)}
+    found = [
+        Violation("P1", t.at, f"{t.process} was told that index {t.index} of lane {t.lane} is lost; it is not")
+        for t in history.of(LossTold)
+        if not ledger.is_lost(t.lane, t.index)
+    ]
+    losses = [event.at for event in history.of(FabricLost)]
+    stored = [event for event in history.of(Settled) if event.verdict is Verdict.STORED and event.index is not None]
+    newest = {event.process: event for event in stored}
+    for event in stored:
+        lost_us = next((at for at in losses if at > event.at), None)
+        last = newest[event.process]
+        goes_on = lost_us is not None and last.at > lost_us and last.lane == event.lane
+        place = (event.process, event.lane, event.index or 0)
+        if goes_on and ledger.is_lost(event.lane, event.index or 0) and place not in told:
+            found.append(Violation("P1", event.at, (
+                f"batch {event.number} of {event.process}, acked at index {event.index} of lane {event.lane}, is lost, "
+                "and its publisher went on without being told")))  # fmt: skip
+    return found
+
+
+def _read_back(ledger: Ledger, lanes: set[int]) -> list[Violation]:
+    """When all is well again, readers find every acked batch of a topic with replicas, and the disks have it."""
+    history, found = ledger.history, []
+    healed_us = history.of(Healed)[-1].at
+    read = {(d.lane, d.index, d.digest) for d in history.of(Delivered) if d.at >= healed_us}
+    disks = {(stored.lane, stored.index, stored.digest) for stored in history.of(OnDisk) if stored.copies}
+    trimmed: dict[int, int] = defaultdict(int)
+    for trim in history.of(TrimmedTo):
+        trimmed[trim.lane] = max(trimmed[trim.lane], trim.index)
+    for ack in history.of(Settled):
+        if ack.verdict is not Verdict.STORED or ack.index is None or ack.lane not in lanes:
+            continue
+        if ack.index < trimmed[ack.lane] or ledger.is_lost(ack.lane, ack.index):
+            continue
+        place = (ack.lane, ack.index, ledger.first_sent[ack.stream, ack.number].digest)
+        what = f"batch {ack.number} of {ack.stream}, acked at index {ack.index} of lane {ack.lane} (ack {ack.ack})"
+        if place not in read:
+            found.append(Violation("P1", ack.at, f"{what}, was not found there when all was read back"))
+        if ack.ack == Ack.DURABLE and place not in disks:
+            found.append(Violation("P1", ack.at, f"{what}, is on no disk in the end"))
+    return found

@@ -1,0 +1,44 @@
+"""P6: durable means synced on A of the R replicas of the range that owns the batch. Never fewer, never declared."""
+
+from __future__ import annotations
+
+from embarcadero.sim.checkers.ledger import Violation
+from embarcadero.sim.history import Copies, History, OnDisk, TailRead
+
+
+def check(history: History) -> list[Violation]:
+    """All violations of P6."""
+    return [*_enough_copies(history), *_tails(history), *_copies_agree(history)]
+
+
+def _enough_copies(history: History) -> list[Violation]:
+    return [
+        Violation("P6", c.at, (
+            f"{c.who} took index {c.index} of lane {c.lane} as durable; it was synced on {c.copies} of the {c.needed} "
+            "disks that this takes"))
+        for c in history.of(Copies)
+        if c.copies < c.needed
+    ]  # fmt: skip
+
+
+def _tails(history: History) -> list[Violation]:
+    """The durable end is never above the ordered end."""
+    return [
+        Violation("P6", t.at, (
+            f"{t.process} was told that lane {t.lane} is durable through {t.durable_index}, but ordered only through "
+            f"{t.index}"))
+        for t in history.of(TailRead)
+        if t.durable_index > t.index
+    ]  # fmt: skip
+
+
+def _copies_agree(history: History) -> list[Violation]:
+    """One position is one batch on all disks, whatever was lost between."""
+    found: list[Violation] = []
+    first: dict[tuple[int, int], OnDisk] = {}
+    for stored in history.of(OnDisk):
+        other = first.setdefault((stored.lane, stored.index), stored)
+        if other.digest != stored.digest:
+            found.append(Violation("P6", stored.at, (
+                f"two disks have two different batches at index {stored.index} of lane {stored.lane}")))  # fmt: skip
+    return found

@@ -1,0 +1,140 @@
+"""The disks of a world, who uses them, and what one who sees into all of them knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from embarcadero.sim.disk import Mount, SimDisk
+from embarcadero.sim.history import Copies, DamageLeft, LostSpan, OnDisk, TrimmedTo
+from embarcadero.sim.truth import Truth, owner_of, stored, whole
+from embarcadero.types import Range, ReplicaMember
+
+if TYPE_CHECKING:
+    from embarcadero.sim.process import Process
+    from embarcadero.sim.world import World
+
+_FOR_EVER = 1 << 62
+
+
+class Disks:
+    """One disk for each replica, and those that were taken away."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._made = 0
+        self.devices: dict[int, SimDisk] = {}
+        self.truth = Truth()
+        self._ranges: dict[int, list[Range]] = {}
+        self._revision = -1
+        self._fine: set[tuple[int, int]] = set()  # (lane, index) that were found on enough disks
+        self._told: set[tuple[int, int, int]] = set()  # lost spans, and trims, that are on record
+        self._cut_short: set[int] = set()  # lanes of brokers that were open when the fabric was lost
+
+    # --- using them ---------------------------------------------------------------------------------------------------
+    def of_replica(self, replica: int) -> SimDisk:
+        """The disk that is in its place now; a new one if there is none."""
+        return self.devices.get(replica) or self.replace(replica)
+
+    def replace(self, replica: int) -> SimDisk:
+        """Put an empty disk in a replica's place."""
+        self._made += 1
+        disk = self.devices[replica] = SimDisk(f"{self._world.seed}:disk-{self._made}")
+        disk.on_synced = self.truth.look
+        return disk
+
+    def mount(self, process: Process, find: Callable[[], SimDisk]) -> Mount:
+        """A disk as this process uses it: it can be interrupted at each use."""
+
+        def interrupt() -> None:
+            if self._world.memory.interrupt is not None:
+                self._world.memory.interrupt(process.host)
+
+        return Mount(find, interrupt)
+
+    def seen_by(self, process: Process) -> Callable[[ReplicaMember], Mount]:
+        """How a process opens the disks of replicas."""
+        return lambda member: self.mount(process, lambda: self.of_replica(member.replica))
+
+    # --- looking ------------------------------------------------------------------------------------------------------
+    def _ranges_of(self, lane: int) -> list[Range]:
+        directory = self._world.directory
+        if directory.revision() != self._revision:
+            self._revision = directory.revision()
+            self._ranges = {}
+            for range_ in directory.ranges():
+                self._ranges.setdefault(range_.lane, []).append(range_)
+        return self._ranges.get(lane, [])
+
+    def see_copies(self, who: str, lane: int, index: int) -> None:
+        """Somebody takes the batch at `index` as durable: put on record on how many disks it was synced."""
+        if (lane, index) in self._fine:
+            return
+        ranges = self._ranges_of(lane)
+        if not ranges:
+            return  # its topic has no replicas
+        if index < ranges[0].start:
+            return  # trimmed
+        owner = owner_of(ranges, index)
+        copies, needed = (0, 1) if owner is None else (self.truth.copies(owner, index), owner.durable_on)
+        if copies >= needed:
+            self._fine.add((lane, index))
+        now_us = self._world.queue.now_us
+        self._world.seen(Copies(at=now_us, who=who, lane=lane, index=index, copies=copies, needed=needed))
+
+    def see_durable_end(self, who: str, lane: int, end: int) -> None:
+        """Somebody was told that a lane is durable through `end`: look at the last entry before it, if there is one."""
+        if owner_of(self._ranges_of(lane), end - 1) is not None:
+            self.see_copies(who, lane, end - 1)
+
+    def fabric_lost(self) -> None:
+        """Lanes of brokers that are open now end somewhere, and what was above is lost."""
+        self._cut_short.update(lane.lane for lane in self._world.directory.lanes() if lane.open)
+
+    def see_gaps(self) -> None:
+        """Put on record what the store says is lost or trimmed."""
+        directory, now_us = self._world.directory, self._world.queue.now_us
+        spans = [(lane.lane, lane.end, _FOR_EVER) for lane in directory.lanes()
+                 if lane.lane in self._cut_short and lane.end is not None]  # fmt: skip
+        ranges = directory.ranges()
+        for before, after in pairwise(ranges):
+            if before.lane == after.lane and before.end is not None and before.end < after.start:
+                spans.append((before.lane, before.end, after.start))
+        for span in spans:
+            if span not in self._told:
+                self._told.add(span)
+                self._world.seen(LostSpan(at=now_us, lane=span[0], start=span[1], stop=span[2]))
+        for lane, index in sorted(directory.trims().items()):
+            if (lane, index, -1) not in self._told:
+                self._told.add((lane, index, -1))
+                self._world.seen(TrimmedTo(at=now_us, lane=lane, index=index))
+
+    def unsettled(self) -> list[tuple[int, str]]:
+        """(replica, what): copies of sealed ranges that are not just what they should be, whole and no more."""
+        directory = self._world.directory
+        trims, found = directory.trims(), []
+        for range_ in directory.ranges():
+            if range_.end is None or range_.start == range_.end:
+                continue
+            wanted = set(range(max(range_.start, trims.get(range_.lane, 0)), range_.end))
+            for ref in range_.replicas:
+                there = whole(self.of_replica(ref.replica), range_)
+                if wanted - there:
+                    found.append((ref.replica, f"range {range_.number} of lane {range_.lane} (not all of it)"))
+                elif max(there, default=0) >= range_.end:
+                    found.append((ref.replica, f"range {range_.number} of lane {range_.lane} (more than it is)"))
+        return found
+
+    def see_all(self) -> None:
+        """In the end: put on record which batches are on disks."""
+        if not self.devices:
+            return
+        self.see_gaps()
+        for replica, what in self.unsettled():
+            self._world.seen(DamageLeft(at=self._world.queue.now_us, replica=replica, path=what))
+        found = stored(list(self.devices.values()), self._world.directory.ranges())
+        for (lane, index, digest), copies in found.items():
+            self._world.seen(
+                OnDisk(at=self._world.queue.now_us, lane=lane, index=index, digest=digest, copies=copies)
+            )  # fmt: skip

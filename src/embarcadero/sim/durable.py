@@ -1,0 +1,85 @@
+"""The part of a seed's plan that is about replicas: how many, which topics use them, and what breaks them.
+
+Damage is bounded so that promises can hold. A batch is durable on A disks, so at most A - 1 replicas of a world are its
+victims: only theirs are the disks that rot or are replaced by empty ones. Everything else may happen to all of them.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Final
+
+from embarcadero.limits import KIB
+
+REPLICAS_SHARE: Final = 0.5
+"""Share of the worlds that have replicas."""
+
+REPLICA_FAULT_KINDS: Final = (
+    "replica-crash", "replica-crash-inside", "replica-pause", "power-cut", "sync-fails", "disk-full", "disk-read-only",
+    "slow-disk", "bit-flip", "wipe", "replica-zombie", "trim",
+)  # fmt: skip
+"""Faults that happen now and then in a world with replicas. Of these, bit-flip, wipe and replica-zombie hit victims."""
+
+VICTIM_KINDS: Final = ("bit-flip", "wipe", "replica-zombie")
+
+CLUSTER_FAULT_KINDS: Final = ("cluster-loss", "clean-restart")
+"""Faults that hit all at once: every process is gone, and the fabric; or the cluster is stopped and started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bias:
+    """Worlds with replicas where some trouble is certain: a planted bug is found there sooner."""
+
+    faults: tuple[str, ...]
+    copies: tuple[int, int] | None = None  # (R, A) of all topics
+    every_s: float = 4.0
+    interrupt_rate: float | None = None  # per memory primitive
+    job_us: int | None = None
+
+
+@dataclass(slots=True)
+class DurablePlan:
+    """What a seed has of disks and replicas; no replicas: nothing."""
+
+    replicas: int = 0
+    copies: list[tuple[int, int]] = field(default_factory=list)  # (R, A) by topic
+    victims: list[int] = field(default_factory=list)
+    segment_bytes: int = 64 * KIB
+    job_us: int = 200  # what a job beside a process takes, about
+    faults: dict[str, float] = field(default_factory=dict)
+
+
+def make_durable(seed: int, topics: int, quiet: bool, bias: Bias | None = None) -> DurablePlan:
+    """Draw it. Worlds without replicas are as they were before there were any."""
+    rng = random.Random(f"{seed}:durable")
+    if rng.random() >= REPLICAS_SHARE and bias is None:
+        return DurablePlan()
+    replicas = rng.choice([1, 2, 3, 3, 3, 4] if bias is None else [3])
+    restarts = not quiet and rng.random() < 0.4
+    sets = [(r, a) for r in range(1, min(replicas, 3) + 1) for a in range(1, r + 1)]
+    copies = [rng.choice([(3, 2), *sets] if replicas >= 3 else sets) for _ in range(topics)]
+    if not restarts and topics > 1 and rng.random() < 0.3:
+        copies[rng.randrange(topics)] = (0, 0)  # what is in memory only does not outlive the fabric
+    if bias is not None:
+        copies = [bias.copies or (3, 2)] * topics
+    least = min((a for _, a in copies if a), default=0)
+    return DurablePlan(
+        replicas=replicas,
+        copies=copies,
+        victims=sorted(rng.sample(range(replicas), max(0, least - 1))),
+        segment_bytes=rng.choice([4, 16, 64]) * KIB,
+        job_us=(bias.job_us if bias is not None else None) or rng.choice([50, 500, 5_000]),
+        faults={} if quiet else _faults(rng, restarts, victims=least > 1) if bias is None else dict.fromkeys(
+            bias.faults, bias.every_s),
+    )  # fmt: skip
+
+
+def _faults(rng: random.Random, restarts: bool, victims: bool) -> dict[str, float]:
+    kinds = [kind for kind in REPLICA_FAULT_KINDS if victims or kind not in VICTIM_KINDS]
+    faults = {kind: rng.choice([2.0, 5.0, 12.0]) for kind in sorted(rng.sample(kinds, rng.randint(1, 4)))}
+    if restarts:
+        faults["cluster-loss"] = rng.choice([6.0, 15.0])
+        if rng.random() < 0.5:
+            faults["clean-restart"] = 10.0
+    return faults

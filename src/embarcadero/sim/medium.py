@@ -1,0 +1,196 @@
+"""What a disk is made of: files and folders as processes see them, as they are on the medium, and what is on its way.
+
+A write is seen by everybody at once and is on the medium once its file was synced; until then a power cut leaves any
+part of it, sector by sector. A name is seen at once too, and stays once its folder was synced.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Final, NamedTuple
+
+SECTOR_BYTES: Final = 512
+
+
+class Write(NamedTuple):
+    """One write, or (`data` is None) one change of a file's size."""
+
+    offset: int
+    data: bytes | None
+
+    def do(self, target: bytearray) -> None:
+        """Do it whole."""
+        if self.data is None:
+            _resize(target, self.offset)
+        else:
+            _resize(target, max(len(target), self.offset))
+            target[self.offset : self.offset + len(self.data)] = self.data
+
+    def by_sector(self) -> list[tuple[int, Write]]:
+        """(sector, the part of this write that is in it)"""
+        data = self.data or b""
+        stop = self.offset + len(data)
+        parts = []
+        for first in range(self.offset // SECTOR_BYTES * SECTOR_BYTES, stop, SECTOR_BYTES):
+            start, end = max(first, self.offset), min(first + SECTOR_BYTES, stop)
+            parts.append((first, Write(start, data[start - self.offset : end - self.offset])))
+        return parts
+
+
+class SimFile:
+    """One file of a disk, whatever its name is."""
+
+    def __init__(self) -> None:
+        self.live = bytearray()
+        self.medium = bytearray()
+        self.under_way: list[Write] = []
+        self._unsure = False
+        self.cuts = 0  # how often it was made shorter
+
+    def write(self, write: Write) -> None:
+        """Everybody sees it."""
+        self.cuts += write.data is None and write.offset < len(self.live)
+        write.do(self.live)
+        self.under_way.append(write)
+
+    def arrive(self) -> None:
+        """All that was written is on the medium."""
+        for write in self.under_way:
+            write.do(self.medium)
+        self.under_way.clear()
+
+    def _arrive_partly(self, rng: random.Random) -> bool:
+        """A sector is on the medium as some moment between the writes to it left it."""
+        share = rng.choice([0.0, 0.5, 0.5, 0.9, 1.0])
+        writes, self.under_way = self.under_way, []
+        missed: set[int] = set()
+        for write in writes:
+            if write.data is None:
+                missed.clear()
+                if rng.random() < share:
+                    write.do(self.medium)
+            for sector, part in write.by_sector():
+                if sector not in missed and rng.random() < share:
+                    part.do(self.medium)
+                else:
+                    missed.add(sector)
+        return bool(writes)
+
+    def fail(self, rng: random.Random) -> None:
+        """A sync failed: some of it has arrived, the rest never will, but may be seen until the cache drops it."""
+        self._arrive_partly(rng)
+        _resize(self.medium, len(self.live))
+        self._unsure = True
+        if rng.getrandbits(1):
+            self.drop_cache()
+
+    def drop_cache(self) -> None:
+        """What a sync failed to write is seen no more."""
+        if self._unsure:
+            self.live = bytearray(self.medium)
+            for write in self.under_way:
+                write.do(self.live)
+            self._unsure = False
+
+    def lose_power(self, rng: random.Random) -> None:
+        """Any part of what was under way has arrived; a longer file may have come out longer, with zeros in it."""
+        longest = len(self.live)
+        if self._arrive_partly(rng) and longest > len(self.medium) and rng.getrandbits(1):
+            _resize(self.medium, longest)
+        self.live, self._unsure = bytearray(self.medium), False
+
+    def flip(self, position: int, bit: int) -> None:
+        """The medium rots, and the cache has not kept that page."""
+        for target in (self.live, self.medium):
+            if position < len(target):
+                target[position] ^= 1 << bit
+
+
+class SimFolder:
+    """One folder: names as they are seen, and as they are on the medium."""
+
+    def __init__(self) -> None:
+        self.live: dict[str, Node] = {}
+        self.medium: dict[str, Node] = {}
+
+
+Node = SimFile | SimFolder
+
+
+class Naming(NamedTuple):
+    """A name gets, changes or (None) loses its meaning."""
+
+    folder: SimFolder
+    name: str
+    node: Node | None
+
+    def do(self, on_medium: bool) -> None:
+        """Make it so."""
+        names = self.folder.medium if on_medium else self.folder.live
+        if self.node is None:
+            names.pop(self.name, None)
+        else:
+            names[self.name] = self.node
+
+
+class Names:
+    """The tree of names. A change of several names at once (a rename) arrives at once, or not at all."""
+
+    def __init__(self) -> None:
+        self.root = SimFolder()
+        self._under_way: list[tuple[Naming, ...]] = []
+
+    def change(self, *namings: Naming) -> None:
+        """Everybody sees it."""
+        for naming in namings:
+            naming.do(on_medium=False)
+        self._under_way.append(namings)
+
+    def arrive(self, folder: SimFolder) -> None:
+        """The names in one folder are on the medium."""
+        self._arrive([change for change in self._under_way if any(naming.folder is folder for naming in change)])
+
+    def lose_power(self, rng: random.Random) -> None:
+        """Any part of the changes has arrived."""
+        self._arrive([change for change in self._under_way if rng.getrandbits(1)])
+        self._under_way.clear()
+        for folder in self.folders():
+            folder.live = dict(folder.medium)
+        for file in self.files():
+            file.lose_power(rng)
+
+    def _arrive(self, changes: list[tuple[Naming, ...]]) -> None:
+        for change in changes:
+            for naming in change:
+                naming.do(on_medium=True)
+        self._under_way = [change for change in self._under_way if all(change is not done for done in changes)]
+
+    def walk(self, on_medium: bool = False) -> list[tuple[str, Node]]:
+        """All paths below the root, sorted, as seen or as on the medium."""
+        found: list[tuple[str, Node]] = []
+
+        def look(folder: SimFolder, prefix: str) -> None:
+            names = folder.medium if on_medium else folder.live
+            for name in sorted(names):
+                found.append((prefix + name, names[name]))
+                node = names[name]
+                if isinstance(node, SimFolder):
+                    look(node, f"{prefix}{name}/")
+
+        look(self.root, "")
+        return found
+
+    def files(self, on_medium: bool = False) -> list[SimFile]:
+        """All files."""
+        return [node for _, node in self.walk(on_medium) if isinstance(node, SimFile)]
+
+    def folders(self) -> list[SimFolder]:
+        """All folders that the medium knows, the root first."""
+        return [self.root, *(node for _, node in self.walk(on_medium=True) if isinstance(node, SimFolder))]
+
+
+def _resize(target: bytearray, size: int) -> None:
+    if size < len(target):
+        del target[size:]
+    else:
+        target.extend(bytes(size - len(target)))

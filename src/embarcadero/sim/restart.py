@@ -1,0 +1,110 @@
+"""Whole clusters that go and come back: every process at once, and the fabric with them."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from embarcadero.fabric.epochs import create_epochs
+from embarcadero.fabric.incoherent import IncoherentMemory
+from embarcadero.limits import DRAIN_CHECKPOINT_S_MAX, DRAIN_DURABLE_S_MAX
+from embarcadero.sim.history import FabricLost
+from embarcadero.sim.plan import SECOND_US
+from embarcadero.sim.process import Process
+
+if TYPE_CHECKING:
+    from embarcadero.sim.world import World
+
+_DRAIN_US_MAX = int((DRAIN_DURABLE_S_MAX + DRAIN_CHECKPOINT_S_MAX) * SECOND_US)
+
+
+class Restarts:
+    """Ends a cluster and begins the next generation on the same disks."""
+
+    def __init__(self, world: World, rng: random.Random) -> None:
+        self._world, self._rng = world, rng
+        self.up = True  # there is a cluster, or one is coming up
+
+    def lose_everything(self) -> tuple[str, int] | None:
+        """All processes are killed and the fabric is gone; often the power too, with what disks had not synced."""
+        if not self.up:
+            return None
+        self._lose(power_cut=self._rng.random() < 0.6)
+        return "cluster", self._begin_later() + 5 * SECOND_US
+
+    def _lose(self, power_cut: bool) -> None:
+        world = self._world
+        world.see_frontiers()
+        world.disks.fabric_lost()
+        world.seen(FabricLost(at=world.queue.now_us))
+        self._end(power_cut)
+
+    def _begin_later(self) -> int:
+        down_us = self._rng.randrange(SECOND_US // 10, 4 * SECOND_US)
+        self._world.queue.after(down_us, self.begin)
+        return down_us
+
+    # --- a clean stop -------------------------------------------------------------------------------------------------
+    def stop_cleanly(self) -> tuple[str, int] | None:
+        """As `down` and `up`: brokers leave, the sequencer drains, replicas go last; then the next generation."""
+        world = self._world
+        if not self.up:
+            return None
+        self.up = False  # nobody is started again meanwhile
+        world.note("cluster", "is told to stop")
+        for broker in world.brokers.values():
+            broker.leave()
+        world.queue.after(2 * SECOND_US, self._brokers_gone)
+        return "cluster", 15 * SECOND_US
+
+    def _brokers_gone(self) -> None:
+        world = self._world
+        for broker in world.brokers.values():
+            broker.die()
+            world.directory.mark_dead(broker.member.broker, broker.member.incarnation)
+        world.sequencer.drain()
+        self._wait_for_drain(world.queue.now_us + 2 * _DRAIN_US_MAX)
+
+    def _wait_for_drain(self, until_us: int) -> None:
+        """The clean stop may fail, since other things break meanwhile: then it is one more loss of the fabric."""
+        world = self._world
+        sequencer = world.sequencer
+        if sequencer.alive and not sequencer.drained and world.queue.now_us < until_us:
+            world.queue.after(SECOND_US // 10, lambda: self._wait_for_drain(until_us))
+            return
+        clean = not any(range_.open for range_ in world.directory.ranges())
+        world.note("cluster", f"stops {'cleanly' if clean else 'with open ranges'}")
+        if clean:
+            world.see_frontiers()
+            self._end(power_cut=False)
+        else:
+            self._lose(power_cut=False)
+        self._begin_later()
+
+    def _end(self, power_cut: bool) -> None:
+        world, self.up = self._world, False
+        for process in self._roles():
+            process.die(silently=power_cut)
+        world.network.listening.clear()
+        if power_cut:
+            for disk in world.disks.devices.values():
+                disk.lose_power()
+
+    def _roles(self) -> list[Process]:
+        world = self._world
+        return [process for process in world.processes if process.alive and process.role in (
+            "broker", "sequencer", "replica")]  # fmt: skip
+
+    def begin(self) -> None:
+        """Start the next generation, as `up` does on an old data folder."""
+        world = self._world
+        if self.up or world.over():
+            return
+        self.up = True
+        generation = world.directory.begin_generation()
+        world.note("cluster", f"begins generation {generation & 0xFFFF_FFFF}")
+        memory = IncoherentMemory(random.Random(f"{world.seed}:memory:{generation}"), generation)
+        create_epochs(memory.host(world.hosts[0]))
+        memory.interrupt = world.memory.interrupt
+        world.memory = memory
+        world.start_roles()

@@ -1,0 +1,179 @@
+"""What status says: every degraded state is named, with what to do. A store and a fabric made by hand, no processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from embarcadero.fabric.durability import create_durable, create_ranges
+from embarcadero.fabric.region import Fabric
+from embarcadero.fabric.shared import SharedFabric
+from embarcadero.node.degraded import degraded, down_roles
+from embarcadero.node.scene import LaneState, Scene, lane_report, replica_report
+from embarcadero.placement.directory import Directory
+from embarcadero.placement.memory import MemoryStore
+from embarcadero.replica.health import Trouble
+from embarcadero.types import MemberState, ReplicaMember
+
+NODES = {"sequencer": 1, "broker:0": 2, "replica:0": 3, "replica:1": 4, "replica:2": 5}
+
+
+class Cluster:
+    """A topic that is durable on 2 of 3 replicas, in its first run; `again` begins another one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.directory = Directory(MemoryStore())
+        self.members: dict[int, ReplicaMember] = {}
+        self.begin("disk-0", "disk-1", "disk-2")
+        self.topic = self.directory.create_topic("orders", replicas=3, durable_on=2)
+
+    def begin(self, *disks: str | None) -> None:
+        """A run of the cluster with these disks; None: that replica does not start."""
+        self.directory.begin_generation()
+        self.fabric: Fabric = SharedFabric(self.folder / str(self.directory.generation), self.directory.generation)
+        self.epoch = self.directory.next_epoch()
+        assert self.directory.start_epoch(self.epoch, {})
+        self.words = create_ranges(self.fabric, self.epoch)
+        self.lines = {}
+        for number, disk in enumerate(disks):
+            if disk is not None:
+                member = self.directory.register_replica(number, disk, f"/replica-{number}", "here", 0)
+                self.members[number] = member
+                self.lines[number] = create_durable(self.fabric, member.ref)
+
+    def say(self, number: int, line: int = 0) -> None:
+        """A replica tells how far it has the open range."""
+        range_ = self.directory.open_range(self.topic.lane)
+        assert range_ is not None
+        self.lines[number].add((range_.lane, range_.number), line)
+
+    def scene(self) -> Scene:
+        return Scene(self.fabric, self.directory, NODES)
+
+    def said(self, down: dict[str, str] | None = None) -> list[str]:
+        scene = self.scene()
+        replicas = [replica_report(scene, member, {}) for member in scene.members.values()]
+        lanes = [lane_report(scene, range_) for range_ in scene.last.values()]
+        return degraded(scene, replicas, lanes, down or {})
+
+    def state(self) -> str:
+        (last,) = self.scene().last.values()
+        return lane_report(self.scene(), last).state
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    """As it should be."""
+    return Cluster(tmp_path)
+
+
+def test_nothing_is_degraded(cluster: Cluster) -> None:
+    """Nothing is said."""
+    for number in range(3):
+        cluster.say(number)
+
+    assert cluster.said() == []
+    assert cluster.state() == LaneState.OPEN
+
+
+def test_processes_that_are_down(cluster: Cluster) -> None:
+    """Each with its last words; a replica too, and what its topic then lacks."""
+    cluster.directory.mark_replica_dead(1, 1)
+    said = cluster.said({"sequencer": "", "broker:0": "FabricFull: no room", "replica:1": "WrongFolder: not ours"})
+
+    assert any("the sequencer is down: publishing waits" in one for one in said)
+    assert any("broker 0 is down (FabricFull: no room)" in one for one in said)
+    assert any("replica 1 is down (WrongFolder: not ours)" in one and "logs/replica-1.log" in one for one in said)
+    assert any("topic orders wants 3 copies, 2 replicas are live" in one for one in said)
+    assert not any("ack=2" in one for one in said), "two of three are enough"
+
+
+def test_too_few_copies_can_be_written(cluster: Cluster) -> None:
+    """Dead, or with a disk that can't be written: ack=2 waits, and it is said why and what to do."""
+    cluster.directory.mark_replica_dead(1, 1)
+    cluster.lines[2].health.restart(int(Trouble.DISK_FULL))
+    said = cluster.said()
+
+    assert "1 of the 2 copies that make a record durable can be written: ack=2" in said[0]
+    assert "replica add" in said[0]
+    assert any("replica 2: disk full: free some room" in one for one in said)
+
+
+@pytest.mark.parametrize("trouble", list(Trouble))
+def test_every_trouble_is_told_in_words(cluster: Cluster, trouble: Trouble) -> None:
+    """With what to do."""
+    cluster.lines[0].health.restart(int(trouble))
+    (said,) = [one for one in cluster.said() if one.startswith("replica 0: ")]
+
+    assert said.count(": ") >= 2
+    assert str(trouble.name).lower().replace("_", " ") in said
+
+
+def test_a_silent_replica(cluster: Cluster) -> None:
+    """One whose heart stands still is live for the store; whoever listens for a moment knows better."""
+    scene = cluster.scene()
+    beating = [cluster.lines[number].heartbeat for number in (0, 2)]
+    scene.listen(lambda: [beat.advance(beat.value + 1) for beat in beating] and None, 3)
+    replicas = [replica_report(scene, member, {}) for member in scene.members.values()]
+    lanes = [lane_report(scene, range_) for range_ in scene.last.values()]
+    (said,) = degraded(scene, replicas, lanes)
+
+    assert said.startswith("replica 1: silent")
+    assert [scene.well(cluster.members[number].ref) for number in range(3)] == [True, False, True]
+
+
+def test_after_a_loss_of_memory(cluster: Cluster) -> None:
+    """Who has not answered, and why; enough answers: wait. A loss that was accepted: wait."""
+    cluster.begin("disk-0", "another", None)
+    assert cluster.state() == LaneState.RECOVERING
+    cluster.say(0, 5)
+    said = cluster.said()
+    assert "1 of the 2 copies needed for recovery have answered" in said[0]
+    assert "replica 1 (its disk is another one), replica 2 (down)" in said[0]
+    assert "embarcadero topic recover orders --accept-loss" in said[0]
+    assert any("replica 1 has another disk than 1 of its ranges name" in one for one in said)
+    cluster.directory.accept_loss(cluster.topic.lane)
+    assert "as you accepted" in cluster.said()[0]
+
+
+def test_recovery_under_way(cluster: Cluster) -> None:
+    """A copy that does not answer is damaged, or not looked through; two of three are enough."""
+    cluster.begin("disk-0", "disk-1", "disk-2")
+    cluster.say(0, 5)
+    assert "its copy is damaged, or not yet looked through" in cluster.said()[0]
+    cluster.say(1, 4)
+    assert "being recovered from disks (2 copies answered)" in cluster.said()[0]
+    assert "wait" in cluster.said()[0]
+
+
+def test_after_a_clean_stop_with_too_few_replicas(cluster: Cluster) -> None:
+    """The lane goes on when enough replicas are there."""
+    assert cluster.directory.seal_clean(cluster.topic.lane, 1, 0, 0, cluster.epoch)
+    cluster.begin("disk-0", None, None)
+
+    assert cluster.state() == LaneState.WAITING
+    assert "waits for 2 replicas to go on, 1 are live" in cluster.said()[0]
+
+
+def test_replicas_that_are_drained_or_gone(cluster: Cluster) -> None:
+    """What is left on them, and what to do; one without ranges is nothing to speak of."""
+    cluster.directory.drain_replica(0)
+    assert any("replica 0 is being drained: 1 ranges" in one for one in cluster.said())
+    lone = cluster.directory.register_replica(5, "disk-5", "/replica-5", "here", 0)
+    cluster.directory.mark_replica_dead(5, lone.incarnation)
+    assert not any("replica 5" in one for one in cluster.said())
+    cluster.directory.mark_replica_dead(1, 1)
+    scene = Scene(cluster.fabric, cluster.directory, {"sequencer": 1})
+    replicas = [replica_report(scene, member, {}) for member in scene.members.values()]
+    assert any("replica 1 is gone, and 1 ranges name it" in one for one in degraded(scene, replicas, []))
+
+
+def test_which_roles_are_down(cluster: Cluster) -> None:
+    """A process that is down, a broker that is not live, a replica that is not a member."""
+    refs = [cluster.members[0].ref]
+    nodes = {"sequencer": 0, "broker:0": 7, "broker:1": 8, "replica:0": 9, "replica:1": 10}
+    brokers = {0: MemberState.LIVE, 1: MemberState.DEAD}
+
+    assert down_roles(nodes, brokers, refs) == {"sequencer", "broker:1", "replica:1"}
