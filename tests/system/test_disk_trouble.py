@@ -33,7 +33,7 @@ from embarcadero.storage.verify import Severity, verify_folder
 from embarcadero.types import GapKind
 
 pytestmark = pytest.mark.system
-WAIT_S = 20
+WAIT_S = 60
 KIB = 1 << 10
 MIB = 1 << 20
 COUNT = 320
