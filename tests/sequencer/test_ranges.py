@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 
 from embarcadero.fabric.durability import RangeWord
-from embarcadero.limits import RANGE_GRACE_S, REPLICA_LAG_S, REPLICA_SILENT_S
+from embarcadero.limits import CHECKPOINT_S, RANGE_GRACE_S, REPLICA_LAG_S, REPLICA_SILENT_S
 from embarcadero.plants import ACTIVE
 from embarcadero.sequencer import ranges as ranges_module
 from embarcadero.types import Outcome
@@ -289,3 +289,15 @@ def test_one_who_was_deposed_seals_nothing() -> None:
     zombie.ranges.look(cluster.clock.us + 10_000_000)
 
     assert len(cluster.directory.ranges(lane)) == 1
+
+
+def test_a_lane_that_rests_gets_a_last_checkpoint() -> None:
+    """Retention gives up only what a checkpoint covers: a lane that grew once and rests is covered, too."""
+    cluster = ReplicatedCluster()
+    lane, _ = filled(cluster)
+    saved = cluster.sequencer.lanes[lane].order.counters
+    cluster.wait(CHECKPOINT_S + 0.5, step=0.25)
+    count = saved.checkpoints
+    assert cluster.sequencer.lanes[lane]._checkpoint.index == cluster.sequencer.lanes[lane].order.next_index
+    cluster.wait(2 * CHECKPOINT_S, step=0.25)
+    assert saved.checkpoints == count, "and no more"

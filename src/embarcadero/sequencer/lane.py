@@ -200,10 +200,11 @@ class Lane:
         self.write()
         self._write_checkpoint(now_us)
 
-    def save_if_due(self, now_us: int) -> None:
-        """Write a checkpoint if the last one is old."""
+    def save_if_due(self, now_us: int) -> bool:
+        """Write a checkpoint if the last one is old. True if nothing is left for a next one."""
         if now_us - self.order.counters.checkpoint_at_us >= _CHECKPOINT_US:
             self.save(now_us)
+        return self._checkpoint.index >= self.order.next_index
 
     def _reserve(self, count: int) -> None:
         """Make sure that `count` more decisions fit the ring. Table and decisions agree at this moment."""

@@ -119,6 +119,7 @@ class RangeKeeper:
         self.kept: dict[int, Kept] = {}
         self.grown: set[Kept] = set()  # lanes of ours that got entries since the last look
         self._moved: set[Kept] = set()  # and since replicas were last compared
+        self._unsaved: set[Kept] = set()  # and since their last checkpoints
         self._unsettled: dict[int, Kept] = {}  # lanes whose range may have to change
         self._look_us = self._members_us = 0
         self._lag_us = now_us + _LAG_US
@@ -154,6 +155,7 @@ class RangeKeeper:
         if kept is not None:
             self.grown.discard(kept)
             self._moved.discard(kept)
+            self._unsaved.discard(kept)
             self.say(lane, 0, closing=False)
 
     def follow(self, lane: int, topic: Topic, broker_lane: TopicLane | None = None) -> None:
@@ -397,7 +399,10 @@ class RangeKeeper:
         for kept in self.grown:
             if kept.lane is not None:
                 self.reserve(kept.lane)
-                kept.lane.save_if_due(self._now_us)  # replicas keep it on disk: a restart replays what comes after it
+                self._unsaved.add(kept)
+        for kept in list(self._unsaved):  # replicas keep checkpoints: what is older may go, a restart replays the rest
+            if kept.lane is None or kept.lane.save_if_due(self._now_us):
+                self._unsaved.discard(kept)
 
     def reserve(self, lane: Lane) -> None:
         """Have positions reserved in the store well ahead of the order."""
