@@ -90,7 +90,7 @@ PLANTS: Final = {
         Plant("durable-before-sync", "a replica's durable line moves before the sync", bias=_POWER),
         Plant("ack-before-durable", "a broker acks as durable what is only ordered", bias=_POWER),
         Plant("serve-above-durable", "a broker serves as durable what is only ordered", bias=_POWER),
-        Plant("old-incarnation-counts", "the durable line of a replica's earlier incarnation counts", bias=_SEALS, first=3),
+        Plant("old-incarnation-counts", "a durable line of an earlier incarnation counts", bias=_SEALS, first=3),
         Plant("old-range-counts", "a durable line of an earlier range counts", bias=_SEALS),
         Plant("seal-at-frontier", "a range is sealed at what is ordered, not at what is durable", bias=_SEALS),
         Plant("cut-left-out", "a replica keeps what it has above the end of a sealed range", bias=_SEALS),
