@@ -52,7 +52,6 @@ _SEALS: Final = Bias(("replica-crash", "replica-pause", "slow-disk"), every_s=2.
 _LOSS: Final = Bias(("cluster-loss", "replica-crash"), job_us=100_000)
 _WIPES: Final = Bias(("cluster-loss", "wipe", "replica-crash"), job_us=20_000)
 _ROT: Final = Bias(("bit-flip", "cluster-loss", "replica-crash"))
-_PAUSES: Final = Bias(("replica-pause", "replica-crash"), copies=(1, 1), every_s=1.0)
 _SLOW: Final = Bias(("slow-disk", "replica-pause"), every_s=2.0)
 
 PLANTS: Final = {
@@ -100,7 +99,6 @@ PLANTS: Final = {
         Plant("forgetful-counts", "a replica that says nothing of a range is taken for one with an empty copy",
               bias=_WIPES, first=6),
         Plant("positions-reused", "after a loss of the fabric positions are handed out again", bias=_LOSS, first=1),
-        Plant("chunk-freed-early", "payloads are freed before they are durable", bias=_PAUSES),
         Plant("order-slot-reused-early", "order slots are reused before they are durable", bias=_SLOW),
     )
 }  # fmt: skip
