@@ -15,6 +15,10 @@ from embarcadero.storage.disk import Missing, Part
 SECTOR = 512
 
 
+class Died(Exception):
+    """The host went down in the middle of something."""
+
+
 class Node:
     """A file: as it is read, as it is on the disk, and which sectors differ."""
 
@@ -57,6 +61,7 @@ class World:
         self.locks: set[str] = set()
         self.room: int | None = None
         self.syncs_to_fail = 0
+        self.syncs_to_live: int | None = None  # then the host goes down
         self.read_only = False
         self.unreadable: set[str] = set()
 
@@ -124,6 +129,10 @@ class CrashFile:
         return bytes(self.node.data[offset : offset + size])
 
     def sync(self) -> None:
+        if self._world.syncs_to_live is not None:
+            self._world.syncs_to_live -= 1
+            if self._world.syncs_to_live < 0:
+                raise Died
         if self._world.syncs_to_fail:
             self._world.syncs_to_fail -= 1
             self.node.dirty.clear()  # still to be read, and never written

@@ -270,6 +270,21 @@ def test_a_flipped_bit_in_the_active_segment_is_never_cut(copies: Copies, part: 
     copies.repair(log)
 
 
+@pytest.mark.parametrize("records", [1, 3])
+def test_a_hole_in_what_was_synced_is_damage(copies: Copies, records: int) -> None:
+    """Zeros look like what a crash leaves; the mark says that they were synced."""
+    info = copies.infos[-1]
+    entries, _ = copies.source.span(info.base_index, info.base_index + records)
+    size = sum(64 + -(-one // 64) * 64 for one in entries["size"].tolist())
+    copies.node(-1).data[128 : 128 + size] = bytes(size)
+    log = copies.open()
+
+    assert [damage[:3] for damage in log.damage] == [
+        (info.base_index, info.base_index + records, DamageKind.SPAN)
+    ]  # fmt: skip
+    copies.repair(log)
+
+
 def test_a_program_that_cut_damage_would_be_noticed(copies: Copies, monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted bug: records that were synced are gone, and nobody says so."""
     monkeypatch.setattr(plants, "ACTIVE", {"damage-cut"})
