@@ -559,7 +559,8 @@ def _gap_frame(request: int, gap: Gap) -> bytes:
         ("ordered", Gap(GapKind.END_OF_LANE, 2, 2), True),
         ("durable", Gap(GapKind.END_OF_LANE, 2, 2), False),
         ("durable", Gap(GapKind.LOST, 3, 50), True),
-        ("durable", Gap(GapKind.LOST, 4, 50), False),
+        ("durable", Gap(GapKind.LOST, 4, 50), True),  # between is an entry without records
+        ("durable", Gap(GapKind.TRIMMED, 4, 50), False),
     ],
 )
 def test_gaps_that_begin_below_the_place_of_a_reader(read: str, gap: Gap, fine: bool) -> None:

@@ -117,7 +117,7 @@ def test_errors_of_the_cluster_reach_the_user(shell: Shell) -> None:
         (["topic", "create", "orders"], 1, "topic 'orders' exists"),
         (["topic", "create", "bad name"], 2, "A-Z a-z 0-9"),
         (["topic", "create", "t", "--order", "3"], 2, "order 3 does not exist"),
-        (["topic", "create", "t", "--replicas", "3"], 2, "3 replicas, and 0 are live"),
+        (["topic", "create", "t", "--replicas", "3"], 2, "3 replicas, and 1 are live"),
         (["topic", "describe", "nothing"], 1, "no topic 'nothing'"),
         (["publish", "nothing"], 1, "no topic 'nothing'"),
         (["tail", "nothing"], 1, "no topic 'nothing'"),

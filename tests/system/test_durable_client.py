@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -289,3 +290,30 @@ def test_calls_end_while_nothing_runs(cluster: Cluster, log: Any) -> None:
         cluster.up()
         assert future.result(PATIENCE_S) is not None
     assert log.read("t", timeout=PATIENCE_S).column("value").to_pylist() == [b"x", b"y"]
+
+
+def test_the_command_line_waits_for_disks_and_tells_what_is_lost(cluster: Cluster, log: Any) -> None:
+    """`publish --ack 2`, `tail --read`, and the hole that a crash leaves."""
+
+    def run(*arguments: str, lines: str = "") -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "embarcadero.cli.main", *arguments, "--brokers", cluster.address]
+        done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    log.create_topic("t", order=5, replicas=1)
+    assert "seq 1" in run("publish", "t", "--ack", "2", lines="one\ntwo\n").stdout
+    cluster.stop_replica(0)
+    publisher = log.publisher("t")
+    lost = publisher.send(b"three").result(PATIENCE_S)
+    assert run("tail", "t", "--read", "ordered").stdout == "one\ntwo\nthree\n"
+    cluster.kill_all()
+    cluster.up()
+    with pytest.raises(RecordsLost) as caught:
+        publisher.close()
+    assert caught.value.positions == (lost,)
+    shown = run("tail", "t")
+    assert shown.stdout == "one\ntwo\n"
+    assert "-- lost: batches" in shown.stderr
+    gaps = [line for line in run("tail", "t", "--json").stdout.splitlines() if '"gap"' in line]
+    assert len(gaps) == 1

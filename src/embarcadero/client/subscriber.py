@@ -262,7 +262,8 @@ class SubscriberCore:
 
     def _take_gap(self, gap: Gap) -> None:
         """A typed hole. One that begins below our place tells that what was read there is lost."""
-        jumps = gap.start > self._next and self._partitions is None  # a filter leaves out what is before the gap
+        filtered = self._partitions is not None  # then, what is before the gap may be left out
+        jumps = gap.start > self._next and not filtered and gap.kind is not GapKind.LOST  # or be entries of sessions
         if self._by == "index" and (jumps or (gap.start < self._next and not self._may_lose(gap))):
             raise BadFrame(f"a gap at index {gap.start} where {self._next} comes next", "report it: this is a bug")
         self._put(Batch.of_gap(self.lane, gap, self._next_seq if gap.start == self._next else None))
