@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from embarcadero.fabric.layout import Entries
+import numpy as np
+
+from embarcadero.fabric.layout import LINE, ORDER, Entries, fold_line
 from embarcadero.fabric.ring import RingReader
 from embarcadero.limits import BROKER_LANES_FIRST, MIB
 from embarcadero.replica.brokers import Brokers
@@ -20,6 +22,7 @@ from embarcadero.replica.reign import Reign
 COMMIT_BYTES_MAX: Final = 16 * MIB
 """Payloads that one commit takes, of all lanes; a batch always fits."""
 
+_LOW: Final = 0xFFFF_FFFF
 COMMIT_ENTRIES_MAX: Final = 4_096
 """Entries that one commit takes of one lane."""
 
@@ -80,6 +83,8 @@ class Follower:
         source, start = self._source(copy.range_.lane), copy.log.end
         if source is None or source.ordered <= start:
             return None
+        if source.ordered == start + 1:
+            return self._gather_one(copy, source, start)
         stop = min(source.ordered, start + min(COMMIT_ENTRIES_MAX, source.ring.slots))
         entries = source.ring.read(start, stop)
         payloads, size = self._payloads(entries, room)
@@ -87,6 +92,20 @@ class Follower:
             copy.behind = True  # the slot or the payload is gone: enough others had it on disk
             return None
         return Take(copy, entries[: len(payloads)], payloads, size, source.writer)
+
+    def _gather_one(self, copy: Copy, source: _Source, index: int) -> Take | None:
+        """The same for a single entry, in plain numbers: somebody waits for just this one."""
+        line = source.ring.line(index)
+        size, place = line[5] & _LOW, line[6]
+        whole = line[0] == index and line[7] >> 32 == fold_line(line)
+        payload: bytes | None = b""
+        if whole and size:
+            payload = self._brokers.payload(place >> 32 & 0xFFFF, line[4] >> 32, size, place & _LOW)
+        if not whole or payload is None:
+            copy.behind = True
+            return None
+        entry = np.frombuffer(LINE.pack(*line), dtype=ORDER)
+        return Take(copy, entry, [payload], size, source.writer)
 
     def _payloads(self, entries: Entries, room: int) -> tuple[list[bytes], int]:
         """Copies of payloads until the room runs out or one is gone."""
@@ -107,6 +126,8 @@ class Follower:
 
     def _believed(self, takes: list[Take]) -> list[Take]:
         """Those whose writers may still be believed. Everything they rest on was loaded before."""
+        if len(takes) == 1 and takes[0].writer == BY_SEQUENCER:
+            return takes if self._reign.may_act() else []
         known = {BY_STORE: True}
         for writer in {take.writer for take in takes} - {BY_STORE}:
             known[writer] = self._reign.may_act() if writer == BY_SEQUENCER else self._reign.counts_as_open(writer)
