@@ -149,8 +149,7 @@ class Durability:
 
     def _count(self, lane: int) -> int | None:
         word = self._word(lane)
-        closing = word is not None and word.closing and not planted("closing-range-counts")
-        if word is None or closing or (range_ := self._range(lane, word.number)) is None:
+        if word is None or word.closing or (range_ := self._range(lane, word.number)) is None:
             return None
         counted = durable_through(range_, self.lines.load(range_))
         self._fabric.fence()

@@ -89,6 +89,9 @@ class Restarts:
         if power_cut:
             for disk in world.disks.devices.values():
                 disk.lose_power()
+        if "wipe" in world.plan.faults and not world.healed and self._rng.random() < 0.5:
+            for victim in world.plan.durable.victims:
+                world.disks.replace(victim)
 
     def _roles(self) -> list[Process]:
         world = self._world
