@@ -86,7 +86,8 @@ def _replica(scene: Scene, replica: ReplicaReport, down: Mapping[str, str]) -> I
     role = f"replica:{replica.id}"
     if replica.state == ReplicaState.DEAD and role in scene.nodes:
         why = f" ({down[role]})" if down.get(role) else ""
-        yield f"{who} is down{why}: {_STARTED_AGAIN}; if it stays so, see logs/replica-{replica.id}.log"
+        see = f"logs/replica-{replica.id}.log and {replica.folder}"
+        yield f"{who} is down{why}: {_STARTED_AGAIN}; if it stays so, see {see}"
     elif replica.state == ReplicaState.DEAD and left:
         yield (
             f"{who} is gone, and {left} ranges name it: bring its folder {replica.folder} back; ranges that others "
