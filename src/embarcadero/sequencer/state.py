@@ -458,7 +458,7 @@ class Sequencer:
         for lane in lanes:
             if lane.room is not None:
                 self.ranges.grew(lane.order.topic.lane)
-        for who in {who for lane in lanes for who in lane.bells}:
+        for who in dict.fromkeys(who for lane in lanes for who in lane.bells):  # in one order, whatever hashes are
             self._bell.ring(who)
 
     def _finish_closing(self) -> None:
