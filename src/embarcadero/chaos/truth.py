@@ -46,14 +46,20 @@ class Seen:
 
 def seen(table: pa.Table, lane: int) -> Seen:
     """The columns of a table that `log.read` gave; `lane`: of a topic that has one."""
-    values = table.column("value").combine_chunks()
-    heads = b"".join(value[: RECORD.size] for value in values.to_pylist())
-    words = np.frombuffer(heads, dtype=_WORDS)
+    words = np.concatenate([np.zeros(0, dtype=_WORDS), *map(_heads, table.column("value").chunks)])
     lanes = table.column("_lane").to_numpy() if "_lane" in table.column_names else np.full(len(table), lane)
     return Seen(
         lanes.astype(np.uint64), table.column("_seq").to_numpy().astype(np.uint64),
         words["stream"].astype(np.uint64), words["number"].astype(np.uint64),
     )  # fmt: skip
+
+
+def _heads(values: pa.BinaryArray) -> npt.NDArray[np.void]:
+    """The first bytes of each value: who sent it, as which."""
+    _, ends, data = values.buffers()
+    starts = np.frombuffer(ends, dtype=np.int32)[values.offset : values.offset + len(values)]
+    heads = np.frombuffer(data, dtype=np.uint8)[starts[:, None] + np.arange(RECORD.size)]
+    return np.ascontiguousarray(heads).view(_WORDS)[:, 0]
 
 
 @dataclass(slots=True)
