@@ -160,6 +160,7 @@ def _child_main(wanted: Wanted, link: socket.socket, parent: int) -> int:
     """What a forked node does: nothing of the nursery's is left, and its output goes to its log."""
     from embarcadero.node.node import main
 
+    die_with(parent)
     link.close()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
