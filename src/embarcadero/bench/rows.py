@@ -170,11 +170,11 @@ def _ack2_rows(name: str, what: str) -> list[Row]:
     rows = [
         Row(
             key=f"ack2_{name}_to_bare_{quantile}", family="durable", unit="times", less=True,
-            what=f"ack=2, {what} / bare write + fdatasync, {quantile}", at_least=least, goal=goal,
+            what=f"ack=2 {what} / fdatasync, {quantile}", at_least=least, goal=goal,
         )
         for quantile, (least, goal) in targets.items()
     ]  # fmt: skip
-    plain = [(f"ack2_{name}", f"ack=2 round trip, {what}"), (f"bare_sync_{name}", "bare 1 KiB write + fdatasync")]
+    plain = [(f"ack2_{name}", f"ack=2 round trip {what}"), (f"bare_sync_{name}", f"fdatasync beside {what}")]
     rows += [
         Row(key=f"{key}_{quantile}", family="durable", what=f"{text}, {quantile}", unit="seconds", less=True)
         for key, text in plain
@@ -185,29 +185,29 @@ def _ack2_rows(name: str, what: str) -> list[Row]:
 
 _DURABLE_ROWS: Final = (
     Row(
-        key="durable_to_bare", family="durable", what="publish, ack 2, 2 of 3 / three bare writes", unit="ratio",
+        key="durable_to_bare", family="durable", what="publish ack 2, 2 of 3 / bare disk", unit="ratio",
         at_least=0.5, goal=0.8,
     ),
-    Row(key="durable_publish", family="durable", what="publish, ack 2, 2 of 3, one disk", unit="bytes/s"),
-    Row(key="bare_thrice", family="durable", what="bare write + fdatasync, three times", unit="bytes/s"),
+    Row(key="durable_publish", family="durable", what="publish ack 2, 2 of 3, one disk", unit="bytes/s"),
+    Row(key="bare_thrice", family="durable", what="bare disk: three times 16 MiB", unit="bytes/s"),
     *_ack2_rows("1of1", "1 of 1"),
     *_ack2_rows("2of3", "2 of 3"),
 )  # fmt: skip
 
 _WARM_ROWS: Final = (
     Row(
-        key="warm_to_raw", family="warm", what="warm scan / raw reads of the segments", unit="ratio",
+        key="warm_to_raw", family="warm", what="warm scan / raw reads of the files", unit="ratio",
         at_least=0.4, goal=0.7,
     ),
     Row(key="warm_scan", family="warm", what="warm scan, as Arrow", unit="bytes/s"),
-    Row(key="warm_raw", family="warm", what="raw reads of the segments", unit="bytes/s"),
+    Row(key="warm_raw", family="warm", what="raw reads of the same files", unit="bytes/s"),
     Row(
-        key="restart_large", family="restart", what="restart after kill -9 of all to first ack=2", unit="seconds",
+        key="restart_large", family="restart", what="restart of all to first ack=2", unit="seconds",
         at_least=10.0, goal=2.0, less=True,
     ),
     Row(key="restart_small", family="restart", what="the same, little on disk", unit="seconds", less=True),
-    Row(key="restart_ready_large", family="restart", what="restart to ready", unit="seconds", less=True),
-    Row(key="restart_ready_small", family="restart", what="the same, little on disk", unit="seconds", less=True),
+    Row(key="restart_ready_large", family="restart", what="restart of all to ready", unit="seconds", less=True),
+    Row(key="restart_ready_small", family="restart", what="to ready, little on disk", unit="seconds", less=True),
 )  # fmt: skip
 
 _STRESS_ROWS: Final = (
