@@ -208,6 +208,12 @@ _WARM_ROWS: Final = (
     Row(key="restart_small", family="restart", what="the same, little on disk", unit="seconds", less=True),
     Row(key="restart_ready_large", family="restart", what="restart of all to ready", unit="seconds", less=True),
     Row(key="restart_ready_small", family="restart", what="to ready, little on disk", unit="seconds", less=True),
+    Row(
+        key="recovery_100", family="recovery", what="start-up with 100 sealed segments", unit="seconds",
+        at_least=1.0, goal=1.0, less=True,
+    ),
+    Row(key="recovery_10", family="recovery", what="start-up with 10 sealed segments", unit="seconds", less=True),
+    Row(key="recovery_growth", family="recovery", what="100 segments / 10 segments", unit="times", less=True),
 )  # fmt: skip
 
 _STRESS_ROWS: Final = (

@@ -19,6 +19,7 @@ from embarcadero.bench import (
     publish,
     read,
     records,
+    recovery,
     report,
     sequencer,
     stress,
@@ -53,6 +54,7 @@ MEASURES: Final = {
     "durable": Family(durable.measure, 25),
     "warm": Family(warm.measure_warm, 15),
     "restart": Family(warm.measure_restart, 15),
+    "recovery": Family(recovery.measure_recovery, 3),
     "stress": Family(stress.measure, 60),
 }
 invariant(tuple(MEASURES) == FAMILIES, "every family is measured, in its order")

@@ -24,6 +24,7 @@ FAMILIES: Final = (
     "durable",
     "warm",
     "restart",
+    "recovery",
     STRESS,
 )
 """Rows that are measured together, in this order."""

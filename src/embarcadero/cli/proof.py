@@ -64,7 +64,8 @@ def bench(
 ) -> None:
     """Measure, as ratios to what this machine does raw, and compare with what we aim for.
 
-    Rows: publish, read, send, latency, sequencer, idle, memory, flat, durable, warm, restart; and stress, by name only.
+    Rows: publish, read, send, latency, sequencer, idle, memory, flat, durable, warm, restart, recovery;
+    and stress, by name only.
 
     Examples:
 
