@@ -171,6 +171,11 @@ GOOD: dict[str, dict[str, list[Event]]] = {
         "a tail read sees all acks before it": [topic(), sent(1, 0), settled(2, 0, 4), tail(3, 4, 5)],
         "a tail read need not see acks that came while it was asked": [
             topic(), sent(1, 0), tail(1, 4, 0), settled(2, 0, 4)],
+        "a broker's lane that ends below what was lost with the fabric": [
+            topic(1, replicas=2), lane(1), sent(1, 0), sent(1, 1), settled(2, 0, 3, ack=2), settled(2, 1, 4),
+            tail(3, 4, 5), *lost(5, 4, 99), tail(6, 7, 4)],
+        "a question about a broker's lane that the loss of the fabric overtakes": [
+            topic(1, replicas=2), lane(1), sent(1, 0), settled(2, 0, 4), tail(3, 6, 4), *lost(5, 4, 99)],
         "only what is ordered is read": [topic(), sent(1, 0), ordered(2, 1), moved(2, 0), got(3, 0, 0)],
         "a lane that ends behind its last batch": [
             topic(0), lane(), sent(1, 0), settled(2, 0, 0), moved(2, 0), got(3, 0, 0), gap(4, "END_OF_LANE", 1, 1)],
@@ -300,6 +305,16 @@ BAD: dict[str, dict[str, list[Event]]] = {
         "a tail before an acked batch": [topic(), sent(1, 0), settled(2, 0, 4), tail(3, 4, 4)],
         "a tail before one told earlier": [tail(1, 2, 7), tail(3, 4, 6)],
         "a tail before what was read": [topic(), sent(1, 0), moved(1, 3), got(2, 3, 0), tail(3, 4, 3)],
+        "a tail before an acked batch that is lost only later": [
+            topic(1, replicas=2), lane(1), sent(1, 0), settled(2, 0, 4), tail(3, 4, 4), *lost(5, 4, 99)],
+        "a tail before what was acked as durable, after a loss": [
+            topic(1, replicas=2), lane(1), sent(1, 0), settled(2, 0, 4, ack=2), *lost(3, 4, 99), tail(5, 6, 4)],
+        "a tail before a durable one, after a loss": [
+            topic(1, replicas=2), lane(1),
+            h.TailRead(at=2, process="x", began=1, lane=LANE, index=6, seq=6, durable_index=5), *lost(3, 4, 99),
+            tail(5, 6, 4)],
+        "a tail of a topic's lane that goes back with the fabric": [
+            topic(replicas=2), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 99), tail(5, 6, 4)],
         "a batch above the frontier": [topic(), sent(1, 0), ordered(2, 3), moved(2, 3), got(3, 3, 0)],
         "a frontier that goes back": [ordered(2, 3), ordered(3, 2)],
         "an ack above the end of a lane": [

@@ -23,7 +23,8 @@ class Restarts:
 
     def __init__(self, world: World, rng: random.Random) -> None:
         self._world, self._rng = world, rng
-        self.up = True  # there is a cluster, or one is coming up
+        self.up = True  # there is a cluster, and who dies is started again
+        self._stopping = False  # it was told to stop, and is not gone yet
 
     def lose_everything(self) -> tuple[str, int] | None:
         """All processes are killed and the fabric is gone; often the power too, with what disks had not synced."""
@@ -50,7 +51,7 @@ class Restarts:
         world = self._world
         if not self.up:
             return None
-        self.up = False  # nobody is started again meanwhile
+        self.up, self._stopping = False, True  # nobody is started again meanwhile
         world.note("cluster", "is told to stop")
         for broker in world.brokers.values():
             broker.leave()
@@ -59,6 +60,8 @@ class Restarts:
 
     def _brokers_gone(self) -> None:
         world = self._world
+        if not self._stopping:
+            return
         for broker in world.brokers.values():
             broker.die()
             world.directory.mark_dead(broker.member.broker, broker.member.incarnation)
@@ -68,6 +71,8 @@ class Restarts:
     def _wait_for_drain(self, until_us: int) -> None:
         """The clean stop may fail, since other things break meanwhile: then it is one more loss of the fabric."""
         world = self._world
+        if not self._stopping:
+            return
         sequencer = world.sequencer
         if sequencer.alive and not sequencer.drained and world.queue.now_us < until_us:
             world.queue.after(SECOND_US // 10, lambda: self._wait_for_drain(until_us))
@@ -82,7 +87,7 @@ class Restarts:
         self._begin_later()
 
     def _end(self, power_cut: bool) -> None:
-        world, self.up = self._world, False
+        world, self.up, self._stopping = self._world, False, False
         for process in self._roles():
             process.die(silently=power_cut)
         world.network.listening.clear()
@@ -99,10 +104,15 @@ class Restarts:
             "broker", "sequencer", "replica")]  # fmt: skip
 
     def begin(self) -> None:
-        """Start the next generation, as `up` does on an old data folder."""
+        """Start the next generation, as `up` does on an old data folder.
+
+        There is one cluster at a time: one that is still about to stop is killed first, and its fabric is lost.
+        """
         world = self._world
         if self.up or world.over():
             return
+        if self._stopping:
+            self._lose(power_cut=False)
         self.up = True
         generation = world.directory.begin_generation()
         world.note("cluster", f"begins generation {generation & 0xFFFF_FFFF}")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
+from typing import NamedTuple
 
 from embarcadero.sim.checkers.ledger import Ledger, Violation
 from embarcadero.sim.history import (
     Delivered,
+    Event,
+    FabricLost,
     GapSeen,
     History,
     Moved,
@@ -18,7 +21,7 @@ from embarcadero.sim.history import (
     TailRead,
     Verdict,
 )
-from embarcadero.types import GapKind
+from embarcadero.types import Ack, GapKind
 
 
 def check(history: History) -> list[Violation]:
@@ -30,7 +33,7 @@ def check(history: History) -> list[Violation]:
         *_below_frontier(history),
         *_trimmed_is_gone(history),
         *_ends_are_ends(ledger),
-        *_tails(history),
+        *_tails(ledger),
     ]
 
 
@@ -142,32 +145,66 @@ def _ends_are_ends(ledger: Ledger) -> list[Violation]:
     return found
 
 
-def _tails(history: History) -> list[Violation]:
-    """A tail covers all that was acked, read, or told as the tail before it was asked for."""
-    seen: dict[int, list[tuple[int, int, str]]] = defaultdict(list)  # lane -> (at, tail at least, why)
-    for event in history:
-        if isinstance(event, Settled) and event.verdict is Verdict.STORED and event.index is not None:
-            seen[event.lane].append((event.at, event.index + 1, f"index {event.index} had been acked"))
-        elif isinstance(event, Delivered):
-            seen[event.lane].append((event.at, event.index + 1, f"index {event.index} had been read"))
-        elif isinstance(event, TailRead):
-            seen[event.lane].append((event.at, event.index, f"the tail had been told as {event.index}"))
-    floors = {lane: _floors(facts) for lane, facts in seen.items()}
+_FOR_EVER = -1
+
+
+class _Fact(NamedTuple):
+    """From `at` on, the tail of a lane is at least this."""
+
+    at: int
+    lane: int
+    tail: int
+    why: str
+    durable: bool
+
+
+def _tails(ledger: Ledger) -> list[Violation]:
+    """A tail covers all that was acked, read, or told as the tail before it was asked for.
+
+    Lanes of topics go on above what is lost. A broker's lane ends below it: there, what was lost with the fabric counts
+    for questions that were answered before that, and what was durable counts for ever.
+    """
+    losses = [event.at for event in ledger.history.of(FabricLost)]
+    seen: dict[tuple[int, int], list[_Fact]] = defaultdict(list)  # by lane and losses before it, if it can be lost
+    for event in ledger.history:
+        for fact in _facts(event):
+            ends = fact.lane in ledger.broker_lanes
+            goes = ends and not fact.durable and ledger.is_lost(fact.lane, fact.tail - 1)
+            seen[fact.lane, bisect_left(losses, fact.at) if goes else _FOR_EVER].append(fact)
+    floors = {key: _floors(facts) for key, facts in seen.items()}
     found: list[Violation] = []
-    for tail in history.of(TailRead):
-        times, best = floors[tail.lane]
-        before = bisect_left(times, tail.began)
-        if before and best[before - 1][0] > tail.index:
-            found.append(Violation("P4", tail.at, (
-                f"{tail.process} was told that lane {tail.lane} ends at {tail.index}, but {best[before - 1][1]} before "
-                "it asked")))  # fmt: skip
+    for tail in ledger.history.of(TailRead):
+        for since in (_FOR_EVER, bisect_right(losses, tail.at)):
+            times, best = floors.get((tail.lane, since), ([], []))
+            before = bisect_left(times, tail.began)
+            if before and best[before - 1].tail > tail.index:
+                found.append(Violation("P4", tail.at, (
+                    f"{tail.process} was told that lane {tail.lane} ends at {tail.index}, but {best[before - 1].why} "
+                    "before it asked")))  # fmt: skip
+                break
     return found
 
 
-def _floors(facts: list[tuple[int, int, str]]) -> tuple[list[int], list[tuple[int, str]]]:
-    """Times, and at each the highest tail known so far and why."""
-    facts.sort(key=lambda fact: fact[0])
-    best: list[tuple[int, str]] = []
-    for _, index, why in facts:
-        best.append((index, why) if not best or index > best[-1][0] else best[-1])
-    return [at for at, _, _ in facts], best
+def _facts(event: Event) -> list[_Fact]:
+    """What an event tells about tails."""
+    if isinstance(event, Settled) and event.verdict is Verdict.STORED and event.index is not None:
+        why = f"index {event.index} had been acked"
+        return [_Fact(event.at, event.lane, event.index + 1, why, event.ack == Ack.DURABLE)]
+    if isinstance(event, Delivered):
+        return [_Fact(event.at, event.lane, event.index + 1, f"index {event.index} had been read", event.durable)]
+    if isinstance(event, TailRead):
+        durable = f"it had been told as durable up to {event.durable_index}"
+        return [
+            _Fact(event.at, event.lane, event.index, f"the tail had been told as {event.index}", False),
+            _Fact(event.at, event.lane, event.durable_index, durable, True),
+        ]
+    return []
+
+
+def _floors(facts: list[_Fact]) -> tuple[list[int], list[_Fact]]:
+    """Times, and at each the fact that tells the highest tail so far."""
+    facts.sort(key=lambda fact: fact.at)
+    best: list[_Fact] = []
+    for fact in facts:
+        best.append(fact if not best or fact.tail > best[-1].tail else best[-1])
+    return [fact.at for fact in facts], best
