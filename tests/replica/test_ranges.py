@@ -140,6 +140,33 @@ def test_a_replica_without_the_disk_does_not_reply(tmp_path: Path) -> None:
     assert world.line(world.replicas[1].member.ref, lane) is None
 
 
+def test_a_new_disk_is_filled_once_the_end_of_a_recovering_lane_is_known(tmp_path: Path) -> None:
+    """Not before: its line is no reply. Then it is one of the copies that the seal waits for, and stays."""
+    world = World(tmp_path, replicas=2)
+    lane = world.topic(replicas=2, durable_on=2)
+    writer = written(world, lane)
+    for number in list(world.replicas):
+        world.kill_replica(number, known=False)
+    shutil.rmtree(world.folder(1))
+    world.directory.begin_generation()
+    world._begin(2)
+    world.settle()
+    old, new = world.replicas[0].member.ref, world.replicas[1].member.ref
+    world.reign.say(lane, 1, closing=True)
+    world.poll(5, step_us=100_000)
+    assert world.line(new, lane) is None
+
+    world.reign.say(lane, 1, closing=True, target=10)
+    world.poll(5, step_us=100_000)
+    world.settle()
+    assert world.line(new, lane) == 10
+    assert world.files(1, lane) == writer.written
+    assert world.directory.seal_recovered(lane, 1, 10, 20, [old, new], world.reign.number)
+    world.settle()
+    assert new in world.range_(lane, 1).replicas
+    assert world.files(1, lane) == writer.written
+
+
 def test_the_plant_of_a_forgetful_replica_is_seen(tmp_path: Path) -> None:
     """With the rule off, the wiped replica claims to have an empty copy."""
     ACTIVE.add("forgotten-range-counts")

@@ -123,6 +123,39 @@ def test_a_wiped_disk_is_not_a_reply(planted: bool) -> None:
     assert cluster.directory.ranges(lane)[0].end == 5
 
 
+def test_a_new_disk_may_have_the_copy_that_a_wiped_one_had() -> None:
+    """Two copies are needed and one disk is wiped: the other one knows the end, the new one is the second copy."""
+    cluster, lane, _, range_ = loaded(replicas=2, durable_on=2)
+    cluster.lines(lane, 5, 4)
+    honest, wiped = range_.replicas
+    cluster.lose_memory({honest.replica: honest.disk, wiped.replica: "another disk"})
+    reply(cluster, range_, 5, None)
+    cluster.wait(RECOVERY_REPLIES_S + 0.2)
+    assert cluster.word(lane) == (RangeWord(range_.number, True), 5)
+
+    reply(cluster, range_, 5, 4)
+    cluster.wait(0.3)
+    assert cluster.directory.ranges(lane)[-1].number == range_.number
+    reply(cluster, range_, 5, 5)
+    cluster.wait(0.3)
+    assert cluster.directory.ranges(lane)[0].end == 5
+    assert lane in cluster.sequencer.lanes
+
+
+def test_of_an_empty_range_there_need_be_no_copies() -> None:
+    """Nothing was durable when memory was lost and a disk was wiped: the lane does not wait for copies of nothing."""
+    cluster = ReplicatedCluster(replicas=2)
+    lane = cluster.replicated(5, replicas=2, durable_on=2)
+    range_ = cluster.open_range(lane)
+    honest, wiped = range_.replicas
+    cluster.lose_memory({honest.replica: honest.disk, wiped.replica: "another disk"})
+    reply(cluster, range_, 0, None)
+    cluster.wait(2 * RECOVERY_REPLIES_S)
+
+    assert cluster.directory.ranges(lane)[0].end == 0
+    assert lane in cluster.sequencer.lanes
+
+
 def test_an_operator_may_accept_the_loss() -> None:
     """Then the lane goes on with what the replies have, be it less than was durable."""
     cluster, lane, _, range_ = loaded()

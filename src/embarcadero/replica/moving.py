@@ -1,7 +1,11 @@
-"""Sealed ranges that shall be on another replica: away from one that is drained, back onto a disk that was wiped.
+"""Ranges that shall be on another disk: sealed ones of a replica that is drained, and all that a wiped disk had.
 
 Nobody directs it. Each replica looks for sealed ranges that name a replica on its way out, and takes those for which
 the usual choice falls on itself: it copies the range, and once all of it is on its disk the store says so.
+
+An open range that names a disk of ours which is gone is copied when the sequencer, recovering its lane, says where it
+ends: it is sealed only when enough disks have it, and perhaps too few others are left. How far such a copy goes is no
+reply to the question where the range ends; the sequencer knows by the disk's id.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from embarcadero.errors import EmbarcaderoError
 from embarcadero.placement.directory import Directory
 from embarcadero.replica.copies import Copy
 from embarcadero.replica.ranges import Ranges, tags_of
+from embarcadero.replica.reign import Reign
 from embarcadero.types import Range, ReplicaMember, ReplicaState
 
 _LOOK_US: Final = 500_000
@@ -23,9 +28,12 @@ _AT_ONCE: Final = 4
 class Moving:
     """What this replica does about it."""
 
-    def __init__(self, ranges: Ranges, directory: Directory, me: ReplicaMember, journal: Journal) -> None:
-        self._ranges, self._directory, self._me, self._journal = ranges, directory, me, journal
+    def __init__(
+        self, ranges: Ranges, reign: Reign, directory: Directory, me: ReplicaMember, journal: Journal
+    ) -> None:  # fmt: skip
+        self._ranges, self._reign, self._directory, self._me, self._journal = ranges, reign, directory, me, journal
         self._sealed: list[Range] = []
+        self._bereft: list[Range] = []  # open ranges that name a disk of ours which is gone
         self._leaving: set[int] = set()
         self._look_us = 0
 
@@ -34,14 +42,25 @@ class Moving:
         newest = {member.replica: member for member in members}
         self._leaving = {n for n, member in newest.items() if member.state is ReplicaState.DRAINING}
         self._sealed = [range_ for range_ in ranges if not range_.open]
+        self._bereft = [range_ for range_ in ranges if range_.open and self._had_it(range_)]
+        self._ranges.refilled &= {tags_of(range_) for range_ in self._bereft}
         known = {tags_of(range_): range_ for range_ in self._sealed}
         for tags, old in list(self._ranges.adopted.items()):
             range_ = known.get(tags)
             if range_ is None or all(ref.replica != old for ref in range_.replicas):
                 del self._ranges.adopted[tags]
 
+    def _had_it(self, range_: Range) -> bool:
+        return any(ref.replica == self._me.replica and ref.disk != self._me.disk for ref in range_.replicas)
+
     def look(self, now_us: int) -> bool:
-        """Take over ranges whose replica leaves, if they fall to us. True if the store is to be looked at again."""
+        """Take over what shall be here from now on. True if something was: copies are to be opened."""
+        refill = {tags_of(range_) for range_ in self._bereft if self._reign.asked(range_)} - self._ranges.refilled
+        self._ranges.refilled |= refill
+        return self._take_over(now_us) or bool(refill)
+
+    def _take_over(self, now_us: int) -> bool:
+        """Sealed ranges whose replica leaves, if they fall to us."""
         if now_us < self._look_us or not self._leaving or self._me.replica in self._leaving:
             return False
         self._look_us = now_us + _LOOK_US

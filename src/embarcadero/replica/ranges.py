@@ -2,8 +2,9 @@
 
 An open range that names this incarnation is followed. An open range that names an earlier incarnation with this very
 disk is kept as it is, and how far it goes is told: after a loss of the fabric these are the replies by which the lane's
-end is found. One that names another disk of the same number says nothing: the records were on a disk that is gone. A
-sealed range is cut above its end and completed from other replicas' files. What is no more ours is removed.
+end is found. One that names another disk of the same number says nothing: the records were on a disk that is gone. Once
+the end is known it is filled again, so that there are enough copies to seal it. A sealed range is cut above its end and
+completed from other replicas' files. What is no more ours is removed.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Ranges:
         self._health, self._journal, self._counters = health, journal, counters
         self.copies: dict[Tags, Copy] = {}
         self.adopted: dict[Tags, int] = {}  # ranges that we complete in place of another replica, by its number
+        self.refilled: set[Tags] = set()  # open ranges of a disk that is gone, whose end is known: copied onto this one
         self._wanted: dict[Tags, Range] = {}  # to be opened
         self._leaving: list[Copy] = []  # to be closed and removed, once no worker has them
         self._on_disk = set(self._folders())
@@ -83,7 +85,9 @@ class Ranges:
         mine = next((ref for ref in range_.replicas if ref.replica == self._me.replica), None)
         if mine is None:
             return False
-        return not range_.open or mine.disk == self._me.disk or planted("forgotten-range-counts")
+        if not range_.open or mine.disk == self._me.disk:
+            return True
+        return tags_of(range_) in self.refilled or planted("forgotten-range-counts")
 
     def _is_open_here(self, tags: Tags) -> bool:
         return any(copy.tags == tags for copy in self._leaving)

@@ -9,6 +9,7 @@ from embarcadero.fabric.layout import CLOSING_WORD, ORDER, SequencerLine, fronti
 from embarcadero.fabric.region import Fabric, Region
 from embarcadero.fabric.ring import RingReader, attach_ring
 from embarcadero.fabric.tagged import TaggedReader
+from embarcadero.types import Range
 
 _TARGET = 1
 """Which value of a range line is the index that replicas of a lane in recovery must reach."""
@@ -73,6 +74,11 @@ class Reign:
         """The index that replicas of a lane in recovery must reach; 0 when there is none."""
         table = self._table_of_words()
         return 0 if table is None else table.load((lane, 0), _TARGET) or 0
+
+    def asked(self, range_: Range) -> int:
+        """The index that copies of an open range must reach, since its lane is being recovered; 0 when it is not."""
+        word = self.word(range_.lane)
+        return self.target(range_.lane) if word == RangeWord(range_.number, closing=True) else 0
 
     def _table_of_words(self) -> TaggedReader | None:
         if self._words is None and self.number and self._fabric.exists(name := ranges_region(self.number)):

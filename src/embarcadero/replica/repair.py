@@ -101,9 +101,7 @@ class Repair:
         if range_.end is not None:
             return range_.end
         if not self._ranges.follows(copy):
-            word = self._reign.word(range_.lane)
-            asked = word is not None and word.closing and word.number == range_.number
-            return self._reign.target(range_.lane) or None if asked else None
+            return self._reign.asked(range_) or None
         return max(self._durable_elsewhere(range_), default=None) if copy.behind else None
 
     def _heal(self, copy: Copy, goal: int | None) -> None:

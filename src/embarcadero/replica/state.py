@@ -89,7 +89,7 @@ class Replica:
         )  # fmt: skip
         self.retention = Retention(self.ranges, self.sessions, lines, directory, clock, self.journal, self.counters)
         self.ranges.checkpoint = self.retention.checkpoint
-        self.moving = Moving(self.ranges, directory, member, self.journal)
+        self.moving = Moving(self.ranges, self.reign, directory, member, self.journal)
         self.topics: dict[int, Topic] = {}  # by lane, those of brokers too
         self._ranges: list[Range] = []
         self._revision = -1

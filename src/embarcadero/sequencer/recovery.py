@@ -5,9 +5,10 @@ goes on at that very place with its sessions as they were. Or it is open: memory
 replicas of this run that have the very disks which the range names tell by their durable lines how far their copies
 go. A disk that was wiped, or a copy that is damaged, is silent: silence is not "nothing". Whatever was durable is on A
 of R disks, so among R-A+1 replies at least one has it all: the largest reply is the end, and no copy that others may
-have been shown is cut off. When A replicas have copied up to it, one transaction seals the range there and opens the
-next one at the ceiling, below which any position may have been handed out; the space between is lost. Sessions are
-fenced, since publishers may have been told of what is lost; they go on by themselves from what the log has.
+have been shown is cut off. When A replicas have copied up to it, on the range's own disks or on new ones in place of
+wiped ones, one transaction seals the range there and opens the next one at the ceiling, below which any position may
+have been handed out; the space between is lost. Sessions are fenced, since publishers may have been told of what is
+lost; they go on by themselves from what the log has.
 
     range open    -> collect -> copy -> read -> seal, open at the ceiling -> begin, sessions fenced
     range sealed  ->                    read -> reopen where it ends      -> begin, sessions as they were
@@ -120,6 +121,18 @@ class LaneRecovery:
                 found[member.disk] = max(line, range_.start)
         return found
 
+    def _copies(self) -> list[int]:
+        """How far copies of the range go, one for each replica: disks that came in place of its own count here too."""
+        desk, range_ = self._desk, self.range_
+        named = {ref.replica for ref in range_.replicas}
+        found: dict[int, int] = {}
+        for member in desk.keeper.replicas.live():
+            table = desk.keeper.lines.of(member.ref) if member.replica in named else None
+            line = None if table is None else table.load((range_.lane, range_.number))
+            if line is not None:
+                found[member.replica] = max(line, found.get(member.replica, 0))
+        return list(found.values())
+
     def _collect(self, now_us: int) -> None:
         """Wait for enough replies, and a little longer for the rest."""
         range_, desk = self.range_, self._desk
@@ -148,11 +161,11 @@ class LaneRecovery:
 
     def _copy(self, now_us: int) -> None:
         """Wait until enough disks have everything up to the end."""
-        there = [line for line in self._replies().values() if line >= self._end]
-        if not there and self._end > self.range_.start:
-            self.stage, self._enough_us = Stage.COLLECT, None  # the one that had it all is gone again
-        elif len(there) >= self._needed:
+        there = [line for line in self._copies() if line >= self._end]
+        if len(there) >= self._needed or self._end == self.range_.start:  # of nothing there need be no copies
             self.stage = Stage.READ
+        elif not there:
+            self.stage, self._enough_us = Stage.COLLECT, None  # the one that had it all is gone again
         elif now_us - (self._enough_us or 0) > 5 * _REPLIES_US:
             self._tell_once("lane waits for copies", end=self._end, have=len(there), needed=self._needed, do=_DO)
             if self._desk.directory.loss_accepted(self.range_.lane):
@@ -312,8 +325,8 @@ class Recovery:
         return any(self.keeper.lines.of(ref) is not None for ref in range_.replicas)
 
     def wake(self, range_: Range) -> None:
-        """Ring the replicas of this run that have copies of a range."""
-        disks = {ref.disk for ref in range_.replicas}
+        """Ring the replicas of this run that have copies of a range, or shall have them."""
+        named = {ref.replica for ref in range_.replicas}
         for member in self.keeper.replicas.live():
-            if member.disk in disks:
+            if member.replica in named:
                 self.keeper.ring(member.ref)
