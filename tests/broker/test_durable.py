@@ -9,7 +9,7 @@ import pytest
 from embarcadero import plants
 from embarcadero.fabric.frontier import FrontierReader
 from embarcadero.fabric.layout import BrokerLine, frontier_offset
-from embarcadero.types import NO_INDEX, Outcome, Range
+from embarcadero.types import NO_INDEX, Gap, GapKind, Outcome, Range
 from embarcadero.wire import messages as m
 from embarcadero.wire.frames import WANT_DURABLE
 from tests.broker.disks import DiskWorld, payload, texts
@@ -303,6 +303,35 @@ def test_a_broker_lane_is_acked_and_read_when_durable(world: DiskWorld) -> None:
     world.run(3, writer, reader)
     assert outcomes(writer) == [(0, Outcome.ORDERED), (1, Outcome.ORDERED)]
     assert texts(reader.fetched[request]) == [payload(0), payload(1)]
+
+
+def test_one_who_read_above_the_end_of_a_broker_lane_is_told_where_it_ends(world: DiskWorld) -> None:
+    """What was ordered and not durable went with the fabric; who had read it hears so. No durable reader was there."""
+    world.topic("zero", order=0)
+    writer = Client(world.brokers[0])
+    opened = writer.answers[writer.ask(m.OpenSession(topic="zero"))]
+    for sequence in range(4):
+        writer.batch(opened, sequence, payload(sequence))
+    writer.pump()
+    range_ = broker_lane(world)
+    [lane] = world.directory.lanes()
+    for replica in world.of(range_):
+        replica.copy(range_, 2, lane.region)
+    fabric = world.memory.host("admin")
+    for name in [name for name in fabric.names() if name.startswith("broker-0.1/")]:
+        fabric.remove(name)
+    world.brokers = [world.start_broker(0), world.start_broker(1)]
+    assert world.directory.seal_recovered(lane.lane, range_.number, 2, 2, [], world.hand.epoch) is not None
+    world.run()
+    reader = Client(world.brokers[1])
+    end = Gap(GapKind.END_OF_LANE, 2, 2)
+    for start in (2, 3, 4):
+        answer = world.fetch(reader, lane.lane, start=start, read="ordered")
+        assert (answer.gap, answer.next_index) == (end, 2)
+    assert world.fetch(reader, lane.lane, start=2).gap == end
+    beyond = reader.ask(m.Fetch(lane=lane.lane, start=4, max_bytes=1_000))
+    world.run(3, reader)
+    assert reader.answers[beyond].code == "FuturePosition"
 
 
 def test_slots_of_a_broker_lane_are_reused_only_when_durable(world: DiskWorld) -> None:

@@ -106,6 +106,9 @@ GOOD: dict[str, dict[str, list[Event]]] = {
         "without replicas, memory is all there is": [
             topic(), sent(1, 0), settled(2, 0, 0), h.Healed(at=5), moved(6, 0), gap(7, "TRIMMED", 0, 1), ended(9)],
         "a history that has not ended yet": [topic(replicas=2), sent(1, 0), settled(2, 0, 0, ack=2)],
+        "a reader that hears that what it got is lost": [
+            topic(1, replicas=2), lane(1), sent(1, 0), moved(1, 4), got(2, 4, 0), *lost(3, 4, 99), h.Healed(at=4),
+            gap(5, "END_OF_LANE", 4, 4), ended(9)],
     },
     "P2": {
         "an acked batch is where readers find it": [topic(), sent(1, 0), settled(2, 0, 5), moved(3, 5), got(4, 5, 0)],
@@ -174,6 +177,9 @@ GOOD: dict[str, dict[str, list[Event]]] = {
         "a broker's lane that ends below what was lost with the fabric": [
             topic(1, replicas=2), lane(1), sent(1, 0), sent(1, 1), settled(2, 0, 3, ack=2), settled(2, 1, 4),
             tail(3, 4, 5), *lost(5, 4, 99), tail(6, 7, 4)],
+        "a reader that is told of the end below its place, after a loss": [
+            topic(1, replicas=2), lane(1), sent(1, 0), moved(1, 4), got(2, 4, 0), *lost(3, 4, 99),
+            gap(4, "END_OF_LANE", 4, 4), passed(5, 4)],
         "a question about a broker's lane that the loss of the fabric overtakes": [
             topic(1, replicas=2), lane(1), sent(1, 0), settled(2, 0, 4), tail(3, 6, 4), *lost(5, 4, 99)],
         "only what is ordered is read": [topic(), sent(1, 0), ordered(2, 1), moved(2, 0), got(3, 0, 0)],
@@ -240,6 +246,9 @@ BAD: dict[str, dict[str, list[Event]]] = {
         "a loss that its publisher is not told": [
             topic(replicas=2), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 900), sent(5, 1), settled(6, 1, 900)],
         "a loss that is none": [topic(replicas=2), h.LossTold(at=4, process="a", lane=LANE, index=4)],
+        "a reader that never hears that what it got is lost": [
+            topic(1, replicas=2), lane(1), sent(1, 0), moved(1, 4), got(2, 4, 0), *lost(3, 4, 99), h.Healed(at=4),
+            passed(5, 5), ended(9)],
         "a loss without a cause": [topic(replicas=2), h.LostSpan(at=3, lane=LANE, start=4, stop=9)],
         "a LOST gap over what is there": [
             topic(replicas=2), *lost(3, 4, 9), moved(4, 0), gap(5, "LOST", 3, 9)],

@@ -12,7 +12,7 @@ import numpy as np
 from embarcadero.broker.epoch import EpochView
 from embarcadero.broker.found import Found
 from embarcadero.broker.reader import Ends, LaneReader, Logs
-from embarcadero.broker.stored import ON_DISK, StoredLane
+from embarcadero.broker.stored import ON_DISK, StoredLane, at_index
 from embarcadero.errors import FuturePosition
 from embarcadero.fabric.layout import ORDER
 from embarcadero.fabric.region import Fabric
@@ -86,7 +86,12 @@ class BrokerLaneReader(LaneReader):
         return found
 
     def _without_ring(self, ask: Fetch, end: int) -> Found:
-        """The lane's memory is gone, or never was: everything below its end is on disk, or trimmed."""
+        """The lane's memory is gone, or never was: everything below its end is on disk, or trimmed.
+
+        One who reads what is ordered may have been above the end, before that part was lost: the end is told.
+        """
+        if self.stored is not None and ask.by == "index" and ask.start > end and ask.read == "ordered":
+            ask = at_index(ask, end)
         start = self._place_without_ring(ask.by, ask.start, end)
         if self.stored is not None and start < end:
             found = self.stored.without_memory(ask, self.trimmed, end)

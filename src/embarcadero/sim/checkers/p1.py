@@ -14,6 +14,7 @@ from embarcadero.sim.history import (
     History,
     LossTold,
     LostSpan,
+    Moved,
     OnDisk,
     Settled,
     TopicMade,
@@ -31,7 +32,7 @@ def check(history: History) -> list[Violation]:
     found += _losses_are_told(ledger)
     ended, healed = history.of(Ended), history.of(Healed)
     if ended and healed:
-        found += _read_back(ledger, lanes)
+        found += [*_read_back(ledger, lanes), *_readers_are_told(ledger)]
     return found
 
 
@@ -107,6 +108,20 @@ def _losses_are_told(ledger: Ledger) -> list[Violation]:
                 f"batch {event.number} of {event.process}, acked at index {event.index} of lane {event.lane}, is lost, "
                 "and its publisher went on without being told")))  # fmt: skip
     return found
+
+
+def _readers_are_told(ledger: Ledger) -> list[Violation]:
+    """A reader that got what is lost hears of it: by a gap, or by the end of the lane below its place."""
+    unaware: dict[tuple[str, int], Delivered] = {}
+    for event in ledger.history:
+        if isinstance(event, Delivered) and ledger.is_lost(event.lane, event.index):
+            unaware[event.reader, event.lane] = event
+        elif isinstance(event, Moved) or (isinstance(event, GapSeen) and event.session is None):
+            unaware.pop((event.reader, event.lane), None)
+    return [
+        Violation("P1", d.at, f"reader {d.reader} got index {d.index} of lane {d.lane}; nobody told it that it is lost")
+        for d in unaware.values()
+    ]
 
 
 def _read_back(ledger: Ledger, lanes: set[int]) -> list[Violation]:

@@ -57,10 +57,11 @@ class _Walk:
         self.next = max(to, self.next or 0)
 
     def gap(self, event: GapSeen) -> None:
-        """A span of indices was declared gone."""
+        """A span of indices was declared gone, or the end of the lane: below the reader, if what it got is lost."""
         if self.next is not None and event.start > self.next:
             self.advance(event.at, event.start, event.start)
-        self.next = max(event.stop, self.next or 0)
+        ends = event.kind == GapKind.END_OF_LANE.name
+        self.next = event.stop if ends else max(event.stop, self.next or 0)
 
     def _violation(self, at: int, what: str) -> None:
         self.found.append(Violation("P4", at, f"reader {self.reader} of lane {self.lane} {what}"))
