@@ -20,7 +20,7 @@ RECORD: Final = struct.Struct("<IQ")
 _BURST: Final = 8
 _IN_FLIGHT: Final = 256
 _ACK_S: Final = 120.0
-_PACE_S: Final = 0.02
+_PACE_S: Final = 0.1
 
 
 class Stream(threading.Thread):
