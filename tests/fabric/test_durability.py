@@ -87,6 +87,25 @@ def test_a_closing_range_is_not_counted() -> None:
     assert cluster.counts.through(LANE) == 4
 
 
+@pytest.mark.parametrize("change", ["closing", "epoch"])
+def test_what_changes_while_lines_are_loaded_is_noticed(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sealer that begins after our first look may have read the lines before they moved: nothing is counted."""
+    cluster = Cluster(a_range())
+    load = cluster.counts.lines.load
+
+    def load_too_late(range_: Range) -> list[int | None]:
+        cluster.synced(4, 4, 4)
+        lines = load(range_)
+        if change == "closing":
+            cluster.words.set((LANE, 0), RangeWord(1, True).encode())
+        else:
+            cluster.epochs.open(2)
+        return lines
+
+    monkeypatch.setattr(cluster.counts.lines, "load", load_too_late)
+    assert cluster.counts.through(LANE) == 0
+
+
 def test_lines_of_an_old_range_do_not_count_for_the_next_one() -> None:
     """A replica of two ranges has a line for each."""
     cluster = Cluster(a_range())

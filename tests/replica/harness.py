@@ -39,24 +39,12 @@ from embarcadero.storage.reading import RangeReader
 from embarcadero.storage.real import RealDisk
 from embarcadero.types import EntryKind, Range, ReplicaMember, ReplicaRef, TopicLane
 from embarcadero.wire.codec import payload_crc
+from tests.clocks import ManualClock
 
 SIZES = FabricSizes(
     pending_slots=64, order_slots=256, held_slots=64, log_bytes=64 * 1024, chunk_bytes=8 * 1024, sessions=64,
     round_entries=32,
 )  # fmt: skip
-
-
-class ManualClock:
-    """Time that tests move."""
-
-    def __init__(self) -> None:
-        self.us = 1_000_000
-
-    def now_us(self) -> int:
-        return self.us
-
-    def wall_us(self) -> int:
-        return 1_700_000_000_000_000 + self.us
 
 
 class Bell:

@@ -31,6 +31,7 @@ from embarcadero.placement.directory import Directory
 from embarcadero.placement.memory import MemoryStore
 from embarcadero.sequencer.state import Sequencer
 from embarcadero.types import NO_SESSION, EntryKind, Outcome
+from tests.clocks import ManualClock
 
 SIZES = FabricSizes(
     pending_slots=16, order_slots=32, held_slots=8, log_bytes=4096, chunk_bytes=1024, sessions=8, round_entries=8
@@ -64,19 +65,6 @@ class Views:
         if name not in self._regions and self.fabric.exists(name):
             self._regions[name] = self.fabric.attach(name)
         return FrontierReader(self._regions[name], offset).load() if name in self._regions else 0
-
-
-class ManualClock:
-    """Time that tests move."""
-
-    def __init__(self) -> None:
-        self.us = 1_000_000
-
-    def now_us(self) -> int:
-        return self.us
-
-    def wall_us(self) -> int:
-        return 1_700_000_000_000_000 + self.us
 
 
 class Broker:
