@@ -10,11 +10,11 @@ import asyncio
 import contextlib
 import logging
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import msgspec
@@ -26,7 +26,6 @@ from embarcadero.node.cluster import ClusterFolder, FabricChoice, fabric_name
 from embarcadero.node.supervisor import Supervisor, UpOptions
 
 _STOP_S = 15.0
-_POLL_S = 0.02
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,15 +93,27 @@ def stop(folder: ClusterFolder) -> int:
         _remove_fabric(folder)
         raise NotRunning(f"no cluster is running in {folder.path}", "nothing to stop")
     for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
-        give_up = time.monotonic() + _STOP_S
-        while time.monotonic() < give_up:
-            if folder.running_pid() != pid:
-                _remove_fabric(folder)
-                return pid
-            time.sleep(_POLL_S)
+        if _ends(folder, pid, number):
+            _remove_fabric(folder)
+            return pid
     raise ClusterError(f"the supervisor (pid {pid}) does not end", f"see {folder.logs}")
+
+
+def _ends(folder: ClusterFolder, pid: int, number: signal.Signals) -> bool:
+    """Signal a supervisor and wait for its very end: the lock of its folder is free a moment before the process is gone."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        if folder.running_pid() != pid:  # it ended, and its number may be another's already
+            return True
+        signal.pidfd_send_signal(process, number)
+        end = select.poll()
+        end.register(process, select.POLLIN)
+        return bool(end.poll(_STOP_S * 1000))
+    finally:
+        os.close(process)
 
 
 def _remove_fabric(folder: ClusterFolder) -> None:
