@@ -100,7 +100,7 @@ def stop(folder: ClusterFolder) -> int:
 
 
 def _ends(folder: ClusterFolder, pid: int, number: signal.Signals) -> bool:
-    """Signal a supervisor and wait for its very end: the lock of its folder is free a moment before the process is gone."""
+    """Signal a supervisor and wait for its very end: its lock is free a moment before the process is gone."""
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
