@@ -107,6 +107,6 @@ def demo(
 
         embarcadero demo --brokers 4 --seconds 20
     """
-    from embarcadero.demo import run_cli
+    from embarcadero.demo.durable import run_cli
 
     raise typer.Exit(run_cli(brokers, seconds, json))
