@@ -97,7 +97,8 @@ def page(facts: Facts) -> str:
         "<meta name='viewport' content='width=device-width, initial-scale=1'>",
         f"<style>{_STYLE}</style></head><body><h1>One log, from publisher to table</h1>",
         f"<p class='lead'><span class='{'good' if facts.holds else 'bad'}'>{verdict}</span> Orders and payments of "
-        "a shop went through a log, a streaming query on Spark and an Iceberg table; processes were killed on the way.</p>",
+        "a shop went through a log, a streaming query on Spark and an Iceberg table. Processes were killed on the way."
+        "</p>",
         "<div class='cards'>" + "".join(map(_card, facts.cards.items())) + "</div>",
         "<h2>What happened</h2>", _picture(_timeline, facts), _story(facts.story),
         "<h2>What the streaming query computed</h2>", _picture(_windows, facts),
