@@ -24,8 +24,10 @@ p.lead { color: #57606a; margin: 0 0 1.4rem }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(10.5rem, 1fr)); gap: .8rem }
 .card { border: 1px solid #d0d7de; border-radius: .6rem; padding: .7rem .9rem }
 .card b { display: block; font-size: 1.35rem } .card span { color: #57606a; font-size: .85rem }
-table { border-collapse: collapse; width: 100%; font-size: .9rem } td, th { text-align: left; padding: .32rem .7rem }
-th { border-bottom: 2px solid #d0d7de } td { border-bottom: 1px solid #eaeef2 } td.number { text-align: right; width: 1% }
+table { border-collapse: collapse; width: 100%; font-size: .9rem }
+td, th { text-align: left; padding: .32rem .7rem }
+th { border-bottom: 2px solid #d0d7de } td { border-bottom: 1px solid #eaeef2 }
+td.number { text-align: right; width: 1% }
 .good { color: #1a7f37; font-weight: 600 } .bad { color: #c4432b; font-weight: 600 }
 pre { background: #f6f8fa; padding: .7rem .9rem; border-radius: .4rem; overflow-x: auto; font-size: .85rem }
 svg { width: 100%; height: auto } ol.story { padding-left: 0; list-style: none; font-size: .92rem }
