@@ -66,12 +66,13 @@ class Batch:
 
     `session` and `session_seq` name the publisher's stream and the batch's number in it; `append_time` was set by the
     lane's writer and never goes back; `broker` is the broker that took the batch in;
-    `schema_version` is the version of the topic's schema that its publisher used (0: raw records).
+    `schema_version` is the version of the topic's schema that its publisher used (0: raw records); `kind` is an
+    EntryKind (0: a gap that is no entry), `crc` the CRC32C of its payload.
     """
 
     __slots__ = (
-        "_append_us", "_arrow", "_schemas", "broker", "count", "gap", "index", "lane", "partition", "payload",
-        "schema_version", "seq", "session", "session_seq",
+        "_arrow", "_schemas", "append_us", "broker", "count", "crc", "flags", "gap", "index", "kind", "lane",
+        "partition", "payload", "schema_version", "seq", "session", "session_seq",
     )  # fmt: skip
 
     def __init__(
@@ -83,7 +84,7 @@ class Batch:
         self.broker = brokers.get(entry.origin, entry.origin)
         self.payload, self.gap = payload, gap
         self.schema_version, self._schemas = entry.schema, schemas
-        self._append_us = entry.append_us
+        self.kind, self.crc, self.append_us, self.flags = entry.kind, entry.crc, entry.append_us, entry.flags
         self._arrow: pa.RecordBatch | None = None
 
     @classmethod
@@ -106,7 +107,7 @@ class Batch:
     @property
     def append_time(self) -> datetime:
         """When it was ordered, in UTC."""
-        return _datetime(self._append_us)
+        return _datetime(self.append_us)
 
     @property
     def size(self) -> int:
@@ -153,7 +154,7 @@ class Batch:
         seqs = range(self.seq, self.seq + self.count)
         if self._schemas.typed:
             rows = self._rows()
-            return list(map(Record, seqs, repeat(None), rows, repeat(None), repeat(self._append_us)))
+            return list(map(Record, seqs, repeat(None), rows, repeat(None), repeat(self.append_us)))
         key, value, headers, timestamp = self.to_arrow().columns
         times = timestamp.view(pa.int64()).to_numpy().tolist()
         return list(map(Record, seqs, _bytes(key), _bytes(value), _headers(headers), times))
