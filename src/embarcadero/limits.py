@@ -25,6 +25,7 @@ FETCH_BYTES_DEFAULT = 8 * MIB
 FETCH_WAIT_MS_MAX = 30_000
 FETCH_ENTRIES_MAX = 4_096
 FETCHES_PARKED_PER_CONNECTION_MAX = 256
+PIECES_MAX = 4_096  # of a span that is measured, in one answer
 SEND_QUEUE_BYTES_MAX = 64 * MIB  # a peer that does not read is disconnected above this
 FETCH_WAIT_MS_DEFAULT = 5_000
 CONNECTIONS_PER_BROKER_MAX = 10_000

@@ -41,6 +41,7 @@ from embarcadero.client.options import (
 from embarcadero.client.places import Place, place, seek_place, time_us, trim_place
 from embarcadero.client.pump import Pump
 from embarcadero.client.reading import joined, lane_of, lanes_of, read_span, reader_core, span, tail_of
+from embarcadero.client.scanning import Scan, Span, check_piece_bytes
 from embarcadero.client.topics import TopicInfo
 from embarcadero.config import Config, load
 from embarcadero.errors import (
@@ -53,8 +54,8 @@ from embarcadero.errors import (
     Unreachable,
 )
 from embarcadero.invariants import invariant
-from embarcadero.limits import CLOSE_TIMEOUT_S
-from embarcadero.types import Order, Position, Tail, Topic
+from embarcadero.limits import CLOSE_TIMEOUT_S, PIECES_MAX
+from embarcadero.types import Cut, Order, Position, Tail, Topic
 from embarcadero.wire import messages as m
 from embarcadero.wire.schemas import encode_schema
 
@@ -119,7 +120,7 @@ class Log:
         self.address = address
         self.cluster: Any = None  # the LocalCluster that `local` started
         self.brokers = brokers
-        self._parts: set[Publisher | Subscriber] = set()
+        self._parts: set[Publisher | Subscriber | Scan] = set()
 
     # --- topics ---
     async def create_topic(
@@ -366,6 +367,80 @@ class Log:
         if not isinstance(where, datetime):
             return where
         return (await self._ask(m.Find(lane=lane, by="time", start=time_us(where)), m.PlaceIs, timeout)).seq
+
+    def scan(
+        self,
+        topic: str,
+        *,
+        lane: int | None = None,
+        start: int | None = None,
+        stop: int | None = None,
+        read: str = "durable",
+        partitions: Sequence[int] | None = None,
+        control: bool = False,
+        timeout: Timeout = AS_CONFIGURED,
+    ) -> AsyncIterator[list[Batch]]:
+        """The batches with start <= index < stop, in lists as they arrive; fetched ahead, within bounds.
+
+        None: from the earliest batch, up to the frontier of `read` as it is now. It ends at `stop`, waiting for batches
+        to come; after `timeout` seconds without any progress it raises TimedOut. Gaps come as batches with `.gap`,
+        within the span. `control` gives the entries of sessions, too (`batch.kind`), so that each index comes. Orders 0
+        and 1: say which `lane`. Leaving the loop stops the fetching.
+
+            async for batches in log.scan("orders", start=1_000, stop=2_000):
+                rows += sum(batch.count for batch in batches)
+        """
+        wanted = None if partitions is None else list(partitions)
+        return self._scan(topic, lane, Span(start, stop, read, wanted, control).checked(), timeout)
+
+    async def _scan(self, topic: str, lane: int | None, span: Span, timeout: Timeout) -> AsyncIterator[list[Batch]]:
+        scan = await self.begin_scan(topic, lane, span, timeout)
+        try:
+            while taken := await scan.next():
+                yield taken
+        finally:
+            self.end_scan(scan)
+
+    async def begin_scan(self, topic: str, lane: int | None, span: Span, timeout: Timeout) -> Scan:
+        """A scan that its caller drives, and ends: `scan` is the way to have one."""
+        about = await self.describe(topic, timeout=timeout)
+        number = lane_of(about, lane, "an index")
+        tail = tail_of(about, await self._ask(m.GetTail(lane=number), m.TailIs, timeout))
+        patience = self._patience(timeout)
+        return self._register(Scan(self.brokers, number, span, span.ends(tail), patience, about.versions))
+
+    def end_scan(self, scan: Scan) -> None:
+        """Stop the fetching of a scan."""
+        scan.stop()
+        self._parts.discard(scan)
+
+    async def measure(
+        self,
+        topic: str,
+        start: int,
+        stop: int,
+        piece_bytes: int,
+        *,
+        lane: int | None = None,
+        timeout: Timeout = AS_CONFIGURED,
+    ) -> list[Cut]:
+        """Cut the batches with start <= index < stop into pieces of about `piece_bytes`, to be read side by side.
+
+        Each Cut is where a piece ends: the index and seq behind its last batch, and about how many bytes it has. The
+        last one ends at `stop`. Raises FuturePosition beyond the end, Trimmed if nothing is left.
+
+            for cut in await log.measure("orders", 0, (await log.tail("orders")).durable_index, 64 << 20): ...
+        """
+        check_piece_bytes(piece_bytes)
+        Span(start, stop, "ordered", None, False).checked()
+        number, cuts = lane_of(await self.describe(topic, timeout=timeout), lane, "an index"), []
+        at = start
+        while at < stop:
+            ask = m.Measure(lane=number, start=at, stop=stop, piece_bytes=piece_bytes, pieces_max=PIECES_MAX)
+            cuts += (await self._ask(ask, m.PiecesAre, timeout)).cuts
+            invariant(bool(cuts) and cuts[-1].index > at, "a measured span goes on")
+            at = cuts[-1].index
+        return cuts
 
     def _register(self, part: PartType) -> PartType:
         self._parts.add(part)
@@ -647,6 +722,6 @@ class Subscriber:
         return batch  # type: ignore[return-value]
 
 
-PartType = TypeVar("PartType", Publisher, Subscriber)
+PartType = TypeVar("PartType", Publisher, Subscriber, Scan)
 
 __all__ = ["Log", "Publisher", "RecordAwaitable", "Subscriber", "connect", "local"]

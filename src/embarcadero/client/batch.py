@@ -18,6 +18,7 @@ from embarcadero.wire.payload import decode_batch
 from embarcadero.wire.schemas import RAW, TopicSchemas
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_KINDS: list[EntryKind | None] = [EntryKind(number) if number in list(EntryKind) else None for number in range(256)]
 
 
 class OrderEntry(NamedTuple):
@@ -64,10 +65,11 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 class Batch:
     """An immutable batch, or (when `gap` is set) a typed hole with no records.
 
-    `session` and `session_seq` name the publisher's stream and the batch's number in it; `append_time` was set by the
-    lane's writer and never goes back; `broker` is the broker that took the batch in;
-    `schema_version` is the version of the topic's schema that its publisher used (0: raw records); `kind` is an
-    EntryKind (0: a gap that is no entry), `crc` the CRC32C of its payload.
+    `session` and `session_seq` name the publisher's stream and the batch's number in it; `append_time` (`append_us` in
+    microseconds since 1970) was set by the lane's writer and never goes back; `broker` is the broker that took the
+    batch in; `schema_version` is the version of the topic's schema that its publisher used (0: raw records); `crc` is
+    the CRC32C of the payload. `kind` is the kind of its entry, None for a hole in the log itself. One who reads with
+    control=True also gets the entries that open, fence and close sessions: no records, and fields as in their entry.
     """
 
     __slots__ = (
@@ -84,7 +86,7 @@ class Batch:
         self.broker = brokers.get(entry.origin, entry.origin)
         self.payload, self.gap = payload, gap
         self.schema_version, self._schemas = entry.schema, schemas
-        self.kind, self.crc, self.append_us, self.flags = entry.kind, entry.crc, entry.append_us, entry.flags
+        self.append_us, self.crc, self.flags, self.kind = entry.append_us, entry.crc, entry.flags, _KINDS[entry.kind]
         self._arrow: pa.RecordBatch | None = None
 
     @classmethod

@@ -37,13 +37,14 @@ from embarcadero.client.options import (
 from embarcadero.client.places import Place, place, seek_place
 from embarcadero.client.pump import Pump
 from embarcadero.client.reading import reader_core
+from embarcadero.client.scanning import Span
 from embarcadero.client.thread import LoopThread
 from embarcadero.client.topics import TopicInfo
 from embarcadero.client.waiting import Waitable
 from embarcadero.config import Config
 from embarcadero.errors import Backpressure, Closed, EmbarcaderoError, OutcomeUnknown, TimedOut
 from embarcadero.limits import CLOSE_TIMEOUT_S
-from embarcadero.types import Position, Tail, Topic
+from embarcadero.types import Cut, Position, Tail, Topic
 
 _AT_ONCE = 256
 Exit = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
@@ -299,6 +300,58 @@ class Log:
             log.read("orders", start=datetime(2026, 1, 31, tzinfo=UTC))
         """
         return self.thread.wait(self._log.read(topic, start, end, lane=lane, read=read, timeout=timeout))
+
+    def scan(
+        self,
+        topic: str,
+        *,
+        lane: int | None = None,
+        start: int | None = None,
+        stop: int | None = None,
+        read: str = "durable",
+        partitions: Sequence[int] | None = None,
+        control: bool = False,
+        timeout: Timeout = AS_CONFIGURED,
+    ) -> Iterator[list[Batch]]:
+        """The batches with start <= index < stop, in lists as they arrive; fetched ahead, within bounds.
+
+        None: from the earliest batch, up to the frontier of `read` as it is now. It ends at `stop`, waiting for batches
+        to come; after `timeout` seconds without any progress it raises TimedOut. Gaps come as batches with `.gap`,
+        within the span. `control` gives the entries of sessions, too (`batch.kind`), so that each index comes. Orders 0
+        and 1: say which `lane`. Leaving the loop stops the fetching.
+
+            for batches in log.scan("orders", start=1_000, stop=2_000):
+                rows += sum(batch.count for batch in batches)
+        """
+        wanted = None if partitions is None else list(partitions)
+        return self._scan(topic, lane, Span(start, stop, read, wanted, control).checked(), timeout)
+
+    def _scan(self, topic: str, lane: int | None, span: Span, timeout: Timeout) -> Iterator[list[Batch]]:
+        scan = self.thread.wait(self._log.begin_scan(topic, lane, span, timeout))
+        try:
+            while taken := self.thread.wait(scan.next()):
+                yield taken
+        finally:
+            self.thread.call(lambda: self._log.end_scan(scan))
+
+    def measure(
+        self,
+        topic: str,
+        start: int,
+        stop: int,
+        piece_bytes: int,
+        *,
+        lane: int | None = None,
+        timeout: Timeout = AS_CONFIGURED,
+    ) -> list[Cut]:
+        """Cut the batches with start <= index < stop into pieces of about `piece_bytes`, to be read side by side.
+
+        Each Cut is where a piece ends: the index and seq behind its last batch, and about how many bytes it has. The
+        last one ends at `stop`. Raises FuturePosition beyond the end, Trimmed if nothing is left.
+
+            for cut in log.measure("orders", 0, log.tail("orders").durable_index, 64 << 20): ...
+        """
+        return self.thread.wait(self._log.measure(topic, start, stop, piece_bytes, lane=lane, timeout=timeout))
 
     def _register(self, part: PartType) -> PartType:
         self._parts.add(part)
