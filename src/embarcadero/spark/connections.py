@@ -1,4 +1,4 @@
-"""One client per process and cluster: Spark uses a Python worker for many tasks, and connecting takes longer than asking."""
+"""One client per process and cluster: a Python worker does many tasks, and connecting takes longer than asking."""
 
 from __future__ import annotations
 

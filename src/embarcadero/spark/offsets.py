@@ -1,6 +1,6 @@
 """Offsets of a stream: how far each lane is read, and where the tasks of the last micro-batch were cut.
 
-    {"topic": "orders", "reader": "spark-5f0c9a1e", "0": {"index": 120, "seq": 48000, "cuts": [[40, 16000], [81, 32400]]}}
+    {"topic": "orders", "reader": "spark-5f0c", "0": {"index": 120, "seq": 48000, "cuts": [[40, 16000], [81, 32400]]}}
 
 An offset tells all that planning needs: the same two offsets give the same tasks, whatever happened to the log in
 between. The sink's promise rests on it, for it knows a task by its number. A place may be inside a batch (`within` says
@@ -22,7 +22,7 @@ _HINT: Final = "this checkpoint was not made by this source; start with a new ch
 
 
 class Place(NamedTuple):
-    """Between two records of a lane: `seq` is the next one, `index` its batch, `within` how many before it are in there."""
+    """Between two records of a lane: `seq` is the next one, `index` its batch, `within` how many are before it there."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index
     seq: int

@@ -33,6 +33,9 @@ READ_OPTIONS: Final = {
 }
 """What a read may be given. Names are the same in upper and lower case, as everywhere in Spark."""
 
+GO_ON: Final = 'to go on with what is there: .option("failOnDataLoss", "false")'
+"""What to do about records that are gone."""
+
 _STREAM_ONLY: Final = ("maxRecordsPerTrigger", "maxBytesPerTrigger")
 _BATCH_ONLY: Final = ("endingOffsets",)
 _NUMBER_MAX: Final = (1 << 63) - 1
@@ -71,10 +74,13 @@ class ReadOptions:
     fail_on_data_loss: bool = True
 
 
-def read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
-    """The options of a batch read or of a stream. BadValue names the option that is wrong and what is allowed."""
+def read_options(given: Mapping[str, str], *, streaming: bool | None) -> ReadOptions:
+    """The options of a batch read or of a stream (None: it may become either).
+
+    BadValue names the option that is wrong and what is allowed.
+    """
     options = named(given, READ_OPTIONS)
-    for name in _BATCH_ONLY if streaming else _STREAM_ONLY:
+    for name in () if streaming is None else _BATCH_ONLY if streaming else _STREAM_ONLY:
         if name in options:
             kind = "a stream" if streaming else "a batch read"
             raise BadValue(f"option {name!r} does not go with {kind}", f"leave it out; it is: {READ_OPTIONS[name]}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Final
 
 from embarcadero.limits import SPARK_TASK_BYTES, SPARK_TASK_BYTES_MIN, SPARK_TASKS_MAX, SPARK_TASKS_USUAL
@@ -14,7 +15,7 @@ COARSE_ENOUGH: Final = SPARK_TASKS_USUAL * SPARK_TASK_BYTES // SPARK_TASK_BYTES_
 
 
 def shares(limit: int, waiting: Mapping[int, int]) -> dict[int, int]:
-    """A limit shared among lanes in proportion to what waits there. The shares add up to the limit, or to all there is."""
+    """A limit shared among lanes in proportion to what waits there. Shares add up to the limit, or to all there is."""
     total = sum(waiting.values())
     if total <= limit:
         return dict(waiting)
@@ -45,7 +46,7 @@ def within_bytes(pieces: Sequence[Cut], limit: int) -> Cut:
 
 
 def cut_places(start: Place, stop: Place, pieces: Sequence[Cut]) -> tuple[Place, ...]:
-    """Places strictly between start and stop at which to cut, from measured pieces; thinned out if there are too many."""
+    """Places strictly between start and stop at which to cut, from measured pieces; thinned out if they are too many."""
     inner = [Place(cut.index, cut.seq) for cut in pieces if start.index < cut.index < stop.stop]
     every = -(-(len(inner) + 1) // SPARK_TASKS_MAX)
     return tuple(inner[every - 1 :: every])
@@ -60,7 +61,7 @@ def finer(start: Place, stop: Place, cuts: Sequence[Place], tasks_min: int) -> t
         return tuple(cuts)
     extra = shares(missing, {number: places[number + 1].seq - places[number].seq - 1 for number in single})
     found: list[Place] = []
-    for number, (low, high) in enumerate(zip(places, places[1:], strict=False)):
+    for number, (low, high) in enumerate(pairwise(places)):
         parts = extra.get(number, 0) + 1
         base = low.seq - low.within
         steps = {low.seq + (high.seq - low.seq) * part // parts for part in range(1, parts)}
