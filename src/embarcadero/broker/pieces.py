@@ -28,13 +28,19 @@ class Hot:
     stop_seq: int | None
 
 
-def check_measure(ask: Measure) -> None:
-    """Refuse what is no span or no size."""
+def check_measure(ask: Measure, trimmed: int) -> None:
+    """Refuse what is no span or no size, or is wholly trimmed."""
     if ask.start > ask.stop or not ask.piece_bytes or not ask.pieces_max:
         raise BadValue(
             f"pieces of {ask.piece_bytes} bytes of [{ask.start}, {ask.stop}), at most {ask.pieces_max}",
             "start is at most stop; sizes and counts are at least 1",
         )
+    if ask.start < ask.stop <= trimmed:
+        raise _trimmed(ask.stop)
+
+
+def _trimmed(stop: int) -> Trimmed:
+    return Trimmed(f"batches before index {stop} are trimmed", "measure what tail() says is there")
 
 
 def pieces(ask: Measure, hot: Hot, segments: Segments | None) -> list[Cut]:
@@ -49,7 +55,7 @@ def pieces(ask: Measure, hot: Hot, segments: Segments | None) -> list[Cut]:
         if stop_seq is None:
             stop_seq = segments.seq_at(stop)
     if stop_seq is None:
-        raise Trimmed(f"batches before index {stop} are trimmed", "measure what tail() says is there")
+        raise _trimmed(stop)
     in_files = np.array(points, dtype=np.int64).reshape(len(points), 3).T
     in_memory = [entries[name].astype(np.int64) for name in ("index", "seq", "size")]
     indices, seqs, sizes = (np.concatenate(parts) for parts in zip(in_files, in_memory, strict=True))

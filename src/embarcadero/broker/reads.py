@@ -245,8 +245,8 @@ class Reads:
 
     def measure(self, connection: Connection, request: int, ask: m.Measure, last: bool = False) -> None:
         """Answer with pieces of a span."""
-        check_measure(ask)
         reader = self._fresh_reader(ask.lane)
+        check_measure(ask, reader.trimmed)
         if (hot := reader.measured(ask.start, ask.stop)) is None:
             raise Retriable("a span can't be measured while a sequencer takes over", "try again")
 
