@@ -54,13 +54,13 @@ class SpanAudit:
         """A typed hole comes next."""
         if gap.kind is GapKind.LOST:
             if not self._explained.is_lost(gap.start, gap.stop):
-                self._note("lost", gap.start, f"indices {gap.start} to {gap.stop - 1}")
+                self.note("lost", gap.start, f"indices {gap.start} to {gap.stop - 1}")
             self.lost += gap.stop - max(gap.start, self._next_index)
         elif gap.kind is GapKind.TRIMMED and gap.stop > self._explained.start_index:
-            self._note("trimmed", gap.start, f"indices {gap.start} to {gap.stop - 1}")
+            self.note("trimmed", gap.start, f"indices {gap.start} to {gap.stop - 1}")
         if gap.kind in (GapKind.LOST, GapKind.TRIMMED):
             if gap.start > self._next_index:
-                self._note("index-hole", self._next_index, f"indices {self._next_index} to {gap.start - 1}")
+                self.note("index-hole", self._next_index, f"indices {self._next_index} to {gap.start - 1}")
             self._next_index, self._next_seq = max(self._next_index, gap.stop), -1
 
     def add(self, rows: pa.RecordBatch) -> None:
@@ -74,7 +74,7 @@ class SpanAudit:
         seqs = self._numbers(rows, "_seq")
         before = np.concatenate(([self._row_seq], seqs[:-1]))
         for place in np.flatnonzero((seqs != before + 1) & ~first).tolist():
-            self._note("row-order", int(indices[place]), f"seq {seqs[place]} comes after {before[place]}")
+            self.note("row-order", int(indices[place]), f"seq {seqs[place]} comes after {before[place]}")
         self._row_seq = int(seqs[-1])
         self.hash.add(rows)
         if not len(places):
@@ -98,12 +98,12 @@ class SpanAudit:
             if self._explained.is_lost(self._next_index, self.stop):
                 self.lost += self.stop - self._next_index
             else:
-                self._note("index-hole", self._next_index, f"indices {self._next_index} to {self.stop - 1}")
+                self.note("index-hole", self._next_index, f"indices {self._next_index} to {self.stop - 1}")
         return self._collector.take()
 
     def failed(self, kind: str, why: str) -> None:
         """It could not be read further."""
-        self._note(kind, self._next_index, why)
+        self.note(kind, self._next_index, why)
         self._next_index, self._next_seq = self.stop, -1
 
     @property
@@ -123,7 +123,7 @@ class SpanAudit:
         indices, seqs, counts = column["_index"], column["_seq"], column["_count"]
         wanted = np.concatenate(([self._next_index], indices[:-1] + 1))
         for place in np.flatnonzero(indices < wanted).tolist():
-            self._note("index-twice", int(indices[place]), f"index {indices[place]} comes after {wanted[place] - 1}")
+            self.note("index-twice", int(indices[place]), f"index {indices[place]} comes after {wanted[place] - 1}")
         for place in np.flatnonzero(indices > wanted).tolist():
             start, stop = int(wanted[place]), int(indices[place])
             if self._explained.is_lost(start, stop):
@@ -131,12 +131,12 @@ class SpanAudit:
             elif start < self._explained.start_index:
                 continue
             else:
-                self._note("index-hole", start, f"indices {start} to {stop - 1}")
+                self.note("index-hole", start, f"indices {start} to {stop - 1}")
         ends = np.concatenate(([self._next_seq], (seqs + counts)[:-1]))
         known = (ends >= 0) & (indices == wanted)
         for place in np.flatnonzero(known & (seqs != ends)).tolist():
             what = f"seq {seqs[place]} where {ends[place]} comes next"
-            self._note("seq-hole", int(indices[place]), what)
+            self.note("seq-hole", int(indices[place]), what)
         if self.first_seq < 0:
             self.first_seq = int(seqs[0])
         self._next_index, self._next_seq = int(indices[-1]) + 1, int(seqs[-1] + counts[-1])
@@ -162,7 +162,7 @@ class SpanAudit:
         self._open_index = -1
 
     def _wrong_rows(self, index: int, found: int, wanted: int) -> None:
-        self._note("rows", index, f"index {index} has {found} rows and {wanted} records")
+        self.note("rows", index, f"index {index} has {found} rows and {wanted} records")
 
     def _damage(self, rows: pa.RecordBatch, places: Int64s) -> None:
         damage = rows.column("_damage")
@@ -171,9 +171,10 @@ class SpanAudit:
         indices = rows.column("_index").to_numpy()
         for place in places.tolist():
             if (why := damage[place].as_py()) is not None:
-                self._note("damage", int(indices[place]), why)
+                self.note("damage", int(indices[place]), why)
 
-    def _note(self, kind: str, index: int, detail: str) -> None:
+    def note(self, kind: str, index: int, detail: str) -> None:
+        """Something is wrong."""
         self._collector.add(kind, index, detail)
 
     @staticmethod
