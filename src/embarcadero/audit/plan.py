@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+from itertools import pairwise
 
 import msgspec
 
@@ -59,8 +60,7 @@ def lane_facts(about: TopicInfo, tail: Tail) -> list[LaneFacts]:
     """The lanes of a topic, each as far as it is durable."""
     facts = []
     for lane in tail.lanes or (tail,):
-        places = {} if about.tier is None else about.tier.places
-        frontier = places[lane.lane].index if lane.lane in places else 0
+        frontier = 0 if about.tier is None else about.tier.frontier(lane.lane)[0]
         facts.append(
             LaneFacts(
                 lane=lane.lane, start_index=lane.start_index, start_seq=lane.start_seq, stop_index=lane.durable_index,
@@ -74,15 +74,14 @@ def lane_facts(about: TopicInfo, tail: Tail) -> list[LaneFacts]:
 def lost_between(ranges: Sequence[Range]) -> list[tuple[int, int]]:
     """The positions between a range and the next one."""
     ordered = sorted(ranges, key=lambda one: one.number)
-    pairs = zip(ordered, ordered[1:], strict=False)
-    return [(one.end, after.start) for one, after in pairs if one.end is not None and one.end < after.start]
+    return [(one.end, after.start) for one, after in pairwise(ordered) if one.end is not None and one.end < after.start]
 
 
 def spans_of(log: Log, topic: str, facts: LaneFacts, span_bytes: int) -> list[AuditSpan]:
     """Cut a lane: below `hot_index` only the table has it, up to the frontier both have it, then only the brokers."""
     edges = sorted({facts.start_index, min(facts.hot_index, facts.stop_index), facts.frontier, facts.stop_index})
     spans = []
-    for first, last in zip(edges, edges[1:], strict=False):
+    for first, last in pairwise(edges):
         if first < facts.start_index or last > facts.stop_index:
             continue
         table, held = last <= facts.frontier, first >= facts.hot_index

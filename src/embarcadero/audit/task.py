@@ -8,10 +8,10 @@ import pyarrow as pa
 
 from embarcadero.audit.plan import AuditSpan, SpanReport, is_strong
 from embarcadero.audit.span import COLUMNS, Explained, SpanAudit
+from embarcadero.client.batch import Batch
 from embarcadero.client.sync import Log
 from embarcadero.client.topics import TopicInfo
 from embarcadero.errors import Corrupt, EmbarcaderoError
-from embarcadero.tier.cold import ColdTable
 from embarcadero.tier.columns import rows
 from embarcadero.types import Gap, GapKind
 
@@ -56,7 +56,7 @@ def _take(audit: SpanAudit, part: pa.RecordBatch | Gap) -> None:
 def _log_rows(log: Log, about: TopicInfo, span: AuditSpan, columns: list[str] | None) -> Iterator[pa.RecordBatch | Gap]:
     lane = span.lane.lane
     for batches in log.scan(about.name, lane=lane, start=span.start, stop=span.stop, control=True):
-        waiting = []
+        waiting: list[Batch] = []
         for batch in batches:
             if batch.gap is not None and batch.gap.kind is not GapKind.SKIPPED:
                 yield rows(lane, waiting, about.versions, columns, control=True)
@@ -68,6 +68,8 @@ def _log_rows(log: Log, about: TopicInfo, span: AuditSpan, columns: list[str] | 
 
 
 def _table_rows(about: TopicInfo, span: AuditSpan, columns: list[str] | None) -> Iterator[pa.RecordBatch]:
+    from embarcadero.tier.cold import ColdTable  # wants PyIceberg, which only tiered topics need
+
     if about.tier is not None:
         yield from ColdTable(about.tier).rows(span.lane.lane, span.start, span.stop, columns)
 
@@ -75,7 +77,7 @@ def _table_rows(about: TopicInfo, span: AuditSpan, columns: list[str] | None) ->
 def _compare(
     audit: SpanAudit, table: Iterator[pa.RecordBatch], log: Iterator[pa.RecordBatch | Gap]
 ) -> None:
-    """Both copies, row by row, in pieces of equal length; the first difference is told, and the log's copy looked at."""
+    """Both copies, row by row; the first difference is told, and the log's copy is looked at to the end."""
     differs = False
     copy = Rows(table)
     for part in log:

@@ -92,4 +92,4 @@ def _sessions(told: DataFrame, order: int, whole: set[int]) -> tuple[dict[int, i
         )
 
     found = runs.groupBy("lane", "session").applyInArrow(compare, _PROBLEMS_DDL).limit(1_000).collect()
-    return counts, [Finding(kind=row.kind, lane=row.lane, index=row.index, detail=row.detail) for row in found]
+    return counts, [Finding(**row.asDict()) for row in found]
