@@ -85,8 +85,8 @@ class BrokerLaneReader(LaneReader):
             found.gap = Gap(GapKind.END_OF_LANE, end, end)
         return found
 
-    def _without_ring(self, ask: Fetch, end: int) -> Found:
-        """The lane's memory is gone, or never was: everything below its end is on disk, or trimmed.
+    def _without_ring(self, ask: Fetch, end: int) -> Found | None:
+        """The lane's memory is gone, or never was: everything below its end is on disk, trimmed or lost.
 
         One who reads what is ordered may have been above the end, before that part was lost: the end is told.
         """
@@ -94,11 +94,21 @@ class BrokerLaneReader(LaneReader):
             ask = at_index(ask, end)
         start = self._place_without_ring(ask.by, ask.start, end)
         if self.stored is not None and start < end:
-            found = self.stored.without_memory(ask, self.trimmed, end)
-            if found is not None:
-                return found
+            if ask.by == "index" and start >= max(self.trimmed, self.stored.through()):
+                return self._not_on_disk(self.stored, start, end)
+            return self.stored.without_memory(ask, self.trimmed, end)
         gap = Gap(GapKind.TRIMMED, start, end) if start < end else None
         return Found(np.zeros(0, dtype=ORDER), [], end, end, gap)
+
+    @staticmethod
+    def _not_on_disk(stored: StoredLane, start: int, end: int) -> Found | None:
+        """Memory went after the end was recorded, and before all below it was durable.
+
+        Its last range is sealed where disks end: the rest is lost. None while it is open: disks are still asked.
+        """
+        if stored.chain.replicas:
+            return None
+        return Found(np.zeros(0, dtype=ORDER), [], end, end, Gap(GapKind.LOST, start, end))
 
     def _place_without_ring(self, by: str, value: int, end: int) -> int:
         by_seq = 0 if value < (self.lane_is.end_seq or 0) else end
