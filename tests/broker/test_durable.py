@@ -364,17 +364,19 @@ def test_what_a_closed_broker_lane_lost_is_a_gap_up_to_its_end(
         reader.ask(m.Fetch(lane=lane.lane, start=2, max_bytes=1_000, read=read, wait_ms=20_000))
         for read in ("ordered", "durable")
     ]
+    earliest = reader.ask(m.Fetch(lane=lane.lane, by="earliest", max_bytes=1_000, wait_ms=20_000))
     world.run(3, reader)
-    assert not any(request in reader.fetched or request in reader.answers for request in waiting)
+    assert not any(request in reader.fetched or request in reader.answers for request in [*waiting, earliest])
     assert world.directory.seal_recovered(lane.lane, range_.number, 2, 2, [], world.hand.epoch) is not None
     world.run(3, reader)
     for request in waiting:
         assert (reader.fetched[request].gap, reader.fetched[request].next_index) == (Gap(GapKind.LOST, 2, 4), 4)
-    assert asked == []
+    assert [ask.by for ask in asked] == ["earliest"]
     monkeypatch.undo()
     assert texts(world.fetch(reader, lane.lane, start=0)) == [payload(0), payload(1)]
     assert world.fetch(reader, lane.lane, start=3, read="ordered").gap == Gap(GapKind.LOST, 3, 4)
     assert world.fetch(reader, lane.lane, start=4).gap == Gap(GapKind.END_OF_LANE, 4, 4)
+    assert world.fetch(reader, lane.lane, by="time", start=1 << 60, wait_ms=20_000).gap == Gap(GapKind.LOST, 2, 4)
 
 
 def test_slots_of_a_broker_lane_are_reused_only_when_durable(world: DiskWorld) -> None:

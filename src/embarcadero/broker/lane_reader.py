@@ -51,6 +51,10 @@ class BrokerLaneReader(LaneReader):
             return super().news(read)
         return _CLOSED
 
+    @property
+    def closed(self) -> bool:
+        return self.lane_is.end is not None
+
     def may_serve(self) -> bool:
         if not self._basis.open:
             return True
@@ -94,21 +98,23 @@ class BrokerLaneReader(LaneReader):
             ask = at_index(ask, end)
         start = self._place_without_ring(ask.by, ask.start, end)
         if self.stored is not None and start < end:
-            if ask.by == "index" and start >= max(self.trimmed, self.stored.through()):
-                return self._not_on_disk(self.stored, start, end)
-            return self.stored.without_memory(ask, self.trimmed, end)
+            return self._below_end(self.stored, ask, end)
         gap = Gap(GapKind.TRIMMED, start, end) if start < end else None
         return Found(np.zeros(0, dtype=ORDER), [], end, end, gap)
 
-    @staticmethod
-    def _not_on_disk(stored: StoredLane, start: int, end: int) -> Found | None:
-        """Memory went after the end was recorded, and before all below it was durable.
+    def _below_end(self, stored: StoredLane, ask: Fetch, end: int) -> Found | None:
+        """What is on disk, or lost: memory may have gone after the end was recorded, before all was durable.
 
-        Its last range is sealed where disks end: the rest is lost. None while it is open: disks are still asked.
+        The last range is then sealed where disks end. None while it is open: it is not known yet what they have.
         """
-        if stored.chain.replicas:
+        by_index, recovering = ask.by == "index", bool(stored.chain.replicas)
+        if by_index and ask.start < max(self.trimmed, stored.through()):
+            return stored.without_memory(ask, self.trimmed, end)
+        if recovering:
             return None
-        return Found(np.zeros(0, dtype=ORDER), [], end, end, Gap(GapKind.LOST, start, end))
+        if by_index:
+            return Found(np.zeros(0, dtype=ORDER), [], end, end, Gap(GapKind.LOST, ask.start, end))
+        return stored.without_memory(ask, self.trimmed, end)
 
     def _place_without_ring(self, by: str, value: int, end: int) -> int:
         by_seq = 0 if value < (self.lane_is.end_seq or 0) else end
