@@ -351,6 +351,7 @@ class Reads:
         self, parked: Parked, reader: LaneReader, ask: m.Fetch, found: Found, tail: int, now_us: int
     ) -> None:
         found.tail_index = max(found.tail_index, tail)
+        found.to_come = found.to_come and not reader.closed  # there it goes on at the end, which is told
         if found.empty and now_us < parked.deadline_us:
             self._wait_for_more(parked, found)
             parked.seen = _NOT_TRIED if not found.to_come else parked.seen
