@@ -199,6 +199,8 @@ class Reads:
                 connection.answer(request, message)
             return
         segments = self._segments(lane, stored, stored.through(), reader.trimmed)
+        if by == "index" and value < max(reader.trimmed, stored.chain.start):
+            place = value, None  # files that had it may be gone: not to be taken for a place above all that is there
         on_disk = place[0] == ON_DISK
 
         def look() -> tuple[Place | None, Place | None]:
