@@ -10,6 +10,7 @@ from embarcadero.errors import Backpressure, BadValue, TooMany, TopicExists, Unk
 from embarcadero.limits import LANES_MAX
 from embarcadero.placement.altering import SchemaHistory, altered, first_version, next_version
 from embarcadero.placement.decisions import TRIES_MAX, Plan, decode
+from embarcadero.placement.progress import Progress
 from embarcadero.placement.ranges import Ranges
 from embarcadero.placement.records import Cluster, Retired, Trim, trim_key
 from embarcadero.placement.rules import checked_copies, checked_retention, new_topic
@@ -23,7 +24,7 @@ def next_lane(first: int, taken: AbstractSet[int]) -> int:
     return next((lane for lane in lanes if lane not in taken), first)
 
 
-class Topics(Ranges):
+class Topics(Ranges, Progress):
     """The directory's part about topics."""
 
     _topics_max: int
@@ -120,6 +121,7 @@ class Topics(Ranges):
                 raise self._unknown(name)
             plan.delete(f"topics/{name}")
             plan.delete(f"schemas/{name}")
+            self._forget_readers(plan, name)
             self._forget_lane(plan, topic.lane)
             for key, lane in plan.list(f"lanes/{topic.lane:05}/", TopicLane):
                 plan.delete(key)
