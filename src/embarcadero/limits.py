@@ -31,6 +31,7 @@ FETCH_WAIT_MS_DEFAULT = 5_000
 CONNECTIONS_PER_BROKER_MAX = 10_000
 HOST_DEFAULT = "127.0.0.1"  # reachable from this machine only
 PORT_DEFAULT = 9_092
+FREED_BYTES_KEPT = 64 * MIB  # by a process of a cluster, for what it copies next
 FILES_SPARE = 512  # open files that a process keeps for everything but connections: a region is one
 
 # --- names and counts -------------------------------------------------------------------------------------------------
