@@ -125,6 +125,12 @@ RECOVERY_RETRY_S = 0.5  # between two attempts to read what replicas have on dis
 DRAIN_DURABLE_S_MAX = 8.0  # of DRAIN_S_MAX, for everything ordered to be durable
 DRAIN_CHECKPOINT_S_MAX = 1.0  # and for the last checkpoints to be on a disk
 
+# --- tier -------------------------------------------------------------------------------------------------------------
+TIER_LEASE_S = 30.0  # a tiering job that is silent for this long may be replaced by another one
+TIER_TEXT_BYTES_MAX = 2 * KIB  # a location, a table's identifier, the name of a holder
+TIER_LANES_MAX = 4_096  # of one topic: lanes that its table has something of
+HOT_RETENTION_S = 86_400  # what is in the table stays with the brokers for this long
+
 # --- storage ----------------------------------------------------------------------------------------------------------
 SEGMENT_BYTES = 64 * MIB
 SEGMENT_BYTES_MAX = 4 * GIB - 64 * MIB  # positions in a segment fit 32 bits

@@ -42,6 +42,7 @@ from embarcadero.client.places import Place, place, seek_place, time_us, trim_pl
 from embarcadero.client.pump import Pump
 from embarcadero.client.reading import joined, lane_of, lanes_of, read_span, reader_core, span, tail_of, with_lags
 from embarcadero.client.scanning import Scan, Span, check_piece_bytes
+from embarcadero.client.tiers import TierCalls
 from embarcadero.client.topics import TopicInfo
 from embarcadero.config import Config, load
 from embarcadero.errors import (
@@ -113,7 +114,7 @@ async def local(
         await asyncio.to_thread(cluster.close)
 
 
-class Log:
+class Log(TierCalls):
     """A client of one cluster. Its publishers and subscribers share one connection per broker."""
 
     def __init__(self, brokers: Brokers, address: str) -> None:
@@ -203,7 +204,9 @@ class Log:
         tails = tuple(tail_of(about, tail) for tail in found)
         if about.order > Order.BROKER:
             return tails[0]
-        numbers = ("index", "seq", "start_index", "start_seq", "durable_index", "durable_seq")
+        numbers = (
+            "index", "seq", "start_index", "start_seq", "durable_index", "durable_seq", "hot_index", "hot_seq",
+        )  # fmt: skip
         sums = {name: sum(getattr(tail, name) for tail in tails) for name in numbers}
         return Tail(about.lane, **sums, lanes=tails)
 
@@ -215,6 +218,7 @@ class Log:
         before_index: int | None = None,
         before_time: datetime | None = None,
         lane: int | None = None,
+        cold: bool = True,
         timeout: Timeout = AS_CONFIGURED,
     ) -> Position:
         """Give up the records before a place; returns where the topic starts now.
@@ -222,6 +226,7 @@ class Log:
         No batch is split: one that holds a record to be kept stays whole. Trimming less than before changes nothing;
         trimming beyond the end raises FuturePosition. Readers below the start get a TRIMMED gap. Orders 0 and 1: a time
         trims all lanes (or `lane`), and sums over them are returned; a seq or an index is in one lane, so say which.
+        Without `cold` a topic with a table keeps what is in the table, and brokers forget no more than that.
 
             start = await log.trim("orders", before_time=datetime.now(UTC) - timedelta(days=7))
         """
@@ -229,7 +234,7 @@ class Log:
         about, found = await self._ask_lanes(
             topic,
             lambda about: lanes_of(about, lane) if by == "time" else [lane_of(about, lane, f"before_{by}")],
-            lambda number: m.Trim(lane=number, by=by, before=before),
+            lambda number: m.Trim(lane=number, by=by, before=before, cold=cold),
             m.PlaceIs,
             timeout,
         )

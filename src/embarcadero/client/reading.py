@@ -98,7 +98,9 @@ def _read_schema(schemas: TopicSchemas) -> pa.Schema:
 def tail_of(topic: Topic, told: TailIs) -> Tail:
     """A lane's tail as callers see it. Without replicas there is nothing to wait for: ordered is all there is."""
     durable = (told.durable_index, told.durable_seq) if topic.replicas else (told.index, told.seq)
-    return Tail(told.lane, told.index, told.seq, told.start_index, told.start_seq, *durable)
+    hot_index, hot_seq = told.hot_index, told.hot_seq
+    hot = (told.start_index, told.start_seq) if hot_index is None or hot_seq is None else (hot_index, hot_seq)
+    return Tail(told.lane, told.index, told.seq, told.start_index, told.start_seq, *durable, *hot)
 
 
 def with_lags(readers: list[ReaderProgress], tail: Tail) -> list[ReaderProgress]:

@@ -39,6 +39,7 @@ from embarcadero.client.pump import Pump
 from embarcadero.client.reading import reader_core
 from embarcadero.client.scanning import Span
 from embarcadero.client.thread import LoopThread
+from embarcadero.client.tiers import SyncTierCalls
 from embarcadero.client.topics import TopicInfo
 from embarcadero.client.waiting import Waitable
 from embarcadero.config import Config
@@ -97,7 +98,7 @@ def local(
     return log
 
 
-class Log:
+class Log(SyncTierCalls):
     """A client of one cluster. Its publishers and subscribers share one thread and one connection per broker."""
 
     def __init__(self, thread: LoopThread, log: aio.Log) -> None:
@@ -195,6 +196,7 @@ class Log:
         before_index: int | None = None,
         before_time: datetime | None = None,
         lane: int | None = None,
+        cold: bool = True,
         timeout: Timeout = AS_CONFIGURED,
     ) -> Position:
         """Give up the records before a place; returns where the topic starts now.
@@ -202,6 +204,7 @@ class Log:
         No batch is split: one that holds a record to be kept stays whole. Trimming less than before changes nothing;
         trimming beyond the end raises FuturePosition. Readers below the start get a TRIMMED gap. Orders 0 and 1: a time
         trims all lanes (or `lane`), and sums over them are returned; a seq or an index is in one lane, so say which.
+        Without `cold` a topic with a table keeps what is in the table, and brokers forget no more than that.
 
             start = log.trim("orders", before_time=datetime.now(UTC) - timedelta(days=7))
         """
@@ -212,6 +215,7 @@ class Log:
                 before_index=before_index,
                 before_time=before_time,
                 lane=lane,
+                cold=cold,
                 timeout=timeout,
             )
         )
