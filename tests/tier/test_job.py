@@ -57,6 +57,11 @@ def job(truth: Truth, holder: str = "a", **more: Any) -> TierJob:
     return TierJob(truth.log, truth.topic, truth.settings, holder=holder, **more)
 
 
+def run_through(dying: TierJob) -> None:
+    dying.open()
+    dying.cycle()
+
+
 def test_killed_at_every_step(truth: Truth) -> None:
     """One job after the other dies a step further on; the next begins at once with what is left behind."""
     places = [(step, 1) for step in STEPS]
@@ -65,8 +70,7 @@ def test_killed_at_every_step(truth: Truth) -> None:
         truth.publish(900)
         dying = job(truth, step=crash_at(step, occurrence))
         with pytest.raises(Crash):
-            dying.open()
-            dying.cycle()
+            run_through(dying)
         if step not in ("open", "create"):  # before that there is no table
             assert truth.problems() == []
     assert truth.data_files() > truth.named_files()
@@ -121,7 +125,7 @@ with emb.connect(address) as log:
 
 @pytest.mark.parametrize("step", ["commit", "advance"])
 def test_a_process_that_is_really_killed(truth: Truth, tmp_path: Path, step: str) -> None:
-    """Between the files and the commit, and between the commit and the store. Its lease lives on: others have to ask."""
+    """Between the files and the commit, and between the commit and the store. Its lease lives on: others must ask."""
     truth.publish(300)
     ended = subprocess.run(
         [sys.executable, "-c", KILLED, truth.log.address, truth.topic, str(tmp_path), step], timeout=60, check=False
@@ -140,13 +144,13 @@ def test_a_process_that_is_really_killed(truth: Truth, tmp_path: Path, step: str
 def test_a_second_tierer_and_a_stale_one(truth: Truth) -> None:
     """The one that was deposed while it wrote is told at its commit, or before; its files are garbage."""
     truth.publish(300)
-    stale = job(truth, "stale", step=lambda name: take_over(name))
 
     def take_over(name: str) -> None:
         if name == "commit":
             with job(truth, "fresh", take_over=True) as fresh:
                 assert fresh.cycle().rows == 302
 
+    stale = job(truth, "stale", step=take_over)
     stale.open()
     with pytest.raises(Deposed):
         stale.cycle()
@@ -168,8 +172,7 @@ def test_a_trim_before_the_commit_would_lose_records(truth: Truth, plant: Any) -
     plant("tier-trim-before-commit")
     dying = job(truth, step=crash_at("commit"))
     with pytest.raises(Crash):
-        dying.open()
-        dying.cycle()
+        run_through(dying)
     assert truth.log.tail(truth.topic).hot_seq == 0  # the brokers' store refused; they know nothing of plants
     assert truth.problems() == []
     truth.log.trim(truth.topic, before_seq=200)  # what such a store would have let happen
@@ -177,7 +180,7 @@ def test_a_trim_before_the_commit_would_lose_records(truth: Truth, plant: Any) -
 
 
 def test_a_catalog_that_is_behind(truth: Truth, tmp_path: Path) -> None:
-    """Restored from an old copy, or another one: nothing is written on top of it, and the error names the right file."""
+    """Restored from an old copy, or another one: nothing is written on top, and the error names the right file."""
     catalog = tmp_path / "catalog.db"
     truth.publish(50)
     with job(truth) as first:

@@ -53,7 +53,7 @@ Run = Callable[[list[Work]], Iterable[FileFacts]]
 
 
 def do_work(log: Log, work: Work) -> FileFacts:
-    """Read a span of a topic and write its file. The schema is as new as every batch of the span: it is asked for now."""
+    """Read a span and write its file. The schema is asked for now: it is as new as every batch of the span."""
     span, schemas = work.span, log.describe(work.topic).versions
     scan = log.scan(work.topic, lane=span.lane, start=span.start, stop=span.stop, control=True)
     return write_span(Storage(work.properties), work.location, span, work.epoch, schemas, scan)
@@ -151,7 +151,7 @@ class TierJob:
         behind = [lane for lane, place in tier.frontiers.items() if found.frontiers.get(lane, (0, 0)) < place]
         if behind:
             raise BadTable(
-                f"the catalog is behind: table {tier.table} ends at {found.frontiers}, and {tier.frontiers} was committed",
+                f"the catalog is behind: {tier.table} ends at {found.frontiers}, and {tier.frontiers} was committed",
                 f"restore the catalog; the newest metadata file is {tier.metadata}",
             )
 
@@ -279,7 +279,7 @@ class TierJob:
 
     # --- on and on ----------------------------------------------------------------------------------------------------
     def follow(self, stop: Event, told: Callable[[Cycle], None] = lambda _cycle: None) -> None:
-        """Cycle after cycle until `stop`; trouble that may pass is waited out. Raises Deposed, and what will not pass."""
+        """Cycle after cycle until `stop`; trouble that may pass is waited out. Raises Deposed, and what won't pass."""
         while not stop.is_set():
             try:
                 done = self.cycle()
