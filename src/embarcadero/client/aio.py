@@ -85,6 +85,7 @@ async def connect(
     seeds = parse_addresses(broker_addresses(chosen) if addresses is None else addresses)
     name = ",".join(f"{host}:{port}" for host, port in seeds)
     brokers = Brokers(seeds, chosen.client)
+    brokers.table_properties = chosen.tier.properties
     try:
         async with asyncio.timeout(patience):
             await brokers.start(patience)
@@ -199,10 +200,7 @@ class Log(TierCalls):
 
             end = (await log.tail("orders")).seq
         """
-        about, found = await self._ask_lanes(
-            topic, lambda about: lanes_of(about, None), lambda lane: m.GetTail(lane=lane), m.TailIs, timeout
-        )
-        tails = tuple(tail_of(about, tail) for tail in found)
+        about, tails = await self.survey(topic, timeout=timeout)
         if about.order > Order.BROKER:
             return tails[0]
         numbers = (
@@ -210,6 +208,13 @@ class Log(TierCalls):
         )  # fmt: skip
         sums = {name: sum(getattr(tail, name) for tail in tails) for name in numbers}
         return Tail(about.lane, **sums, lanes=tails)
+
+    async def survey(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> tuple[TopicInfo, tuple[Tail, ...]]:
+        """A topic and the tail of each of its lanes: what a planner wants to know."""
+        about, found = await self._ask_lanes(
+            topic, lambda about: lanes_of(about, None), lambda lane: m.GetTail(lane=lane), m.TailIs, timeout
+        )
+        return about, tuple(tail_of(about, tail) for tail in found)
 
     async def trim(
         self,
@@ -252,11 +257,29 @@ class Log(TierCalls):
 
             position = await log.position_at("orders", datetime(2026, 1, 31, tzinfo=UTC))
         """
-        us, patience = time_us(time), self._patience(timeout)
+        return await self._find(topic, "time", time_us(time), lane, timeout)
+
+    async def position_of(
+        self,
+        topic: str,
+        *,
+        seq: int | None = None,
+        index: int | None = None,
+        lane: int | None = None,
+        timeout: Timeout = AS_CONFIGURED,
+    ) -> Position:
+        """Where the batch is that holds a record, or has an index; of the end, the end. The batch's seq is its first.
+
+        Raises FuturePosition beyond the end, Trimmed below the start. Orders 0 and 1: `lane` says in which lane.
+
+            position = await log.position_of("orders", seq=1_000)
+        """
+        return await self._find(topic, *seek_place(None, seq, index, None), lane, timeout)
+
+    async def _find(self, topic: str, by: str, value: int, lane: int | None, timeout: Timeout) -> Position:
         about = await self.describe(topic, timeout=timeout)
-        number = lane_of(about, lane, "a time")
-        index, seq = await find_place(self.brokers, about, number, "time", us, patience)
-        return Position(number, index, seq)
+        number = lane_of(about, lane, f"a {by}")
+        return Position(number, *await find_place(self.brokers, about, number, by, value, self._patience(timeout)))
 
     async def note_progress(
         self, topic: str, reader: str, places: Mapping[int, tuple[int, int]], *, timeout: Timeout = AS_CONFIGURED
@@ -448,21 +471,24 @@ class Log(TierCalls):
         piece_bytes: int,
         *,
         lane: int | None = None,
+        pieces_max: int | None = None,
         timeout: Timeout = AS_CONFIGURED,
     ) -> list[Cut]:
         """Cut the batches with start <= index < stop into pieces of about `piece_bytes`, to be read side by side.
 
         Each Cut is where a piece ends: the index and seq behind its last batch, and about how many bytes it has. The
-        last one ends at `stop`. Raises FuturePosition beyond the end, Trimmed if nothing is left.
+        last one ends at `stop`, or is the one of number `pieces_max`. Raises FuturePosition beyond the end, Trimmed if
+        nothing is left.
 
             for cut in await log.measure("orders", 0, (await log.tail("orders")).durable_index, 64 << 20): ...
         """
         check_piece_bytes(piece_bytes)
         Span(start, stop, "ordered", None, False).checked()
-        number, cuts = lane_of(await self.describe(topic, timeout=timeout), lane, "an index"), []
-        at = start
-        while at < stop:
-            ask = m.Measure(lane=number, start=at, stop=stop, piece_bytes=piece_bytes, pieces_max=PIECES_MAX)
+        number = lane_of(await self.describe(topic, timeout=timeout), lane, "an index")
+        cuts: list[Cut] = []
+        at, most = start, PIECES_MAX if pieces_max is None else pieces_max
+        while at < stop and (pieces_max is None or len(cuts) < pieces_max):
+            ask = m.Measure(lane=number, start=at, stop=stop, piece_bytes=piece_bytes, pieces_max=most)
             cuts += (await self._ask(ask, m.PiecesAre, timeout)).cuts
             invariant(bool(cuts) and cuts[-1].index > at, "a measured span goes on")
             at = cuts[-1].index
