@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from embarcadero.client.batch import Batch
 from embarcadero.client.brokers import Brokers
+from embarcadero.client.cold import find_place, trim_question
 from embarcadero.client.drivers import ReaderCore, SubscriberDriver
 from embarcadero.client.futures import RecordFuture, TableResult, fresh
 from embarcadero.client.options import (
@@ -40,7 +41,7 @@ from embarcadero.client.options import (
 )
 from embarcadero.client.places import Place, place, seek_place, time_us, trim_place
 from embarcadero.client.pump import Pump
-from embarcadero.client.reading import joined, lane_of, lanes_of, read_span, reader_core, span, tail_of
+from embarcadero.client.reading import joined, lane_of, lanes_of, read_span, reader_core, span, tail_of, with_lags
 from embarcadero.client.scanning import Scan, Span, check_piece_bytes
 from embarcadero.client.tiers import TierCalls
 from embarcadero.client.topics import TopicInfo
@@ -56,7 +57,7 @@ from embarcadero.errors import (
 )
 from embarcadero.invariants import invariant
 from embarcadero.limits import CLOSE_TIMEOUT_S, PIECES_MAX
-from embarcadero.types import Cut, Order, Position, Tail, Topic
+from embarcadero.types import Cut, Order, Position, ReaderProgress, Tail, Topic
 from embarcadero.wire import messages as m
 from embarcadero.wire.schemas import encode_schema
 
@@ -84,6 +85,7 @@ async def connect(
     seeds = parse_addresses(broker_addresses(chosen) if addresses is None else addresses)
     name = ",".join(f"{host}:{port}" for host, port in seeds)
     brokers = Brokers(seeds, chosen.client)
+    brokers.table_properties = chosen.tier.properties
     try:
         async with asyncio.timeout(patience):
             await brokers.start(patience)
@@ -235,13 +237,14 @@ class Log(TierCalls):
             start = await log.trim("orders", before_time=datetime.now(UTC) - timedelta(days=7))
         """
         by, before = trim_place(before_seq, before_index, before_time)
-        about, found = await self._ask_lanes(
-            topic,
-            lambda about: lanes_of(about, lane) if by == "time" else [lane_of(about, lane, f"before_{by}")],
-            lambda number: m.Trim(lane=number, by=by, before=before, cold=cold),
-            m.PlaceIs,
-            timeout,
-        )
+        about = await self.describe(topic, timeout=timeout)
+        lanes = lanes_of(about, lane) if by == "time" else [lane_of(about, lane, f"before_{by}")]
+
+        async def trim_lane(number: int) -> m.PlaceIs:
+            ask = m.Trim(lane=number, by=by, before=before, cold=cold)
+            return await self._ask(await trim_question(self.brokers, about, ask), m.PlaceIs, timeout)
+
+        found = await asyncio.gather(*map(trim_lane, lanes))
         if lane is not None or about.order > Order.BROKER:
             return Position(found[0].lane, found[0].index, found[0].seq)
         return Position(about.lane, sum(place.index for place in found), sum(place.seq for place in found))
@@ -275,14 +278,30 @@ class Log(TierCalls):
         return await self._find(topic, *seek_place(None, seq, index, None), lane, timeout)
 
     async def _find(self, topic: str, by: str, value: int, lane: int | None, timeout: Timeout) -> Position:
-        _, (found,) = await self._ask_lanes(
-            topic,
-            lambda about: [lane_of(about, lane, f"a {by}")],
-            lambda number: m.Find(lane=number, by=by, start=value),
-            m.PlaceIs,
-            timeout,
-        )
-        return Position(found.lane, found.index, found.seq)
+        about = await self.describe(topic, timeout=timeout)
+        number = lane_of(about, lane, f"a {by}")
+        return Position(number, *await find_place(self.brokers, about, number, by, value, self._patience(timeout)))
+
+    async def note_progress(
+        self, topic: str, reader: str, places: Mapping[int, tuple[int, int]], *, timeout: Timeout = AS_CONFIGURED
+    ) -> None:
+        """Let others see how far a reader is: by lane, the index and seq behind all that it has dealt with.
+
+        `status` and `topic describe` show it, with its lag. Nothing depends on it; it is forgotten after a day.
+
+            await log.note_progress("orders", "billing", {batch.lane: (batch.index + 1, batch.seq + batch.count)})
+        """
+        ask = m.NoteProgress(topic=topic, reader=reader, places=dict(places))
+        await self._ask(ask, m.Done, timeout)
+
+    async def readers(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> list[ReaderProgress]:
+        """The readers of a topic that told how far they are (`note_progress`), and how many records they are behind.
+
+            for reader in await log.readers("orders"):
+                print(reader.reader, reader.lag, reader.ago_s)
+        """
+        told = (await self._ask(m.GetReaders(topic=topic), m.ReadersAre, timeout)).readers
+        return with_lags(told, await self.tail(topic, timeout=timeout)) if told else []
 
     async def status(self, *, timeout: Timeout = AS_CONFIGURED) -> list[dict[str, Any]]:
         """What each broker that we are connected to says about itself."""
@@ -350,7 +369,8 @@ class Log(TierCalls):
         by, value = place(start)
         described = await self.describe(topic, timeout=timeout)
         wanted = None if partitions is None else list(partitions)
-        return self._register(Subscriber(self, reader_core(self.brokers, described, by, value, read, wanted)))
+        core = reader_core(self.brokers, described, by, value, read, wanted)
+        return self._register(Subscriber(self, core, described.name))
 
     async def read(
         self,
@@ -385,16 +405,18 @@ class Log(TierCalls):
         self, topic: TopicInfo, lane: int, start: int | datetime | None, end: int | datetime | None, read: str,
         timeout: Timeout,
     ) -> pa.Table:  # fmt: skip
-        first, stop = await self._seq_of(lane, start, timeout), await self._seq_of(lane, end, timeout)
+        first, stop = await self._seq_of(topic, lane, start, timeout), await self._seq_of(topic, lane, end, timeout)
         tail = tail_of(topic, await self._ask(m.GetTail(lane=lane), m.TailIs, timeout))
         patience = self._patience(timeout)
-        return await read_span(self.brokers, tail, *span(tail, first, stop), patience, topic.versions, read)
+        return await read_span(self.brokers, topic, tail, *span(tail, first, stop), patience, read)
 
-    async def _seq_of(self, lane: int, where: int | datetime | None, timeout: Timeout) -> int | None:
+    async def _seq_of(
+        self, topic: TopicInfo, lane: int, where: int | datetime | None, timeout: Timeout
+    ) -> int | None:
         """The seq at which the batches since a time begin; a seq stays what it is."""
         if not isinstance(where, datetime):
             return where
-        return (await self._ask(m.Find(lane=lane, by="time", start=time_us(where)), m.PlaceIs, timeout)).seq
+        return (await find_place(self.brokers, topic, lane, "time", time_us(where), self._patience(timeout)))[1]
 
     def scan(
         self,
@@ -435,7 +457,7 @@ class Log(TierCalls):
         number = lane_of(about, lane, "an index")
         tail = tail_of(about, await self._ask(m.GetTail(lane=number), m.TailIs, timeout))
         patience = self._patience(timeout)
-        return self._register(Scan(self.brokers, number, span, span.ends(tail), patience, about.versions))
+        return self._register(Scan(self.brokers, about, number, span, span.ends(tail), patience))
 
     def end_scan(self, scan: Scan) -> None:
         """Stop the fetching of a scan."""
@@ -655,11 +677,11 @@ class Publisher:
 class Subscriber:
     """Reads one topic in its order; of a topic of order 0 or 1 all lanes, each in its own order."""
 
-    def __init__(self, log: Log, core: ReaderCore) -> None:
+    def __init__(self, log: Log, core: ReaderCore, topic: str) -> None:
         self._log = log
         self._ready = asyncio.Event()
         self._closed = False
-        self._driver = SubscriberDriver(log.brokers, core, self._ready.set)
+        self._driver = SubscriberDriver(log.brokers, core, self._ready.set, topic=topic)
 
     async def poll(self, timeout: float | None = None) -> Batch | None:
         """The next batch (or typed gap: `batch.gap`); None when none came in time. Raises what ended the reading.

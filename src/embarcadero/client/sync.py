@@ -45,7 +45,7 @@ from embarcadero.client.waiting import Waitable
 from embarcadero.config import Config
 from embarcadero.errors import Backpressure, Closed, EmbarcaderoError, OutcomeUnknown, TimedOut
 from embarcadero.limits import CLOSE_TIMEOUT_S
-from embarcadero.types import Cut, Position, Tail, Topic
+from embarcadero.types import Cut, Position, ReaderProgress, Tail, Topic
 
 _AT_ONCE = 256
 Exit = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
@@ -252,6 +252,25 @@ class Log(SyncTierCalls):
         """A topic and the tail of each of its lanes: what a planner wants to know."""
         return self.thread.wait(self._log.survey(topic, timeout=timeout))
 
+    def note_progress(
+        self, topic: str, reader: str, places: Mapping[int, tuple[int, int]], *, timeout: Timeout = AS_CONFIGURED
+    ) -> None:
+        """Let others see how far a reader is: by lane, the index and seq behind all that it has dealt with.
+
+        `status` and `topic describe` show it, with its lag. Nothing depends on it; it is forgotten after a day.
+
+            log.note_progress("orders", "billing", {batch.lane: (batch.index + 1, batch.seq + batch.count)})
+        """
+        self.thread.wait(self._log.note_progress(topic, reader, places, timeout=timeout))
+
+    def readers(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> list[ReaderProgress]:
+        """The readers of a topic that told how far they are (`note_progress`), and how many records they are behind.
+
+            for reader in log.readers("orders"):
+                print(reader.reader, reader.lag, reader.ago_s)
+        """
+        return self.thread.wait(self._log.readers(topic, timeout=timeout))
+
     def status(self, *, timeout: Timeout = AS_CONFIGURED) -> list[dict[str, Any]]:
         """What each broker that we are connected to says about itself."""
         return self.thread.wait(self._log.status(timeout=timeout))
@@ -300,7 +319,7 @@ class Log(SyncTierCalls):
         self, topic: str, where: tuple[str, int], read: str, partitions: list[int] | None, patience: Timeout
     ) -> Subscriber:
         described = await self._log.describe(topic, timeout=patience)
-        return Subscriber(self, reader_core(self.brokers, described, *where, read, partitions))
+        return Subscriber(self, reader_core(self.brokers, described, *where, read, partitions), described.name)
 
     def read(
         self,
@@ -608,7 +627,7 @@ class Subscriber:
     The background thread fetches ahead, within bounds.
     """
 
-    def __init__(self, log: Log, core: ReaderCore) -> None:
+    def __init__(self, log: Log, core: ReaderCore, topic: str) -> None:
         """To be called in the background thread."""
         self._log, self._thread = log, log.thread
         self._condition = Waitable()
@@ -617,7 +636,7 @@ class Subscriber:
         self._ready: deque[Batch] = deque()
         self._error: EmbarcaderoError | None = None
         self._closed = False
-        self._driver = SubscriberDriver(log.brokers, core, self._refill)
+        self._driver = SubscriberDriver(log.brokers, core, self._refill, topic=topic)
 
     def _refill(self) -> None:
         """In the background thread: hand over what was fetched, once the last of it is taken."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as kinds
 
 from embarcadero.client.batch import Batch
 from embarcadero.errors import BadSchema, BadValue
@@ -46,7 +47,23 @@ def column_names(schemas: TopicSchemas) -> dict[str, str]:
 def arrow_schema(schemas: TopicSchemas) -> pa.Schema:
     """All columns of a topic with the types of tables."""
     known = {field.name: field.type for field in (*SYSTEM, *payload_schema(schemas))} | {_TOPIC: pa.string()}
-    return pa.schema([pa.field(name, known[inner]) for name, inner in column_names(schemas).items()])
+    return pa.schema([pa.field(name, _frame_type(known[inner])) for name, inner in column_names(schemas).items()])
+
+
+def _frame_type(kind: pa.DataType) -> pa.DataType:
+    """A table's type as frames have it: times of day are microseconds, for Spark has TIME only if a flag is set."""
+    if kinds.is_time(kind):
+        return pa.int64()
+    if kinds.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_frame_type(kind.value_type)))
+    if kinds.is_map(kind):
+        return pa.map_(
+            kind.key_field.with_type(_frame_type(kind.key_type)), kind.item_field.with_type(_frame_type(kind.item_type))
+        )
+    if kinds.is_struct(kind):
+        fields = [kind.field(number) for number in range(kind.num_fields)]
+        return pa.struct([field.with_type(_frame_type(field.type)) for field in fields])
+    return kind
 
 
 def spark_schema(schemas: TopicSchemas, columns: Sequence[str] | None) -> StructType:
@@ -80,16 +97,22 @@ def check_schema(wanted: StructType, schemas: TopicSchemas, topic: str) -> None:
 
 
 class Shaper:
-    """Makes Spark's rows of batches: exactly the columns and Arrow types of a frame."""
+    """Makes Spark's rows of batches: exactly the columns and Arrow types of a frame.
+
+    `wanted` are the columns that rows of the log must have for it, with their types.
+    """
 
     def __init__(self, topic: str, schemas: TopicSchemas, schema: StructType) -> None:
         from pyspark.sql.pandas.types import to_arrow_schema
 
-        names = column_names(schemas)
+        names, payload = column_names(schemas), payload_schema(schemas)
         self._topic, self._schemas = topic, schemas
         self._schema = to_arrow_schema(schema, timezone="UTC")
         self._inner = [names[name] for name in self._schema.names]
-        self._wanted = list(dict.fromkeys(name for name in self._inner if name != _TOPIC))
+        self.wanted = {
+            name: (SYSTEM if name in SYSTEM.names else payload).field(name).type
+            for name in self._inner if name != _TOPIC
+        }  # fmt: skip
 
     def shaped(self, found: pa.RecordBatch) -> pa.RecordBatch:
         """Rows of the log, as `tier.columns.rows` makes them and the tier keeps them, as rows of the frame."""
@@ -103,17 +126,12 @@ class Shaper:
         ]
         return pa.RecordBatch.from_arrays(cast, schema=self._schema)
 
-    @property
-    def wanted(self) -> list[str]:
-        """Columns that rows of the log must have."""
-        return self._wanted
-
     def of_batches(
         self, lane: int, batches: Iterable[Batch], start_seq: int, stop_seq: int
     ) -> Iterator[pa.RecordBatch]:
         """The records of batches with start_seq <= seq < stop_seq, a few MiB at a time."""
         for group in grouped(batches):
-            found = rows(lane, group, self._schemas, self._wanted, start_seq, stop_seq)
+            found = rows(lane, group, self._schemas, list(self.wanted), start_seq, stop_seq)
             if found.num_rows:
                 yield self.shaped(found)
 

@@ -16,7 +16,7 @@ from embarcadero.errors import BadValue
 from embarcadero.spark.filters import Bounds, bounds, understood
 from embarcadero.spark.frame import check_schema, column_names, spark_schema
 from embarcadero.spark.offsets import LaneOffset, Offset, Place, spans
-from embarcadero.spark.options import EARLIEST, LATEST, read_options
+from embarcadero.spark.options import EARLIEST, LATEST, ReadOptions, read_options
 from embarcadero.spark.tasks import SpanReader
 from embarcadero.spark.view import LaneNow, TopicView
 
@@ -30,16 +30,29 @@ def frame_schema(given: Mapping[str, str]) -> StructType:
 
 
 def batch_reader(given: Mapping[str, str], schema: StructType) -> BatchReader:
-    """A reader with or without push-down, as the session allows.
+    """A reader with or without push-down, as the user wants it and the session allows.
 
     With `spark.sql.python.filterPushdown.enabled` off, Spark refuses every reader that defines `pushFilters`, and it
     does not tell us the flag. But filters are pushed in a process of their own, and only there somebody asks for them.
+
+    With the flag on, Spark 4.3 keeps the plan that it made with filters for the whole frame: the next query over the
+    same frame, or its other side in a join, gets the rows that passed them. So the user has to say that a frame is used
+    once (`pushFilters`); all others are planned without filters, which Spark then applies itself.
     """
     options = read_options(given, streaming=False)
-    about = TopicView(options).describe()
+    reader = span_reader(options, schema, fail_on_lost=False)
+    return PushingReader(reader) if options.push_filters and filters_are_pushed() else BatchReader(reader)
+
+
+def span_reader(options: ReadOptions, schema: StructType, *, fail_on_lost: bool) -> SpanReader:
+    """What is sent to workers. BadSchema, if the topic is not (any more) what the frame was made of."""
+    view = TopicView(options)
+    about = view.describe()
     check_schema(schema, about.versions, options.topic)
-    reader = SpanReader(options, about.versions, schema, fail_on_lost=False, partitions=options.partitions)
-    return PushingReader(reader) if filters_are_pushed() else BatchReader(reader)
+    return SpanReader(
+        options, about.versions, schema, fail_on_lost, partitions=options.partitions,
+        table_properties=view.table_properties,
+    )  # fmt: skip
 
 
 def filters_are_pushed() -> bool:
@@ -63,7 +76,7 @@ class BatchReader(DataSourceReader):
         _check_ends(starts, stops)
         ends = {lane: self._narrowed(view, now.lanes[lane], start, stops[lane]) for lane, start in starts.items()}
         ends = {lane: (start, stop) for lane, (start, stop) in ends.items() if start.seq < stop.seq}
-        cuts = view.cuts(ends)
+        cuts = view.cuts(now, ends)
         first = Offset(options.topic, "", {lane: LaneOffset(start) for lane, (start, _) in ends.items()})
         last = Offset(options.topic, "", {lane: LaneOffset(stop, cuts[lane]) for lane, (_, stop) in ends.items()})
         return [InputPartition(span) for span in spans(first, last)]
@@ -107,7 +120,9 @@ def _allows(found: Bounds, number: int) -> bool:
     return found.low <= number < found.stop and (found.only is None or number in found.only)
 
 
-def _clipped(start: Place, stop: Place, found: Bounds, number: int, place_of: Callable[[int], Place]) -> tuple[Place, Place]:
+def _clipped(
+    start: Place, stop: Place, found: Bounds, number: int, place_of: Callable[[int], Place]
+) -> tuple[Place, Place]:
     """A span clipped to bounds of its seq (number 1) or index (number 0)."""
     low, high = start[number], stop[number]
     if found.low > low:

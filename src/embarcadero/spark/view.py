@@ -13,7 +13,7 @@ from embarcadero.limits import SPARK_TASK_BYTES
 from embarcadero.spark.connections import shared_log
 from embarcadero.spark.offsets import Place
 from embarcadero.spark.options import GO_ON, ReadOptions, Where
-from embarcadero.spark.planning import COARSE_ENOUGH, cut_places, finer, shares, task_bytes
+from embarcadero.spark.planning import COARSE_ENOUGH, cut_places, finer, shares, task_bytes, tightened
 from embarcadero.types import Cut, Order, Position, Tail
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -48,6 +48,11 @@ class TopicView:
     def log(self) -> Log:
         """The client."""
         return shared_log(self.options.brokers)
+
+    @property
+    def table_properties(self) -> tuple[str, ...]:
+        """How files of tables are reached, by the configuration of this process."""
+        return tuple(self.log.brokers.table_properties)
 
     def describe(self) -> TopicInfo:
         """The topic. Raises UnknownTopic."""
@@ -127,25 +132,53 @@ class TopicView:
         return self.place_at_index(now.lane, where.value)
 
     # --- sizes --------------------------------------------------------------------------------------------------------
-    def measure(self, lane: int, start: Place, stop: Place, piece: int, most: int | None = None) -> list[Cut]:
-        """Pieces of a span, of whole batches."""
-        return self.log.measure(
-            self.options.topic, start.index, stop.stop, piece, lane=lane, pieces_max=most
-        )
+    def pieces(self, now: TopicNow, lane: int, start: Place, stop: Place, piece: int) -> list[Cut]:
+        """Pieces of a span: of its table below the frontier, of brokers from there on."""
+        tier, found = now.about.tier, []
+        frontier = 0 if tier is None else min(tier.frontier(lane)[0], stop.stop)
+        if tier is not None and start.index < frontier:
+            from embarcadero.spark.cold import open_table, table_pieces
 
-    def cuts(self, ends: dict[int, tuple[Place, Place]]) -> dict[int, tuple[Place, ...]]:
+            table = open_table(tier, self.table_properties)
+            found = table_pieces(table, lane, start.index, frontier, piece)
+        return found + self._measured(lane, max(start.index, frontier), stop, piece)
+
+    def first_pieces(self, now: TopicNow, lane: int, start: Place, stop: Place, piece: int, most: int) -> list[Cut]:
+        """The first pieces of a span, by payload bytes as they were published."""
+        tier = now.about.tier
+        frontier = 0 if tier is None else min(tier.frontier(lane)[0], stop.stop)
+        if tier is None or start.index >= frontier:
+            return self._measured(lane, start.index, stop, piece, most)
+        from embarcadero.spark.cold import open_table, payload_pieces
+
+        table = open_table(tier, self.table_properties)
+        return payload_pieces(table, lane, start.index, frontier, piece, most)
+
+    def _measured(self, lane: int, start: int, stop: Place, piece: int, most: int | None = None) -> list[Cut]:
+        if start >= stop.stop:
+            return []
+        try:
+            return self.log.measure(self.options.topic, start, stop.stop, piece, lane=lane, pieces_max=most)
+        except Trimmed:  # brokers have let go of it since we looked; tasks find it in the table, or say that it is gone
+            return [Cut(stop.stop, stop.seq, 0)]
+
+    def cuts(self, now: TopicNow, ends: dict[int, tuple[Place, Place]]) -> dict[int, tuple[Place, ...]]:
         """Where to cut spans of lanes into tasks of about the same size: at least `minPartitions` in all."""
-        coarse = {lane: self.measure(lane, *span, SPARK_TASK_BYTES) for lane, span in ends.items()}
+        coarse = {lane: self.pieces(now, lane, *span, SPARK_TASK_BYTES) for lane, span in ends.items()}
         sizes = {lane: sum(cut.bytes for cut in cuts) for lane, cuts in coarse.items()}
         total, wanted = sum(sizes.values()), self.options.min_partitions
         piece = task_bytes(total, wanted)
         if sum(map(len, coarse.values())) < COARSE_ENOUGH and piece < max(sizes.values(), default=0):
-            coarse = {lane: self.measure(lane, *span, piece) for lane, span in ends.items()}
+            coarse = {lane: self.pieces(now, lane, *span, piece) for lane, span in ends.items()}
         found = {lane: cut_places(*span, coarse[lane]) for lane, span in ends.items()}
         if wanted is None or (missing := wanted - sum(len(cuts) + 1 for cuts in found.values())) <= 0:
             return found
         extra = shares(missing, {lane: stop.seq - start.seq for lane, (start, stop) in ends.items()})
-        return {lane: finer(*ends[lane], cuts, len(cuts) + 1 + extra[lane]) for lane, cuts in found.items()}
+        for lane, cuts in found.items():
+            low, high = ends[lane]
+            tight = low if low.within else self.place_of(lane, low.seq)
+            found[lane] = finer(tight, tightened(high, coarse[lane]), cuts, len(cuts) + 1 + extra[lane])
+        return found
 
 
 def _place(found: Position, seq: int | None = None) -> Place:
