@@ -131,6 +131,14 @@ class Tail:
     lanes: tuple[Tail, ...] = ()
 
 
+class Cut(msgspec.Struct, frozen=True, array_like=True):
+    """Where a piece of a lane ends: the index and seq after its last batch; and about how many bytes it has."""
+
+    index: int
+    seq: int
+    bytes: int
+
+
 class TopicLane(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One lane of a topic of order 0 or 1, as the store holds it: the batches that one broker incarnation took."""
 

@@ -17,6 +17,7 @@ from embarcadero.broker.durable import DurableFrontiers
 from embarcadero.broker.epoch import EpochView
 from embarcadero.broker.found import Found
 from embarcadero.broker.lanes import BrokerLanes
+from embarcadero.broker.pieces import check_measure, pieces
 from embarcadero.broker.reader import LaneReader, Logs
 from embarcadero.broker.segments import Place, Segments
 from embarcadero.broker.stored import ON_DISK, StoredLane, at_index
@@ -24,7 +25,7 @@ from embarcadero.broker.warm import Warm
 from embarcadero.env import Clock
 from embarcadero.errors import BadValue, Corrupt, EmbarcaderoError, Retriable, UnknownTopic
 from embarcadero.placement.directory import Directory
-from embarcadero.types import Order, Topic
+from embarcadero.types import Cut, Order, Topic
 from embarcadero.wire import messages as m
 
 _WAYS = ("index", "seq", "time", "earliest", "latest")
@@ -242,6 +243,23 @@ class Reads:
 
         self.warm.run(connection, job, done)
 
+    def measure(self, connection: Connection, request: int, ask: m.Measure, last: bool = False) -> None:
+        """Answer with pieces of a span."""
+        reader = self._fresh_reader(ask.lane)
+        check_measure(ask, reader.trimmed)
+        if (hot := reader.measured(ask.start, ask.stop)) is None:
+            raise Retriable("a span can't be measured while a sequencer takes over", "try again")
+
+        def answer(found: list[Cut]) -> m.PiecesAre:
+            return m.PiecesAre(lane=ask.lane, cuts=found)
+
+        if (stored := reader.stored) is None or hot.start <= ask.start:
+            connection.answer(request, answer(pieces(ask, hot, None)))
+            return
+        segments = self._segments(ask.lane, stored, stored.through(), reader.trimmed)
+        again = None if last else partial(self.measure, connection, request, ask, last=True)
+        self._answer_later(connection, request, partial(pieces, ask, hot, segments), answer, again)
+
     # --- fetches ------------------------------------------------------------------------------------------------------
     def fetch(self, connection: Connection, request: int, ask: m.Fetch) -> None:
         """Answer now, or when there is something, or when the client's patience is over."""
@@ -297,7 +315,7 @@ class Reads:
         if found.elsewhere is not None and reader.stored is not None:
             self._from_disk(parked, reader, reader.stored, found, found.elsewhere)
             return parked.done
-        if found.empty and not over:
+        if found.empty and not over and not found.over(ask):
             self._wait_for_more(parked, found)
             return False
         self._send(parked, found, now_us)
@@ -351,14 +369,14 @@ class Reads:
         self, parked: Parked, reader: LaneReader, ask: m.Fetch, found: Found, tail: int, now_us: int
     ) -> None:
         found.tail_index = max(found.tail_index, tail)
-        if found.empty and now_us < parked.deadline_us:
+        if found.empty and now_us < parked.deadline_us and not found.over(ask):
             self._wait_for_more(parked, found)
             parked.seen = _NOT_TRIED if not found.to_come else parked.seen
             return
         self._send(parked, found, now_us)
         parked.done = True
         stored, following = reader.stored, at_index(ask, found.next_index)
-        if stored is None or not found.payloads or stored.chain.owner(found.next_index) is None:
+        if stored is None or not found.payloads or stored.chain.owner(found.next_index) is None or found.over(ask):
             return
         segments = self._segments(ask.lane, stored, tail, reader.trimmed)
         if found.next_index < min(segments.bound, reader.memory_from(now_us) or segments.bound):

@@ -434,6 +434,8 @@ class Broker:
                 self.reads.find(connection, request, message)
             case m.Trim():
                 self.reads.trim(connection, request, message)
+            case m.Measure():
+                self.reads.measure(connection, request, message)
             case m.GetStatus():
                 connection.answer(request, m.StatusIs(facts=self.status()))
             case m.Ping():

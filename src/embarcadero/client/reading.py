@@ -26,12 +26,11 @@ _LANE = pa.field("_lane", pa.uint32(), nullable=False)
 
 def new_core(
     brokers: Brokers, lane: int, by: str, value: int, read: str, partitions: list[int] | None = None,
-    schemas: TopicSchemas = RAW,
+    schemas: TopicSchemas = RAW, **more: Any,
 ) -> SubscriberCore:  # fmt: skip
     """A reader of one lane with the settings of this client. It reads batches by `schemas` for as long as it lives."""
-    return SubscriberCore(
-        lane=lane, by=by, start=value, read=read, partitions=partitions, schemas=schemas, **_settings(brokers)
-    )
+    settings = _settings(brokers) | more
+    return SubscriberCore(lane=lane, by=by, start=value, read=read, partitions=partitions, schemas=schemas, **settings)
 
 
 def reader_core(

@@ -13,6 +13,7 @@ Fetch                   a FETCHED frame        subscriber
 GetTail                 TailIs                 anyone
 Find                    PlaceIs                anyone
 Trim                    PlaceIs                anyone
+Measure                 PiecesAre              who wants to share a span among several readers
 GetLanes                LanesAre               subscriber of a topic of order 0 or 1; waits for new lanes
 GetStatus               StatusIs               anyone
 Ping                    Pong                   either side
@@ -27,7 +28,7 @@ from typing import Annotated, Any
 import msgspec
 
 from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX, SESSION_SEQUENCE_MAX
-from embarcadero.types import NO_HANDLE, Range, Topic, TopicLane
+from embarcadero.types import NO_HANDLE, Cut, Range, Topic, TopicLane
 
 U16 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
 U32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
@@ -191,6 +192,8 @@ class Fetch(Message, frozen=True, kw_only=True):
     wait_ms: U63 = 0
     partitions: list[U16] | None = None
     read: str = "durable"  # durable | ordered: the frontier that nothing is served above
+    control: bool = False  # entries that open, fence and close sessions come too
+    stop: U63 | None = None  # the index at which the reader stops: nothing at or above is sent, or waited for
 
 
 class GetTail(Message, frozen=True, kw_only=True):
@@ -233,6 +236,23 @@ class PlaceIs(Message, frozen=True, kw_only=True):
     lane: int
     index: int
     seq: int
+
+
+class Measure(Message, frozen=True, kw_only=True):
+    """Ask for the batches [start, stop) of a lane in pieces of about so many bytes, each of whole batches."""
+
+    lane: U32
+    start: U63
+    stop: U63
+    piece_bytes: U63
+    pieces_max: U63
+
+
+class PiecesAre(Message, frozen=True, kw_only=True):
+    """The pieces, in order; the first `pieces_max` of them if there are more: the last one then ends before `stop`."""
+
+    lane: int
+    cuts: list[Cut]
 
 
 class GetLanes(Message, frozen=True, kw_only=True):
@@ -282,6 +302,6 @@ class Failed(Message, frozen=True, kw_only=True):
 
 AnyMessage = (
     Hello | Welcome | MembersAre | OpenSession | Opened | CloseSession | CreateTopic | AlterTopic | DescribeTopic
-    | TopicIs | ListTopics | TopicsAre | DeleteTopic | Fetch | GetTail | TailIs | Find | Trim | PlaceIs | GetLanes
-    | LanesAre | GetStatus | StatusIs | Ping | Pong | Done | Failed
+    | TopicIs | ListTopics | TopicsAre | DeleteTopic | Fetch | GetTail | TailIs | Find | Trim | PlaceIs | Measure
+    | PiecesAre | GetLanes | LanesAre | GetStatus | StatusIs | Ping | Pong | Done | Failed
 )  # fmt: skip
