@@ -8,6 +8,7 @@ from embarcadero.replica.sessions import CHECKPOINT
 from embarcadero.storage.checkpoints import write_checkpoint
 from embarcadero.storage.layout import lane_folder, range_folder
 from embarcadero.types import TopicLane
+from embarcadero.wire.messages import AdvanceTier, OpenTier
 from tests.replica.harness import World, Writer
 
 SEGMENT = 64 * 1024
@@ -60,6 +61,23 @@ def test_retention_by_bytes_becomes_a_trim(tmp_path: Path) -> None:
     assert 2 * SEGMENT - 4_096 <= held <= 4 * SEGMENT
 
 
+def test_retention_stops_at_the_frontier_of_the_table(tmp_path: Path) -> None:
+    """What a tiered topic's table has not yet stays on disk whatever the bounds say; what it has stays in the table."""
+    world, lane, writer = filled(tmp_path, batches=5, retention_bytes=SEGMENT)
+    world.directory.open_tier(OpenTier(topic="t", holder="a", id="i", warehouse="w", table="t"))
+    for number in range(60):
+        writer.batches(bytes([number + 1]) * 4_000)
+        world.poll()
+    world.poll(10, step_us=500_000)
+    assert lane not in world.directory.trims()
+
+    place = (segments(world, lane)[1][1] + 3, 0)
+    world.directory.advance_tier(AdvanceTier(topic="t", epoch=1, metadata="m", frontiers={lane: place}), 0)
+    world.poll(10, step_us=500_000)
+    assert 0 < world.directory.trims()[lane] <= place[0]
+    assert world.directory.tiers()["t"].start(lane) == (0, 0)
+
+
 def test_retention_by_age_becomes_a_trim(tmp_path: Path) -> None:
     """Segments whose newest record is older go."""
     world, lane, _ = filled(tmp_path, retention_s=3_600)
@@ -102,6 +120,24 @@ def test_entries_stay_until_a_checkpoint_covers_them(tmp_path: Path) -> None:
     world.poll(10, step_us=500_000)
     assert segments(world, lane) == before[2:]
     assert world.line(world.replicas[0].member.ref, lane, word=CHECKPOINT) == 0
+
+
+def test_a_range_that_is_trimmed_away_below_lost_positions_leaves_the_disks(tmp_path: Path) -> None:
+    """Though the store remembers its end; not before a checkpoint has what its entries tell about sessions."""
+    world, lane, _ = filled(tmp_path, order=2)
+    replica, end = world.replicas[0], segments(world, lane)[-1][1]
+    assert world.directory.seal_recovered(lane, 1, end, 2 * end, [replica.member.ref], world.reign.number)
+    world.settle()
+    assert world.directory.trim("t", lane, end + 5) == end + 5
+    world.poll(10, step_us=500_000)
+    folder = world.folder(0) / range_folder(lane, 1)
+    assert folder.is_dir()
+
+    write_checkpoint(replica.sessions._disk, lane_folder(lane), end, b"a table")
+    replica.sessions.forget(lane)
+    world.poll(10, step_us=500_000)
+    assert not folder.exists()
+    assert [range_.number for range_ in world.directory.ranges(lane)] == [1, 2]
 
 
 def test_a_copy_that_was_trimmed_can_be_copied(tmp_path: Path) -> None:

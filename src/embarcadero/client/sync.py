@@ -37,13 +37,15 @@ from embarcadero.client.options import (
 from embarcadero.client.places import Place, place, seek_place
 from embarcadero.client.pump import Pump
 from embarcadero.client.reading import reader_core
+from embarcadero.client.scanning import Span
 from embarcadero.client.thread import LoopThread
+from embarcadero.client.tiers import SyncTierCalls
 from embarcadero.client.topics import TopicInfo
 from embarcadero.client.waiting import Waitable
 from embarcadero.config import Config
 from embarcadero.errors import Backpressure, Closed, EmbarcaderoError, OutcomeUnknown, TimedOut
 from embarcadero.limits import CLOSE_TIMEOUT_S
-from embarcadero.types import Position, Tail, Topic
+from embarcadero.types import Cut, Position, ReaderProgress, Tail, Topic
 
 _AT_ONCE = 256
 Exit = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
@@ -96,7 +98,7 @@ def local(
     return log
 
 
-class Log:
+class Log(SyncTierCalls):
     """A client of one cluster. Its publishers and subscribers share one thread and one connection per broker."""
 
     def __init__(self, thread: LoopThread, log: aio.Log) -> None:
@@ -110,6 +112,11 @@ class Log:
     def address(self) -> str:
         """The addresses it was connected with, as `connect` takes them."""
         return self._log.address
+
+    @property
+    def twin(self) -> aio.Log:
+        """The asyncio client that does the work. Its coroutines run on the background thread: `thread.wait(...)`."""
+        return self._log
 
     # --- topics ---
     def create_topic(
@@ -194,6 +201,7 @@ class Log:
         before_index: int | None = None,
         before_time: datetime | None = None,
         lane: int | None = None,
+        cold: bool = True,
         timeout: Timeout = AS_CONFIGURED,
     ) -> Position:
         """Give up the records before a place; returns where the topic starts now.
@@ -201,6 +209,7 @@ class Log:
         No batch is split: one that holds a record to be kept stays whole. Trimming less than before changes nothing;
         trimming beyond the end raises FuturePosition. Readers below the start get a TRIMMED gap. Orders 0 and 1: a time
         trims all lanes (or `lane`), and sums over them are returned; a seq or an index is in one lane, so say which.
+        Without `cold` a topic with a table keeps what is in the table, and brokers forget no more than that.
 
             start = log.trim("orders", before_time=datetime.now(UTC) - timedelta(days=7))
         """
@@ -211,6 +220,7 @@ class Log:
                 before_index=before_index,
                 before_time=before_time,
                 lane=lane,
+                cold=cold,
                 timeout=timeout,
             )
         )
@@ -226,25 +236,76 @@ class Log:
         """
         return self.thread.wait(self._log.position_at(topic, time, lane=lane, timeout=timeout))
 
+    def position_of(
+        self,
+        topic: str,
+        *,
+        seq: int | None = None,
+        index: int | None = None,
+        lane: int | None = None,
+        timeout: Timeout = AS_CONFIGURED,
+    ) -> Position:
+        """Where the batch is that holds a record, or has an index; of the end, the end. The batch's seq is its first.
+
+        Raises FuturePosition beyond the end, Trimmed below the start. Orders 0 and 1: `lane` says in which lane.
+
+            position = log.position_of("orders", seq=1_000)
+        """
+        return self.thread.wait(self._log.position_of(topic, seq=seq, index=index, lane=lane, timeout=timeout))
+
+    def survey(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> tuple[TopicInfo, tuple[Tail, ...]]:
+        """A topic and the tail of each of its lanes: what a planner wants to know."""
+        return self.thread.wait(self._log.survey(topic, timeout=timeout))
+
+    def note_progress(
+        self, topic: str, reader: str, places: Mapping[int, tuple[int, int]], *, timeout: Timeout = AS_CONFIGURED
+    ) -> None:
+        """Let others see how far a reader is: by lane, the index and seq behind all that it has dealt with.
+
+        `status` and `topic describe` show it, with its lag. Nothing depends on it; it is forgotten after a day.
+
+            log.note_progress("orders", "billing", {batch.lane: (batch.index + 1, batch.seq + batch.count)})
+        """
+        self.thread.wait(self._log.note_progress(topic, reader, places, timeout=timeout))
+
+    def readers(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> list[ReaderProgress]:
+        """The readers of a topic that told how far they are (`note_progress`), and how many records they are behind.
+
+            for reader in log.readers("orders"):
+                print(reader.reader, reader.lag, reader.ago_s)
+        """
+        return self.thread.wait(self._log.readers(topic, timeout=timeout))
+
     def status(self, *, timeout: Timeout = AS_CONFIGURED) -> list[dict[str, Any]]:
         """What each broker that we are connected to says about itself."""
         return self.thread.wait(self._log.status(timeout=timeout))
 
     # --- records ---
     def publisher(
-        self, topic: str, *, timeout: Timeout = AS_CONFIGURED, **options: Unpack[PublisherArguments]
+        self, topic: str | TopicInfo, *, timeout: Timeout = AS_CONFIGURED, **options: Unpack[PublisherArguments]
     ) -> Publisher:
         """A publisher into a topic, with the newest version of its schema as it is now. Raises UnknownTopic.
 
-        It may be used by many threads.
+        It may be used by many threads. What `describe` told is taken at its word: nobody is asked, and its newest
+        version counts.
 
             with log.publisher("ticks", compression="zstd", linger_ms=5) as publisher: ...
         """
         chosen = publisher_options(self.brokers.settings, options)
         return self._register(Publisher(self, self.thread.wait(self._pump(topic, chosen, timeout))))
 
-    async def _pump(self, topic: str, options: PublisherOptions, patience: Timeout) -> Pump:
-        return Pump(self.brokers, await self._log.describe(topic, timeout=patience), options)
+    async def _pump(self, topic: str | TopicInfo, options: PublisherOptions, patience: Timeout) -> Pump:
+        known = topic if isinstance(topic, TopicInfo) else await self._log.describe(topic, timeout=patience)
+        return Pump(self.brokers, known, options)
+
+    def open_session(self, topic: str, name: str, at: int, *, timeout: Timeout = AS_CONFIGURED) -> tuple[int, int]:
+        """Move a named session on to the sequence `at`; (where it was before, where it is now).
+
+        It never goes back, so a name alone is a number that only grows, kept in the log for as long as sessions are.
+
+            before, now = log.open_session("orders", "job-7/progress", 42)
+        """
+        return self.thread.wait(self._log.open_session(topic, name, at, timeout=timeout))
 
     def subscribe(
         self,
@@ -274,7 +335,7 @@ class Log:
         self, topic: str, where: tuple[str, int], read: str, partitions: list[int] | None, patience: Timeout
     ) -> Subscriber:
         described = await self._log.describe(topic, timeout=patience)
-        return Subscriber(self, reader_core(self.brokers, described, *where, read, partitions))
+        return Subscriber(self, reader_core(self.brokers, described, *where, read, partitions), described.name)
 
     def read(
         self,
@@ -299,6 +360,63 @@ class Log:
             log.read("orders", start=datetime(2026, 1, 31, tzinfo=UTC))
         """
         return self.thread.wait(self._log.read(topic, start, end, lane=lane, read=read, timeout=timeout))
+
+    def scan(
+        self,
+        topic: str,
+        *,
+        lane: int | None = None,
+        start: int | None = None,
+        stop: int | None = None,
+        read: str = "durable",
+        partitions: Sequence[int] | None = None,
+        control: bool = False,
+        timeout: Timeout = AS_CONFIGURED,
+    ) -> Iterator[list[Batch]]:
+        """The batches with start <= index < stop, in lists as they arrive; fetched ahead, within bounds.
+
+        None: from the earliest batch, up to the frontier of `read` as it is now. It ends at `stop`, waiting for batches
+        to come; after `timeout` seconds without any progress it raises TimedOut. Gaps come as batches with `.gap`,
+        within the span. `control` gives the entries of sessions, too (`batch.kind`), so that each index comes. Orders 0
+        and 1: say which `lane`. Leaving the loop stops the fetching.
+
+            for batches in log.scan("orders", start=1_000, stop=2_000):
+                rows += sum(batch.count for batch in batches)
+        """
+        wanted = None if partitions is None else list(partitions)
+        return self._scan(topic, lane, Span(start, stop, read, wanted, control).checked(), timeout)
+
+    def _scan(self, topic: str, lane: int | None, span: Span, timeout: Timeout) -> Iterator[list[Batch]]:
+        scan = self.thread.wait(self._log.begin_scan(topic, lane, span, timeout))
+        try:
+            while taken := self.thread.wait(scan.next()):
+                yield taken
+        finally:
+            self.thread.call(lambda: self._log.end_scan(scan))
+
+    def measure(
+        self,
+        topic: str,
+        start: int,
+        stop: int,
+        piece_bytes: int,
+        *,
+        lane: int | None = None,
+        pieces_max: int | None = None,
+        timeout: Timeout = AS_CONFIGURED,
+    ) -> list[Cut]:
+        """Cut the batches with start <= index < stop into pieces of about `piece_bytes`, to be read side by side.
+
+        Each Cut is where a piece ends: the index and seq behind its last batch, and about how many bytes it has. The
+        last one ends at `stop`, or is the one of number `pieces_max`. Raises FuturePosition beyond the end, Trimmed if
+        nothing is left.
+
+            for cut in log.measure("orders", 0, log.tail("orders").durable_index, 64 << 20): ...
+        """
+        asked = self._log.measure(
+            topic, start, stop, piece_bytes, lane=lane, pieces_max=pieces_max, timeout=timeout
+        )  # fmt: skip
+        return self.thread.wait(asked)
 
     def _register(self, part: PartType) -> PartType:
         self._parts.add(part)
@@ -448,6 +566,22 @@ class Publisher:
         whole.complete()
         return RecordFuture(whole, 0)
 
+    def publish_encoded(
+        self, payload: pa.Buffer, count: int, *, partition: int = 0, timeout: float | None = None
+    ) -> RecordFuture:
+        """Take one batch of `count` records that is encoded already, by `encode_batch` and the topic's schema.
+
+        For those who have to know the very bytes before they are sent; nothing is checked here.
+
+            publisher.publish_encoded(encode_batch(record_batch), record_batch.num_rows)
+        """
+        check_timeout(timeout)
+        self.pump.raise_lost()
+        piece, whole = self._intake.encoded_piece(payload, count, partition), TableResult(self._condition)
+        self._add_piece(piece, whole, None, timeout)
+        whole.complete()
+        return RecordFuture(whole, 0)
+
     def _add_piece(
         self, piece: Sealed, whole: TableResult, claim: tuple[int, int] | None, timeout: float | None
     ) -> None:
@@ -474,6 +608,15 @@ class Publisher:
         first = self._thread.wait(self.pump.first_sequence(timeout))
         with self._lock:
             return self.pump.next_sequence(first)
+
+    def already_in(self, timeout: float | None = None) -> int:
+        """How many sequences from `session_at` on an earlier holder of this session has used.
+
+            with log.publisher("orders", session="job-7", session_at=4096) as publisher:
+                done = publisher.already_in()           # batches 4096 to 4096 + done are in, or some of them
+        """
+        check_timeout(timeout)
+        return self._thread.wait(self.pump.already_in(timeout))
 
     def _room(self, timeout: float | None) -> float | None:
         """Wait until the window has room; what is left of the time. Raises why nothing is taken any more."""
@@ -525,7 +668,7 @@ class Subscriber:
     The background thread fetches ahead, within bounds.
     """
 
-    def __init__(self, log: Log, core: ReaderCore) -> None:
+    def __init__(self, log: Log, core: ReaderCore, topic: str) -> None:
         """To be called in the background thread."""
         self._log, self._thread = log, log.thread
         self._condition = Waitable()
@@ -534,7 +677,7 @@ class Subscriber:
         self._ready: deque[Batch] = deque()
         self._error: EmbarcaderoError | None = None
         self._closed = False
-        self._driver = SubscriberDriver(log.brokers, core, self._refill)
+        self._driver = SubscriberDriver(log.brokers, core, self._refill, topic=topic)
 
     def _refill(self) -> None:
         """In the background thread: hand over what was fetched, once the last of it is taken."""
