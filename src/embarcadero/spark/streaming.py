@@ -29,17 +29,13 @@ from embarcadero.spark.options import EARLIEST, GO_ON, read_options
 from embarcadero.spark.planning import shares, within_bytes
 from embarcadero.spark.reading import span_reader
 from embarcadero.spark.tasks import SpanReader
-from embarcadero.spark.view import TopicNow, TopicView
+from embarcadero.spark.view import Ends, TopicNow, TopicView
 
 _FINE = 16
 """A limit on bytes is kept to about one part in so many."""
 
 _NOTE_S = 1.0  # so long a query waits for its progress to be taken note of
 _NOTE_AGAIN_S = 30.0
-
-Ends = dict[int, tuple[Place, Place]]
-"""By lane: where a micro-batch starts and ends."""
-
 
 def stream_reader(given: Mapping[str, str], schema: StructType) -> StreamReader:
     """The reader of a stream. BadSchema, if the topic is not what the frame was made of."""
