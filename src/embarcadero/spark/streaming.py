@@ -29,17 +29,13 @@ from embarcadero.spark.options import EARLIEST, GO_ON, read_options
 from embarcadero.spark.planning import shares, within_bytes
 from embarcadero.spark.reading import span_reader
 from embarcadero.spark.tasks import SpanReader
-from embarcadero.spark.view import TopicNow, TopicView
+from embarcadero.spark.view import Ends, TopicNow, TopicView
 
 _FINE = 16
 """A limit on bytes is kept to about one part in so many."""
 
 _NOTE_S = 1.0  # so long a query waits for its progress to be taken note of
 _NOTE_AGAIN_S = 30.0
-
-Ends = dict[int, tuple[Place, Place]]
-"""By lane: where a micro-batch starts and ends."""
-
 
 def stream_reader(given: Mapping[str, str], schema: StructType) -> StreamReader:
     """The reader of a stream. BadSchema, if the topic is not what the frame was made of."""
@@ -79,7 +75,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The end of the next micro-batch, with its tasks; `start` itself if there is nothing to read."""
         begun = parse_offset(start, self._reader.options.topic)
-        now = self._seen = self._view.now()
+        now = self._seen = self._view.now(begun.lanes)
         kept = self._kept(begun, now)
         ends = self._ends(begun, now)
         if not isinstance(limit, ReadAllAvailable):
