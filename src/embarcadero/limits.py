@@ -173,6 +173,7 @@ PREFETCH_FETCHES = 2
 SPARK_TASK_BYTES = 64 * MIB  # payload that one task reads, if there is much
 SPARK_TASK_BYTES_MIN = 4 * MIB  # and if there is little: smaller tasks cost more than they save
 SPARK_TASKS_USUAL = 4  # into so many tasks little is cut, if that makes none too small
+SPARK_RECONNECT_S = 30.0  # so long a task waits for a cluster that is down
 SPARK_TASKS_MAX = 4_096  # of one read or micro-batch: their ends are part of its offset
 SPARK_BATCHES_BITS = 20  # of a sequence: which batch of a task's work it is; the rest counts the works
 SPARK_DIGEST_BITS = 28  # of a sequence: what the rows of a task's work are
