@@ -13,18 +13,21 @@ import pytest
 
 import embarcadero as emb
 from embarcadero import EntryKind, Gap, GapKind
+from embarcadero.config import load
 from embarcadero.errors import BadTable, Trimmed
 from tests.system.tiering import Tierer
 
 pytestmark = pytest.mark.system
 
-BATCHES, RECORDS = 40, 3
+BATCHES, RECORDS = 120, 3
 COLD, TABLE = 25, 30  # brokers have batches from COLD on, the table has those below TABLE
 
 
 @pytest.fixture(scope="module")
 def log() -> Iterator[Any]:
-    with emb.local(brokers=2, replicas=1, log_bytes=32 << 20) as log:
+    """Its rings are short, so that places have to be looked for on disks, too."""
+    config = load(None, {"fabric.order_slots": 64, "fabric.round_entries": 16})
+    with emb.local(brokers=2, replicas=1, log_bytes=32 << 20, config=config) as log:
         yield log
 
 
@@ -37,7 +40,7 @@ def _publish(log: Any, topic: str, first: int, count: int) -> None:
 
 @pytest.fixture(scope="module")
 def topic(log: Any, tmp_path_factory: Any) -> str:
-    """Forty batches: 25 only in the table, five in both, ten only with brokers."""
+    """Of 120 batches 25 are only in the table, five in both, the others only with brokers."""
     log.create_topic("orders", order=5, replicas=1, partitions=2)
     _publish(log, "orders", 0, BATCHES)
     tierer = Tierer(log, "orders", tmp_path_factory.mktemp("tier"))
@@ -195,6 +198,27 @@ def test_each_position_comes_once_while_the_job_runs(log: Any, tmp_path: Path) -
     assert [batch.gap for batch in found if batch.gap] == []
     assert log.tail("busy").hot_seq == total * RECORDS
     assert _table_numbers(log.read("busy")) == list(range(total * RECORDS))
+
+
+def test_a_slow_reader_is_overtaken_again_and_again(log: Any, tmp_path: Path) -> None:
+    """Each time it comes to the end of what it was given, brokers have forgotten what comes next: the table has it,
+    and a table as it was when the reader last looked would not.
+    """
+    log.create_topic("slow", replicas=1, partitions=2)
+    tierer = Tierer(log, "slow", tmp_path)
+    lane, rounds, found = tierer.about.lane, 4, []
+    _publish(log, "slow", 0, 5)
+    tierer.forget(lane, tierer.tier_all(lane)[0])
+    with emb.connect(log.address, config=load(None, {"client.prefetch": 1})) as other:
+        subscriber = other.subscribe("slow")
+        for number in range(1, rounds + 1):
+            found += _polled(subscriber, 4 * RECORDS)  # the fifth is fetched: nothing more is asked for
+            _publish(log, "slow", 5 * number, 5)
+            tierer.forget(lane, tierer.tier_all(lane)[0])
+            found += _polled(subscriber, RECORDS)
+        found += _polled(subscriber, 5 * RECORDS)
+    assert [batch.gap for batch in found if batch.gap] == []
+    assert _numbers(found) == list(range(5 * (rounds + 1) * RECORDS))
 
 
 def test_lanes_of_brokers_are_read_from_the_table_too(log: Any, tmp_path: Path) -> None:
