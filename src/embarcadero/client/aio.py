@@ -43,7 +43,7 @@ from embarcadero.client.places import Place, place, seek_place, time_us, trim_pl
 from embarcadero.client.pump import Pump
 from embarcadero.client.reading import joined, lane_of, lanes_of, read_span, reader_core, span, tail_of, with_lags
 from embarcadero.client.scanning import Scan, Span, check_piece_bytes
-from embarcadero.client.tiers import TierCalls
+from embarcadero.client.tiers import TierCalls, trim_ask
 from embarcadero.client.topics import TopicInfo
 from embarcadero.config import Config, load
 from embarcadero.errors import (
@@ -237,13 +237,11 @@ class Log(TierCalls):
             start = await log.trim("orders", before_time=datetime.now(UTC) - timedelta(days=7))
         """
         by, before = trim_place(before_seq, before_index, before_time)
-        about, found = await self._ask_lanes(
-            topic,
-            lambda about: lanes_of(about, lane) if by == "time" else [lane_of(about, lane, f"before_{by}")],
-            lambda number: m.Trim(lane=number, by=by, before=before, cold=cold),
-            m.PlaceIs,
-            timeout,
-        )
+        about = await self.describe(topic, timeout=timeout)
+        lanes = lanes_of(about, lane) if by == "time" else [lane_of(about, lane, f"before_{by}")]
+        wanted = [m.Trim(lane=each, by=by, before=before, cold=cold) for each in lanes]
+        asks = [await trim_ask(self.brokers, about, ask) for ask in wanted]
+        found = await asyncio.gather(*(self._ask(ask, m.PlaceIs, timeout) for ask in asks))
         if lane is not None or about.order > Order.BROKER:
             return Position(found[0].lane, found[0].index, found[0].seq)
         return Position(about.lane, sum(place.index for place in found), sum(place.seq for place in found))
