@@ -133,7 +133,8 @@ TIER_FILE_BYTES = 128 * MIB  # payloads in one file of a table
 TIER_FILES_MAX = 64  # written before they are committed
 TIER_ROW_GROUP_BYTES = 16 * MIB  # payloads in one row group: what a reader of the table has in memory at once
 TIER_INTERVAL_S = 60.0  # between two looks for what can be tiered
-TIER_ORPHANS_S = 3_600.0  # metadata files that nothing names are left alone for this long
+TIER_ORPHANS_S = 3_600.0  # metadata files that nothing names are left alone for this long, and old snapshots
+TIER_SNAPSHOTS_KEPT = 100  # of a table, however old
 HOT_RETENTION_S = 86_400  # what is in the table stays with the brokers for this long
 
 # --- storage ----------------------------------------------------------------------------------------------------------
@@ -168,6 +169,13 @@ REQUEST_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 30.0  # for the outcomes of what was sent before
 CLOSE_INTERRUPTED_S = 2.0  # likewise, when Ctrl-C or a cancellation ended the block
 PREFETCH_FETCHES = 2
+
+# --- Spark ------------------------------------------------------------------------------------------------------------
+SPARK_TASK_BYTES = 64 * MIB  # payload that one task reads, if there is much
+SPARK_TASK_BYTES_MIN = 4 * MIB  # and if there is little: smaller tasks cost more than they save
+SPARK_TASKS_USUAL = 4  # into so many tasks little is cut, if that makes none too small
+SPARK_TASKS_MAX = 4_096  # of one read or micro-batch: their ends are part of its offset
+SPARK_ROWS_BYTES = 4 * MIB  # payload that becomes one Arrow batch for Spark, unless a batch is larger
 
 # --- waiting ----------------------------------------------------------------------------------------------------------
 IDLE_WAIT_S_MAX = 0.05  # longest sleep of a poller; a doorbell usually wakes it sooner

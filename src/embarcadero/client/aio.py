@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from embarcadero.client.batch import Batch
 from embarcadero.client.brokers import Brokers
-from embarcadero.client.cold import cold_cuts, find_place, trim_question
+from embarcadero.client.cold import cold_cuts, find_place
 from embarcadero.client.drivers import ReaderCore, SubscriberDriver
 from embarcadero.client.futures import RecordFuture, TableResult, fresh
 from embarcadero.client.options import (
@@ -43,7 +43,7 @@ from embarcadero.client.places import Place, place, seek_place, time_us, trim_pl
 from embarcadero.client.pump import Pump
 from embarcadero.client.reading import joined, lane_of, lanes_of, read_span, reader_core, span, tail_of, with_lags
 from embarcadero.client.scanning import Scan, Span, check_piece_bytes
-from embarcadero.client.tiers import TierCalls
+from embarcadero.client.tiers import TierCalls, trim_ask
 from embarcadero.client.topics import TopicInfo
 from embarcadero.config import Config, load
 from embarcadero.errors import (
@@ -200,10 +200,7 @@ class Log(TierCalls):
 
             end = (await log.tail("orders")).seq
         """
-        about, found = await self._ask_lanes(
-            topic, lambda about: lanes_of(about, None), lambda lane: m.GetTail(lane=lane), m.TailIs, timeout
-        )
-        tails = tuple(tail_of(about, tail) for tail in found)
+        about, tails = await self.survey(topic, timeout=timeout)
         if about.order > Order.BROKER:
             return tails[0]
         numbers = (
@@ -211,6 +208,13 @@ class Log(TierCalls):
         )  # fmt: skip
         sums = {name: sum(getattr(tail, name) for tail in tails) for name in numbers}
         return Tail(about.lane, **sums, lanes=tails)
+
+    async def survey(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> tuple[TopicInfo, tuple[Tail, ...]]:
+        """A topic and the tail of each of its lanes: what a planner wants to know."""
+        about, found = await self._ask_lanes(
+            topic, lambda about: lanes_of(about, None), lambda lane: m.GetTail(lane=lane), m.TailIs, timeout
+        )
+        return about, tuple(tail_of(about, tail) for tail in found)
 
     async def trim(
         self,
@@ -235,12 +239,9 @@ class Log(TierCalls):
         by, before = trim_place(before_seq, before_index, before_time)
         about = await self.describe(topic, timeout=timeout)
         lanes = lanes_of(about, lane) if by == "time" else [lane_of(about, lane, f"before_{by}")]
-
-        async def trim_lane(number: int) -> m.PlaceIs:
-            ask = m.Trim(lane=number, by=by, before=before, cold=cold)
-            return await self._ask(await trim_question(self.brokers, about, ask), m.PlaceIs, timeout)
-
-        found = await asyncio.gather(*map(trim_lane, lanes))
+        wanted = [m.Trim(lane=each, by=by, before=before, cold=cold) for each in lanes]
+        asks = [await trim_ask(self.brokers, about, ask) for ask in wanted]
+        found = await asyncio.gather(*(self._ask(ask, m.PlaceIs, timeout) for ask in asks))
         if lane is not None or about.order > Order.BROKER:
             return Position(found[0].lane, found[0].index, found[0].seq)
         return Position(about.lane, sum(place.index for place in found), sum(place.seq for place in found))
@@ -254,11 +255,29 @@ class Log(TierCalls):
 
             position = await log.position_at("orders", datetime(2026, 1, 31, tzinfo=UTC))
         """
-        us, patience = time_us(time), self._patience(timeout)
+        return await self._find(topic, "time", time_us(time), lane, timeout)
+
+    async def position_of(
+        self,
+        topic: str,
+        *,
+        seq: int | None = None,
+        index: int | None = None,
+        lane: int | None = None,
+        timeout: Timeout = AS_CONFIGURED,
+    ) -> Position:
+        """Where the batch is that holds a record, or has an index; of the end, the end. The batch's seq is its first.
+
+        Raises FuturePosition beyond the end, Trimmed below the start. Orders 0 and 1: `lane` says in which lane.
+
+            position = await log.position_of("orders", seq=1_000)
+        """
+        return await self._find(topic, *seek_place(None, seq, index, None), lane, timeout)
+
+    async def _find(self, topic: str, by: str, value: int, lane: int | None, timeout: Timeout) -> Position:
         about = await self.describe(topic, timeout=timeout)
-        number = lane_of(about, lane, "a time")
-        index, seq = await find_place(self.brokers, about, number, "time", us, patience)
-        return Position(number, index, seq)
+        number = lane_of(about, lane, f"a {by}")
+        return Position(number, *await find_place(self.brokers, about, number, by, value, self._patience(timeout)))
 
     async def note_progress(
         self, topic: str, reader: str, places: Mapping[int, tuple[int, int]], *, timeout: Timeout = AS_CONFIGURED
@@ -450,26 +469,29 @@ class Log(TierCalls):
         piece_bytes: int,
         *,
         lane: int | None = None,
+        pieces_max: int | None = None,
         timeout: Timeout = AS_CONFIGURED,
     ) -> list[Cut]:
         """Cut the batches with start <= index < stop into pieces of about `piece_bytes`, to be read side by side.
 
         Each Cut is where a piece ends: the index and seq behind its last batch, and about how many bytes it has. The
-        last one ends at `stop`. Raises FuturePosition beyond the end, Trimmed if nothing is left.
+        last one ends at `stop`, or is the one of number `pieces_max`. Raises FuturePosition beyond the end, Trimmed if
+        nothing is left.
 
             for cut in await log.measure("orders", 0, (await log.tail("orders")).durable_index, 64 << 20): ...
         """
         check_piece_bytes(piece_bytes)
         Span(start, stop, "ordered", None, False).checked()
         about = await self.describe(topic, timeout=timeout)
-        number, at = lane_of(about, lane, "an index"), start
+        number = lane_of(about, lane, "an index")
         cuts: list[Cut] = []
-        while at < stop:
+        at, most = start, PIECES_MAX if pieces_max is None else pieces_max
+        while at < stop and (pieces_max is None or len(cuts) < pieces_max):
             cold = await cold_cuts(self.brokers, topic, number, at, stop, piece_bytes) if about.tier else []
             if cold:
-                cuts, at = cuts + cold, cold[-1].index
+                cuts, at = cuts + cold[:most], cold[:most][-1].index
                 continue
-            ask = m.Measure(lane=number, start=at, stop=stop, piece_bytes=piece_bytes, pieces_max=PIECES_MAX)
+            ask = m.Measure(lane=number, start=at, stop=stop, piece_bytes=piece_bytes, pieces_max=most)
             cuts += (await self._ask(ask, m.PiecesAre, timeout)).cuts
             invariant(bool(cuts) and cuts[-1].index > at, "a measured span goes on")
             at = cuts[-1].index
