@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from embarcadero.client.batch import Batch
 from embarcadero.client.brokers import Brokers
-from embarcadero.client.cold import find_place, trim_question
+from embarcadero.client.cold import cold_cuts, find_place
 from embarcadero.client.drivers import ReaderCore, SubscriberDriver
 from embarcadero.client.futures import RecordFuture, TableResult, fresh
 from embarcadero.client.options import (
@@ -43,7 +43,7 @@ from embarcadero.client.places import Place, place, seek_place, time_us, trim_pl
 from embarcadero.client.pump import Pump
 from embarcadero.client.reading import joined, lane_of, lanes_of, read_span, reader_core, span, tail_of, with_lags
 from embarcadero.client.scanning import Scan, Span, check_piece_bytes
-from embarcadero.client.tiers import TierCalls
+from embarcadero.client.tiers import TierCalls, trim_ask
 from embarcadero.client.topics import TopicInfo
 from embarcadero.config import Config, load
 from embarcadero.errors import (
@@ -235,12 +235,9 @@ class Log(TierCalls):
         by, before = trim_place(before_seq, before_index, before_time)
         about = await self.describe(topic, timeout=timeout)
         lanes = lanes_of(about, lane) if by == "time" else [lane_of(about, lane, f"before_{by}")]
-
-        async def trim_lane(number: int) -> m.PlaceIs:
-            ask = m.Trim(lane=number, by=by, before=before, cold=cold)
-            return await self._ask(await trim_question(self.brokers, about, ask), m.PlaceIs, timeout)
-
-        found = await asyncio.gather(*map(trim_lane, lanes))
+        wanted = [m.Trim(lane=each, by=by, before=before, cold=cold) for each in lanes]
+        asks = [await trim_ask(self.brokers, about, ask) for ask in wanted]
+        found = await asyncio.gather(*(self._ask(ask, m.PlaceIs, timeout) for ask in asks))
         if lane is not None or about.order > Order.BROKER:
             return Position(found[0].lane, found[0].index, found[0].seq)
         return Position(about.lane, sum(place.index for place in found), sum(place.seq for place in found))
@@ -492,9 +489,14 @@ class Log(TierCalls):
         """
         check_piece_bytes(piece_bytes)
         Span(start, stop, "ordered", None, False).checked()
-        number, cuts = lane_of(await self.describe(topic, timeout=timeout), lane, "an index"), []
+        about = await self.describe(topic, timeout=timeout)
+        number = lane_of(about, lane, "an index")
+        cuts: list[Cut] = []
         at = start
         while at < stop:
+            if about.tier and (cold := await cold_cuts(self.brokers, topic, number, at, stop, piece_bytes)):
+                cuts, at = cuts + cold, cold[-1].index
+                continue
             ask = m.Measure(lane=number, start=at, stop=stop, piece_bytes=piece_bytes, pieces_max=PIECES_MAX)
             cuts += (await self._ask(ask, m.PiecesAre, timeout)).cuts
             invariant(bool(cuts) and cuts[-1].index > at, "a measured span goes on")
