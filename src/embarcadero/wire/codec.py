@@ -52,7 +52,7 @@ _FETCHED_WORD: Final = WORDS[FrameKind.FETCHED]
 _FETCHED_GAPS: Final = frozenset({GapKind.TRIMMED, GapKind.LOST, GapKind.END_OF_LANE})
 _OUTCOMES: Final = frozenset(int(outcome) for outcome in Outcome)
 _OUTCOME_AT: Final = 40
-invariant((ACK.fields or {})["outcome"][1] == _OUTCOME_AT, "an ack's outcome is where the table says")
+invariant(PACKED_ACK.pack(0, 0, 0, 0, 0, 0, 1).index(1) == _OUTCOME_AT, "an ack's outcome is where the table says")
 _OUTCOME_KNOWN: Final = np.isin(np.arange(256), [int(outcome) for outcome in Outcome])
 
 

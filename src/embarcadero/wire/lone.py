@@ -71,7 +71,7 @@ def lone_payload(value: bytes, time_s: float) -> bytes:
     """The same bytes as `plain_batch` of one value and time (in seconds), encoded without compression."""
     form, size = _form(), len(value)
     if form is None:
-        return encode_batch(plain_batch([value], [time_s])).to_pybytes()
+        return bytes(memoryview(encode_batch(plain_batch([value], [time_s]))))
     head, room = bytearray(form.head), _padded(size)
     for at, beyond in form.lengths:
         _NUMBER.pack_into(head, at, size + beyond)
