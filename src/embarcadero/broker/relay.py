@@ -50,10 +50,16 @@ class Relay:
         self._read_epoch = FrontierWriter(frontiers, frontier_offset(BrokerLine.RESULTS_EPOCH))
         self._release = release
         self.waiting: dict[int, Waiting] = {}
+        self.for_disks = 0  # how many of those will wait for disks then
         self._next = 0
         self.on_results: Callable[[Entries], None] = lambda _results: None
         self.on_result: Callable[[int, int], None] = lambda _pending, _outcome: None  # one alone
         self.lost: Callable[[int], list[tuple[int, int]]] = lambda _lane: []  # a lane's LOST gaps
+
+    def wait(self, pending: int, waiting: Waiting) -> None:
+        """A batch was staged: somebody waits for its outcome."""
+        self.waiting[pending] = waiting
+        self.for_disks += waiting.durable
 
     def poll(self, epoch: EpochView) -> int:
         """Take new results and pass them on; how many there were."""
@@ -86,6 +92,7 @@ class Relay:
         if line[0] != self._next or fold_line(line) != line[7] >> 32 or not epoch.may_act():
             return False
         del self.waiting[line[1]]
+        self.for_disks -= waiting.durable
         self.on_result(line[1], line[6] >> 32 & 0xFF)
         if waiting.held is not None:
             self._one_for_disks(waiting, waiting.held, line)
@@ -121,6 +128,7 @@ class Relay:
             waiting = self.waiting.pop(pending, None)
             if waiting is None:
                 continue
+            self.for_disks -= waiting.durable
             if waiting.location is not None:
                 if waiting.held is None:
                     self._release(waiting.location)

@@ -251,6 +251,8 @@ class Broker:
 
     def after_receive(self, connection: Connection) -> None:
         """A read of a socket was taken apart: publish what it brought, top up credit."""
+        if self.relay.for_disks:
+            self._tell_waiting()  # before anybody can order it, and replicas sync it
         self._publish()
         self.lanes.publish(connection)
         self.grant(connection)
@@ -393,17 +395,17 @@ class Broker:
             if self.lanes.take(connection, topic, header, arrived):
                 self.counters.came_in[header.lane].add(1, header.count, header.length)
             return
+        waiting = Waiting(EntryKind.BATCH, header.lane, arrived.location, connection)
+        if topic is not None and topic.replicas:
+            waiting.held, waiting.durable = self.held.of(header.lane), bool(header.flags & WANT_DURABLE)
         pending = self.ingest.stage_batch(
             arrived,
             Entry(
                 EntryKind.BATCH, header.lane, header.session, header.session_seq, header.low, arrived.location,
-                header.length, header.count, header.crc, header.partition, header.schema,
+                header.length, header.count, header.crc, header.partition, header.schema, waiting.durable,
             ),
         )  # fmt: skip
-        waiting = Waiting(EntryKind.BATCH, header.lane, arrived.location, connection)
-        if topic is not None and topic.replicas:
-            waiting.held, waiting.durable = self.held.of(header.lane), bool(header.flags & WANT_DURABLE)
-        self.relay.waiting[pending] = waiting
+        self.relay.wait(pending, waiting)
         self.counters.came_in[header.lane].add(1, header.count, header.length)
 
     # --- control ------------------------------------------------------------------------------------------------------
@@ -518,7 +520,7 @@ class Broker:
         """
         if self._reads_waiting.value != self.reads.waiting:
             self._reads_waiting.restart(self.reads.waiting)
-        waiting = self.held.waiting + self.reads.waiting_for_disks + len(self._starving)
+        waiting = self.held.waiting + self.relay.for_disks + self.reads.waiting_for_disks + len(self._starving)
         if self._durable_waiting.value != waiting:
             self._durable_waiting.restart(waiting)
             self._fabric.fence()

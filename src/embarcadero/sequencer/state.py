@@ -365,7 +365,8 @@ class Sequencer:
         source.publish()
         source.give_free()
         self._ring_replicas([lane])
-        self._ring_bells([source], grown=True)
+        rings = not (line[7] & 0xFF and lane.bells)  # else its broker has nothing to do before a replica rings there
+        self._ring_bells([source] if rings else [], grown=True)
         self._finish_closing()
         self._count(1)
         return True
