@@ -279,6 +279,26 @@ def test_ranges_below_the_start_of_a_lane_are_forgotten(directory: Directory) ->
     assert opened.number == 5
 
 
+@pytest.mark.parametrize("start", [100, 5_000, 8_999_999])
+def test_lost_positions_are_known_until_they_are_trimmed_too(directory: Directory, start: int) -> None:
+    """Of the range below them only its end stays, without replicas. A trim that changes nothing writes nothing."""
+    chosen = refs(directory, 0, 1, 2)
+    directory.raise_ceiling(0, 9_000_000, 10**12, 1)
+    directory.seal_and_open(0, 1, 50, 450, chosen, 1)
+    directory.seal_recovered(0, 2, 100, 900, chosen, 1)
+    directory.trim("t", 0, 99)
+    assert [range_.number for range_ in directory.ranges(0)] == [2, 3]
+    directory.trim("t", 0, start)
+    kept, opened = directory.ranges(0)
+    assert (kept.start, kept.start_seq, kept.end, kept.end_seq, kept.replicas) == (100, 900, 100, 900, [])
+    assert lost_spans([kept, opened]) == [(100, 9_000_000)]
+    before = directory.revision()
+    directory.trim("t", 0, start)
+    assert directory.revision() == before
+    directory.trim("t", 0, 9_000_000)
+    assert directory.ranges(0) == [opened]
+
+
 def test_a_closed_lane_of_which_nothing_is_left_goes() -> None:
     """Not while its range is open, nor before all of it is trimmed."""
     directory = directory_with(1)

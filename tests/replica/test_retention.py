@@ -104,6 +104,24 @@ def test_entries_stay_until_a_checkpoint_covers_them(tmp_path: Path) -> None:
     assert world.line(world.replicas[0].member.ref, lane, word=CHECKPOINT) == 0
 
 
+def test_a_range_that_is_trimmed_away_below_lost_positions_leaves_the_disks(tmp_path: Path) -> None:
+    """Though the store remembers its end; not before a checkpoint has what its entries tell about sessions."""
+    world, lane, _ = filled(tmp_path, order=2)
+    replica, end = world.replicas[0], segments(world, lane)[-1][1]
+    assert world.directory.seal_recovered(lane, 1, end, 2 * end, [replica.member.ref], world.reign.number)
+    world.settle()
+    assert world.directory.trim("t", lane, end + 5) == end + 5
+    world.poll(10, step_us=500_000)
+    folder = world.folder(0) / range_folder(lane, 1)
+    assert folder.is_dir()
+
+    write_checkpoint(replica.sessions._disk, lane_folder(lane), end, b"a table")
+    replica.sessions.forget(lane)
+    world.poll(10, step_us=500_000)
+    assert not folder.exists()
+    assert [range_.number for range_ in world.directory.ranges(lane)] == [1, 2]
+
+
 def test_a_copy_that_was_trimmed_can_be_copied(tmp_path: Path) -> None:
     """A disk that was wiped gets what the others still have."""
     world = World(tmp_path, replicas=2, segment_bytes=SEGMENT)

@@ -11,15 +11,30 @@ import pytest
 from embarcadero.sim.run import run_seed, run_seeds, story
 
 SEEDS = 80
+KEPT = (368,)
+"""Worlds beyond them that broke a promise once. 368: a trim inside lost positions."""
+
+KEPT = {
+    80: "one of exactly A disks is wiped, and its lane is recovered",
+    476: "the same, with three of three copies, after a stop that was not clean",
+    488: "a broker's lane is closed, and then memory goes before all of it is durable",
+}
+"""Worlds beyond those that broke a promise once, and what happens in them."""
 
 
 @pytest.mark.timeout(900)
 def test_every_promise_holds_on_every_seed() -> None:
-    """Eighty worlds, half of them with replicas, on all cores, without one violation."""
-    failing = {r.seed: r.violations[0] for r in run_seeds(range(SEEDS)) if not r.holds}
+    """Eighty worlds and those kept, half of them with replicas, on all cores, without one violation."""
+    failing = {r.seed: r.violations[0] for r in run_seeds([*range(SEEDS), *KEPT]) if not r.holds}
     for seed in [*failing][:2]:
         print(story(seed))
     assert failing == {}
+
+
+@pytest.mark.parametrize("seed", KEPT)
+def test_worlds_that_broke_a_promise_once_keep_them_all(seed: int) -> None:
+    """What was repaired stays so."""
+    assert run_seed(seed).violations == []
 
 
 def test_the_same_seed_is_the_same_world() -> None:

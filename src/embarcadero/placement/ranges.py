@@ -40,7 +40,7 @@ class Ranges(Replicas):
     """The directory's part about ranges. Methods that take an epoch do nothing once a later one is handed out."""
 
     def ranges(self, lane: int | None = None) -> list[Range]:
-        """Ranges of a lane, oldest first; of all lanes, by lane. Those that were trimmed away whole are not there."""
+        """Ranges of a lane, oldest first; of all lanes, by lane. Trimmed ones are not there, or empty."""
         return self._all("ranges/" if lane is None else ranges_prefix(lane), Range)
 
     def range_of(self, lane: int, number: int) -> Range | None:
@@ -245,17 +245,29 @@ class Ranges(Replicas):
             plan.put(retired_key(lane), Retired(chain.last, self._cluster.generation))
 
     def _drop_trimmed(self, plan: Plan, topic: Topic, lane: int, start: int) -> None:
-        """Forget sealed ranges that are wholly below the start of their lane; a closed lane goes with its last one."""
-        if (chain := plan.read(chain_key(lane), Chain)) is None:
+        """Forget sealed ranges that are wholly below the start of their lane; a closed lane goes with its last one.
+
+        Of one that is followed by lost positions its end stays until these are below too: else nobody knew of them.
+        """
+        if plan.read(chain_key(lane), Chain) is None:
             return
         found = [range_ for _, range_ in plan.list(ranges_prefix(lane), Range)]
-        for range_ in found:
-            if range_.number != chain.last and range_.end is not None and range_.end <= start:
+        for range_, following in pairwise(found):
+            if following.start <= start:
                 plan.delete(range_key(lane, range_.number))
+            elif range_.end is not None and range_.end <= start and range_.replicas:
+                plan.put(range_key(lane, range_.number), self._only_end(range_))
         closed = None if lane < BROKER_LANES_FIRST else self._broker_lane(plan, topic, lane)
         if closed is not None and closed.end is not None and closed.end <= start and not any(r.open for r in found):
             plan.put(lane_key(closed), msgspec.structs.replace(closed, removed=True))
             self._drop_chain(plan, lane)
+
+    @staticmethod
+    def _only_end(range_: Range) -> Range:
+        """What is left of a sealed range that is trimmed away: an empty one at its end, without copies."""
+        end = range_.start if range_.end is None else range_.end
+        end_seq = range_.start_seq if range_.end_seq is None else range_.end_seq
+        return msgspec.structs.replace(range_, start=end, start_seq=end_seq, replicas=[], durable_on=0)
 
     @staticmethod
     def _broker_lane(plan: Plan, topic: Topic, lane: int) -> TopicLane | None:

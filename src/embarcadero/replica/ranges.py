@@ -67,7 +67,7 @@ class Ranges:
     def update(self, ranges: list[Range]) -> None:
         """Take note of all ranges of the store."""
         mine = {tags_of(range_): range_ for range_ in ranges if self._is_mine(range_)}
-        self._stored = {tags_of(range_) for range_ in ranges}
+        self._stored = {tags_of(range_) for range_ in ranges if range_.replicas}  # the others are trimmed away
         self._oldest = {range_.lane: range_.start for range_ in reversed(ranges)}
         for tags in [tags for tags in self.copies if tags not in mine]:
             self._leaving.append(self.copies.pop(tags))
