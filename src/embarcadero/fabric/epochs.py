@@ -29,7 +29,7 @@ class EpochTable:
     def __init__(self, fabric: Fabric, region: Region) -> None:
         self._fabric, self._region = fabric, region
         self._lines = region.data[SUPERBLOCK.itemsize :].view(EPOCH_LINE)
-        self._opened = self._lines["epoch"]
+        self._opened, self._started = self._lines["epoch"], self._lines["started"]
 
     def _offset(self, epoch: int) -> int:
         invariant(0 <= epoch < len(self._lines), "the epoch table is large enough")
@@ -57,7 +57,9 @@ class EpochTable:
         """The newest started epoch above `after`, if there is one within reach."""
         last = min(after + EPOCHS_AHEAD_MAX, len(self._lines) - 1)
         self._region.invalidate(self._offset(after + 1), (last - after) * EPOCH_LINE.itemsize)
-        for epoch in range(last, after, -1):
-            if int(self._lines["started"][epoch]) == epoch + 1:
-                return epoch
+        started = self._started[after + 1 : last + 1]
+        if np.count_nonzero(started):
+            for epoch in range(last, after, -1):
+                if int(started[epoch - after - 1]) == epoch + 1:
+                    return epoch
         return None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import TYPE_CHECKING
 
 from embarcadero.fabric.region import Region
 from embarcadero.invariants import invariant
+
+if TYPE_CHECKING:
+    Word = memoryview[int]
 
 
 class FrontierWriter:
@@ -13,8 +16,8 @@ class FrontierWriter:
 
     def __init__(self, region: Region, offset: int) -> None:
         self._region, self._offset = region, offset
-        self._word = region.data[offset : offset + 8].view(np.uint64)
-        self.value = int(self._word[0])
+        self._word = _word(region, offset)
+        self.value = self._word[0]
 
     def advance(self, value: int) -> None:
         """Publish a new value. What it speaks of was flushed before."""
@@ -33,9 +36,14 @@ class FrontierReader:
 
     def __init__(self, region: Region, offset: int) -> None:
         self._region, self._offset = region, offset
-        self._word = region.data[offset : offset + 8].view(np.uint64)
+        self._word = _word(region, offset)
 
     def load(self) -> int:
         """The newest value that has reached memory."""
         self._region.invalidate(self._offset, 8)
-        return int(self._word[0])
+        return self._word[0]
+
+
+def _word(region: Region, offset: int) -> Word:
+    """One aligned word of a region: stored and loaded at once, and several times quicker than through an array."""
+    return region.data[offset : offset + 8].data.cast("Q")
