@@ -15,12 +15,12 @@ from embarcadero.invariants import invariant
 from embarcadero.limits import EPOCHS_AHEAD_MAX, EPOCHS_MAX
 
 EPOCHS_REGION = "epochs"
+_FIRST, _EACH = SUPERBLOCK.itemsize, EPOCH_LINE.itemsize
 
 
 def create_epochs(fabric: Fabric) -> None:
     """Make the table, once per fabric. Whoever makes the fabric does it."""
-    size = SUPERBLOCK.itemsize + EPOCHS_MAX * EPOCH_LINE.itemsize
-    fabric.create(EPOCHS_REGION, Shape(RegionKind.EPOCHS, size, EPOCHS_MAX, EPOCH_LINE.itemsize)).close()
+    fabric.create(EPOCHS_REGION, Shape(RegionKind.EPOCHS, _FIRST + EPOCHS_MAX * _EACH, EPOCHS_MAX, _EACH)).close()
 
 
 class EpochTable:
@@ -28,12 +28,12 @@ class EpochTable:
 
     def __init__(self, fabric: Fabric, region: Region) -> None:
         self._fabric, self._region = fabric, region
-        self._lines = region.data[SUPERBLOCK.itemsize :].view(EPOCH_LINE)
+        self._lines = region.data[_FIRST:].view(EPOCH_LINE)
         self._opened, self._started = self._lines["epoch"], self._lines["started"]
 
     def _offset(self, epoch: int) -> int:
         invariant(0 <= epoch < len(self._lines), "the epoch table is large enough")
-        return SUPERBLOCK.itemsize + epoch * EPOCH_LINE.itemsize
+        return _FIRST + epoch * _EACH
 
     def open(self, epoch: int) -> None:
         """Open epoch e: from here on nobody acts on the word of an earlier one."""
@@ -50,13 +50,13 @@ class EpochTable:
         """Whether a later epoch has opened. Call it after loading what the act rests on; it fences first."""
         self._fabric.fence()
         first, last = epoch + 1, min(epoch + EPOCHS_AHEAD_MAX, len(self._lines) - 1)
-        self._region.invalidate(self._offset(first), (last - first + 1) * EPOCH_LINE.itemsize)
+        self._region.invalidate(self._offset(first), (last - first + 1) * _EACH)
         return bool(np.count_nonzero(self._opened[first : last + 1]))
 
     def newest_started(self, after: int) -> int | None:
         """The newest started epoch above `after`, if there is one within reach."""
         last = min(after + EPOCHS_AHEAD_MAX, len(self._lines) - 1)
-        self._region.invalidate(self._offset(after + 1), (last - after) * EPOCH_LINE.itemsize)
+        self._region.invalidate(self._offset(after + 1), (last - after) * _EACH)
         started = self._started[after + 1 : last + 1]
         if np.count_nonzero(started):
             for epoch in range(last, after, -1):

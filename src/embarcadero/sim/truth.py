@@ -16,7 +16,7 @@ from typing import NamedTuple
 from embarcadero.fabric.layout import LINE, fold_line
 from embarcadero.limits import LINE_BYTES
 from embarcadero.sim.disk import SimDisk
-from embarcadero.sim.medium import SimFile
+from embarcadero.sim.medium import SimFile, SimFolder
 from embarcadero.sim.workload import digest_of
 from embarcadero.types import EntryKind, Range
 from embarcadero.wire.codec import payload_crc
@@ -25,7 +25,8 @@ _HEADER_BYTES = 128
 _FIELDS = struct.Struct("<Q32xI4xI6xB")
 """index, size, crc and kind of an order entry"""
 
-_SEGMENT = re.compile(r"^lane-(\d{10})/range-(\d{10})/\d{20}\.log$")
+_LANE, _RANGE = re.compile(r"lane-(\d{10})"), re.compile(r"range-(\d{10})")
+_SEGMENT = re.compile(r"(\d{20})\.log")
 
 Place = tuple[int, int, int]
 """(lane, range, index)"""
@@ -56,16 +57,24 @@ def records(data: bytes | bytearray, at: int = _HEADER_BYTES) -> Iterator[Record
 
 def segments(disk: SimDisk) -> Iterator[tuple[int, int, SimFile]]:
     """(lane, range, file) of all segments that a power cut would leave there."""
-    for path, node in disk.names.walk(on_medium=True):
-        if isinstance(node, SimFile) and (of := _range_of(path)) is not None:
-            yield *of, node
+    for lane, lane_folder in _folders(disk.names.root, _LANE):
+        for number, range_folder in _folders(lane_folder, _RANGE):
+            for name, node in range_folder.medium.items():
+                if isinstance(node, SimFile) and _number(_SEGMENT, name) is not None:
+                    yield lane, number, node
+
+
+def _folders(folder: SimFolder, pattern: re.Pattern[str]) -> Iterator[tuple[int, SimFolder]]:
+    for name, node in folder.medium.items():
+        if isinstance(node, SimFolder) and (number := _number(pattern, name)) is not None:
+            yield number, node
 
 
 @lru_cache(maxsize=10_000)
-def _range_of(path: str) -> tuple[int, int] | None:
-    """(lane, range) of a segment; None for any other file."""
-    match = _SEGMENT.match(path)
-    return None if match is None else (int(match[1]), int(match[2]))
+def _number(pattern: re.Pattern[str], name: str) -> int | None:
+    """The number in a name; None if it is another kind of name."""
+    match = pattern.fullmatch(name)
+    return None if match is None else int(match[1])
 
 
 class Truth:
