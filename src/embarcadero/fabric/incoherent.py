@@ -140,8 +140,7 @@ class IncoherentRegion:
         if offset < 0 or length < 0 or end > medium.size:
             raise InvariantBroken(f"span [{offset}, {end}) is outside region {self.name} of {medium.size} bytes")
         stop = end + LINE_BYTES - 1 & _LINE_MASK
-        if stop > medium.reach:
-            medium.reach = stop
+        medium.reach = max(medium.reach, stop)
         return stop
 
 

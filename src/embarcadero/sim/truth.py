@@ -44,7 +44,7 @@ class Record(NamedTuple):
 def records(data: bytes | bytearray, at: int = _HEADER_BYTES) -> Iterator[Record]:
     """The whole, undamaged records from a position on, up to the first that is not."""
     while at + LINE_BYTES <= len(data):
-        line = LINE.unpack_from(data, at)
+        line = list(LINE.unpack_from(data, at))
         if line[7] >> 32 != fold_line(line):
             return
         index, size, crc, kind = _FIELDS.unpack_from(data, at)
