@@ -111,6 +111,11 @@ class TierJob:
         self._keeper: _Keeper | None = None
         self._swept_s = 0.0
 
+    @property
+    def table(self) -> str:
+        """The table's name in its catalog."""
+        return self._table.identifier
+
     # --- beginning and ending -----------------------------------------------------------------------------------------
     def open(self) -> Tier:
         """Begin an epoch; make the table if there is none; bring the store up to what the table says."""
