@@ -24,7 +24,17 @@ import pyarrow as pa
 
 from embarcadero.client.sync import Log
 from embarcadero.client.topics import TopicInfo
-from embarcadero.errors import BadTable, Corrupt, Deposed, EmbarcaderoError, Refused, Retriable, Trimmed
+from embarcadero.errors import (
+    BadTable,
+    Corrupt,
+    Deposed,
+    EmbarcaderoError,
+    OutcomeUnknown,
+    Refused,
+    Retriable,
+    Trimmed,
+    UnknownSchema,
+)
 from embarcadero.limits import TIER_FILES_MAX, TIER_LEASE_S, TIER_ORPHANS_S
 from embarcadero.plants import planted
 from embarcadero.tier.columns import table_schema
@@ -110,6 +120,11 @@ class TierJob:
         self._tier: Tier | None = None
         self._keeper: _Keeper | None = None
         self._swept_s = 0.0
+
+    @property
+    def table(self) -> str:
+        """The table's name in its catalog."""
+        return self._table.identifier
 
     # --- beginning and ending -----------------------------------------------------------------------------------------
     def open(self) -> Tier:
@@ -303,7 +318,7 @@ class TierJob:
         while not stop.is_set():
             try:
                 done = self.cycle()
-            except (Retriable, TimeoutError):
+            except (Retriable, OutcomeUnknown, Trimmed, UnknownSchema):  # a span that changed is planned anew
                 stop.wait(min(self._settings.interval_s, _RETRY_S))
                 continue
             told(done)
