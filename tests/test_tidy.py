@@ -22,6 +22,8 @@ LAYERS = [
     {"watch"},
     {"node"},
     {"client"},
+    {"tier"},
+    {"spark"},
     {"sim", "bench", "testing"},
     {"chaos"},
     {"demo"},

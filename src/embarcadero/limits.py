@@ -25,6 +25,7 @@ FETCH_BYTES_DEFAULT = 8 * MIB
 FETCH_WAIT_MS_MAX = 30_000
 FETCH_ENTRIES_MAX = 4_096
 FETCHES_PARKED_PER_CONNECTION_MAX = 256
+PIECES_MAX = 4_096  # of a span that is measured, in one answer
 SEND_QUEUE_BYTES_MAX = 64 * MIB  # a peer that does not read is disconnected above this
 FETCH_WAIT_MS_DEFAULT = 5_000
 CONNECTIONS_PER_BROKER_MAX = 10_000
@@ -117,6 +118,12 @@ RECOVERY_RETRY_S = 0.5  # between two attempts to read what replicas have on dis
 DRAIN_DURABLE_S_MAX = 8.0  # of DRAIN_S_MAX, for everything ordered to be durable
 DRAIN_CHECKPOINT_S_MAX = 1.0  # and for the last checkpoints to be on a disk
 
+# --- tier -------------------------------------------------------------------------------------------------------------
+TIER_LEASE_S = 30.0  # a tiering job that is silent for this long may be replaced by another one
+TIER_TEXT_BYTES_MAX = 2 * KIB  # a location, a table's identifier, the name of a holder
+TIER_LANES_MAX = 4_096  # of one topic: lanes that its table has something of
+HOT_RETENTION_S = 86_400  # what is in the table stays with the brokers for this long
+
 # --- storage ----------------------------------------------------------------------------------------------------------
 SEGMENT_BYTES = 64 * MIB
 SEGMENT_BYTES_MAX = 4 * GIB - 64 * MIB  # positions in a segment fit 32 bits
@@ -149,6 +156,13 @@ REQUEST_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 30.0  # for the outcomes of what was sent before
 CLOSE_INTERRUPTED_S = 2.0  # likewise, when Ctrl-C or a cancellation ended the block
 PREFETCH_FETCHES = 2
+
+# --- Spark ------------------------------------------------------------------------------------------------------------
+SPARK_TASK_BYTES = 64 * MIB  # payload that one task reads, if there is much
+SPARK_TASK_BYTES_MIN = 4 * MIB  # and if there is little: smaller tasks cost more than they save
+SPARK_TASKS_USUAL = 4  # into so many tasks little is cut, if that makes none too small
+SPARK_TASKS_MAX = 4_096  # of one read or micro-batch: their ends are part of its offset
+SPARK_ROWS_BYTES = 4 * MIB  # payload that becomes one Arrow batch for Spark, unless a batch is larger
 
 # --- waiting ----------------------------------------------------------------------------------------------------------
 IDLE_WAIT_S_MAX = 0.05  # longest sleep of a poller; a doorbell usually wakes it sooner

@@ -22,6 +22,7 @@ from embarcadero.broker.lanes import BrokerLanes
 from embarcadero.broker.reader import Logs
 from embarcadero.broker.reads import Reads
 from embarcadero.broker.relay import Relay, Waiting
+from embarcadero.broker.tiers import answer_tier
 from embarcadero.broker.topics import check_partitions, with_defaults
 from embarcadero.broker.warm import DiskCopies, Warm
 from embarcadero.config import DEFAULTS, Config, FabricSizes
@@ -434,6 +435,10 @@ class Broker:
                 self.reads.find(connection, request, message)
             case m.Trim():
                 self.reads.trim(connection, request, message)
+            case m.Measure():
+                self.reads.measure(connection, request, message)
+            case m.OpenTier() | m.AdvanceTier() | m.KeepTier() | m.CloseTier():
+                connection.answer(request, answer_tier(self._directory, message, self._clock.wall_us()))
             case m.GetStatus():
                 connection.answer(request, m.StatusIs(facts=self.status()))
             case m.Ping():
@@ -449,8 +454,9 @@ class Broker:
         lanes = [topic.lane, *(lane.lane for lane in topic.lanes)] if topic.replicas else []
         ranges = [range_ for lane in lanes for range_ in self._directory.ranges(lane)]
         return m.TopicIs(
-            topic=topic, columns=schema.columns, widths=schema.widths, ranges=ranges[-limits.RANGES_LISTED_MAX :]
-        )
+            topic=topic, columns=schema.columns, widths=schema.widths, ranges=ranges[-limits.RANGES_LISTED_MAX :],
+            tier=self._directory.tier(name),
+        )  # fmt: skip
 
     def _create_topic(self, ask: m.CreateTopic) -> None:
         settings = with_defaults(ask, self.config, self._directory.live_replicas())

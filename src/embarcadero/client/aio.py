@@ -41,6 +41,8 @@ from embarcadero.client.options import (
 from embarcadero.client.places import Place, place, seek_place, time_us, trim_place
 from embarcadero.client.pump import Pump
 from embarcadero.client.reading import joined, lane_of, lanes_of, read_span, reader_core, span, tail_of
+from embarcadero.client.scanning import Scan, Span, check_piece_bytes
+from embarcadero.client.tiers import TierCalls
 from embarcadero.client.topics import TopicInfo
 from embarcadero.config import Config, load
 from embarcadero.errors import (
@@ -53,8 +55,8 @@ from embarcadero.errors import (
     Unreachable,
 )
 from embarcadero.invariants import invariant
-from embarcadero.limits import CLOSE_TIMEOUT_S
-from embarcadero.types import Order, Position, Tail, Topic
+from embarcadero.limits import CLOSE_TIMEOUT_S, PIECES_MAX
+from embarcadero.types import Cut, Order, Position, Tail, Topic
 from embarcadero.wire import messages as m
 from embarcadero.wire.schemas import encode_schema
 
@@ -112,14 +114,14 @@ async def local(
         await asyncio.to_thread(cluster.close)
 
 
-class Log:
+class Log(TierCalls):
     """A client of one cluster. Its publishers and subscribers share one connection per broker."""
 
     def __init__(self, brokers: Brokers, address: str) -> None:
         self.address = address
         self.cluster: Any = None  # the LocalCluster that `local` started
         self.brokers = brokers
-        self._parts: set[Publisher | Subscriber] = set()
+        self._parts: set[Publisher | Subscriber | Scan] = set()
 
     # --- topics ---
     async def create_topic(
@@ -196,15 +198,21 @@ class Log:
 
             end = (await log.tail("orders")).seq
         """
+        about, tails = await self.survey(topic, timeout=timeout)
+        if about.order > Order.BROKER:
+            return tails[0]
+        numbers = (
+            "index", "seq", "start_index", "start_seq", "durable_index", "durable_seq", "hot_index", "hot_seq",
+        )  # fmt: skip
+        sums = {name: sum(getattr(tail, name) for tail in tails) for name in numbers}
+        return Tail(about.lane, **sums, lanes=tails)
+
+    async def survey(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> tuple[TopicInfo, tuple[Tail, ...]]:
+        """A topic and the tail of each of its lanes: what a planner wants to know."""
         about, found = await self._ask_lanes(
             topic, lambda about: lanes_of(about, None), lambda lane: m.GetTail(lane=lane), m.TailIs, timeout
         )
-        tails = tuple(tail_of(about, tail) for tail in found)
-        if about.order > Order.BROKER:
-            return tails[0]
-        numbers = ("index", "seq", "start_index", "start_seq", "durable_index", "durable_seq")
-        sums = {name: sum(getattr(tail, name) for tail in tails) for name in numbers}
-        return Tail(about.lane, **sums, lanes=tails)
+        return about, tuple(tail_of(about, tail) for tail in found)
 
     async def trim(
         self,
@@ -214,6 +222,7 @@ class Log:
         before_index: int | None = None,
         before_time: datetime | None = None,
         lane: int | None = None,
+        cold: bool = True,
         timeout: Timeout = AS_CONFIGURED,
     ) -> Position:
         """Give up the records before a place; returns where the topic starts now.
@@ -221,6 +230,7 @@ class Log:
         No batch is split: one that holds a record to be kept stays whole. Trimming less than before changes nothing;
         trimming beyond the end raises FuturePosition. Readers below the start get a TRIMMED gap. Orders 0 and 1: a time
         trims all lanes (or `lane`), and sums over them are returned; a seq or an index is in one lane, so say which.
+        Without `cold` a topic with a table keeps what is in the table, and brokers forget no more than that.
 
             start = await log.trim("orders", before_time=datetime.now(UTC) - timedelta(days=7))
         """
@@ -228,7 +238,7 @@ class Log:
         about, found = await self._ask_lanes(
             topic,
             lambda about: lanes_of(about, lane) if by == "time" else [lane_of(about, lane, f"before_{by}")],
-            lambda number: m.Trim(lane=number, by=by, before=before),
+            lambda number: m.Trim(lane=number, by=by, before=before, cold=cold),
             m.PlaceIs,
             timeout,
         )
@@ -245,11 +255,30 @@ class Log:
 
             position = await log.position_at("orders", datetime(2026, 1, 31, tzinfo=UTC))
         """
-        us = time_us(time)
+        return await self._find(topic, "time", time_us(time), lane, timeout)
+
+    async def position_of(
+        self,
+        topic: str,
+        *,
+        seq: int | None = None,
+        index: int | None = None,
+        lane: int | None = None,
+        timeout: Timeout = AS_CONFIGURED,
+    ) -> Position:
+        """Where the batch is that holds a record, or has an index; of the end, the end. The batch's seq is its first.
+
+        Raises FuturePosition beyond the end, Trimmed below the start. Orders 0 and 1: `lane` says in which lane.
+
+            position = await log.position_of("orders", seq=1_000)
+        """
+        return await self._find(topic, *seek_place(None, seq, index, None), lane, timeout)
+
+    async def _find(self, topic: str, by: str, value: int, lane: int | None, timeout: Timeout) -> Position:
         _, (found,) = await self._ask_lanes(
             topic,
-            lambda about: [lane_of(about, lane, "a time")],
-            lambda number: m.Find(lane=number, by="time", start=us),
+            lambda about: [lane_of(about, lane, f"a {by}")],
+            lambda number: m.Find(lane=number, by=by, start=value),
             m.PlaceIs,
             timeout,
         )
@@ -366,6 +395,83 @@ class Log:
         if not isinstance(where, datetime):
             return where
         return (await self._ask(m.Find(lane=lane, by="time", start=time_us(where)), m.PlaceIs, timeout)).seq
+
+    def scan(
+        self,
+        topic: str,
+        *,
+        lane: int | None = None,
+        start: int | None = None,
+        stop: int | None = None,
+        read: str = "durable",
+        partitions: Sequence[int] | None = None,
+        control: bool = False,
+        timeout: Timeout = AS_CONFIGURED,
+    ) -> AsyncIterator[list[Batch]]:
+        """The batches with start <= index < stop, in lists as they arrive; fetched ahead, within bounds.
+
+        None: from the earliest batch, up to the frontier of `read` as it is now. It ends at `stop`, waiting for batches
+        to come; after `timeout` seconds without any progress it raises TimedOut. Gaps come as batches with `.gap`,
+        within the span. `control` gives the entries of sessions, too (`batch.kind`), so that each index comes. Orders 0
+        and 1: say which `lane`. Leaving the loop stops the fetching.
+
+            async for batches in log.scan("orders", start=1_000, stop=2_000):
+                rows += sum(batch.count for batch in batches)
+        """
+        wanted = None if partitions is None else list(partitions)
+        return self._scan(topic, lane, Span(start, stop, read, wanted, control).checked(), timeout)
+
+    async def _scan(self, topic: str, lane: int | None, span: Span, timeout: Timeout) -> AsyncIterator[list[Batch]]:
+        scan = await self.begin_scan(topic, lane, span, timeout)
+        try:
+            while taken := await scan.next():
+                yield taken
+        finally:
+            self.end_scan(scan)
+
+    async def begin_scan(self, topic: str, lane: int | None, span: Span, timeout: Timeout) -> Scan:
+        """A scan that its caller drives, and ends: `scan` is the way to have one."""
+        about = await self.describe(topic, timeout=timeout)
+        number = lane_of(about, lane, "an index")
+        tail = tail_of(about, await self._ask(m.GetTail(lane=number), m.TailIs, timeout))
+        patience = self._patience(timeout)
+        return self._register(Scan(self.brokers, number, span, span.ends(tail), patience, about.versions))
+
+    def end_scan(self, scan: Scan) -> None:
+        """Stop the fetching of a scan."""
+        scan.stop()
+        self._parts.discard(scan)
+
+    async def measure(
+        self,
+        topic: str,
+        start: int,
+        stop: int,
+        piece_bytes: int,
+        *,
+        lane: int | None = None,
+        pieces_max: int | None = None,
+        timeout: Timeout = AS_CONFIGURED,
+    ) -> list[Cut]:
+        """Cut the batches with start <= index < stop into pieces of about `piece_bytes`, to be read side by side.
+
+        Each Cut is where a piece ends: the index and seq behind its last batch, and about how many bytes it has. The
+        last one ends at `stop`, or is the one of number `pieces_max`. Raises FuturePosition beyond the end, Trimmed if
+        nothing is left.
+
+            for cut in await log.measure("orders", 0, (await log.tail("orders")).durable_index, 64 << 20): ...
+        """
+        check_piece_bytes(piece_bytes)
+        Span(start, stop, "ordered", None, False).checked()
+        number = lane_of(await self.describe(topic, timeout=timeout), lane, "an index")
+        cuts: list[Cut] = []
+        at, most = start, PIECES_MAX if pieces_max is None else pieces_max
+        while at < stop and (pieces_max is None or len(cuts) < pieces_max):
+            ask = m.Measure(lane=number, start=at, stop=stop, piece_bytes=piece_bytes, pieces_max=most)
+            cuts += (await self._ask(ask, m.PiecesAre, timeout)).cuts
+            invariant(bool(cuts) and cuts[-1].index > at, "a measured span goes on")
+            at = cuts[-1].index
+        return cuts
 
     def _register(self, part: PartType) -> PartType:
         self._parts.add(part)
@@ -647,6 +753,6 @@ class Subscriber:
         return batch  # type: ignore[return-value]
 
 
-PartType = TypeVar("PartType", Publisher, Subscriber)
+PartType = TypeVar("PartType", Publisher, Subscriber, Scan)
 
 __all__ = ["Log", "Publisher", "RecordAwaitable", "Subscriber", "connect", "local"]

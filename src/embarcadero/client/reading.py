@@ -26,12 +26,11 @@ _LANE = pa.field("_lane", pa.uint32(), nullable=False)
 
 def new_core(
     brokers: Brokers, lane: int, by: str, value: int, read: str, partitions: list[int] | None = None,
-    schemas: TopicSchemas = RAW,
+    schemas: TopicSchemas = RAW, **more: Any,
 ) -> SubscriberCore:  # fmt: skip
     """A reader of one lane with the settings of this client. It reads batches by `schemas` for as long as it lives."""
-    return SubscriberCore(
-        lane=lane, by=by, start=value, read=read, partitions=partitions, schemas=schemas, **_settings(brokers)
-    )
+    settings = _settings(brokers) | more
+    return SubscriberCore(lane=lane, by=by, start=value, read=read, partitions=partitions, schemas=schemas, **settings)
 
 
 def reader_core(
@@ -98,7 +97,9 @@ def _read_schema(schemas: TopicSchemas) -> pa.Schema:
 def tail_of(topic: Topic, told: TailIs) -> Tail:
     """A lane's tail as callers see it. Without replicas there is nothing to wait for: ordered is all there is."""
     durable = (told.durable_index, told.durable_seq) if topic.replicas else (told.index, told.seq)
-    return Tail(told.lane, told.index, told.seq, told.start_index, told.start_seq, *durable)
+    hot_index, hot_seq = told.hot_index, told.hot_seq
+    hot = (told.start_index, told.start_seq) if hot_index is None or hot_seq is None else (hot_index, hot_seq)
+    return Tail(told.lane, told.index, told.seq, told.start_index, told.start_seq, *durable, *hot)
 
 
 def span(tail: Tail, start: int | None, end: int | None) -> tuple[int, int]:

@@ -29,7 +29,7 @@ from embarcadero.errors import (
     TooMany,
     from_wire,
 )
-from embarcadero.limits import FETCH_BYTES_DEFAULT, FETCH_WAIT_MS_DEFAULT, PREFETCH_FETCHES
+from embarcadero.limits import FETCH_BYTES_DEFAULT, FETCH_ENTRIES_MAX, FETCH_WAIT_MS_DEFAULT, PREFETCH_FETCHES
 from embarcadero.types import EntryKind, Gap, GapKind
 from embarcadero.wire.codec import control_frame, payload_crc
 from embarcadero.wire.messages import AnyMessage, Failed, Fetch, Ping
@@ -38,6 +38,8 @@ from embarcadero.wire.schemas import RAW, TopicSchemas
 
 _BACKOFF_FIRST_US = 5_000
 _BACKOFF_LAST_US = 500_000
+_AHEAD_MAX = 2 * FETCH_ENTRIES_MAX
+"""Batches and gaps that are fetched ahead: those without a payload are bounded, too."""
 
 
 class SubscriberCore:
@@ -59,7 +61,10 @@ class SubscriberCore:
         turn: int = 0,
         schemas: TopicSchemas = RAW,
         owner: object | None = None,  # whom answers belong to, if not to this core itself
+        control: bool = False,  # entries of sessions are handed on too
+        stop: int | None = None,  # nothing from this index on is asked for
     ) -> None:
+        self._control, self._stop = control, stop
         self._owner = self if owner is None else owner
         self.ended = False  # the lane is closed, and its end was handed on
         self.lane, self._partitions, self._read = lane, partitions, read
@@ -209,10 +214,10 @@ class SubscriberCore:
     # --- asking ---
     def _pump(self, now_us: int) -> None:
         """Ask for more unless that is under way, or there is enough, or asking makes no sense."""
-        enough = self._ready_bytes > (self._prefetch - 1) * self._max_bytes
+        enough = self._ready_bytes > (self._prefetch - 1) * self._max_bytes or len(self._ready) >= _AHEAD_MAX
         if self._asked is not None or enough or self.ended or not self._links:
             return
-        if self.failed is not None or self.paused or now_us < self._ask_from_us:
+        if self.failed is not None or self.paused or now_us < self._ask_from_us or self._at_stop:
             return
         links = list(self._links.values())
         link = links[self._turn % len(links)]
@@ -220,11 +225,15 @@ class SubscriberCore:
         wait_ms = 0 if self._by == "latest" else self._wait_ms
         ask = Fetch(
             lane=self.lane, by=self._by, start=self._next, max_bytes=self._max_bytes, wait_ms=wait_ms,
-            partitions=self._partitions, read=self._read,
+            partitions=self._partitions, read=self._read, control=self._control, stop=self._stop,
         )  # fmt: skip
         request = link.ask(self._owner)
         self._asked, self._asked_us = (link.number, request), now_us
         self._write(link.number, control_frame(ask, request))
+
+    @property
+    def _at_stop(self) -> bool:
+        return self._stop is not None and self._by == "index" and self._next >= self._stop
 
     def _disappointed(self, now_us: int) -> None:
         """This broker can't answer now: wait a little longer each time, and ask the next one."""
@@ -279,6 +288,8 @@ class SubscriberCore:
     def _check(self, entry: OrderEntry, payload: Any) -> None:
         if self._by == "index" and entry.index < self._next:
             raise BadFrame(f"index {entry.index} was served where {self._next} comes next", "report it: this is a bug")
+        if self._control and self._partitions is None and self._by == "index" and entry.index > self._next:
+            raise BadFrame(f"index {entry.index} was served, {self._next} was left out", "report it: this is a bug")
         if self._partitions is None and self._next_seq is not None and entry.seq != self._next_seq:
             raise BadFrame(
                 f"index {entry.index} begins at seq {entry.seq} where {self._next_seq} comes next",

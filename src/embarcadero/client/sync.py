@@ -37,13 +37,15 @@ from embarcadero.client.options import (
 from embarcadero.client.places import Place, place, seek_place
 from embarcadero.client.pump import Pump
 from embarcadero.client.reading import reader_core
+from embarcadero.client.scanning import Span
 from embarcadero.client.thread import LoopThread
+from embarcadero.client.tiers import SyncTierCalls
 from embarcadero.client.topics import TopicInfo
 from embarcadero.client.waiting import Waitable
 from embarcadero.config import Config
 from embarcadero.errors import Backpressure, Closed, EmbarcaderoError, OutcomeUnknown, TimedOut
 from embarcadero.limits import CLOSE_TIMEOUT_S
-from embarcadero.types import Position, Tail, Topic
+from embarcadero.types import Cut, Position, Tail, Topic
 
 _AT_ONCE = 256
 Exit = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
@@ -96,7 +98,7 @@ def local(
     return log
 
 
-class Log:
+class Log(SyncTierCalls):
     """A client of one cluster. Its publishers and subscribers share one thread and one connection per broker."""
 
     def __init__(self, thread: LoopThread, log: aio.Log) -> None:
@@ -194,6 +196,7 @@ class Log:
         before_index: int | None = None,
         before_time: datetime | None = None,
         lane: int | None = None,
+        cold: bool = True,
         timeout: Timeout = AS_CONFIGURED,
     ) -> Position:
         """Give up the records before a place; returns where the topic starts now.
@@ -201,6 +204,7 @@ class Log:
         No batch is split: one that holds a record to be kept stays whole. Trimming less than before changes nothing;
         trimming beyond the end raises FuturePosition. Readers below the start get a TRIMMED gap. Orders 0 and 1: a time
         trims all lanes (or `lane`), and sums over them are returned; a seq or an index is in one lane, so say which.
+        Without `cold` a topic with a table keeps what is in the table, and brokers forget no more than that.
 
             start = log.trim("orders", before_time=datetime.now(UTC) - timedelta(days=7))
         """
@@ -211,6 +215,7 @@ class Log:
                 before_index=before_index,
                 before_time=before_time,
                 lane=lane,
+                cold=cold,
                 timeout=timeout,
             )
         )
@@ -225,6 +230,27 @@ class Log:
             position = log.position_at("orders", datetime(2026, 1, 31, tzinfo=UTC))
         """
         return self.thread.wait(self._log.position_at(topic, time, lane=lane, timeout=timeout))
+
+    def position_of(
+        self,
+        topic: str,
+        *,
+        seq: int | None = None,
+        index: int | None = None,
+        lane: int | None = None,
+        timeout: Timeout = AS_CONFIGURED,
+    ) -> Position:
+        """Where the batch is that holds a record, or has an index; of the end, the end. The batch's seq is its first.
+
+        Raises FuturePosition beyond the end, Trimmed below the start. Orders 0 and 1: `lane` says in which lane.
+
+            position = log.position_of("orders", seq=1_000)
+        """
+        return self.thread.wait(self._log.position_of(topic, seq=seq, index=index, lane=lane, timeout=timeout))
+
+    def survey(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> tuple[TopicInfo, tuple[Tail, ...]]:
+        """A topic and the tail of each of its lanes: what a planner wants to know."""
+        return self.thread.wait(self._log.survey(topic, timeout=timeout))
 
     def status(self, *, timeout: Timeout = AS_CONFIGURED) -> list[dict[str, Any]]:
         """What each broker that we are connected to says about itself."""
@@ -299,6 +325,63 @@ class Log:
             log.read("orders", start=datetime(2026, 1, 31, tzinfo=UTC))
         """
         return self.thread.wait(self._log.read(topic, start, end, lane=lane, read=read, timeout=timeout))
+
+    def scan(
+        self,
+        topic: str,
+        *,
+        lane: int | None = None,
+        start: int | None = None,
+        stop: int | None = None,
+        read: str = "durable",
+        partitions: Sequence[int] | None = None,
+        control: bool = False,
+        timeout: Timeout = AS_CONFIGURED,
+    ) -> Iterator[list[Batch]]:
+        """The batches with start <= index < stop, in lists as they arrive; fetched ahead, within bounds.
+
+        None: from the earliest batch, up to the frontier of `read` as it is now. It ends at `stop`, waiting for batches
+        to come; after `timeout` seconds without any progress it raises TimedOut. Gaps come as batches with `.gap`,
+        within the span. `control` gives the entries of sessions, too (`batch.kind`), so that each index comes. Orders 0
+        and 1: say which `lane`. Leaving the loop stops the fetching.
+
+            for batches in log.scan("orders", start=1_000, stop=2_000):
+                rows += sum(batch.count for batch in batches)
+        """
+        wanted = None if partitions is None else list(partitions)
+        return self._scan(topic, lane, Span(start, stop, read, wanted, control).checked(), timeout)
+
+    def _scan(self, topic: str, lane: int | None, span: Span, timeout: Timeout) -> Iterator[list[Batch]]:
+        scan = self.thread.wait(self._log.begin_scan(topic, lane, span, timeout))
+        try:
+            while taken := self.thread.wait(scan.next()):
+                yield taken
+        finally:
+            self.thread.call(lambda: self._log.end_scan(scan))
+
+    def measure(
+        self,
+        topic: str,
+        start: int,
+        stop: int,
+        piece_bytes: int,
+        *,
+        lane: int | None = None,
+        pieces_max: int | None = None,
+        timeout: Timeout = AS_CONFIGURED,
+    ) -> list[Cut]:
+        """Cut the batches with start <= index < stop into pieces of about `piece_bytes`, to be read side by side.
+
+        Each Cut is where a piece ends: the index and seq behind its last batch, and about how many bytes it has. The
+        last one ends at `stop`, or is the one of number `pieces_max`. Raises FuturePosition beyond the end, Trimmed if
+        nothing is left.
+
+            for cut in log.measure("orders", 0, log.tail("orders").durable_index, 64 << 20): ...
+        """
+        asked = self._log.measure(
+            topic, start, stop, piece_bytes, lane=lane, pieces_max=pieces_max, timeout=timeout
+        )  # fmt: skip
+        return self.thread.wait(asked)
 
     def _register(self, part: PartType) -> PartType:
         self._parts.add(part)

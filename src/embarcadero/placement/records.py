@@ -10,6 +10,8 @@ members/<broker>/<incarnation>   Member
 epochs                           newest epoch handed out, newest started, and in which generation
 starts/<epoch>                   where each lane ended when that epoch started
 trims/<lane>                     index below which a lane was trimmed
+tiers/<name>                     Tier: the table of a topic, and how far the topic is in it
+tierer/<name>                    under a lease: who writes that table
 chains/<lane>                    Chain: whose ranges they are, the last one, the ceiling
 ranges/<lane>/<number>           Range
 retired/<lane>                   the last range of a lane whose topic was deleted: its number never comes again
@@ -57,6 +59,13 @@ class Trim(msgspec.Struct, frozen=True):
     index: int
 
 
+class Tierer(msgspec.Struct, frozen=True):
+    """The value under a tiering job's lease."""
+
+    holder: str
+    epoch: int
+
+
 class Incarnation(msgspec.Struct, frozen=True):
     """The newest incarnation of a broker."""
 
@@ -97,6 +106,16 @@ class Presence(msgspec.Struct, frozen=True):
 def trim_key(lane: int) -> str:
     """Where a lane's trim is."""
     return f"trims/{lane:05}"
+
+
+def tier_key(topic: str) -> str:
+    """Where the table of a topic is described."""
+    return f"tiers/{topic}"
+
+
+def tierer_key(topic: str) -> str:
+    """Where the one who writes it has its sign of life."""
+    return f"tierer/{topic}"
 
 
 def lane_key(lane: TopicLane) -> str:
