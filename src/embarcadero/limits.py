@@ -31,6 +31,7 @@ FETCH_WAIT_MS_DEFAULT = 5_000
 CONNECTIONS_PER_BROKER_MAX = 10_000
 HOST_DEFAULT = "127.0.0.1"  # reachable from this machine only
 PORT_DEFAULT = 9_092
+FREED_BYTES_KEPT = 64 * MIB  # by a process of a cluster, for what it copies next
 FILES_SPARE = 512  # open files that a process keeps for everything but connections: a region is one
 
 # --- names and counts -------------------------------------------------------------------------------------------------
@@ -50,6 +51,12 @@ SCHEMA_BYTES_MAX = 64 * KIB  # a topic's newest schema as an Arrow message; olde
 SCHEMA_COLUMNS_MAX = 1_024  # so also of versions: each adds a column
 SCHEMA_DEPTH_MAX = 16  # types within types
 REGION_HANDLES = 65_535
+READER_NAME_BYTES_MAX = 255
+READER_LANES_MAX = 1_024  # of one reader of a topic of order 0 or 1
+READERS_PER_TOPIC_MAX = 1_000  # of which the place is kept; the one that was silent for longest goes first
+READER_KEPT_S = 86_400  # the place of a reader that was silent for so long is forgotten
+READER_NOTES_S = 1.0  # a broker writes the places of readers to the store at most this often
+READERS_ANSWER_BYTES_MAX = 256 * KIB  # about; of very many readers the newest are told
 
 # --- ordering ---------------------------------------------------------------------------------------------------------
 SESSION_SEQUENCE_MAX = (1 << 62) - 1  # far from where 64-bit sums would wrap

@@ -143,6 +143,15 @@ class Cut(msgspec.Struct, frozen=True, array_like=True):
     bytes: int
 
 
+class ReaderProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a reader says it is: by lane the next index and seq that it has not dealt with."""
+
+    reader: str
+    places: dict[int, tuple[int, int]]
+    ago_s: float = 0.0  # since it said so
+    lag: int | None = None  # records between there and the end; None: not counted
+
+
 class TopicLane(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One lane of a topic of order 0 or 1, as the store holds it: the batches that one broker incarnation took."""
 

@@ -19,6 +19,7 @@ from embarcadero.broker.durable import DurableFrontiers, HeldLanes
 from embarcadero.broker.epoch import EpochView
 from embarcadero.broker.ingest import Entry, Ingest
 from embarcadero.broker.lanes import BrokerLanes
+from embarcadero.broker.progress import ReaderNotes
 from embarcadero.broker.reader import Logs
 from embarcadero.broker.reads import Reads
 from embarcadero.broker.relay import Relay, Waiting
@@ -93,6 +94,7 @@ class Broker:
             directory, clock, self.epoch, self._logs, self.lanes, sizes.round_entries, self.durable,
             Warm(workers or Inline(), DiskCopies(disks)), self.counters, self.refresh,
         )  # fmt: skip
+        self._reader_notes = ReaderNotes(directory, clock)
         self._topics: dict[str, Topic] = {}
         self._lanes: dict[int, Topic] = {}
         self._members: list[Member] = []
@@ -199,6 +201,7 @@ class Broker:
             self._heartbeat.advance(self._heartbeat.value + 1)
             self.deposed |= self.epoch.closing()
             self._end_slow_batches(now_us)
+            self._reader_notes.poll(now_us)
         if self.deposed:
             return False
         moved = self._advance(0)
@@ -437,6 +440,11 @@ class Broker:
                 self.reads.trim(connection, request, message)
             case m.Measure():
                 self.reads.measure(connection, request, message)
+            case m.NoteProgress():
+                self._reader_notes.note(message)
+                connection.answer(request, m.Done())
+            case m.GetReaders():
+                connection.answer(request, self._reader_notes.readers(message.topic))
             case m.OpenTier() | m.AdvanceTier() | m.KeepTier() | m.CloseTier():
                 connection.answer(request, answer_tier(self._directory, message, self._clock.wall_us()))
             case m.GetStatus():

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
@@ -40,7 +40,7 @@ from embarcadero.client.options import (
 )
 from embarcadero.client.places import Place, place, seek_place, time_us, trim_place
 from embarcadero.client.pump import Pump
-from embarcadero.client.reading import joined, lane_of, lanes_of, read_span, reader_core, span, tail_of
+from embarcadero.client.reading import joined, lane_of, lanes_of, read_span, reader_core, span, tail_of, with_lags
 from embarcadero.client.scanning import Scan, Span, check_piece_bytes
 from embarcadero.client.tiers import TierCalls
 from embarcadero.client.topics import TopicInfo
@@ -56,7 +56,7 @@ from embarcadero.errors import (
 )
 from embarcadero.invariants import invariant
 from embarcadero.limits import CLOSE_TIMEOUT_S, PIECES_MAX
-from embarcadero.types import Cut, Order, Position, Tail, Topic
+from embarcadero.types import Cut, Order, Position, ReaderProgress, Tail, Topic
 from embarcadero.wire import messages as m
 from embarcadero.wire.schemas import encode_schema
 
@@ -283,6 +283,27 @@ class Log(TierCalls):
             timeout,
         )
         return Position(found.lane, found.index, found.seq)
+
+    async def note_progress(
+        self, topic: str, reader: str, places: Mapping[int, tuple[int, int]], *, timeout: Timeout = AS_CONFIGURED
+    ) -> None:
+        """Let others see how far a reader is: by lane, the index and seq behind all that it has dealt with.
+
+        `status` and `topic describe` show it, with its lag. Nothing depends on it; it is forgotten after a day.
+
+            await log.note_progress("orders", "billing", {batch.lane: (batch.index + 1, batch.seq + batch.count)})
+        """
+        ask = m.NoteProgress(topic=topic, reader=reader, places=dict(places))
+        await self._ask(ask, m.Done, timeout)
+
+    async def readers(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> list[ReaderProgress]:
+        """The readers of a topic that told how far they are (`note_progress`), and how many records they are behind.
+
+            for reader in await log.readers("orders"):
+                print(reader.reader, reader.lag, reader.ago_s)
+        """
+        told = (await self._ask(m.GetReaders(topic=topic), m.ReadersAre, timeout)).readers
+        return with_lags(told, await self.tail(topic, timeout=timeout)) if told else []
 
     async def status(self, *, timeout: Timeout = AS_CONFIGURED) -> list[dict[str, Any]]:
         """What each broker that we are connected to says about itself."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -16,7 +17,7 @@ from embarcadero.client.lanes import LanesCore
 from embarcadero.client.subscriber import SubscriberCore
 from embarcadero.client.topics import TopicInfo
 from embarcadero.errors import BadValue, FuturePosition, TimedOut, Trimmed
-from embarcadero.types import GapKind, Order, Tail, Topic
+from embarcadero.types import GapKind, Order, ReaderProgress, Tail, Topic
 from embarcadero.wire.messages import TailIs
 from embarcadero.wire.schemas import RAW, SEQ_COLUMN, TopicSchemas
 
@@ -100,6 +101,20 @@ def tail_of(topic: Topic, told: TailIs) -> Tail:
     hot_index, hot_seq = told.hot_index, told.hot_seq
     hot = (told.start_index, told.start_seq) if hot_index is None or hot_seq is None else (hot_index, hot_seq)
     return Tail(told.lane, told.index, told.seq, told.start_index, told.start_seq, *durable, *hot)
+
+
+def with_lags(readers: list[ReaderProgress], tail: Tail) -> list[ReaderProgress]:
+    """Readers with the records that each is behind; in lanes that it said nothing of, that is all of them."""
+    return [
+        msgspec.structs.replace(
+            reader,
+            lag=sum(
+                max(0, lane.seq - max(lane.start_seq, reader.places.get(lane.lane, (0, 0))[1]))
+                for lane in tail.lanes or (tail,)
+            ),
+        )
+        for reader in readers
+    ]
 
 
 def span(tail: Tail, start: int | None, end: int | None) -> tuple[int, int]:

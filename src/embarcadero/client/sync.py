@@ -45,7 +45,7 @@ from embarcadero.client.waiting import Waitable
 from embarcadero.config import Config
 from embarcadero.errors import Backpressure, Closed, EmbarcaderoError, OutcomeUnknown, TimedOut
 from embarcadero.limits import CLOSE_TIMEOUT_S
-from embarcadero.types import Cut, Position, Tail, Topic
+from embarcadero.types import Cut, Position, ReaderProgress, Tail, Topic
 
 _AT_ONCE = 256
 Exit = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
@@ -251,6 +251,25 @@ class Log(SyncTierCalls):
     def survey(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> tuple[TopicInfo, tuple[Tail, ...]]:
         """A topic and the tail of each of its lanes: what a planner wants to know."""
         return self.thread.wait(self._log.survey(topic, timeout=timeout))
+
+    def note_progress(
+        self, topic: str, reader: str, places: Mapping[int, tuple[int, int]], *, timeout: Timeout = AS_CONFIGURED
+    ) -> None:
+        """Let others see how far a reader is: by lane, the index and seq behind all that it has dealt with.
+
+        `status` and `topic describe` show it, with its lag. Nothing depends on it; it is forgotten after a day.
+
+            log.note_progress("orders", "billing", {batch.lane: (batch.index + 1, batch.seq + batch.count)})
+        """
+        self.thread.wait(self._log.note_progress(topic, reader, places, timeout=timeout))
+
+    def readers(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> list[ReaderProgress]:
+        """The readers of a topic that told how far they are (`note_progress`), and how many records they are behind.
+
+            for reader in log.readers("orders"):
+                print(reader.reader, reader.lag, reader.ago_s)
+        """
+        return self.thread.wait(self._log.readers(topic, timeout=timeout))
 
     def status(self, *, timeout: Timeout = AS_CONFIGURED) -> list[dict[str, Any]]:
         """What each broker that we are connected to says about itself."""

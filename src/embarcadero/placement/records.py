@@ -17,6 +17,7 @@ ranges/<lane>/<number>           Range
 retired/<lane>                   the last range of a lane whose topic was deleted: its number never comes again
 replica/<replica>                the newest incarnation of that replica, and whether it is being drained
 replicas/<replica>/<incarnation> ReplicaMember
+readers/<topic>/<reader>         ReaderNote: how far a reader says it is
 present/<replica>/<incarnation>  under a lease: this incarnation is there
 """
 
@@ -161,3 +162,13 @@ def replica_key(replica: int, incarnation: int) -> str:
 def presence_key(replica: int, incarnation: int) -> str:
     """Where its sign of life is."""
     return f"present/{replica:05}/{incarnation:010}"
+
+
+def readers_prefix(topic: str) -> str:
+    """Where the readers of a topic are."""
+    return f"readers/{topic}/"
+
+
+def reader_key(topic: str, reader: str) -> str:
+    """Where it is how far a reader is."""
+    return f"{readers_prefix(topic)}{reader}"

@@ -10,6 +10,7 @@ from embarcadero.errors import Backpressure, BadValue, TooMany, TopicExists, Unk
 from embarcadero.limits import LANES_MAX
 from embarcadero.placement.altering import SchemaHistory, altered, first_version, next_version
 from embarcadero.placement.decisions import TRIES_MAX, Plan, decode
+from embarcadero.placement.progress import Progress
 from embarcadero.placement.ranges import Ranges
 from embarcadero.placement.records import Cluster, Retired, Trim, tier_key, tierer_key, trim_key
 from embarcadero.placement.rules import checked_copies, checked_retention, new_topic
@@ -24,7 +25,7 @@ def next_lane(first: int, taken: AbstractSet[int]) -> int:
     return next((lane for lane in lanes if lane not in taken), first)
 
 
-class Topics(Ranges, Tiers):
+class Topics(Ranges, Tiers, Progress):
     """The directory's part about topics."""
 
     _topics_max: int
@@ -121,6 +122,7 @@ class Topics(Ranges, Tiers):
                 raise self._unknown(name)
             plan.delete(f"topics/{name}")
             plan.delete(f"schemas/{name}")
+            self._forget_readers(plan, name)
             plan.delete(tier_key(name))
             plan.delete(tierer_key(name))
             self._forget_lane(plan, topic.lane)

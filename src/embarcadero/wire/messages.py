@@ -18,6 +18,8 @@ AdvanceTier             TierIs                 the same
 KeepTier                Done                   the same
 CloseTier               Done                   the same
 Measure                 PiecesAre              who wants to share a span among several readers
+NoteProgress            Done                   a reader that wants others to see how far it is
+GetReaders              ReadersAre             anyone
 GetLanes                LanesAre               subscriber of a topic of order 0 or 1; waits for new lanes
 GetStatus               StatusIs               anyone
 Ping                    Pong                   either side
@@ -32,7 +34,7 @@ from typing import Annotated, Any
 import msgspec
 
 from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX
-from embarcadero.types import NO_HANDLE, Cut, Range, Tier, Topic, TopicLane
+from embarcadero.types import NO_HANDLE, Cut, Range, ReaderProgress, Tier, Topic, TopicLane
 
 U16 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
 U32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
@@ -263,6 +265,27 @@ class PiecesAre(Message, frozen=True, kw_only=True):
     cuts: list[Cut]
 
 
+class NoteProgress(Message, frozen=True, kw_only=True):
+    """A reader tells how far it is: by lane, the index and seq behind all that it has dealt with."""
+
+    topic: str
+    reader: str
+    places: dict[U32, tuple[U63, U63]]
+
+
+class GetReaders(Message, frozen=True, kw_only=True):
+    """Ask which readers of a topic told how far they are."""
+
+    topic: str
+
+
+class ReadersAre(Message, frozen=True, kw_only=True):
+    """The readers of a topic, those heard of last first; of very many, the newest."""
+
+    topic: str
+    readers: list[ReaderProgress]
+
+
 class OpenTier(Message, frozen=True, kw_only=True):
     """Begin an epoch of writing a topic's table. `id`, `warehouse` and `table` count if it has none yet."""
 
@@ -354,5 +377,6 @@ AnyMessage = (
     Hello | Welcome | MembersAre | OpenSession | Opened | CloseSession | CreateTopic | AlterTopic | DescribeTopic
     | OpenTier | AdvanceTier | KeepTier | CloseTier | TierIs
     | TopicIs | ListTopics | TopicsAre | DeleteTopic | Fetch | GetTail | TailIs | Find | Trim | PlaceIs | Measure
-    | PiecesAre | GetLanes | LanesAre | GetStatus | StatusIs | Ping | Pong | Done | Failed
+    | PiecesAre | NoteProgress | GetReaders | ReadersAre | GetLanes | LanesAre | GetStatus | StatusIs
+    | Ping | Pong | Done | Failed
 )  # fmt: skip
