@@ -497,7 +497,9 @@ class Broker:
             return
         name_hash = int.from_bytes(blake2b(ask.name.encode(), digest_size=8).digest(), "little") if ask.name else 0
         earlier = NO_SESSION if ask.resume is None else ask.resume
-        self._request(connection, request, Entry(EntryKind.SESSION_OPEN, topic.lane, earlier, session_seq=name_hash))
+        at = 0 if ask.at is None else ask.at + 1
+        entry = Entry(EntryKind.SESSION_OPEN, topic.lane, earlier, session_seq=name_hash, low=at)
+        self._request(connection, request, entry)
 
     def _close_session(self, connection: Connection, request: int, ask: m.CloseSession) -> None:
         if (topic := self._lanes.get(ask.lane)) is not None and topic.order <= Order.BROKER:

@@ -291,6 +291,15 @@ class Log(SyncTierCalls):
     async def _pump(self, topic: str, options: PublisherOptions, patience: Timeout) -> Pump:
         return Pump(self.brokers, await self._log.describe(topic, timeout=patience), options)
 
+    def open_session(self, topic: str, name: str, at: int, *, timeout: Timeout = AS_CONFIGURED) -> tuple[int, int]:
+        """Move a named session on to the sequence `at`; (where it was before, where it is now).
+
+        It never goes back, so a name alone is a number that only grows, kept in the log for as long as sessions are.
+
+            before, now = log.open_session("orders", "job-7/progress", 42)
+        """
+        return self.thread.wait(self._log.open_session(topic, name, at, timeout=timeout))
+
     def subscribe(
         self,
         topic: str,
@@ -576,6 +585,15 @@ class Publisher:
         first = self._thread.wait(self.pump.first_sequence(timeout))
         with self._lock:
             return self.pump.next_sequence(first)
+
+    def already_in(self, timeout: float | None = None) -> int:
+        """How many sequences from `session_at` on an earlier holder of this session has used.
+
+            with log.publisher("orders", session="job-7", session_at=4096) as publisher:
+                done = publisher.already_in()           # batches 4096 to 4096 + done are in, or some of them
+        """
+        check_timeout(timeout)
+        return self._thread.wait(self.pump.already_in(timeout))
 
     def _room(self, timeout: float | None) -> float | None:
         """Wait until the window has room; what is left of the time. Raises why nothing is taken any more."""
