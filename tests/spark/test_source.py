@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -30,6 +31,12 @@ def fill(log: emb.Log, topic: str, count: int = COUNT, per_batch: int = PER_BATC
             values = [b"%d" % each for each in range(number, min(number + per_batch, first + count))]
             publisher.publish(pa.record_batch({"value": pa.array(values, pa.binary())}), partition=None)
             publisher.flush()
+
+
+def until_it_differs(look: Callable[[], Any], known: Any) -> None:
+    """Look again: who follows a lane may still be given what a broker has, and each look tells one broker more."""
+    while look() == known:
+        continue
 
 
 @pytest.fixture(scope="module")
@@ -259,7 +266,7 @@ def test_trimmed_records_are_data_loss(log: emb.Log, caplog: pytest.LogCaptureFi
     with pytest.raises(Trimmed, match=r"records \[50, 120\) of lane .* were trimmed .*failOnDataLoss"):
         strict.latestOffset(end, ALL)
     with pytest.raises(Trimmed, match=r"of topic 'trimmed' were trimmed before they were read .*failOnDataLoss"):
-        column(strict, strict.partitions(start, end))
+        until_it_differs(lambda: column(strict, strict.partitions(start, end)), list(range(50)))
     with pytest.raises(Trimmed, match="'startingOffsets': records before seq 120"):
         stream(log, "trimmed", startingOffsets="7").initialOffset()
 

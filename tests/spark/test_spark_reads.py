@@ -93,14 +93,16 @@ def test_a_typed_topic_has_its_own_columns_and_grows_new_ones(spark: SparkSessio
     first = pa.schema(
         [
             ("symbol", pa.string()), ("price", pa.float64()), ("size", pa.uint16()),
-            ("at", pa.timestamp("ms", tz="UTC")), ("tags", pa.list_(pa.string())), ("more", pa.struct([("a", pa.int8())])), ("clock", pa.time32("s")),
+            ("at", pa.timestamp("ms", tz="UTC")), ("tags", pa.list_(pa.string())),
+            ("more", pa.struct([("a", pa.int8())])), ("clock", pa.time32("s")),
             ("big", pa.uint64()), ("day", pa.date32()), ("lots", pa.map_(pa.string(), pa.int32())),
         ]
     )  # fmt: skip
     log.create_topic("ticks", replicas=1, schema=first)
     row = {
         "symbol": "EMB", "price": 12.5, "size": 65_535, "at": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
-        "tags": ["x", None], "more": {"a": 7}, "clock": 3_661, "big": 2**64 - 1, "day": datetime(2026, 1, 2).date(), "lots": [("k", 1)],
+        "tags": ["x", None], "more": {"a": 7}, "clock": 3_661,
+        "big": 2**64 - 1, "day": datetime(2026, 1, 2).date(), "lots": [("k", 1)],
     }  # fmt: skip
     with log.publisher("ticks", ack=2) as publisher:
         publisher.publish(pa.Table.from_pylist([row], first)).result()

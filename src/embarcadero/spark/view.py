@@ -145,11 +145,11 @@ class TopicView:
         if wanted is None or (missing := wanted - sum(len(cuts) + 1 for cuts in found.values())) <= 0:
             return found
         extra = shares(missing, {lane: stop.seq - start.seq for lane, (start, stop) in ends.items()})
-        tight = {lane: (self._tight_start(lane, low), tightened(high, coarse[lane])) for lane, (low, high) in ends.items()}
-        return {lane: finer(*tight[lane], cuts, len(cuts) + 1 + extra[lane]) for lane, cuts in found.items()}
-
-    def _tight_start(self, lane: int, start: Place) -> Place:
-        return start if start.within else self.place_of(lane, start.seq)
+        for lane, cuts in found.items():
+            low, high = ends[lane]
+            tight = low if low.within else self.place_of(lane, low.seq)
+            found[lane] = finer(tight, tightened(high, coarse[lane]), cuts, len(cuts) + 1 + extra[lane])
+        return found
 
 
 def _place(found: Position, seq: int | None = None) -> Place:
