@@ -169,6 +169,11 @@ SPARK_TASK_BYTES = 64 * MIB  # payload that one task reads, if there is much
 SPARK_TASK_BYTES_MIN = 4 * MIB  # and if there is little: smaller tasks cost more than they save
 SPARK_TASKS_USUAL = 4  # into so many tasks little is cut, if that makes none too small
 SPARK_TASKS_MAX = 4_096  # of one read or micro-batch: their ends are part of its offset
+SPARK_BATCHES_BITS = 20  # of a sequence: which batch of a task's work it is; the rest counts the works
+SPARK_DIGEST_BITS = 28  # of a sequence: what the rows of a task's work are
+SPARK_STAGED_BYTES_MAX = 256 * MIB  # rows of a task that the driver writes, when only it knows how many tasks there are
+SPARK_EVIDENCE_S = 3.0  # how long a task that runs again waits for its neighbours before it leaves that to the driver
+SPARK_FENCED_TRIES = 12  # how often two that run the same task may take the session from each other
 SPARK_ROWS_BYTES = 4 * MIB  # payload that becomes one Arrow batch for Spark, unless a batch is larger
 
 # --- waiting ----------------------------------------------------------------------------------------------------------

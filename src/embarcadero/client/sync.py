@@ -113,6 +113,11 @@ class Log(SyncTierCalls):
         """The addresses it was connected with, as `connect` takes them."""
         return self._log.address
 
+    @property
+    def twin(self) -> aio.Log:
+        """The asyncio client that does the work. Its coroutines run on the background thread: `thread.wait(...)`."""
+        return self._log
+
     # --- topics ---
     def create_topic(
         self,
@@ -277,19 +282,21 @@ class Log(SyncTierCalls):
 
     # --- records ---
     def publisher(
-        self, topic: str, *, timeout: Timeout = AS_CONFIGURED, **options: Unpack[PublisherArguments]
+        self, topic: str | TopicInfo, *, timeout: Timeout = AS_CONFIGURED, **options: Unpack[PublisherArguments]
     ) -> Publisher:
         """A publisher into a topic, with the newest version of its schema as it is now. Raises UnknownTopic.
 
-        It may be used by many threads.
+        It may be used by many threads. What `describe` told is taken at its word: nobody is asked, and its newest
+        version counts.
 
             with log.publisher("ticks", compression="zstd", linger_ms=5) as publisher: ...
         """
         chosen = publisher_options(self.brokers.settings, options)
         return self._register(Publisher(self, self.thread.wait(self._pump(topic, chosen, timeout))))
 
-    async def _pump(self, topic: str, options: PublisherOptions, patience: Timeout) -> Pump:
-        return Pump(self.brokers, await self._log.describe(topic, timeout=patience), options)
+    async def _pump(self, topic: str | TopicInfo, options: PublisherOptions, patience: Timeout) -> Pump:
+        known = topic if isinstance(topic, TopicInfo) else await self._log.describe(topic, timeout=patience)
+        return Pump(self.brokers, known, options)
 
     def open_session(self, topic: str, name: str, at: int, *, timeout: Timeout = AS_CONFIGURED) -> tuple[int, int]:
         """Move a named session on to the sequence `at`; (where it was before, where it is now).
@@ -556,6 +563,22 @@ class Publisher:
                 if not number:
                     raise
                 raise OutcomeUnknown(f"a part of the table was taken: {error.message}", "read the log") from None
+        whole.complete()
+        return RecordFuture(whole, 0)
+
+    def publish_encoded(
+        self, payload: pa.Buffer, count: int, *, partition: int = 0, timeout: float | None = None
+    ) -> RecordFuture:
+        """Take one batch of `count` records that is encoded already, by `encode_batch` and the topic's schema.
+
+        For those who have to know the very bytes before they are sent; nothing is checked here.
+
+            publisher.publish_encoded(encode_batch(record_batch), record_batch.num_rows)
+        """
+        check_timeout(timeout)
+        self.pump.raise_lost()
+        piece, whole = self._intake.encoded_piece(payload, count, partition), TableResult(self._condition)
+        self._add_piece(piece, whole, None, timeout)
         whole.complete()
         return RecordFuture(whole, 0)
 
