@@ -129,6 +129,11 @@ DRAIN_CHECKPOINT_S_MAX = 1.0  # and for the last checkpoints to be on a disk
 TIER_LEASE_S = 30.0  # a tiering job that is silent for this long may be replaced by another one
 TIER_TEXT_BYTES_MAX = 2 * KIB  # a location, a table's identifier, the name of a holder
 TIER_LANES_MAX = 4_096  # of one topic: lanes that its table has something of
+TIER_FILE_BYTES = 128 * MIB  # payloads in one file of a table
+TIER_FILES_MAX = 64  # written before they are committed
+TIER_ROW_GROUP_BYTES = 16 * MIB  # payloads in one row group: what a reader of the table has in memory at once
+TIER_INTERVAL_S = 60.0  # between two looks for what can be tiered
+TIER_ORPHANS_S = 3_600.0  # metadata files that nothing names are left alone for this long
 HOT_RETENTION_S = 86_400  # what is in the table stays with the brokers for this long
 
 # --- storage ----------------------------------------------------------------------------------------------------------

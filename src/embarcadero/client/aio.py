@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from embarcadero.client.batch import Batch
 from embarcadero.client.brokers import Brokers
+from embarcadero.client.cold import find_place
 from embarcadero.client.drivers import ReaderCore, SubscriberDriver
 from embarcadero.client.futures import RecordFuture, TableResult, fresh
 from embarcadero.client.options import (
@@ -275,14 +276,9 @@ class Log(TierCalls):
         return await self._find(topic, *seek_place(None, seq, index, None), lane, timeout)
 
     async def _find(self, topic: str, by: str, value: int, lane: int | None, timeout: Timeout) -> Position:
-        _, (found,) = await self._ask_lanes(
-            topic,
-            lambda about: [lane_of(about, lane, f"a {by}")],
-            lambda number: m.Find(lane=number, by=by, start=value),
-            m.PlaceIs,
-            timeout,
-        )
-        return Position(found.lane, found.index, found.seq)
+        about = await self.describe(topic, timeout=timeout)
+        number = lane_of(about, lane, f"a {by}")
+        return Position(number, *await find_place(self.brokers, about, number, by, value, self._patience(timeout)))
 
     async def note_progress(
         self, topic: str, reader: str, places: Mapping[int, tuple[int, int]], *, timeout: Timeout = AS_CONFIGURED
@@ -384,7 +380,8 @@ class Log(TierCalls):
         by, value = place(start)
         described = await self.describe(topic, timeout=timeout)
         wanted = None if partitions is None else list(partitions)
-        return self._register(Subscriber(self, reader_core(self.brokers, described, by, value, read, wanted)))
+        core = reader_core(self.brokers, described, by, value, read, wanted)
+        return self._register(Subscriber(self, core, described.name))
 
     async def read(
         self,
@@ -419,16 +416,18 @@ class Log(TierCalls):
         self, topic: TopicInfo, lane: int, start: int | datetime | None, end: int | datetime | None, read: str,
         timeout: Timeout,
     ) -> pa.Table:  # fmt: skip
-        first, stop = await self._seq_of(lane, start, timeout), await self._seq_of(lane, end, timeout)
+        first, stop = await self._seq_of(topic, lane, start, timeout), await self._seq_of(topic, lane, end, timeout)
         tail = tail_of(topic, await self._ask(m.GetTail(lane=lane), m.TailIs, timeout))
         patience = self._patience(timeout)
-        return await read_span(self.brokers, tail, *span(tail, first, stop), patience, topic.versions, read)
+        return await read_span(self.brokers, topic, tail, *span(tail, first, stop), patience, read)
 
-    async def _seq_of(self, lane: int, where: int | datetime | None, timeout: Timeout) -> int | None:
+    async def _seq_of(
+        self, topic: TopicInfo, lane: int, where: int | datetime | None, timeout: Timeout
+    ) -> int | None:
         """The seq at which the batches since a time begin; a seq stays what it is."""
         if not isinstance(where, datetime):
             return where
-        return (await self._ask(m.Find(lane=lane, by="time", start=time_us(where)), m.PlaceIs, timeout)).seq
+        return (await find_place(self.brokers, topic, lane, "time", time_us(where), self._patience(timeout)))[1]
 
     def scan(
         self,
@@ -469,7 +468,7 @@ class Log(TierCalls):
         number = lane_of(about, lane, "an index")
         tail = tail_of(about, await self._ask(m.GetTail(lane=number), m.TailIs, timeout))
         patience = self._patience(timeout)
-        return self._register(Scan(self.brokers, number, span, span.ends(tail), patience, about.versions))
+        return self._register(Scan(self.brokers, about, number, span, span.ends(tail), patience))
 
     def end_scan(self, scan: Scan) -> None:
         """Stop the fetching of a scan."""
@@ -698,11 +697,11 @@ class Publisher:
 class Subscriber:
     """Reads one topic in its order; of a topic of order 0 or 1 all lanes, each in its own order."""
 
-    def __init__(self, log: Log, core: ReaderCore) -> None:
+    def __init__(self, log: Log, core: ReaderCore, topic: str) -> None:
         self._log = log
         self._ready = asyncio.Event()
         self._closed = False
-        self._driver = SubscriberDriver(log.brokers, core, self._ready.set)
+        self._driver = SubscriberDriver(log.brokers, core, self._ready.set, topic=topic)
 
     async def poll(self, timeout: float | None = None) -> Batch | None:
         """The next batch (or typed gap: `batch.gap`); None when none came in time. Raises what ended the reading.

@@ -60,6 +60,7 @@ class Brokers:
         self._closed = False
         self._finder: asyncio.Task[None] | None = None
         self.broker_of_handle: dict[int, int] = {}
+        self.table_properties: dict[str, str] = {}  # by which tables of topics are reached
         self.frame_bytes_max = FRAME_BYTES_MAX
         self.record_bytes_max, self.records_max = RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX
 

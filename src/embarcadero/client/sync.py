@@ -335,7 +335,7 @@ class Log(SyncTierCalls):
         self, topic: str, where: tuple[str, int], read: str, partitions: list[int] | None, patience: Timeout
     ) -> Subscriber:
         described = await self._log.describe(topic, timeout=patience)
-        return Subscriber(self, reader_core(self.brokers, described, *where, read, partitions))
+        return Subscriber(self, reader_core(self.brokers, described, *where, read, partitions), described.name)
 
     def read(
         self,
@@ -668,7 +668,7 @@ class Subscriber:
     The background thread fetches ahead, within bounds.
     """
 
-    def __init__(self, log: Log, core: ReaderCore) -> None:
+    def __init__(self, log: Log, core: ReaderCore, topic: str) -> None:
         """To be called in the background thread."""
         self._log, self._thread = log, log.thread
         self._condition = Waitable()
@@ -677,7 +677,7 @@ class Subscriber:
         self._ready: deque[Batch] = deque()
         self._error: EmbarcaderoError | None = None
         self._closed = False
-        self._driver = SubscriberDriver(log.brokers, core, self._refill)
+        self._driver = SubscriberDriver(log.brokers, core, self._refill, topic=topic)
 
     def _refill(self) -> None:
         """In the background thread: hand over what was fetched, once the last of it is taken."""
