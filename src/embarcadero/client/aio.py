@@ -85,6 +85,7 @@ async def connect(
     seeds = parse_addresses(broker_addresses(chosen) if addresses is None else addresses)
     name = ",".join(f"{host}:{port}" for host, port in seeds)
     brokers = Brokers(seeds, chosen.client)
+    brokers.table_properties = chosen.tier.properties
     try:
         async with asyncio.timeout(patience):
             await brokers.start(patience)

@@ -30,12 +30,13 @@ def open_table(tier: Tier, brokers: Brokers) -> ColdTable:
     """A topic's table as a metadata file describes it. NotAvailable without the extra."""
     try:
         from embarcadero.tier.cold import ColdTable
+        from embarcadero.tier.settings import parse_properties
     except ImportError as missing:
         raise NotAvailable(
             f"a part of the topic is only in its table, and that can't be read: {missing}",
             'pip install "embarcadero[spark]"',
         ) from None
-    return ColdTable(tier, brokers.table_properties)
+    return ColdTable(tier, parse_properties(brokers.table_properties))
 
 
 class ColdReads:
@@ -132,7 +133,7 @@ async def find_place(
     if cold is not None:
         return cold
     if hot is None:
-        raise Trimmed(f"the batch with {by} {value} of lane {lane} is trimmed", "start at what tail() tells, or at None")
+        raise Trimmed(f"the batch with {by} {value} of lane {lane} is trimmed", "start at what tail() tells")
     return hot.index, hot.seq
 
 

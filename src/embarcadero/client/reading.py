@@ -52,7 +52,7 @@ def reader_core(
     )  # fmt: skip
 
 
-def table_of(topic: TopicInfo) -> dict[str, bool]:
+def table_of(topic: TopicInfo) -> dict[str, Any]:
     """What the core of a reader has to know about the topic's table. Only topics on disks may have one, or get one."""
     return {"table": topic.replicas > 0, "tiered": topic.tier is not None}
 
