@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from embarcadero.client.batch import Batch
 from embarcadero.client.brokers import Brokers
-from embarcadero.client.cold import find_place
+from embarcadero.client.cold import find_place, trim_question
 from embarcadero.client.drivers import ReaderCore, SubscriberDriver
 from embarcadero.client.futures import RecordFuture, TableResult, fresh
 from embarcadero.client.options import (
@@ -237,13 +237,14 @@ class Log(TierCalls):
             start = await log.trim("orders", before_time=datetime.now(UTC) - timedelta(days=7))
         """
         by, before = trim_place(before_seq, before_index, before_time)
-        about, found = await self._ask_lanes(
-            topic,
-            lambda about: lanes_of(about, lane) if by == "time" else [lane_of(about, lane, f"before_{by}")],
-            lambda number: m.Trim(lane=number, by=by, before=before, cold=cold),
-            m.PlaceIs,
-            timeout,
-        )
+        about = await self.describe(topic, timeout=timeout)
+        lanes = lanes_of(about, lane) if by == "time" else [lane_of(about, lane, f"before_{by}")]
+
+        async def trim_lane(number: int) -> m.PlaceIs:
+            ask = m.Trim(lane=number, by=by, before=before, cold=cold)
+            return await self._ask(await trim_question(self.brokers, about, ask), m.PlaceIs, timeout)
+
+        found = await asyncio.gather(*map(trim_lane, lanes))
         if lane is not None or about.order > Order.BROKER:
             return Position(found[0].lane, found[0].index, found[0].seq)
         return Position(about.lane, sum(place.index for place in found), sum(place.seq for place in found))

@@ -137,6 +137,20 @@ async def find_place(
     return hot.index, hot.seq
 
 
+async def trim_question(brokers: Brokers, about: TopicInfo, ask: m.Trim) -> m.Trim:
+    """A trim as brokers can do it: of a place that only the table has, they have to be told the index and seq."""
+    if about.tier is None or not ask.cold:
+        return ask
+    try:
+        index, seq = await find_place(brokers, about, ask.lane, ask.by, ask.before)
+    except Trimmed:
+        return m.Trim(lane=ask.lane, by="index", before=0)  # less than before: nothing changes
+    tail = await _asked(brokers, m.GetTail(lane=ask.lane), m.TailIs)
+    if index >= (tail.start_index if tail.hot_index is None else tail.hot_index):
+        return ask
+    return m.Trim(lane=ask.lane, by="index", before=index, seq=seq)
+
+
 async def _is_exact(brokers: Brokers, lane: int, by: str, value: int, hot: m.PlaceIs) -> bool:
     """Whether the place that brokers told is the one asked for, and not just the first that they have."""
     if by == "index":
