@@ -108,12 +108,12 @@ def test_a_seek_makes_older_answers_void() -> None:
     world.settle()
     (ask,) = world.core.take_cold()
     world.core.on_cold(ask, table.batches(0, 2))
-    world.core.seek("index", 8, world.now)
+    world.core.seek("index", 1, world.now)
     world.collect()
     assert not world.core.wants(ask)
     world.core.on_cold(ask, table.batches(2, 4))
     world.core.on_cold_end(ask, 8, world.now)
-    assert [batch.index for batch in drain(world, table)] == [8, 9]
+    assert [batch.index for batch in drain(world, table)] == list(range(1, 10))
 
 
 def test_places_are_looked_for_in_the_table_of_a_topic_that_has_one() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Thread
@@ -13,18 +15,21 @@ import pytest
 
 import embarcadero as emb
 from embarcadero import EntryKind, Gap, GapKind
+from embarcadero.config import load
 from embarcadero.errors import BadTable, Trimmed
 from tests.system.tiering import Tierer
 
 pytestmark = pytest.mark.system
 
-BATCHES, RECORDS = 40, 3
+BATCHES, RECORDS = 120, 3
 COLD, TABLE = 25, 30  # brokers have batches from COLD on, the table has those below TABLE
 
 
 @pytest.fixture(scope="module")
 def log() -> Iterator[Any]:
-    with emb.local(brokers=2, replicas=1, log_bytes=32 << 20) as log:
+    """Its rings are short, so that places have to be looked for on disks, too."""
+    config = load(None, {"fabric.order_slots": 64, "fabric.round_entries": 16})
+    with emb.local(brokers=2, replicas=1, log_bytes=32 << 20, config=config) as log:
         yield log
 
 
@@ -37,7 +42,7 @@ def _publish(log: Any, topic: str, first: int, count: int) -> None:
 
 @pytest.fixture(scope="module")
 def topic(log: Any, tmp_path_factory: Any) -> str:
-    """Forty batches: 25 only in the table, five in both, ten only with brokers."""
+    """Of 120 batches 25 are only in the table, five in both, the others only with brokers."""
     log.create_topic("orders", order=5, replicas=1, partitions=2)
     _publish(log, "orders", 0, BATCHES)
     tierer = Tierer(log, "orders", tmp_path_factory.mktemp("tier"))
@@ -139,6 +144,17 @@ def test_read_gives_the_union(log: Any, topic: str) -> None:
     assert log.position_at(topic, times[35]).index == 36
 
 
+def test_the_union_is_cut_into_pieces(log: Any, topic: str) -> None:
+    """Pieces of the table are files, those of brokers spans of batches; they meet, and stop where they shall."""
+    stop = log.tail(topic).durable_index
+    for first, last in ((0, stop), (5, 15), (12, 28), (COLD, stop)):
+        cuts = log.measure(topic, first, last, 500)
+        ends = [cut.index for cut in cuts]
+        assert (ends[-1], ends) == (last, sorted(set(ends)))
+        assert [cut.seq for cut in cuts] == [min(BATCHES, cut.index - 1) * RECORDS for cut in cuts]
+    assert [cut.index for cut in log.measure(topic, 0, stop, 1)][:3] == [10, 20, TABLE]
+
+
 def test_a_trim_by_the_user_stays_a_gap(log: Any, tmp_path: Path) -> None:
     """What a user gave up is gone for all readers, in the table as well; what the job trimmed is not."""
     log.create_topic("given-up", replicas=1, partitions=2)
@@ -197,21 +213,45 @@ def test_each_position_comes_once_while_the_job_runs(log: Any, tmp_path: Path) -
     assert _table_numbers(log.read("busy")) == list(range(total * RECORDS))
 
 
+def test_a_slow_reader_is_overtaken_again_and_again(log: Any, tmp_path: Path) -> None:
+    """Each time it comes to the end of what it was given, brokers have forgotten what comes next: the table has it,
+    and a table as it was when the reader last looked would not.
+    """
+    log.create_topic("slow", replicas=1, partitions=2)
+    tierer = Tierer(log, "slow", tmp_path)
+    lane, rounds, found = tierer.about.lane, 4, []
+    _publish(log, "slow", 0, 5)
+    tierer.forget(lane, tierer.tier_all(lane)[0])
+    with emb.connect(log.address, config=load(None, {"client.prefetch": 1})) as other:
+        subscriber = other.subscribe("slow")
+        for number in range(1, rounds + 1):
+            found += _polled(subscriber, 4 * RECORDS)  # the fifth is fetched: nothing more is asked for
+            _publish(log, "slow", 5 * number, 5)
+            tierer.forget(lane, tierer.tier_all(lane)[0])
+            found += _polled(subscriber, RECORDS)
+        found += _polled(subscriber, 5 * RECORDS)
+    assert [batch.gap for batch in found if batch.gap] == []
+    assert _numbers(found) == list(range(5 * (rounds + 1) * RECORDS))
+
+
 def test_lanes_of_brokers_are_read_from_the_table_too(log: Any, tmp_path: Path) -> None:
-    """Order 0: each lane has its part of the table; subscribers, read and scan give all of it."""
+    """Order 0: each lane has its part of the table, also one whose broker is gone; all readers give all of it."""
     log.create_topic("lanes", order=0, replicas=1, partitions=2)
     _publish(log, "lanes", 0, 30)
+    log.cluster.kill_broker(1)
+    _publish(log, "lanes", 30, 10)
     tierer = Tierer(log, "lanes", tmp_path)
-    for lane in [lane.lane for lane in log.describe("lanes").lanes]:
-        index, _ = tierer.tier_all(lane)
-        tierer.forget(lane, index // 2)
-    everything = list(range(30 * RECORDS))
-    assert sorted(_table_numbers(log.read("lanes"))) == everything
-    with log.subscribe("lanes") as subscriber:
-        assert sorted(_numbers(_polled(subscriber, len(everything)))) == everything
-    for lane in [lane.lane for lane in log.describe("lanes").lanes]:
-        found = [batch for batches in log.scan("lanes", lane=lane, control=True) for batch in batches]
-        assert [batch.index for batch in found] == list(range(len(found)))
+    everything = list(range(40 * RECORDS))
+    for part in (2, 1):  # then all of it: nothing is left with brokers
+        for lane in [lane.lane for lane in log.describe("lanes").lanes]:
+            index, _ = tierer.tier_all(lane)
+            tierer.forget(lane, index // part)
+        assert sorted(_table_numbers(log.read("lanes"))) == everything
+        with log.subscribe("lanes") as subscriber:
+            assert sorted(_numbers(_polled(subscriber, len(everything)))) == everything
+        for lane in [lane.lane for lane in log.describe("lanes").lanes]:
+            found = [batch for batches in log.scan("lanes", lane=lane, control=True) for batch in batches]
+            assert [batch.index for batch in found] == list(range(len(found)))
 
 
 def test_a_damaged_or_missing_file_is_an_error_that_names_it(log: Any, tmp_path: Path) -> None:
@@ -229,3 +269,20 @@ def test_a_damaged_or_missing_file_is_an_error_that_names_it(log: Any, tmp_path:
         log.read("damaged")
     file.with_suffix(".away").rename(file)
     assert _table_numbers(log.read("damaged")) == list(range(10 * RECORDS))
+
+
+def test_without_the_extra_it_is_said_what_to_install(log: Any, topic: str) -> None:
+    """A reader that can't read tables says so when it comes to one; what brokers have needs no table."""
+    code = (
+        "import sys; sys.modules['pyiceberg'] = None\n"
+        "import embarcadero as emb\n"
+        f"log = emb.connect({log.address!r})\n"
+        f"print(log.read({topic!r}, 100, 110).num_rows)\n"
+        "try:\n"
+        f"    log.read({topic!r})\n"
+        "except emb.errors.NotAvailable as error:\n"
+        "    print(error.hint)\n"
+        "log.close()\n"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.splitlines() == ["10", 'pip install "embarcadero[spark]"']

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from embarcadero.client.batch import Batch
 from embarcadero.client.brokers import Brokers
-from embarcadero.client.cold import find_place, trim_question
+from embarcadero.client.cold import cold_cuts, find_place, trim_question
 from embarcadero.client.drivers import ReaderCore, SubscriberDriver
 from embarcadero.client.futures import RecordFuture, TableResult, fresh
 from embarcadero.client.options import (
@@ -498,10 +498,15 @@ class Log(TierCalls):
         """
         check_piece_bytes(piece_bytes)
         Span(start, stop, "ordered", None, False).checked()
-        number = lane_of(await self.describe(topic, timeout=timeout), lane, "an index")
+        about = await self.describe(topic, timeout=timeout)
+        number, at = lane_of(about, lane, "an index"), start
         cuts: list[Cut] = []
-        at, most = start, PIECES_MAX if pieces_max is None else pieces_max
+        most = PIECES_MAX if pieces_max is None else pieces_max
         while at < stop and (pieces_max is None or len(cuts) < pieces_max):
+            cold = await cold_cuts(self.brokers, topic, number, at, stop, piece_bytes) if about.tier else []
+            if cold:
+                cuts, at = cuts + cold, cold[-1].index
+                continue
             ask = m.Measure(lane=number, start=at, stop=stop, piece_bytes=piece_bytes, pieces_max=most)
             cuts += (await self._ask(ask, m.PiecesAre, timeout)).cuts
             invariant(bool(cuts) and cuts[-1].index > at, "a measured span goes on")

@@ -13,8 +13,8 @@ from embarcadero.client.batch import Batch
 from embarcadero.client.connection import now_us
 from embarcadero.client.subscriber import ColdAsk
 from embarcadero.client.topics import TopicInfo
-from embarcadero.errors import BadFrame, EmbarcaderoError, NotAvailable, Trimmed
-from embarcadero.types import Tier
+from embarcadero.errors import BadFrame, EmbarcaderoError, Trimmed
+from embarcadero.types import Cut, Tier
 from embarcadero.wire import messages as m
 
 if TYPE_CHECKING:
@@ -28,14 +28,9 @@ Place = tuple[int, int]
 
 def open_table(tier: Tier, brokers: Brokers) -> ColdTable:
     """A topic's table as a metadata file describes it. NotAvailable without the extra."""
-    try:
-        from embarcadero.tier.cold import ColdTable
-        from embarcadero.tier.settings import parse_properties
-    except ImportError as missing:
-        raise NotAvailable(
-            f"a part of the topic is only in its table, and that can't be read: {missing}",
-            'pip install "embarcadero[spark]"',
-        ) from None
+    from embarcadero.tier.cold import ColdTable
+    from embarcadero.tier.settings import parse_properties
+
     return ColdTable(tier, parse_properties(brokers.table_properties))
 
 
@@ -149,6 +144,27 @@ async def trim_question(brokers: Brokers, about: TopicInfo, ask: m.Trim) -> m.Tr
     if index >= (tail.start_index if tail.hot_index is None else tail.hot_index):
         return ask
     return m.Trim(lane=ask.lane, by="index", before=index, seq=seq)
+
+
+async def cold_cuts(brokers: Brokers, topic: str, lane: int, start: int, stop: int, piece_bytes: int) -> list[Cut]:
+    """Pieces of that part of a span that only the topic's table has, from `start` on. There, a piece is whole files."""
+    tier = (await describe(brokers, topic)).tier
+    tail = await _asked(brokers, m.GetTail(lane=lane), m.TailIs)
+    hot = tail.start_index if tail.hot_index is None else tail.hot_index
+    if tier is None or start >= min(stop, hot):
+        return []
+    files = await asyncio.to_thread(lambda: open_table(tier, brokers).files(lane, start, min(stop, hot)))
+    cuts: list[Cut] = []
+    size = 0
+    for number, file in enumerate(files):
+        size += file.bytes
+        if size >= piece_bytes or number == len(files) - 1:
+            cuts.append(Cut(file.stop_index, file.stop_seq, size))
+            size = 0
+    if cuts and cuts[-1].index > stop:  # in the midst of a file
+        index, seq = await find_place(brokers, await describe(brokers, topic), lane, "index", stop)
+        cuts[-1] = Cut(stop, seq if index == stop else cuts[-1].seq, cuts[-1].bytes)
+    return cuts
 
 
 async def _is_exact(brokers: Brokers, lane: int, by: str, value: int, hot: m.PlaceIs) -> bool:
