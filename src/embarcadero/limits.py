@@ -133,7 +133,8 @@ TIER_FILE_BYTES = 128 * MIB  # payloads in one file of a table
 TIER_FILES_MAX = 64  # written before they are committed
 TIER_ROW_GROUP_BYTES = 16 * MIB  # payloads in one row group: what a reader of the table has in memory at once
 TIER_INTERVAL_S = 60.0  # between two looks for what can be tiered
-TIER_ORPHANS_S = 3_600.0  # metadata files that nothing names are left alone for this long
+TIER_ORPHANS_S = 3_600.0  # metadata files that nothing names are left alone for this long, and old snapshots
+TIER_SNAPSHOTS_KEPT = 100  # of a table, however old
 HOT_RETENTION_S = 86_400  # what is in the table stays with the brokers for this long
 
 # --- storage ----------------------------------------------------------------------------------------------------------

@@ -66,7 +66,8 @@ def object_store(folder: Path, bucket: str) -> Iterator[ObjectStore]:
     options += [f"-{part}.port.grpc={ports[len(_PARTS) + n]}" for n, part in enumerate(_PARTS)]
     command = [
         "weed", "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3",
-        f"-s3.config={config}", "-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=3", "-master.volumeSizeLimitMB=64", *options,
+        f"-s3.config={config}", "-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=3",
+        "-master.volumeSizeLimitMB=64", *options,
     ]  # fmt: skip
     with (folder / "weed.log").open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -262,6 +263,64 @@ def test_brokers_keep_what_is_young(truth: Truth) -> None:
         assert running.cycle().files == 0
     assert truth.log.tail(truth.topic).hot_seq == 0
     assert truth.problems() == []
+
+
+def test_a_trim_below_what_brokers_have(truth: Truth) -> None:
+    """By seq, index or time, into the part that only the table has: the start moves, and readers see it trimmed."""
+    truth.publish(100)
+    with job(truth) as running:
+        running.cycle()
+    lane = truth.log.tail(truth.topic).lane
+    assert truth.log.tail(truth.topic).hot_seq == 100
+    assert truth.log.trim(truth.topic, before_seq=30).seq in range(1, 31)
+    start = truth.log.tail(truth.topic)
+    assert (start.start_index, start.start_seq) == truth.log.describe(truth.topic).tier.start(lane)  # type: ignore[union-attr]
+    assert truth.log.trim(truth.topic, before_index=start.start_index + 2).index == start.start_index + 2
+    assert truth.log.trim(truth.topic, before_seq=5).index == start.start_index + 2
+    begin = truth.log.tail(truth.topic).start_seq
+    assert truth.log.read(truth.topic).column("_seq").to_pylist() == list(range(begin, 100))
+    assert truth.log.trim(truth.topic, before_seq=100).seq == 100
+
+
+def test_files_below_the_start_are_dropped(truth: Truth, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole files only; the store learns of the new metadata file, readers go on, and old snapshots go in time."""
+    truth.publish(1_200)
+    with job(truth) as running:
+        assert running.cycle().files > 2
+        before = truth.named_files()
+        truth.log.trim(truth.topic, before_seq=700)
+        truth.publish(5)
+        running.cycle()
+        after = truth.named_files()
+        assert before - after
+        assert before & after
+        start = truth.log.tail(truth.topic).start_seq
+        assert truth.log.read(truth.topic).column("_seq").to_pylist() == list(range(start, 1_205))
+        monkeypatch.setattr("embarcadero.tier.upkeep.TIER_SNAPSHOTS_KEPT", 0)
+        monkeypatch.setattr("embarcadero.tier.upkeep.TIER_ORPHANS_S", -60.0)
+        truth.publish(5)
+        running.cycle()
+        assert truth.data_files() == truth.named_files()
+        assert len(TierTable(truth.settings, running._table.name).load().table.metadata.snapshots) == 1  # type: ignore[union-attr]
+        truth.publish(5)
+        running.cycle()
+    assert truth.log.read(truth.topic).column("_seq").to_pylist() == list(range(start, 1_215))
+
+
+def test_retention_by_age_is_for_the_table_too(truth: Truth) -> None:
+    """What is older goes for all readers, also from the table; what is younger stays."""
+    truth.publish(100)
+    with job(truth) as running:
+        running.cycle()
+        truth.log.alter_topic(truth.topic, retention_s=3_600)
+        running.cycle()
+        assert truth.log.tail(truth.topic).start_seq == 0
+        truth.log.alter_topic(truth.topic, retention_s=1)
+        deadline = datetime.now(UTC) + timedelta(seconds=20)
+        while truth.log.tail(truth.topic).start_seq < 100 and datetime.now(UTC) < deadline:
+            running.cycle()
+        assert truth.log.tail(truth.topic).start_seq == 100
+    assert truth.named_files() == set()
 
 
 def test_an_ordinary_trim_moves_the_start_for_all(truth: Truth) -> None:

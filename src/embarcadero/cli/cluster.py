@@ -10,6 +10,7 @@ import typer
 
 from embarcadero.cli.output import (
     READER_COLUMNS,
+    TIER_COLUMNS,
     DataDir,
     Json,
     data_dir_or_default,
@@ -17,6 +18,8 @@ from embarcadero.cli.output import (
     print_json,
     print_table,
     reader_row,
+    tier_facts,
+    tier_row,
 )
 from embarcadero.cli.settings import settings
 from embarcadero.limits import MIB
@@ -70,6 +73,10 @@ def up(
     ] = None,
     log_level: Annotated[str | None, _option("debug, info, warning or error. Default: info.")] = None,
     log_format: Annotated[str | None, _option("plain, or json: an object a line. Default: plain.")] = None,
+    tier: Annotated[
+        bool | None,
+        typer.Option("--tier", show_default=False, help="Keep what is durable in tables, too: see tier.* keys."),
+    ] = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
@@ -103,6 +110,7 @@ def up(
         "fabric.log_bytes": ("--log-mib", None if log_mib is None else log_mib * MIB),
         "metrics.host": ("--metrics-host", metrics_host),
         "metrics.port": ("--metrics-port", metrics_port),
+        "tier.enabled": ("--tier", tier),
         "log.level": ("--log-level", log_level),
         "log.format": ("--log-format", log_format),
     }
@@ -236,6 +244,8 @@ def status(data_dir: DataDir = None, json: Json = False) -> None:
         _print_lanes(running)
     if readers := [[topic["name"], *reader_row(reader)] for topic in topics for reader in topic["readers"]]:
         print_table("readers", ["topic", *READER_COLUMNS], readers)
+    if tiers := [[topic["name"], *tier_row(topic["tier"])] for topic in topics if topic["tier"]]:
+        print_table("tables", ["topic", *TIER_COLUMNS], tiers)
     print(f"fabric: {running.fabric}. {describe()}")
     for problem in running.degraded:
         note(f"degraded: {problem}")
@@ -257,12 +267,13 @@ def _topics(running: ClusterReport) -> tuple[list[dict[str, Any]], str]:
         with embarcadero.connect(running.addresses, timeout=_ASK_S) as log:
             for topic in log.topics(timeout=_ASK_S):
                 about = {"name": topic.name, "order": topic.order, "partitions": topic.partitions}
-                found.append(about | {"index": None, "seq": None, "lanes": [], "readers": []})
+                found.append(about | {"index": None, "seq": None, "lanes": [], "readers": [], "tier": None})
                 if topic.name not in unknown:
                     end = log.tail(topic.name, timeout=_ASK_S)
                     readers = log.readers(topic.name, timeout=_ASK_S)
                     lanes = list(end.lanes) or [end]
                     found[-1] |= {"index": end.index, "seq": end.seq, "lanes": lanes, "readers": readers}
+                    found[-1]["tier"] = tier_facts(log.describe(topic.name, timeout=_ASK_S).tier, end)
     except (Retriable, OutcomeUnknown) as error:
         return found, f"no broker tells where topics end: {error.message}"
     return found, ""

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from embarcadero.client.cold import find_place
 from embarcadero.client.options import AS_CONFIGURED, Timeout
+from embarcadero.client.topics import TopicInfo
+from embarcadero.errors import Trimmed
 from embarcadero.types import Tier
 from embarcadero.wire import messages as m
 
 if TYPE_CHECKING:
     from embarcadero.client import aio
+    from embarcadero.client.brokers import Brokers
     from embarcadero.client.thread import LoopThread
 
 # ruff: noqa: ASYNC109 - the end of a wait has a meaning of its own here, so calls take a `timeout`
@@ -23,6 +27,20 @@ Answer = TypeVar("Answer", bound=m.Message)
 
 class _Asks(Protocol):
     async def _ask(self, message: m.Message, kind: type[Answer], timeout: Timeout, *, again: bool = True) -> Answer: ...
+
+
+async def trim_ask(brokers: Brokers, about: TopicInfo, ask: m.Trim) -> m.Trim:
+    """The question to trim before a place that only the topic's table has: brokers can't tell its index and seq."""
+    if about.tier is None or not ask.cold or about.tier.start(ask.lane) >= about.tier.frontier(ask.lane):
+        return ask
+    tail = await brokers.ask(m.GetTail(lane=ask.lane), brokers.settings.request_timeout_s)
+    try:
+        index, seq = await find_place(brokers, about, ask.lane, ask.by, ask.before)
+    except Trimmed:
+        return ask
+    if not isinstance(tail, m.TailIs) or tail.hot_index is None or index >= tail.hot_index:
+        return ask
+    return m.Trim(lane=ask.lane, by="index", before=index, seq=seq)
 
 
 class TierCalls:

@@ -288,6 +288,10 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
         "are better kept in the environment (`AWS_ACCESS_KEY_ID`, ...).",
         default_text="a catalog in data_dir/tier/catalog.db",
     )] = []
+    master: Annotated[str, text(
+        "Spark's master, such as `local[2]` or `spark://host:7077`: its workers write the files.",
+        default_text="`up` writes them itself, `pipeline tier` takes local[*]",
+    )] = ""
     hot_retention_s: Annotated[int, seconds(
         "Brokers and replicas keep what is in the table for this long.", 0, limits.RETENTION_S_MAX,
     )] = limits.HOT_RETENTION_S

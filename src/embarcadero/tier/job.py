@@ -33,9 +33,10 @@ from embarcadero.tier.parquet import FileFacts, Span, write_span
 from embarcadero.tier.settings import NAMESPACE, TierSettings
 from embarcadero.tier.storage import Storage
 from embarcadero.tier.table import Loaded, TierTable, table_name
+from embarcadero.tier.upkeep import drop_below, expire_snapshots
 from embarcadero.types import Tail, Tier
 
-STEPS: Final = ("open", "create", "repair", "plan", "write", "commit", "advance", "trim", "collect")
+STEPS: Final = ("open", "create", "repair", "plan", "write", "commit", "advance", "trim", "drop", "collect")
 """What a job does, in this order; each step is announced before it is done."""
 
 
@@ -109,6 +110,11 @@ class TierJob:
         self._tier: Tier | None = None
         self._keeper: _Keeper | None = None
         self._swept_s = 0.0
+
+    @property
+    def table(self) -> str:
+        """The table's name in its catalog."""
+        return self._table.identifier
 
     # --- beginning and ending -----------------------------------------------------------------------------------------
     def open(self) -> Tier:
@@ -197,6 +203,9 @@ class TierJob:
             )  # fmt: skip
         self._step("trim")
         trimmed = self._trim(tier, tier.frontiers)
+        self._expire()
+        self._step("drop")
+        committed = self._drop(committed)
         self._step("collect")
         collected = self._collect(committed) if files else []
         return Cycle(done.files, done.rows, done.bytes, done.frontiers, trimmed, collected, done.more)
@@ -213,6 +222,7 @@ class TierJob:
         base = self._table.load()
         if base is None:
             raise BadTable(f"table {tier.table} is gone from its catalog", "restore the catalog")
+        self._check(base, tier)
         tail = self._log.tail(self.topic)
         about = self._log.describe(self.topic)  # after the tail: no batch below it has a newer schema
         starts, spans = base.starts | tier.starts, list[Span]()
@@ -269,6 +279,21 @@ class TierJob:
                 self._log.trim(self.topic, before_index=index, lane=lane.lane, cold=False)
                 trimmed[lane.lane] = index
         return trimmed
+
+    def _expire(self) -> None:
+        """A topic's retention by age is for all readers: it moves the start of the part in the table as well."""
+        about = self._log.describe(self.topic)
+        if about.retention_s and about.tier is not None and about.tier.frontiers:
+            self._log.trim(self.topic, before_time=datetime.now(UTC) - timedelta(seconds=about.retention_s))
+
+    def _drop(self, committed: Loaded) -> Loaded:
+        """Give up files that are below the start, and old snapshots; the store is told of the new metadata file."""
+        tier = self._tier = self._log.describe(self.topic).tier or self._mine()
+        kept = drop_below(self._table, committed, tier.starts, tier.epoch)
+        kept = expire_snapshots(self._table, kept)
+        if kept is not committed:
+            self._tier = self._tell(tier, kept)
+        return kept
 
     def _collect(self, committed: Loaded) -> list[str]:
         gone = collect_data(self._table)

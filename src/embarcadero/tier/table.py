@@ -135,15 +135,14 @@ class TierTable:
         if now.frontiers != dict(before) and not planted("tier-blind-commit"):
             raise Deposed(f"table {self.identifier} is at {now.frontiers}, not at {dict(before)}", "plan again")
         self._check_retries(now.table)
-        properties = {EPOCH: str(epoch)}
-        properties |= {f"{LANE}{lane}": f"{index},{seq}" for lane, (index, seq) in after.items()}
-        properties |= {f"{START}{lane}": f"{index},{seq}" for lane, (index, seq) in starts.items()}
+        properties = snapshot_properties(after, starts, epoch)
         with typed_errors(self.identifier):
             try:
                 with now.table.transaction() as transaction:
                     if missing := [field for field in schema if field.name not in now.table.schema().column_names]:
                         with transaction.update_schema() as update:
                             update.union_by_name(pa.schema(missing))
+                    transaction.set_properties(properties)
                     paths = [facts.path for facts in files]
                     transaction.add_files(paths, snapshot_properties=properties, check_duplicate_files=False)
             except CommitFailedException as error:
@@ -166,8 +165,18 @@ class TierTable:
                     yield manifest.manifest_path
 
 
+def snapshot_properties(frontiers: Places, starts: Places, epoch: int) -> dict[str, str]:
+    """What our snapshots say about the log."""
+    properties = {EPOCH: str(epoch)}
+    properties |= {f"{LANE}{lane}": f"{index},{seq}" for lane, (index, seq) in frontiers.items()}
+    return properties | {f"{START}{lane}": f"{index},{seq}" for lane, (index, seq) in starts.items()}
+
+
 def loaded(table: Table) -> Loaded:
-    """A table with the frontiers of its newest snapshot that has any: others may compact it, and know of none."""
+    """A table with the frontiers of its newest snapshot that has any: others may compact it, and know of none.
+
+    Then those are asked that the newest commit of ours left as properties of the table.
+    """
     snapshot = table.current_snapshot()
     while snapshot is not None:
         summary: Any = snapshot.summary
@@ -176,7 +185,7 @@ def loaded(table: Table) -> Loaded:
             return Loaded(table, _places(facts, LANE), _places(facts, START))
         parent = snapshot.parent_snapshot_id
         snapshot = None if parent is None else table.snapshot_by_id(parent)
-    return Loaded(table, {}, {})
+    return Loaded(table, _places(table.properties, LANE), _places(table.properties, START))
 
 
 def _places(facts: Mapping[str, str], prefix: str) -> dict[int, tuple[int, int]]:
