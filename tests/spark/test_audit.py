@@ -5,15 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import embarcadero as emb
 from embarcadero.audit import task
+from embarcadero.audit.plan import lane_facts, spans_of
+from embarcadero.audit.runs import problems_of
 from embarcadero.spark.auditing import audit
+from embarcadero.tier.cold import ColdTable
+from embarcadero.tier.job import TierJob
+from embarcadero.tier.settings import TierSettings
 from embarcadero.types import GapKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -99,18 +105,83 @@ LIES = {"missing": "index-hole", "twice": "index-twice", "swapped": "session-ord
 @pytest.mark.parametrize("lie", LIES)
 def test_a_task_finds_what_is_wrong(log: emb.Log, lie: str) -> None:
     """The same task that Spark runs, fed with a lie, tells it by its name."""
-    from embarcadero.audit.plan import lane_facts, spans_of
-    from embarcadero.audit.runs import problems_of
-
     topic = f"lies-{lie}"
     _fill(log, topic, 5)
     about, tail = log.describe(topic), log.tail(topic)
     (facts,) = lane_facts(about, tail)
-    (span,) = spans_of(log, topic, facts, 1 << 30)
+    (span,) = spans_of(log, about, facts, 1 << 30)
     found, runs = task.look_at(_Liar(log, lie), about, span)  # type: ignore[arg-type]
     problems = problems_of(pa.Table.from_batches([runs]), strong=True, from_start=True)
     kinds = {finding.kind for finding in found.findings} | set(problems.column("kind").to_pylist())
     assert LIES[lie] in kinds
+
+
+def _tier(log: emb.Log, topic: str, folder: Path, hot_retention_s: int) -> TierSettings:
+    settings = TierSettings.local(folder, hot_retention_s=hot_retention_s, file_bytes=10_000)
+    with TierJob(log, topic, settings, holder="test") as job:
+        job.run_once()
+    return settings
+
+
+def test_a_table_is_compared_with_the_log(spark: SparkSession, log: emb.Log, topic: str, tmp_path: Path) -> None:
+    """What is in both is read from both; a table with one other value, and one with a row too few, are found."""
+    _fill(log, topic, 5)
+    _tier(log, topic, tmp_path, hot_retention_s=3_600)
+    _publish_more(log, topic)
+    report = audit(spark, log, topic)
+    assert report.findings == []
+    (lane,) = report.lanes
+    assert 0 < lane.in_table == lane.in_both < lane.entries
+    for change in (_other_value, _fewer_rows):
+        assert _found_with(log, topic, change) & {"table", "rows"}
+
+
+def test_what_is_only_in_the_table_is_looked_at_there(
+    spark: SparkSession, log: emb.Log, topic: str, tmp_path: Path
+) -> None:
+    """Brokers gave it up: the table is all there is, and a file that is damaged, or gone, is found."""
+    _fill(log, topic, 5)
+    _tier(log, topic, tmp_path, hot_retention_s=0)
+    _publish_more(log, topic)
+    assert log.tail(topic).hot_index > 0
+    report = audit(spark, log, topic)
+    assert report.findings == []
+    (lane,) = report.lanes
+    assert (lane.in_both, lane.records) == (0, 2_050)
+    file = sorted((tmp_path / "warehouse").rglob("*.parquet"))[0]
+    content = bytearray(file.read_bytes())
+    content[len(content) // 3] ^= 1
+    file.write_bytes(content)
+    assert {finding.kind for finding in audit(spark, log, topic).findings} == {"checksum"}
+    file.unlink()
+    assert {finding.kind for finding in audit(spark, log, topic).findings} == {"checksum"}
+
+
+def _publish_more(log: emb.Log, topic: str) -> None:
+    with log.publisher(topic, ack=2) as publisher:
+        publisher.publish(pa.record_batch({"number": [1] * 50, "name": ["third"] * 50}, schema=SCHEMA))
+
+
+def _other_value(rows: pa.RecordBatch) -> pa.RecordBatch:
+    place = rows.schema.get_field_index("number")
+    return rows.set_column(place, rows.schema.field(place), pc.add(rows.column(place), 1))
+
+
+def _fewer_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
+    return rows.slice(1)
+
+
+def _found_with(log: emb.Log, topic: str, change: Callable[[pa.RecordBatch], pa.RecordBatch]) -> set[str]:
+    """What the tasks find when the table's rows are changed on their way."""
+    about, tail = log.describe(topic), log.tail(topic)
+    (facts,) = lane_facts(about, tail)
+    kinds: set[str] = set()
+    real = ColdTable.rows
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ColdTable, "rows", lambda *arguments: map(change, real(*arguments)))
+        for span in spans_of(log, about, facts, 1 << 30):
+            kinds |= {finding.kind for finding in task.look_at(log, about, span)[0].findings}
+    return kinds
 
 
 def test_damage_on_the_disk_is_found(spark: SparkSession, tmp_path: Path) -> None:

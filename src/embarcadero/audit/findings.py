@@ -18,7 +18,7 @@ KINDS: Final = {
     "session-order": ("P3", "a session's batches are not in the order in which they were submitted"),
     "session-hole": ("P3", "a sequence of a session is missing, and no entry says that it was skipped"),
     "session-strange": ("P2", "a batch of a session that is not open"),
-    "checksum": ("P7", "bytes are not what their checksum says"),
+    "checksum": ("P7", "bytes are not what their checksum says, or a file is gone"),
     "damage": ("P7", "a batch is not what its topic's schema says"),
     "table": ("P7", "the table and the log differ"),
     "unread": ("P1", "a part of the log could not be read"),

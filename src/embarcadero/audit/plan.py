@@ -11,6 +11,7 @@ import msgspec
 from embarcadero.audit.findings import AuditReport, Finding, LaneReport
 from embarcadero.client.sync import Log
 from embarcadero.client.topics import TopicInfo
+from embarcadero.tier.settings import parse_properties
 from embarcadero.types import Order, Range, Tail
 
 
@@ -35,6 +36,7 @@ class AuditSpan(msgspec.Struct, frozen=True, kw_only=True):
     stop: int
     table: bool = False
     log: bool = True
+    properties: list[str] = []  # by which the table's files are reached
 
 
 class SpanReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,21 +79,37 @@ def lost_between(ranges: Sequence[Range]) -> list[tuple[int, int]]:
     return [(one.end, after.start) for one, after in pairwise(ordered) if one.end is not None and one.end < after.start]
 
 
-def spans_of(log: Log, topic: str, facts: LaneFacts, span_bytes: int) -> list[AuditSpan]:
+def spans_of(log: Log, about: TopicInfo, facts: LaneFacts, span_bytes: int) -> list[AuditSpan]:
     """Cut a lane: below `hot_index` only the table has it, up to the frontier both have it, then only the brokers."""
+    topic, properties = about.name, list(log.brokers.table_properties)
     edges = sorted({facts.start_index, min(facts.hot_index, facts.stop_index), facts.frontier, facts.stop_index})
     spans = []
     for first, last in pairwise(edges):
         if first < facts.start_index or last > facts.stop_index:
             continue
         table, held = last <= facts.frontier, first >= facts.hot_index
-        stops = [last]
         if held:
             stops = [cut.index for cut in log.measure(topic, first, last, span_bytes, lane=facts.lane)] or [last]
+        else:
+            stops = _file_ends(about, facts.lane, first, last, properties)
         for start, stop in zip([first, *stops[:-1]], stops, strict=True):
             if start < stop:
-                spans.append(AuditSpan(topic=topic, lane=facts, start=start, stop=stop, table=table, log=held))
+                spans.append(
+                    AuditSpan(
+                        topic=topic, lane=facts, start=start, stop=stop, table=table, log=held, properties=properties
+                    )
+                )
     return spans
+
+
+def _file_ends(about: TopicInfo, lane: int, first: int, last: int, properties: Sequence[str]) -> list[int]:
+    """Where the table's files end: each is a span of its own."""
+    if about.tier is None:
+        return [last]
+    from embarcadero.tier.cold import ColdTable  # wants PyIceberg, which only tiered topics need
+
+    files = ColdTable(about.tier, parse_properties(properties)).files(lane, first, last)
+    return [*(file.stop_index for file in files if first < file.stop_index < last), last]
 
 
 def report_of(

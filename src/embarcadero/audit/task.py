@@ -13,6 +13,7 @@ from embarcadero.client.sync import Log
 from embarcadero.client.topics import TopicInfo
 from embarcadero.errors import Corrupt, EmbarcaderoError
 from embarcadero.tier.columns import rows
+from embarcadero.tier.settings import parse_properties
 from embarcadero.types import Gap, GapKind
 
 _COMPARED_ROWS = 65_536
@@ -71,7 +72,8 @@ def _table_rows(about: TopicInfo, span: AuditSpan, columns: list[str] | None) ->
     from embarcadero.tier.cold import ColdTable  # wants PyIceberg, which only tiered topics need
 
     if about.tier is not None:
-        yield from ColdTable(about.tier).rows(span.lane.lane, span.start, span.stop, columns)
+        table = ColdTable(about.tier, parse_properties(span.properties))
+        yield from table.rows(span.lane.lane, span.start, span.stop, columns)
 
 
 def _compare(
@@ -86,9 +88,8 @@ def _compare(
             continue
         for first in range(0, part.num_rows, _COMPARED_ROWS):
             mine = part.slice(first, _COMPARED_ROWS)
-            theirs = copy.take(mine.num_rows)
-            if not theirs.equals(pa.Table.from_batches([mine]).select(theirs.column_names)):
-                audit.note("table", int(mine.column("_index")[0].as_py()), _difference(mine, theirs))
+            if why := _difference(mine, copy.take(mine.num_rows)):
+                audit.note("table", int(mine.column("_index")[0].as_py()), why)
                 differs = True
                 break
     if not differs and copy.take(1).num_rows:
@@ -96,10 +97,18 @@ def _compare(
 
 
 def _difference(mine: pa.RecordBatch, theirs: pa.Table) -> str:
+    """How the table's rows differ from the log's; a column that the table does not have yet is null there."""
     if theirs.num_rows < mine.num_rows:
         return f"the table has only {theirs.num_rows} of {mine.num_rows} rows from seq {mine.column('_seq')[0]} on"
-    wrong = [name for name in theirs.column_names if not theirs.column(name).combine_chunks().equals(mine.column(name))]
-    return f"columns {', '.join(wrong)} differ among {mine.num_rows} rows from seq {mine.column('_seq')[0]} on"
+    wrong = []
+    for field, column in zip(mine.schema, mine.columns, strict=True):
+        if field.name not in theirs.column_names:
+            same = column.null_count == len(column)
+        else:
+            same = theirs.column(field.name).cast(field.type).combine_chunks().equals(column)
+        wrong += [] if same else [field.name]
+    where = f"among {mine.num_rows} rows from seq {mine.column('_seq')[0]} on"
+    return f"columns {', '.join(wrong)} differ {where}" if wrong else ""
 
 
 class Rows:

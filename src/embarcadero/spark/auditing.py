@@ -27,6 +27,7 @@ _TOLD_DDL: Final = (
     "lane int, session long, opens boolean, first_index long, last_index long, first_seq long, stop_seq long, "
     "report binary"
 )
+_UNREAD: Final = ("unread", "checksum")
 _PROBLEMS_DDL: Final = "kind string, lane int, index long, detail string"
 
 
@@ -41,7 +42,7 @@ def audit(spark: SparkSession, log: Log, topic: str, span_bytes: int = SPAN_BYTE
     began = time.monotonic()
     about, tail = log.describe(topic), log.tail(topic)
     facts = lane_facts(about, tail)
-    spans = [span for lane in facts for span in spans_of(log, topic, lane, span_bytes)]
+    spans = [span for lane in facts for span in spans_of(log, about, lane, span_bytes)]
     if not spans:
         return report_of(about, facts, [], [], {}, time.monotonic() - began)
     told = _look(spark, log.address, spans).cache()
@@ -50,7 +51,9 @@ def audit(spark: SparkSession, log: Log, topic: str, span_bytes: int = SPAN_BYTE
             msgspec.json.decode(row.report, type=SpanReport)
             for row in told.where("report is not null").select("report").collect()
         ]
-        counts, problems = _sessions(told, int(about.order), {lane.lane for lane in facts if not lane.start_index})
+        unread = {report.lane for report in reports for found in report.findings if found.kind in _UNREAD}
+        whole = {lane.lane for lane in facts if not lane.start_index} - unread
+        counts, problems = _sessions(told, int(about.order), whole)
     finally:
         told.unpersist()
     return report_of(about, facts, reports, problems, counts, time.monotonic() - began)
