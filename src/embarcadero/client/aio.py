@@ -43,7 +43,7 @@ from embarcadero.client.places import Place, place, seek_place, time_us, trim_pl
 from embarcadero.client.pump import Pump
 from embarcadero.client.reading import joined, lane_of, lanes_of, read_span, reader_core, span, tail_of, with_lags
 from embarcadero.client.scanning import Scan, Span, check_piece_bytes
-from embarcadero.client.tiers import TierCalls, trim_ask
+from embarcadero.client.tiers import TierCalls
 from embarcadero.client.topics import TopicInfo
 from embarcadero.config import Config, load
 from embarcadero.errors import (
