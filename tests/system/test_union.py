@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -172,10 +173,21 @@ def test_a_trim_by_the_user_stays_a_gap(log: Any, tmp_path: Path) -> None:
     with pytest.raises(Trimmed):
         log.read("given-up", 3, 30)
     times = [batch.append_time for batch in found[1:]]
+    assert log.trim("given-up", before_seq=4).index == 6  # less than before
+    assert log.trim("given-up", before_index=3).index == 6
+    with log.subscribe("given-up", start=4) as subscriber:
+        assert [batch.index for batch in _polled(subscriber, RECORDS) if batch.gap is None] == [6]
     assert log.trim("given-up", before_time=times[3]).index == 9
     assert log.trim("given-up", before_seq=10 * RECORDS).seq == 10 * RECORDS
     with log.subscribe("given-up") as subscriber:
         assert subscriber.poll(30).seq == 10 * RECORDS
+    index, seq = tierer.tier_all(lane)
+    tierer.forget(lane, index)  # brokers have nothing: a time to come is the end all the same
+    later = datetime.now(UTC) + timedelta(hours=1)
+    assert (log.position_at("given-up", later).seq, log.read("given-up", later).num_rows) == (seq, 0)
+    with log.subscribe("given-up", start=later) as subscriber:
+        assert subscriber.poll(0.3) is None
+    assert _table_numbers(log.read("given-up")) == list(range(10 * RECORDS, 20 * RECORDS))
 
 
 def test_each_position_comes_once_while_the_job_runs(log: Any, tmp_path: Path) -> None:

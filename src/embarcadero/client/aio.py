@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from embarcadero.client.batch import Batch
 from embarcadero.client.brokers import Brokers
-from embarcadero.client.cold import cold_cuts, find_place, trim_question
+from embarcadero.client.cold import cold_cuts, find_place
 from embarcadero.client.drivers import ReaderCore, SubscriberDriver
 from embarcadero.client.futures import RecordFuture, TableResult, fresh
 from embarcadero.client.options import (
@@ -43,7 +43,7 @@ from embarcadero.client.places import Place, place, seek_place, time_us, trim_pl
 from embarcadero.client.pump import Pump
 from embarcadero.client.reading import joined, lane_of, lanes_of, read_span, reader_core, span, tail_of, with_lags
 from embarcadero.client.scanning import Scan, Span, check_piece_bytes
-from embarcadero.client.tiers import TierCalls
+from embarcadero.client.tiers import TierCalls, trim_ask
 from embarcadero.client.topics import TopicInfo
 from embarcadero.config import Config, load
 from embarcadero.errors import (
@@ -239,12 +239,9 @@ class Log(TierCalls):
         by, before = trim_place(before_seq, before_index, before_time)
         about = await self.describe(topic, timeout=timeout)
         lanes = lanes_of(about, lane) if by == "time" else [lane_of(about, lane, f"before_{by}")]
-
-        async def trim_lane(number: int) -> m.PlaceIs:
-            ask = m.Trim(lane=number, by=by, before=before, cold=cold)
-            return await self._ask(await trim_question(self.brokers, about, ask), m.PlaceIs, timeout)
-
-        found = await asyncio.gather(*map(trim_lane, lanes))
+        wanted = [m.Trim(lane=each, by=by, before=before, cold=cold) for each in lanes]
+        asks = [await trim_ask(self.brokers, about, ask) for ask in wanted]
+        found = await asyncio.gather(*(self._ask(ask, m.PlaceIs, timeout) for ask in asks))
         if lane is not None or about.order > Order.BROKER:
             return Position(found[0].lane, found[0].index, found[0].seq)
         return Position(about.lane, sum(place.index for place in found), sum(place.seq for place in found))
@@ -344,19 +341,6 @@ class Log(TierCalls):
         """
         chosen = publisher_options(self.brokers.settings, options)
         return self._register(Publisher(self, await self.describe(topic, timeout=timeout), chosen))
-
-    async def open_session(
-        self, topic: str, name: str, at: int, *, timeout: Timeout = AS_CONFIGURED
-    ) -> tuple[int, int]:
-        """Move a named session on to the sequence `at`; (where it was before, where it is now).
-
-        It never goes back, so a name alone is a number that only grows, kept in the log for as long as sessions are.
-
-            before, now = await log.open_session("orders", "job-7/progress", 42)
-        """
-        PublisherOptions(session=name, session_at=at)  # checks both
-        opened = await self._ask(m.OpenSession(topic=topic, name=name, at=at), m.Opened, timeout)
-        return opened.reached, opened.expected
 
     async def subscribe(
         self,
@@ -499,13 +483,13 @@ class Log(TierCalls):
         check_piece_bytes(piece_bytes)
         Span(start, stop, "ordered", None, False).checked()
         about = await self.describe(topic, timeout=timeout)
-        number, at = lane_of(about, lane, "an index"), start
+        number = lane_of(about, lane, "an index")
         cuts: list[Cut] = []
-        most = PIECES_MAX if pieces_max is None else pieces_max
+        at, most = start, PIECES_MAX if pieces_max is None else pieces_max
         while at < stop and (pieces_max is None or len(cuts) < pieces_max):
             cold = await cold_cuts(self.brokers, topic, number, at, stop, piece_bytes) if about.tier else []
             if cold:
-                cuts, at = cuts + cold, cold[-1].index
+                cuts, at = cuts + cold[:most], cold[:most][-1].index
                 continue
             ask = m.Measure(lane=number, start=at, stop=stop, piece_bytes=piece_bytes, pieces_max=most)
             cuts += (await self._ask(ask, m.PiecesAre, timeout)).cuts
@@ -630,15 +614,6 @@ class Publisher:
         first = await self._pump.first_sequence(timeout)
         with self._pump.intake.lock:
             return self._pump.next_sequence(first)
-
-    async def already_in(self, timeout: float | None = None) -> int:
-        """How many sequences from `session_at` on an earlier holder of this session has used.
-
-            async with await log.publisher("orders", session="job-7", session_at=4096) as publisher:
-                done = await publisher.already_in()           # batches 4096 to 4096 + done are in, or some of them
-        """
-        check_timeout(timeout)
-        return await self._pump.already_in(timeout)
 
     async def _room(self, timeout: float | None) -> None:
         """Wait until the window has room; raise why nothing is taken any more."""

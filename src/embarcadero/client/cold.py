@@ -96,7 +96,10 @@ class ColdReads:
             return None
         if ask.by == "earliest":
             return (await _asked(self._brokers, m.GetTail(lane=ask.lane), m.TailIs)).start_index
-        place = await find_place(self._brokers, about, ask.lane, ask.by, ask.start)
+        try:
+            place = await find_place(self._brokers, about, ask.lane, ask.by, ask.start)
+        except Trimmed:  # a reader from below the start begins there
+            return (await _asked(self._brokers, m.GetTail(lane=ask.lane), m.TailIs)).start_index
         if ask.by == "time":  # one that has not come yet stays a time: nothing older may slip in
             tail = await _asked(self._brokers, m.GetTail(lane=ask.lane), m.TailIs)
             return None if place[0] >= tail.index else place[0]
@@ -124,26 +127,15 @@ async def find_place(
     if about.tier is None or (hot is not None and await _is_exact(brokers, lane, by, value, hot)):
         return (0, 0) if hot is None else (hot.index, hot.seq)
     tier = (await describe(brokers, about.name)).tier  # as it is after brokers have let go of what they had
-    cold = None if tier is None else await asyncio.to_thread(_find_in_table, tier, brokers, lane, by, value)
-    if cold is not None:
+    cold = None if tier is None else await asyncio.to_thread(lambda: open_table(tier, brokers).find(lane, by, value))
+    if cold is not None and not _below(tier, lane, by, value):
         return cold
-    if hot is None:
+    if hot is None and by == "time":  # nobody has anything as young
+        tail = await _asked(brokers, m.GetTail(lane=lane), m.TailIs)
+        return tail.index, tail.seq
+    if hot is None or _below(tier, lane, by, value):
         raise Trimmed(f"the batch with {by} {value} of lane {lane} is trimmed", "start at what tail() tells")
     return hot.index, hot.seq
-
-
-async def trim_question(brokers: Brokers, about: TopicInfo, ask: m.Trim) -> m.Trim:
-    """A trim as brokers can do it: of a place that only the table has, they have to be told the index and seq."""
-    if about.tier is None or not ask.cold:
-        return ask
-    try:
-        index, seq = await find_place(brokers, about, ask.lane, ask.by, ask.before)
-    except Trimmed:
-        return m.Trim(lane=ask.lane, by="index", before=0)  # less than before: nothing changes
-    tail = await _asked(brokers, m.GetTail(lane=ask.lane), m.TailIs)
-    if index >= (tail.start_index if tail.hot_index is None else tail.hot_index):
-        return ask
-    return m.Trim(lane=ask.lane, by="index", before=index, seq=seq)
 
 
 async def cold_cuts(brokers: Brokers, topic: str, lane: int, start: int, stop: int, piece_bytes: int) -> list[Cut]:
@@ -177,12 +169,10 @@ async def _is_exact(brokers: Brokers, lane: int, by: str, value: int, hot: m.Pla
     return hot.index > (tail.start_index if tail.hot_index is None else tail.hot_index)
 
 
-def _find_in_table(tier: Tier, brokers: Brokers, lane: int, by: str, value: int) -> Place | None:
-    """On a worker thread."""
-    start = tier.start(lane)
-    if (by == "index" and value < start[0]) or (by == "seq" and value < start[1]):
-        return None
-    return open_table(tier, brokers).find(lane, by, value)
+def _below(tier: Tier | None, lane: int, by: str, value: int) -> bool:
+    """Whether a place is below the start of the part that is in the table, and so below that of the topic."""
+    index, seq = (0, 0) if tier is None else tier.start(lane)
+    return value < {"index": index, "seq": seq}.get(by, 0)
 
 
 async def _asked(brokers: Brokers, message: m.Message, kind: type[Answer], patience: float | None = None) -> Answer:

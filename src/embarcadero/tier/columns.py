@@ -8,6 +8,7 @@ record. Then a table of such rows tells all that the log told, and a hole in `_i
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
@@ -53,6 +54,8 @@ KEPT: Final = pa.schema(
 
 _RESERVED: Final = frozenset([*SYSTEM.names, *KEPT.names])
 
+_SCHEMAS_KEPT: Final = 64  # of topics that this process has to do with
+
 Int64s = npt.NDArray[np.int64]
 
 
@@ -64,6 +67,7 @@ class _Decoded(NamedTuple):
     exact: bool
 
 
+@lru_cache(maxsize=_SCHEMAS_KEPT)
 def payload_schema(schemas: TopicSchemas) -> pa.Schema:
     """The topic's own columns in table types; all may be null."""
     for field in schemas.newest:
@@ -75,6 +79,7 @@ def payload_schema(schemas: TopicSchemas) -> pa.Schema:
     return pa.schema([pa.field(field.name, table_type(field.type, field.name)) for field in schemas.newest])
 
 
+@lru_cache(maxsize=_SCHEMAS_KEPT)
 def table_schema(schemas: TopicSchemas, control: bool) -> pa.Schema:
     """Columns of the topic's rows: those of the system, then its own. BadSchema names a column that can't be one."""
     kept = list(KEPT) if control else []
@@ -174,7 +179,8 @@ def _kept_column(field: pa.Field, entries: list[Batch], decoded: list[_Decoded],
             parts += [pa.nulls(waiting, field.type), pa.repeat(pa.scalar(value, field.type), filled)]
             waiting = -filled
         waiting += count
-    return pa.concat_arrays([*parts, pa.nulls(waiting, field.type)])
+    rest = pa.nulls(waiting, field.type)
+    return pa.concat_arrays([*parts, rest]) if parts else rest
 
 
 def _kept_value(name: str, batch: Batch, decoded: _Decoded | None) -> tuple[Any, int | None]:

@@ -24,7 +24,17 @@ import pyarrow as pa
 
 from embarcadero.client.sync import Log
 from embarcadero.client.topics import TopicInfo
-from embarcadero.errors import BadTable, Corrupt, Deposed, EmbarcaderoError, Refused, Retriable, Trimmed
+from embarcadero.errors import (
+    BadTable,
+    Corrupt,
+    Deposed,
+    EmbarcaderoError,
+    OutcomeUnknown,
+    Refused,
+    Retriable,
+    Trimmed,
+    UnknownSchema,
+)
 from embarcadero.limits import TIER_FILES_MAX, TIER_LEASE_S, TIER_ORPHANS_S
 from embarcadero.plants import planted
 from embarcadero.tier.columns import table_schema
@@ -308,7 +318,7 @@ class TierJob:
         while not stop.is_set():
             try:
                 done = self.cycle()
-            except (Retriable, TimeoutError):
+            except (Retriable, OutcomeUnknown, Trimmed, UnknownSchema):  # a span that changed is planned anew
                 stop.wait(min(self._settings.interval_s, _RETRY_S))
                 continue
             told(done)

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from hashlib import blake2b
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
@@ -19,7 +20,7 @@ import pyarrow.parquet as pq
 
 from embarcadero.client.batch import Batch
 from embarcadero.errors import BadTable, Corrupt, Trimmed
-from embarcadero.limits import RECORDS_PER_BATCH_MAX, TIER_ROW_GROUP_BYTES
+from embarcadero.limits import KIB, RECORDS_PER_BATCH_MAX, TIER_ROW_GROUP_BYTES
 from embarcadero.tier.columns import EntriesHash, rows, table_schema
 from embarcadero.tier.storage import Storage, typed_errors
 from embarcadero.types import GapKind
@@ -28,6 +29,8 @@ from embarcadero.wire.schemas import TopicSchemas
 
 _NAME: Final = re.compile(r"(\d+)-(\d+)-(\d+)-(\d+)-(\d+)-(\d+)-[0-9a-f]{16}\.parquet")
 _FOOTER: Final = b"embarcadero"
+_PIECE_BYTES: Final = 256 * KIB
+_PIECE_BATCHES: Final = 1_024
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,13 +137,12 @@ def write_span(
     stream = storage.create(path)
     try:
         with typed_errors(path), stream, _writer(stream, schemas) as writer:
-            group: pa.RecordBatch | None = first
-            while group is not None:
-                digest.add(group)
-                writer.write_batch(group, row_group_size=group.num_rows)
-                indices = group.column("_index")
-                written.append((indices[0].as_py(), indices[-1].as_py(), group.num_rows))
-                group = next(groups, None)
+            for group in chain([first], groups):
+                for piece in group:
+                    digest.add(piece)
+                count = sum(piece.num_rows for piece in group)
+                writer.write_table(pa.Table.from_batches(group), row_group_size=count)
+                written.append((_index_at(group[0], 0), _index_at(group[-1], -1), count))
             footer = Footer(
                 span=span, rows=sum(count for _, _, count in written), entries=digest.entries, hash=digest.hex,
                 groups=written, schema=schema_digest(_as_read(table_schema(schemas, control=True))),
@@ -183,18 +185,36 @@ def _size(storage: Storage, path: str) -> int:
         return int(fs.get_file_info(inner).size)
 
 
-def _row_groups(span: Span, schemas: TopicSchemas, scan: Iterable[list[Batch]]) -> Iterator[pa.RecordBatch]:
+def _index_at(piece: pa.RecordBatch, row: int) -> int:
+    return int(piece.column("_index")[row].as_py())
+
+
+def _row_groups(span: Span, schemas: TopicSchemas, scan: Iterable[list[Batch]]) -> Iterator[list[pa.RecordBatch]]:
     """Rows of all entries of a span, in groups of a bounded size; the scan is checked to be the span."""
-    held: list[Batch] = []
+    group: list[pa.RecordBatch] = []
     size = count = 0
-    for batch in _checked(span, scan):
-        held.append(batch)
-        size, count = size + batch.size, count + max(batch.count, 1)
+    for held in _pieces(_checked(span, scan)):
+        group.append(rows(span.lane, held, schemas, control=True))
+        size, count = size + sum(batch.size for batch in held), count + group[-1].num_rows
         if size >= TIER_ROW_GROUP_BYTES or count >= RECORDS_PER_BATCH_MAX:
-            yield rows(span.lane, held, schemas, control=True)
-            held, size, count = [], 0, 0
+            yield group
+            group, size, count = [], 0, 0
+    if group:
+        yield group
+
+
+def _pieces(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
+    """Small batches are made rows together, which costs a copy; large ones alone, which costs none."""
+    held: list[Batch] = []
+    size = 0
+    for batch in batches:
+        held.append(batch)
+        size += batch.size
+        if size >= _PIECE_BYTES or len(held) >= _PIECE_BATCHES:
+            yield held
+            held, size = [], 0
     if held:
-        yield rows(span.lane, held, schemas, control=True)
+        yield held
 
 
 def _checked(span: Span, scan: Iterable[list[Batch]]) -> Iterator[Batch]:
