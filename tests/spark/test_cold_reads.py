@@ -109,13 +109,17 @@ def test_what_moves_between_planning_and_reading_is_read_once(log: emb.Log, tmp_
     lane = log.describe("moving").lane
     reader = batch(log, "moving", minPartitions=6)
     tasks = reader.partitions()
+    spans = [task.value for task in tasks]
     found: list[int] = []
-    for number, task in enumerate(tasks):
+    for task in tasks:
+        middle = (task.value.start.seq + task.value.stop.seq) // 20 * 10
+        if middle > 100:  # so the frontier is within the span, and above what was planned
+            tierer.tier(lane, log.position_of("moving", seq=middle).index, middle)
         for rows in reader.read(task):
             found += rows.column("seq").to_pylist()
-            if number in (0, 2, 3):
-                tierer.tier_all(lane)
-                tierer.forget(lane, log.position_of("moving", seq=150 * number + 100).index)
+            tierer.forget(lane, log.position_of("moving", seq=min(middle, 590)).index)
+    assert max(span.stop.seq - span.start.seq for span in spans) > 50
+    tierer.forget(lane, tierer.tier_all(lane)[0])
 
     assert found == list(range(COUNT))
     assert column(reader, tasks) == list(range(COUNT))

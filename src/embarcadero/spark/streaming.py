@@ -75,7 +75,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The end of the next micro-batch, with its tasks; `start` itself if there is nothing to read."""
         begun = parse_offset(start, self._reader.options.topic)
-        now = self._seen = self._view.now()
+        now = self._seen = self._view.now(begun.lanes)
         kept = self._kept(begun, now)
         ends = self._ends(begun, now)
         if not isinstance(limit, ReadAllAvailable):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -10,6 +11,7 @@ from embarcadero.client.sync import Log
 from embarcadero.client.topics import TopicInfo
 from embarcadero.errors import BadValue, FuturePosition, Trimmed
 from embarcadero.limits import SPARK_TASK_BYTES
+from embarcadero.spark import asking
 from embarcadero.spark.connections import shared_log
 from embarcadero.spark.offsets import Place
 from embarcadero.spark.options import GO_ON, ReadOptions, Where
@@ -64,18 +66,19 @@ class TopicView:
         """The topic. Raises UnknownTopic."""
         return self.log.describe(self.options.topic)
 
-    def now(self) -> TopicNow:
-        """The topic and its lanes. Raises UnknownTopic."""
-        about, tails = self.log.survey(self.options.topic)
-        ended = {lane.lane for lane in about.lanes if not lane.open}
-        return TopicNow(about, {tail.lane: self._lane(tail, tail.lane in ended) for tail in tails})
+    def now(self, expected: Collection[int] = ()) -> TopicNow:
+        """The topic and its lanes: quicker if they are those that are expected. Raises UnknownTopic."""
+        log = self.log
+        about, tails = log.thread.wait(asking.survey(log.brokers, self.options.topic, expected))
+        last = {lane.lane: lane.end for lane in about.lanes}
+        return TopicNow(about, {tail.lane: self._lane(tail, last.get(tail.lane)) for tail in tails})
 
-    def _lane(self, tail: Tail, ended: bool) -> LaneNow:
+    def _lane(self, tail: Tail, last: int | None) -> LaneNow:
         durable = self.options.read == "durable"
         ordered = Place(tail.index, tail.seq)
         end = Place(tail.durable_index, tail.durable_seq) if durable else ordered
         start = Place(tail.start_index, tail.start_seq)
-        return LaneNow(tail.lane, min(start, end), end, ordered, ended and end == ordered)
+        return LaneNow(tail.lane, min(start, end), end, ordered, last is not None and end.index >= last)
 
     # --- places -------------------------------------------------------------------------------------------------------
     def place_of(self, lane: int, seq: int) -> Place:
@@ -164,7 +167,8 @@ class TopicView:
         if start >= stop.stop:
             return []
         try:
-            return self.log.measure(self.options.topic, start, stop.stop, piece, lane=lane, pieces_max=most)
+            log = self.log
+            return log.thread.wait(asking.measure(log.brokers, lane, start, stop.stop, piece, most))
         except Trimmed:  # brokers have let go of it since we looked; tasks find it in the table, or say that it is gone
             return [Cut(stop.stop, stop.seq, 0)]
 
