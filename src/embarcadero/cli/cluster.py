@@ -47,6 +47,11 @@ def _option(help: str) -> Any:
     return typer.Option(show_default=False, help=help)
 
 
+def _flag(name: str, help: str) -> Any:
+    """The same for an option that is only ever switched on."""
+    return typer.Option(name, show_default=False, help=help)
+
+
 def up(
     brokers: Annotated[int | None, _option("How many brokers. Default: 4.")] = None,
     replicas: Annotated[
@@ -63,9 +68,7 @@ def up(
     ] = None,
     fabric: Annotated[Path | None, _option("Folder of the fabric. Default: shared memory with room.")] = None,
     log_mib: Annotated[int | None, _option("MiB of payloads per broker; a power of two. Default: 256.")] = None,
-    hugepages: Annotated[
-        bool | None, typer.Option("--hugepages", show_default=False, help="Advise huge pages for the fabric.")
-    ] = None,
+    hugepages: Annotated[bool | None, _flag("--hugepages", "Advise huge pages for the fabric.")] = None,
     pin: Annotated[str | None, _option("Cores for the sequencer and brokers, in turn, such as 0,1.")] = None,
     metrics_host: Annotated[str | None, _option("Address where metrics are served. Default: 127.0.0.1.")] = None,
     metrics_port: Annotated[
@@ -73,10 +76,7 @@ def up(
     ] = None,
     log_level: Annotated[str | None, _option("debug, info, warning or error. Default: info.")] = None,
     log_format: Annotated[str | None, _option("plain, or json: an object a line. Default: plain.")] = None,
-    tier: Annotated[
-        bool | None,
-        typer.Option("--tier", show_default=False, help="Keep what is durable in tables, too: see tier.* keys."),
-    ] = None,
+    tier: Annotated[bool | None, _flag("--tier", "Keep what is durable in tables, too: see the keys tier.*.")] = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
