@@ -560,8 +560,10 @@ def test_whatever_breaks_for_good_every_batch_still_ends(order: int, actions: li
 def test_a_session_opened_at_a_sequence_sends_everything_again(order: int) -> None:
     """The second holder's batches have the first one's numbers: what is in settles at its place, once."""
     first = make_world(order, session_name="job", session_at=1000)
-    batches = [add(first, b"%d" % n) for n in range(5)]
-    first.settle()
+    batches = []
+    for n in range(5):  # one after the other: `low` would move on
+        batches.append(add(first, b"%d" % n))
+        first.settle()
     second = World(make_core(session_name="job", session_at=1000), first.cluster, 2)
     again = [add(second, b"%d" % n) for n in range(7)]
     second.settle()

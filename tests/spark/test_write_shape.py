@@ -73,7 +73,7 @@ def test_a_wrong_option_is_named_with_what_is_allowed(wrong: dict[str, str], str
         (pa.schema([("timestamp", US)]), "column 'value' is missing"),
         (FRAME.append(pa.field("colour", pa.string())), "column 'colour' is unknown"),
         (pa.schema([("value", pa.int64()), ("timestamp", US)]), "column 'value' is int64, not binary or string"),
-        (pa.schema([("value", pa.binary()), ("timestamp", pa.string())]), "column 'timestamp' is string, not timestamp"),
+        (pa.schema([("value", pa.binary()), ("timestamp", pa.string())]), "column 'timestamp' is string, not time"),
         (FRAME.append(pa.field("headers", pa.map_(pa.string(), pa.int32()))), "column 'headers' is map<string, int32>"),
         (FRAME.append(pa.field("partition", pa.string())), "column 'partition' is string, not a number"),
         (pa.schema([("value", pa.binary())]), "column 'timestamp' is missing (work that is done again"),
@@ -107,7 +107,7 @@ def test_several_problems_are_told_at_once() -> None:
     """Columns, order and key."""
     with pytest.raises(BadSchema) as caught:
         shaped(topic(WIDE), pa.schema([("name", pa.int32())]), order_by=("x",), key_column="id")
-    for words in ("'id' is missing", "'name' is int32", "'orderBy': there is no column 'x'", "'id' is int64, not binary"):
+    for words in ("'id' is missing", "'name' is int32", "'orderBy': there is no column 'x'", "'id' is int64, not"):
         assert words in str(caught.value)
 
 
@@ -144,7 +144,8 @@ def test_raw_records_without_a_time_get_the_time_of_the_write() -> None:
     shape = shaped(topic(), pa.schema([("value", pa.string())]), now_us=5_000_000)
     made = shape.rows([pa.RecordBatch.from_pydict({"value": ["a"]})])
     assert made.schema == RAW_SCHEMA
-    assert (made.column("value").to_pylist(), made.column("timestamp").cast(pa.int64()).to_pylist()) == ([b"a"], [5_000_000])
+    assert made.column("value").to_pylist() == [b"a"]
+    assert made.column("timestamp").cast(pa.int64()).to_pylist() == [5_000_000]
 
 
 # --- partitions ---
