@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 import msgspec
 
 from embarcadero.errors import Backpressure, BadValue, TooMany, TopicExists, UnknownTopic
-from embarcadero.limits import LANES_MAX
+from embarcadero.limits import BROKER_LANES_FIRST, LANES_MAX
 from embarcadero.placement.altering import SchemaHistory, altered, first_version, next_version
 from embarcadero.placement.decisions import TRIES_MAX, Plan, decode
 from embarcadero.placement.ranges import Ranges
@@ -128,7 +128,10 @@ class Topics(Ranges):
         self._decide(plan_it)
 
     def trim(self, name: str, lane: int, index: int) -> int:
-        """Start a lane of a topic at `index`; going back changes nothing. Returns where it starts."""
+        """Start a lane of a topic at `index`; going back changes nothing. Returns where it starts.
+
+        Its ranges below are forgotten: of lanes with sessions later, by replicas that have a checkpoint of these.
+        """
 
         def plan_it(plan: Plan) -> int:
             if (topic := plan.read(f"topics/{name}", Topic)) is None:
@@ -137,7 +140,8 @@ class Topics(Ranges):
             if index > before.index:
                 plan.put(trim_key(lane), Trim(index))
             start = max(index, before.index)
-            self._drop_trimmed(plan, topic, lane, start)
+            if lane >= BROKER_LANES_FIRST:
+                self._drop_of_broker(plan, topic, lane, start)
             return start
 
         return self._decide(plan_it)
