@@ -129,6 +129,7 @@ READ_BYTES = 4 * MIB  # read and checked at once by readers: more would leave th
 LOCATE_BYTES = 16 * KIB  # read at once when a position is looked for
 SESSIONS_FILE_BYTES_MAX = 256 * MIB  # an on-disk checkpoint of sessions
 SCRUB_BYTES_PER_S = 8 * MIB
+SCRUB_ROUND_S = 10.0  # a round over all segments begins at most this often: little data is not read all the time
 SCRUB_STEP_BYTES = 1 * MIB  # checked at once; a step is short beside everything else that the disk does
 
 # --- flow -------------------------------------------------------------------------------------------------------------

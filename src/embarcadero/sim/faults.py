@@ -211,7 +211,7 @@ class Interrupts:
     def _gap(self) -> int:
         return 1 + int(self._rng.expovariate(self._rate))
 
-    def __call__(self, host: str) -> None:
+    def before_primitive(self, host: str) -> None:
         """Called by the memory before each primitive of `host`."""
         self.primitives += 1
         self._left -= 1

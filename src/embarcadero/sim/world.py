@@ -179,7 +179,7 @@ class World:
             self.seen(TopicMade(
                 at=0, lane=made.lane, name=made.name, order=made.order, on_gap=made.on_gap, replicas=made.replicas,
                 durable_on=made.durable_on))  # fmt: skip
-        self.memory.interrupt = self.interrupts
+        self.memory.interrupt = self.interrupts.before_primitive
         self.start_roles()
         for plan in self.plan.streams:
             stream = Stream(plan, self.seed, self.sizes.chunk_bytes)
