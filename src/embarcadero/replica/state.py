@@ -85,12 +85,14 @@ class Replica:
         lines = DurableLines(fabric)
         self.ranges = Ranges(disk, member, settings, clock, self.health, self.journal, self.counters)
         self.sessions = Sessions(fabric, disk, self.lines, clock, self.journal, self.counters)
+        self.ranges.folder_gone = self.sessions.forget
         self.repair = Repair(
             self.ranges, self.commits, self.reign, lines, workers, member, disks, clock, self.journal,
             self.counters, self.settings.repair_bytes_per_s,
         )  # fmt: skip
-        self.retention = Retention(self.ranges, self.sessions, lines, directory, clock, self.journal, self.counters)
-        self.ranges.checkpoint = self.retention.checkpoint
+        self.retention = Retention(
+            member.ref, self.ranges, self.sessions, lines, directory, clock, self.journal, self.counters
+        )  # fmt: skip
         self.moving = Moving(self.ranges, self.reign, directory, member, self.journal)
         self.topics: dict[int, Topic] = {}  # by lane, those of brokers too
         self._ranges: list[Range] = []

@@ -158,15 +158,11 @@ def run_seed(seed: int, plants: Sequence[str] = (), bias: Bias | None = None) ->
     began = time.process_time()
     world = run_world(seed, plants, bias=bias)
     history = world.history
-    violations = [violation for check in CHECKERS.values() for violation in check(history)]
     verdicts = Counter(settled.verdict for settled in history.of(Settled))
-    if verdicts[Verdict.STORED] < ACKS_MIN:
-        few = f"only {verdicts[Verdict.STORED]} batches were acked; a seed needs {ACKS_MIN} to show anything"
-        violations.append(Violation("RUN", world.queue.now_us, few))
     return SeedReport(
         seed=seed,
         trace=world.trace.digest(),
-        violations=violations,
+        violations=_violations(world),
         failures=world.failures,
         simulated_us=world.queue.now_us,
         cpu_s=time.process_time() - began,
@@ -180,6 +176,17 @@ def run_seed(seed: int, plants: Sequence[str] = (), bias: Bias | None = None) ->
         faults={**world.faults.counts, "frame": world.network.frames_spoilt},
         primitives=world.interrupts.primitives,
     )
+
+
+def _violations(world: World) -> list[Violation]:
+    """Everything that is wrong with a world that was run; first of all that it had to be given up."""
+    found = [Violation("RUN", world.queue.now_us, world.endless)] if world.endless else []
+    found += [violation for check in CHECKERS.values() for violation in check(world.history)]
+    stored = sum(settled.verdict is Verdict.STORED for settled in world.history.of(Settled))
+    if stored < ACKS_MIN:
+        few = f"only {stored} batches were acked; a seed needs {ACKS_MIN} to show anything"
+        found.append(Violation("RUN", world.queue.now_us, few))
+    return found
 
 
 def run_seeds(seeds: Sequence[int], jobs: int = 0, plants: Sequence[str] = ()) -> Iterable[SeedReport]:
@@ -220,13 +227,12 @@ def summary(first: int, last: int, reports: Sequence[SeedReport], wall_s: float)
 def story(seed: int, plants: Sequence[str] = ()) -> str:
     """Run a seed again and tell what happened around its first violation."""
     world = run_world(seed, plants, keep_trace=True)
-    violations = [violation for check in CHECKERS.values() for violation in check(world.history)]
-    steps = world.trace.steps
+    violations, steps = _violations(world), world.trace.steps
     if not violations:
         around = steps[-_STORY_BEFORE:]
         head = f"seed {seed}: every promise holds; its last steps:"
     else:
-        first = min(violations, key=lambda violation: violation.at)
+        first = violations[0] if world.endless else min(violations, key=lambda violation: violation.at)
         place = sum(step.at <= first.at for step in steps)
         around = steps[max(0, place - _STORY_BEFORE) : place + _STORY_AFTER]
         broken = [f"  {v.promise} at {v.at} us: {v.sentence}" for v in violations[:10]]
