@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -16,10 +16,12 @@ from rich.table import Table
 from rich.text import Text
 
 from embarcadero.demo import durable
-from embarcadero.demo.pipeline import ORDERS_A_STEP, Pipeline
 from embarcadero.errors import NotAvailable
 
-Act = Callable[[Path, int, Callable[[Pipeline], None]], Pipeline]
+if TYPE_CHECKING:
+    from embarcadero.demo.pipeline import Pipeline  # the extra `spark` may be missing
+
+    Act = Callable[[Path, int, Callable[[Pipeline], None]], Pipeline]
 _TOLD_EVERY_S: Final = 5.0
 
 
@@ -105,6 +107,8 @@ def _how_far(pipeline: Pipeline) -> str:
 
 
 def _screen(pipeline: Pipeline) -> Panel:
+    from embarcadero.demo.pipeline import ORDERS_A_STEP
+
     whole = pipeline.steps * ORDERS_A_STEP
     latest = pipeline.facts.samples[-1] if pipeline.facts.samples else None
     table = Table(show_header=False, box=None, pad_edge=False)
