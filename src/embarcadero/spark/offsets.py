@@ -22,7 +22,7 @@ _HINT: Final = "this checkpoint was not made by this source; start with a new ch
 
 
 class Place(NamedTuple):
-    """Between two records of a lane: `seq` is the next one, `index` its batch, `within` how many are before it there."""
+    """Between two records of a lane: `seq` is the next one, `index` its batch, `within` how many of it are below."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index
     seq: int

@@ -30,6 +30,7 @@ READ_OPTIONS: Final = {
     "columns": "columns to read, names with commas",
     "read": "durable or ordered",
     "failOnDataLoss": "true or false",
+    "pushFilters": "true or false; true only for a frame that is used once, with its filters; batch reads only",
 }
 """What a read may be given. Names are the same in upper and lower case, as everywhere in Spark."""
 
@@ -37,7 +38,7 @@ GO_ON: Final = 'to go on with what is there: .option("failOnDataLoss", "false")'
 """What to do about records that are gone."""
 
 _STREAM_ONLY: Final = ("maxRecordsPerTrigger", "maxBytesPerTrigger")
-_BATCH_ONLY: Final = ("endingOffsets",)
+_BATCH_ONLY: Final = ("endingOffsets", "pushFilters")
 _NUMBER_MAX: Final = (1 << 63) - 1
 
 
@@ -72,6 +73,7 @@ class ReadOptions:
     columns: tuple[str, ...] | None = None
     read: str = "durable"
     fail_on_data_loss: bool = True
+    push_filters: bool = False
 
 
 def read_options(given: Mapping[str, str], *, streaming: bool | None) -> ReadOptions:
@@ -98,7 +100,8 @@ def read_options(given: Mapping[str, str], *, streaming: bool | None) -> ReadOpt
         partitions=_checked(options, "partitions", _partitions),
         columns=_checked(options, "columns", _names),
         read=_checked(options, "read", _read) or "durable",
-        fail_on_data_loss=_checked(options, "failOnDataLoss", _flag) in (None, True),
+        fail_on_data_loss=_checked(options, "failOnDataLoss", _flag) is not False,
+        push_filters=_checked(options, "pushFilters", _flag) is True,
     )
 
 

@@ -46,10 +46,16 @@ def within_bytes(pieces: Sequence[Cut], limit: int) -> Cut:
 
 
 def cut_places(start: Place, stop: Place, pieces: Sequence[Cut]) -> tuple[Place, ...]:
-    """Places strictly between start and stop at which to cut, from measured pieces; thinned out if they are too many."""
-    inner = [Place(cut.index, cut.seq) for cut in pieces if start.index < cut.index < stop.stop]
+    """Places strictly between start and stop at which to cut, from measured pieces; thinned out if too many."""
+    by_seq = {cut.seq: cut for cut in reversed(pieces) if start.seq < cut.seq < stop.seq}  # not where no record is
+    inner = [Place(cut.index, cut.seq) for _, cut in sorted(by_seq.items())]
     every = -(-(len(inner) + 1) // SPARK_TASKS_MAX)
     return tuple(inner[every - 1 :: every])
+
+
+def tightened(stop: Place, pieces: Sequence[Cut]) -> Place:
+    """The same place without entries before it that have no records."""
+    return next((Place(cut.index, cut.seq) for cut in pieces if cut.seq == stop.seq), stop)
 
 
 def finer(start: Place, stop: Place, cuts: Sequence[Place], tasks_min: int) -> tuple[Place, ...]:

@@ -30,16 +30,20 @@ def frame_schema(given: Mapping[str, str]) -> StructType:
 
 
 def batch_reader(given: Mapping[str, str], schema: StructType) -> BatchReader:
-    """A reader with or without push-down, as the session allows.
+    """A reader with or without push-down, as the user wants it and the session allows.
 
     With `spark.sql.python.filterPushdown.enabled` off, Spark refuses every reader that defines `pushFilters`, and it
     does not tell us the flag. But filters are pushed in a process of their own, and only there somebody asks for them.
+
+    With the flag on, Spark 4.3 keeps the plan that it made with filters for the whole frame: the next query over the
+    same frame, or its other side in a join, gets the rows that passed them. So the user has to say that a frame is used
+    once (`pushFilters`); all others are planned without filters, which Spark then applies itself.
     """
     options = read_options(given, streaming=False)
     about = TopicView(options).describe()
     check_schema(schema, about.versions, options.topic)
     reader = SpanReader(options, about.versions, schema, fail_on_lost=False, partitions=options.partitions)
-    return PushingReader(reader) if filters_are_pushed() else BatchReader(reader)
+    return PushingReader(reader) if options.push_filters and filters_are_pushed() else BatchReader(reader)
 
 
 def filters_are_pushed() -> bool:
@@ -107,7 +111,9 @@ def _allows(found: Bounds, number: int) -> bool:
     return found.low <= number < found.stop and (found.only is None or number in found.only)
 
 
-def _clipped(start: Place, stop: Place, found: Bounds, number: int, place_of: Callable[[int], Place]) -> tuple[Place, Place]:
+def _clipped(
+    start: Place, stop: Place, found: Bounds, number: int, place_of: Callable[[int], Place]
+) -> tuple[Place, Place]:
     """A span clipped to bounds of its seq (number 1) or index (number 0)."""
     low, high = start[number], stop[number]
     if found.low > low:

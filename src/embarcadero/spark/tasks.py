@@ -37,7 +37,7 @@ class SpanReader:
     partitions: tuple[int, ...] | None = None
 
     def read(self, span: Span) -> Iterator[pa.RecordBatch]:
-        """The records of a span as rows of the frame. Raises Trimmed or RecordsLost if some are gone, and that matters."""
+        """The records of a span as rows of the frame. Raises Trimmed or RecordsLost if some are gone."""
         shaper = Shaper(self.options.topic, self.schemas, self.schema)
         found = shared_log(self.options.brokers).scan(
             self.options.topic, lane=span.lane, start=span.start.index, stop=span.stop.stop, read=self.options.read,

@@ -13,7 +13,7 @@ from embarcadero.limits import SPARK_TASK_BYTES
 from embarcadero.spark.connections import shared_log
 from embarcadero.spark.offsets import Place
 from embarcadero.spark.options import GO_ON, ReadOptions, Where
-from embarcadero.spark.planning import COARSE_ENOUGH, cut_places, finer, shares, task_bytes
+from embarcadero.spark.planning import COARSE_ENOUGH, cut_places, finer, shares, task_bytes, tightened
 from embarcadero.types import Cut, Order, Position, Tail
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -145,7 +145,11 @@ class TopicView:
         if wanted is None or (missing := wanted - sum(len(cuts) + 1 for cuts in found.values())) <= 0:
             return found
         extra = shares(missing, {lane: stop.seq - start.seq for lane, (start, stop) in ends.items()})
-        return {lane: finer(*ends[lane], cuts, len(cuts) + 1 + extra[lane]) for lane, cuts in found.items()}
+        for lane, cuts in found.items():
+            low, high = ends[lane]
+            tight = low if low.within else self.place_of(lane, low.seq)
+            found[lane] = finer(tight, tightened(high, coarse[lane]), cuts, len(cuts) + 1 + extra[lane])
+        return found
 
 
 def _place(found: Position, seq: int | None = None) -> Place:
