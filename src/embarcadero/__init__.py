@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from embarcadero import errors
 from embarcadero.errors import EmbarcaderoError, OutcomeUnknown, Refused, Retriable, UsageError
-from embarcadero.types import Cut, EntryKind, Gap, GapKind, Position, Tail, Topic, TopicLane
+from embarcadero.types import Cut, EntryKind, Gap, GapKind, Position, ReaderProgress, Tail, Topic, TopicLane
 
 if TYPE_CHECKING:
     from embarcadero.client import aio
@@ -75,6 +75,7 @@ __all__ = [
     "OutcomeUnknown",
     "Position",
     "Publisher",
+    "ReaderProgress",
     "Record",
     "RecordFuture",
     "Refused",

@@ -31,6 +31,7 @@ FETCH_WAIT_MS_DEFAULT = 5_000
 CONNECTIONS_PER_BROKER_MAX = 10_000
 HOST_DEFAULT = "127.0.0.1"  # reachable from this machine only
 PORT_DEFAULT = 9_092
+FREED_BYTES_KEPT = 64 * MIB  # by a process of a cluster, for what it copies next
 FILES_SPARE = 512  # open files that a process keeps for everything but connections: a region is one
 
 # --- names and counts -------------------------------------------------------------------------------------------------
@@ -50,6 +51,12 @@ SCHEMA_BYTES_MAX = 64 * KIB  # a topic's newest schema as an Arrow message; olde
 SCHEMA_COLUMNS_MAX = 1_024  # so also of versions: each adds a column
 SCHEMA_DEPTH_MAX = 16  # types within types
 REGION_HANDLES = 65_535
+READER_NAME_BYTES_MAX = 255
+READER_LANES_MAX = 1_024  # of one reader of a topic of order 0 or 1
+READERS_PER_TOPIC_MAX = 1_000  # of which the place is kept; the one that was silent for longest goes first
+READER_KEPT_S = 86_400  # the place of a reader that was silent for so long is forgotten
+READER_NOTES_S = 1.0  # a broker writes the places of readers to the store at most this often
+READERS_ANSWER_BYTES_MAX = 256 * KIB  # about; of very many readers the newest are told
 
 # --- ordering ---------------------------------------------------------------------------------------------------------
 SESSION_SEQUENCE_MAX = (1 << 62) - 1  # far from where 64-bit sums would wrap
@@ -117,6 +124,18 @@ RECOVERY_REPLIES_S = 1.0  # once enough replicas have told how far they are, the
 RECOVERY_RETRY_S = 0.5  # between two attempts to read what replicas have on disk
 DRAIN_DURABLE_S_MAX = 8.0  # of DRAIN_S_MAX, for everything ordered to be durable
 DRAIN_CHECKPOINT_S_MAX = 1.0  # and for the last checkpoints to be on a disk
+
+# --- tier -------------------------------------------------------------------------------------------------------------
+TIER_LEASE_S = 30.0  # a tiering job that is silent for this long may be replaced by another one
+TIER_TEXT_BYTES_MAX = 2 * KIB  # a location, a table's identifier, the name of a holder
+TIER_LANES_MAX = 4_096  # of one topic: lanes that its table has something of
+TIER_FILE_BYTES = 128 * MIB  # payloads in one file of a table
+TIER_FILES_MAX = 64  # written before they are committed
+TIER_ROW_GROUP_BYTES = 16 * MIB  # payloads in one row group: what a reader of the table has in memory at once
+TIER_INTERVAL_S = 60.0  # between two looks for what can be tiered
+TIER_ORPHANS_S = 3_600.0  # metadata files that nothing names are left alone for this long, and old snapshots
+TIER_SNAPSHOTS_KEPT = 100  # of a table, however old
+HOT_RETENTION_S = 86_400  # what is in the table stays with the brokers for this long
 
 # --- storage ----------------------------------------------------------------------------------------------------------
 SEGMENT_BYTES = 64 * MIB

@@ -67,14 +67,16 @@ def pushdown(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[bo
 def test_filters_give_the_same_rows_pushed_down_or_not(
     spark: SparkSession, log: emb.Log, orders: str, pushdown: bool
 ) -> None:
-    """With the flag off a reader must not even define the method; with it on the plan shows what was pushed."""
+    """With the flag off a reader must not even define the method; with it on Spark does only what is left."""
     wanted = [seq for seq in range(105, 222) if seq // 10 % 4 in (1, 2)]
     text = "seq >= 105 and seq < 222 and partition in (1, 2) and timestamp > '2020-01-01' and value is not null"
     some = load(spark, log, orders, pushFilters="true").filter(text)
 
     assert sorted(row.seq for row in some.collect()) == wanted
-    plan = some._jdf.queryExecution().toString()
-    assert all((pushed in plan) == pushdown for pushed in ("GreaterThanOrEqual(seq,105)", "GreaterThan(timestamp"))
+    plan = some._jdf.queryExecution().optimizedPlan().toString().splitlines()
+    left = " ".join(line for line in plan if "Filter" in line)  # what Spark does itself
+    assert "isnotnull(value" in left
+    assert all((name in left) != pushdown for name in ("seq#", "timestamp#", "partition#"))
 
 
 @pytest.mark.parametrize("pushdown", [True, False], indirect=True)

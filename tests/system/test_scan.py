@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from itertools import pairwise
 from threading import Event, Thread
@@ -10,9 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from typer.testing import CliRunner
 
 import embarcadero as emb
 from embarcadero import EntryKind, GapKind
+from embarcadero.cli.main import app
 from embarcadero.errors import BadValue, Closed, FuturePosition, TimedOut, Trimmed, UnknownTopic
 
 pytestmark = pytest.mark.system
@@ -197,3 +200,17 @@ def test_closing_the_log_ends_a_scan(log: Any) -> None:
     other.close()
     thread.join(30)
     assert [type(error) for error in ended] == [Closed]
+
+
+def test_how_far_a_reader_is_can_be_seen(log: Any, topic: str) -> None:
+    """note_progress is shown by readers, with the lag in records, and by `topic describe` and `status`."""
+    half = next(iter(log.scan(topic, start=200, stop=201)))[0]
+    log.note_progress(topic, "billing", {half.lane: (half.index, half.seq)})
+    (reader,) = log.readers(topic)
+    assert (reader.reader, reader.places) == ("billing", {half.lane: (half.index, half.seq)})
+    assert (reader.lag, reader.ago_s < 60) == (BATCHES * RECORDS - half.seq, True)
+    folder = ["--data-dir", str(log.cluster.data_dir)]
+    told = json.loads(CliRunner().invoke(app, ["topic", "describe", topic, "--json", *folder]).stdout)
+    assert [(one["reader"], one["lag"]) for one in told["readers"]] == [("billing", reader.lag)]
+    assert "billing" in CliRunner().invoke(app, ["status", *folder]).stdout
+    assert "billing" in CliRunner().invoke(app, ["topic", "describe", topic, *folder]).stdout

@@ -138,9 +138,12 @@ class Reads:
             ends = reader.ends()
             if ends is None:
                 raise Retriable("the end of the log can't be told while a sequencer takes over", "try again")
+            cold = self._cold_start(lane, start)
+            hot = (None, None) if cold is start else (start.index, start.seq)
             return m.TailIs(
-                lane=lane, index=ends.index, seq=ends.seq, start_index=start.index, start_seq=start.seq,
+                lane=lane, index=ends.index, seq=ends.seq, start_index=cold.index, start_seq=cold.seq,
                 durable_index=ends.durable_index, durable_seq=ends.durable_seq,
+                hot_index=hot[0], hot_seq=hot[1],
             )  # fmt: skip
 
         self._with_start(connection, request, lane, answer)
@@ -153,13 +156,29 @@ class Reads:
         """Move the start of a lane, and answer where it is then."""
         places.check_trim(ask, self._clock)
 
-        def trim_it(_reader: LaneReader, _start: Place, index: int, _seq: int | None) -> None:
-            of_broker = self._lanes.known.get(ask.lane)
-            topic = self._topics.get(ask.lane if of_broker is None else of_broker.topic)
-            self._directory.trim("" if topic is None else topic.name, ask.lane, index)
-            self._with_start(connection, request, ask.lane, places.place_is)
+        def trim_it(_reader: LaneReader, start: Place, index: int, seq: int | None) -> None:
+            if index < start.index:
+                seq = ask.seq if ask.by == "index" and index == ask.before else None
+            self._directory.trim(self._topic_name(ask.lane), ask.lane, index, seq=seq, cold=ask.cold)
+            self._with_start(connection, request, ask.lane, self._place_now)
 
         self._locate(connection, request, ask.lane, ask.by, ask.before, trim_it)
+
+    def _place_now(self, reader: LaneReader, start: Place) -> m.PlaceIs:
+        """Where a lane starts for readers, whether brokers still have that or not."""
+        return places.place_is(reader, self._cold_start(reader.lane, start))
+
+    def _topic_name(self, lane: int) -> str:
+        of_broker = self._lanes.known.get(lane)
+        topic = self._topics.get(lane if of_broker is None else of_broker.topic)
+        return "" if topic is None else topic.name
+
+    def _cold_start(self, lane: int, hot: Place) -> Place:
+        """Where the lane's part in the topic's table starts, if that is below what brokers have; else `hot` itself."""
+        tier = self._directory.tier(self._topic_name(lane))
+        if tier is None or tier.start(lane) >= min(tier.frontier(lane), (hot.index, hot.seq)):
+            return hot
+        return Place(*tier.start(lane))
 
     def _with_start(
         self, connection: Connection, request: int, lane: int, answer: Callable[[LaneReader, Place], m.Message],

@@ -19,9 +19,11 @@ from embarcadero.broker.durable import DurableFrontiers, HeldLanes
 from embarcadero.broker.epoch import EpochView
 from embarcadero.broker.ingest import Entry, Ingest
 from embarcadero.broker.lanes import BrokerLanes
+from embarcadero.broker.progress import ReaderNotes
 from embarcadero.broker.reader import Logs
 from embarcadero.broker.reads import Reads
 from embarcadero.broker.relay import Relay, Waiting
+from embarcadero.broker.tiers import answer_tier
 from embarcadero.broker.topics import check_partitions, with_defaults
 from embarcadero.broker.warm import DiskCopies, Warm
 from embarcadero.config import DEFAULTS, Config, FabricSizes
@@ -92,6 +94,7 @@ class Broker:
             directory, clock, self.epoch, self._logs, self.lanes, sizes.round_entries, self.durable,
             Warm(workers or Inline(), DiskCopies(disks)), self.counters, self.refresh,
         )  # fmt: skip
+        self._reader_notes = ReaderNotes(directory, clock)
         self._topics: dict[str, Topic] = {}
         self._lanes: dict[int, Topic] = {}
         self._members: list[Member] = []
@@ -198,6 +201,7 @@ class Broker:
             self._heartbeat.advance(self._heartbeat.value + 1)
             self.deposed |= self.epoch.closing()
             self._end_slow_batches(now_us)
+            self._reader_notes.poll(now_us)
         if self.deposed:
             return False
         moved = self._advance(0)
@@ -436,6 +440,13 @@ class Broker:
                 self.reads.trim(connection, request, message)
             case m.Measure():
                 self.reads.measure(connection, request, message)
+            case m.NoteProgress():
+                self._reader_notes.note(message)
+                connection.answer(request, m.Done())
+            case m.GetReaders():
+                connection.answer(request, self._reader_notes.readers(message.topic))
+            case m.OpenTier() | m.AdvanceTier() | m.KeepTier() | m.CloseTier():
+                connection.answer(request, answer_tier(self._directory, message, self._clock.wall_us()))
             case m.GetStatus():
                 connection.answer(request, m.StatusIs(facts=self.status()))
             case m.Ping():
@@ -451,8 +462,9 @@ class Broker:
         lanes = [topic.lane, *(lane.lane for lane in topic.lanes)] if topic.replicas else []
         ranges = [range_ for lane in lanes for range_ in self._directory.ranges(lane)]
         return m.TopicIs(
-            topic=topic, columns=schema.columns, widths=schema.widths, ranges=ranges[-limits.RANGES_LISTED_MAX :]
-        )
+            topic=topic, columns=schema.columns, widths=schema.widths, ranges=ranges[-limits.RANGES_LISTED_MAX :],
+            tier=self._directory.tier(name),
+        )  # fmt: skip
 
     def _create_topic(self, ask: m.CreateTopic) -> None:
         settings = with_defaults(ask, self.config, self._directory.live_replicas())

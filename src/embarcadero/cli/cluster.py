@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from embarcadero.cli.output import DataDir, Json, data_dir_or_default, note, print_json, print_table
+from embarcadero.cli.output import (
+    READER_COLUMNS,
+    DataDir,
+    Json,
+    data_dir_or_default,
+    note,
+    print_json,
+    print_table,
+    reader_row,
+)
 from embarcadero.cli.settings import settings
 from embarcadero.limits import MIB
 
@@ -225,6 +234,8 @@ def status(data_dir: DataDir = None, json: Json = False) -> None:
     print_table("topics", ["name", "order", "partitions", "next index", "next seq", "lanes"], rows)
     if running.lanes:
         _print_lanes(running)
+    if readers := [[topic["name"], *reader_row(reader)] for topic in topics for reader in topic["readers"]]:
+        print_table("readers", ["topic", *READER_COLUMNS], readers)
     print(f"fabric: {running.fabric}. {describe()}")
     for problem in running.degraded:
         note(f"degraded: {problem}")
@@ -246,10 +257,12 @@ def _topics(running: ClusterReport) -> tuple[list[dict[str, Any]], str]:
         with embarcadero.connect(running.addresses, timeout=_ASK_S) as log:
             for topic in log.topics(timeout=_ASK_S):
                 about = {"name": topic.name, "order": topic.order, "partitions": topic.partitions}
-                found.append(about | {"index": None, "seq": None, "lanes": []})
+                found.append(about | {"index": None, "seq": None, "lanes": [], "readers": []})
                 if topic.name not in unknown:
                     end = log.tail(topic.name, timeout=_ASK_S)
-                    found[-1] |= {"index": end.index, "seq": end.seq, "lanes": list(end.lanes) or [end]}
+                    readers = log.readers(topic.name, timeout=_ASK_S)
+                    lanes = list(end.lanes) or [end]
+                    found[-1] |= {"index": end.index, "seq": end.seq, "lanes": lanes, "readers": readers}
     except (Retriable, OutcomeUnknown) as error:
         return found, f"no broker tells where topics end: {error.message}"
     return found, ""

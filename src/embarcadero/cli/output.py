@@ -14,6 +14,7 @@ from embarcadero.errors import EmbarcaderoError
 
 if TYPE_CHECKING:
     from embarcadero.client.sync import Log
+    from embarcadero.types import ReaderProgress
 
 DataDir = Annotated[
     Path | None,
@@ -85,6 +86,15 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
     for row in rows:
         table.add_row(*map(str, row))
     Console(markup=False).print(table)
+
+
+READER_COLUMNS = ["reader", "lane: seq", "lag in records", "seconds ago"]
+
+
+def reader_row(reader: ReaderProgress) -> list[object]:
+    """A reader that told how far it is, for a table of them."""
+    places = ", ".join(f"{lane}: {seq}" for lane, (_, seq) in sorted(reader.places.items()))
+    return [reader.reader, places, "?" if reader.lag is None else reader.lag, f"{reader.ago_s:.0f}"]
 
 
 def note(text: str) -> None:

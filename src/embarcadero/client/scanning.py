@@ -10,10 +10,10 @@ from embarcadero.client.brokers import Brokers
 from embarcadero.client.drivers import SubscriberDriver
 from embarcadero.client.futures import fresh
 from embarcadero.client.options import check_read
-from embarcadero.client.reading import new_core
+from embarcadero.client.reading import new_core, table_of
+from embarcadero.client.topics import TopicInfo
 from embarcadero.errors import BadValue, Closed, TimedOut
 from embarcadero.types import GapKind, Tail
-from embarcadero.wire.schemas import TopicSchemas
 
 
 class Span(NamedTuple):
@@ -47,13 +47,14 @@ class Scan:
     """One scan under way: fetches ahead, within bounds, until it is closed or over."""
 
     def __init__(
-        self, brokers: Brokers, lane: int, span: Span, ends: tuple[int, int], patience: float, schemas: TopicSchemas
+        self, brokers: Brokers, topic: TopicInfo, lane: int, span: Span, ends: tuple[int, int], patience: float
     ) -> None:
         self._stop, self._patience, self._ready, self._closed = ends[1], patience, asyncio.Event(), False
         self._core = new_core(
-            brokers, lane, "index", ends[0], span.read, span.partitions, schemas, control=span.control, stop=ends[1]
-        )
-        self._driver = SubscriberDriver(brokers, self._core, self._ready.set, until=ends[1])
+            brokers, lane, "index", ends[0], span.read, span.partitions, topic.versions, control=span.control,
+            stop=ends[1], **table_of(topic),
+        )  # fmt: skip
+        self._driver = SubscriberDriver(brokers, self._core, self._ready.set, until=ends[1], topic=topic.name)
 
     async def next(self) -> list[Batch]:
         """The batches that are here; waits for some. None are left: it is over. Raises TimedOut."""

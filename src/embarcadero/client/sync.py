@@ -39,12 +39,13 @@ from embarcadero.client.pump import Pump
 from embarcadero.client.reading import reader_core
 from embarcadero.client.scanning import Span
 from embarcadero.client.thread import LoopThread
+from embarcadero.client.tiers import SyncTierCalls
 from embarcadero.client.topics import TopicInfo
 from embarcadero.client.waiting import Waitable
 from embarcadero.config import Config
 from embarcadero.errors import Backpressure, Closed, EmbarcaderoError, OutcomeUnknown, TimedOut
 from embarcadero.limits import CLOSE_TIMEOUT_S
-from embarcadero.types import Cut, Position, Tail, Topic
+from embarcadero.types import Cut, Position, ReaderProgress, Tail, Topic
 
 _AT_ONCE = 256
 Exit = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
@@ -97,7 +98,7 @@ def local(
     return log
 
 
-class Log:
+class Log(SyncTierCalls):
     """A client of one cluster. Its publishers and subscribers share one thread and one connection per broker."""
 
     def __init__(self, thread: LoopThread, log: aio.Log) -> None:
@@ -200,6 +201,7 @@ class Log:
         before_index: int | None = None,
         before_time: datetime | None = None,
         lane: int | None = None,
+        cold: bool = True,
         timeout: Timeout = AS_CONFIGURED,
     ) -> Position:
         """Give up the records before a place; returns where the topic starts now.
@@ -207,6 +209,7 @@ class Log:
         No batch is split: one that holds a record to be kept stays whole. Trimming less than before changes nothing;
         trimming beyond the end raises FuturePosition. Readers below the start get a TRIMMED gap. Orders 0 and 1: a time
         trims all lanes (or `lane`), and sums over them are returned; a seq or an index is in one lane, so say which.
+        Without `cold` a topic with a table keeps what is in the table, and brokers forget no more than that.
 
             start = log.trim("orders", before_time=datetime.now(UTC) - timedelta(days=7))
         """
@@ -217,6 +220,7 @@ class Log:
                 before_index=before_index,
                 before_time=before_time,
                 lane=lane,
+                cold=cold,
                 timeout=timeout,
             )
         )
@@ -249,9 +253,24 @@ class Log:
         """
         return self.thread.wait(self._log.position_of(topic, seq=seq, index=index, lane=lane, timeout=timeout))
 
-    def survey(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> tuple[TopicInfo, tuple[Tail, ...]]:
-        """A topic and the tail of each of its lanes: what a planner wants to know."""
-        return self.thread.wait(self._log.survey(topic, timeout=timeout))
+    def note_progress(
+        self, topic: str, reader: str, places: Mapping[int, tuple[int, int]], *, timeout: Timeout = AS_CONFIGURED
+    ) -> None:
+        """Let others see how far a reader is: by lane, the index and seq behind all that it has dealt with.
+
+        `status` and `topic describe` show it, with its lag. Nothing depends on it; it is forgotten after a day.
+
+            log.note_progress("orders", "billing", {batch.lane: (batch.index + 1, batch.seq + batch.count)})
+        """
+        self.thread.wait(self._log.note_progress(topic, reader, places, timeout=timeout))
+
+    def readers(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> list[ReaderProgress]:
+        """The readers of a topic that told how far they are (`note_progress`), and how many records they are behind.
+
+            for reader in log.readers("orders"):
+                print(reader.reader, reader.lag, reader.ago_s)
+        """
+        return self.thread.wait(self._log.readers(topic, timeout=timeout))
 
     def status(self, *, timeout: Timeout = AS_CONFIGURED) -> list[dict[str, Any]]:
         """What each broker that we are connected to says about itself."""
@@ -312,7 +331,7 @@ class Log:
         self, topic: str, where: tuple[str, int], read: str, partitions: list[int] | None, patience: Timeout
     ) -> Subscriber:
         described = await self._log.describe(topic, timeout=patience)
-        return Subscriber(self, reader_core(self.brokers, described, *where, read, partitions))
+        return Subscriber(self, reader_core(self.brokers, described, *where, read, partitions), described.name)
 
     def read(
         self,
@@ -379,21 +398,16 @@ class Log:
         piece_bytes: int,
         *,
         lane: int | None = None,
-        pieces_max: int | None = None,
         timeout: Timeout = AS_CONFIGURED,
     ) -> list[Cut]:
         """Cut the batches with start <= index < stop into pieces of about `piece_bytes`, to be read side by side.
 
         Each Cut is where a piece ends: the index and seq behind its last batch, and about how many bytes it has. The
-        last one ends at `stop`, or is the one of number `pieces_max`. Raises FuturePosition beyond the end, Trimmed if
-        nothing is left.
+        last one ends at `stop`. Raises FuturePosition beyond the end, Trimmed if nothing is left.
 
             for cut in log.measure("orders", 0, log.tail("orders").durable_index, 64 << 20): ...
         """
-        asked = self._log.measure(
-            topic, start, stop, piece_bytes, lane=lane, pieces_max=pieces_max, timeout=timeout
-        )  # fmt: skip
-        return self.thread.wait(asked)
+        return self.thread.wait(self._log.measure(topic, start, stop, piece_bytes, lane=lane, timeout=timeout))
 
     def _register(self, part: PartType) -> PartType:
         self._parts.add(part)
@@ -645,7 +659,7 @@ class Subscriber:
     The background thread fetches ahead, within bounds.
     """
 
-    def __init__(self, log: Log, core: ReaderCore) -> None:
+    def __init__(self, log: Log, core: ReaderCore, topic: str) -> None:
         """To be called in the background thread."""
         self._log, self._thread = log, log.thread
         self._condition = Waitable()
@@ -654,7 +668,7 @@ class Subscriber:
         self._ready: deque[Batch] = deque()
         self._error: EmbarcaderoError | None = None
         self._closed = False
-        self._driver = SubscriberDriver(log.brokers, core, self._refill)
+        self._driver = SubscriberDriver(log.brokers, core, self._refill, topic=topic)
 
     def _refill(self) -> None:
         """In the background thread: hand over what was fetched, once the last of it is taken."""

@@ -150,7 +150,8 @@ _FIELDS: Final = {
 
 
 def _numbers(entries: list[Batch], name: str) -> Int64s:
-    return np.fromiter((getattr(batch, name) for batch in entries), np.int64, len(entries))
+    """A hash of 64 bits (the name of a session, in `session_seq` of its first entry) keeps its bits, with a sign."""
+    return np.fromiter((getattr(batch, name) for batch in entries), np.uint64, len(entries)).view(np.int64)
 
 
 def _system_column(field: pa.Field, entries: list[Batch], counts: Int64s, known: dict[str, Any]) -> pa.Array:

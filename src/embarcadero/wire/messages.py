@@ -13,7 +13,13 @@ Fetch                   a FETCHED frame        subscriber
 GetTail                 TailIs                 anyone
 Find                    PlaceIs                anyone
 Trim                    PlaceIs                anyone
+OpenTier                TierIs                 a job that writes a topic's table
+AdvanceTier             TierIs                 the same
+KeepTier                Done                   the same
+CloseTier               Done                   the same
 Measure                 PiecesAre              who wants to share a span among several readers
+NoteProgress            Done                   a reader that wants others to see how far it is
+GetReaders              ReadersAre             anyone
 GetLanes                LanesAre               subscriber of a topic of order 0 or 1; waits for new lanes
 GetStatus               StatusIs               anyone
 Ping                    Pong                   either side
@@ -28,7 +34,7 @@ from typing import Annotated, Any
 import msgspec
 
 from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX, SESSION_SEQUENCE_MAX
-from embarcadero.types import NO_HANDLE, Cut, Range, Topic, TopicLane
+from embarcadero.types import NO_HANDLE, Cut, Range, ReaderProgress, Tier, Topic, TopicLane
 
 U16 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
 U32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
@@ -164,6 +170,7 @@ class TopicIs(Message, frozen=True, kw_only=True):
     columns: bytes = b""
     widths: list[int] = []
     ranges: list[Range] = []
+    tier: Tier | None = None  # its table, if it has one
 
 
 class ListTopics(Message, frozen=True, kw_only=True):
@@ -203,7 +210,10 @@ class GetTail(Message, frozen=True, kw_only=True):
 
 
 class TailIs(Message, frozen=True, kw_only=True):
-    """The end of a lane, its earliest readable index and seq, and how far it is durable."""
+    """The end of a lane, its earliest readable index and seq, and how far it is durable.
+
+    `hot_index`, `hot_seq`: where the part begins that brokers serve, if it is not at the start (None).
+    """
 
     lane: int
     index: int
@@ -212,6 +222,8 @@ class TailIs(Message, frozen=True, kw_only=True):
     start_seq: int
     durable_index: int = 0
     durable_seq: int = 0
+    hot_index: int | None = None
+    hot_seq: int | None = None
 
 
 class Find(Message, frozen=True, kw_only=True):
@@ -223,11 +235,17 @@ class Find(Message, frozen=True, kw_only=True):
 
 
 class Trim(Message, frozen=True, kw_only=True):
-    """Move the start of a lane up to a place, given as in Find. Going back changes nothing."""
+    """Move the start of a lane up to a place, given as in Find. Going back changes nothing.
+
+    `seq`: with an index below what brokers have: the seq that belongs to it. Without `cold` only the part that brokers
+    have gets another start, at most where the topic's table ends.
+    """
 
     lane: U32
     by: str
     before: U63
+    seq: U63 | None = None
+    cold: bool = True
 
 
 class PlaceIs(Message, frozen=True, kw_only=True):
@@ -253,6 +271,69 @@ class PiecesAre(Message, frozen=True, kw_only=True):
 
     lane: int
     cuts: list[Cut]
+
+
+class NoteProgress(Message, frozen=True, kw_only=True):
+    """A reader tells how far it is: by lane, the index and seq behind all that it has dealt with."""
+
+    topic: str
+    reader: str
+    places: dict[U32, tuple[U63, U63]]
+
+
+class GetReaders(Message, frozen=True, kw_only=True):
+    """Ask which readers of a topic told how far they are."""
+
+    topic: str
+
+
+class ReadersAre(Message, frozen=True, kw_only=True):
+    """The readers of a topic, those heard of last first; of very many, the newest."""
+
+    topic: str
+    readers: list[ReaderProgress]
+
+
+class OpenTier(Message, frozen=True, kw_only=True):
+    """Begin an epoch of writing a topic's table. `id`, `warehouse` and `table` count if it has none yet."""
+
+    topic: str
+    holder: str
+    id: str
+    warehouse: str
+    table: str
+    hot_retention_s: U63 | None = None  # None: as it is
+    take_over: bool = False
+
+
+class AdvanceTier(Message, frozen=True, kw_only=True):
+    """All below these places of lanes, (index, seq), is in the table, as `metadata` describes it."""
+
+    topic: str
+    epoch: U63
+    metadata: str
+    frontiers: dict[U32, tuple[U63, U63]]
+    starts: dict[U32, tuple[U63, U63]] = {}  # of lanes that are new to the table
+
+
+class KeepTier(Message, frozen=True, kw_only=True):
+    """The holder of an epoch is there."""
+
+    topic: str
+    epoch: U63
+
+
+class CloseTier(Message, frozen=True, kw_only=True):
+    """The holder of an epoch leaves."""
+
+    topic: str
+    epoch: U63
+
+
+class TierIs(Message, frozen=True, kw_only=True):
+    """The table of a topic."""
+
+    tier: Tier
 
 
 class GetLanes(Message, frozen=True, kw_only=True):
@@ -302,6 +383,8 @@ class Failed(Message, frozen=True, kw_only=True):
 
 AnyMessage = (
     Hello | Welcome | MembersAre | OpenSession | Opened | CloseSession | CreateTopic | AlterTopic | DescribeTopic
+    | OpenTier | AdvanceTier | KeepTier | CloseTier | TierIs
     | TopicIs | ListTopics | TopicsAre | DeleteTopic | Fetch | GetTail | TailIs | Find | Trim | PlaceIs | Measure
-    | PiecesAre | GetLanes | LanesAre | GetStatus | StatusIs | Ping | Pong | Done | Failed
+    | PiecesAre | NoteProgress | GetReaders | ReadersAre | GetLanes | LanesAre | GetStatus | StatusIs
+    | Ping | Pong | Done | Failed
 )  # fmt: skip
