@@ -216,3 +216,14 @@ def test_a_fetched_frame_never_has_too_many_entries() -> None:
     assert len(found.payloads) == FETCH_ENTRIES_MAX
     rest = world.fetch(client, lane, by="index", start=found.next_index)
     assert len(rest.payloads) == many - FETCH_ENTRIES_MAX
+
+
+def test_a_seq_below_a_lane_that_is_wholly_trimmed_is_trimmed_not_damaged(world: DiskWorld) -> None:
+    """Copies that have dropped everything are no bad copies: Find says Trimmed, a fetch goes on at the end."""
+    range_ = world.topic()
+    client = fill(world, range_, BATCHES)
+    stop = world.ask(client, m.GetTail(lane=range_.lane)).durable_index
+    world.ask(client, m.Trim(lane=range_.lane, by="index", before=stop))
+    assert world.ask(client, m.Find(lane=range_.lane, by="seq", start=1)).code == "Trimmed"
+    found = world.fetch(client, range_.lane, by="seq", start=1)
+    assert (found.gap, found.next_index) == (None, stop)

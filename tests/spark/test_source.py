@@ -286,10 +286,12 @@ def test_what_a_crash_took_is_data_loss_for_a_stream(
     """A table just does not have it; neither does a stream whose user wants to go on."""
 
     class Lossy:
+        describe = log.describe
+
         def scan(self, *_: object, **__: object) -> list[list[Batch]]:
             return [[Batch.of_gap(0, Gap(GapKind.LOST, 7, 4_000), 60), Batch.of_gap(0, Gap(GapKind.SKIPPED, 1, 2), 60)]]
 
-    monkeypatch.setattr("embarcadero.spark.tasks.shared_log", lambda _: Lossy())
+    monkeypatch.setattr("embarcadero.spark.tasks.shared_log", lambda *_: Lossy())
     span = Span(0, Place(0, 0), Place(50, 500))
     with pytest.raises(RecordsLost, match=r"batches \[7, 4000\) of lane 0 .*were lost with the memory"):
         list(stream(log, filled)._reader.read(span))
@@ -333,3 +335,38 @@ def test_topics_of_order_0_are_streams_of_lanes(log: emb.Log) -> None:
     assert len(log.tail("lanes").lanes) == len(end) - 2 == 2
     with pytest.raises(BadValue, match=r'a seq names a place in one of its lanes .*use JSON by lane.*"seq": 1000'):
         stream(log, "lanes", startingOffsets="5").initialOffset()
+
+
+def test_a_lane_that_is_gone_was_read_to_its_end_or_something_is_lost(log: emb.Log) -> None:
+    """Of a lane that was read to its end nothing can be missing: it is let go."""
+    log.create_topic("lanes-gone", order=0, replicas=1)
+    fill(log, "lanes-gone", 25)
+    flow = stream(log, "lanes-gone", startingOffsets="earliest")
+    end = flow.latestOffset(flow.initialOffset(), ALL)
+    read_to_its_end = {"78": {"index": 1, "seq": 10, "ended": True}}
+
+    assert flow.latestOffset(end | read_to_its_end, ALL) == end
+    lost = {"77": {"index": 1, "seq": 10}}
+    with pytest.raises(RecordsLost, match="lane 77 of topic 'lanes-gone' is gone, and was read up to seq 10"):
+        flow.latestOffset(end | lost, ALL)
+    assert stream(log, "lanes-gone", failOnDataLoss="false").latestOffset(end | lost, ALL).keys() == end.keys()
+
+
+def test_a_lane_whose_broker_died_is_read_to_its_end(log: emb.Log) -> None:
+    """The stream goes on in the lanes that come, and each record comes once. (Keep it last: it kills a broker.)"""
+    log.create_topic("mortal", order=0, replicas=1)
+    for first in range(0, 100, 25):
+        fill(log, "mortal", 25, first=first)
+    flow = stream(log, "mortal", startingOffsets="earliest", minPartitions=3)
+    found, end = micro_batches(flow, flow.initialOffset(), name="value")
+    log.cluster.kill_broker(log.describe("mortal").lanes[0].broker)
+    count = 100
+    while all(lane.open for lane in log.describe("mortal").lanes):
+        fill(log, "mortal", 25, first=count)
+        more, end = micro_batches(flow, end, name="value")
+        found, count = found + more, count + 25
+    rest, end = micro_batches(flow, end, name="value")
+    values = [int(value) for each in found + rest for value in each]
+
+    assert set(values) == set(range(count))
+    assert len(values) == sum(tail.seq for tail in log.tail("mortal").lanes)

@@ -56,7 +56,9 @@ def test_a_query_reads_each_record_once_over_restarts(spark: SparkSession, log: 
     assert sorted(int(row.value) for row in rows) == list(range(270))
     lane = log.describe("stream").lane
     assert f'"{lane}": {{"index"' in first.recentProgress[0].sources[0].latestOffset
-    assert listener.lags()[str(second.id), "stream"].records == 0
+    lag = listener.lags()[str(second.id), "stream"]
+    assert lag.records == 0
+    assert lag.reader in {reader.reader for reader in log.readers("stream")}
 
 
 def test_a_micro_batch_that_failed_is_run_again_with_the_same_tasks(

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from embarcadero.client.batch import Batch
 from embarcadero.client.brokers import Brokers
-from embarcadero.client.cold import find_place
+from embarcadero.client.cold import cold_cuts, find_place
 from embarcadero.client.drivers import ReaderCore, SubscriberDriver
 from embarcadero.client.futures import RecordFuture, TableResult, fresh
 from embarcadero.client.options import (
@@ -200,7 +200,10 @@ class Log(TierCalls):
 
             end = (await log.tail("orders")).seq
         """
-        about, tails = await self.survey(topic, timeout=timeout)
+        about, found = await self._ask_lanes(
+            topic, lambda about: lanes_of(about, None), lambda lane: m.GetTail(lane=lane), m.TailIs, timeout
+        )
+        tails = tuple(tail_of(about, tail) for tail in found)
         if about.order > Order.BROKER:
             return tails[0]
         numbers = (
@@ -208,13 +211,6 @@ class Log(TierCalls):
         )  # fmt: skip
         sums = {name: sum(getattr(tail, name) for tail in tails) for name in numbers}
         return Tail(about.lane, **sums, lanes=tails)
-
-    async def survey(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> tuple[TopicInfo, tuple[Tail, ...]]:
-        """A topic and the tail of each of its lanes: what a planner wants to know."""
-        about, found = await self._ask_lanes(
-            topic, lambda about: lanes_of(about, None), lambda lane: m.GetTail(lane=lane), m.TailIs, timeout
-        )
-        return about, tuple(tail_of(about, tail) for tail in found)
 
     async def trim(
         self,
@@ -469,24 +465,26 @@ class Log(TierCalls):
         piece_bytes: int,
         *,
         lane: int | None = None,
-        pieces_max: int | None = None,
         timeout: Timeout = AS_CONFIGURED,
     ) -> list[Cut]:
         """Cut the batches with start <= index < stop into pieces of about `piece_bytes`, to be read side by side.
 
         Each Cut is where a piece ends: the index and seq behind its last batch, and about how many bytes it has. The
-        last one ends at `stop`, or is the one of number `pieces_max`. Raises FuturePosition beyond the end, Trimmed if
-        nothing is left.
+        last one ends at `stop`. Raises FuturePosition beyond the end, Trimmed if nothing is left.
 
             for cut in await log.measure("orders", 0, (await log.tail("orders")).durable_index, 64 << 20): ...
         """
         check_piece_bytes(piece_bytes)
         Span(start, stop, "ordered", None, False).checked()
-        number = lane_of(await self.describe(topic, timeout=timeout), lane, "an index")
+        about = await self.describe(topic, timeout=timeout)
+        number = lane_of(about, lane, "an index")
         cuts: list[Cut] = []
-        at, most = start, PIECES_MAX if pieces_max is None else pieces_max
-        while at < stop and (pieces_max is None or len(cuts) < pieces_max):
-            ask = m.Measure(lane=number, start=at, stop=stop, piece_bytes=piece_bytes, pieces_max=most)
+        at = start
+        while at < stop:
+            if about.tier and (cold := await cold_cuts(self.brokers, topic, number, at, stop, piece_bytes)):
+                cuts, at = cuts + cold, cold[-1].index
+                continue
+            ask = m.Measure(lane=number, start=at, stop=stop, piece_bytes=piece_bytes, pieces_max=PIECES_MAX)
             cuts += (await self._ask(ask, m.PiecesAre, timeout)).cuts
             invariant(bool(cuts) and cuts[-1].index > at, "a measured span goes on")
             at = cuts[-1].index

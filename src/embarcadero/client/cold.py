@@ -13,8 +13,8 @@ from embarcadero.client.batch import Batch
 from embarcadero.client.connection import now_us
 from embarcadero.client.subscriber import ColdAsk
 from embarcadero.client.topics import TopicInfo
-from embarcadero.errors import BadFrame, EmbarcaderoError, NotAvailable, Trimmed
-from embarcadero.types import Tier
+from embarcadero.errors import BadFrame, EmbarcaderoError, Trimmed
+from embarcadero.types import Cut, Tier
 from embarcadero.wire import messages as m
 
 if TYPE_CHECKING:
@@ -28,14 +28,9 @@ Place = tuple[int, int]
 
 def open_table(tier: Tier, brokers: Brokers) -> ColdTable:
     """A topic's table as a metadata file describes it. NotAvailable without the extra."""
-    try:
-        from embarcadero.tier.cold import ColdTable
-        from embarcadero.tier.settings import parse_properties
-    except ImportError as missing:
-        raise NotAvailable(
-            f"a part of the topic is only in its table, and that can't be read: {missing}",
-            'pip install "embarcadero[spark]"',
-        ) from None
+    from embarcadero.tier.cold import ColdTable
+    from embarcadero.tier.settings import parse_properties
+
     return ColdTable(tier, parse_properties(brokers.table_properties))
 
 
@@ -101,7 +96,10 @@ class ColdReads:
             return None
         if ask.by == "earliest":
             return (await _asked(self._brokers, m.GetTail(lane=ask.lane), m.TailIs)).start_index
-        place = await find_place(self._brokers, about, ask.lane, ask.by, ask.start)
+        try:
+            place = await find_place(self._brokers, about, ask.lane, ask.by, ask.start)
+        except Trimmed:  # a reader from below the start begins there
+            return (await _asked(self._brokers, m.GetTail(lane=ask.lane), m.TailIs)).start_index
         if ask.by == "time":  # one that has not come yet stays a time: nothing older may slip in
             tail = await _asked(self._brokers, m.GetTail(lane=ask.lane), m.TailIs)
             return None if place[0] >= tail.index else place[0]
@@ -129,12 +127,36 @@ async def find_place(
     if about.tier is None or (hot is not None and await _is_exact(brokers, lane, by, value, hot)):
         return (0, 0) if hot is None else (hot.index, hot.seq)
     tier = (await describe(brokers, about.name)).tier  # as it is after brokers have let go of what they had
-    cold = None if tier is None else await asyncio.to_thread(_find_in_table, tier, brokers, lane, by, value)
-    if cold is not None:
+    cold = None if tier is None else await asyncio.to_thread(lambda: open_table(tier, brokers).find(lane, by, value))
+    if cold is not None and not _below(tier, lane, by, value):
         return cold
-    if hot is None:
+    if hot is None and by == "time":  # nobody has anything as young
+        tail = await _asked(brokers, m.GetTail(lane=lane), m.TailIs)
+        return tail.index, tail.seq
+    if hot is None or _below(tier, lane, by, value):
         raise Trimmed(f"the batch with {by} {value} of lane {lane} is trimmed", "start at what tail() tells")
     return hot.index, hot.seq
+
+
+async def cold_cuts(brokers: Brokers, topic: str, lane: int, start: int, stop: int, piece_bytes: int) -> list[Cut]:
+    """Pieces of that part of a span that only the topic's table has, from `start` on. There, a piece is whole files."""
+    tier = (await describe(brokers, topic)).tier
+    tail = await _asked(brokers, m.GetTail(lane=lane), m.TailIs)
+    hot = tail.start_index if tail.hot_index is None else tail.hot_index
+    if tier is None or start >= min(stop, hot):
+        return []
+    files = await asyncio.to_thread(lambda: open_table(tier, brokers).files(lane, start, min(stop, hot)))
+    cuts: list[Cut] = []
+    size = 0
+    for number, file in enumerate(files):
+        size += file.bytes
+        if size >= piece_bytes or number == len(files) - 1:
+            cuts.append(Cut(file.stop_index, file.stop_seq, size))
+            size = 0
+    if cuts and cuts[-1].index > stop:  # in the midst of a file
+        index, seq = await find_place(brokers, await describe(brokers, topic), lane, "index", stop)
+        cuts[-1] = Cut(stop, seq if index == stop else cuts[-1].seq, cuts[-1].bytes)
+    return cuts
 
 
 async def _is_exact(brokers: Brokers, lane: int, by: str, value: int, hot: m.PlaceIs) -> bool:
@@ -147,12 +169,10 @@ async def _is_exact(brokers: Brokers, lane: int, by: str, value: int, hot: m.Pla
     return hot.index > (tail.start_index if tail.hot_index is None else tail.hot_index)
 
 
-def _find_in_table(tier: Tier, brokers: Brokers, lane: int, by: str, value: int) -> Place | None:
-    """On a worker thread."""
-    start = tier.start(lane)
-    if (by == "index" and value < start[0]) or (by == "seq" and value < start[1]):
-        return None
-    return open_table(tier, brokers).find(lane, by, value)
+def _below(tier: Tier | None, lane: int, by: str, value: int) -> bool:
+    """Whether a place is below the start of the part that is in the table, and so below that of the topic."""
+    index, seq = (0, 0) if tier is None else tier.start(lane)
+    return value < {"index": index, "seq": seq}.get(by, 0)
 
 
 async def _asked(brokers: Brokers, message: m.Message, kind: type[Answer], patience: float | None = None) -> Answer:

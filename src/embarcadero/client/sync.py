@@ -248,10 +248,6 @@ class Log(SyncTierCalls):
         """
         return self.thread.wait(self._log.position_of(topic, seq=seq, index=index, lane=lane, timeout=timeout))
 
-    def survey(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> tuple[TopicInfo, tuple[Tail, ...]]:
-        """A topic and the tail of each of its lanes: what a planner wants to know."""
-        return self.thread.wait(self._log.survey(topic, timeout=timeout))
-
     def note_progress(
         self, topic: str, reader: str, places: Mapping[int, tuple[int, int]], *, timeout: Timeout = AS_CONFIGURED
     ) -> None:
@@ -386,21 +382,16 @@ class Log(SyncTierCalls):
         piece_bytes: int,
         *,
         lane: int | None = None,
-        pieces_max: int | None = None,
         timeout: Timeout = AS_CONFIGURED,
     ) -> list[Cut]:
         """Cut the batches with start <= index < stop into pieces of about `piece_bytes`, to be read side by side.
 
         Each Cut is where a piece ends: the index and seq behind its last batch, and about how many bytes it has. The
-        last one ends at `stop`, or is the one of number `pieces_max`. Raises FuturePosition beyond the end, Trimmed if
-        nothing is left.
+        last one ends at `stop`. Raises FuturePosition beyond the end, Trimmed if nothing is left.
 
             for cut in log.measure("orders", 0, log.tail("orders").durable_index, 64 << 20): ...
         """
-        asked = self._log.measure(
-            topic, start, stop, piece_bytes, lane=lane, pieces_max=pieces_max, timeout=timeout
-        )  # fmt: skip
-        return self.thread.wait(asked)
+        return self.thread.wait(self._log.measure(topic, start, stop, piece_bytes, lane=lane, timeout=timeout))
 
     def _register(self, part: PartType) -> PartType:
         self._parts.add(part)

@@ -36,8 +36,8 @@ async def trim_ask(brokers: Brokers, about: TopicInfo, ask: m.Trim) -> m.Trim:
     tail = await brokers.ask(m.GetTail(lane=ask.lane), brokers.settings.request_timeout_s)
     try:
         index, seq = await find_place(brokers, about, ask.lane, ask.by, ask.before)
-    except Trimmed:
-        return ask
+    except Trimmed:  # less than before: nothing changes
+        return m.Trim(lane=ask.lane, by="index", before=0)
     if not isinstance(tail, m.TailIs) or tail.hot_index is None or index >= tail.hot_index:
         return ask
     return m.Trim(lane=ask.lane, by="index", before=index, seq=seq)

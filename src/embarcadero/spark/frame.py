@@ -97,16 +97,22 @@ def check_schema(wanted: StructType, schemas: TopicSchemas, topic: str) -> None:
 
 
 class Shaper:
-    """Makes Spark's rows of batches: exactly the columns and Arrow types of a frame."""
+    """Makes Spark's rows of batches: exactly the columns and Arrow types of a frame.
+
+    `wanted` are the columns that rows of the log must have for it, with their types.
+    """
 
     def __init__(self, topic: str, schemas: TopicSchemas, schema: StructType) -> None:
         from pyspark.sql.pandas.types import to_arrow_schema
 
-        names = column_names(schemas)
+        names, payload = column_names(schemas), payload_schema(schemas)
         self._topic, self._schemas = topic, schemas
         self._schema = to_arrow_schema(schema, timezone="UTC")
         self._inner = [names[name] for name in self._schema.names]
-        self._wanted = list(dict.fromkeys(name for name in self._inner if name != _TOPIC))
+        self.wanted = {
+            name: (SYSTEM if name in SYSTEM.names else payload).field(name).type
+            for name in self._inner if name != _TOPIC
+        }  # fmt: skip
 
     def shaped(self, found: pa.RecordBatch) -> pa.RecordBatch:
         """Rows of the log, as `tier.columns.rows` makes them and the tier keeps them, as rows of the frame."""
@@ -120,17 +126,12 @@ class Shaper:
         ]
         return pa.RecordBatch.from_arrays(cast, schema=self._schema)
 
-    @property
-    def wanted(self) -> list[str]:
-        """Columns that rows of the log must have."""
-        return self._wanted
-
     def of_batches(
         self, lane: int, batches: Iterable[Batch], start_seq: int, stop_seq: int
     ) -> Iterator[pa.RecordBatch]:
         """The records of batches with start_seq <= seq < stop_seq, a few MiB at a time."""
         for group in grouped(batches):
-            found = rows(lane, group, self._schemas, self._wanted, start_seq, stop_seq)
+            found = rows(lane, group, self._schemas, list(self.wanted), start_seq, stop_seq)
             if found.num_rows:
                 yield self.shaped(found)
 

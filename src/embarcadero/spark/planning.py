@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Final
 
 from embarcadero.limits import SPARK_TASK_BYTES, SPARK_TASK_BYTES_MIN, SPARK_TASKS_MAX, SPARK_TASKS_USUAL
 from embarcadero.spark.offsets import Place
 from embarcadero.types import Cut
-
-COARSE_ENOUGH: Final = SPARK_TASKS_USUAL * SPARK_TASK_BYTES // SPARK_TASK_BYTES_MIN
-"""With so many full-size pieces nothing is gained by finer ones."""
 
 
 def shares(limit: int, waiting: Mapping[int, int]) -> dict[int, int]:

@@ -16,7 +16,7 @@ from embarcadero.errors import BadValue
 from embarcadero.spark.filters import Bounds, bounds, understood
 from embarcadero.spark.frame import check_schema, column_names, spark_schema
 from embarcadero.spark.offsets import LaneOffset, Offset, Place, spans
-from embarcadero.spark.options import EARLIEST, LATEST, read_options
+from embarcadero.spark.options import EARLIEST, LATEST, ReadOptions, read_options
 from embarcadero.spark.tasks import SpanReader
 from embarcadero.spark.view import LaneNow, TopicView
 
@@ -40,10 +40,19 @@ def batch_reader(given: Mapping[str, str], schema: StructType) -> BatchReader:
     once (`pushFilters`); all others are planned without filters, which Spark then applies itself.
     """
     options = read_options(given, streaming=False)
-    about = TopicView(options).describe()
-    check_schema(schema, about.versions, options.topic)
-    reader = SpanReader(options, about.versions, schema, fail_on_lost=False, partitions=options.partitions)
+    reader = span_reader(options, schema, fail_on_lost=False)
     return PushingReader(reader) if options.push_filters and filters_are_pushed() else BatchReader(reader)
+
+
+def span_reader(options: ReadOptions, schema: StructType, *, fail_on_lost: bool) -> SpanReader:
+    """What is sent to workers. BadSchema, if the topic is not (any more) what the frame was made of."""
+    view = TopicView(options)
+    about = view.describe()
+    check_schema(schema, about.versions, options.topic)
+    return SpanReader(
+        options, about.versions, schema, fail_on_lost, partitions=options.partitions,
+        table_properties=view.table_properties,
+    )  # fmt: skip
 
 
 def filters_are_pushed() -> bool:
@@ -67,7 +76,7 @@ class BatchReader(DataSourceReader):
         _check_ends(starts, stops)
         ends = {lane: self._narrowed(view, now.lanes[lane], start, stops[lane]) for lane, start in starts.items()}
         ends = {lane: (start, stop) for lane, (start, stop) in ends.items() if start.seq < stop.seq}
-        cuts = view.cuts(ends)
+        cuts = view.cuts(now, ends)
         first = Offset(options.topic, "", {lane: LaneOffset(start) for lane, (start, _) in ends.items()})
         last = Offset(options.topic, "", {lane: LaneOffset(stop, cuts[lane]) for lane, (_, stop) in ends.items()})
         return [InputPartition(span) for span in spans(first, last)]

@@ -8,6 +8,7 @@ Spark writes these to the checkpoint before a task runs: a micro-batch that is r
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from time import monotonic
 from typing import Any
 from uuid import uuid4
 
@@ -23,28 +24,23 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from embarcadero.errors import EmbarcaderoError, RecordsLost, Trimmed
-from embarcadero.spark.frame import check_schema
 from embarcadero.spark.offsets import LaneOffset, Offset, Place, parse_offset, spans
 from embarcadero.spark.options import EARLIEST, GO_ON, read_options
 from embarcadero.spark.planning import shares, within_bytes
+from embarcadero.spark.reading import span_reader
 from embarcadero.spark.tasks import SpanReader
-from embarcadero.spark.view import TopicNow, TopicView
+from embarcadero.spark.view import Ends, TopicNow, TopicView
 
 _FINE = 16
 """A limit on bytes is kept to about one part in so many."""
 
-Ends = dict[int, tuple[Place, Place]]
-"""By lane: where a micro-batch starts and ends."""
-
+_NOTE_S = 1.0  # so long a query waits for its progress to be taken note of
+_NOTE_AGAIN_S = 30.0
 
 def stream_reader(given: Mapping[str, str], schema: StructType) -> StreamReader:
     """The reader of a stream. BadSchema, if the topic is not what the frame was made of."""
     options = read_options(given, streaming=True)
-    about = TopicView(options).describe()
-    check_schema(schema, about.versions, options.topic)
-    return StreamReader(
-        SpanReader(options, about.versions, schema, fail_on_lost=True, partitions=options.partitions)
-    )
+    return StreamReader(span_reader(options, schema, fail_on_lost=True))
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -55,6 +51,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._view = TopicView(reader.options)
         self._until: dict[int, Place] | None = None  # AvailableNow: nothing above is read
         self._seen: TopicNow | None = None  # as the last question found the topic
+        self._silent_until_s = 0.0  # the cluster could not take our progress: it is left alone for a while
 
     # --- ends of micro-batches ----------------------------------------------------------------------------------------
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's names, here and below
@@ -78,16 +75,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The end of the next micro-batch, with its tasks; `start` itself if there is nothing to read."""
         begun = parse_offset(start, self._reader.options.topic)
-        now = self._seen = self._view.now()
+        now = self._seen = self._view.now(begun.lanes)
         kept = self._kept(begun, now)
         ends = self._ends(begun, now)
         if not isinstance(limit, ReadAllAvailable):
-            ends = self._limited(ends)
+            ends = self._limited(now, ends)
         growing = {lane: (low, high) for lane, (low, high) in ends.items() if low.seq < high.seq}
         moved = {lane: low for lane, (low, _) in ends.items() if lane in kept and low != begun.of(lane)}
         if not growing and not moved and kept == begun.lanes.keys():
             return start
-        cuts = self._view.cuts(growing)
+        cuts = self._view.cuts(now, growing)
         lanes = {lane: begun.lanes[lane] for lane in kept} | {lane: LaneOffset(low) for lane, low in moved.items()}
         for lane, (_, high) in growing.items():
             lanes[lane] = LaneOffset(high, cuts[lane], now.lanes[lane].closed and high == now.lanes[lane].end)
@@ -144,7 +141,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _lost(self, problem: EmbarcaderoError) -> None:
         self._reader.lost(problem, fail=True)
 
-    def _limited(self, ends: Ends) -> Ends:
+    def _limited(self, now: TopicNow, ends: Ends) -> Ends:
         """Ends such that no limit is passed: exactly as many records as allowed, and no more bytes in whole batches."""
         options, limited = self._reader.options, dict(ends)
         waiting = {lane: high.seq - low.seq for lane, (low, high) in ends.items() if low.seq < high.seq}
@@ -157,8 +154,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 low, high = limited[lane]
                 share = max(1, options.max_bytes * records // sum(waiting.values()))
                 if low.seq < high.seq:
-                    pieces = self._view.measure(lane, low, high, max(1, share // _FINE), 2 * _FINE)
-                    end = within_bytes(pieces, share)
+                    fine = max(1, share // _FINE)
+                    end = within_bytes(self._view.first_pieces(now, lane, low, high, fine, 2 * _FINE), share)
                     limited[lane] = low, min(high, Place(end.index, end.seq))
         return limited
 
@@ -173,4 +170,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._reader.read(partition.value)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Tell the cluster how far this query is, for those who look after it."""
+        """Tell the cluster how far this query is, for those who look after it. No query fails because of that."""
+        if monotonic() < self._silent_until_s:
+            return
+        read = parse_offset(end, self._reader.options.topic)
+        try:
+            self._view.log.note_progress(read.topic, read.reader, read.places(), timeout=_NOTE_S)
+        except EmbarcaderoError:
+            self._silent_until_s = monotonic() + _NOTE_AGAIN_S

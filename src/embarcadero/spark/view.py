@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -10,13 +11,20 @@ from embarcadero.client.sync import Log
 from embarcadero.client.topics import TopicInfo
 from embarcadero.errors import BadValue, FuturePosition, Trimmed
 from embarcadero.limits import SPARK_TASK_BYTES
+from embarcadero.spark import asking
 from embarcadero.spark.connections import shared_log
 from embarcadero.spark.offsets import Place
 from embarcadero.spark.options import GO_ON, ReadOptions, Where
-from embarcadero.spark.planning import COARSE_ENOUGH, cut_places, finer, shares, task_bytes, tightened
+from embarcadero.spark.planning import cut_places, finer, shares, task_bytes, tightened
 from embarcadero.types import Cut, Order, Position, Tail
 
+_TRIES: Final = 4
+"""So often pieces are halved to get as many tasks as asked for; then batches are."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+Ends = dict[int, tuple[Place, Place]]
+"""By lane: where a read, or a micro-batch, starts and ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +57,28 @@ class TopicView:
         """The client."""
         return shared_log(self.options.brokers)
 
+    @property
+    def table_properties(self) -> tuple[str, ...]:
+        """How files of tables are reached, by the configuration of this process."""
+        return tuple(self.log.brokers.table_properties)
+
     def describe(self) -> TopicInfo:
         """The topic. Raises UnknownTopic."""
         return self.log.describe(self.options.topic)
 
-    def now(self) -> TopicNow:
-        """The topic and its lanes. Raises UnknownTopic."""
-        about, tails = self.log.survey(self.options.topic)
-        ended = {lane.lane for lane in about.lanes if not lane.open}
-        return TopicNow(about, {tail.lane: self._lane(tail, tail.lane in ended) for tail in tails})
+    def now(self, expected: Collection[int] = ()) -> TopicNow:
+        """The topic and its lanes: quicker if they are those that are expected. Raises UnknownTopic."""
+        log = self.log
+        about, tails = log.thread.wait(asking.survey(log.brokers, self.options.topic, expected))
+        last = {lane.lane: lane.end for lane in about.lanes}
+        return TopicNow(about, {tail.lane: self._lane(tail, last.get(tail.lane)) for tail in tails})
 
-    def _lane(self, tail: Tail, ended: bool) -> LaneNow:
+    def _lane(self, tail: Tail, last: int | None) -> LaneNow:
         durable = self.options.read == "durable"
         ordered = Place(tail.index, tail.seq)
         end = Place(tail.durable_index, tail.durable_seq) if durable else ordered
         start = Place(tail.start_index, tail.start_seq)
-        return LaneNow(tail.lane, min(start, end), end, ordered, ended and end == ordered)
+        return LaneNow(tail.lane, min(start, end), end, ordered, last is not None and end.index >= last)
 
     # --- places -------------------------------------------------------------------------------------------------------
     def place_of(self, lane: int, seq: int) -> Place:
@@ -127,29 +141,78 @@ class TopicView:
         return self.place_at_index(now.lane, where.value)
 
     # --- sizes --------------------------------------------------------------------------------------------------------
-    def measure(self, lane: int, start: Place, stop: Place, piece: int, most: int | None = None) -> list[Cut]:
-        """Pieces of a span, of whole batches."""
-        return self.log.measure(
-            self.options.topic, start.index, stop.stop, piece, lane=lane, pieces_max=most
-        )
+    def pieces(self, now: TopicNow, lane: int, start: Place, stop: Place, piece: int) -> list[Cut]:
+        """Pieces of a span: of its table below the frontier, of brokers from there on."""
+        tier, found = now.about.tier, []
+        frontier = 0 if tier is None else min(tier.frontier(lane)[0], stop.stop)
+        if tier is not None and start.index < frontier:
+            from embarcadero.spark.cold import open_table, table_pieces
 
-    def cuts(self, ends: dict[int, tuple[Place, Place]]) -> dict[int, tuple[Place, ...]]:
+            table = open_table(tier, self.table_properties)
+            found = table_pieces(table, lane, start.index, frontier, piece)
+        return found + self._measured(lane, max(start.index, frontier), stop, piece)
+
+    def first_pieces(self, now: TopicNow, lane: int, start: Place, stop: Place, piece: int, most: int) -> list[Cut]:
+        """The first pieces of a span, by payload bytes as they were published."""
+        tier = now.about.tier
+        frontier = 0 if tier is None else min(tier.frontier(lane)[0], stop.stop)
+        if tier is None or start.index >= frontier:
+            return self._measured(lane, start.index, stop, piece, most)
+        from embarcadero.spark.cold import open_table, payload_pieces
+
+        table = open_table(tier, self.table_properties)
+        return payload_pieces(table, lane, start.index, frontier, piece, most)
+
+    def _measured(self, lane: int, start: int, stop: Place, piece: int, most: int | None = None) -> list[Cut]:
+        if start >= stop.stop:
+            return []
+        try:
+            log = self.log
+            return log.thread.wait(asking.measure(log.brokers, lane, start, stop.stop, piece, most))
+        except Trimmed:  # brokers have let go of it since we looked; tasks find it in the table, or say that it is gone
+            return [Cut(stop.stop, stop.seq, 0)]
+
+    def cuts(self, now: TopicNow, ends: Ends) -> dict[int, tuple[Place, ...]]:
         """Where to cut spans of lanes into tasks of about the same size: at least `minPartitions` in all."""
-        coarse = {lane: self.measure(lane, *span, SPARK_TASK_BYTES) for lane, span in ends.items()}
-        sizes = {lane: sum(cut.bytes for cut in cuts) for lane, cuts in coarse.items()}
-        total, wanted = sum(sizes.values()), self.options.min_partitions
-        piece = task_bytes(total, wanted)
-        if sum(map(len, coarse.values())) < COARSE_ENOUGH and piece < max(sizes.values(), default=0):
-            coarse = {lane: self.measure(lane, *span, piece) for lane, span in ends.items()}
-        found = {lane: cut_places(*span, coarse[lane]) for lane, span in ends.items()}
-        if wanted is None or (missing := wanted - sum(len(cuts) + 1 for cuts in found.values())) <= 0:
+        wanted, piece = self.options.min_partitions or 1, SPARK_TASK_BYTES
+        measured = self._all_pieces(now, ends, piece)
+        sizes = [sum(cut.bytes for cut in pieces) for pieces in measured.values()]
+        size = task_bytes(sum(sizes), self.options.min_partitions)
+        if size < min(piece, max(sizes, default=0)):
+            measured, piece = self._all_pieces(now, ends, size), size
+        found = _cut(ends, measured)
+        for _ in range(_TRIES):  # batches, files and row groups are not all of the same size
+            if _tasks(found) >= wanted or piece == 1:
+                break
+            piece = max(1, piece // 2)
+            measured = self._all_pieces(now, ends, piece)
+            found = _cut(ends, measured)
+        return self._finer(ends, measured, found, wanted - _tasks(found))
+
+    def _all_pieces(self, now: TopicNow, ends: Ends, piece: int) -> dict[int, list[Cut]]:
+        return {lane: self.pieces(now, lane, *span, piece) for lane, span in ends.items()}
+
+    def _finer(
+        self, ends: Ends, measured: dict[int, list[Cut]], found: dict[int, tuple[Place, ...]], missing: int
+    ) -> dict[int, tuple[Place, ...]]:
+        """More tasks than there are batches: batches are cut by seq."""
+        if missing <= 0:
             return found
-        extra = shares(missing, {lane: stop.seq - start.seq for lane, (start, stop) in ends.items()})
+        extra = shares(missing, {lane: high.seq - low.seq for lane, (low, high) in ends.items()})
+        finest: dict[int, tuple[Place, ...]] = {}
         for lane, cuts in found.items():
             low, high = ends[lane]
             tight = low if low.within else self.place_of(lane, low.seq)
-            found[lane] = finer(tight, tightened(high, coarse[lane]), cuts, len(cuts) + 1 + extra[lane])
-        return found
+            finest[lane] = finer(tight, tightened(high, measured[lane]), cuts, len(cuts) + 1 + extra[lane])
+        return finest
+
+
+def _cut(ends: Ends, measured: dict[int, list[Cut]]) -> dict[int, tuple[Place, ...]]:
+    return {lane: cut_places(*span, measured[lane]) for lane, span in ends.items()}
+
+
+def _tasks(cuts: dict[int, tuple[Place, ...]]) -> int:
+    return sum(len(each) + 1 for each in cuts.values())
 
 
 def _place(found: Position, seq: int | None = None) -> Place:
