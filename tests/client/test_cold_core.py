@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embarcadero.client.batch import Batch, OrderEntry
+from embarcadero.client.reading import nothing_came
 from embarcadero.client.subscriber import ColdAsk, SubscriberCore
 from embarcadero.errors import BadValue, Corrupt, Unreachable
 from embarcadero.types import EntryKind, Gap, GapKind
@@ -147,7 +148,8 @@ def test_a_table_that_does_not_answer_is_asked_again_and_a_wrong_one_is_an_error
     (ask,) = world.core.take_cold()
     world.core.on_cold(ask, table.batches(0, 3))
     world.core.on_cold_failed(ask, Unreachable("no answer"), world.now)
-    assert world.core.failed is None
+    assert (world.core.failed, str(world.core.trouble)) == (None, "no answer")
+    assert "no answer" in nothing_came(world.core, 5.0).message
     world.now += 1_000_000
     world.core.on_timer(world.now)
     world.collect()

@@ -176,9 +176,17 @@ async def _next(driver: SubscriberDriver, ready: asyncio.Event, patience: float)
             async with asyncio.timeout(patience):  # wait_for of Python 3.11 may swallow a cancellation
                 await ready.wait()
         except TimeoutError:
-            hint = "is the cluster up? what is ordered and not durable yet can be read with read=\"ordered\""
-            raise TimedOut(f"nothing could be read for {patience:g} s", hint) from None
+            raise nothing_came(driver.core, patience) from None
     return taken
+
+
+def nothing_came(core: object, patience: float) -> TimedOut:
+    """Why a reader gives up."""
+    trouble = core.trouble if isinstance(core, SubscriberCore) else None
+    if trouble is not None:
+        return TimedOut(f"nothing could be read for {patience:g} s: {trouble.message}", trouble.hint)
+    hint = 'is the cluster up? what is ordered and not durable yet can be read with read="ordered"'
+    return TimedOut(f"nothing could be read for {patience:g} s", hint)
 
 
 def _part(batch: Batch, first: int, stop: int, schema: pa.Schema) -> pa.RecordBatch:

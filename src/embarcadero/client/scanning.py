@@ -10,9 +10,9 @@ from embarcadero.client.brokers import Brokers
 from embarcadero.client.drivers import SubscriberDriver
 from embarcadero.client.futures import fresh
 from embarcadero.client.options import check_read
-from embarcadero.client.reading import new_core, table_of
+from embarcadero.client.reading import new_core, nothing_came, table_of
 from embarcadero.client.topics import TopicInfo
-from embarcadero.errors import BadValue, Closed, TimedOut
+from embarcadero.errors import BadValue, Closed
 from embarcadero.types import GapKind, Tail
 
 
@@ -74,8 +74,7 @@ class Scan:
                 await self._ready.wait()
         except TimeoutError:
             if self._core.position == place:  # it may go on through batches that are not wanted
-                hint = "is the cluster up? what is ordered and not durable yet can be read with read=\"ordered\""
-                raise TimedOut(f"nothing could be read for {self._patience:g} s", hint) from None
+                raise nothing_came(self._core, self._patience) from None
 
     def _clipped(self, taken: list[Batch]) -> list[Batch]:
         """Without what reaches beyond the span: a gap may."""

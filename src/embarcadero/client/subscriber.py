@@ -89,6 +89,7 @@ class SubscriberCore:
         self._table, self._resolve = table, tiered
         self._cold: ColdAsk | None = None  # what the table is asked for
         self._cold_taken = False  # the driver knows
+        self.trouble: EmbarcaderoError | None = None  # why the table did not answer when it was last asked
         self._owner = self if owner is None else owner
         self.ended = False  # the lane is closed, and its end was handed on
         self.lane, self._partitions, self._read = lane, partitions, read
@@ -387,7 +388,7 @@ class SubscriberCore:
             self._put(batch)
             self._next = batch.gap.stop if hole and batch.gap is not None else batch.index + 1
             self._next_seq = None if hole else batch.seq + batch.count
-        self._disappointments = 0
+        self._disappointments, self.trouble = 0, None
 
     def on_cold_end(self, ask: ColdAsk, reached: int, now_us: int) -> None:
         """The table has no more of the span: what is from `reached` on is nowhere any more."""
@@ -407,6 +408,7 @@ class SubscriberCore:
             return
         self._cold = None
         if isinstance(error, Retriable | OutcomeUnknown | TooMany):
+            self.trouble = error
             self._disappointed(now_us)
         else:
             self.failed = error
