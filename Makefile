@@ -48,7 +48,8 @@ stress: setup    ## 30 GB out of order, and one stuck session beside others
 	$(BIN)/embarcadero bench --only stress --total-mib 9600 --out build/stress
 
 system:          ## install system programs that some tests want (root)
-	@echo "nothing to install yet: no test wants a system program so far"
+	@command -v chromium >/dev/null || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; }
+	@echo "system programs: $$(chromium --version)"
 
 lock:            ## pin all versions anew
 	$(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet uv

@@ -292,7 +292,8 @@ class ReplicaMember(msgspec.Struct, frozen=True, kw_only=True):
 class Range(msgspec.Struct, frozen=True, kw_only=True):
     """A contiguous span of a lane with one replica set. Only a lane's last one is open; a sealed one never changes.
 
-    `number` counts from 1 in its lane. Positions between the end of a range and the start of the next one are lost.
+    `number` counts from 1 in its lane. Positions between the end of a range and the start of the next one are lost. One
+    that is trimmed away is forgotten, or empty and without replicas as long as lost positions after it are to be told.
     """
 
     lane: int

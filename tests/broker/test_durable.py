@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from embarcadero import plants
@@ -52,6 +53,17 @@ def test_an_ack_that_means_durable_waits_for_enough_disks(world: DiskWorld, toge
     world.run(3, client)
     assert sorted(outcomes(client)) == [(s, Outcome.ORDERED) for s in range(together + 1)]
     assert waiting_line(world) == 0
+
+
+def test_a_broker_says_that_it_waits_before_the_batch_can_be_ordered(world: DiskWorld) -> None:
+    """The answer alone wakes nobody, so the replica that syncs the batch must find the word, however quick it is."""
+    world.topic()
+    client = Client(world.brokers[0])
+    opened = world.open(client)
+    client.batch(opened, 0, payload(0), flags=WANT_DURABLE)
+    assert waiting_line(world) == 1
+    client.batch(opened, 1, payload(1))
+    assert waiting_line(world) == 1
 
 
 def test_the_planted_bug_of_acking_before_durable_is_seen(world: DiskWorld, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,6 +344,50 @@ def test_one_who_read_above_the_end_of_a_broker_lane_is_told_where_it_ends(world
     beyond = reader.ask(m.Fetch(lane=lane.lane, start=4, max_bytes=1_000))
     world.run(3, reader)
     assert reader.answers[beyond].code == "FuturePosition"
+
+
+def test_what_a_closed_broker_lane_lost_is_a_gap_up_to_its_end(
+    world: DiskWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end was recorded, then memory went before all was durable. Readers wait until it is known what is lost.
+
+    Files have nothing to say about it, and are not asked again and again.
+    """
+    world.topic("zero", order=0)
+    writer = Client(world.brokers[0])
+    opened = writer.answers[writer.ask(m.OpenSession(topic="zero"))]
+    for sequence in range(4):
+        writer.batch(opened, sequence, payload(sequence))
+    writer.pump()
+    range_ = broker_lane(world)
+    [lane] = world.directory.lanes()
+    for replica in world.of(range_):
+        replica.copy(range_, 2, lane.region)
+    assert world.directory.close_lanes([msgspec.structs.replace(lane, end=4, end_seq=4)], world.hand.epoch)
+    fabric = world.memory.host("admin")
+    for name in [name for name in fabric.names() if name.startswith(("broker-0.1/", "replica-"))]:
+        fabric.remove(name)
+    world.brokers = [world.start_broker(0), world.start_broker(1)]
+    reader = Client(world.brokers[1])
+    asked: list[m.Fetch] = []
+    monkeypatch.setattr(world.brokers[1].reads.warm, "fetch", lambda _connection, ask, *_: asked.append(ask))
+    waiting = [
+        reader.ask(m.Fetch(lane=lane.lane, start=2, max_bytes=1_000, read=read, wait_ms=20_000))
+        for read in ("ordered", "durable")
+    ]
+    earliest = reader.ask(m.Fetch(lane=lane.lane, by="earliest", max_bytes=1_000, wait_ms=20_000))
+    world.run(3, reader)
+    assert not any(request in reader.fetched or request in reader.answers for request in [*waiting, earliest])
+    assert world.directory.seal_recovered(lane.lane, range_.number, 2, 2, [], world.hand.epoch) is not None
+    world.run(3, reader)
+    for request in waiting:
+        assert (reader.fetched[request].gap, reader.fetched[request].next_index) == (Gap(GapKind.LOST, 2, 4), 4)
+    assert [ask.by for ask in asked] == ["earliest"]
+    monkeypatch.undo()
+    assert texts(world.fetch(reader, lane.lane, start=0)) == [payload(0), payload(1)]
+    assert world.fetch(reader, lane.lane, start=3, read="ordered").gap == Gap(GapKind.LOST, 3, 4)
+    assert world.fetch(reader, lane.lane, start=4).gap == Gap(GapKind.END_OF_LANE, 4, 4)
+    assert world.fetch(reader, lane.lane, by="time", start=1 << 60, wait_ms=20_000).gap == Gap(GapKind.LOST, 2, 4)
 
 
 def test_slots_of_a_broker_lane_are_reused_only_when_durable(world: DiskWorld) -> None:

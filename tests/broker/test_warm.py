@@ -272,6 +272,77 @@ def test_lost_positions_are_a_gap_and_lookups_step_over_them(world: DiskWorld) -
     assert (tail.index, tail.durable_index, tail.start_index) == (new.start + 2, new.start + 2, 0)
 
 
+def lose_and_go_on(world: DiskWorld, old: Range) -> tuple[Range, Client, Client]:
+    """A lane with 20 batches, of which 18 survive a loss, and two new ones above the ceiling; a writer, a reader."""
+    fill(world, old, 20, size=100)
+    new = world.restart(old, 18, 36)
+    writer, reader = (Client(broker) for broker in world.brokers)
+    world.publish(writer, world.open(writer), 100, 2)
+    for replica in world.of(new)[:2]:
+        replica.copy(new, new.start + 2)
+    world.run()
+    return new, writer, reader
+
+
+@pytest.mark.parametrize("start", [18, 19, 1_000])
+def test_what_is_lost_above_a_trim_is_still_told_as_lost(world: DiskWorld, start: int) -> None:
+    """Trimmed is what was trimmed; the rest of a LOST gap is LOST for readers and publishers, though its range goes."""
+    new, writer, reader = lose_and_go_on(world, world.topic())
+    lane = new.lane
+    world.directory.trim("t", lane, start)
+    world.run()
+    found, gaps = scan(world, reader, lane)
+    assert found == [payload(100), payload(101)]
+    assert gaps == [Gap(GapKind.TRIMMED, 0, start), Gap(GapKind.LOST, start, new.start)]
+    inside = world.fetch(reader, lane, start=2_000)
+    assert (inside.gap, inside.next_index) == (Gap(GapKind.LOST, 2_000, new.start), new.start)
+    assert (opened := world.open(writer)).lost_to == new.start
+    assert opened.lost_from == 18
+    for by, value in (("earliest", 0), ("seq", 3), ("seq", 36), ("time", 0)):
+        assert texts(world.fetch(reader, lane, by=by, start=value, max_bytes=1)) == [payload(100)]
+    assert world.ask(reader, m.GetTail(lane=lane)).start_index == new.start
+
+
+def test_a_lane_that_was_trimmed_to_its_end_before_a_loss(world: DiskWorld) -> None:
+    """All that was durable is trimmed, then the rest is lost: neither is told for the other, and every way leads on."""
+    old = world.topic()
+    world.directory.trim("t", old.lane, 18)
+    new, _, reader = lose_and_go_on(world, old)
+    found, gaps = scan(world, reader, new.lane)
+    assert found == [payload(100), payload(101)]
+    assert gaps == [Gap(GapKind.TRIMMED, 0, 18), Gap(GapKind.LOST, 18, new.start)]
+    for by, value in (("earliest", 0), ("seq", 3), ("seq", 36), ("time", 0)):
+        assert texts(world.fetch(reader, new.lane, by=by, start=value, max_bytes=1)) == [payload(100)]
+
+
+def test_what_was_dropped_below_lost_positions_is_trimmed_up_to_them(world: DiskWorld) -> None:
+    """A broker that has not heard of the trim goes by the files, which begin above all that is in them."""
+    old = world.topic()
+    new, _, reader = lose_and_go_on(world, old)
+    for replica in world.of(old):
+        log = replica.log(old)
+        log.cut(18)
+        assert not log.roll_if_due(0)
+        assert log.roll_if_due(10**15)
+        log.sync_job()()
+        assert log.drop_below(18)
+    found, gaps = scan(world, reader, new.lane)
+    assert found == [payload(100), payload(101)]
+    assert gaps == [Gap(GapKind.TRIMMED, 0, 18), Gap(GapKind.LOST, 18, new.start)]
+
+
+def test_trimming_less_than_before_changes_nothing_when_files_are_gone(world: DiskWorld) -> None:
+    """An index whose range is forgotten is below the start, and not where all that is durable ends."""
+    new, _, reader = lose_and_go_on(world, world.topic())
+    lane, start = new.lane, new.start + 1
+    for before in (start, 5, 0, 18, start - 1):
+        place = world.ask(reader, m.Trim(lane=lane, by="index", before=before))
+        assert (place.index, world.directory.trims()[lane]) == (start, start)
+    for index in (0, 5, 18, start - 1):
+        assert world.ask(reader, m.Find(lane=lane, by="index", start=index)).code == "Trimmed"
+    assert texts(world.fetch(reader, lane, by="earliest")) == [payload(101)]
+
+
 def test_a_restarted_lane_without_news_tells_its_end(world: DiskWorld) -> None:
     """The ring is empty; both ends are where the new range starts."""
     old = world.topic()

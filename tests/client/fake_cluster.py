@@ -115,6 +115,8 @@ class FakeCluster:
         if earlier is not None:
             self.fence(earlier)
             session.expected, session.window = earlier.expected, earlier.window
+        reached = session.expected
+        session.expected = max(session.expected, ask.at or 0)
         handle = self.next_handle
         self.next_handle += 1
         session.opened_at = len(self.log)
@@ -122,7 +124,7 @@ class FakeCluster:
         *before, (lost_from, lost_to) = self.lost or [(0, 0)]
         return m.Opened(
             lane=LANE, session=handle, index=session.opened_at, expected=session.expected, low=0,
-            lost_from=lost_from, lost_to=lost_to, lost_before=before,
+            lost_from=lost_from, lost_to=lost_to, lost_before=before, reached=reached,
         )  # fmt: skip
 
     def _continued(self, handle: int) -> FakeSession:

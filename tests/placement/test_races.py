@@ -15,6 +15,7 @@ from embarcadero.errors import Backpressure, BadValue, TooMany
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
 from embarcadero.placement.memory import MemoryStore
+from embarcadero.placement.ranges import lost_spans
 from embarcadero.placement.store import Check, Write
 from embarcadero.types import Range
 from tests.placement.worlds import add_replica, directory_with
@@ -66,6 +67,7 @@ class Sequencers:
         self.epochs = [first.next_epoch(), 0, 0]
         self.ceilings = [first.ceiling(0)]
         self.sealed: dict[int, Range] = {}
+        self.lost: set[tuple[int, int]] = set()
         self.started = {range_.number: range_.start for range_ in first.ranges(0)}
         self.handed_out = 0
 
@@ -135,10 +137,19 @@ class Sequencers:
         assert ceiling[0] >= self.ceilings[-1][0]
         assert ceiling[1] >= self.ceilings[-1][1]
         self.ceilings.append(ceiling)
+        trimmed = self.directories[0].trims().get(0, 0)
         for range_ in ranges:
+            if not range_.replicas:
+                sealed = self.sealed.get(range_.number, range_)
+                assert (range_.start, range_.end, range_.end_seq) == (sealed.end, sealed.end, sealed.end_seq)
+                assert sealed.end is not None
+                assert sealed.end <= trimmed, "it was emptied, and not all of it is trimmed"
+                continue
             assert self.started.setdefault(range_.number, range_.start) == range_.start
             if not range_.open:
                 assert self.sealed.setdefault(range_.number, range_) == range_, "a sealed range changed"
+        self.lost |= set(lost_spans(ranges))
+        assert {span for span in self.lost if span[1] > trimmed} <= set(lost_spans(ranges)), "a loss was forgotten"
         assert ceiling[0] > ranges[-1].start, "an open range can be written"
 
 

@@ -55,6 +55,10 @@ class Chain:
         gap = self.lost_at(index)
         return index if gap is None else gap.stop
 
+    def until_lost(self, index: int, stop: int) -> int:
+        """Where the first LOST gap above an index begins, or `stop` if that is lower."""
+        return next((start for start, _ in self.lost if index < start < stop), stop)
+
     def seq_at(self, index: int) -> int | None:
         """The seq at which an index begins, where ranges begin or end; None elsewhere."""
         for range_ in reversed(self.ranges):

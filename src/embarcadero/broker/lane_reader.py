@@ -52,6 +52,10 @@ class BrokerLaneReader(LaneReader):
             return super().news(read)
         return _CLOSED
 
+    @property
+    def closed(self) -> bool:
+        return self.lane_is.end is not None
+
     def may_serve(self) -> bool:
         if not self._basis.open:
             return True
@@ -94,8 +98,8 @@ class BrokerLaneReader(LaneReader):
             found.gap = Gap(GapKind.END_OF_LANE, end, end)
         return found
 
-    def _without_ring(self, ask: Fetch, end: int) -> Found:
-        """The lane's memory is gone, or never was: everything below its end is on disk, or trimmed.
+    def _without_ring(self, ask: Fetch, end: int) -> Found | None:
+        """The lane's memory is gone, or never was: everything below its end is on disk, trimmed or lost.
 
         One who reads what is ordered may have been above the end, before that part was lost: the end is told.
         """
@@ -103,11 +107,23 @@ class BrokerLaneReader(LaneReader):
             ask = at_index(ask, end)
         start = self._place_without_ring(ask.by, ask.start, end)
         if self.stored is not None and start < end:
-            found = self.stored.without_memory(ask, self.trimmed, end)
-            if found is not None:
-                return found
+            return self._below_end(self.stored, ask, end)
         gap = Gap(GapKind.TRIMMED, start, end) if start < end else None
         return Found(np.zeros(0, dtype=ORDER), [], end, end, gap)
+
+    def _below_end(self, stored: StoredLane, ask: Fetch, end: int) -> Found | None:
+        """What is on disk, or lost: memory may have gone after the end was recorded, before all was durable.
+
+        The last range is then sealed where disks end. None while it is open: it is not known yet what they have.
+        """
+        by_index, recovering = ask.by == "index", bool(stored.chain.replicas)
+        if by_index and ask.start < max(self.trimmed, stored.through()):
+            return stored.without_memory(ask, self.trimmed, end)
+        if recovering:
+            return None
+        if by_index:
+            return Found(np.zeros(0, dtype=ORDER), [], end, end, Gap(GapKind.LOST, ask.start, end))
+        return stored.without_memory(ask, self.trimmed, end)
 
     def _place_without_ring(self, by: str, value: int, end: int) -> int:
         by_seq = 0 if value < (self.lane_is.end_seq or 0) else end

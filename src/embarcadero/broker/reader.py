@@ -102,6 +102,11 @@ class LaneReader:
         """A number that changes when a waiting fetch should be tried again."""
         return self.ordered() if self.stored is None or read == "ordered" else self.stored.known()
 
+    @property
+    def closed(self) -> bool:
+        """Whether nothing will ever be appended: lanes of brokers only."""
+        return False
+
     def may_serve(self) -> bool:
         """The last question before anything is served."""
         return self._epoch.may_act()

@@ -219,6 +219,8 @@ class Reads:
                 connection.answer(request, message)
             return
         segments = self._segments(lane, stored, stored.through(), reader.trimmed)
+        if by == "index" and value < max(reader.trimmed, stored.chain.start):
+            place = value, None  # files that had it may be gone: not to be taken for a place above all that is there
         on_disk = place[0] == ON_DISK
 
         def look() -> tuple[Place | None, Place | None]:
@@ -388,6 +390,7 @@ class Reads:
         self, parked: Parked, reader: LaneReader, ask: m.Fetch, found: Found, tail: int, now_us: int
     ) -> None:
         found.tail_index = max(found.tail_index, tail)
+        found.to_come = found.to_come and not reader.closed  # there it goes on at the end, which is told
         if found.empty and now_us < parked.deadline_us and not found.over(ask):
             self._wait_for_more(parked, found)
             parked.seen = _NOT_TRIED if not found.to_come else parked.seen

@@ -136,7 +136,7 @@ class Segments:
                 problems.append(f"replica {ref.replica}: {error.message}")
         if dropped and not problems:  # retention took it; copies that end before are no better
             first = self.first()
-            stop = self.bound if first is None else first.index
+            stop = self._chain.until_lost(index, self.bound if first is None else first.index)
             if stop > index:
                 return Found(_nothing(), [], stop, self.bound, Gap(GapKind.TRIMMED, index, stop))
         raise self._no_good_copy(range_, index, problems + shorter)
@@ -193,8 +193,8 @@ class Segments:
                 return self._after(range_)
             if range_.start >= self.bound:
                 return None
-            if self._trimmed >= self._stop(range_):
-                return self._after(range_)  # all of it is trimmed, as far as it is durable
+            if self._stop(range_) <= self._trimmed:
+                return self.first()  # all of it is trimmed, as far as it is durable
             found = self._best(range_, lambda files: self._place(files, files.find_seq(seq)))
             if found is None:
                 raise self._no_good_copy(range_, range_.start, [f"no copy reaches seq {seq}"])

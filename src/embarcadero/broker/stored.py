@@ -60,8 +60,7 @@ class StoredLane:
             return None
         nothing = np.zeros(0, dtype=ORDER)
         if index < (start := max(trimmed, self.chain.start)):
-            stop = self.chain.after_lost(start)
-            return Found(nothing, [], stop, bound, Gap(GapKind.TRIMMED, index, stop))
+            return Found(nothing, [], start, bound, Gap(GapKind.TRIMMED, index, start))
         if (gap := self.chain.lost_at(index)) is not None:
             return Found(nothing, [], gap.stop, bound, gap)
         if index < hot_from:

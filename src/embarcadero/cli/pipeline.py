@@ -1,4 +1,4 @@
-"""pipeline tier: jobs over topics."""
+"""pipeline tier: a topic as a table. The other jobs are in jobs.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from embarcadero.config import Config
     from embarcadero.tier.job import Cycle, TierJob
 
-app = Verbs(help="Run jobs over topics: tier.", no_args_is_help=True, rich_markup_mode=None)
+app = Verbs(help="Run jobs over topics: tier, audit, or one of your own.", no_args_is_help=True, rich_markup_mode=None)
 
 _MASTER = "local[*]"
 

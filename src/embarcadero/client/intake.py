@@ -26,6 +26,7 @@ from embarcadero.client.waiting import Waitable
 from embarcadero.errors import BadSchema, BadValue, EmbarcaderoError, RecordsLost
 from embarcadero.invariants import invariant
 from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX
+from embarcadero.wire.lone import lone_payload
 from embarcadero.wire.payload import TIMESTAMP_US_MAX, TIMESTAMP_US_MIN, plain_batch, raw_batch
 from embarcadero.wire.schemas import TopicSchemas
 
@@ -292,13 +293,18 @@ class Intake:
         for group, rows in groups:
             sizes = self._piece_bytes, self._payload_bytes_max
             for count, payload in pieces(rows, *sizes, self._compression, self._records_max):
-                place = _ANY if group is None else group
-                sealed = Sealed(place, BatchResult(self.condition), count, payload.size, _nothing)
-                sealed.payload = memoryview(payload)  # fills the cached property
-                yield sealed
+                yield self.encoded_piece(payload, count, _ANY if group is None else group)
+
+    def encoded_piece(self, payload: pa.Buffer, count: int, partition: int) -> Sealed:
+        """A batch whose bytes are made already."""
+        sealed = Sealed(partition, BatchResult(self.condition), count, payload.size, _nothing)
+        sealed.payload = memoryview(payload)  # fills the cached property
+        return sealed
 
 
 def _payload(records: list[Record], plain: bool, compression: str | None) -> Any:
+    if plain and len(records) == 1 and compression is None:
+        return lone_payload(records[0][0], records[0][1])
     return encoded(_batch(records, plain), compression)
 
 

@@ -101,6 +101,11 @@ class Disks:
         for before, after in pairwise(ranges):
             if before.lane == after.lane and before.end is not None and before.end < after.start:
                 spans.append((before.lane, before.end, after.start))
+        last = {range_.lane: range_ for range_ in ranges}
+        for closed in directory.lanes():  # and then memory went before all of it was durable
+            sealed = last[closed.lane].end if closed.lane in last else None
+            if closed.end is not None and sealed is not None and sealed < closed.end:
+                spans.append((closed.lane, sealed, closed.end))
         for span in spans:
             if span not in self._told:
                 self._told.add(span)

@@ -33,11 +33,12 @@ from typing import Annotated, Any
 
 import msgspec
 
-from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX
+from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX, SESSION_SEQUENCE_MAX
 from embarcadero.types import NO_HANDLE, Cut, Range, ReaderProgress, Tier, Topic, TopicLane
 
 U16 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
 U32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
+SessionSequence = Annotated[int, msgspec.Meta(ge=0, le=SESSION_SEQUENCE_MAX)]
 U63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 """Numbers from outside are in range once decoded."""
 
@@ -84,15 +85,21 @@ class MembersAre(Message, frozen=True, kw_only=True):
 
 
 class OpenSession(Message, frozen=True, kw_only=True):
-    """Open a session: new, under a name (fencing that name's earlier holder), or continuing a fenced one."""
+    """Open a session: new, under a name (fencing that name's earlier holder), or continuing a fenced one.
+
+    `at`: its next sequence becomes this one, unless it is further on already.
+    """
 
     topic: str
     name: str = ""
     resume: U32 | None = None
+    at: SessionSequence | None = None
 
 
 class Opened(Message, frozen=True, kw_only=True):
     """The session is open. `expected`: the next sequence (0 if new); `low`: the lowest that may be sent again.
+
+    `reached`: what was expected before, when `at` was asked for.
 
     Batches [lost_from, lost_to) of the lane are its newest LOST gap (both 0: it has none); `lost_before`: earlier ones.
     """
@@ -105,6 +112,7 @@ class Opened(Message, frozen=True, kw_only=True):
     lost_from: int = 0
     lost_to: int = 0
     lost_before: list[tuple[int, int]] = []
+    reached: int = 0
 
 
 class CloseSession(Message, frozen=True, kw_only=True):
