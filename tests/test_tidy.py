@@ -23,6 +23,7 @@ LAYERS = [
     {"node"},
     {"client"},
     {"tier"},
+    {"audit"},
     {"spark"},
     {"sim", "bench", "testing"},
     {"chaos"},

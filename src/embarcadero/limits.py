@@ -149,6 +149,7 @@ READ_BYTES = 4 * MIB  # read and checked at once by readers: more would leave th
 LOCATE_BYTES = 16 * KIB  # read at once when a position is looked for
 SESSIONS_FILE_BYTES_MAX = 256 * MIB  # an on-disk checkpoint of sessions
 SCRUB_BYTES_PER_S = 8 * MIB
+SCRUB_ROUND_S = 10.0  # a round over all segments begins at most this often: little data is not read all the time
 SCRUB_STEP_BYTES = 1 * MIB  # checked at once; a step is short beside everything else that the disk does
 
 # --- flow -------------------------------------------------------------------------------------------------------------
@@ -174,6 +175,7 @@ PREFETCH_FETCHES = 2
 SPARK_TASK_BYTES = 64 * MIB  # payload that one task reads, if there is much
 SPARK_TASK_BYTES_MIN = 4 * MIB  # and if there is little: smaller tasks cost more than they save
 SPARK_TASKS_USUAL = 4  # into so many tasks little is cut, if that makes none too small
+SPARK_RECONNECT_S = 30.0  # so long a task waits for a cluster that is down
 SPARK_TASKS_MAX = 4_096  # of one read or micro-batch: their ends are part of its offset
 SPARK_BATCHES_BITS = 20  # of a sequence: which batch of a task's work it is; the rest counts the works
 SPARK_DIGEST_BITS = 28  # of a sequence: what the rows of a task's work are

@@ -55,6 +55,17 @@ def test_an_ack_that_means_durable_waits_for_enough_disks(world: DiskWorld, toge
     assert waiting_line(world) == 0
 
 
+def test_a_broker_says_that_it_waits_before_the_batch_can_be_ordered(world: DiskWorld) -> None:
+    """The answer alone wakes nobody, so the replica that syncs the batch must find the word, however quick it is."""
+    world.topic()
+    client = Client(world.brokers[0])
+    opened = world.open(client)
+    client.batch(opened, 0, payload(0), flags=WANT_DURABLE)
+    assert waiting_line(world) == 1
+    client.batch(opened, 1, payload(1))
+    assert waiting_line(world) == 1
+
+
 def test_the_planted_bug_of_acking_before_durable_is_seen(world: DiskWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the rule switched off the ack is there too early: the test above would notice."""
     monkeypatch.setattr(plants, "ACTIVE", {"ack-before-durable"})

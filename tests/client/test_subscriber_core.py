@@ -33,7 +33,8 @@ def drain(world: World, most: int = 1000) -> list[Batch]:
         world.settle()
         found = world.core.take_batches(most, world.now)
         world.collect()
-        if not found:
+        world.settle()  # a damaged batch is asked for once more
+        if not found and not world.core.ready:
             return taken
         taken += found
 

@@ -8,21 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from embarcadero.node.bell import SocketBell
+from embarcadero.node.bell import PipeBell
 
 
 @pytest.fixture
-def bells(tmp_path: Path) -> Iterator[tuple[SocketBell, SocketBell]]:
+def bells(tmp_path: Path) -> Iterator[tuple[PipeBell, PipeBell]]:
     """A sequencer's and a broker's, in a folder whose name is too long for a socket's path."""
     folder = tmp_path / ("x" * 200)
     folder.mkdir()
-    pair = SocketBell(folder, "sequencer"), SocketBell(folder, "broker-0.1")
+    pair = PipeBell(folder, "sequencer"), PipeBell(folder, "broker-0.1")
     yield pair
     for bell in pair:
         bell.close()
 
 
-def test_a_ring_ends_a_long_sleep(bells: tuple[SocketBell, SocketBell]) -> None:
+def test_a_ring_ends_a_long_sleep(bells: tuple[PipeBell, PipeBell]) -> None:
     """The sleeper wakes long before its time is over."""
     sequencer, broker = bells
 
@@ -34,7 +34,7 @@ def test_a_ring_ends_a_long_sleep(bells: tuple[SocketBell, SocketBell]) -> None:
     assert asyncio.run(sleep())
 
 
-def test_a_ring_before_the_sleep_is_heard(bells: tuple[SocketBell, SocketBell]) -> None:
+def test_a_ring_before_the_sleep_is_heard(bells: tuple[PipeBell, PipeBell]) -> None:
     """What rang while nobody slept ends the next sleep at once."""
     sequencer, broker = bells
 
@@ -46,7 +46,7 @@ def test_a_ring_before_the_sleep_is_heard(bells: tuple[SocketBell, SocketBell]) 
     assert asyncio.run(sleep())
 
 
-def test_ringing_at_an_empty_house_is_harmless(bells: tuple[SocketBell, SocketBell]) -> None:
+def test_ringing_at_an_empty_house_is_harmless(bells: tuple[PipeBell, PipeBell]) -> None:
     """Nobody of that name listens; a sleep without a ring ends by itself."""
     sequencer, _ = bells
     sequencer.ring("broker-9.9")
@@ -56,7 +56,7 @@ def test_ringing_at_an_empty_house_is_harmless(bells: tuple[SocketBell, SocketBe
     assert not sequencer.rung
 
 
-def test_a_flood_of_rings_does_not_block(bells: tuple[SocketBell, SocketBell]) -> None:
+def test_a_flood_of_rings_does_not_block(bells: tuple[PipeBell, PipeBell]) -> None:
     """Beyond what the queue takes, rings are lost; the ringer goes on."""
     sequencer, broker = bells
     for _ in range(10_000):
@@ -65,3 +65,25 @@ def test_a_flood_of_rings_does_not_block(bells: tuple[SocketBell, SocketBell]) -
     asyncio.run(sequencer.wait(3600))
 
     assert not sequencer.rung
+
+
+def test_a_successor_of_the_same_name_is_heard_by_those_who_rang_before(tmp_path: Path) -> None:
+    """The one who listened is gone, and rings meanwhile are lost; the next one of that name hears the next ring."""
+    broker, first = PipeBell(tmp_path, "broker-0.1"), PipeBell(tmp_path, "sequencer")
+    broker.ring("sequencer")
+    first.close()
+    broker.ring("sequencer")
+    broker.ring("sequencer")
+    second = PipeBell(tmp_path, "sequencer")
+    try:
+        asyncio.run(second.wait(0.01))
+        broker.ring("sequencer")
+        asyncio.run(_heard(second))
+    finally:
+        second.close()
+        broker.close()
+
+
+async def _heard(bell: PipeBell) -> None:
+    bell._loop = None  # a new loop in this test
+    await asyncio.wait_for(bell.wait(3600), 60)

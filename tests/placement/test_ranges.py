@@ -264,19 +264,41 @@ def test_a_sealed_range_is_looked_for_where_it_was_copied_to(directory: Director
 # --- trims, deletion, generations -------------------------------------------------------------------------------------
 
 
+def stored(directory: Directory) -> list[int]:
+    return [range_.number for range_ in directory.ranges(0)]
+
+
 def test_ranges_below_the_start_of_a_lane_are_forgotten(directory: Directory) -> None:
     """Only sealed ones that are wholly below it; the last one stays, so numbers go on."""
     chosen = refs(directory, 0, 1, 2)
     for number in range(1, 4):
         directory.seal_and_open(0, number, 10 * number, 10 * number, chosen, 1)
     directory.trim("t", 0, 25)
-    assert [range_.number for range_ in directory.ranges(0)] == [3, 4]
-    directory.seal_clean(0, 4, 30, 30, 1)
+    assert directory.forget_trimmed(0, 4, 100)
+    assert stored(directory) == [3, 4]
     directory.trim("t", 0, 30)
-    assert [range_.number for range_ in directory.ranges(0)] == [4]
+    assert directory.forget_trimmed(0, 4, 100)
+    assert stored(directory) == [4]
+    directory.seal_clean(0, 4, 30, 30, 1)
     opened = directory.reopen(0, chosen, 1)
     assert opened is not None
     assert opened.number == 5
+
+
+def test_a_range_is_forgotten_only_below_a_checkpoint_of_the_sessions(directory: Directory) -> None:
+    """One that is on enough disks of the range that is open; where that is another one by now, nothing is."""
+    chosen = refs(directory, 0, 1, 2)
+    for number in range(1, 4):
+        directory.seal_and_open(0, number, 10 * number, 10 * number, chosen, 1)
+    assert not directory.forget_trimmed(0, 4, 100)
+    directory.trim("t", 0, 30)
+    assert stored(directory) == [1, 2, 3, 4]
+    for number, covered, left in ((4, 9, [1, 2, 3, 4]), (3, 30, [1, 2, 3, 4]), (4, 29, [3, 4]), (4, 30, [4])):
+        assert directory.forget_trimmed(0, number, covered) is (number == 4)
+        assert stored(directory) == left
+    before = directory.revision()
+    assert directory.forget_trimmed(0, 4, 30)
+    assert directory.revision() == before
 
 
 @pytest.mark.parametrize("start", [100, 5_000, 8_999_999])
@@ -286,16 +308,21 @@ def test_lost_positions_are_known_until_they_are_trimmed_too(directory: Director
     directory.raise_ceiling(0, 9_000_000, 10**12, 1)
     directory.seal_and_open(0, 1, 50, 450, chosen, 1)
     directory.seal_recovered(0, 2, 100, 900, chosen, 1)
-    directory.trim("t", 0, 99)
-    assert [range_.number for range_ in directory.ranges(0)] == [2, 3]
-    directory.trim("t", 0, start)
+
+    def trim(index: int) -> None:
+        directory.trim("t", 0, index)
+        assert directory.forget_trimmed(0, 3, 9_000_000)
+
+    trim(99)
+    assert stored(directory) == [2, 3]
+    trim(start)
     kept, opened = directory.ranges(0)
     assert (kept.start, kept.start_seq, kept.end, kept.end_seq, kept.replicas) == (100, 900, 100, 900, [])
     assert lost_spans([kept, opened]) == [(100, 9_000_000)]
     before = directory.revision()
-    directory.trim("t", 0, start)
+    trim(start)
     assert directory.revision() == before
-    directory.trim("t", 0, 9_000_000)
+    trim(9_000_000)
     assert directory.ranges(0) == [opened]
 
 

@@ -140,6 +140,50 @@ def test_a_range_that_is_trimmed_away_below_lost_positions_leaves_the_disks(tmp_
     assert [range_.number for range_ in world.directory.ranges(lane)] == [1, 2]
 
 
+def test_one_checkpoint_is_not_enough_where_two_copies_are_asked_for(tmp_path: Path) -> None:
+    """The disk that has it may be the one that is lost: neither segments nor ranges go before another has one too."""
+    world = World(tmp_path, replicas=2, segment_bytes=SEGMENT)
+    lane = world.topic(order=2, replicas=2, durable_on=2)
+    writer = world.reign.lane(lane)
+    world.settle()
+    for number in range(60):
+        writer.batches(bytes([number + 1]) * 4_000)
+        world.poll()
+    refs = [replica.member.ref for replica in world.replicas.values()]
+    assert world.directory.seal_and_open(lane, 1, 60, 120, refs, world.reign.number)
+    world.settle()
+    world.directory.trim("t", lane, 60)
+    before = segments(world, lane)
+    for number, replica in world.replicas.items():
+        write_checkpoint(replica.sessions._disk, lane_folder(lane), 60, b"a table")
+        replica.sessions.forget(lane)
+        replica.lines.set((lane, 2), 60, CHECKPOINT)
+        world.poll(10, step_us=500_000)
+        assert [range_.number for range_ in world.directory.ranges(lane)] == ([1, 2] if number == 0 else [2])
+        assert number or segments(world, lane) == before
+    assert not any((world.folder(number) / range_folder(lane, 1)).exists() for number in world.replicas)
+
+
+def test_a_checkpoint_that_went_with_its_folder_is_not_told_of(tmp_path: Path) -> None:
+    """A replica that has left a lane and comes back to it begins without one."""
+    world = World(tmp_path, replicas=2)
+    lane = world.topic(order=2, replicas=1, durable_on=1)
+    world.reign.lane(lane).batches(b"a", b"b")
+    world.settle()
+    range_ = world.directory.open_range(lane)
+    assert range_ is not None
+    (first,) = range_.replicas
+    here, other = world.replicas[first.replica], world.replicas[1 - first.replica]
+    write_checkpoint(here.sessions._disk, lane_folder(lane), 2, b"a table")
+    here.sessions.forget(lane)
+    assert here.sessions.on_disk(lane) == 2
+    assert world.directory.seal_and_open(lane, 1, 2, 4, [other.member.ref], world.reign.number)
+    assert world.directory.replace_in_sealed(lane, 1, first.replica, other.member.ref)
+    world.poll(10, step_us=500_000)
+    assert not (world.folder(first.replica) / lane_folder(lane)).exists()
+    assert here.sessions.on_disk(lane) == 0
+
+
 def test_a_copy_that_was_trimmed_can_be_copied(tmp_path: Path) -> None:
     """A disk that was wiped gets what the others still have."""
     world = World(tmp_path, replicas=2, segment_bytes=SEGMENT)

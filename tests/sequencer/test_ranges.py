@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 
 from embarcadero.fabric.durability import RangeWord
+from embarcadero.fabric.layout import PENDING
 from embarcadero.limits import CHECKPOINT_S, RANGE_GRACE_S, REPLICA_LAG_S, REPLICA_SILENT_S
 from embarcadero.plants import ACTIVE
 from embarcadero.sequencer import ranges as ranges_module
-from embarcadero.types import Outcome
+from embarcadero.types import EntryKind, Outcome
 from tests.sequencer.cluster import Crash
 from tests.sequencer.replicated import ReplicatedCluster
 
@@ -56,6 +58,23 @@ def test_replicas_are_rung_when_a_lane_grows() -> None:
 
     expected = {ref.region_prefix for ref in cluster.open_range(lane).replicas}
     assert {who for who in cluster.bells.rung if who.startswith("replica-")} == expected
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_broker_whose_ack_waits_for_disks_is_not_rung_for_the_answer(waits: bool) -> None:
+    """A lone batch: its broker is rung if the answer lets an ack go out; else a replica rings there, later."""
+    cluster = ReplicatedCluster(replicas=2)
+    lane, session = filled(cluster, replicas=2)
+    broker, made = cluster.brokers[0], np.zeros(1, dtype=PENDING)
+    made["kind"], made["lane"], made["session"], made["session_seq"] = EntryKind.BATCH, lane, session, 6
+    made["count"], made["waits"] = 1, waits
+    cluster.bells.rung.clear()
+    number = broker.publish(made)
+    cluster.run()
+
+    assert broker.outcome(number) == Outcome.ORDERED
+    assert (broker.member.region_prefix in cluster.bells.rung) is not waits
+    assert any(who.startswith("replica-") for who in cluster.bells.rung)
 
 
 def test_a_range_is_sealed_at_the_a_th_largest_line_of_all_replicas() -> None:

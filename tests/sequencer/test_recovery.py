@@ -226,6 +226,65 @@ def test_a_name_finds_its_session_again() -> None:
     assert cluster.brokers[1].answers[asked][4] == 3
 
 
+@pytest.mark.parametrize("order", [2, 5])
+def test_a_trimmed_range_that_no_checkpoint_on_disk_covers_still_tells_about_sessions(order: int) -> None:
+    """Its entries are above the newest checkpoint on disk: what they stored must not be stored a second time."""
+    cluster = ReplicatedCluster(replicas=3)
+    lane = cluster.replicated(order)
+    session = cluster.open(lane, name=77)
+    cluster.brokers[0].batches(lane, session, 0, 1, 2)
+    cluster.run(2)
+    cluster.sequencer.lanes[lane].save(cluster.clock.us)
+    cluster.remember(lane)
+    cluster.brokers[0].batches(lane, session, 3, 4, 5)
+    cluster.run(2)
+    cluster.lines(lane, 7, 7, 7)
+    kept = cluster.sequencer.ranges.kept[lane]
+    assert cluster.sequencer.ranges.seal(kept, list(kept.range_.replicas), "test")
+    range_ = cluster.open_range(lane)
+    assert (range_.number, range_.start) == (2, 7)
+    cluster.lines(lane, 7, 7, 7)
+    assert cluster.directory.trim("t0", lane, 7) == 7
+    cluster.lose_memory(disks_of(range_))
+    reply(cluster, range_, 7, 7, 7)
+    cluster.run(5)
+
+    asked = cluster.brokers[0].request(EntryKind.SESSION_OPEN, lane, name=77)
+    cluster.run(2)
+    outcome, _, _, _, expected, opened = cluster.brokers[0].answers[asked]
+    assert (outcome, expected) == (Outcome.OPENED, 6)
+    sent = cluster.brokers[0].batches(lane, opened, 4, 6)
+    cluster.run(2)
+    assert [cluster.brokers[0].outcome(sent + at) for at in range(2)] == [Outcome.DUP_OF, Outcome.ORDERED]
+
+
+def test_a_lane_waits_for_a_checkpoint_that_covers_what_was_forgotten() -> None:
+    """Those replicas that reply have an older one: going on from there would leave out what is in between."""
+    cluster, lane, _, range_ = loaded()
+    cluster.sequencer.lanes[lane].save(cluster.clock.us)
+    cluster.lines(lane, 7, 7, 7)
+    kept = cluster.sequencer.ranges.kept[lane]
+    assert cluster.sequencer.ranges.seal(kept, list(range_.replicas), "test")
+    second = cluster.open_range(lane)
+    cluster.lines(lane, 7, 7, 7)
+    newest = max(cluster.disks.checkpoints[lane])
+    cluster.directory.trim("t0", lane, 7)
+    assert cluster.directory.forget_trimmed(lane, second.number, newest)
+    assert [range_.number for range_ in cluster.directory.ranges(lane)] == [2]
+    away = cluster.disks.checkpoints[lane].pop(newest)
+    cluster.lose_memory(disks_of(range_))
+    reply(cluster, second, 7, 7, 7)
+    cluster.wait(2)
+    assert lane not in cluster.sequencer.lanes
+    assert len(cluster.diary.of("lane can't be read")) == 1
+
+    cluster.disks.checkpoints[lane][newest] = away
+    cluster.wait(1)
+    asked = cluster.brokers[1].request(EntryKind.SESSION_OPEN, lane, name=77)
+    cluster.run(2)
+    assert cluster.brokers[1].answers[asked][4] == 6
+
+
 def test_lanes_come_back_independently() -> None:
     """One has all its copies, the other has none: the first one works, the second answers BACKPRESSURE."""
     cluster, lane, _, range_ = loaded()

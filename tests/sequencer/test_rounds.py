@@ -309,19 +309,19 @@ def test_of_a_dead_broker_everything_valid_is_ordered() -> None:
     cluster = Cluster()
     lane = cluster.topic(5)
     session, dead = cluster.open(lane), cluster.brokers[0]
-    first = dead.batches(lane, session, 0)
+    first = dead.batches(lane, session, 0, 1)
     entries = np.zeros(2, dtype=PENDING)
-    entries["kind"], entries["lane"], entries["session"], entries["session_seq"] = BATCH, lane, session, [1, 2]
+    entries["kind"], entries["lane"], entries["session"], entries["session_seq"] = BATCH, lane, session, [2, 3]
     entries["count"] = 1
     dead.ring.write(entries, 0)  # flushed, but not published
     cluster.brokers[0] = Broker(cluster, 0, "broker-0-again")
     cluster.run()
     dead.poll()
 
-    assert cluster.stored(lane) == [(session, 0), (session, 1), (session, 2)]
+    assert cluster.stored(lane) == [(session, sequence) for sequence in range(4)]
     assert dead.closing()
     assert dead.outcome(first) is None
-    number = cluster.brokers[0].batches(lane, session, 2, 3, crc=0)
+    number = cluster.brokers[0].batches(lane, session, 3, 4, crc=0)
     cluster.run()
     assert [cluster.brokers[0].outcome(number + n) for n in (0, 1)] == [Outcome.DUP_OF, Outcome.ORDERED]
 

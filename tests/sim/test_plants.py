@@ -9,11 +9,16 @@ from embarcadero.errors import BadValue
 from embarcadero.sim.plants import PLANTS, planted
 from embarcadero.sim.run import hunt_all
 
+SEEDS = 40
+
 
 @pytest.mark.timeout(900)
 def test_every_planted_bug_is_caught() -> None:
-    """For each planted bug there is a seed within the bound that breaks a promise."""
-    seeds = {plant.name: plant.seed for plant in hunt_all()}
+    """Each planted bug breaks a promise in a world that keeps all of them without it.
+
+    Seeds that are known to catch a bug come first; others are tried only if all of those have ceased to.
+    """
+    seeds = {plant.name: plant.seed for plant in hunt_all(seeds=SEEDS)}
     assert seeds.keys() == PLANTS.keys()
     assert [name for name, seed in seeds.items() if seed is None] == []
 

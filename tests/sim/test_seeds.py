@@ -10,42 +10,35 @@ import pytest
 
 from embarcadero.sim.run import run_seed, run_seeds, story
 
-SEEDS = 80
-KEPT = (368,)
-"""Worlds beyond them that broke a promise once. 368: a trim inside lost positions."""
+SEEDS = 48
 
 KEPT = {
     80: "one of exactly A disks is wiped, and its lane is recovered",
-    476: "the same, with three of three copies, after a stop that was not clean",
+    368: "a trim inside lost positions",
+    476: "as 80, with three of three copies, after a stop that was not clean",
     488: "a broker's lane is closed, and then memory goes before all of it is durable",
 }
-"""Worlds beyond those that broke a promise once, and what happens in them."""
+"""Worlds beyond those that broke a promise once, and what happened in them."""
 
 
 @pytest.mark.timeout(900)
 def test_every_promise_holds_on_every_seed() -> None:
-    """Eighty worlds and those kept, half of them with replicas, on all cores, without one violation."""
+    """Four dozen worlds and those kept, half of them with replicas, on all cores, without one violation."""
     failing = {r.seed: r.violations[0] for r in run_seeds([*range(SEEDS), *KEPT]) if not r.holds}
     for seed in [*failing][:2]:
         print(story(seed))
     assert failing == {}
 
 
-@pytest.mark.parametrize("seed", KEPT)
-def test_worlds_that_broke_a_promise_once_keep_them_all(seed: int) -> None:
-    """What was repaired stays so."""
-    assert run_seed(seed).violations == []
-
-
 def test_the_same_seed_is_the_same_world() -> None:
     """Seeds run twice in one process leave the same trace, event by event."""
-    seeds = range(0, 60, 12)
+    seeds = (6, 12, 19)
     assert [run_seed(seed).trace for seed in seeds] == [run_seed(seed).trace for seed in seeds]
 
 
 def test_a_world_does_not_depend_on_the_process_it_runs_in() -> None:
     """Other hash seeds, other addresses, same trace."""
-    script = "from embarcadero.sim.run import run_seed; print(*(run_seed(seed).trace for seed in (3, 7)))"
+    script = "from embarcadero.sim.run import run_seed; print(*(run_seed(seed).trace for seed in (3, 6)))"
 
     def traces(hash_seed: str) -> str:
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}

@@ -59,6 +59,10 @@ class BrokerCounters:
             self._many_us[np.arange(self._next, stop) & self._mask] = now_us
         self._next = stop
 
+    def answered_one(self, pending: int, outcome: int, now_us: int) -> None:
+        """One result came alone."""
+        self._answered(pending & self._mask, outcome, now_us)
+
     def answered(self, results: Entries, now_us: int) -> None:
         """Results came; those that a later sequencer repeats are counted once."""
         if len(results) <= _FEW:

@@ -143,17 +143,27 @@ class HeldLane:
         elif need <= self.through:
             connection.send_acks(acks)
         else:
-            self._blocks += 1
-            heapq.heappush(self._acks, (need, self._blocks, connection, acks))
-            self.waiting += len(acks)
-            connection.acks_waiting += len(acks)
+            self._wait(need, connection, acks)
 
-    def settle(self) -> bool:
-        """Count how far the lane is durable; free and ack what is below. True if something was."""
+    def hold_one(self, connection: Connection, outcome: int, index: int, acks: Entries) -> None:
+        """The same for one ack, whose outcome and index are these; the usual ones without arrays."""
+        waits = outcome in _AT_INDEX and not self.gone and not connection.gone and not planted("ack-before-durable")
+        if not waits or index < self.through or connection.acks_waiting >= DURABLE_ACKS_PER_CONNECTION_MAX:
+            self.hold(connection, acks)
+            return
+        self._wait(index + 1, connection, acks)
+
+    def _wait(self, need: int, connection: Connection, acks: Entries) -> None:
+        self._blocks += 1
+        heapq.heappush(self._acks, (need, self._blocks, connection, acks))
+        self.waiting += len(acks)
+        connection.acks_waiting += len(acks)
+
+    def settle(self) -> int:
+        """Count how far the lane is durable; free and ack what is below. How many payloads and acks there were."""
         through = self._durable.through(self.lane)
-        kept = self._kept
+        kept, before = self._kept, len(self._kept) + self.waiting
         ready: dict[Connection, list[Entries]] = {}
-        moved = bool(kept and kept[0][0] < through)
         while kept and kept[0][0] < through:
             self._free(heapq.heappop(kept)[1])
         while self._acks and self._acks[0][0] <= through:
@@ -163,7 +173,7 @@ class HeldLane:
         for connection, blocks in ready.items():
             if not connection.gone:
                 connection.send_acks(blocks[0] if len(blocks) == 1 else np.concatenate(blocks))
-        return moved or bool(ready)
+        return before - len(kept) - self.waiting
 
     def disconnected(self, connection: Connection) -> None:
         """Nobody waits for its acks any more; its payloads stay until they are durable."""
@@ -224,13 +234,13 @@ class HeldLanes:
             held = self._lanes[lane] = HeldLane(lane, self._log, self._durable, self._end)
         return held
 
-    def settle(self) -> bool:
-        """Free and ack what has become durable. True if something has."""
-        moved = False
+    def settle(self) -> int:
+        """Free and ack what has become durable; how many payloads and acks there were."""
+        settled = 0
         for held in self._lanes.values():
             if held:
-                moved |= held.settle()
-        return moved
+                settled += held.settle()
+        return settled
 
     @property
     def waiting(self) -> int:

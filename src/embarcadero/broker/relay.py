@@ -17,7 +17,7 @@ from embarcadero.broker.durable import HeldLane, one_ack
 from embarcadero.broker.epoch import EpochView
 from embarcadero.errors import Backpressure, EmbarcaderoError, SessionFenced, TooMany, UnknownSession, UnknownTopic
 from embarcadero.fabric.frontier import FrontierWriter
-from embarcadero.fabric.layout import LINE, RESULT, BrokerLine, Entries, Line, fold_line, frontier_offset, pick
+from embarcadero.fabric.layout import BrokerLine, Entries, Line, fold_line, frontier_offset, pick
 from embarcadero.fabric.region import Region
 from embarcadero.types import EntryKind, Outcome
 from embarcadero.wire.frames import ACK
@@ -50,32 +50,39 @@ class Relay:
         self._read_epoch = FrontierWriter(frontiers, frontier_offset(BrokerLine.RESULTS_EPOCH))
         self._release = release
         self.waiting: dict[int, Waiting] = {}
+        self.for_disks = 0  # how many of those will wait for disks then
         self._next = 0
         self.on_results: Callable[[Entries], None] = lambda _results: None
+        self.on_result: Callable[[int, int], None] = lambda _pending, _outcome: None  # one alone
         self.lost: Callable[[int], list[tuple[int, int]]] = lambda _lane: []  # a lane's LOST gaps
 
-    def poll(self, epoch: EpochView) -> bool:
-        """Take new results and pass them on. True if there were any."""
+    def wait(self, pending: int, waiting: Waiting) -> None:
+        """A batch was staged: somebody waits for its outcome."""
+        self.waiting[pending] = waiting
+        self.for_disks += waiting.durable
+
+    def poll(self, epoch: EpochView) -> int:
+        """Take new results and pass them on; how many there were."""
         results = epoch.results()
         if results is None:
-            return False
+            return 0
         if self._read_epoch.value != epoch.number:
             self._next = 0
             self._read.restart(0)
             self._read_epoch.advance(epoch.number)
         frontier = results.frontier.load()
         if frontier <= self._next:
-            return False
+            return 0
         if frontier == self._next + 1 and self._pass_on_one(results.line(self._next), epoch):
-            return True
+            return 1
         found = results.read(self._next, min(frontier, self._next + _RESULTS_AT_ONCE))
         if not len(found) or not epoch.may_act():
-            return False
+            return 0
         self.on_results(found)
         self._pass_on(found)
         self._next += len(found)
         self._read.advance(self._next)
-        return True
+        return len(found)
 
     def _pass_on_one(self, line: Line, epoch: EpochView) -> bool:
         """One batch's outcome alone, in plain numbers: the usual case of publishers that wait for each ack."""
@@ -85,7 +92,8 @@ class Relay:
         if line[0] != self._next or fold_line(line) != line[7] >> 32 or not epoch.may_act():
             return False
         del self.waiting[line[1]]
-        self.on_results(np.frombuffer(LINE.pack(*line), dtype=RESULT))
+        self.for_disks -= waiting.durable
+        self.on_result(line[1], line[6] >> 32 & 0xFF)
         if waiting.held is not None:
             self._one_for_disks(waiting, waiting.held, line)
         else:
@@ -108,10 +116,9 @@ class Relay:
         if not waiting.durable:
             self._ack_one(waiting, line)
         elif waiting.connection is not None and not waiting.connection.gone:
-            acks = one_ack(
-                waiting.lane, line[6] & 0xFFFF_FFFF, line[4], line[2], line[3], line[5], line[6] >> 32 & 0xFF
-            )
-            held.hold(waiting.connection, acks)
+            outcome = line[6] >> 32 & 0xFF
+            acks = one_ack(waiting.lane, line[6] & 0xFFFF_FFFF, line[4], line[2], line[3], line[5], outcome)
+            held.hold_one(waiting.connection, outcome, line[2], acks)
 
     def _pass_on(self, results: Entries) -> None:
         """Free what is settled; acks go out as one array per connection."""
@@ -121,6 +128,7 @@ class Relay:
             waiting = self.waiting.pop(pending, None)
             if waiting is None:
                 continue
+            self.for_disks -= waiting.durable
             if waiting.location is not None:
                 if waiting.held is None:
                     self._release(waiting.location)

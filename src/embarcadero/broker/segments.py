@@ -193,8 +193,8 @@ class Segments:
                 return self._after(range_)
             if range_.start >= self.bound:
                 return None
-            if self._trimmed >= self._stop(range_):
-                return self._after(range_)  # all of it is trimmed, as far as it is durable
+            if self._stop(range_) <= self._trimmed:
+                return self.first()  # all of it is trimmed, as far as it is durable
             found = self._best(range_, lambda files: self._place(files, files.find_seq(seq)))
             if found is None:
                 raise self._no_good_copy(range_, range_.start, [f"no copy reaches seq {seq}"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from hashlib import blake2b
+from typing import Final
 
 import msgspec
 
@@ -48,6 +49,9 @@ from embarcadero.wire import messages as m
 from embarcadero.wire.codec import BatchHeader
 from embarcadero.wire.frames import HEADER_BYTES, PROTOCOL_VERSION, WANT_DURABLE, FrameKind
 
+_LONE: Final = 2
+"""What one batch counts for when it becomes durable: a payload and an ack."""
+
 
 def no_disks(member: ReplicaMember) -> Disk:
     """For brokers of clusters without replicas."""
@@ -77,7 +81,7 @@ class Broker:
         self.ingest = Ingest(fabric, member, sizes, config.limits.frame_bytes)
         self.epoch = EpochView(fabric, member)
         self.relay = Relay(self.ingest.frontiers, self.ingest.log.release)
-        self.relay.on_results = self._count_results
+        self.relay.on_results, self.relay.on_result = self._count_results, self._count_result
         self._heartbeat = FrontierWriter(self.ingest.frontiers, frontier_offset(BrokerLine.HEARTBEAT))
         self._reads_waiting = FrontierWriter(self.ingest.frontiers, frontier_offset(BrokerLine.READS_WAITING))
         self._durable_waiting = FrontierWriter(self.ingest.frontiers, frontier_offset(BrokerLine.DURABLE_WAITING))
@@ -193,7 +197,10 @@ class Broker:
         )
 
     def poll(self) -> bool:
-        """One pass: the store (now and then), the epoch, outcomes, waiting reads, credit. True if something moved."""
+        """One pass: the store (now and then), the epoch, outcomes, waiting reads, credit. True if there may be more.
+
+        After a lone outcome, or a lone batch that became durable, there is not: whoever writes the next one rings.
+        """
         now_us = self._clock.now_us()
         if now_us >= self._store_poll_us:
             self._store_poll_us = now_us + int(self.settings.store_poll_ms * 1_000)
@@ -208,12 +215,12 @@ class Broker:
         through = self.epoch.read_through()
         if through > self.ingest.free_below and self.epoch.may_act():
             self.ingest.free_below = through
-        moved |= self.relay.poll(self.epoch)
+        moved |= self.relay.poll(self.epoch) > 1
         moved |= self.lanes.poll(now_us)
         self.deposed |= self.lanes.closed
         self._pay_owed()
         self._tell_waiting()
-        moved |= self.held.settle()
+        moved |= self.held.settle() > _LONE
         moved |= self.reads.retry(now_us)
         self._tell_waiting()
         self._regulate(now_us)
@@ -248,6 +255,8 @@ class Broker:
 
     def after_receive(self, connection: Connection) -> None:
         """A read of a socket was taken apart: publish what it brought, top up credit."""
+        if self.relay.for_disks:
+            self._tell_waiting()  # before anybody can order it, and replicas sync it
         self._publish()
         self.lanes.publish(connection)
         self.grant(connection)
@@ -390,17 +399,17 @@ class Broker:
             if self.lanes.take(connection, topic, header, arrived):
                 self.counters.came_in[header.lane].add(1, header.count, header.length)
             return
+        waiting = Waiting(EntryKind.BATCH, header.lane, arrived.location, connection)
+        if topic is not None and topic.replicas:
+            waiting.held, waiting.durable = self.held.of(header.lane), bool(header.flags & WANT_DURABLE)
         pending = self.ingest.stage_batch(
             arrived,
             Entry(
                 EntryKind.BATCH, header.lane, header.session, header.session_seq, header.low, arrived.location,
-                header.length, header.count, header.crc, header.partition, header.schema,
+                header.length, header.count, header.crc, header.partition, header.schema, waiting.durable,
             ),
         )  # fmt: skip
-        waiting = Waiting(EntryKind.BATCH, header.lane, arrived.location, connection)
-        if topic is not None and topic.replicas:
-            waiting.held, waiting.durable = self.held.of(header.lane), bool(header.flags & WANT_DURABLE)
-        self.relay.waiting[pending] = waiting
+        self.relay.wait(pending, waiting)
         self.counters.came_in[header.lane].add(1, header.count, header.length)
 
     # --- control ------------------------------------------------------------------------------------------------------
@@ -527,7 +536,7 @@ class Broker:
         """
         if self._reads_waiting.value != self.reads.waiting:
             self._reads_waiting.restart(self.reads.waiting)
-        waiting = self.held.waiting + self.reads.waiting_for_disks + len(self._starving)
+        waiting = self.held.waiting + self.relay.for_disks + self.reads.waiting_for_disks + len(self._starving)
         if self._durable_waiting.value != waiting:
             self._durable_waiting.restart(waiting)
             self._fabric.fence()
@@ -535,6 +544,9 @@ class Broker:
     # --- what is counted ----------------------------------------------------------------------------------------------
     def _count_results(self, results: Entries) -> None:
         self.counters.answered(results, self._clock.now_us())
+
+    def _count_result(self, pending: int, outcome: int) -> None:
+        self.counters.answered_one(pending, outcome, self._clock.now_us())
 
     def hung_up(self, connection: Connection, error: EmbarcaderoError) -> None:
         """A connection is ended because of what its peer did."""

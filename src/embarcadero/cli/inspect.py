@@ -25,7 +25,7 @@ app = typer.Typer(
 FabricFolder = Annotated[
     Path | None, typer.Option("--fabric", show_default=False, help="A fabric's folder. Default: that of --data-dir.")
 ]
-_DULL = {"location", "low", "extra", "origin", "partition", "schema", "flags", "owner", "incarnation"}
+_DULL = {"location", "low", "extra", "origin", "partition", "schema", "flags", "waits", "owner", "incarnation"}
 """Columns that are left out where they are all zero."""
 
 Topic = Annotated[str, typer.Argument(help="Name of the topic.")]

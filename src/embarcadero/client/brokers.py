@@ -32,6 +32,7 @@ from embarcadero.errors import (
 )
 from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX, SCRATCH_BYTES
 from embarcadero.types import NO_HANDLE
+from embarcadero.wire.codec import PACKED_ACK
 from embarcadero.wire.messages import AnyMessage, BrokerAddress, MembersAre, Message, Welcome
 from embarcadero.wire.receiver import AcksReceived, ControlReceived, CreditReceived, FetchedReceived, FullReceived
 
@@ -187,7 +188,7 @@ class Brokers:
                     owner.on_fetched(number, event, now)
                     touched |= self._driver_of(owner)
                 case AcksReceived(acks=acks):
-                    for key in set(zip(acks["lane"].tolist(), acks["session"].tolist(), strict=True)):
+                    for key in {ack[:2] for ack in PACKED_ACK.iter_unpack(acks.data)}:
                         if (publisher := self._sessions.get(key)) is not None:
                             publisher.core.on_acks(number, acks, now)
                             touched[publisher] = None

@@ -26,6 +26,7 @@ from embarcadero.client.waiting import Waitable
 from embarcadero.errors import BadSchema, BadValue, EmbarcaderoError, RecordsLost
 from embarcadero.invariants import invariant
 from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX
+from embarcadero.wire.lone import lone_payload
 from embarcadero.wire.payload import TIMESTAMP_US_MAX, TIMESTAMP_US_MIN, plain_batch, raw_batch
 from embarcadero.wire.schemas import TopicSchemas
 
@@ -302,6 +303,8 @@ class Intake:
 
 
 def _payload(records: list[Record], plain: bool, compression: str | None) -> Any:
+    if plain and len(records) == 1 and compression is None:
+        return lone_payload(records[0][0], records[0][1])
     return encoded(_batch(records, plain), compression)
 
 

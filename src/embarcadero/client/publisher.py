@@ -37,7 +37,7 @@ from embarcadero.errors import (
 from embarcadero.invariants import invariant
 from embarcadero.limits import SESSION_WINDOW
 from embarcadero.types import NO_INDEX, NO_SESSION, Order, Outcome, Position
-from embarcadero.wire.codec import batch_header, control_frame, payload_crc
+from embarcadero.wire.codec import PACKED_ACK, batch_header, control_frame, payload_crc
 from embarcadero.wire.frames import HEADER_BYTES, NO_ACK, WANT_DURABLE, FrameKind
 from embarcadero.wire.messages import (
     AnyMessage,
@@ -286,9 +286,11 @@ class PublisherCore:
         if route is None:
             return
         route.link.heard(now_us)
-        mine = acks[(acks["lane"] == self.lane) & (acks["session"] == self.session)]
-        columns = [mine[name].tolist() for name in ("session_seq", "index", "seq", "outcome", "extra")]
-        for sequence, index, seq, outcome, extra in zip(*columns, strict=True):
+        if len(acks) > 1:
+            acks = acks[(acks["lane"] == self.lane) & (acks["session"] == self.session)]
+        for of_lane, of_session, sequence, index, seq, extra, outcome in PACKED_ACK.iter_unpack(acks.data):
+            if of_session != self.session or of_lane != self.lane:
+                continue
             if (batch := self._unsettled.get(sequence)) is not None:
                 lane = extra if self._brokers_order else self.lane
                 self._acked(route, batch, outcome, lane, index, seq, now_us)

@@ -3,8 +3,9 @@
 Theory of operation. One Fetch is under way at a time; the next one goes out as soon as its answer is here, unless the
 buffer is full, so a reader that keeps up never waits for a round trip. Any broker serves any read: when a link goes,
 or is silent, the same index is asked for elsewhere. An answer counts only if it goes on exactly where the last one
-ended: indices grow, record numbers have no holes but typed gaps, and every payload fits its CRC. Anything else is
-asked for once more, from another broker, and then is an error; a wrong batch is never handed on (P4, P7). After a loss
+ended: indices grow, record numbers have no holes but typed gaps, and every payload fits its CRC (which is computed
+when the batch is taken, while the broker sends what follows). Anything else is asked for once more, from another
+broker, and then is an error; a wrong batch is never handed on (P4, P7). After a loss
 of the whole fabric a reader goes on at its index: a LOST gap leads to where the lane goes on.
 
 A topic on disks may have a table as well. What brokers say is TRIMMED is then looked for there (`take_cold`): the
@@ -104,8 +105,9 @@ class SubscriberCore:
         self._asked_us = 0
         self._ask_from_us = 0
         self._disappointments = 0
-        self._suspicions = 0  # answers in a row that could not be right
+        self._suspected: tuple[str, int] | None = None  # the place for which an answer could not be right
         self._ready: deque[Batch] = deque()
+        self._sums: deque[int | None] = deque()  # CRCs that the payloads of those must have
         self._ready_bytes = 0
         self._output: dict[int, list[Any]] = {}
         self._abandoned: list[int] = []
@@ -129,10 +131,36 @@ class SubscriberCore:
 
     def take_batches(self, most: int, now_us: int) -> list[Batch]:
         """Up to `most` batches (and gaps) in order. When it gives none, `failed` tells whether there will be more."""
-        taken = [self._ready.popleft() for _ in range(min(most, len(self._ready)))]
-        self._ready_bytes -= sum(batch.size for batch in taken)
+        taken: list[Batch] = []
+        while self._ready and len(taken) < most:
+            batch, crc = self._ready[0], self._sums[0]
+            if crc is not None and payload_crc(batch.payload) != crc:
+                self._damaged(batch)
+                break
+            taken.append(batch)
+            self._ready.popleft()
+            self._sums.popleft()
+            self._ready_bytes -= batch.size
         self._pump(now_us)
         return taken
+
+    def _damaged(self, batch: Batch) -> None:
+        """A payload is wrong: what was fetched from there on is asked for once more."""
+        self._drop_ready()
+        self._by, self._next, self._next_seq, self.ended = "index", batch.index, batch.seq, False
+        self._suspect(
+            ChecksumMismatch(
+                f"the payload at index {batch.index} of lane {self.lane} is damaged",
+                "it was asked for twice; seek past it to go on",
+            )
+        )
+
+    def _drop_ready(self) -> None:
+        """Drop what was fetched, and what is on its way."""
+        self._ready.clear()
+        self._sums.clear()
+        self._ready_bytes = 0
+        self._asked = self._cold = None
 
     def positions(self) -> dict[int, int | None]:
         """By lane: index of the next batch to be taken."""
@@ -143,13 +171,11 @@ class SubscriberCore:
         if lane not in (None, self.lane):
             raise BadValue(f"lane {lane} is not a lane of this topic", f"its lane is {self.lane}")
         self.ended = False
-        self._cold, self._resolve = None, self._table
+        self._resolve = self._table
         self._by, self._next, self._next_seq, self._led = by, value, None, False
-        self._ready.clear()
-        self._ready_bytes = 0
-        self._asked = None
-        self._ask_from_us = self._disappointments = self._suspicions = 0
-        self.failed = None
+        self._drop_ready()
+        self._ask_from_us = self._disappointments = 0
+        self.failed = self._suspected = None
         self._pump(now_us)
 
     def pause(self) -> None:
@@ -211,7 +237,9 @@ class SubscriberCore:
         self._asked = None
         try:
             self._take(event)
-            self._disappointments = self._suspicions = 0
+            self._disappointments = 0
+            if not event.payloads:
+                self._suspected = None
         except (Corrupt, ProtocolError) as error:
             self._suspect(error)
         self._pump(now_us)
@@ -278,9 +306,10 @@ class SubscriberCore:
     def _suspect(self, error: EmbarcaderoError) -> None:
         """An answer that can't be right is asked for once more, from another broker; then it is an error."""
         self._turn += 1
-        self._suspicions += 1
-        if self._suspicions > 1:
+        place = (self._by, self._next)
+        if self._suspected == place:
             self.failed = error
+        self._suspected = place
 
     def _write(self, conn: int, buffer: Any) -> None:
         self._output.setdefault(conn, []).append(buffer)
@@ -292,10 +321,10 @@ class SubscriberCore:
             self._take_gap(event.gap)
         for fields, payload in zip(event.entries.tolist(), event.payloads, strict=True):
             entry = OrderEntry._make(fields)
-            self._check(entry, payload)
-            self._put(Batch.of_entry(self.lane, entry, payload, self._brokers, self._schemas))
+            self._check(entry)
+            crc = entry.crc if entry.kind == EntryKind.BATCH else None
+            self._put(Batch.of_entry(self.lane, entry, payload, self._brokers, self._schemas), crc)
             self._by, self._next, self._next_seq = "index", entry.index + 1, entry.seq + entry.count
-            self._suspicions = 0
         if self._cold is not None:
             return  # it goes on behind what the table has
         if self._by == "index" and event.next_index < self._next:
@@ -326,7 +355,7 @@ class SubscriberCore:
             return gap.stop > self._next
         return gap.kind is GapKind.END_OF_LANE and self._read == "ordered"
 
-    def _check(self, entry: OrderEntry, payload: Any) -> None:
+    def _check(self, entry: OrderEntry) -> None:
         if self._by == "index" and entry.index < self._next:
             raise BadFrame(f"index {entry.index} was served where {self._next} comes next", "report it: this is a bug")
         if self._control and self._partitions is None and self._by == "index" and entry.index > self._next:
@@ -336,14 +365,10 @@ class SubscriberCore:
                 f"index {entry.index} begins at seq {entry.seq} where {self._next_seq} comes next",
                 "report it: this is a bug",
             )
-        if entry.kind == EntryKind.BATCH and payload_crc(payload) != entry.crc:
-            raise ChecksumMismatch(
-                f"the payload at index {entry.index} of lane {self.lane} is damaged",
-                "it was asked for twice; seek past it to go on",
-            )
 
-    def _put(self, batch: Batch) -> None:
+    def _put(self, batch: Batch, crc: int | None = None) -> None:
         self._ready.append(batch)
+        self._sums.append(crc)
         self._ready_bytes += batch.size
 
     # --- the topic's table ---

@@ -69,14 +69,14 @@ class DurableLines:
 
     def __init__(self, fabric: Fabric) -> None:
         self._fabric = fabric
-        self._readers: dict[str, TaggedReader] = {}
+        self._readers: dict[tuple[int, int], TaggedReader] = {}  # by replica and incarnation
 
     def of(self, ref: ReplicaRef) -> TaggedReader | None:
         """One incarnation's table; None before its region exists, or after it was removed unseen."""
-        name = durable_region(ref)
-        reader = self._readers.get(name)
-        if reader is None and self._fabric.exists(name):
-            reader = self._readers[name] = TaggedReader(self._fabric.attach(name))
+        key = (ref.replica, ref.incarnation)
+        reader = self._readers.get(key)
+        if reader is None and self._fabric.exists(name := durable_region(ref)):
+            reader = self._readers[key] = TaggedReader(self._fabric.attach(name))
         return reader
 
     def load(self, range_: Range) -> list[int | None]:
@@ -97,12 +97,12 @@ class DurableLines:
 
     def forget(self, ref: ReplicaRef) -> None:
         """Let go of an incarnation's region."""
-        self._readers.pop(durable_region(ref), None)
+        self._readers.pop((ref.replica, ref.incarnation), None)
 
 
 def durable_through(range_: Range, lines: list[int | None]) -> int:
     """The A-th largest line; the range's start while fewer than A replicas have begun."""
-    known = sorted((line for line in lines if line is not None), reverse=True)
+    known = sorted([line for line in lines if line is not None], reverse=True)
     if range_.durable_on == 0 or len(known) < range_.durable_on:
         return range_.start
     return max(range_.start, known[range_.durable_on - 1])
@@ -149,7 +149,7 @@ class Durability:
 
     def _count(self, lane: int) -> int | None:
         word = self._word(lane)
-        if word is None or word.closing or (range_ := self._range(lane, word.number)) is None:
+        if not word or word & 1 or (range_ := self._range(lane, word >> 1)) is None:  # none is open, or it is closing
             return None
         counted = durable_through(range_, self.lines.load(range_))
         self._fabric.fence()
@@ -157,12 +157,13 @@ class Durability:
             return None
         return counted
 
-    def _word(self, lane: int) -> RangeWord | None:
-        name = ranges_region(self._epoch)
-        if self._words is None and self._epoch and self._fabric.exists(name):
+    def _word(self, lane: int) -> int | None:
+        """The range word of a lane, as it is written."""
+        if self._words is None:
+            if not self._epoch or not self._fabric.exists(name := ranges_region(self._epoch)):
+                return None
             self._words = TaggedReader(self._fabric.attach(name))
-        word = None if self._words is None else self._words.load((lane, 0))
-        return None if not word else RangeWord.decode(word)
+        return self._words.load((lane, 0))
 
     def _range(self, lane: int, number: int) -> Range | None:
         range_ = self._open.get(lane)

@@ -7,7 +7,7 @@ what epoch e's sequencer wrote (ack, serve, count), it loads all that the act re
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Final
 
 from embarcadero.fabric.layout import EPOCH_LINE, SUPERBLOCK, RegionKind
 from embarcadero.fabric.region import Fabric, Region, Shape
@@ -15,6 +15,8 @@ from embarcadero.invariants import invariant
 from embarcadero.limits import EPOCHS_AHEAD_MAX, EPOCHS_MAX
 
 EPOCHS_REGION = "epochs"
+_WORDS: Final = EPOCH_LINE.itemsize // 8
+_OPENED_WORD, _STARTED_WORD = (EPOCH_LINE.fields[name][1] // 8 for name in ("epoch", "started"))  # type: ignore[index]
 
 
 def create_epochs(fabric: Fabric) -> None:
@@ -29,7 +31,8 @@ class EpochTable:
     def __init__(self, fabric: Fabric, region: Region) -> None:
         self._fabric, self._region = fabric, region
         self._lines = region.data[SUPERBLOCK.itemsize :].view(EPOCH_LINE)
-        self._opened = self._lines["epoch"]
+        words = memoryview(region.data)[SUPERBLOCK.itemsize :].cast("Q")  # type: ignore[arg-type]
+        self._opened, self._started = (words[field_at::_WORDS] for field_at in (_OPENED_WORD, _STARTED_WORD))
 
     def _offset(self, epoch: int) -> int:
         invariant(0 <= epoch < len(self._lines), "the epoch table is large enough")
@@ -51,13 +54,12 @@ class EpochTable:
         self._fabric.fence()
         first, last = epoch + 1, min(epoch + EPOCHS_AHEAD_MAX, len(self._lines) - 1)
         self._region.invalidate(self._offset(first), (last - first + 1) * EPOCH_LINE.itemsize)
-        return bool(np.count_nonzero(self._opened[first : last + 1]))
+        return any(self._opened[first : last + 1])
 
     def newest_started(self, after: int) -> int | None:
         """The newest started epoch above `after`, if there is one within reach."""
         last = min(after + EPOCHS_AHEAD_MAX, len(self._lines) - 1)
         self._region.invalidate(self._offset(after + 1), (last - after) * EPOCH_LINE.itemsize)
-        for epoch in range(last, after, -1):
-            if int(self._lines["started"][epoch]) == epoch + 1:
-                return epoch
-        return None
+        if not any(started := self._started[after + 1 : last + 1]):
+            return None
+        return next((epoch for epoch in range(last, after, -1) if started[epoch - after - 1] == epoch + 1), None)

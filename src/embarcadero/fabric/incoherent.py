@@ -30,9 +30,9 @@ from embarcadero.limits import LINE_BYTES
 Words = npt.NDArray[np.uint64]
 
 _LINE_WORDS = LINE_BYTES // 8
-_HEAD = slice(0, SUPERBLOCK.itemsize)
+_LINE_MASK = -LINE_BYTES
+_HEAD_BYTES = SUPERBLOCK.itemsize
 _REACH_BYTES_MIN = 65_536
-_LAZY_BYTES_MIN = 1 << 20
 
 
 class _Medium:
@@ -40,7 +40,8 @@ class _Medium:
 
     def __init__(self, name: str, size: int) -> None:
         self.name, self.size = name, size
-        self.words = _blank(size)
+        self.map = _blank(size)
+        self.words = _words_of(self.map)
         self.copies: dict[str, _Copy] = {}
         # Large tables are mostly unused: churn and crash look no further than the furthest line anybody named.
         self.reach = min(self.words.nbytes, _REACH_BYTES_MIN)
@@ -49,29 +50,37 @@ class _Medium:
 class _Copy:
     """One host's cache of one region. Spans are of bytes, and of whole lines; `shared` is where write-backs go.
 
-    Roles call the primitives all the time on a few lines: there memoryviews are several times quicker than arrays.
+    Roles call the primitives all the time on a few lines that nobody has changed: there slices of maps, which are
+    bytes, are several times quicker than arrays.
     """
 
     def __init__(self, medium: _Medium) -> None:
-        self.medium, self.shared = medium, medium.words
-        self.words, self.base = _blank(medium.size), _blank(medium.size)
-        self._mine, self._base, self._shared = (w.view(np.uint8).data for w in (self.words, self.base, self.shared))
-        self.take(_HEAD)
+        self.medium, self.shared, self._shared = medium, medium.words, medium.map
+        self._mine, self._base = _blank(medium.size), _blank(medium.size)
+        self.words, self.base = _words_of(self._mine), _words_of(self._base)
+        self.take(0, _HEAD_BYTES)
 
     @property
     def data(self) -> Bytes:
         return self.words.view(np.uint8)[: self.medium.size]
 
-    def write_back(self, span: slice) -> None:
-        if bytes(self._mine[span]) == bytes(self._base[span]):
+    def write_back(self, start: int, stop: int) -> None:
+        if self._mine[start:stop] == self._base[start:stop]:
             return
-        words = _words(span)
+        words = slice(start // 8, stop // 8)
         mine = self.words[words]
         np.putmask(self.shared[words], mine != self.base[words], mine)
-        self._base[span] = self._mine[span]
+        self._base[start:stop] = self._mine[start:stop]
 
-    def take(self, span: slice) -> None:
-        self._mine[span] = self._base[span] = self._shared[span]
+    def take(self, start: int, stop: int) -> None:
+        self._mine[start:stop] = self._base[start:stop] = self._shared[start:stop]
+
+    def renew(self, start: int, stop: int) -> None:
+        """Write back, then take."""
+        if self._mine[start:stop] == self._base[start:stop] == self._shared[start:stop]:
+            return
+        self.write_back(start, stop)
+        self.take(start, stop)
 
     def scatter(self, words: slice, rng: random.Random) -> None:
         """Each dirty word is written back, or not."""
@@ -88,7 +97,7 @@ class _Copy:
         first = int(rng.choice(different)) // _LINE_WORDS * _LINE_WORDS
         line = slice(first, first + _LINE_WORDS)
         if np.array_equal(self.words[line], self.base[line]):
-            self.take(slice(8 * line.start, 8 * line.stop))
+            self.take(8 * line.start, 8 * line.stop)
         else:
             self.scatter(line, rng)
 
@@ -110,15 +119,14 @@ class IncoherentRegion:
         self.data.flags.writeable = writable
 
     def flush(self, offset: int, length: int) -> None:
-        span = self._lines(offset, length)
+        stop = self._last_line(offset, length)
         if self._host.may("flush"):
-            self._copy.write_back(span)
+            self._copy.write_back(offset & _LINE_MASK, stop)
 
     def invalidate(self, offset: int, length: int) -> None:
-        span = self._lines(offset, length)
+        stop = self._last_line(offset, length)
         if self._host.may("invalidate"):
-            self._copy.write_back(span)
-            self._copy.take(span)
+            self._copy.renew(offset & _LINE_MASK, stop)
 
     def reserve(self, offset: int, length: int) -> None:
         """There is always room."""
@@ -126,14 +134,14 @@ class IncoherentRegion:
     def close(self) -> None:
         """Nothing to let go: the cache belongs to the host."""
 
-    def _lines(self, offset: int, length: int) -> slice:
-        """All lines touched by a span."""
+    def _last_line(self, offset: int, length: int) -> int:
+        """Where the last line that is touched by a span ends."""
         medium, end = self._copy.medium, offset + length
         if offset < 0 or length < 0 or end > medium.size:
             raise InvariantBroken(f"span [{offset}, {end}) is outside region {self.name} of {medium.size} bytes")
-        stop = -(-end // LINE_BYTES) * LINE_BYTES
+        stop = end + LINE_BYTES - 1 & _LINE_MASK
         medium.reach = max(medium.reach, stop)
-        return slice(offset // LINE_BYTES * LINE_BYTES, stop)
+        return stop
 
 
 class IncoherentHost:
@@ -159,8 +167,7 @@ class IncoherentHost:
         if medium is None:
             raise BadRegion(f"region {name} does not exist", "is the cluster up?")
         copy = self._copy(medium)
-        copy.write_back(_HEAD)
-        copy.take(_HEAD)
+        copy.renew(0, _HEAD_BYTES)
         return IncoherentRegion(self, read_superblock(name, copy.data, self.generation), copy, writable)
 
     def exists(self, name: str) -> bool:
@@ -171,6 +178,7 @@ class IncoherentHost:
 
     def remove(self, name: str) -> None:
         self._memory.regions.pop(check_name(name), None)
+        self._memory.all_copies = None
 
     def fence(self) -> None:
         """Write-backs here are done when flush returns, so only the simulator may do something."""
@@ -187,6 +195,7 @@ class IncoherentHost:
         copy = medium.copies.get(self.name)
         if copy is None:
             copy = medium.copies[self.name] = _Copy(medium)
+            self._memory.all_copies = None
         return copy
 
 
@@ -196,6 +205,7 @@ class IncoherentMemory:
     def __init__(self, rng: random.Random, generation: int) -> None:
         self.rng, self.generation = rng, generation
         self.regions: dict[str, _Medium] = {}
+        self.all_copies: list[_Copy] | None = None  # None: they have to be collected again
         self.sabotage: set[str] = set()
         self.interrupt: Callable[[str], None] | None = None
         self._hosts: dict[str, IncoherentHost] = {}
@@ -206,25 +216,25 @@ class IncoherentMemory:
 
     def churn(self, n: int) -> None:
         """n times: some host's cache does something of its own to some line."""
-        copies = [copy for medium in self.regions.values() for copy in medium.copies.values()]
+        if self.all_copies is None:
+            self.all_copies = [copy for medium in self.regions.values() for copy in medium.copies.values()]
+        copies = self.all_copies
         for _ in range(n if copies else 0):
             self.rng.choice(copies).stir(self.rng)
 
     def crash(self, host: str) -> None:
         """The host is gone, with its cache; started again, it maps everything anew."""
+        self.all_copies = None
         for medium in self.regions.values():
             copy = medium.copies.pop(host, None)
             if copy is not None:
                 copy.lose(self.rng)
 
 
-def _blank(size: int) -> Words:
+def _blank(size: int) -> mmap:
     """Zeroed whole lines for `size` bytes. Large ones are mostly unused: the operating system gives them lazily."""
-    words = -(-size // LINE_BYTES) * _LINE_WORDS
-    if size < _LAZY_BYTES_MIN:
-        return np.zeros(words, dtype=np.uint64)
-    return np.frombuffer(mmap(-1, 8 * words), dtype=np.uint64)
+    return mmap(-1, size + LINE_BYTES - 1 & _LINE_MASK)
 
 
-def _words(span: slice) -> slice:
-    return slice(span.start // 8, span.stop // 8)
+def _words_of(memory: mmap) -> Words:
+    return np.frombuffer(memory, dtype=np.uint64)

@@ -104,8 +104,9 @@ PENDING: Final = table(
     64,
     index=("<u8", 0), session_seq=("<u8", 8), low=("<u8", 16), lane=("<u4", 24), session=("<u4", 28),
     location=("<u4", 32), size=("<u4", 36), count=("<u4", 40), crc=("<u4", 44), origin=("<u2", 48),
-    partition=("<u2", 50), schema=("<u2", 52), kind=("u1", 54), flags=("u1", 55), check=("<u4", 60),
+    partition=("<u2", 50), schema=("<u2", 52), kind=("u1", 54), flags=("u1", 55), waits=("u1", 56), check=("<u4", 60),
 )  # fmt: skip
+"""`waits`: the broker need not be woken by the answer alone, since its ack waits for disks as well."""
 
 ORDER: Final = table(
     64,

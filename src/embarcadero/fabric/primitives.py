@@ -55,7 +55,7 @@ _BUILD_HINT = "install a C compiler and Python's headers, then install embarcade
 _fence_lock = threading.Lock()
 
 
-def _ordered_by_hardware(buffer: Bytes, offset: int, length: int) -> None:
+def ordered_by_hardware(buffer: Bytes, offset: int, length: int) -> None:
     """Nothing: coherent x86-64 memory keeps the order of stores and the order of loads."""
 
 
@@ -68,7 +68,7 @@ def _fence_by_lock() -> None:
 def choose(coherent: bool) -> Primitives:
     """The primitives for a fabric; NotAvailable when this machine cannot do it."""
     if coherent and strongly_ordered:
-        return Primitives(_ordered_by_hardware, _ordered_by_hardware, NATIVE.fence if NATIVE else _fence_by_lock)
+        return Primitives(ordered_by_hardware, ordered_by_hardware, NATIVE.fence if NATIVE else _fence_by_lock)
     if NATIVE is None:
         problem = "on this processor" if coherent else "with incoherent memory"
         raise NotAvailable(f"the native module is needed {problem}, and it is missing", _BUILD_HINT)

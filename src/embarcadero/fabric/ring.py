@@ -35,6 +35,7 @@ class _Ring:
     def __init__(self, region: Region, dtype: np.dtype[np.void], commit: str) -> None:
         self.region, self.dtype, self.commit = region, dtype, commit
         self.slots = region.shape.slots
+        self._memory = memoryview(region.data)  # type: ignore[arg-type]
         self._entries = region.data[SLOTS_OFFSET : SLOTS_OFFSET + self.slots * dtype.itemsize].view(dtype)
 
     def _spans(self, start: int, stop: int) -> list[tuple[int, int]]:
@@ -83,9 +84,9 @@ class RingWriter(_Ring):
         invariant(self.next + 1 - free_below <= self.slots, "a slot is reused only when it is free")
         line[0] = self.next
         line[7] = line[7] & 0xFFFF_FFFF | fold_line(line) << 32
-        offset, length = self._bytes((self.next % self.slots, self.next % self.slots + 1))
-        self.region.data[offset : offset + length] = np.frombuffer(LINE.pack(*line), dtype=np.uint8)
-        self.region.flush(offset, length)
+        offset = SLOTS_OFFSET + self.next % self.slots * LINE.size
+        self._memory[offset : offset + LINE.size] = LINE.pack(*line)
+        self.region.flush(offset, LINE.size)
         self.next += 1
 
     def publish(self) -> None:
@@ -102,9 +103,9 @@ class RingReader(_Ring):
 
     def line(self, index: int) -> Line:
         """The slot of an index as plain numbers, fresh but unchecked."""
-        offset, length = self._bytes((index % self.slots, index % self.slots + 1))
-        self.region.invalidate(offset, length)
-        return list(LINE.unpack(self.region.data[offset : offset + length].tobytes()))
+        offset = SLOTS_OFFSET + index % self.slots * LINE.size
+        self.region.invalidate(offset, LINE.size)
+        return list(LINE.unpack(bytes(self._memory[offset : offset + LINE.size])))
 
     def load(self, start: int, stop: int) -> Entries:
         """A private copy of the slots of [start, stop), fresh but unchecked."""

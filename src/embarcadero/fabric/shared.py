@@ -20,7 +20,7 @@ import numpy as np
 
 from embarcadero.errors import BadRegion, FabricFull
 from embarcadero.fabric.layout import SUPERBLOCK, RegionKind
-from embarcadero.fabric.primitives import Primitives, choose
+from embarcadero.fabric.primitives import Primitives, choose, ordered_by_hardware
 from embarcadero.fabric.region import Bytes, Shape, check_name, read_superblock, write_superblock
 
 _SPARSE = frozenset({RegionKind.CHECKPOINT})
@@ -59,6 +59,18 @@ class SharedRegion:
         self.data = _NOTHING
 
 
+class CoherentRegion(SharedRegion):
+    """A mapped file where flush and invalidate have nothing to do: they are called so often that a call counts."""
+
+    __slots__ = ()
+
+    def flush(self, offset: int, length: int) -> None:
+        pass
+
+    def invalidate(self, offset: int, length: int) -> None:
+        pass
+
+
 class SharedFabric:
     """Regions in a folder. `coherent=False` is for memory that several hosts share without coherent caches."""
 
@@ -66,6 +78,8 @@ class SharedFabric:
         self.folder, self.generation, self.coherent_only = folder, generation, coherent
         self._hugepages = hugepages
         self._primitives = choose(coherent)
+        self._region = CoherentRegion if self._primitives.flush is ordered_by_hardware else SharedRegion
+        self.fence = self._primitives.fence
 
     def create(self, name: str, shape: Shape) -> SharedRegion:
         path = self._path(name)
@@ -81,7 +95,7 @@ class SharedFabric:
                     os.posix_fallocate(fd, 0, shape.size)
                 data = self._map(fd, shape.size, writable=True, populate=not sparse)
                 write_superblock(data, shape, self.generation)
-                region = SharedRegion(name, shape, data, self._primitives, path)
+                region = self._region(name, shape, data, self._primitives, path)
                 region.flush(0, shape.size if not sparse else SUPERBLOCK.itemsize)
                 try:
                     os.link(hidden, path)
@@ -100,7 +114,7 @@ class SharedFabric:
         except OSError as problem:
             raise BadRegion(f"region {name} can't be mapped: {problem.strerror}", "is the cluster up?") from None
         self._primitives.invalidate(data, 0, min(len(data), SUPERBLOCK.itemsize))
-        return SharedRegion(name, read_superblock(name, data, self.generation), data, self._primitives, path)
+        return self._region(name, read_superblock(name, data, self.generation), data, self._primitives, path)
 
     def exists(self, name: str) -> bool:
         return self._path(name).is_file()
@@ -118,9 +132,6 @@ class SharedFabric:
             # A folder belongs to one writer, who is gone for good when its last region goes.
             with contextlib.suppress(OSError):
                 path.parent.rmdir()
-
-    def fence(self) -> None:
-        self._primitives.fence()
 
     def _path(self, name: str) -> Path:
         return self.folder / check_name(name)

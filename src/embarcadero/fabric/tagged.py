@@ -76,9 +76,10 @@ class TaggedReader:
 
     def load(self, tags: Tags, word: int = 0) -> int | None:
         """The newest value that has reached memory; None while there is no such line."""
-        if tags not in self._values:
-            self._learn()
         readers = self._values.get(tags)
+        if readers is None:
+            self._learn()
+            readers = self._values.get(tags)
         return None if readers is None else readers[word].load()
 
     def tags(self) -> list[Tags]:

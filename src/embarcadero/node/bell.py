@@ -1,38 +1,69 @@
-"""Doorbells between processes of one host: datagrams on abstract Unix sockets named after the fabric's folder.
+"""Doorbells between processes of one host: named pipes in the fabric's folder, hidden from those who list regions.
 
-A bell only shortens a sleep. It may be lost (no listener, full queue); every sleeper also wakes by itself.
+A bell only shortens a sleep. It may be lost (no listener, a full pipe); every sleeper also wakes by itself. A pipe and
+not a datagram socket: one read takes all rings at once, and a ring costs a third.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-from hashlib import blake2b
+import os
 from pathlib import Path
+from typing import Final
+
+from embarcadero.limits import KIB
+
+_AT_ONCE: Final = 64 * KIB
+"""All that a pipe holds."""
+_RINGERS_MAX: Final = 1_024
+"""Open ends that a bell keeps; beyond that they are opened anew."""
 
 
-class SocketBell:
+class PipeBell:
     """One role's bell: it hears its own name and can ring others."""
 
     def __init__(self, folder: Path, who: str) -> None:
-        self._prefix = f"\0embarcadero-{blake2b(str(folder.resolve()).encode(), digest_size=8).hexdigest()}-"
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        self._socket.bind(self._prefix + who)
+        self._folder, self._mine = folder, _place(folder, who)
+        with contextlib.suppress(FileExistsError):  # of one who had this name before us
+            os.mkfifo(self._mine, 0o600)
+        self._fd = os.open(self._mine, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)  # a writer too: else it would "end"
+        self._ringers: dict[str, int] = {}
+        self._taken = (bytearray(_AT_ONCE),)  # rings say nothing
         self._loop: asyncio.AbstractEventLoop | None = None
         self.rung = False  # since the last wait
         self._sleeper: asyncio.Future[None] | None = None
 
     def ring(self, who: str) -> None:
         """Wake `who`, if it listens."""
-        with contextlib.suppress(OSError):
-            self._socket.sendto(b"!", self._prefix + who)
+        fd = self._ringers.get(who)
+        try:
+            if fd is None:
+                fd = self._open(who)
+            os.write(fd, b"!")
+        except BlockingIOError:
+            pass  # it has rings enough
+        except OSError:
+            if fd is not None:
+                os.close(self._ringers.pop(who))  # whoever heard it is gone
+
+    def _open(self, who: str) -> int:
+        if len(self._ringers) >= _RINGERS_MAX:
+            self._let_go()
+        fd = os.open(_place(self._folder, who), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._ringers[who] = fd
+        return fd
+
+    def _let_go(self) -> None:
+        for fd in self._ringers.values():
+            os.close(fd)
+        self._ringers.clear()
 
     async def wait(self, timeout_s: float) -> None:
         """Sleep until rung or until the time is over."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-            self._loop.add_reader(self._socket.fileno(), self._heard)
+            self._loop.add_reader(self._fd, self._heard)
         if self.rung or timeout_s <= 0:
             await asyncio.sleep(0)
         else:
@@ -55,13 +86,20 @@ class SocketBell:
 
     def _heard(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            while True:
-                self._socket.recv(16)
-                self.rung = True
+            os.readv(self._fd, self._taken)
+            self.rung = True
         self._wake()
 
     def close(self) -> None:
         """Stop listening."""
+        if self._fd < 0:
+            return
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.remove_reader(self._socket.fileno())
-        self._socket.close()
+            self._loop.remove_reader(self._fd)
+        os.close(self._fd)
+        self._fd = -1
+        self._let_go()
+
+
+def _place(folder: Path, who: str) -> str:
+    return f"{folder}/.bell-{who}"

@@ -31,7 +31,7 @@ from embarcadero.errors import ClusterError, EmbarcaderoError, PortInUse
 from embarcadero.fabric.shared import SharedFabric
 from embarcadero.limits import DRAIN_S_MAX, GOODBYE_S_MAX, SETTLE_S_MAX, WARM_JOBS_MAX
 from embarcadero.node.begin import keep_freed_memory, start_logging
-from embarcadero.node.bell import SocketBell
+from embarcadero.node.bell import PipeBell
 from embarcadero.node.children import die_with
 from embarcadero.node.cluster import ClusterFolder, ClusterInfo
 from embarcadero.node.files import within_open_files
@@ -159,7 +159,7 @@ class Node:
         member = self._directory.register_broker(number, host, port, os.getpid())
         self._open.callback(self._directory.mark_dead, number, member.incarnation)
         name = member.region_prefix
-        bell = SocketBell(Path(self._info.fabric), name)
+        bell = PipeBell(Path(self._info.fabric), name)
         self._open.callback(bell.close)
         journal = LogJournal(name)
         broker = Broker(
@@ -180,7 +180,7 @@ class Node:
             return listen(host, 0)
 
     def _make_sequencer(self) -> _Made:
-        bell = SocketBell(Path(self._info.fabric), "sequencer")
+        bell = PipeBell(Path(self._info.fabric), "sequencer")
         self._open.callback(bell.close)
         journal, clock, settings = LogJournal("sequencer"), SystemClock(), self._config.sequencer
         sequencer = Sequencer(
@@ -200,7 +200,7 @@ class Node:
         member = self._directory.register_replica(number, identity.disk, str(path), socket.gethostname(), os.getpid())
         self._open.callback(self._directory.mark_replica_dead, number, member.incarnation)
         name = member.ref.region_prefix
-        bell = SocketBell(Path(self._info.fabric), name)
+        bell = PipeBell(Path(self._info.fabric), name)
         self._open.callback(bell.close)
         journal, clock = LogJournal(name), SystemClock()
         workers: Workers = Inline() if len(self._roles) == 1 else self._threads(_REPLICA_THREADS, name, bell)
@@ -211,7 +211,7 @@ class Node:
         journal.note("has its folder", folder=str(path), disk=identity.disk, ranges=replica.ranges.opening)
         return _Made(name, serve_replica(replica, bell, self._stop_replicas), WatchedReplica(replica))
 
-    def _threads(self, count: int, name: str, bell: SocketBell) -> ThreadWorkers:
+    def _threads(self, count: int, name: str, bell: PipeBell) -> ThreadWorkers:
         workers = ThreadWorkers(count, name, bell.wake)
         self._open.callback(workers.close)
         return workers

@@ -24,7 +24,8 @@ class MemoryStore:
         self._leases: dict[int, _Lease] = {}
         self._leased: dict[str, int] = {}
         self._granted = NO_LEASE
-        self._revision = 0
+        self._revision = self._keys_as_of = 0
+        self._keys: dict[str, Sequence[str]] = {}  # by prefix, as of that revision
         self._clock, self._alive = clock, alive
         self._lock = threading.Lock()
 
@@ -34,7 +35,7 @@ class MemoryStore:
 
     def list(self, prefix: str) -> Items:
         with self._lock:
-            return [self._items[key] for key in sorted(self._items) if key.startswith(prefix) and self._visible(key)]
+            return [self._items[key] for key in self._keys_of(prefix) if self._visible(key)]
 
     def transact(self, checks: Sequence[Check], writes: Sequence[Write]) -> bool:
         with self._lock:
@@ -89,6 +90,15 @@ class MemoryStore:
                     self._leased[write.key] = write.lease
             else:
                 self._items.pop(write.key, None)
+
+    def _keys_of(self, prefix: str) -> Sequence[str]:
+        """Keys that begin so, sorted; worked out again when the store has changed."""
+        if self._keys_as_of != self._revision:
+            self._keys_as_of, self._keys = self._revision, {}
+        keys = self._keys.get(prefix)
+        if keys is None:
+            keys = self._keys[prefix] = sorted(key for key in self._items if key.startswith(prefix))
+        return keys
 
     def _visible(self, key: str) -> bool:
         lease = self._leased.get(key)

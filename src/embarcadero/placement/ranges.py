@@ -19,6 +19,7 @@ from embarcadero.placement.decisions import Plan
 from embarcadero.placement.records import (
     Chain,
     Retired,
+    Trim,
     chain_key,
     lane_key,
     range_key,
@@ -36,11 +37,32 @@ def lost_spans(ranges: Sequence[Range]) -> list[tuple[int, int]]:
     return [(old.end, new.start) for old, new in pairwise(ranges) if old.end is not None and old.end < new.start]
 
 
+def below_start(ranges: Sequence[Range], start: int) -> list[tuple[Range, Range | None]]:
+    """Sealed ranges of one lane that are wholly below its start, each with what is left of it in the store.
+
+    Of one that is followed by lost positions its end stays until these are below too: else nobody knew of them.
+    """
+    found: list[tuple[Range, Range | None]] = []
+    for range_, following in pairwise(ranges):
+        if following.start <= start:
+            found.append((range_, None))
+        elif range_.end is not None and range_.end <= start and range_.replicas:
+            found.append((range_, _only_end(range_)))
+    return found
+
+
+def _only_end(range_: Range) -> Range:
+    """What is left of a sealed range that is trimmed away: an empty one at its end, without copies."""
+    end = range_.start if range_.end is None else range_.end
+    end_seq = range_.start_seq if range_.end_seq is None else range_.end_seq
+    return msgspec.structs.replace(range_, start=end, start_seq=end_seq, replicas=[], durable_on=0)
+
+
 class Ranges(Replicas):
     """The directory's part about ranges. Methods that take an epoch do nothing once a later one is handed out."""
 
     def ranges(self, lane: int | None = None) -> list[Range]:
-        """Ranges of a lane, oldest first; of all lanes, by lane. Trimmed ones are not there, or empty."""
+        """Ranges of a lane, oldest first; of all lanes, by lane. Trimmed ones go in time, or only their ends stay."""
         return self._all("ranges/" if lane is None else ranges_prefix(lane), Range)
 
     def range_of(self, lane: int, number: int) -> Range | None:
@@ -149,6 +171,23 @@ class Ranges(Replicas):
 
         return self._decide(plan_it)
 
+    def forget_trimmed(self, lane: int, number: int, covered: int) -> bool:
+        """Forget ranges of a lane with sessions that are below its start, as far as a checkpoint covers them.
+
+        `covered`: one of its sessions as of that index is on enough disks of range `number`. False, and nothing
+        changes, when that is not the open one any more: others have to have a checkpoint then.
+        """
+
+        def plan_it(plan: Plan) -> bool:
+            chain, trim = plan.read(chain_key(lane), Chain), plan.read(trim_key(lane), Trim)
+            last = None if chain is None else plan.read(range_key(lane, chain.last), Range)
+            if trim is None or last is None or last.number != number or not last.open:
+                return False
+            self._drop_trimmed(plan, lane, min(trim.index, covered))
+            return True
+
+        return self._decide(plan_it)
+
     # --- ceilings and losses ------------------------------------------------------------------------------------------
     def ceiling(self, lane: int) -> tuple[int, int]:
         """The index and seq below which positions may be handed out; (0, 0) for a lane without ranges."""
@@ -244,30 +283,24 @@ class Ranges(Replicas):
         if lane < BROKER_LANES_FIRST:
             plan.put(retired_key(lane), Retired(chain.last, self._cluster.generation))
 
-    def _drop_trimmed(self, plan: Plan, topic: Topic, lane: int, start: int) -> None:
-        """Forget sealed ranges that are wholly below the start of their lane; a closed lane goes with its last one.
+    def _drop_trimmed(self, plan: Plan, lane: int, start: int) -> list[Range]:
+        """Forget ranges below the start of their lane; returns all that there were."""
+        found = [range_ for _, range_ in plan.list(ranges_prefix(lane), Range)]
+        for range_, left in below_start(found, start):
+            if left is None:
+                plan.delete(range_key(lane, range_.number))
+            else:
+                plan.put(range_key(lane, range_.number), left)
+        return found
 
-        Of one that is followed by lost positions its end stays until these are below too: else nobody knew of them.
-        """
+    def _drop_of_broker(self, plan: Plan, topic: Topic, lane: int, start: int) -> None:
+        """The same for a lane of a broker; a closed one goes with its last range."""
         if plan.read(chain_key(lane), Chain) is None:
             return
-        found = [range_ for _, range_ in plan.list(ranges_prefix(lane), Range)]
-        for range_, following in pairwise(found):
-            if following.start <= start:
-                plan.delete(range_key(lane, range_.number))
-            elif range_.end is not None and range_.end <= start and range_.replicas:
-                plan.put(range_key(lane, range_.number), self._only_end(range_))
-        closed = None if lane < BROKER_LANES_FIRST else self._broker_lane(plan, topic, lane)
+        found, closed = self._drop_trimmed(plan, lane, start), self._broker_lane(plan, topic, lane)
         if closed is not None and closed.end is not None and closed.end <= start and not any(r.open for r in found):
             plan.put(lane_key(closed), msgspec.structs.replace(closed, removed=True))
             self._drop_chain(plan, lane)
-
-    @staticmethod
-    def _only_end(range_: Range) -> Range:
-        """What is left of a sealed range that is trimmed away: an empty one at its end, without copies."""
-        end = range_.start if range_.end is None else range_.end
-        end_seq = range_.start_seq if range_.end_seq is None else range_.end_seq
-        return msgspec.structs.replace(range_, start=end, start_seq=end_seq, replicas=[], durable_on=0)
 
     @staticmethod
     def _broker_lane(plan: Plan, topic: Topic, lane: int) -> TopicLane | None:

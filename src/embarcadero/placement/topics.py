@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 import msgspec
 
 from embarcadero.errors import Backpressure, BadValue, TooMany, TopicExists, UnknownTopic
-from embarcadero.limits import LANES_MAX
+from embarcadero.limits import BROKER_LANES_FIRST, LANES_MAX
 from embarcadero.placement.altering import SchemaHistory, altered, first_version, next_version
 from embarcadero.placement.decisions import TRIES_MAX, Plan, decode
 from embarcadero.placement.progress import Progress
@@ -136,7 +136,8 @@ class Topics(Ranges, Tiers, Progress):
         """Start a lane of a topic at `index`, whose first record is `seq`; going back changes nothing.
 
         In a topic with a table it starts there for all readers; without `cold` only what brokers have is given up, and
-        nothing that is not in the table. Returns where the brokers' part starts.
+        nothing that is not in the table. Returns where the brokers' part starts. Its ranges below are forgotten: of
+        lanes with sessions later, by replicas that have a checkpoint of these.
         """
 
         def plan_it(plan: Plan) -> int:
@@ -147,7 +148,8 @@ class Topics(Ranges, Tiers, Progress):
             if wanted > before.index:
                 plan.put(trim_key(lane), Trim(wanted))
             start = max(wanted, before.index)
-            self._drop_trimmed(plan, topic, lane, start)
+            if lane >= BROKER_LANES_FIRST:
+                self._drop_of_broker(plan, topic, lane, start)
             return start
 
         return self._decide(plan_it)

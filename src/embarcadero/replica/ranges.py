@@ -17,7 +17,6 @@ from typing import Final
 from embarcadero.env import Clock, Journal
 from embarcadero.errors import DiskFailed, EmbarcaderoError
 from embarcadero.fabric.tagged import Tags
-from embarcadero.limits import BROKER_LANES_FIRST
 from embarcadero.plants import planted
 from embarcadero.replica.copies import Copy
 from embarcadero.replica.counters import ReplicaCounters
@@ -54,9 +53,7 @@ class Ranges:
         self._leaving: list[Copy] = []  # to be closed and removed, once no worker has them
         self._on_disk = set(self._folders())
         self._surplus: list[Tags] = []  # folders to be removed
-        self._oldest: dict[int, int] = {}  # lane -> where its oldest range starts
-        self._stored: set[Tags] = set()
-        self.checkpoint: Callable[[int], int] = lambda _lane: 0  # entries below are not needed to know the sessions
+        self.folder_gone: Callable[[int], None] = lambda _lane: None  # told of lanes whose checkpoints may be gone
 
     def _folders(self) -> Iterator[Tags]:
         for lane in filter(None, map(_LANE.fullmatch, self._disk.list(""))):
@@ -67,8 +64,6 @@ class Ranges:
     def update(self, ranges: list[Range]) -> None:
         """Take note of all ranges of the store."""
         mine = {tags_of(range_): range_ for range_ in ranges if self._is_mine(range_)}
-        self._stored = {tags_of(range_) for range_ in ranges if range_.replicas}  # the others are trimmed away
-        self._oldest = {range_.lane: range_.start for range_ in reversed(ranges)}
         for tags in [tags for tags in self.copies if tags not in mine]:
             self._leaving.append(self.copies.pop(tags))
         self._surplus = [tags for tags in self._on_disk if tags not in mine and not self._is_open_here(tags)]
@@ -168,6 +163,7 @@ class Ranges:
         for copy in gone:
             self._journal.warn("a folder is gone", lane=copy.tags[0], range=copy.tags[1], has=copy.log.synced)
             self._counters.damage_found += 1
+            self.folder_gone(copy.tags[0])
             synced = copy.log.synced
             with suppress(EmbarcaderoError):
                 copy.log.close()
@@ -244,10 +240,9 @@ class Ranges:
                 self._surplus.append(copy.tags)
                 self._health.worked(copy.tags)
                 return True
-        tags = next(filter(self._may_go, self._surplus), None)
-        if tags is None:
+        if not self._surplus:
             return False
-        self._surplus.remove(tags)
+        tags = self._surplus.pop(0)
         try:
             self._remove_folder(tags)
         except EmbarcaderoError as error:
@@ -258,18 +253,13 @@ class Ranges:
             self._journal.note("range removed", lane=tags[0], range=tags[1])
         return True
 
-    def _may_go(self, tags: Tags) -> bool:
-        """Entries of a trimmed range stay until a checkpoint has what they tell about sessions."""
-        lane = tags[0]
-        moved, gone = tags in self._stored, lane not in self._oldest
-        return moved or gone or lane >= BROKER_LANES_FIRST or self.checkpoint(lane) >= self._oldest[lane]
-
     def _remove_folder(self, tags: Tags) -> None:
         folder, lane = range_folder(*tags), lane_folder(tags[0])
         remove_range(self._disk, folder)
         if not any(other[0] == tags[0] for other in self._on_disk - {tags}):
             for name in self._disk.list(lane):
                 self._disk.remove(f"{lane}/{name}")
+            self.folder_gone(tags[0])
             with suppress(DiskFailed):
                 self._disk.remove_folder(lane)
 

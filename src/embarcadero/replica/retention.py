@@ -1,8 +1,9 @@
 """Giving up old records: by trims that somebody asked for, and by a topic's bounds on bytes and age.
 
 Only whole sealed segments go. A bound becomes a trim in the store first, at the start of a segment, so that all
-replicas and brokers agree where a lane starts. Records of lanes with sessions go only below an on-disk checkpoint
-of these.
+replicas and brokers agree where a lane starts. Records of lanes with sessions go only below a checkpoint of these that
+is on as many disks as make a record durable: after a loss of the fabric one of those who reply has it. The store
+forgets their ranges only then too, since nobody would look for entries of a range that is not there.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from embarcadero.errors import EmbarcaderoError
 from embarcadero.fabric.durability import DurableLines
 from embarcadero.limits import BROKER_LANES_FIRST
 from embarcadero.placement.directory import Directory
+from embarcadero.placement.ranges import below_start
 from embarcadero.replica.copies import Copy
 from embarcadero.replica.counters import ReplicaCounters
 from embarcadero.replica.ranges import Ranges
 from embarcadero.replica.sessions import CHECKPOINT, Sessions
 from embarcadero.storage.writing import SegmentInfo
-from embarcadero.types import Range, Tier, Topic
+from embarcadero.types import Range, ReplicaRef, Tier, Topic
 
 _LOOK_US: Final = 1_000_000
 _JUMP_US: Final = 60_000_000
@@ -32,13 +34,13 @@ class Retention:
     """Looks at all lanes now and then."""
 
     def __init__(
-        self, ranges: Ranges, sessions: Sessions, lines: DurableLines, directory: Directory, clock: Clock,
-        journal: Journal, counters: ReplicaCounters,
+        self, me: ReplicaRef, ranges: Ranges, sessions: Sessions, lines: DurableLines, directory: Directory,
+        clock: Clock, journal: Journal, counters: ReplicaCounters,
     ) -> None:  # fmt: skip
-        self._ranges, self._sessions, self._lines, self._directory = ranges, sessions, lines, directory
+        self._me, self._ranges, self._sessions, self._lines, self._directory = me, ranges, sessions, lines, directory
         self._clock, self._journal, self._counters = clock, journal, counters
         self._topics: dict[int, Topic] = {}
-        self._open: dict[int, Range] = {}
+        self._chains: dict[int, list[Range]] = {}  # ranges by lane, oldest first
         self._trims: dict[int, int] = {}
         self._tiers: dict[str, Tier] = {}
         self._look_us = 0
@@ -48,19 +50,31 @@ class Retention:
     def update(
         self, topics: dict[int, Topic], ranges: list[Range], trims: dict[int, int], tiers: dict[str, Tier] | None = None
     ) -> None:
-        """Take note of topics by lane, of open ranges, of where lanes start, and of what is in tables."""
+        """Take note of topics by lane, of all ranges, of where lanes start, and of what is in tables."""
         if trims != self._trims:
             self._look_us = 0
         self._topics, self._trims, self._tiers = topics, trims, tiers or {}
-        self._open = {range_.lane: range_ for range_ in ranges if range_.open}
+        self._chains = {}
+        for range_ in ranges:
+            self._chains.setdefault(range_.lane, []).append(range_)
+
+    def _open(self, lane: int) -> Range | None:
+        chain = self._chains.get(lane)
+        return chain[-1] if chain and chain[-1].open else None
 
     def checkpoint(self, lane: int) -> int:
-        """Entries of a lane below this index are not needed to know its sessions."""
-        mine = self._sessions.on_disk(lane)
-        if (open_ := self._open.get(lane)) is None:
-            return mine
-        tables = filter(None, map(self._lines.of, open_.replicas))
-        return max(mine, *(table.load((lane, open_.number), CHECKPOINT) or 0 for table in tables), 0)
+        """Entries of a lane below this index are not needed to know its sessions: enough disks have a checkpoint."""
+        if (open_ := self._open(lane)) is None:
+            return 0
+        found = sorted((self._checkpoint_of(ref, open_) for ref in open_.replicas), reverse=True)
+        enough = max(1, open_.durable_on)
+        return found[enough - 1] if len(found) >= enough else 0
+
+    def _checkpoint_of(self, ref: ReplicaRef, open_: Range) -> int:
+        if ref == self._me:
+            return self._sessions.on_disk(open_.lane)
+        table = self._lines.of(ref)
+        return (table.load((open_.lane, open_.number), CHECKPOINT) or 0) if table is not None else 0
 
     def look(self, now_us: int) -> None:
         """Ask for trims that bounds demand, and drop what is trimmed."""
@@ -78,6 +92,8 @@ class Retention:
             needed = None if lane >= BROKER_LANES_FIRST else self.checkpoint(lane)
             if topic is not None and bounded:
                 trim = self._demanded(topic, lane, copies, trim, needed)
+            if needed is not None:
+                self._forget(lane, min(trim, needed), needed)
             self._drop(copies, trim if needed is None else min(trim, needed))
 
     def _demanded(self, topic: Topic, lane: int, copies: list[Copy], trim: int, needed: int | None) -> int:
@@ -101,6 +117,16 @@ class Retention:
         else:
             self._journal.note("trimmed by retention", topic=topic.name, lane=lane, start=trim)
         return trim
+
+    def _forget(self, lane: int, below: int, covered: int) -> None:
+        """Have the store forget ranges that nobody needs any more."""
+        open_ = self._open(lane)
+        if open_ is None or not below_start(self._chains[lane], below):
+            return
+        try:
+            self._directory.forget_trimmed(lane, open_.number, covered)
+        except EmbarcaderoError as error:
+            self._journal.warn("can't trim", lane=lane, reason=str(error))
 
     def _wall_us(self) -> int:
         """The time by which records are old. A clock that is set forward makes nothing old: only time that passes does.

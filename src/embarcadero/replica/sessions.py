@@ -46,7 +46,7 @@ class Sessions:
         return self._known[lane]
 
     def forget(self, lane: int) -> None:
-        """The lane's folder was removed."""
+        """The lane's folder was removed: look again what is there."""
         self._known.pop(lane, None)
 
     def look(self, copy: Copy, reign: Reign) -> bool:

@@ -42,6 +42,8 @@ from embarcadero.types import Range, ReplicaMember, ReplicaState, Topic
 _LOOK_AGAIN_US: Final = 2_000
 """Looking whether the store has changed is cheap, but not as cheap as finding nothing to do."""
 
+_TEND_US: Final = 5_000
+"""While entries come one by one, what is beside following waits this long at most."""
 _SESSIONS_US: Final = 100_000
 _IDLE_US: Final = 100_000
 _SCRUB_ANYWAY_US: Final = 10_000_000
@@ -83,17 +85,19 @@ class Replica:
         lines = DurableLines(fabric)
         self.ranges = Ranges(disk, member, settings, clock, self.health, self.journal, self.counters)
         self.sessions = Sessions(fabric, disk, self.lines, clock, self.journal, self.counters)
+        self.ranges.folder_gone = self.sessions.forget
         self.repair = Repair(
             self.ranges, self.commits, self.reign, lines, workers, member, disks, clock, self.journal,
             self.counters, self.settings.repair_bytes_per_s,
         )  # fmt: skip
-        self.retention = Retention(self.ranges, self.sessions, lines, directory, clock, self.journal, self.counters)
-        self.ranges.checkpoint = self.retention.checkpoint
+        self.retention = Retention(
+            member.ref, self.ranges, self.sessions, lines, directory, clock, self.journal, self.counters
+        )  # fmt: skip
         self.moving = Moving(self.ranges, self.reign, directory, member, self.journal)
         self.topics: dict[int, Topic] = {}  # by lane, those of brokers too
         self._ranges: list[Range] = []
         self._revision = -1
-        self._beat_us = self._store_us = self._look_us = self._sessions_us = 0
+        self._beat_us = self._store_us = self._look_us = self._sessions_us = self._tend_us = 0
         self._following: list[Copy] = []
         self._open_copies: list[Copy] = []
         self.scrub = Scrub(clock, self.settings.scrub_bytes_per_s)
@@ -160,7 +164,10 @@ class Replica:
 
     # --- the pass -----------------------------------------------------------------------------------------------------
     def poll(self) -> bool:
-        """One pass; True if something moved."""
+        """One pass; True if there may be more to do at once.
+
+        After a lone entry there is not: whoever orders the next one rings.
+        """
         if self.deposed:
             return False
         now_us = self._clock.now_us()
@@ -174,15 +181,18 @@ class Replica:
         if not moved and now_us >= self._look_us:
             self._look(now_us)
             moved = self._follow(now_us)
-        return self._tend(now_us, idle=not moved) or moved
+        if moved == 1 and now_us < self._tend_us:
+            return False
+        self._tend_us = now_us + _TEND_US
+        return self._tend(now_us, idle=not moved) or moved > 1
 
     def _look(self, now_us: int) -> None:
         self._store_us = now_us + int(self.settings.store_poll_ms * 1_000)
         self._look_us = now_us + _LOOK_AGAIN_US
         self._refresh()
 
-    def _follow(self, now_us: int) -> bool:
-        """Take, append, sync, publish, ring."""
+    def _follow(self, now_us: int) -> int:
+        """Take, append, sync, publish, ring. How many entries were taken."""
         takes = self.follower.take([copy for copy in self._following if self._takes_more(copy, now_us)])
         for take in takes:
             if self.commits.append(take.copy, take.entries, take.payloads):
@@ -192,7 +202,7 @@ class Replica:
         for copy in self._following:
             self.commits.sync(copy)
         self._tell()
-        return bool(takes)
+        return sum(len(take.entries) for take in takes)
 
     def _takes_more(self, copy: Copy, now_us: int) -> bool:
         """Whether a copy may take what was ordered. While a sync is under way some more may wait for the next one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -34,7 +34,6 @@ class Brokers:
         self.sources: dict[int, Source] = {}
         self.awaited = False
         self.problems: list[str] = []  # for the log
-        self._turn = 0
         self._dead: dict[int, int] = {}  # handle of a dead incarnation -> bytes that it keeps, oldest first
 
     def update(self, members: list[Member], legacies: dict[int, BrokerLegacy]) -> None:
@@ -71,12 +70,11 @@ class Brokers:
         self.sources[member.handle] = source
         return source
 
-    def in_turn(self) -> Iterator[Source]:
-        """All sources that may have entries, beginning with another one each time."""
+    def in_turn(self, turn: int) -> list[Source]:
+        """All sources that may have entries, beginning with another one each turn."""
         open_ = [source for source in self.sources.values() if not source.closed]
-        self._turn += 1
-        for step in range(len(open_)):
-            yield open_[(self._turn + step) % len(open_)]
+        first = turn % len(open_) if open_ else 0
+        return open_[first:] + open_[:first] if first else open_
 
     def answer(self, answers: Answers) -> list[Source]:
         """Write answers to the brokers they are for; those of closed incarnations are dropped."""

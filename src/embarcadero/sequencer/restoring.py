@@ -54,12 +54,13 @@ def restore_lane(
     """The lane's sessions as of `end`; all ranges of it that there are, the last one of them ending at or above."""
     saved = _checkpoint(past, topic.lane, end)
     first = min((range_.start for range_ in ranges), default=0)
-    if saved is None and first > 0:
+    start = saved.index if saved is not None else 0
+    if start < first:  # a range is forgotten only below a checkpoint on enough disks: it is on others than these
         raise BadSegment(
-            f"the log of topic {topic.name} begins at {first}, and no replica has a checkpoint of its sessions",
+            f"the log of topic {topic.name} begins at {first}, and no replica within reach has a checkpoint of its "
+            "sessions from there on",
             "start the replicas that are missing",
         )
-    start = saved.index if saved is not None else first
     parts = _entries(past, ranges, start, end)
     rows = _rows(sessions, saved, parts)
     order = LaneOrder(topic, SessionTable(rows), held)

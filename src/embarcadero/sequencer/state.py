@@ -245,15 +245,17 @@ class Sequencer:
 
     def _round(self) -> int:
         self._now_us, self._wall_us = self._clock.now_us(), self._clock.wall_us()
-        if self._now_us >= self._look_us:
+        offers = self._offers()
+        lone = len(offers) == 1 and offers[0][1] == 1 and self._one_batch(offers[0][0])
+        if self._now_us >= self._look_us:  # whoever waits for a lone answer need not wait for that as well
             self._look_us = self._now_us + _LOOK_US
             self._refresh()
+            offers = self._offers() if not lone else []
         self._beat()
         self.ranges.look(self._now_us)
         if self.recovery.lanes:
             self.recovery.step(self._now_us)
-        offers = self._offers()
-        if len(offers) == 1 and offers[0][1] == 1 and self._one_batch(offers[0][0]):
+        if lone:
             return 1
         entries = self._take(offers)
         if entries is not None:
@@ -340,7 +342,7 @@ class Sequencer:
     def _offers(self) -> list[tuple[Source, int]]:
         """How many entries to take of which brokers, each round beginning with another one."""
         room, offers = self._sizes.round_entries, []
-        for source in self.brokers.in_turn():
+        for source in self.brokers.in_turn(self.counters.rounds):
             if count := source.offer(room, int(self._held.by_origin[source.member.handle])):
                 offers.append((source, count))
                 room -= count
@@ -363,7 +365,8 @@ class Sequencer:
         source.publish()
         source.give_free()
         self._ring_replicas([lane])
-        self._ring_bells([source], grown=True)
+        rings = not (line[7] & 0xFF and lane.bells)  # else its broker has nothing to do before a replica rings there
+        self._ring_bells([source] if rings else [], grown=True)
         self._finish_closing()
         self._count(1)
         return True

@@ -47,6 +47,7 @@ class EventQueue:
         self.now_us = 0
         self._heap: list[tuple[int, int, Action]] = []
         self._planned = 0
+        self.done = 0  # how many actions there were
 
     def at(self, when_us: int, action: Action) -> None:
         """Plan an action; the past is now."""
@@ -62,6 +63,7 @@ class EventQueue:
         while self._heap and self._heap[0][0] <= until_us and not stop():
             when_us, _, action = heappop(self._heap)
             self.now_us = max(self.now_us, when_us)
+            self.done += 1
             action()
         if not stop():
             self.now_us = max(self.now_us, until_us)

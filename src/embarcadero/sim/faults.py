@@ -196,6 +196,10 @@ class Faults:
         return broker.name, for_us
 
 
+PRIMITIVES_MAX = 4_000_000
+"""A world uses tens of thousands, few use some hundred thousand: one that uses more does not come to an end."""
+
+
 class Interrupts:
     """What happens between two memory primitives: caches do something, others run, or the process ends right there."""
 
@@ -211,12 +215,15 @@ class Interrupts:
     def _gap(self) -> int:
         return 1 + int(self._rng.expovariate(self._rate))
 
-    def __call__(self, host: str) -> None:
+    def before_primitive(self, host: str) -> None:
         """Called by the memory before each primitive of `host`."""
         self.primitives += 1
         self._left -= 1
         if self._left > 0:
             return
+        if self.primitives > PRIMITIVES_MAX and self._world.running:
+            self._world.give_up()
+            raise Crash
         self._left = self._gap()
         world, rng = self._world, self._rng
         if rng.random() < self._churn_share:

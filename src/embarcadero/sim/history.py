@@ -298,6 +298,7 @@ class History:
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self.events: list[Event] = []
         self._by_kind: dict[type[Event], list[Event]] = {}
+        self.worked_out: dict[str, object] = {}  # what checkers keep for each other
         for event in events:
             self.add(event)
 

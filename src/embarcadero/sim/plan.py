@@ -134,7 +134,7 @@ def make_plan(seed: int, sequencer_faults: bool = True, bias: Bias | None = None
         faults=faults,
         fault_phase_us=fault_phase_us,
         bell_loss=rng.choice([0.0, 0.0, 0.02, 0.3]),
-        sleep_max_us=rng.choice([100_000, 400_000, 800_000]),
+        sleep_max_us=rng.choice([200_000, 400_000, 800_000]),
         churn_rate=rng.choice([0.002, 0.01, 0.03]),
         interrupt_rate=_interrupts(rng, bias),
         resend_after_us=rng.choice([1, 2, 3]) * SECOND_US,

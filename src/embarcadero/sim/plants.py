@@ -44,7 +44,7 @@ class Plant:
     leak: Leak | None = None  # None: role code leaves a rule out by itself
     lanes: bool = False  # it needs a world with a topic of order 0 or 1
     bias: Bias | None = None  # it needs a world with replicas, and this trouble
-    first: int = 0  # no seed below this one is known to catch it
+    witnesses: tuple[int, ...] = ()  # seeds that are known to catch it, the cheapest first
 
 
 _POWER: Final = Bias(("power-cut", "slow-disk"), copies=(2, 2))
@@ -52,54 +52,64 @@ _SEALS: Final = Bias(("replica-crash", "replica-pause", "slow-disk"), every_s=2.
 _LOSS: Final = Bias(("cluster-loss", "replica-crash"), job_us=100_000)
 _WIPES: Final = Bias(("cluster-loss", "wipe", "replica-crash"), job_us=20_000)
 _ROT: Final = Bias(("bit-flip", "cluster-loss", "replica-crash"))
+_REIGNS: Final = Bias(("sequencer-crash-inside",), interrupt_rate=0.01)
+_ENDS: Final = Bias(("broker-crash-inside", "broker-zombie"), interrupt_rate=0.01)
 _SLOW: Final = Bias(("slow-disk", "replica-pause"), every_s=2.0)
 
 PLANTS: Final = {
     plant.name: plant
     for plant in (
         Plant("missing-flush", "the sequencer does not flush order entries",
-              Leak("sequencer", "flush", "/order-", SLOTS_OFFSET)),
+              Leak("sequencer", "flush", "/order-", SLOTS_OFFSET), witnesses=(151,)),
         Plant("missing-flush-results", "the sequencer does not flush results",
-              Leak("sequencer", "flush", "/results-", SLOTS_OFFSET)),
+              Leak("sequencer", "flush", "/results-", SLOTS_OFFSET), witnesses=(90, 0)),
         Plant("missing-flush-pending", "brokers do not flush pending entries",
-              Leak("broker", "flush", "/pending", SLOTS_OFFSET)),
+              Leak("broker", "flush", "/pending", SLOTS_OFFSET), witnesses=(0,)),
         Plant("missing-flush-payload", "brokers do not flush payloads",
-              Leak("broker", "flush", "/log")),
+              Leak("broker", "flush", "/log"), witnesses=(90,)),
         Plant("missing-invalidate", "brokers read order entries from their cache",
-              Leak("broker", "invalidate", "/order-", SLOTS_OFFSET)),
+              Leak("broker", "invalidate", "/order-", SLOTS_OFFSET), witnesses=(90,)),
         Plant("missing-invalidate-payload", "brokers read payloads from their cache",
-              Leak("broker", "invalidate", "/log")),
+              Leak("broker", "invalidate", "/log"), witnesses=(90,)),
         Plant("missing-invalidate-pending", "the sequencer reads pending entries from its cache",
-              Leak("sequencer", "invalidate", "/pending", SLOTS_OFFSET)),
+              Leak("sequencer", "invalidate", "/pending", SLOTS_OFFSET), witnesses=(0,)),
         Plant("missing-flush-held", "the sequencer does not flush batches that wait",
-              Leak("sequencer", "flush", "/held")),
+              Leak("sequencer", "flush", "/held"), witnesses=(167,)),
         Plant("missing-flush-checkpoint", "the sequencer does not flush checkpoints",
-              Leak("sequencer", "flush", "/checkpoint-")),
+              Leak("sequencer", "flush", "/checkpoint-"), witnesses=(14,)),
         Plant("missing-flush-freed", "brokers do not flush that a chunk is freed",
-              Leak("broker", "flush", "/frontiers", frontier_offset(BrokerLine.CHUNKS))),
+              Leak("broker", "flush", "/frontiers", frontier_offset(BrokerLine.CHUNKS)), witnesses=(90,)),
         Plant("missing-flush-lane", "brokers do not flush entries of their lanes",
-              Leak("broker", "flush", "/order-", SLOTS_OFFSET), lanes=True),
+              Leak("broker", "flush", "/order-", SLOTS_OFFSET), lanes=True, witnesses=(135,)),
         Plant("lane-ack-unchecked", "a broker acks batches of its lanes without looking whether it was closed",
-              lanes=True),
-        Plant("lane-frontier-before-entries", "a lane's frontier moves before its entries are flushed", lanes=True),
-        Plant("slot-reused-early", "pending slots are freed before what they hold is safe"),
-        Plant("frontier-before-entries", "the ordered frontier moves before the entries are flushed"),
-        Plant("dedupe-off", "a sequence seen before is ordered again"),
-        Plant("held-forgotten", "batches that wait for a gap are lost when it closes"),
-        Plant("durable-before-sync", "a replica's durable line moves before the sync", bias=_POWER),
-        Plant("ack-before-durable", "a broker acks as durable what is only ordered", bias=_POWER),
-        Plant("serve-above-durable", "a broker serves as durable what is only ordered", bias=_POWER),
-        Plant("old-incarnation-counts", "a durable line of an earlier incarnation counts", bias=_SEALS, first=3),
-        Plant("old-range-counts", "a durable line of an earlier range counts", bias=_SEALS),
-        Plant("seal-at-frontier", "a range is sealed at what is ordered, not at what is durable", bias=_SEALS),
-        Plant("cut-left-out", "a replica keeps what it has above the end of a sealed range", bias=_SEALS),
-        Plant("damage-cut", "recovery cuts a log at damage in its middle", bias=_ROT),
-        Plant("failover-statistic", "after a loss of the fabric the smallest reply is the end", bias=_LOSS, first=1),
-        Plant("too-few-replies", "after a loss of the fabric one reply is enough", bias=_LOSS),
+              lanes=True, witnesses=(15,)),
+        Plant("lane-frontier-before-entries", "a lane's frontier moves before its entries are flushed", lanes=True,
+              bias=_ENDS, witnesses=(65,)),
+        Plant("slot-reused-early", "pending slots are freed before what they hold is safe", witnesses=(167,)),
+        Plant("frontier-before-entries", "the ordered frontier moves before the entries are flushed", bias=_REIGNS,
+              witnesses=(156,)),
+        Plant("dedupe-off", "a sequence seen before is ordered again", witnesses=(90,)),
+        Plant("held-forgotten", "batches that wait for a gap are lost when it closes", witnesses=(90, 0)),
+        Plant("durable-before-sync", "a replica's durable line moves before the sync", bias=_POWER, witnesses=(0,)),
+        Plant("ack-before-durable", "a broker acks as durable what is only ordered", bias=_POWER, witnesses=(0,)),
+        Plant("serve-above-durable", "a broker serves as durable what is only ordered", bias=_POWER, witnesses=(0,)),
+        Plant("old-incarnation-counts", "a durable line of an earlier incarnation counts", bias=_SEALS,
+              witnesses=(12,)),
+        Plant("old-range-counts", "a durable line of an earlier range counts", bias=_SEALS, witnesses=(43, 0)),
+        Plant("seal-at-frontier", "a range is sealed at what is ordered, not at what is durable", bias=_SEALS,
+              witnesses=(147, 90, 43)),
+        Plant("cut-left-out", "a replica keeps what it has above the end of a sealed range", bias=_SEALS,
+              witnesses=(90,)),
+        Plant("damage-cut", "recovery cuts a log at damage in its middle", bias=_ROT, witnesses=(43,)),
+        Plant("failover-statistic", "after a loss of the fabric the smallest reply is the end", bias=_LOSS,
+              witnesses=(1,)),
+        Plant("too-few-replies", "after a loss of the fabric one reply is enough", bias=_LOSS, witnesses=(6,)),
         Plant("forgetful-counts", "a replica that says nothing of a range is taken for one with an empty copy",
-              bias=_WIPES, first=6),
-        Plant("positions-reused", "after a loss of the fabric positions are handed out again", bias=_LOSS, first=1),
-        Plant("order-slot-reused-early", "order slots are reused before they are durable", bias=_SLOW),
+              bias=_WIPES, witnesses=(6,)),
+        Plant("positions-reused", "after a loss of the fabric positions are handed out again", bias=_LOSS,
+              witnesses=(132,)),
+        Plant("order-slot-reused-early", "order slots are reused before they are durable", bias=_SLOW,
+              witnesses=(43,)),
     )
 }  # fmt: skip
 

@@ -38,6 +38,7 @@ class Process:
         self.alive = True
         self.paused_until_us = 0
         self._busy = False
+        self.actions = 0  # how many it carried out
         world.processes.append(self)
         self._backlog: deque[Action] = deque()
 
@@ -60,6 +61,7 @@ class Process:
         self.world.running.append(self)
         try:
             while self._backlog and self.alive and not self.paused:
+                self.actions += 1
                 self._backlog.popleft()()
                 self.after_action()
         except Crash:

@@ -7,22 +7,26 @@ records of a 64-byte order entry and its payload, padded to 64 bytes.
 from __future__ import annotations
 
 import re
+import struct
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np
-
-from embarcadero.fabric.layout import ORDER, sealed
+from embarcadero.fabric.layout import LINE, fold_line
 from embarcadero.limits import LINE_BYTES
 from embarcadero.sim.disk import SimDisk
-from embarcadero.sim.medium import SimFile
+from embarcadero.sim.medium import SimFile, SimFolder
 from embarcadero.sim.workload import digest_of
 from embarcadero.types import EntryKind, Range
 from embarcadero.wire.codec import payload_crc
 
 _HEADER_BYTES = 128
-_SEGMENT = re.compile(r"^lane-(\d{10})/range-(\d{10})/\d{20}\.log$")
+_FIELDS = struct.Struct("<Q32xI4xI6xB")
+"""index, size, crc and kind of an order entry"""
+
+_LANE, _RANGE = re.compile(r"lane-(\d{10})"), re.compile(r"range-(\d{10})")
+_SEGMENT = re.compile(r"(\d{20})\.log")
 
 Place = tuple[int, int, int]
 """(lane, range, index)"""
@@ -33,30 +37,44 @@ class Record(NamedTuple):
 
     place: int
     kind: int
-    digest: int
+    payload: bytes
     end: int  # where the next one begins
 
 
 def records(data: bytes | bytearray, at: int = _HEADER_BYTES) -> Iterator[Record]:
     """The whole, undamaged records from a position on, up to the first that is not."""
     while at + LINE_BYTES <= len(data):
-        entry = np.frombuffer(data, dtype=ORDER, count=1, offset=at)
-        size = int(entry["size"][0])
-        payload = bytes(data[at + LINE_BYTES : at + LINE_BYTES + size])
-        if not sealed(entry)[0] or len(payload) < size:
+        line = list(LINE.unpack_from(data, at))
+        if line[7] >> 32 != fold_line(line):
             return
-        kind = int(entry["kind"][0])
-        if kind == EntryKind.BATCH and payload_crc(payload) != int(entry["crc"][0]):
+        index, size, crc, kind = _FIELDS.unpack_from(data, at)
+        payload = bytes(data[at + LINE_BYTES : at + LINE_BYTES + size])
+        if len(payload) < size or (kind == EntryKind.BATCH and payload_crc(payload) != crc):
             return
         at += LINE_BYTES + -(-size // LINE_BYTES) * LINE_BYTES
-        yield Record(int(entry["index"][0]), kind, digest_of(payload), at)
+        yield Record(index, kind, payload, at)
 
 
-def segments(disk: SimDisk) -> Iterator[tuple[int, int, str, SimFile]]:
-    """(lane, range, path, file) of all segments that a power cut would leave there."""
-    for path, node in disk.names.walk(on_medium=True):
-        if isinstance(node, SimFile) and (match := _SEGMENT.match(path)):
-            yield int(match[1]), int(match[2]), path, node
+def segments(disk: SimDisk) -> Iterator[tuple[int, int, SimFile]]:
+    """(lane, range, file) of all segments that a power cut would leave there."""
+    for lane, lane_folder in _folders(disk.names.root, _LANE):
+        for number, range_folder in _folders(lane_folder, _RANGE):
+            for name, node in range_folder.medium.items():
+                if isinstance(node, SimFile) and _number(_SEGMENT, name) is not None:
+                    yield lane, number, node
+
+
+def _folders(folder: SimFolder, pattern: re.Pattern[str]) -> Iterator[tuple[int, SimFolder]]:
+    for name, node in folder.medium.items():
+        if isinstance(node, SimFolder) and (number := _number(pattern, name)) is not None:
+            yield number, node
+
+
+@lru_cache(maxsize=10_000)
+def _number(pattern: re.Pattern[str], name: str) -> int | None:
+    """The number in a name; None if it is another kind of name."""
+    match = pattern.fullmatch(name)
+    return None if match is None else int(match[1])
 
 
 class Truth:
@@ -73,7 +91,7 @@ class Truth:
             if file in self._known:
                 self._look_into(disk, file)
             return
-        for lane, number, _, named in segments(disk):
+        for lane, number, named in segments(disk):
             self._known[named] = (lane, number)
             self._look_into(disk, named)
 
@@ -102,7 +120,7 @@ def whole(disk: SimDisk, range_: Range) -> set[int]:
     wanted = (range_.lane, range_.number)
     return {
         record.place
-        for lane, number, _, file in segments(disk)
+        for lane, number, file in segments(disk)
         if (lane, number) == wanted
         for record in records(file.medium)
     }
@@ -114,12 +132,12 @@ def stored(disks: list[SimDisk], ranges: list[Range]) -> dict[tuple[int, int, in
     found: dict[tuple[int, int, int], int] = defaultdict(int)
     for disk in disks:
         seen: set[tuple[int, int, int]] = set()
-        for lane, number, _, file in segments(disk):
+        for lane, number, file in segments(disk):
             range_ = by_key.get((lane, number))
             for record in records(file.medium):
                 owned = range_ is not None and range_.start <= record.place
                 if owned and record.kind == EntryKind.BATCH and (range_.end is None or record.place < range_.end):  # type: ignore[union-attr]
-                    seen.add((lane, record.place, record.digest))
+                    seen.add((lane, record.place, digest_of(record.payload)))
         for place in seen:
             found[place] += 1
     return dict(sorted(found.items()))

@@ -53,6 +53,9 @@ HEAL_US_MAX = 240 * SECOND_US
 REPAIR_US_MAX = 60 * SECOND_US
 """How long copies may take to be repaired then."""
 
+EVENTS_MAX = 2_000_000
+"""A world takes some ten thousand: one that takes more does not come to an end."""
+
 _LOOK_EVERY_US = SECOND_US // 4
 
 
@@ -66,6 +69,7 @@ class World:
         self.queue, self.trace, self.history = EventQueue(), Trace(keep_trace), History()
         self.failures: list[str] = []  # tracebacks
         self.healed = self._over = False
+        self.endless = ""  # why it was given up, if it was
         self.running: list[Process] = []  # the innermost last: those before it are interrupted
         self.processes: list[Process] = []
         self.store = MemoryStore()
@@ -90,8 +94,21 @@ class World:
 
     # --- looking ------------------------------------------------------------------------------------------------------
     def over(self) -> bool:
-        """Whether this world has ended."""
+        """Whether this world has ended, or has taken so much that it never will."""
+        if self.queue.done > EVENTS_MAX:
+            self.give_up()
         return self._over
+
+    def give_up(self) -> None:
+        """It goes on and on: end it, and tell who was busy."""
+        if not self._over:
+            busiest = max(self.processes, key=lambda process: process.actions)
+            self.endless = (
+                f"does not come to an end: {self.queue.done:,} events and {self.interrupts.primitives:,} primitives in "
+                f"{self.queue.now_us / SECOND_US:.1f} simulated seconds; the busiest is {busiest.name} "
+                f"({busiest.actions:,} actions), at work: {', '.join(p.name for p in self.running) or 'nobody'}"
+            )
+            self._over = True
 
     def seen(self, event: Event) -> None:
         """Put an event on record."""
@@ -165,6 +182,7 @@ class World:
         self._begin()
         self.queue.at(self.plan.fault_phase_us, self._heal)
         self.queue.run(10 * HEAL_US_MAX, self.over)
+        self.give_up()
 
     def _begin(self) -> None:
         create_epochs(self.memory.host(self.hosts[0]))
@@ -179,7 +197,7 @@ class World:
             self.seen(TopicMade(
                 at=0, lane=made.lane, name=made.name, order=made.order, on_gap=made.on_gap, replicas=made.replicas,
                 durable_on=made.durable_on))  # fmt: skip
-        self.memory.interrupt = self.interrupts
+        self.memory.interrupt = self.interrupts.before_primitive
         self.start_roles()
         for plan in self.plan.streams:
             stream = Stream(plan, self.seed, self.sizes.chunk_bytes)

@@ -13,6 +13,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from embarcadero.errors import BadValue
+from embarcadero.spark.connections import shared_log
 from embarcadero.spark.filters import Bounds, bounds, understood
 from embarcadero.spark.frame import check_schema, column_names, spark_schema
 from embarcadero.spark.offsets import LaneOffset, Offset, Place, spans
@@ -26,6 +27,7 @@ _PUSHING: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 def frame_schema(given: Mapping[str, str]) -> StructType:
     """The columns of a topic as `load()` has them. All options are checked here, before anything is planned."""
     options = read_options(given, streaming=None)
+    shared_log(options.brokers, at_once=True)
     return spark_schema(TopicView(options).describe().versions, options.columns)
 
 

@@ -63,7 +63,7 @@ def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) 
 def _shape(options: WriteOptions, schema: StructType, now_us: int | None) -> Shape:
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    topic = shared_log(options.brokers).describe(options.topic)
+    topic = shared_log(options.brokers, at_once=True).describe(options.topic)
     return shape_of(topic, to_arrow_schema(schema, timezone="UTC"), options, now_us)
 
 

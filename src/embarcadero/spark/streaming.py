@@ -38,9 +38,12 @@ _NOTE_S = 1.0  # so long a query waits for its progress to be taken note of
 _NOTE_AGAIN_S = 30.0
 
 def stream_reader(given: Mapping[str, str], schema: StructType) -> StreamReader:
-    """The reader of a stream. BadSchema, if the topic is not what the frame was made of."""
+    """The reader of a stream. BadSchema, if the topic is not what the frame was made of.
+
+    What a crash took was not durable: a stream of durable records never had it, and loses nothing.
+    """
     options = read_options(given, streaming=True)
-    return StreamReader(span_reader(options, schema, fail_on_lost=True))
+    return StreamReader(span_reader(options, schema, fail_on_lost=options.read == "ordered"))
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

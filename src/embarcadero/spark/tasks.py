@@ -33,7 +33,7 @@ class SpanReader:
     options: ReadOptions
     schemas: TopicSchemas
     schema: StructType
-    fail_on_lost: bool  # whether what a crash took is data loss: for a stream it is, a table just does not have it
+    fail_on_lost: bool  # whether what a crash took is data loss: for a stream that reads what is not durable it is
     conditions: tuple[Condition, ...] = ()
     partitions: tuple[int, ...] | None = None
     table_properties: tuple[str, ...] = ()  # by which files of a topic's table are reached

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from embarcadero.env import Clock
 from embarcadero.errors import BadSegment
-from embarcadero.limits import SCRUB_BYTES_PER_S, SCRUB_STEP_BYTES
+from embarcadero.limits import SCRUB_BYTES_PER_S, SCRUB_ROUND_S, SCRUB_STEP_BYTES
 from embarcadero.storage.disk import File, Missing, join
 from embarcadero.storage.index import load_index
 from embarcadero.storage.layout import (
@@ -56,6 +56,7 @@ class Scrub:
         self._clock, self._bytes_per_s = clock, bytes_per_s
         self.place = place or ScrubPlace()
         self.due_us = clock.now_us()
+        self._round_us = 0  # the next round does not begin before
         self.checked_bytes = self.rounds = 0
 
     @property
@@ -85,7 +86,7 @@ class Scrub:
     def _step(self, segments: list[tuple[RangeLog, SegmentInfo]]) -> list[Found]:
         chosen = self._choose(segments)
         if chosen is None:
-            self.due_us = self._clock.now_us() + 1_000_000
+            self.due_us = max(self._clock.now_us() + 1_000_000, self._round_us)
             return []
         log, info = chosen
         checked = SCRUB_STEP_BYTES
@@ -104,7 +105,7 @@ class Scrub:
             self.due_us = self._clock.now_us() + checked * 1_000_000 // self._bytes_per_s
 
     def _choose(self, segments: list[tuple[RangeLog, SegmentInfo]]) -> tuple[RangeLog, SegmentInfo] | None:
-        """The segment to go on with: the one we are in, or the next one, or the first one again."""
+        """The segment to go on with: the one we are in, or the next one, or the first one again once that is due."""
         place = self.place
         for log, info in segments:
             here = log.folder, info.base_seq
@@ -113,8 +114,10 @@ class Scrub:
             if here > place[:2]:
                 self.place = ScrubPlace(*here, info.base_index, 0)
                 return log, info
-        if not segments:
+        now_us = self._clock.now_us()
+        if not segments or now_us < self._round_us:
             return None
+        self._round_us = now_us + int(SCRUB_ROUND_S * 1_000_000)
         self.rounds += 1
         log, info = segments[0]
         self.place = ScrubPlace(log.folder, info.base_seq, info.base_index, 0)

@@ -11,8 +11,9 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from threading import Lock
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +29,7 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow  # isort: skip
 from pyiceberg.table import StaticTable, Table  # isort: skip
 
 _MANIFESTS_MAX: Final = 4_096  # whose contents are kept
+_TABLES_MAX: Final = 64  # metadata files whose contents are kept
 _ANY: Final = (1 << 63) - 1
 _PLACE: Final = ("_lane", "_index", "_seq")
 
@@ -95,40 +97,50 @@ def _cold_file(file: Any, ids: dict[str, int], table: Table) -> ColdFile:
 _shared_manifests: Final = Manifests()
 
 
+class _Contents(NamedTuple):
+    """What a metadata file says: files by lane, in their order, and columns."""
+
+    lanes: dict[int, list[ColdFile]]
+    schema: pa.Schema
+
+
+@lru_cache(maxsize=_TABLES_MAX)
+def _contents(metadata: str, properties: tuple[tuple[str, str], ...]) -> _Contents:
+    """A metadata file never changes, so it is read once; failures are not kept."""
+    if not metadata:
+        return _Contents({}, pa.schema([]))
+    lanes: dict[int, list[ColdFile]] = {}
+    with reading(metadata):
+        table = StaticTable.from_metadata(metadata, dict(properties))
+        files = _shared_manifests.files(table)
+        schema = schema_to_pyarrow(table.schema(), include_field_ids=False)
+    for file in sorted(files, key=lambda file: (file.lane, file.first_index)):
+        lanes.setdefault(file.lane, []).append(file)
+    return _Contents(lanes, schema)
+
+
 class ColdTable:
     """The part of a topic that is in its table, as of one metadata file. Cheap to make; safe to share by threads."""
 
     def __init__(self, tier: Tier, properties: Properties | None = None) -> None:
         self.tier = tier
         self.storage = Storage(properties or {})
-        self._lock = Lock()
-        self._lanes: dict[int, list[ColdFile]] | None = None
-        self._schema: pa.Schema | None = None
+        self._contents: _Contents | None = None
 
     # --- what there is ------------------------------------------------------------------------------------------------
-    def _look(self) -> dict[int, list[ColdFile]]:
-        with self._lock:
-            if self._lanes is None:
-                lanes: dict[int, list[ColdFile]] = {}
-                if self.tier.metadata:
-                    with reading(self.tier.metadata):
-                        table = StaticTable.from_metadata(self.tier.metadata, self.storage.properties)
-                        files = _shared_manifests.files(table)
-                        self._schema = schema_to_pyarrow(table.schema(), include_field_ids=False)
-                    for file in sorted(files, key=lambda file: (file.lane, file.first_index)):
-                        lanes.setdefault(file.lane, []).append(file)
-                self._lanes = lanes
-            return self._lanes
+    def _look(self) -> _Contents:
+        if self._contents is None:
+            self._contents = _contents(self.tier.metadata, tuple(sorted(self.storage.properties.items())))
+        return self._contents
 
     @property
     def schema(self) -> pa.Schema:
         """Columns of the table; empty while nothing was committed to it."""
-        self._look()
-        return pa.schema([]) if self._schema is None else self._schema
+        return self._look().schema
 
     def files(self, lane: int, start: int, stop: int) -> list[ColdFile]:
         """Files with rows of batches [start, stop) of a lane, in their order."""
-        found = self._look().get(lane, [])
+        found = self._look().lanes.get(lane, [])
         first = bisect_left(found, start + 1, key=lambda file: file.stop_index)
         return [file for file in found[first:] if file.first_index < stop]
 

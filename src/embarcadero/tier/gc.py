@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from embarcadero.limits import TIER_ORPHANS_S
+from embarcadero.tier.cold import Manifests
 from embarcadero.tier.parquet import data_folder, span_of
 from embarcadero.tier.storage import Storage, typed_errors
 from embarcadero.tier.table import Loaded, TierTable
 
 from pyiceberg.table import Table  # isort: skip - storage.py says what is missing
+
+_manifests = Manifests()
 
 
 def collect_data(table: TierTable) -> list[str]:
@@ -38,14 +41,17 @@ def data_garbage(listed: list[str], now: Loaded | None) -> list[str]:
     """Which of the files that were listed before are garbage, as the table is now."""
     if now is None:
         return []
+    below = {name for name in listed if _is_below(name, now)}
     with typed_errors(now.metadata):
-        named = {path.rsplit("/", 1)[-1] for path in _named_data(now.table)}
-    gone = []
-    for name in listed:
-        span = span_of(name)
-        if span is not None and name not in named and span.start < now.frontiers.get(span.lane, (0, 0))[0]:
-            gone.append(name)
-    return gone
+        below -= {file.path.rsplit("/", 1)[-1] for file in _manifests.files(now.table)}
+        if below:  # the newest snapshot is read in any case; the others only if it leaves something open
+            below -= {path.rsplit("/", 1)[-1] for path in _named_data(now.table)}
+    return sorted(below)
+
+
+def _is_below(name: str, now: Loaded) -> bool:
+    span = span_of(name)
+    return span is not None and span.start < now.frontiers.get(span.lane, (0, 0))[0]
 
 
 def _named_data(table: Table) -> Iterator[str]:

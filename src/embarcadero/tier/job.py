@@ -120,6 +120,8 @@ class TierJob:
         self._tier: Tier | None = None
         self._keeper: _Keeper | None = None
         self._swept_s = 0.0
+        self._littered = True  # an attempt may have left files that nothing names
+        self._dropped: dict[int, tuple[int, int]] = {}  # starts below which files were dropped
 
     @property
     def table(self) -> str:
@@ -191,6 +193,13 @@ class TierJob:
     # --- one cycle ----------------------------------------------------------------------------------------------------
     def cycle(self) -> Cycle:
         """Tier what is durable now, at most so many files; trim and clean up. Deposed if another job has come."""
+        try:
+            return self._cycle()
+        except BaseException:
+            self._littered = True
+            raise
+
+    def _cycle(self) -> Cycle:
         tier = self._mine()
         self._step("plan")
         plan = self._plan(tier)
@@ -217,7 +226,7 @@ class TierJob:
         self._step("drop")
         committed = self._drop(committed)
         self._step("collect")
-        collected = self._collect(committed) if files else []
+        collected = self._collect(committed, bool(files)) if files or self._littered else []
         return Cycle(done.files, done.rows, done.bytes, done.frontiers, trimmed, collected, done.more)
 
     def _mine(self) -> Tier:
@@ -299,15 +308,25 @@ class TierJob:
     def _drop(self, committed: Loaded) -> Loaded:
         """Give up files that are below the start, and old snapshots; the store is told of the new metadata file."""
         tier = self._tier = self._log.describe(self.topic).tier or self._mine()
-        kept = drop_below(self._table, committed, tier.starts, tier.epoch)
+        kept = committed
+        if tier.starts != self._dropped:
+            kept = drop_below(self._table, committed, tier.starts, tier.epoch)
+            self._dropped = tier.starts
         kept = expire_snapshots(self._table, kept)
         if kept is not committed:
+            self._littered = True
             self._tier = self._tell(tier, kept)
         return kept
 
-    def _collect(self, committed: Loaded) -> list[str]:
-        gone = collect_data(self._table)
-        if time.time() - self._swept_s > TIER_ORPHANS_S:
+    def _collect(self, committed: Loaded, ours: bool) -> list[str]:
+        """Garbage is looked for when there may be some, and now and then: listing a large table takes its time.
+
+        Metadata only after a commit of `ours`: nobody can commit any more what was written before it.
+        """
+        due = time.time() - self._swept_s > TIER_ORPHANS_S
+        gone = collect_data(self._table) if due or self._littered else []
+        self._littered = False
+        if due and ours:
             self._swept_s = time.time()
             gone += collect_metadata(self._table.storage, committed, self._swept_s)
         return gone

@@ -50,6 +50,9 @@ _BATCH_WORD: Final = WORDS[FrameKind.BATCH]
 _FETCHED_WORD: Final = WORDS[FrameKind.FETCHED]
 
 _FETCHED_GAPS: Final = frozenset({GapKind.TRIMMED, GapKind.LOST, GapKind.END_OF_LANE})
+_OUTCOMES: Final = frozenset(int(outcome) for outcome in Outcome)
+_OUTCOME_AT: Final = 40
+invariant(PACKED_ACK.pack(0, 0, 0, 0, 0, 0, 1).index(1) == _OUTCOME_AT, "an ack's outcome is where the table says")
 _OUTCOME_KNOWN: Final = np.isin(np.arange(256), [int(outcome) for outcome in Outcome])
 
 
@@ -197,6 +200,8 @@ def parse_acks(body: BytesLike) -> Entries:
     """The acks in the body of an ack frame; the array lies on `body`."""
     if len(body) % ACK.itemsize:
         raise BadFrame(f"an ACK frame of {len(body)} bytes", f"acks have {ACK.itemsize} bytes each")
+    if len(body) == ACK.itemsize and body[_OUTCOME_AT] in _OUTCOMES:
+        return np.frombuffer(body, dtype=ACK)
     acks = np.frombuffer(body, dtype=ACK) if len(body) else np.empty(0, dtype=ACK)
     known = _OUTCOME_KNOWN[acks["outcome"]]
     if not known.all():

@@ -50,7 +50,8 @@ class Ledger:
     """Facts of one history."""
 
     def __init__(self, history: History) -> None:
-        self.history = history
+        self.history, self.events = history, len(history)
+        self.covered: dict[int, list[tuple[int, int]]] = {}  # by lane; see `covered`
         self.first_sent: dict[Batch, Sent] = {}
         self.batch_of: dict[int, Batch] = {}
         for sent in history.of(Sent):
@@ -136,11 +137,28 @@ class Ledger:
         return "content that nobody sent" if batch is None else f"batch {batch[1]} of {batch[0]}"
 
 
+def ledger_of(history: History) -> Ledger:
+    """The ledger of a history. It is worked out once for all checkers, and again only if the history has grown."""
+    known = history.worked_out.get("ledger")
+    if isinstance(known, Ledger) and known.events == len(history):
+        return known
+    history.worked_out.clear()
+    ledger = history.worked_out["ledger"] = Ledger(history)
+    return ledger
+
+
 def covered(history: History, lane: int) -> list[tuple[int, int]]:
     """Index spans that some unfiltered reader looked at without a gap, merged and sorted.
 
     Whatever is stored in such a span was delivered to that reader, or P4 is broken. Lost spans are gaps.
     """
+    ledger = ledger_of(history)
+    if lane not in ledger.covered:
+        ledger.covered[lane] = _covered(history, lane)
+    return ledger.covered[lane]
+
+
+def _covered(history: History, lane: int) -> list[tuple[int, int]]:
     spans: list[tuple[int, int]] = []
     place: dict[str, int | None] = {}
     filtered: dict[str, bool] = {}

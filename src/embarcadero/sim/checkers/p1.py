@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from embarcadero.sim.checkers.ledger import Ledger, Violation, inside
+from embarcadero.sim.checkers.ledger import Ledger, Violation, inside, ledger_of
 from embarcadero.sim.history import (
     Delivered,
     Ended,
@@ -26,7 +26,7 @@ from embarcadero.types import Ack, GapKind
 
 def check(history: History) -> list[Violation]:
     """All violations of P1."""
-    ledger = Ledger(history)
+    ledger = ledger_of(history)
     lanes = _replicated(ledger)
     found = [*_losses_have_a_cause(history), *_gaps_are_true(history, lanes), *_durable_is_not_lost(ledger)]
     found += _losses_are_told(ledger)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from embarcadero.sim.checkers.ledger import Batch, Claim, Ledger, Violation, covered, inside
+from embarcadero.sim.checkers.ledger import Batch, Claim, Ledger, Violation, covered, inside, ledger_of
 from embarcadero.sim.history import Delivered, History, Sent, Settled, Verdict
 
 
 def check(history: History) -> list[Violation]:
     """All violations of P2."""
-    ledger = Ledger(history)
+    ledger = ledger_of(history)
     return [
         *_one_batch_per_position(ledger),
         *_one_position_per_batch(ledger),

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from itertools import pairwise
 
-from embarcadero.sim.checkers.ledger import Ledger, Violation, covered, inside
+from embarcadero.sim.checkers.ledger import Ledger, Violation, covered, inside, ledger_of
 from embarcadero.sim.history import Delivered, GapSeen, History, Settled, TopicMade, Verdict
 from embarcadero.types import GapKind, OnGap, Order
 
 
 def check(history: History) -> list[Violation]:
     """All violations of P3."""
-    ledger = Ledger(history)
+    ledger = ledger_of(history)
     found = [*_readers_agree(history), *_stamps(ledger), *_time_goes_on(ledger), *_real_time(ledger)]
     for topic in history.of(TopicMade):
         if topic.order == Order.STRONG:

@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from typing import NamedTuple
 
-from embarcadero.sim.checkers.ledger import Ledger, Violation
+from embarcadero.sim.checkers.ledger import Ledger, Violation, ledger_of
 from embarcadero.sim.history import (
     Delivered,
     Event,
@@ -26,7 +26,7 @@ from embarcadero.types import Ack, GapKind
 
 def check(history: History) -> list[Violation]:
     """All violations of P4."""
-    ledger = Ledger(history)
+    ledger = ledger_of(history)
     return [
         *_readers_walk(ledger),
         *_prefix_stays(history),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from embarcadero.sim.checkers.ledger import Ledger, Violation
+from embarcadero.sim.checkers.ledger import Ledger, Violation, ledger_of
 from embarcadero.sim.history import DamageLeft, Delivered, History, OnDisk
 
 
 def check(history: History) -> list[Violation]:
     """All violations of P7."""
-    ledger = Ledger(history)
+    ledger = ledger_of(history)
     return [*_nothing_unsent(ledger), *_as_sent(ledger), *_disks_hold_what_was_sent(ledger), *_repaired(history)]
 
 

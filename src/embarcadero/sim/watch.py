@@ -1,0 +1,60 @@
+"""How a run of many seeds is getting on: a bar on a terminal, else a line now and then; failing seeds at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+LINE_EVERY_S = 10.0
+
+
+class Watch:
+    """Tells people how far a run is. What it says goes to stderr, unless `console` is a terminal."""
+
+    def __init__(self, console: Console, seeds: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._began = clock, clock()
+        self._said = self._began
+        self._seeds, self._done = seeds, 0
+        self._failed: list[int] = []
+        self._steps = self._simulated_us = 0
+        self._console = console if console.is_terminal else Console(stderr=True)
+        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+        self._progress = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
+        self._task = self._progress.add_task("", total=seeds)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:  # fmt: skip
+        self._progress.stop()
+
+    def seed_done(self, seed: int, steps: int, simulated_us: int, violation: str) -> None:
+        """A seed is done; `violation` says how it failed, if it did."""
+        self._done += 1
+        self._steps += steps
+        self._simulated_us += simulated_us
+        if violation:
+            self._failed.append(seed)
+            self._say(f"seed {seed} fails: {violation}")
+        self._progress.update(self._task, advance=1, description=self.facts())
+        if self._progress.disable and self._clock() - self._said >= LINE_EVERY_S:
+            self._said = self._clock()
+            self._say(f"{self._done} of {self._seeds} seeds, {self.facts()}")
+
+    def facts(self) -> str:
+        """All in one line."""
+        passed_s = max(1e-3, self._clock() - self._began)
+        failed = f"{len(self._failed)} failed" if self._failed else "all hold"
+        ratio = self._simulated_us / 1e6 / passed_s
+        return f"{failed}, {self._steps / passed_s:,.0f} events/s, {ratio:.0f} x real time"
+
+    def _say(self, line: str) -> None:
+        self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
