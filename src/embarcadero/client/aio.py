@@ -24,6 +24,7 @@ from embarcadero.client.batch import Batch
 from embarcadero.client.brokers import Brokers
 from embarcadero.client.cold import cold_cuts, find_place
 from embarcadero.client.futures import RecordFuture, TableResult, fresh
+from embarcadero.client.named import PublisherCalls, SessionCalls
 from embarcadero.client.options import (
     AS_CONFIGURED,
     PublisherArguments,
@@ -115,7 +116,7 @@ async def local(
         await asyncio.to_thread(cluster.close)
 
 
-class Log(TierCalls):
+class Log(TierCalls, SessionCalls):
     """A client of one cluster. Its publishers and subscribers share one connection per broker."""
 
     def __init__(self, brokers: Brokers, address: str) -> None:
@@ -337,19 +338,6 @@ class Log(TierCalls):
         chosen = publisher_options(self.brokers.settings, options)
         return self._register(Publisher(self, await self.describe(topic, timeout=timeout), chosen))
 
-    async def open_session(
-        self, topic: str, name: str, at: int, *, timeout: Timeout = AS_CONFIGURED
-    ) -> tuple[int, int]:
-        """Move a named session on to the sequence `at`; (where it was before, where it is now).
-
-        It never goes back, so a name alone is a number that only grows, kept in the log for as long as sessions are.
-
-            before, now = await log.open_session("orders", "job-7/progress", 42)
-        """
-        PublisherOptions(session=name, session_at=at)  # checks both
-        opened = await self._ask(m.OpenSession(topic=topic, name=name, at=at), m.Opened, timeout)
-        return opened.reached, opened.expected
-
     async def subscribe(
         self,
         topic: str,
@@ -539,7 +527,7 @@ class RecordAwaitable(RecordFuture):
         return self._outcome()
 
 
-class Publisher:
+class Publisher(PublisherCalls):
     """Publishes records into one topic. `with` it, or close it: closing waits for every outcome."""
 
     def __init__(self, log: Log, topic: TopicInfo, options: PublisherOptions) -> None:
@@ -640,15 +628,6 @@ class Publisher:
         first = await self._pump.first_sequence(timeout)
         with self._pump.intake.lock:
             return self._pump.next_sequence(first)
-
-    async def already_in(self, timeout: float | None = None) -> int:
-        """How many sequences from `session_at` on an earlier holder of this session has used.
-
-            async with await log.publisher("orders", session="job-7", session_at=4096) as publisher:
-                done = await publisher.already_in()           # batches 4096 to 4096 + done are in, or some of them
-        """
-        check_timeout(timeout)
-        return await self._pump.already_in(timeout)
 
     async def _room(self, timeout: float | None) -> None:
         """Wait until the window has room; raise why nothing is taken any more."""
