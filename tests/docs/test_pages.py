@@ -100,7 +100,7 @@ def _public() -> Iterator[str]:
         yield from (name for name in dir(kind) if not name.startswith("_") and name not in INNER)
 
 
-INNER = {"thread", "brokers", "forget", "pump", "of_entry", "of_gap", "payload"}
+INNER = {"thread", "twin", "brokers", "forget", "pump", "of_entry", "of_gap", "payload"}
 """Names without an underscore that are for other modules of ours."""
 
 

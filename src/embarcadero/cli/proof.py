@@ -64,8 +64,8 @@ def bench(
 ) -> None:
     """Measure, as ratios to what this machine does raw, and compare with what we aim for.
 
-    Rows: publish, read, send, latency, sequencer, idle, memory, flat, durable, warm, restart, recovery;
-    and stress, by name only.
+    Rows: publish, read, send, latency, sequencer, idle, memory, flat, durable, warm, restart, recovery,
+    spark (where PySpark and Java are); and stress, by name only.
 
     Examples:
 

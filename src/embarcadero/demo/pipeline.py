@@ -11,9 +11,9 @@ import random
 import tempfile
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,7 +26,6 @@ from embarcadero.demo.shop import ORDERS, PAYMENTS, SALES, Shop, differences
 from embarcadero.errors import ClusterError, EmbarcaderoError
 from embarcadero.tier.job import TierJob
 from embarcadero.tier.settings import TierSettings
-from embarcadero.types import Range
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,6 +59,7 @@ class Pipeline:
         self.shop = Shop(seed=31)
         self.facts = Facts()
         self.published = 0  # orders that were acked durable
+        self.places: list[tuple[int, int, int]] = []  # batches of orders: first seq, orders before, orders
         self.repeated = 0  # batches sent a second time
         self.tiered_files = 0
         self.aggregated = 0
@@ -74,6 +74,20 @@ class Pipeline:
     def elapsed(self) -> float:
         """Seconds since the start."""
         return time.monotonic() - self.began
+
+    def note(self, position: emb.Position | None, orders: int) -> None:
+        """A batch of orders is durable at this position."""
+        if position is None:
+            raise ClusterError("an ack without a position", "report it: this is a bug")
+        self.places.append((position.seq, self.published, orders))
+
+    def records_below(self, seq: int) -> int:
+        """How many orders are below a seq. Numbers that were reserved when everything was killed belong to none."""
+        batch = bisect_right(self.places, (seq, 0, 0)) - 1
+        if batch < 0:
+            return 0
+        first, before, count = self.places[batch]
+        return before + min(seq - first, count)
 
     def tell(self, line: str) -> None:
         """Add a line to the story."""
@@ -114,7 +128,7 @@ def sell(pipeline: Pipeline) -> None:
             sent.append(sold.combine_chunks().to_batches()[0])
             future = orders.publish(sent[-1])
             payments.publish(paid.combine_chunks().to_batches()[0])
-            future.result(timeout=_PATIENCE_S)
+            pipeline.note(future.result(timeout=_PATIENCE_S), sold.num_rows)
             pipeline.published = pipeline.shop.books.orders
             if (step + 1) % REPEAT_EVERY == 0:
                 orders.close()
@@ -123,7 +137,8 @@ def sell(pipeline: Pipeline) -> None:
                     orders.publish(batch)
                 pipeline.repeated += REPEATED_STEPS
             time.sleep(max(0.0, _STEP_S - (time.monotonic() - began)))
-        orders.publish(pipeline.shop.closing().combine_chunks().to_batches()[0]).result(timeout=_PATIENCE_S)
+        last = orders.publish(pipeline.shop.closing().combine_chunks().to_batches()[0]).result(timeout=_PATIENCE_S)
+        pipeline.note(last, 1)
         orders.close()
         payments.close()
     pipeline.published = pipeline.shop.books.orders
@@ -183,20 +198,9 @@ def sample(pipeline: Pipeline) -> None:
                 tail, about = log.tail("orders", timeout=2.0), log.describe("orders", timeout=2.0)
             except EmbarcaderoError:
                 continue  # everything is dead at the moment
-            now.tiered = 0 if about.tier is None else records_below(about.tier.frontier(tail.lane)[1], about.ranges)
-            now.released = records_below(tail.hot_seq, about.ranges)
+            now.tiered = 0 if about.tier is None else pipeline.records_below(about.tier.frontier(tail.lane)[1])
+            now.released = pipeline.records_below(tail.hot_seq)
             pipeline.facts.samples.append(now)
-
-
-def records_below(seq: int, ranges: Sequence[Range]) -> int:
-    """How many records are below a seq: numbers that were reserved when everything was killed belong to none."""
-    ordered = sorted(ranges, key=lambda one: one.number)
-    unused = sum(
-        min(after.start_seq, seq) - one.end_seq
-        for one, after in pairwise(ordered)
-        if one.end_seq is not None and one.end_seq < seq
-    )
-    return seq - unused
 
 
 # --- Spark ------------------------------------------------------------------------------------------------------------
@@ -247,7 +251,7 @@ def seen_all(pipeline: Pipeline, seq: int, log: emb.Log) -> bool:
     if seq < 0:
         return False
     if seq != pipeline.aggregated_seq:
-        pipeline.aggregated = records_below(seq, log.describe("orders").ranges)
+        pipeline.aggregated = pipeline.records_below(seq)
         pipeline.aggregated_seq = seq
     return pipeline.done_selling.is_set() and seq >= log.tail("orders").durable_seq
 
@@ -274,7 +278,7 @@ def look(pipeline: Pipeline, spark: SparkSession, log: emb.Log) -> None:
     facts.checks.append(
         Check("SQL over the whole log gives the shop's total", right, f"{counted:,} orders, {cents:,} cents")
     )
-    cold = records_below(log.tail("orders").hot_seq, log.describe("orders").ranges)
+    cold = pipeline.records_below(log.tail("orders").hot_seq)
     facts.checks.append(
         Check("a part of the log is only in the table", cold > 0, f"{cold:,} of {books.orders:,} records")
     )
