@@ -31,7 +31,7 @@ def test_the_clients_are_twins() -> None:
 
     for name in ("Log", "Publisher", "Subscriber"):
         one, other = getattr(sync, name), getattr(aio, name)
-        public = {n for n in dir(one) if not n.startswith("_")} - {"forget", "thread", "address"}
+        public = {n for n in dir(one) if not n.startswith("_")} - {"forget", "thread", "address", "twin"}
         assert public <= {n for n in dir(other) if not n.startswith("_")} | {"forget"}
     assert {"connect", "local"} <= set(aio.__all__) & set(sync.__all__)
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from embarcadero import errors
 from embarcadero.errors import EmbarcaderoError, OutcomeUnknown, Refused, Retriable, UsageError
-from embarcadero.types import Gap, GapKind, Position, Tail, Topic, TopicLane
+from embarcadero.types import Cut, EntryKind, Gap, GapKind, Position, ReaderProgress, Tail, Topic, TopicLane
 
 if TYPE_CHECKING:
     from embarcadero.client import aio
@@ -66,13 +66,16 @@ __all__ = [
     "AS_CONFIGURED",
     "RAW_SCHEMA",
     "Batch",
+    "Cut",
     "EmbarcaderoError",
+    "EntryKind",
     "Gap",
     "GapKind",
     "Log",
     "OutcomeUnknown",
     "Position",
     "Publisher",
+    "ReaderProgress",
     "Record",
     "RecordFuture",
     "Refused",

@@ -25,11 +25,13 @@ FETCH_BYTES_DEFAULT = 8 * MIB
 FETCH_WAIT_MS_MAX = 30_000
 FETCH_ENTRIES_MAX = 4_096
 FETCHES_PARKED_PER_CONNECTION_MAX = 256
+PIECES_MAX = 4_096  # of a span that is measured, in one answer
 SEND_QUEUE_BYTES_MAX = 64 * MIB  # a peer that does not read is disconnected above this
 FETCH_WAIT_MS_DEFAULT = 5_000
 CONNECTIONS_PER_BROKER_MAX = 10_000
 HOST_DEFAULT = "127.0.0.1"  # reachable from this machine only
 PORT_DEFAULT = 9_092
+FREED_BYTES_KEPT = 64 * MIB  # by a process of a cluster, for what it copies next
 FILES_SPARE = 512  # open files that a process keeps for everything but connections: a region is one
 
 # --- names and counts -------------------------------------------------------------------------------------------------
@@ -49,6 +51,12 @@ SCHEMA_BYTES_MAX = 64 * KIB  # a topic's newest schema as an Arrow message; olde
 SCHEMA_COLUMNS_MAX = 1_024  # so also of versions: each adds a column
 SCHEMA_DEPTH_MAX = 16  # types within types
 REGION_HANDLES = 65_535
+READER_NAME_BYTES_MAX = 255
+READER_LANES_MAX = 1_024  # of one reader of a topic of order 0 or 1
+READERS_PER_TOPIC_MAX = 1_000  # of which the place is kept; the one that was silent for longest goes first
+READER_KEPT_S = 86_400  # the place of a reader that was silent for so long is forgotten
+READER_NOTES_S = 1.0  # a broker writes the places of readers to the store at most this often
+READERS_ANSWER_BYTES_MAX = 256 * KIB  # about; of very many readers the newest are told
 
 # --- ordering ---------------------------------------------------------------------------------------------------------
 SESSION_SEQUENCE_MAX = (1 << 62) - 1  # far from where 64-bit sums would wrap
@@ -117,6 +125,18 @@ RECOVERY_RETRY_S = 0.5  # between two attempts to read what replicas have on dis
 DRAIN_DURABLE_S_MAX = 8.0  # of DRAIN_S_MAX, for everything ordered to be durable
 DRAIN_CHECKPOINT_S_MAX = 1.0  # and for the last checkpoints to be on a disk
 
+# --- tier -------------------------------------------------------------------------------------------------------------
+TIER_LEASE_S = 30.0  # a tiering job that is silent for this long may be replaced by another one
+TIER_TEXT_BYTES_MAX = 2 * KIB  # a location, a table's identifier, the name of a holder
+TIER_LANES_MAX = 4_096  # of one topic: lanes that its table has something of
+TIER_FILE_BYTES = 128 * MIB  # payloads in one file of a table
+TIER_FILES_MAX = 64  # written before they are committed
+TIER_ROW_GROUP_BYTES = 16 * MIB  # payloads in one row group: what a reader of the table has in memory at once
+TIER_INTERVAL_S = 60.0  # between two looks for what can be tiered
+TIER_ORPHANS_S = 3_600.0  # metadata files that nothing names are left alone for this long, and old snapshots
+TIER_SNAPSHOTS_KEPT = 100  # of a table, however old
+HOT_RETENTION_S = 86_400  # what is in the table stays with the brokers for this long
+
 # --- storage ----------------------------------------------------------------------------------------------------------
 SEGMENT_BYTES = 64 * MIB
 SEGMENT_BYTES_MAX = 4 * GIB - 64 * MIB  # positions in a segment fit 32 bits
@@ -150,6 +170,19 @@ REQUEST_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 30.0  # for the outcomes of what was sent before
 CLOSE_INTERRUPTED_S = 2.0  # likewise, when Ctrl-C or a cancellation ended the block
 PREFETCH_FETCHES = 2
+
+# --- Spark ------------------------------------------------------------------------------------------------------------
+SPARK_TASK_BYTES = 64 * MIB  # payload that one task reads, if there is much
+SPARK_TASK_BYTES_MIN = 4 * MIB  # and if there is little: smaller tasks cost more than they save
+SPARK_TASKS_USUAL = 4  # into so many tasks little is cut, if that makes none too small
+SPARK_RECONNECT_S = 30.0  # so long a task waits for a cluster that is down
+SPARK_TASKS_MAX = 4_096  # of one read or micro-batch: their ends are part of its offset
+SPARK_BATCHES_BITS = 20  # of a sequence: which batch of a task's work it is; the rest counts the works
+SPARK_DIGEST_BITS = 28  # of a sequence: what the rows of a task's work are
+SPARK_STAGED_BYTES_MAX = 256 * MIB  # rows of a task that the driver writes, when only it knows how many tasks there are
+SPARK_EVIDENCE_S = 3.0  # how long a task that runs again waits for its neighbours before it leaves that to the driver
+SPARK_FENCED_TRIES = 12  # how often two that run the same task may take the session from each other
+SPARK_ROWS_BYTES = 4 * MIB  # payload that becomes one Arrow batch for Spark, unless a batch is larger
 
 # --- waiting ----------------------------------------------------------------------------------------------------------
 IDLE_WAIT_S_MAX = 0.05  # longest sleep of a poller; a doorbell usually wakes it sooner

@@ -118,7 +118,9 @@ class Gap(NamedTuple):
 class Tail:
     """Where a lane ends: the next index and seq to be ordered, and to be durable; and where its readable part starts.
 
-    Of a topic of order 0 or 1 it counts the batches and records of all lanes; `lanes` has the tail of each.
+    `hot_index` and `hot_seq` are where the part begins that brokers serve: above the start, what is below is only in
+    the topic's table. Of a topic of order 0 or 1 all count the batches and records of all lanes; `lanes` has the tail
+    of each.
     """
 
     lane: int
@@ -128,7 +130,26 @@ class Tail:
     start_seq: int = 0
     durable_index: int = 0
     durable_seq: int = 0
+    hot_index: int = 0
+    hot_seq: int = 0
     lanes: tuple[Tail, ...] = ()
+
+
+class Cut(msgspec.Struct, frozen=True, array_like=True):
+    """Where a piece of a lane ends: the index and seq after its last batch; and about how many bytes it has."""
+
+    index: int
+    seq: int
+    bytes: int
+
+
+class ReaderProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a reader says it is: by lane the next index and seq that it has not dealt with."""
+
+    reader: str
+    places: dict[int, tuple[int, int]]
+    ago_s: float = 0.0  # since it said so
+    lag: int | None = None  # records between there and the end; None: not counted
 
 
 class TopicLane(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -170,6 +191,34 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     retention_bytes: int = 0  # whole sealed segments go beyond this; 0: no bound
     retention_s: int = 0  # and after this long; 0: no bound
     lanes: list[TopicLane] = []
+
+
+class Tier(msgspec.Struct, frozen=True, kw_only=True):
+    """The table of a topic, as the store holds it. Places are (index, seq) by lane.
+
+    What is below a lane's frontier is in the table; what is below its start is gone for all readers. `metadata` is the
+    file that describes the table as of these frontiers. Whoever writes the table does so in an epoch of its own.
+    """
+
+    id: str  # random, made with the table, of which it is a property: another table of the same name has another one
+    warehouse: str
+    table: str  # its identifier in the catalog
+    metadata: str = ""
+    frontiers: dict[int, tuple[int, int]] = {}
+    starts: dict[int, tuple[int, int]] = {}
+    hot_retention_s: int = 0  # so long brokers keep what is in the table
+    epoch: int = 0
+    holder: str = ""
+    lease: int = 0
+    advanced_us: int = 0  # when a frontier was last told, by the clock of the broker that was told
+
+    def frontier(self, lane: int) -> tuple[int, int]:
+        """The place below which a lane is in the table."""
+        return self.frontiers.get(lane, (0, 0))
+
+    def start(self, lane: int) -> tuple[int, int]:
+        """The place at which a lane's part in the table starts; at its frontier if there is nothing."""
+        return min(self.starts.get(lane, (0, 0)), self.frontier(lane))
 
 
 class MemberState(StrEnum):

@@ -46,6 +46,9 @@ class Log:
     def tail(self, name: str) -> Tail:
         return Tail(3, 20, 200)
 
+    def readers(self, name: str) -> list[Any]:
+        return []
+
     @staticmethod
     def topic(name: str, replicas: int | None, durable_on: int | None) -> TopicInfo:
         return TopicInfo(

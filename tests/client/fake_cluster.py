@@ -23,7 +23,7 @@ from embarcadero.errors import (
     UnknownTopic,
 )
 from embarcadero.fabric.layout import ORDER, seal
-from embarcadero.limits import CONTROL_BYTES_MAX, CREDIT_BYTES, SESSION_WINDOW
+from embarcadero.limits import CONTROL_BYTES_MAX, CREDIT_BYTES, FETCH_ENTRIES_MAX, SESSION_WINDOW
 from embarcadero.types import NO_INDEX, EntryKind, Gap, GapKind, Outcome, Topic, TopicLane
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import BatchHeader, ack_frame, control_frame, credit_frame, fetched_header, payload_crc
@@ -115,6 +115,8 @@ class FakeCluster:
         if earlier is not None:
             self.fence(earlier)
             session.expected, session.window = earlier.expected, earlier.window
+        reached = session.expected
+        session.expected = max(session.expected, ask.at or 0)
         handle = self.next_handle
         self.next_handle += 1
         session.opened_at = len(self.log)
@@ -122,7 +124,7 @@ class FakeCluster:
         *before, (lost_from, lost_to) = self.lost or [(0, 0)]
         return m.Opened(
             lane=LANE, session=handle, index=session.opened_at, expected=session.expected, low=0,
-            lost_from=lost_from, lost_to=lost_to, lost_before=before,
+            lost_from=lost_from, lost_to=lost_to, lost_before=before, reached=reached,
         )  # fmt: skip
 
     def _continued(self, handle: int) -> FakeSession:
@@ -247,6 +249,11 @@ class FakeCluster:
         """A batch out of nowhere."""
         self.log.append(Stored(0, len(self.log), payload, count, self.next_seq, partition, payload_crc(payload)))
         self.next_seq += count
+        self.wake()
+
+    def session_entry(self, kind: EntryKind) -> None:
+        """A session was opened, fenced or closed."""
+        self.log.append(Stored(0, len(self.log), b"", 0, self.next_seq, 0, 0, kind))
         self.wake()
 
     # --- reads ---
@@ -426,21 +433,27 @@ class FakeConnection:
         cluster = self.cluster
         start = cluster.resolve(ask)
         gap, picked, size, at, end = None, [], 0, start, cluster.end_for(ask)
+        stop = end if ask.stop is None else min(end, ask.stop)
         hole = next((hole for hole in cluster.lost if hole[0] <= start < hole[1]), None)
         if hole is not None:
             gap, at = Gap(GapKind.LOST, start, hole[1]), hole[1]
         elif start < cluster.start_index:
             gap, at = Gap(GapKind.TRIMMED, start, cluster.start_index), cluster.start_index
         else:
-            while at < end and (not picked or size + len(cluster.log[at].payload) <= ask.max_bytes):
+            while at < stop and (not picked or size + len(cluster.log[at].payload) <= ask.max_bytes):
+                if len(picked) == FETCH_ENTRIES_MAX:
+                    break
                 stored = cluster.log[at]
                 if stored.lost:
                     break
-                if stored.kind == EntryKind.SKIP or ask.partitions is None or stored.partition in ask.partitions:
+                if not ask.control and stored.kind not in (EntryKind.BATCH, EntryKind.SKIP):
+                    at += 1
+                    continue
+                if stored.kind != EntryKind.BATCH or ask.partitions is None or stored.partition in ask.partitions:
                     picked.append(at)
                     size += len(stored.payload)
                 at += 1
-        if not picked and gap is None and not over:
+        if not picked and gap is None and not over and at != ask.stop:
             return False
         body = cluster.entries(picked).tobytes()
         for payload in map(self._payload_of, picked):

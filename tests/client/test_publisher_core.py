@@ -11,6 +11,7 @@ from embarcadero.client.link import Link
 from embarcadero.client.publisher import PublisherCore
 from embarcadero.errors import (
     Backpressure,
+    BadValue,
     Conflict,
     OutcomeUnknown,
     SessionFenced,
@@ -552,3 +553,80 @@ def test_whatever_breaks_for_good_every_batch_still_ends(order: int, actions: li
         assert batch.done
         if batch.error is not None and not isinstance(batch.error, OutcomeUnknown):
             assert batch.payload not in stored
+
+
+# --- sessions opened at a sequence ---
+@pytest.mark.parametrize("order", [2, 5])
+def test_a_session_opened_at_a_sequence_sends_everything_again(order: int) -> None:
+    """The second holder's batches have the first one's numbers: what is in settles at its place, once."""
+    first = make_world(order, session_name="job", session_at=1000)
+    batches = []
+    for n in range(5):  # one after the other: `low` would move on
+        batches.append(add(first, b"%d" % n))
+        first.settle()
+    second = World(make_core(session_name="job", session_at=1000), first.cluster, 2)
+    again = [add(second, b"%d" % n) for n in range(7)]
+    second.settle()
+
+    assert [batch.sequence for batch in again] == list(range(1000, 1007))
+    assert [batch.position for batch in again[:5]] == [batch.position for batch in batches]
+    assert [stored.session_seq for stored in first.cluster.log] == list(range(1000, 1007))
+    assert (first.core.found, second.core.found) == (1000, 1005)
+    assert {header.low for header, _ in first.cluster.frames} == {1000}
+
+
+def test_other_bytes_under_the_same_number_are_refused() -> None:
+    """Conflict, and what is in stays as it is."""
+    first = make_world(session_name="job", session_at=1000)
+    add(first, b"one")
+    first.settle()
+    second = World(make_core(session_name="job", session_at=1000), first.cluster, 2)
+    batch = add(second, b"two")
+    second.settle()
+
+    assert isinstance(batch.error, Conflict)
+    assert [stored.payload for stored in first.cluster.log] == [b"one"]
+
+
+def test_more_batches_than_can_be_recognised_again_are_refused() -> None:
+    """A window's worth is stored; the next one ends with an error that says what to do, and nothing waits for ever."""
+    world = make_world(2, session_name="job", session_at=1000)
+    batches = []
+    for n in range(SESSION_WINDOW + 2):
+        assert world.core.has_room(1)
+        batches.append(add(world, b"%d" % n))
+        world.settle()
+
+    assert all(batch.error is None for batch in batches[:SESSION_WINDOW])
+    assert all(isinstance(batch.error, BadValue) for batch in batches[SESSION_WINDOW:])
+    assert len(world.cluster.log) == SESSION_WINDOW
+
+
+def test_the_holder_before_ends_with_an_error() -> None:
+    """A name opened at a sequence by somebody else fences whoever had it."""
+    first = make_world(session_name="job", session_at=1000)
+    add(first, b"one")
+    first.settle()
+    second = World(make_core(session_name="job", session_at=2000), first.cluster, 2)
+    add(second, b"two")
+    second.settle()
+    add(first, b"three")
+    first.settle()
+
+    assert isinstance(first.core.failed, SessionFenced)
+    assert [stored.payload for stored in first.cluster.log] == [b"one", b"two"]
+
+
+def test_order_5_ends_when_batches_it_counted_on_are_lost() -> None:
+    """Numbers can't move down to close the hole: the work has to be done again, from its first batch on."""
+    world = make_world(5, session_name="job", session_at=1000, replicated=True)
+    world.cluster.replicas = 1
+    add(world, b"one")
+    add(world, b"two")
+    world.settle()
+    world.cluster.start_anew(end=0)
+    add(world, b"three")
+    world.connect()
+    world.settle()
+
+    assert isinstance(world.core.failed, SessionFenced)

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from embarcadero.client.batch import Batch
 from embarcadero.client.subscriber import SubscriberCore
 from embarcadero.errors import BadFrame, ChecksumMismatch, FuturePosition
+from embarcadero.limits import FETCH_ENTRIES_MAX
 from embarcadero.types import EntryKind, Gap, GapKind
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import payload_crc
-from tests.client.fake_cluster import LANE, FakeCluster, World
+from tests.client.fake_cluster import LANE, FakeCluster, Stored, World
 
 SILENT_US = 3_000_000
 
@@ -232,6 +233,57 @@ def test_skipped_sequences_come_as_a_gap() -> None:
     batches = drain(world)
     assert [b.gap for b in batches] == [None, Gap(GapKind.SKIPPED, 4, 6, 9), None]
     assert batches[1].index == 1
+
+
+def test_entries_of_sessions_come_to_those_who_ask_for_them() -> None:
+    """With `control` every index comes, with its kind; without it, batches only, and the place moves all the same."""
+    for control in (True, False):
+        world = make_world(records=1, control=control)
+        world.cluster.session_entry(EntryKind.SESSION_OPEN)
+        world.cluster.put(b"after", count=2)
+        world.cluster.session_entry(EntryKind.SESSION_CLOSE)
+        batches = drain(world)
+        world.settle()
+        if control:
+            kinds = [EntryKind.BATCH, EntryKind.SESSION_OPEN, EntryKind.BATCH, EntryKind.SESSION_CLOSE]
+            assert [batch.kind for batch in batches] == kinds
+            assert [(batch.index, batch.seq) for batch in batches] == [(0, 0), (1, 1), (2, 1), (3, 3)]
+            assert batches[1].to_arrow().num_rows == 0
+        else:
+            assert [batch.index for batch in batches] == [0, 2]
+        crc, us = payload_crc(b"0"), 1_000_000
+        assert (batches[0].crc, batches[0].append_us, batches[0].flags) == (crc, us, 0)
+
+
+def test_with_control_an_index_that_is_left_out_is_noticed() -> None:
+    """A broker that passes an entry over is asked once more, then it is an error: the reader counts on every index."""
+    world = make_world(records=3, control=True)
+    honest = world.cluster.entries
+    world.cluster.entries = lambda indices: honest([index + (index == 1) for index in indices])  # type: ignore
+    assert [batch.index for batch in drain(world)] == [0]
+    assert isinstance(world.core.failed, BadFrame)
+
+
+def test_nothing_is_asked_for_from_the_stop_on() -> None:
+    """The last fetch names the stop; once there, the core asks for nothing more, also when more comes."""
+    world = make_world(records=10, start=2, stop=7)
+    assert payloads(drain(world)) == [b"2", b"3", b"4", b"5", b"6"]
+    asked = len(questions(world))
+    assert {question.stop for question in questions(world)} == {7}
+    world.cluster.put(b"more")
+    assert drain(world) == []
+    assert (len(questions(world)), world.core.position) == (asked, 7)
+
+
+def test_batches_without_a_payload_are_not_fetched_ahead_without_end() -> None:
+    """The bound in bytes says nothing about entries without any: they are counted."""
+    world = make_world(control=True)
+    for _ in range(4 * FETCH_ENTRIES_MAX):
+        world.cluster.log.append(Stored(0, 0, b"", 0, 0, 0, 0, EntryKind.SESSION_OPEN))
+    world.cluster.wake()
+    world.settle()
+    assert world.core.ready == 2 * FETCH_ENTRIES_MAX
+    assert len(drain(world, 1 << 20)) == 4 * FETCH_ENTRIES_MAX
 
 
 def test_a_future_position_is_a_typed_error() -> None:

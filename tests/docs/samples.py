@@ -205,6 +205,7 @@ def environment(data_dir: Path) -> dict[str, str]:
         "EMBARCADERO_DATA_DIR": str(data_dir),
         "EMBARCADERO_BROKER_PORT": "0",
         "EMBARCADERO_FABRIC_LOG_BYTES": "32MiB",
+        "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # Spark runs each plan once or twice here
     }
 
 

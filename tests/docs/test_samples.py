@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,6 +56,7 @@ def runner(
     variables = environment(data_dir)
     for name in variables:
         monkeypatch.setenv(name, variables[name])
+    spark_before = _spark()
     runner = Runner(tmp_path, variables, lambda: ",".join(report(ClusterFolder(data_dir)).addresses), warm)
     if not own:
         _delete_topics(runner.address())
@@ -61,8 +64,16 @@ def runner(
     for left in [value for value in runner.namespace.values() if isinstance(value, emb.Log)]:
         with suppress(emb.EmbarcaderoError):  # a page may show how a publisher fails
             left.close()
+    if spark_before is None and (left_running := _spark()) is not None:
+        left_running.stop()
     if own and ClusterFolder(data_dir).running_pid() is not None:
         runner.run([Block(page, 0, "console", "$ embarcadero down\n")])
+
+
+def _spark() -> Any:
+    """The Spark session of this process, if there is one: a page may begin one, and tests with Spark share theirs."""
+    sql = sys.modules.get("pyspark.sql")
+    return None if sql is None else sql.SparkSession.getActiveSession()
 
 
 def _delete_topics(address: str) -> None:

@@ -8,6 +8,7 @@ from embarcadero.replica.sessions import CHECKPOINT
 from embarcadero.storage.checkpoints import write_checkpoint
 from embarcadero.storage.layout import lane_folder, range_folder
 from embarcadero.types import TopicLane
+from embarcadero.wire.messages import AdvanceTier, OpenTier
 from tests.replica.harness import World, Writer
 
 SEGMENT = 64 * 1024
@@ -58,6 +59,23 @@ def test_retention_by_bytes_becomes_a_trim(tmp_path: Path) -> None:
     assert start == kept[0][0] > 0
     held = sum(path.stat().st_size for path in (world.folder(0) / range_folder(lane, 1)).glob("*.log"))
     assert 2 * SEGMENT - 4_096 <= held <= 4 * SEGMENT
+
+
+def test_retention_stops_at_the_frontier_of_the_table(tmp_path: Path) -> None:
+    """What a tiered topic's table has not yet stays on disk whatever the bounds say; what it has stays in the table."""
+    world, lane, writer = filled(tmp_path, batches=5, retention_bytes=SEGMENT)
+    world.directory.open_tier(OpenTier(topic="t", holder="a", id="i", warehouse="w", table="t"))
+    for number in range(60):
+        writer.batches(bytes([number + 1]) * 4_000)
+        world.poll()
+    world.poll(10, step_us=500_000)
+    assert lane not in world.directory.trims()
+
+    place = (segments(world, lane)[1][1] + 3, 0)
+    world.directory.advance_tier(AdvanceTier(topic="t", epoch=1, metadata="m", frontiers={lane: place}), 0)
+    world.poll(10, step_us=500_000)
+    assert 0 < world.directory.trims()[lane] <= place[0]
+    assert world.directory.tiers()["t"].start(lane) == (0, 0)
 
 
 def test_retention_by_age_becomes_a_trim(tmp_path: Path) -> None:

@@ -36,11 +36,13 @@ def pending(batches: Iterable[Batch], origin: int = 1) -> Entries:
     return made
 
 
-def request(kind: EntryKind, number: int, session: int = NO_SESSION, name: int = 0, origin: int = 1) -> Entries:
+def request(
+    kind: EntryKind, number: int, session: int = NO_SESSION, name: int = 0, origin: int = 1, at: int | None = None
+) -> Entries:
     """A pending entry that is not a batch."""
     made = np.zeros(1, dtype=PENDING)
     made["kind"], made["index"], made["session"], made["session_seq"] = kind, number, session, name
-    made["origin"] = origin
+    made["origin"], made["low"] = origin, 0 if at is None else at + 1
     return made
 
 
@@ -73,16 +75,18 @@ class OneLane:
         """Batches of one session in one step."""
         return self.step([self.batch(session, seq, crc, low) for seq in seqs])
 
-    def request(self, kind: EntryKind, session: int = NO_SESSION, name: int = 0, origin: int = 1) -> Any:
+    def request(
+        self, kind: EntryKind, session: int = NO_SESSION, name: int = 0, origin: int = 1, at: int | None = None
+    ) -> Any:
         """Carry out a request; its result."""
         self.numbers += 1
-        control(self.order, request(kind, self.numbers, session, name, origin), self.now_us)
+        control(self.order, request(kind, self.numbers, session, name, origin, at), self.now_us)
         self.collect()
         return self.answers[self.numbers]
 
-    def open(self, name: int = 0, resumed: int = NO_SESSION) -> int:
+    def open(self, name: int = 0, resumed: int = NO_SESSION, at: int | None = None) -> int:
         """Open a session; its handle."""
-        result = self.request(EntryKind.SESSION_OPEN, resumed, name)
+        result = self.request(EntryKind.SESSION_OPEN, resumed, name, at=at)
         assert result["outcome"] == Outcome.OPENED, Outcome(int(result["outcome"]))
         return int(result["session"])
 

@@ -58,7 +58,7 @@ class Model:
         """Decide on a round of batches."""
         fresh = self._fresh(batches)
         for batch in fresh:
-            self.sessions[batch.session].known.pop(batch.seq - W, None)
+            self._displace(self.sessions[batch.session], batch.seq)
             self.sessions[batch.session].active_us = now_us
         for batch in batches:
             if (session := self.sessions.get(batch.session)) and session.open:
@@ -72,6 +72,12 @@ class Model:
         for batch in batches:
             if batch.number not in self.answers and batch.number not in waiting:
                 self.answers[batch.number] = self._settle(batch)
+
+    @staticmethod
+    def _displace(session: Session, seq: int) -> None:
+        """What enters a window takes the place of the one a whole number of windows before it."""
+        for old in [old for old in session.known if old < seq and (seq - old) % W == 0]:
+            del session.known[old]
 
     def _fresh(self, batches: list[Batch]) -> list[Batch]:
         if not self.strong:
@@ -134,7 +140,7 @@ class Model:
                 return Outcome.LOST, None, 0
             return (Outcome.DUP_OF, where, 0) if crc == batch.crc else (Outcome.CONFLICT, None, 0)
         if self.strong and batch.seq < session.expected:
-            return Outcome.STALE if self.skips else Outcome.DUP, None, 0
+            return Outcome.STALE if self.skips or batch.seq < session.low else Outcome.DUP, None, 0
         if not session.open:
             return Outcome.FENCED, None, session.expected
         if batch.seq in session.held and session.held[batch.seq].crc != batch.crc:
@@ -142,7 +148,9 @@ class Model:
         return Outcome.BACKPRESSURE, None, 0
 
     # --- sessions ---
-    def open(self, handle: int, name: int = 0, resumed: int = NO_SESSION, now_us: int = 0) -> Outcome:
+    def open(
+        self, handle: int, name: int = 0, resumed: int = NO_SESSION, now_us: int = 0, at: int | None = None
+    ) -> Outcome:
         """Open `handle` (chosen by the implementation), unless that is refused."""
         earlier = None
         if resumed != NO_SESSION:
@@ -171,7 +179,11 @@ class Model:
         self.sessions[handle] = made
         if made.name:
             self.names[made.name] = handle
+        if at is not None and at > made.expected:
+            made.expected = made.low = at
         self.log.append(("open", handle, made.expected))
+        if at is not None and earlier is not None and resumed == NO_SESSION:
+            self.close(earlier)
         return Outcome.OPENED
 
     def fence(self, handle: int, now_us: int) -> None:
@@ -205,7 +217,7 @@ class Model:
                 front = min(session.held)
                 self.log.append(("skip", handle, session.expected))
                 for seq in range(session.expected, front):
-                    session.known.pop(seq - W, None)
+                    self._displace(session, seq)
                     session.known[seq] = (LOST, 0)
                 session.expected = front
                 self._drain(session, {})

@@ -30,12 +30,14 @@ class Pair:
 
     def act(self) -> None:
         """One random thing."""
-        what = self.rng.choice(["step"] * 6 + ["open", "name", "resume", "close", "time", "time"])
+        what = self.rng.choice(["step"] * 6 + ["open", "name", "at", "resume", "close", "time", "time"])
         known = list(self.model.sessions)
         if what == "open" and len(known) < 12:
             self.open()
         elif what == "name" and len(known) < 12:
             self.open(name=self.rng.choice([11, 12]))
+        elif what == "at" and len(known) < 12:
+            self.open(name=self.rng.choice([11, 12]), at=self.rng.choice([0, 3, W, 1000, 1000, 1 << 20]))
         elif what == "resume" and known and len(known) < 12:
             self.open(resumed=self.rng.choice([*known, 77]))
         elif what == "close" and known:
@@ -48,9 +50,9 @@ class Pair:
         else:
             self._step(known)
 
-    def open(self, name: int = 0, resumed: int = NO_SESSION) -> None:
-        result = self.real.request(EntryKind.SESSION_OPEN, resumed, name)
-        expected = self.model.open(int(result["session"]), name, resumed, self.real.now_us)
+    def open(self, name: int = 0, resumed: int = NO_SESSION, at: int | None = None) -> None:
+        result = self.real.request(EntryKind.SESSION_OPEN, resumed, name, at=at)
+        expected = self.model.open(int(result["session"]), name, resumed, self.real.now_us, at)
         assert Outcome(int(result["outcome"])) == expected
         if expected == Outcome.OPENED:
             assert int(result["extra"]) == self.model.sessions[int(result["session"])].expected

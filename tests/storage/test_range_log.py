@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from embarcadero.errors import BadValue, Trimmed
+from embarcadero.errors import BadSegment, BadValue, Trimmed
 from embarcadero.invariants import InvariantBroken
 from embarcadero.storage.disk import join
 from embarcadero.storage.layout import INDEX, INDEX_FILE, TIME_INDEX_FILE, segment_name
@@ -131,6 +132,32 @@ def test_index_files_are_sparse_and_big_endian(disk: RealDisk) -> None:
         assert int.from_bytes(data[8:12], "big") == 128
         assert int.from_bytes(data[-12:-4], "big") == info.end_seq
         assert int.from_bytes(data[-4:], "big") == info.bytes
+
+
+@pytest.mark.parametrize("spoiled", [False, True])
+def test_a_range_is_measured_by_its_sparse_indexes(disk: RealDisk, spoiled: bool) -> None:
+    """Points are records with their own seq, some bytes apart; a wrong index file costs points, never truth."""
+    source, log = Source(), open_log(disk)
+    fill(log, source, 200)
+    if spoiled:
+        for info in log.segments[:-1]:
+            path = disk.root / FOLDER / segment_name(info.base_seq, INDEX_FILE)
+            rows = np.frombuffer(path.read_bytes(), dtype=INDEX).copy()
+            rows["position"][1:-1] += 64
+            path.write_bytes(rows.tobytes())
+    first, end = START + 3, log.end - 3
+    points, reached = open_reader(disk).points(first, end, 1_000, 1 << 40)
+    assert (points[0].index, reached) == (first, end)
+    assert [point.seq for point in points] == [source.seq(point.index) for point in points]
+    entries, _ = source.span(first, end)
+    taken = int((64 + (entries["size"].astype(np.int64) + 63) // 64 * 64).sum())
+    assert sum(point.bytes for point in points) == taken
+    assert len(points) > (len(log.segments) if spoiled else taken // 3_000)
+    few, reached = open_reader(disk).points(first, end, 1_000, 9_000)
+    assert few == points[: len(few)]
+    assert reached == points[len(few)].index
+    with pytest.raises(BadSegment, match="ends before"):
+        open_reader(disk).points(first, log.end + 1, 1_000, 1 << 40)
 
 
 def test_a_read_gives_at_least_one_record_and_keeps_to_its_bounds(disk: RealDisk) -> None:

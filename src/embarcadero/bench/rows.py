@@ -81,7 +81,7 @@ def rows_for(settings: Settings) -> list[Row]:
     """All rows of a run, in the order in which they are shown."""
     rows = [row for size in settings.batch_bytes for row in _publish_rows(size)]
     rows += [*_CLIENT_ROWS, *_latency_rows(), *_SEQUENCER_ROWS, *_resource_rows(settings), *_flat_rows(settings)]
-    rows += [*_DURABLE_ROWS, *_WARM_ROWS, *_STRESS_ROWS]
+    rows += [*_DURABLE_ROWS, *_WARM_ROWS, *_spark_rows(), *_STRESS_ROWS]
     return [row for row in rows if settings.wants(row.family)]
 
 
@@ -220,6 +220,33 @@ _STRESS_ROWS: Final = (
     Row(key="shuffled", family="stress", what="order 5, all out of order, 64-record batches", unit="bytes/s"),
     Row(key="beside_stuck", family="stress", what="throughput beside a stuck session / without", unit="ratio"),
 )
+
+
+def _spark_rows() -> list[Row]:
+    pairs = [
+        ("spark_read", "spark read, memory", "nothing", "batches from nothing", 0.6, 0.9),
+        ("spark_cold", "spark read, tiered", "parquet", "parquet", 0.4, 0.8),
+        ("spark_write", "spark stream, ack 2", "noop", "noop", 0.3, 0.6),
+        ("spark_tier", "tiering", "parquet", "spark to parquet", 0.4, 0.8),
+    ]
+    rows = [
+        Row(
+            key="spark_offsets_p50", family="spark", what="latest offsets of a stream, p50", unit="seconds",
+            at_least=10e-3, goal=2e-3, less=True,
+        ),
+        Row(
+            key="spark_offsets_p99", family="spark", what="latest offsets of a stream, p99", unit="seconds", less=True,
+        ),
+    ]  # fmt: skip
+    for key, what, alone, name, least, goal in pairs:
+        rows += [
+            Row(
+                key=f"{key}_to_{alone}", family="spark", what=f"{what} / {name}", unit="ratio", at_least=least, goal=goal
+            ),
+            Row(key=key, family="spark", what=what, unit="bytes/s"),
+            Row(key=f"{key}_{alone}", family="spark", what=f"its pair: {name}", unit="bytes/s"),
+        ]
+    return rows
 
 
 def _flat_rows(settings: Settings) -> list[Row]:

@@ -22,6 +22,7 @@ from embarcadero.bench import (
     recovery,
     report,
     sequencer,
+    spark,
     stress,
     warm,
 )
@@ -55,6 +56,7 @@ MEASURES: Final = {
     "warm": Family(warm.measure_warm, 15),
     "restart": Family(warm.measure_restart, 15),
     "recovery": Family(recovery.measure_recovery, 3),
+    "spark": Family(spark.measure, 90),
     "stress": Family(stress.measure, 60),
 }
 invariant(tuple(MEASURES) == FAMILIES, "every family is measured, in its order")

@@ -25,6 +25,7 @@ FAMILIES: Final = (
     "warm",
     "restart",
     "recovery",
+    "spark",
     STRESS,
 )
 """Rows that are measured together, in this order."""
@@ -54,6 +55,7 @@ class Settings:
     flat_sessions: tuple[int, ...] = (10, 100, 1_000)
     flat_brokers: tuple[int, ...] = (1, 2, 4, 8)
     flat_batches: int = 4_000  # of each point of the sweep over sessions
+    spark_rounds: int = 5  # of each pair of the spark rows, in every trial
 
     def __post_init__(self) -> None:
         problems = [
@@ -85,14 +87,14 @@ class Settings:
 QUICK: Final = Settings(
     trials=1, total_bytes=128 * MIB, batch_bytes=(1 * MIB,), brokers=2, send_records=50_000, round_trips=300,
     sequencer_s=0.3, idle_s=2.0, flat_records=(100_000, 200_000, 500_000), flat_sessions=(10, 100),
-    flat_brokers=(1, 2), flat_batches=500,
+    flat_brokers=(1, 2), flat_batches=500, spark_rounds=1,
 )  # fmt: skip
 USUAL: Final = Settings()
 FULL: Final = Settings(
     trials=5, total_bytes=4096 * MIB, batch_bytes=(256 * KIB, 1 * MIB, 4 * MIB), send_records=2_000_000,
     round_trips=10_000, sequencer_s=5.0, idle_s=20.0,
     flat_records=(1_000_000, 2_000_000, 5_000_000, 10_000_000, 20_000_000, 35_000_000, 50_000_000),
-    flat_sessions=(10, 100, 1_000, 10_000), flat_batches=20_000,
+    flat_sessions=(10, 100, 1_000, 10_000), flat_batches=20_000, spark_rounds=9,
 )  # fmt: skip
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from embarcadero.fabric.layout import Entries
-from embarcadero.types import Gap
+from embarcadero.types import EntryKind, Gap
 from embarcadero.wire.messages import Fetch
 
 
@@ -21,7 +24,22 @@ class Found:
     to_come: bool = False  # nothing was appended since the time that was asked for
     elsewhere: Fetch | None = None  # memory does not have it: what segment files are to be asked
 
+    def over(self, ask: Fetch) -> bool:
+        """Whether the reader has all that it will ever ask for."""
+        return ask.stop is not None and self.elsewhere is None and self.next_index >= ask.stop
+
     @property
     def empty(self) -> bool:
         """Nothing to tell the reader yet."""
         return not self.payloads and self.gap is None
+
+
+def wanted_entries(entries: Entries, ask: Fetch) -> npt.NDArray[np.bool_]:
+    """Which entries a reader gets: batches (of its partitions) and skips; those of sessions if it asks for them."""
+    if ask.partitions is None and ask.control:
+        return np.ones(len(entries), dtype=bool)
+    wanted: npt.NDArray[np.bool_] = entries["kind"] == EntryKind.BATCH
+    if ask.partitions is not None:
+        wanted &= np.isin(entries["partition"], np.array(ask.partitions, dtype=np.uint16))
+    wanted |= (entries["kind"] != EntryKind.BATCH) if ask.control else (entries["kind"] == EntryKind.SKIP)
+    return wanted

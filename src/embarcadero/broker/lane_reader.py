@@ -11,6 +11,7 @@ import numpy as np
 
 from embarcadero.broker.epoch import EpochView
 from embarcadero.broker.found import Found
+from embarcadero.broker.pieces import Hot
 from embarcadero.broker.reader import Ends, LaneReader, Logs
 from embarcadero.broker.stored import ON_DISK, StoredLane, at_index
 from embarcadero.errors import FuturePosition
@@ -80,6 +81,14 @@ class BrokerLaneReader(LaneReader):
         if self.stored is not None and place < end:
             return ON_DISK, None
         return place, self.lane_is.end_seq if place == end else None
+
+    def measured(self, start: int, stop: int) -> Hot | None:
+        end = self.lane_is.end
+        if end is None or self.ring() is not None:
+            return super().measured(start, stop)
+        if stop > end:
+            self._place_without_ring("index", stop, end)
+        return Hot(stop, np.zeros(0, dtype=ORDER), self.lane_is.end_seq if stop == end else None)
 
     def fetch(self, ask: Fetch, now_us: int) -> Found | None:
         end = self.lane_is.end

@@ -125,10 +125,10 @@ class BrokerLanes:
     # --- publishers ---------------------------------------------------------------------------------------------------
     def open_session(self, topic: Topic, ask: m.OpenSession) -> m.Opened:
         """Sessions of orders 0 and 1 are numbers only: nobody keeps track of them."""
-        if ask.name:
+        if ask.name or ask.at is not None:
             raise BadValue(
                 f"topic {topic.name!r} has order {topic.order}, which knows no named sessions",
-                "leave session out, or use order 2 or 5",
+                "leave session and session_at out, or use order 2 or 5",
             )
         self._sessions += 1
         session = self._member.handle << 16 | self._sessions & 0xFFFF

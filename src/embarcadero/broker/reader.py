@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from embarcadero.broker.epoch import EpochView
-from embarcadero.broker.found import Found
+from embarcadero.broker.found import Found, wanted_entries
+from embarcadero.broker.pieces import Hot
 from embarcadero.broker.stored import ON_DISK, StoredLane, at_index
 from embarcadero.errors import FuturePosition
 from embarcadero.fabric.layout import Entries, join, pick
@@ -178,6 +179,21 @@ class LaneReader:
         seq = self._seq_at(ring, index, ordered) if index >= floor else None
         return (index, seq) if self.may_serve() else None
 
+    def measured(self, start: int, stop: int) -> Hot | None:
+        """What memory knows of the batches of a span; None while it can't be told. Raises FuturePosition."""
+        ring, ordered = self.ring(), self.ordered()
+        if ring is None or ordered is None:
+            return None
+        if stop > ordered:
+            self._resolve(ring, ordered, ordered, Fetch(lane=self.lane, start=stop, max_bytes=1), 0)
+            return None
+        floor = self._ring_floor(ring, ordered)
+        first = min(stop, max(start, self._readable_from(ring, ordered)))
+        entries = ring.read(first, stop)
+        if len(entries) < stop - first or not self.may_serve():
+            return None  # overtaken by the writer since the frontier was loaded, or by another epoch
+        return Hot(first, entries, self._seq_at(ring, stop, ordered) if stop >= floor else None)
+
     def _ring_floor(self, ring: RingReader, ordered: int) -> int:
         """Entries from here on are still in the ring. Those that are not durable yet are, however old."""
         floor = ordered - ring.slots + self._margin
@@ -290,18 +306,19 @@ class LaneReader:
         found = Found(np.zeros(0, dtype=ring.dtype), [], start, bound)
         taken: list[Entries] = []
         room = ask.max_bytes
-        wanted = None if ask.partitions is None else np.array(ask.partitions, dtype=np.uint16)
-        while found.next_index < bound:
+        stop, taking = bound if ask.stop is None else min(bound, ask.stop), FETCH_ENTRIES_MAX
+        while found.next_index < stop and taking:
             first = found.next_index
             if first < self._readable_from(ring, ordered):
                 self._gone(found, ring, ordered, ask, now_us)
                 break
-            entries = ring.read(first, min(bound, first + min(FETCH_ENTRIES_MAX, ring.slots)))
+            entries = ring.read(first, min(stop, first + min(taking, ring.slots)))
             if not len(entries):
                 break  # overtaken by the writer since the frontier was loaded: the next try sees that
-            picked = self._pick(entries, wanted)
+            picked = np.flatnonzero(wanted_entries(entries, ask))
             copied, room = self._copy(entries, picked, found, room)
             taken.append(pick(entries, picked[:copied]))
+            taking -= copied
             if copied < len(picked):
                 if room >= 0:  # stopped by a payload that is gone, not by the byte limit
                     self._gone(found, ring, ordered, ask, now_us)
@@ -311,15 +328,6 @@ class LaneReader:
             found.entries = join(taken)
         return found
 
-    @staticmethod
-    def _pick(entries: Entries, wanted: npt.NDArray[np.uint16] | None) -> npt.NDArray[np.intp]:
-        """Positions of what readers get: batches (of the wanted partitions) and skips."""
-        mask = entries["kind"] == EntryKind.BATCH
-        if wanted is not None:
-            mask &= np.isin(entries["partition"], wanted)
-        mask |= entries["kind"] == EntryKind.SKIP
-        return np.flatnonzero(mask)
-
     def _copy(self, entries: Entries, picked: npt.NDArray[np.intp], found: Found, room: int) -> tuple[int, int]:
         """Copy payloads until the bytes run out or one is gone: (how many, bytes left; -1 when they ran out)."""
         names = ("kind", "origin", "location", "size", "crc", "index")
@@ -327,7 +335,7 @@ class LaneReader:
         for done, (kind, origin, location, size, crc, index) in enumerate(rows):
             if size > room and found.payloads:
                 return done, -1
-            payload = b"" if kind == EntryKind.SKIP else self._payload(origin, location, size, crc)
+            payload = self._payload(origin, location, size, crc) if kind == EntryKind.BATCH else b""
             if payload is None:
                 return done, max(room, 0)
             found.payloads.append(payload)

@@ -17,6 +17,7 @@ from embarcadero.broker.durable import DurableFrontiers
 from embarcadero.broker.epoch import EpochView
 from embarcadero.broker.found import Found
 from embarcadero.broker.lanes import BrokerLanes
+from embarcadero.broker.pieces import check_measure, pieces
 from embarcadero.broker.reader import LaneReader, Logs
 from embarcadero.broker.segments import Place, Segments
 from embarcadero.broker.stored import ON_DISK, StoredLane, at_index
@@ -24,7 +25,7 @@ from embarcadero.broker.warm import Warm
 from embarcadero.env import Clock
 from embarcadero.errors import BadValue, Corrupt, EmbarcaderoError, Retriable, UnknownTopic
 from embarcadero.placement.directory import Directory
-from embarcadero.types import Order, Topic
+from embarcadero.types import Cut, Order, Topic
 from embarcadero.wire import messages as m
 
 _WAYS = ("index", "seq", "time", "earliest", "latest")
@@ -137,9 +138,12 @@ class Reads:
             ends = reader.ends()
             if ends is None:
                 raise Retriable("the end of the log can't be told while a sequencer takes over", "try again")
+            cold = self._cold_start(lane, start)
+            hot = (None, None) if cold is start else (start.index, start.seq)
             return m.TailIs(
-                lane=lane, index=ends.index, seq=ends.seq, start_index=start.index, start_seq=start.seq,
+                lane=lane, index=ends.index, seq=ends.seq, start_index=cold.index, start_seq=cold.seq,
                 durable_index=ends.durable_index, durable_seq=ends.durable_seq,
+                hot_index=hot[0], hot_seq=hot[1],
             )  # fmt: skip
 
         self._with_start(connection, request, lane, answer)
@@ -152,13 +156,29 @@ class Reads:
         """Move the start of a lane, and answer where it is then."""
         places.check_trim(ask, self._clock)
 
-        def trim_it(_reader: LaneReader, _start: Place, index: int, _seq: int | None) -> None:
-            of_broker = self._lanes.known.get(ask.lane)
-            topic = self._topics.get(ask.lane if of_broker is None else of_broker.topic)
-            self._directory.trim("" if topic is None else topic.name, ask.lane, index)
-            self._with_start(connection, request, ask.lane, places.place_is)
+        def trim_it(_reader: LaneReader, start: Place, index: int, seq: int | None) -> None:
+            if index < start.index:
+                seq = ask.seq if ask.by == "index" and index == ask.before else None
+            self._directory.trim(self._topic_name(ask.lane), ask.lane, index, seq=seq, cold=ask.cold)
+            self._with_start(connection, request, ask.lane, self._place_now)
 
         self._locate(connection, request, ask.lane, ask.by, ask.before, trim_it)
+
+    def _place_now(self, reader: LaneReader, start: Place) -> m.PlaceIs:
+        """Where a lane starts for readers, whether brokers still have that or not."""
+        return places.place_is(reader, self._cold_start(reader.lane, start))
+
+    def _topic_name(self, lane: int) -> str:
+        of_broker = self._lanes.known.get(lane)
+        topic = self._topics.get(lane if of_broker is None else of_broker.topic)
+        return "" if topic is None else topic.name
+
+    def _cold_start(self, lane: int, hot: Place) -> Place:
+        """Where the lane's part in the topic's table starts, if that is below what brokers have; else `hot` itself."""
+        tier = self._directory.tier(self._topic_name(lane))
+        if tier is None or tier.start(lane) >= min(tier.frontier(lane), (hot.index, hot.seq)):
+            return hot
+        return Place(*tier.start(lane))
 
     def _with_start(
         self, connection: Connection, request: int, lane: int, answer: Callable[[LaneReader, Place], m.Message],
@@ -244,6 +264,23 @@ class Reads:
 
         self.warm.run(connection, job, done)
 
+    def measure(self, connection: Connection, request: int, ask: m.Measure, last: bool = False) -> None:
+        """Answer with pieces of a span."""
+        reader = self._fresh_reader(ask.lane)
+        check_measure(ask, reader.trimmed)
+        if (hot := reader.measured(ask.start, ask.stop)) is None:
+            raise Retriable("a span can't be measured while a sequencer takes over", "try again")
+
+        def answer(found: list[Cut]) -> m.PiecesAre:
+            return m.PiecesAre(lane=ask.lane, cuts=found)
+
+        if (stored := reader.stored) is None or hot.start <= ask.start:
+            connection.answer(request, answer(pieces(ask, hot, None)))
+            return
+        segments = self._segments(ask.lane, stored, stored.through(), reader.trimmed)
+        again = None if last else partial(self.measure, connection, request, ask, last=True)
+        self._answer_later(connection, request, partial(pieces, ask, hot, segments), answer, again)
+
     # --- fetches ------------------------------------------------------------------------------------------------------
     def fetch(self, connection: Connection, request: int, ask: m.Fetch) -> None:
         """Answer now, or when there is something, or when the client's patience is over."""
@@ -299,7 +336,7 @@ class Reads:
         if found.elsewhere is not None and reader.stored is not None:
             self._from_disk(parked, reader, reader.stored, found, found.elsewhere)
             return parked.done
-        if found.empty and not over:
+        if found.empty and not over and not found.over(ask):
             self._wait_for_more(parked, found)
             return False
         self._send(parked, found, now_us)
@@ -354,14 +391,14 @@ class Reads:
     ) -> None:
         found.tail_index = max(found.tail_index, tail)
         found.to_come = found.to_come and not reader.closed  # there it goes on at the end, which is told
-        if found.empty and now_us < parked.deadline_us:
+        if found.empty and now_us < parked.deadline_us and not found.over(ask):
             self._wait_for_more(parked, found)
             parked.seen = _NOT_TRIED if not found.to_come else parked.seen
             return
         self._send(parked, found, now_us)
         parked.done = True
         stored, following = reader.stored, at_index(ask, found.next_index)
-        if stored is None or not found.payloads or stored.chain.owner(found.next_index) is None:
+        if stored is None or not found.payloads or stored.chain.owner(found.next_index) is None or found.over(ask):
             return
         segments = self._segments(ask.lane, stored, tail, reader.trimmed)
         if found.next_index < min(segments.bound, reader.memory_from(now_us) or segments.bound):

@@ -166,6 +166,7 @@ class Relay:
                     lost_from=lost_from,
                     lost_to=lost_to,
                     lost_before=before,
+                    reached=int(result["session_seq"][0]),
                 ),
             )
         elif outcome in (Outcome.CLOSED, Outcome.NOTED):

@@ -16,10 +16,12 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from embarcadero.broker.chain import Chain
-from embarcadero.broker.found import Found
+from embarcadero.broker.found import Found, wanted_entries
 from embarcadero.errors import BadSegment, ClusterError, Corrupt, EmbarcaderoError, Trimmed
 from embarcadero.fabric.layout import ORDER, Entries, pick
-from embarcadero.types import EntryKind, Gap, GapKind, Range, ReplicaRef
+from embarcadero.limits import FETCH_ENTRIES_MAX
+from embarcadero.storage.segment import Point
+from embarcadero.types import Gap, GapKind, Range, ReplicaRef
 from embarcadero.wire.messages import Fetch
 
 T = TypeVar("T")
@@ -46,6 +48,7 @@ class RangeFiles(Protocol):
     def find_seq(self, seq: int) -> int | None: ...
     def find_time(self, us: int) -> int | None: ...
     def entry(self, index: int) -> Entries | None: ...
+    def points(self, index: int, end: int, every: int, max_bytes: int) -> tuple[list[Point], int]: ...
 
 
 class Copies(Protocol):
@@ -118,10 +121,13 @@ class Segments:
         if range_ is None or index >= self.bound:
             return Found(_nothing(), [], index, self.bound)
         problems, dropped, shorter = [], [], []
+        stop = min(self._stop(range_), index + FETCH_ENTRIES_MAX, self.bound if ask.stop is None else ask.stop)
+        if index >= stop:
+            return Found(_nothing(), [], index, self.bound)
         for ref in self._copies.replicas(range_):
             try:
                 with self._open(range_, ref) as files:
-                    entries, payloads = files.read(index, self._stop(range_), ask.max_bytes)
+                    entries, payloads = files.read(index, stop, ask.max_bytes)
                     if len(entries):
                         return self._found(entries, payloads, ask)
                     shorter.append(f"replica {ref.replica}: its copy ends before")
@@ -137,14 +143,36 @@ class Segments:
         raise self._no_good_copy(range_, index, problems + shorter)
 
     def _found(self, entries: Entries, payloads: list[memoryview], ask: Fetch) -> Found:
-        """What the reader asked for: batches of its partitions, and skips."""
-        wanted = entries["kind"] == EntryKind.BATCH
-        if ask.partitions is not None:
-            wanted &= np.isin(entries["partition"], np.array(ask.partitions, dtype=np.uint16))
-        wanted |= entries["kind"] == EntryKind.SKIP
-        rows, after = np.flatnonzero(wanted), int(entries["index"][-1]) + 1
+        """What the reader asked for."""
+        rows, after = np.flatnonzero(wanted_entries(entries, ask)), int(entries["index"][-1]) + 1
         taken: list[bytes | memoryview] = [payloads[row] for row in rows.tolist()]
         return Found(pick(entries, rows), taken, after, self.bound)
+
+    # --- measuring ----------------------------------------------------------------------------------------------------
+    def points(self, start: int, stop: int, every: int, max_bytes: int) -> tuple[list[Point], int]:
+        """Batches of a span, about so many bytes apart, and where they end: at its end, or behind `max_bytes`."""
+        found: list[Point] = []
+        at, left = max(start, self._trimmed, self._chain.start), max_bytes
+        while at < stop and left > 0:
+            range_ = self._chain.owner(at)
+            if range_ is None:
+                at = self._chain.after_lost(at)
+                continue
+            until = min(stop, range_.end or stop)
+            some = self._best(range_, partial(_points, index=at, end=until, every=every, max_bytes=left))
+            if some is None:
+                raise self._no_good_copy(range_, at, ["no copy reaches it"])
+            found += some[0]
+            at, left = some[1], left - sum(point.bytes for point in some[0])
+        return found, max(at, start)
+
+    def seq_at(self, index: int) -> int | None:
+        """The seq at which a batch begins, or would begin."""
+        known = self._chain.seq_at(index)
+        if known is not None:
+            return known
+        place = self._at(self._chain.after_lost(index))
+        return None if place is None else place.seq
 
     # --- looking up ---------------------------------------------------------------------------------------------------
     def _at(self, index: int) -> Place | None:
@@ -167,7 +195,7 @@ class Segments:
             if range_.start >= self.bound:
                 return None
             if self._stop(range_) <= self._trimmed:
-                break
+                break  # all of it is trimmed, as far as it is durable
             found = self._best(range_, lambda files: self._place(files, files.find_seq(seq)))
             if found is None:
                 raise self._no_good_copy(range_, range_.start, [f"no copy reaches seq {seq}"])
@@ -248,6 +276,10 @@ class Segments:
             f"no good copy of index {index} of lane {self._lane} (range {range_.number}): {'; '.join(problems)}",
             "look at `embarcadero status`; the copy is served again once a replica has repaired it",
         )
+
+
+def _points(files: RangeFiles, index: int, end: int, every: int, max_bytes: int) -> tuple[list[Point], int]:
+    return files.points(index, end, every, max_bytes)
 
 
 def _nothing() -> Entries:

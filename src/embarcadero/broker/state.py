@@ -20,9 +20,11 @@ from embarcadero.broker.durable import DurableFrontiers, HeldLanes
 from embarcadero.broker.epoch import EpochView
 from embarcadero.broker.ingest import Entry, Ingest
 from embarcadero.broker.lanes import BrokerLanes
+from embarcadero.broker.progress import ReaderNotes
 from embarcadero.broker.reader import Logs
 from embarcadero.broker.reads import Reads
 from embarcadero.broker.relay import Relay, Waiting
+from embarcadero.broker.tiers import answer_tier
 from embarcadero.broker.topics import check_partitions, with_defaults
 from embarcadero.broker.warm import DiskCopies, Warm
 from embarcadero.config import DEFAULTS, Config, FabricSizes
@@ -96,6 +98,7 @@ class Broker:
             directory, clock, self.epoch, self._logs, self.lanes, sizes.round_entries, self.durable,
             Warm(workers or Inline(), DiskCopies(disks)), self.counters, self.refresh,
         )  # fmt: skip
+        self._reader_notes = ReaderNotes(directory, clock)
         self._topics: dict[str, Topic] = {}
         self._lanes: dict[int, Topic] = {}
         self._members: list[Member] = []
@@ -205,6 +208,7 @@ class Broker:
             self._heartbeat.advance(self._heartbeat.value + 1)
             self.deposed |= self.epoch.closing()
             self._end_slow_batches(now_us)
+            self._reader_notes.poll(now_us)
         if self.deposed:
             return False
         moved = self._advance(0)
@@ -443,6 +447,15 @@ class Broker:
                 self.reads.find(connection, request, message)
             case m.Trim():
                 self.reads.trim(connection, request, message)
+            case m.Measure():
+                self.reads.measure(connection, request, message)
+            case m.NoteProgress():
+                self._reader_notes.note(message)
+                connection.answer(request, m.Done())
+            case m.GetReaders():
+                connection.answer(request, self._reader_notes.readers(message.topic))
+            case m.OpenTier() | m.AdvanceTier() | m.KeepTier() | m.CloseTier():
+                connection.answer(request, answer_tier(self._directory, message, self._clock.wall_us()))
             case m.GetStatus():
                 connection.answer(request, m.StatusIs(facts=self.status()))
             case m.Ping():
@@ -458,8 +471,9 @@ class Broker:
         lanes = [topic.lane, *(lane.lane for lane in topic.lanes)] if topic.replicas else []
         ranges = [range_ for lane in lanes for range_ in self._directory.ranges(lane)]
         return m.TopicIs(
-            topic=topic, columns=schema.columns, widths=schema.widths, ranges=ranges[-limits.RANGES_LISTED_MAX :]
-        )
+            topic=topic, columns=schema.columns, widths=schema.widths, ranges=ranges[-limits.RANGES_LISTED_MAX :],
+            tier=self._directory.tier(name),
+        )  # fmt: skip
 
     def _create_topic(self, ask: m.CreateTopic) -> None:
         settings = with_defaults(ask, self.config, self._directory.live_replicas())
@@ -492,7 +506,9 @@ class Broker:
             return
         name_hash = int.from_bytes(blake2b(ask.name.encode(), digest_size=8).digest(), "little") if ask.name else 0
         earlier = NO_SESSION if ask.resume is None else ask.resume
-        self._request(connection, request, Entry(EntryKind.SESSION_OPEN, topic.lane, earlier, session_seq=name_hash))
+        at = 0 if ask.at is None else ask.at + 1
+        entry = Entry(EntryKind.SESSION_OPEN, topic.lane, earlier, session_seq=name_hash, low=at)
+        self._request(connection, request, entry)
 
     def _close_session(self, connection: Connection, request: int, ask: m.CloseSession) -> None:
         if (topic := self._lanes.get(ask.lane)) is not None and topic.order <= Order.BROKER:

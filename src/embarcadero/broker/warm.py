@@ -105,7 +105,8 @@ class _Span:
 
 def _what(ask: Fetch) -> tuple[object, ...]:
     """Fetches that agree in this have the same answer."""
-    return ask.by, ask.start, ask.max_bytes, None if ask.partitions is None else tuple(ask.partitions)
+    partitions = None if ask.partitions is None else tuple(ask.partitions)
+    return ask.by, ask.start, ask.max_bytes, partitions, ask.control, ask.stop
 
 
 class Warm:

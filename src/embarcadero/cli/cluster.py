@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from embarcadero.cli.output import DataDir, Json, data_dir_or_default, note, print_json, print_table
+from embarcadero.cli.output import (
+    READER_COLUMNS,
+    TIER_COLUMNS,
+    DataDir,
+    Json,
+    data_dir_or_default,
+    note,
+    print_json,
+    print_table,
+    reader_row,
+    tier_facts,
+    tier_row,
+)
 from embarcadero.cli.settings import settings
 from embarcadero.limits import MIB
 
@@ -35,6 +47,11 @@ def _option(help: str) -> Any:
     return typer.Option(show_default=False, help=help)
 
 
+def _flag(name: str, help: str) -> Any:
+    """The same for an option that is only ever switched on."""
+    return typer.Option(name, show_default=False, help=help)
+
+
 def up(
     brokers: Annotated[int | None, _option("How many brokers. Default: 4.")] = None,
     replicas: Annotated[
@@ -51,9 +68,7 @@ def up(
     ] = None,
     fabric: Annotated[Path | None, _option("Folder of the fabric. Default: shared memory with room.")] = None,
     log_mib: Annotated[int | None, _option("MiB of payloads per broker; a power of two. Default: 256.")] = None,
-    hugepages: Annotated[
-        bool | None, typer.Option("--hugepages", show_default=False, help="Advise huge pages for the fabric.")
-    ] = None,
+    hugepages: Annotated[bool | None, _flag("--hugepages", "Advise huge pages for the fabric.")] = None,
     pin: Annotated[str | None, _option("Cores for the sequencer and brokers, in turn, such as 0,1.")] = None,
     metrics_host: Annotated[str | None, _option("Address where metrics are served. Default: 127.0.0.1.")] = None,
     metrics_port: Annotated[
@@ -61,6 +76,7 @@ def up(
     ] = None,
     log_level: Annotated[str | None, _option("debug, info, warning or error. Default: info.")] = None,
     log_format: Annotated[str | None, _option("plain, or json: an object a line. Default: plain.")] = None,
+    tier: Annotated[bool | None, _flag("--tier", "Keep what is durable in tables, too: see the keys tier.*.")] = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
@@ -94,6 +110,7 @@ def up(
         "fabric.log_bytes": ("--log-mib", None if log_mib is None else log_mib * MIB),
         "metrics.host": ("--metrics-host", metrics_host),
         "metrics.port": ("--metrics-port", metrics_port),
+        "tier.enabled": ("--tier", tier),
         "log.level": ("--log-level", log_level),
         "log.format": ("--log-format", log_format),
     }
@@ -225,6 +242,10 @@ def status(data_dir: DataDir = None, json: Json = False) -> None:
     print_table("topics", ["name", "order", "partitions", "next index", "next seq", "lanes"], rows)
     if running.lanes:
         _print_lanes(running)
+    if readers := [[topic["name"], *reader_row(reader)] for topic in topics for reader in topic["readers"]]:
+        print_table("readers", ["topic", *READER_COLUMNS], readers)
+    if tiers := [[topic["name"], *tier_row(topic["tier"])] for topic in topics if topic["tier"]]:
+        print_table("tables", ["topic", *TIER_COLUMNS], tiers)
     print(f"fabric: {running.fabric}. {describe()}")
     for problem in running.degraded:
         note(f"degraded: {problem}")
@@ -246,10 +267,13 @@ def _topics(running: ClusterReport) -> tuple[list[dict[str, Any]], str]:
         with embarcadero.connect(running.addresses, timeout=_ASK_S) as log:
             for topic in log.topics(timeout=_ASK_S):
                 about = {"name": topic.name, "order": topic.order, "partitions": topic.partitions}
-                found.append(about | {"index": None, "seq": None, "lanes": []})
+                found.append(about | {"index": None, "seq": None, "lanes": [], "readers": [], "tier": None})
                 if topic.name not in unknown:
                     end = log.tail(topic.name, timeout=_ASK_S)
-                    found[-1] |= {"index": end.index, "seq": end.seq, "lanes": list(end.lanes) or [end]}
+                    readers = log.readers(topic.name, timeout=_ASK_S)
+                    lanes = list(end.lanes) or [end]
+                    found[-1] |= {"index": end.index, "seq": end.seq, "lanes": lanes, "readers": readers}
+                    found[-1]["tier"] = tier_facts(log.describe(topic.name, timeout=_ASK_S).tier, end)
     except (Retriable, OutcomeUnknown) as error:
         return found, f"no broker tells where topics end: {error.message}"
     return found, ""

@@ -8,7 +8,20 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from embarcadero.cli import chaos, cluster, config, inspect, proof, records, replica, topic, verify, watch
+from embarcadero.cli import (
+    chaos,
+    cluster,
+    config,
+    inspect,
+    jobs,
+    pipeline,
+    proof,
+    records,
+    replica,
+    topic,
+    verify,
+    watch,
+)
 from embarcadero.cli.output import print_error
 from embarcadero.cli.settings import Verbs
 from embarcadero.errors import EmbarcaderoError, UsageError
@@ -70,6 +83,10 @@ app.add_typer(inspect.app, name="inspect")
 app.command()(verify.verify)
 app.command()(records.publish)
 app.command()(records.tail)
+pipeline.app.command()(jobs.audit)
+pipeline.app.command()(jobs.run)
+app.add_typer(pipeline.app, name="pipeline")
+app.command()(jobs.sql)
 app.add_typer(config.app, name="config")
 app.command()(proof.sim)
 app.command()(proof.bench)

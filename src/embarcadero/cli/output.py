@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +15,7 @@ from embarcadero.errors import EmbarcaderoError
 
 if TYPE_CHECKING:
     from embarcadero.client.sync import Log
+    from embarcadero.types import ReaderProgress, Tail, Tier
 
 DataDir = Annotated[
     Path | None,
@@ -87,6 +89,15 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
     Console(markup=False).print(table)
 
 
+READER_COLUMNS = ["reader", "lane: seq", "lag in records", "seconds ago"]
+
+
+def reader_row(reader: ReaderProgress) -> list[object]:
+    """A reader that told how far it is, for a table of them."""
+    places = ", ".join(f"{lane}: {seq}" for lane, (_, seq) in sorted(reader.places.items()))
+    return [reader.reader, places, "?" if reader.lag is None else reader.lag, f"{reader.ago_s:.0f}"]
+
+
 def note(text: str) -> None:
     """A line for people, on standard error."""
     typer.secho(text, err=True, fg=typer.colors.YELLOW)
@@ -106,3 +117,25 @@ def print_error(error: BaseException) -> None:
 def stderr_is_terminal() -> bool:
     """Whether a progress bar makes sense."""
     return sys.stderr.isatty()
+
+
+TIER_COLUMNS = ("table", "below index", "below seq", "lag", "last moved", "holder")
+
+
+def tier_facts(tier: Tier | None, end: Tail) -> dict[str, Any] | None:
+    """How far a topic's table is: sums over its lanes, and how many durable records are not in it yet."""
+    if tier is None:
+        return None
+    lanes = [lane.lane for lane in end.lanes or (end,)]
+    index, seq = (sum(tier.frontier(lane)[part] for lane in lanes) for part in (0, 1))
+    ago_s = max(0.0, time.time() - tier.advanced_us / 1e6) if tier.advanced_us else None
+    return {
+        "table": tier.table, "index": index, "seq": seq, "lag": max(0, end.durable_seq - seq), "ago_s": ago_s,
+        "holder": tier.holder, "epoch": tier.epoch, "metadata": tier.metadata,
+    }  # fmt: skip
+
+
+def tier_row(facts: dict[str, Any]) -> list[object]:
+    """The same as a row of TIER_COLUMNS."""
+    ago = "never" if facts["ago_s"] is None else f"{facts['ago_s']:.0f} s ago"
+    return [facts["table"], facts["index"], facts["seq"], facts["lag"], ago, facts["holder"]]

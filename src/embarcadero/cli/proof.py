@@ -97,16 +97,21 @@ def bench(
 
 
 def demo(
-    brokers: Annotated[int, typer.Option(help="How many brokers.")] = 4,
-    seconds: Annotated[float, typer.Option(help="How long to publish.")] = 20.0,
+    brokers: Annotated[int, typer.Option(help="How many brokers the first act has.")] = 4,
+    seconds: Annotated[float, typer.Option(help="How long the first act publishes.")] = 12.0,
+    steps: Annotated[int, typer.Option(min=20, help="How long the second act's shop is open, in its minutes.")] = 120,
+    report: Annotated[Path, typer.Option(help="Where the page with pictures goes.")] = Path("build/demo/report.html"),
     json: Json = False,
 ) -> None:
-    """Watch a private cluster at work: durable publishers, a broker killed, then everything killed; one order for all.
+    """Watch a private cluster at work, and then a whole data pipeline on Spark; processes are killed on the way.
+
+    First act: durable publishers, a broker killed, then everything; one order for all readers. Second act: a shop's
+    orders through a streaming query into a table, with SQL and an audit at the end; a page tells it with pictures.
 
     Example:
 
-        embarcadero demo --brokers 4 --seconds 20
+        embarcadero demo --seconds 20 --steps 240
     """
-    from embarcadero.demo import run_cli
+    from embarcadero.demo.screen import run_cli
 
-    raise typer.Exit(run_cli(brokers, seconds, json))
+    raise typer.Exit(run_cli(brokers, seconds, steps, report, json))

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from embarcadero.cli import recover
-from embarcadero.cli.output import Brokers, DataDir, Json, connect, print_json, print_table
+from embarcadero.cli.output import (
+    READER_COLUMNS,
+    Brokers,
+    DataDir,
+    Json,
+    connect,
+    print_json,
+    print_table,
+    reader_row,
+)
 from embarcadero.cli.settings import Verbs
 from embarcadero.cli.times import parse_time
 from embarcadero.errors import BadValue
@@ -175,16 +184,16 @@ def list_topics(brokers: Brokers = None, data_dir: DataDir = None, json: Json = 
 def describe(name: Name, brokers: Brokers = None, data_dir: DataDir = None, json: Json = False) -> None:
     """Show a topic: what it promises, where it starts and ends, its ranges on disk; of orders 0 and 1 its lanes."""
     with connect(brokers, data_dir) as log:
-        topic, end = log.describe(name), log.tail(name)
+        topic, end, readers = log.describe(name), log.tail(name), log.readers(name)
     ends = {tail.lane: tail for tail in end.lanes}
     facts = _facts(topic) | {
         "start_index": end.start_index, "start_seq": end.start_seq, "next_index": end.index, "next_seq": end.seq,
-        "lanes": [_lane_facts(lane, ends.get(lane.lane)) for lane in topic.lanes],
+        "lanes": [_lane_facts(lane, ends.get(lane.lane)) for lane in topic.lanes], "readers": readers,
     }  # fmt: skip
     if json:
         print_json(facts)
         return
-    lanes, _ = facts.pop("lanes"), facts.pop("ranges")
+    lanes, _, _ = facts.pop("lanes"), facts.pop("ranges"), facts.pop("readers")
     if topic.replicas:
         facts["price"] = price(topic.replicas, topic.durable_on)
     print_table(f"topic {name}", ["what", "value"], list(facts.items()))
@@ -192,6 +201,8 @@ def describe(name: Name, brokers: Brokers = None, data_dir: DataDir = None, json
         print_table("ranges", _RANGE_COLUMNS, [_range_row(range_) for range_ in topic.ranges])
     if topic.order <= Order.BROKER:
         print_table("lanes", _LANE_COLUMNS, [list(lane.values()) for lane in lanes])
+    if readers:
+        print_table("readers", READER_COLUMNS, [reader_row(reader) for reader in readers])
 
 
 def _range_row(range_: Range) -> list[object]:

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from embarcadero.client.batch import Batch
 from embarcadero.client.brokers import Brokers
+from embarcadero.client.cold import cold_cuts, find_place
 from embarcadero.client.drivers import ReaderCore, SubscriberDriver
 from embarcadero.client.futures import RecordFuture, TableResult, fresh
 from embarcadero.client.options import (
@@ -40,7 +41,9 @@ from embarcadero.client.options import (
 )
 from embarcadero.client.places import Place, place, seek_place, time_us, trim_place
 from embarcadero.client.pump import Pump
-from embarcadero.client.reading import joined, lane_of, lanes_of, read_span, reader_core, span, tail_of
+from embarcadero.client.reading import joined, lane_of, lanes_of, read_span, reader_core, span, tail_of, with_lags
+from embarcadero.client.scanning import Scan, Span, check_piece_bytes
+from embarcadero.client.tiers import TierCalls, trim_ask
 from embarcadero.client.topics import TopicInfo
 from embarcadero.config import Config, load
 from embarcadero.errors import (
@@ -53,8 +56,8 @@ from embarcadero.errors import (
     Unreachable,
 )
 from embarcadero.invariants import invariant
-from embarcadero.limits import CLOSE_TIMEOUT_S
-from embarcadero.types import Order, Position, Tail, Topic
+from embarcadero.limits import CLOSE_TIMEOUT_S, PIECES_MAX
+from embarcadero.types import Cut, Order, Position, ReaderProgress, Tail, Topic
 from embarcadero.wire import messages as m
 from embarcadero.wire.schemas import encode_schema
 
@@ -82,6 +85,7 @@ async def connect(
     seeds = parse_addresses(broker_addresses(chosen) if addresses is None else addresses)
     name = ",".join(f"{host}:{port}" for host, port in seeds)
     brokers = Brokers(seeds, chosen.client)
+    brokers.table_properties = chosen.tier.properties
     try:
         async with asyncio.timeout(patience):
             await brokers.start(patience)
@@ -112,14 +116,14 @@ async def local(
         await asyncio.to_thread(cluster.close)
 
 
-class Log:
+class Log(TierCalls):
     """A client of one cluster. Its publishers and subscribers share one connection per broker."""
 
     def __init__(self, brokers: Brokers, address: str) -> None:
         self.address = address
         self.cluster: Any = None  # the LocalCluster that `local` started
         self.brokers = brokers
-        self._parts: set[Publisher | Subscriber] = set()
+        self._parts: set[Publisher | Subscriber | Scan] = set()
 
     # --- topics ---
     async def create_topic(
@@ -202,7 +206,9 @@ class Log:
         tails = tuple(tail_of(about, tail) for tail in found)
         if about.order > Order.BROKER:
             return tails[0]
-        numbers = ("index", "seq", "start_index", "start_seq", "durable_index", "durable_seq")
+        numbers = (
+            "index", "seq", "start_index", "start_seq", "durable_index", "durable_seq", "hot_index", "hot_seq",
+        )  # fmt: skip
         sums = {name: sum(getattr(tail, name) for tail in tails) for name in numbers}
         return Tail(about.lane, **sums, lanes=tails)
 
@@ -214,6 +220,7 @@ class Log:
         before_index: int | None = None,
         before_time: datetime | None = None,
         lane: int | None = None,
+        cold: bool = True,
         timeout: Timeout = AS_CONFIGURED,
     ) -> Position:
         """Give up the records before a place; returns where the topic starts now.
@@ -221,17 +228,16 @@ class Log:
         No batch is split: one that holds a record to be kept stays whole. Trimming less than before changes nothing;
         trimming beyond the end raises FuturePosition. Readers below the start get a TRIMMED gap. Orders 0 and 1: a time
         trims all lanes (or `lane`), and sums over them are returned; a seq or an index is in one lane, so say which.
+        Without `cold` a topic with a table keeps what is in the table, and brokers forget no more than that.
 
             start = await log.trim("orders", before_time=datetime.now(UTC) - timedelta(days=7))
         """
         by, before = trim_place(before_seq, before_index, before_time)
-        about, found = await self._ask_lanes(
-            topic,
-            lambda about: lanes_of(about, lane) if by == "time" else [lane_of(about, lane, f"before_{by}")],
-            lambda number: m.Trim(lane=number, by=by, before=before),
-            m.PlaceIs,
-            timeout,
-        )
+        about = await self.describe(topic, timeout=timeout)
+        lanes = lanes_of(about, lane) if by == "time" else [lane_of(about, lane, f"before_{by}")]
+        wanted = [m.Trim(lane=each, by=by, before=before, cold=cold) for each in lanes]
+        asks = [await trim_ask(self.brokers, about, ask) for ask in wanted]
+        found = await asyncio.gather(*(self._ask(ask, m.PlaceIs, timeout) for ask in asks))
         if lane is not None or about.order > Order.BROKER:
             return Position(found[0].lane, found[0].index, found[0].seq)
         return Position(about.lane, sum(place.index for place in found), sum(place.seq for place in found))
@@ -245,15 +251,50 @@ class Log:
 
             position = await log.position_at("orders", datetime(2026, 1, 31, tzinfo=UTC))
         """
-        us = time_us(time)
-        _, (found,) = await self._ask_lanes(
-            topic,
-            lambda about: [lane_of(about, lane, "a time")],
-            lambda number: m.Find(lane=number, by="time", start=us),
-            m.PlaceIs,
-            timeout,
-        )
-        return Position(found.lane, found.index, found.seq)
+        return await self._find(topic, "time", time_us(time), lane, timeout)
+
+    async def position_of(
+        self,
+        topic: str,
+        *,
+        seq: int | None = None,
+        index: int | None = None,
+        lane: int | None = None,
+        timeout: Timeout = AS_CONFIGURED,
+    ) -> Position:
+        """Where the batch is that holds a record, or has an index; of the end, the end. The batch's seq is its first.
+
+        Raises FuturePosition beyond the end, Trimmed below the start. Orders 0 and 1: `lane` says in which lane.
+
+            position = await log.position_of("orders", seq=1_000)
+        """
+        return await self._find(topic, *seek_place(None, seq, index, None), lane, timeout)
+
+    async def _find(self, topic: str, by: str, value: int, lane: int | None, timeout: Timeout) -> Position:
+        about = await self.describe(topic, timeout=timeout)
+        number = lane_of(about, lane, f"a {by}")
+        return Position(number, *await find_place(self.brokers, about, number, by, value, self._patience(timeout)))
+
+    async def note_progress(
+        self, topic: str, reader: str, places: Mapping[int, tuple[int, int]], *, timeout: Timeout = AS_CONFIGURED
+    ) -> None:
+        """Let others see how far a reader is: by lane, the index and seq behind all that it has dealt with.
+
+        `status` and `topic describe` show it, with its lag. Nothing depends on it; it is forgotten after a day.
+
+            await log.note_progress("orders", "billing", {batch.lane: (batch.index + 1, batch.seq + batch.count)})
+        """
+        ask = m.NoteProgress(topic=topic, reader=reader, places=dict(places))
+        await self._ask(ask, m.Done, timeout)
+
+    async def readers(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> list[ReaderProgress]:
+        """The readers of a topic that told how far they are (`note_progress`), and how many records they are behind.
+
+            for reader in await log.readers("orders"):
+                print(reader.reader, reader.lag, reader.ago_s)
+        """
+        told = (await self._ask(m.GetReaders(topic=topic), m.ReadersAre, timeout)).readers
+        return with_lags(told, await self.tail(topic, timeout=timeout)) if told else []
 
     async def status(self, *, timeout: Timeout = AS_CONFIGURED) -> list[dict[str, Any]]:
         """What each broker that we are connected to says about itself."""
@@ -297,6 +338,19 @@ class Log:
         chosen = publisher_options(self.brokers.settings, options)
         return self._register(Publisher(self, await self.describe(topic, timeout=timeout), chosen))
 
+    async def open_session(
+        self, topic: str, name: str, at: int, *, timeout: Timeout = AS_CONFIGURED
+    ) -> tuple[int, int]:
+        """Move a named session on to the sequence `at`; (where it was before, where it is now).
+
+        It never goes back, so a name alone is a number that only grows, kept in the log for as long as sessions are.
+
+            before, now = await log.open_session("orders", "job-7/progress", 42)
+        """
+        PublisherOptions(session=name, session_at=at)  # checks both
+        opened = await self._ask(m.OpenSession(topic=topic, name=name, at=at), m.Opened, timeout)
+        return opened.reached, opened.expected
+
     async def subscribe(
         self,
         topic: str,
@@ -321,7 +375,8 @@ class Log:
         by, value = place(start)
         described = await self.describe(topic, timeout=timeout)
         wanted = None if partitions is None else list(partitions)
-        return self._register(Subscriber(self, reader_core(self.brokers, described, by, value, read, wanted)))
+        core = reader_core(self.brokers, described, by, value, read, wanted)
+        return self._register(Subscriber(self, core, described.name))
 
     async def read(
         self,
@@ -356,16 +411,97 @@ class Log:
         self, topic: TopicInfo, lane: int, start: int | datetime | None, end: int | datetime | None, read: str,
         timeout: Timeout,
     ) -> pa.Table:  # fmt: skip
-        first, stop = await self._seq_of(lane, start, timeout), await self._seq_of(lane, end, timeout)
+        first, stop = await self._seq_of(topic, lane, start, timeout), await self._seq_of(topic, lane, end, timeout)
         tail = tail_of(topic, await self._ask(m.GetTail(lane=lane), m.TailIs, timeout))
         patience = self._patience(timeout)
-        return await read_span(self.brokers, tail, *span(tail, first, stop), patience, topic.versions, read)
+        return await read_span(self.brokers, topic, tail, *span(tail, first, stop), patience, read)
 
-    async def _seq_of(self, lane: int, where: int | datetime | None, timeout: Timeout) -> int | None:
+    async def _seq_of(
+        self, topic: TopicInfo, lane: int, where: int | datetime | None, timeout: Timeout
+    ) -> int | None:
         """The seq at which the batches since a time begin; a seq stays what it is."""
         if not isinstance(where, datetime):
             return where
-        return (await self._ask(m.Find(lane=lane, by="time", start=time_us(where)), m.PlaceIs, timeout)).seq
+        return (await find_place(self.brokers, topic, lane, "time", time_us(where), self._patience(timeout)))[1]
+
+    def scan(
+        self,
+        topic: str,
+        *,
+        lane: int | None = None,
+        start: int | None = None,
+        stop: int | None = None,
+        read: str = "durable",
+        partitions: Sequence[int] | None = None,
+        control: bool = False,
+        timeout: Timeout = AS_CONFIGURED,
+    ) -> AsyncIterator[list[Batch]]:
+        """The batches with start <= index < stop, in lists as they arrive; fetched ahead, within bounds.
+
+        None: from the earliest batch, up to the frontier of `read` as it is now. It ends at `stop`, waiting for batches
+        to come; after `timeout` seconds without any progress it raises TimedOut. Gaps come as batches with `.gap`,
+        within the span. `control` gives the entries of sessions, too (`batch.kind`), so that each index comes. Orders 0
+        and 1: say which `lane`. Leaving the loop stops the fetching.
+
+            async for batches in log.scan("orders", start=1_000, stop=2_000):
+                rows += sum(batch.count for batch in batches)
+        """
+        wanted = None if partitions is None else list(partitions)
+        return self._scan(topic, lane, Span(start, stop, read, wanted, control).checked(), timeout)
+
+    async def _scan(self, topic: str, lane: int | None, span: Span, timeout: Timeout) -> AsyncIterator[list[Batch]]:
+        scan = await self.begin_scan(topic, lane, span, timeout)
+        try:
+            while taken := await scan.next():
+                yield taken
+        finally:
+            self.end_scan(scan)
+
+    async def begin_scan(self, topic: str, lane: int | None, span: Span, timeout: Timeout) -> Scan:
+        """A scan that its caller drives, and ends: `scan` is the way to have one."""
+        about = await self.describe(topic, timeout=timeout)
+        number = lane_of(about, lane, "an index")
+        tail = tail_of(about, await self._ask(m.GetTail(lane=number), m.TailIs, timeout))
+        patience = self._patience(timeout)
+        return self._register(Scan(self.brokers, about, number, span, span.ends(tail), patience))
+
+    def end_scan(self, scan: Scan) -> None:
+        """Stop the fetching of a scan."""
+        scan.stop()
+        self._parts.discard(scan)
+
+    async def measure(
+        self,
+        topic: str,
+        start: int,
+        stop: int,
+        piece_bytes: int,
+        *,
+        lane: int | None = None,
+        timeout: Timeout = AS_CONFIGURED,
+    ) -> list[Cut]:
+        """Cut the batches with start <= index < stop into pieces of about `piece_bytes`, to be read side by side.
+
+        Each Cut is where a piece ends: the index and seq behind its last batch, and about how many bytes it has. The
+        last one ends at `stop`. Raises FuturePosition beyond the end, Trimmed if nothing is left.
+
+            for cut in await log.measure("orders", 0, (await log.tail("orders")).durable_index, 64 << 20): ...
+        """
+        check_piece_bytes(piece_bytes)
+        Span(start, stop, "ordered", None, False).checked()
+        about = await self.describe(topic, timeout=timeout)
+        number = lane_of(about, lane, "an index")
+        cuts: list[Cut] = []
+        at = start
+        while at < stop:
+            if about.tier and (cold := await cold_cuts(self.brokers, topic, number, at, stop, piece_bytes)):
+                cuts, at = cuts + cold, cold[-1].index
+                continue
+            ask = m.Measure(lane=number, start=at, stop=stop, piece_bytes=piece_bytes, pieces_max=PIECES_MAX)
+            cuts += (await self._ask(ask, m.PiecesAre, timeout)).cuts
+            invariant(bool(cuts) and cuts[-1].index > at, "a measured span goes on")
+            at = cuts[-1].index
+        return cuts
 
     def _register(self, part: PartType) -> PartType:
         self._parts.add(part)
@@ -485,6 +621,15 @@ class Publisher:
         with self._pump.intake.lock:
             return self._pump.next_sequence(first)
 
+    async def already_in(self, timeout: float | None = None) -> int:
+        """How many sequences from `session_at` on an earlier holder of this session has used.
+
+            async with await log.publisher("orders", session="job-7", session_at=4096) as publisher:
+                done = await publisher.already_in()           # batches 4096 to 4096 + done are in, or some of them
+        """
+        check_timeout(timeout)
+        return await self._pump.already_in(timeout)
+
     async def _room(self, timeout: float | None) -> None:
         """Wait until the window has room; raise why nothing is taken any more."""
         check_timeout(timeout)
@@ -549,11 +694,11 @@ class Publisher:
 class Subscriber:
     """Reads one topic in its order; of a topic of order 0 or 1 all lanes, each in its own order."""
 
-    def __init__(self, log: Log, core: ReaderCore) -> None:
+    def __init__(self, log: Log, core: ReaderCore, topic: str) -> None:
         self._log = log
         self._ready = asyncio.Event()
         self._closed = False
-        self._driver = SubscriberDriver(log.brokers, core, self._ready.set)
+        self._driver = SubscriberDriver(log.brokers, core, self._ready.set, topic=topic)
 
     async def poll(self, timeout: float | None = None) -> Batch | None:
         """The next batch (or typed gap: `batch.gap`); None when none came in time. Raises what ended the reading.
@@ -647,6 +792,6 @@ class Subscriber:
         return batch  # type: ignore[return-value]
 
 
-PartType = TypeVar("PartType", Publisher, Subscriber)
+PartType = TypeVar("PartType", Publisher, Subscriber, Scan)
 
 __all__ = ["Log", "Publisher", "RecordAwaitable", "Subscriber", "connect", "local"]

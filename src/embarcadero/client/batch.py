@@ -18,6 +18,7 @@ from embarcadero.wire.payload import decode_batch
 from embarcadero.wire.schemas import RAW, TopicSchemas
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_KINDS: list[EntryKind | None] = [EntryKind(number) if number in list(EntryKind) else None for number in range(256)]
 
 
 class OrderEntry(NamedTuple):
@@ -64,14 +65,16 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 class Batch:
     """An immutable batch, or (when `gap` is set) a typed hole with no records.
 
-    `session` and `session_seq` name the publisher's stream and the batch's number in it; `append_time` was set by the
-    lane's writer and never goes back; `broker` is the broker that took the batch in;
-    `schema_version` is the version of the topic's schema that its publisher used (0: raw records).
+    `session` and `session_seq` name the publisher's stream and the batch's number in it; `append_time` (`append_us` in
+    microseconds since 1970) was set by the lane's writer and never goes back; `broker` is the broker that took the
+    batch in; `schema_version` is the version of the topic's schema that its publisher used (0: raw records); `crc` is
+    the CRC32C of the payload. `kind` is the kind of its entry, None for a hole in the log itself. One who reads with
+    control=True also gets the entries that open, fence and close sessions: no records, and fields as in their entry.
     """
 
     __slots__ = (
-        "_append_us", "_arrow", "_schemas", "broker", "count", "gap", "index", "lane", "partition", "payload",
-        "schema_version", "seq", "session", "session_seq",
+        "_arrow", "_schemas", "append_us", "broker", "count", "crc", "flags", "gap", "index", "kind", "lane",
+        "partition", "payload", "schema_version", "seq", "session", "session_seq",
     )  # fmt: skip
 
     def __init__(
@@ -83,7 +86,7 @@ class Batch:
         self.broker = brokers.get(entry.origin, entry.origin)
         self.payload, self.gap = payload, gap
         self.schema_version, self._schemas = entry.schema, schemas
-        self._append_us = entry.append_us
+        self.append_us, self.crc, self.flags, self.kind = entry.append_us, entry.crc, entry.flags, _KINDS[entry.kind]
         self._arrow: pa.RecordBatch | None = None
 
     @classmethod
@@ -106,7 +109,7 @@ class Batch:
     @property
     def append_time(self) -> datetime:
         """When it was ordered, in UTC."""
-        return _datetime(self._append_us)
+        return _datetime(self.append_us)
 
     @property
     def size(self) -> int:
@@ -153,7 +156,7 @@ class Batch:
         seqs = range(self.seq, self.seq + self.count)
         if self._schemas.typed:
             rows = self._rows()
-            return list(map(Record, seqs, repeat(None), rows, repeat(None), repeat(self._append_us)))
+            return list(map(Record, seqs, repeat(None), rows, repeat(None), repeat(self.append_us)))
         key, value, headers, timestamp = self.to_arrow().columns
         times = timestamp.view(pa.int64()).to_numpy().tolist()
         return list(map(Record, seqs, _bytes(key), _bytes(value), _headers(headers), times))

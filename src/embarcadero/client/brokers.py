@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 from embarcadero.client.connection import Connection, Owned, now_us, open_connection
@@ -61,6 +62,7 @@ class Brokers:
         self._closed = False
         self._finder: asyncio.Task[None] | None = None
         self.broker_of_handle: dict[int, int] = {}
+        self.table_properties: Sequence[str] = ()  # key=value, by which tables of topics are reached
         self.frame_bytes_max = FRAME_BYTES_MAX
         self.record_bytes_max, self.records_max = RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX
 

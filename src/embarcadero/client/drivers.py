@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from embarcadero.client.batch import Batch
+from embarcadero.client.cold import ColdReads
 from embarcadero.client.connection import now_us
 from embarcadero.client.intake import Sealed
 from embarcadero.client.lanes import LanesCore
@@ -149,15 +150,18 @@ class SubscriberDriver(CoreDriver):
     core: ReaderCore
 
     def __init__(
-        self, brokers: Brokers, core: ReaderCore, on_ready: Callable[[], None], until: int | None = None
-    ) -> None:
+        self, brokers: Brokers, core: ReaderCore, on_ready: Callable[[], None], until: int | None = None,
+        topic: str = "",
+    ) -> None:  # fmt: skip
         super().__init__(brokers)
         self.core, self._on_ready, self._until = core, on_ready, until
+        self._cold = ColdReads(brokers, topic, self.run)
         brokers.attach(self)
 
     def run(self) -> None:
         """Move whatever can move."""
         super().run()
+        self._cold.begin(self.core.take_cold())
         if self.core.ready or self.core.failed is not None or self.arrived:
             self._on_ready()
 
@@ -171,7 +175,14 @@ class SubscriberDriver(CoreDriver):
         """Batches in order; the core goes on fetching."""
         taken = self.core.take_batches(most, now_us())
         super().run()
+        self._cold.begin(self.core.take_cold())
+        self._cold.moved.set()
         return taken
+
+    def stop(self) -> None:
+        """Let go of connections, timers and tables."""
+        super().stop()
+        self._cold.stop()
 
     def pause(self) -> None:
         """Stop fetching; the position stays."""

@@ -293,10 +293,13 @@ class Intake:
         for group, rows in groups:
             sizes = self._piece_bytes, self._payload_bytes_max
             for count, payload in pieces(rows, *sizes, self._compression, self._records_max):
-                place = _ANY if group is None else group
-                sealed = Sealed(place, BatchResult(self.condition), count, payload.size, _nothing)
-                sealed.payload = memoryview(payload)  # fills the cached property
-                yield sealed
+                yield self.encoded_piece(payload, count, _ANY if group is None else group)
+
+    def encoded_piece(self, payload: pa.Buffer, count: int, partition: int) -> Sealed:
+        """A batch whose bytes are made already."""
+        sealed = Sealed(partition, BatchResult(self.condition), count, payload.size, _nothing)
+        sealed.payload = memoryview(payload)  # fills the cached property
+        return sealed
 
 
 def _payload(records: list[Record], plain: bool, compression: str | None) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 from embarcadero.client.batch import Batch
 from embarcadero.client.link import Link, Silence
-from embarcadero.client.subscriber import SubscriberCore
+from embarcadero.client.subscriber import ColdAsk, SubscriberCore
 from embarcadero.errors import BadValue, EmbarcaderoError, OutcomeUnknown, Retriable, TooMany, from_wire
 from embarcadero.limits import FETCH_BYTES_DEFAULT, FETCH_WAIT_MS_DEFAULT, PREFETCH_FETCHES
 from embarcadero.types import TopicLane
@@ -46,12 +46,16 @@ class LanesCore:
         brokers: Mapping[int, int] | None = None,
         turn: int = 0,
         schemas: TopicSchemas = RAW,
+        table: bool = False,
+        tiered: bool = False,
+        in_table: frozenset[int] = frozenset(),  # lanes of which the topic's table has something
     ) -> None:
+        self._in_table = in_table
         self.topic, self._wait_ms, self._silent_after_us, self._turn = topic, wait_ms, silent_after_us, turn
         self._settings: dict[str, Any] = {
             "partitions": partitions, "read": read, "silent_after_us": silent_after_us, "wait_ms": wait_ms,
             "brokers": brokers, "max_bytes": max(1, max_bytes // _LANES_SHARING), "prefetch": prefetch,
-            "schemas": schemas, "owner": self,
+            "schemas": schemas, "owner": self, "table": table, "tiered": tiered,
         }  # fmt: skip
         self._since_us = start if by == "time" else None  # a time that lanes to come are read from, too
         self.paused = False
@@ -128,6 +132,10 @@ class LanesCore:
             for conn, buffers in core.take_output():
                 output.setdefault(conn, []).extend(buffers)
         return list(output.items())
+
+    def take_cold(self) -> list[ColdAsk]:
+        """What is to be asked of the topic's table."""
+        return [ask for core in self._cores.values() for ask in core.take_cold()]
 
     def take_abandoned(self) -> list[int]:
         """Connections given up: the driver drops them and connects again, under new numbers."""
@@ -213,7 +221,7 @@ class LanesCore:
     def _begin(self, lane: TopicLane, by: str, start: int, now_us: int) -> None:
         """Read one more lane."""
         self.lanes[lane.lane] = lane
-        if lane.removed:
+        if lane.removed and lane.lane not in self._in_table:
             return  # nothing of it is left
         turn = self._turn + len(self._cores)
         core = self._cores[lane.lane] = SubscriberCore(

@@ -22,6 +22,7 @@ from embarcadero.limits import (
     LINGER_MS_DEFAULT,
     PORT_DEFAULT,
     SESSION_NAME_BYTES_MAX,
+    SESSION_SEQUENCE_MAX,
     WINDOW_BYTES_DEFAULT,
 )
 from embarcadero.types import Ack, Topic
@@ -144,6 +145,7 @@ class PublisherArguments(TypedDict, total=False):
 
     ack: int  # 0: handed to a connection; 1: ordered (default); 2: durable, in a topic with replicas
     session: str | None  # a name under which the session can be continued later
+    session_at: int | None  # the sequence of its first batch, whatever is in already; with a name, orders 2 and 5
     linger_ms: float  # how long a record may wait for others
     batch_bytes: int
     window_bytes: int  # how much may be without an outcome before callers have to wait
@@ -157,6 +159,7 @@ class PublisherOptions:
 
     ack: int = int(Ack.ORDERED)
     session: str | None = None
+    session_at: int | None = None
     linger_ms: float = LINGER_MS_DEFAULT
     batch_bytes: int = BATCH_BYTES_DEFAULT
     window_bytes: int = WINDOW_BYTES_DEFAULT
@@ -168,6 +171,11 @@ class PublisherOptions:
         if self.session is not None and not 0 < len(self.session.encode()) <= SESSION_NAME_BYTES_MAX:
             raise BadName(
                 f"a session name of {len(self.session.encode())} bytes", f"use 1 to {SESSION_NAME_BYTES_MAX}, or None"
+            )
+        if self.session_at is not None and not (self.session and 0 <= self.session_at <= SESSION_SEQUENCE_MAX):
+            raise BadValue(
+                f"session_at {self.session_at} of session {self.session!r}",
+                f"use 0 to {SESSION_SEQUENCE_MAX}, and give the session a name",
             )
         if not 0 <= self.linger_ms <= 60_000:
             raise BadValue(f"linger_ms {self.linger_ms}", "use 0 to 60000")

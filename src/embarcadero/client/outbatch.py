@@ -8,6 +8,7 @@ from typing import Any
 from embarcadero.client.link import Link
 from embarcadero.errors import (
     Backpressure,
+    BadValue,
     Conflict,
     EmbarcaderoError,
     Lost,
@@ -18,6 +19,7 @@ from embarcadero.errors import (
     UnknownTopic,
     Unreachable,
 )
+from embarcadero.limits import SESSION_WINDOW
 from embarcadero.types import Outcome, Position
 
 REFUSALS: dict[Outcome, tuple[type[EmbarcaderoError], str, str]] = {
@@ -60,6 +62,14 @@ def refusal(outcome: Outcome, batch: OutBatch) -> EmbarcaderoError:
         unknown = f"batch {batch.sequence} {problem}, but nobody told what became of an earlier copy"
         return OutcomeUnknown(unknown, "read the log to find out")
     return kind(f"batch {batch.sequence} {problem}", hint)
+
+
+def beyond_window(batch: OutBatch) -> EmbarcaderoError:
+    """The error of a batch that could not be recognised if it came again."""
+    return BadValue(
+        f"batch {batch.sequence} is the {SESSION_WINDOW + 1}th or a later one of a session opened at a sequence",
+        f"send at most {SESSION_WINDOW} batches: make them larger, or spread the records over more sessions",
+    )
 
 
 def ended_with(cause: EmbarcaderoError, batch: OutBatch) -> EmbarcaderoError:

@@ -7,6 +7,8 @@ waiting out a refusal, or settled. When a link goes, its batches go back to the 
 nothing is sent until it is open again (continuing the old one), and then everything unsettled is queued again. The same
 happens when the whole cluster has started anew (a link of a later generation): what was acked as ordered and not yet
 durable may be lost then. `Opened` (orders 0 and 1: the ends of lanes) tells what is; `take_losses` has the report.
+A session may be opened at a sequence (`session_at`): its batches are numbered from there whatever is in already, and
+keep `low` there, so that work done again is recognised batch by batch. All of it has to fit the sequencer's window.
 `doubts` counts copies of a batch that nobody answered. If the publisher has to end, a batch without doubts failed for
 certain; one with doubts has an unknown outcome (P8).
 """
@@ -22,7 +24,7 @@ import numpy.typing as npt
 from embarcadero.client.acked import AckedBatches, LostBatch, merged, records_lost
 from embarcadero.client.chain import Answer, SessionChain
 from embarcadero.client.link import Link, Silence
-from embarcadero.client.outbatch import REFUSALS, OutBatch, ended_with, refusal, undelivered
+from embarcadero.client.outbatch import REFUSALS, OutBatch, beyond_window, ended_with, refusal, undelivered
 from embarcadero.errors import (
     EmbarcaderoError,
     OutcomeUnknown,
@@ -87,6 +89,7 @@ class PublisherCore:
     def __init__(
         self, *, topic: str, session_name: str = "", window_bytes: int, resend_after_us: int, delivery_timeout_us: int,
         order: int = int(Order.TOTAL), acks: bool = True, durable: bool = False, replicated: bool = False,
+        session_at: int | None = None,
     ) -> None:  # fmt: skip
         self._brokers_order = order <= Order.BROKER  # orders 0 and 1: acks name the lane, and no copy is ever refused
         self._pinned = order == Order.BROKER  # one link for all batches, so that the session's order holds there
@@ -100,7 +103,8 @@ class PublisherCore:
         self._generation = 0  # of the cluster; 0: not told
         self._anew = False  # the cluster has started anew, and the session was not opened since
         self._doubtful: set[int] = set()  # orders 0 and 1: lanes of an earlier generation whose ends we have to know
-        self.topic, self._name = topic, session_name
+        self.topic, self._name, self._at = topic, session_name, session_at
+        self.found: int | None = None  # what the session expected when we opened it
         self._chain = SessionChain(may_begin_anew=not session_name)
         self._window_bytes = window_bytes
         self._resend_after_us, self._delivery_timeout_us = resend_after_us, delivery_timeout_us
@@ -133,9 +137,19 @@ class PublisherCore:
 
     def has_room(self, size: int) -> bool:
         """Whether `add` may take a batch of `size` bytes now. One that is larger than the window goes alone."""
-        if not self._unsettled or self.failed is not None:
+        if not self._unsettled or self.failed is not None or self._beyond:
             return True
         return self._next - self._low < SESSION_WINDOW and self._unsettled_bytes + size <= self._window_bytes
+
+    @property
+    def _first(self) -> int:
+        """The sequence of the first batch that was added, as it is numbered now."""
+        return self.first_sequence or 0
+
+    @property
+    def _beyond(self) -> bool:
+        """Whether a session opened at a sequence has had all batches that can be recognised again."""
+        return self._at is not None and self._next - self._first >= SESSION_WINDOW
 
     def add(self, payload: Any, count: int, partition: int, schema: int, now_us: int) -> OutBatch:
         """Take a batch and stamp it. After a failure it settles at once with that error."""
@@ -148,6 +162,8 @@ class PublisherCore:
         self._unsettled_bytes += size
         if self.failed is not None:
             self._settle(batch, None, self.failed)
+        elif self._at is not None and self._next - self._first > SESSION_WINDOW:
+            self._settle(batch, None, beyond_window(batch))
         else:
             heappush(self._queue, batch.sequence)
             self._pump(now_us)
@@ -341,8 +357,10 @@ class PublisherCore:
         self._opening = self._anew = False
         self._ask_from_us = self._asks_refused = 0
         if first:
-            self.first_sequence = 0
-        if first or renewed or (self._strong and message.expected < self._low):
+            self.first_sequence, self.found = 0, message.expected
+        if self._at is not None:
+            self._opened_at(message.expected, first)
+        elif first or renewed or (self._strong and message.expected < self._low):
             self._shift(message.expected - self._low)
         self._turn = message.session  # publishers begin at different brokers
         for each in self._routes.values():
@@ -352,6 +370,18 @@ class PublisherCore:
         self._later.clear()
         self._queue = list(self._unsettled)
         heapify(self._queue)
+
+    def _opened_at(self, expected: int, first: bool) -> None:
+        """Numbers stay as they are, so order 5 can't go on behind batches that were acked and are lost."""
+        if first:
+            self._shift((self._at or 0) - self._low)
+        elif self._strong and expected < self._low:
+            self.fail(
+                SessionFenced(
+                    f"batches of session {self._name!r} into {self.topic!r} were lost with the cluster's memory",
+                    "send all of them again: open the session at the same sequence",
+                )
+            )
 
     def _shift(self, by: int) -> None:
         """Go on where the session goes on. What is unsettled here is not in it, so numbers may still move.
@@ -446,7 +476,7 @@ class PublisherCore:
         unsure = self._anew and bool(self._remembered) and not self._brokers_order  # what of it is lost?
         if self._opening and (not finished or unsure):
             resume = self._chain.resume()  # None: there is nothing to continue
-            self._ask(OpenSession(topic=self.topic, name=self._name, resume=resume), now_us)
+            self._ask(OpenSession(topic=self.topic, name=self._name, resume=resume, at=self._at), now_us)
         elif self._doubtful:
             self._ask(GetLanes(lane=self.lane, above=min(self._doubtful) - 1), now_us)
         elif finished and any(route.carried for route in self._routes.values()):
@@ -475,8 +505,9 @@ class PublisherCore:
         route.in_flight[batch.sequence] = batch
         batch.link, batch.sent = link.number, True
         batch.doubts += 1
+        low = self._low if self._at is None else self._at
         header = batch_header(
-            session_seq=batch.sequence, low=self._low, lane=self.lane, session=self.session, count=batch.count,
+            session_seq=batch.sequence, low=low, lane=self.lane, session=self.session, count=batch.count,
             crc=batch.crc, length=batch.size, partition=batch.partition, schema=batch.schema, flags=self._flags,
         )  # fmt: skip
         self._write(link.number, header)

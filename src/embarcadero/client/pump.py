@@ -50,6 +50,7 @@ class Pump:
             acks=options.ack != Ack.NONE,
             durable=options.ack == Ack.DURABLE,
             replicated=topic.replicas > 0,
+            session_at=options.session_at,
         )
         self._loop = asyncio.get_running_loop()
         self._linger_s, self._patience_s = options.linger_ms / 1000, options.delivery_timeout
@@ -156,6 +157,11 @@ class Pump:
         if (first := self.driver.core.first_sequence) is None:
             raise fresh(self.intake.refusal or Closed("the publisher is closed", "open another one"))
         return first
+
+    async def already_in(self, timeout: float | None) -> int:  # noqa: ASYNC109 - as above
+        """How far beyond its first batch the session was when it was opened."""
+        first, found = await self.first_sequence(timeout), self.driver.core.found
+        return max(0, (found or 0) - first)
 
     async def close(self, timeout: float | None) -> None:  # noqa: ASYNC109 - what is left at its end gets its own end
         """Settle everything and close the session. After `timeout` whatever is left ends with an unknown outcome."""

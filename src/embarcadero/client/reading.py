@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -16,7 +17,7 @@ from embarcadero.client.lanes import LanesCore
 from embarcadero.client.subscriber import SubscriberCore
 from embarcadero.client.topics import TopicInfo
 from embarcadero.errors import BadValue, FuturePosition, TimedOut, Trimmed
-from embarcadero.types import GapKind, Order, Tail, Topic
+from embarcadero.types import GapKind, Order, ReaderProgress, Tail, Topic
 from embarcadero.wire.messages import TailIs
 from embarcadero.wire.schemas import RAW, SEQ_COLUMN, TopicSchemas
 
@@ -26,12 +27,11 @@ _LANE = pa.field("_lane", pa.uint32(), nullable=False)
 
 def new_core(
     brokers: Brokers, lane: int, by: str, value: int, read: str, partitions: list[int] | None = None,
-    schemas: TopicSchemas = RAW,
+    schemas: TopicSchemas = RAW, **more: Any,
 ) -> SubscriberCore:  # fmt: skip
     """A reader of one lane with the settings of this client. It reads batches by `schemas` for as long as it lives."""
-    return SubscriberCore(
-        lane=lane, by=by, start=value, read=read, partitions=partitions, schemas=schemas, **_settings(brokers)
-    )
+    settings = _settings(brokers) | more
+    return SubscriberCore(lane=lane, by=by, start=value, read=read, partitions=partitions, schemas=schemas, **settings)
 
 
 def reader_core(
@@ -39,16 +39,22 @@ def reader_core(
 ) -> SubscriberCore | LanesCore:
     """A reader of a whole topic: of its one lane, or (orders 0 and 1) of all its lanes."""
     if topic.order > Order.BROKER:
-        return new_core(brokers, topic.lane, by, value, read, partitions, topic.versions)
+        return new_core(brokers, topic.lane, by, value, read, partitions, topic.versions, **table_of(topic))
     if by in ("index", "seq"):
         raise BadValue(
             f"topic {topic.name!r} has order {topic.order}: a {by} names a place in one of its lanes",
             'start at "earliest", "latest" or a time, then seek(seq=..., lane=...)',
         )
+    in_table = frozenset() if topic.tier is None else frozenset(topic.tier.frontiers)
     return LanesCore(
         topic=topic.lane, lanes=topic.lanes, by=by, start=value, read=read, partitions=partitions,
-        schemas=topic.versions, **_settings(brokers),
+        schemas=topic.versions, in_table=in_table, **_settings(brokers), **table_of(topic),
     )  # fmt: skip
+
+
+def table_of(topic: TopicInfo) -> dict[str, Any]:
+    """What the core of a reader has to know about the topic's table. Only topics on disks may have one, or get one."""
+    return {"table": topic.replicas > 0, "tiered": topic.tier is not None}
 
 
 def _settings(brokers: Brokers) -> dict[str, Any]:
@@ -98,7 +104,23 @@ def _read_schema(schemas: TopicSchemas) -> pa.Schema:
 def tail_of(topic: Topic, told: TailIs) -> Tail:
     """A lane's tail as callers see it. Without replicas there is nothing to wait for: ordered is all there is."""
     durable = (told.durable_index, told.durable_seq) if topic.replicas else (told.index, told.seq)
-    return Tail(told.lane, told.index, told.seq, told.start_index, told.start_seq, *durable)
+    hot_index, hot_seq = told.hot_index, told.hot_seq
+    hot = (told.start_index, told.start_seq) if hot_index is None or hot_seq is None else (hot_index, hot_seq)
+    return Tail(told.lane, told.index, told.seq, told.start_index, told.start_seq, *durable, *hot)
+
+
+def with_lags(readers: list[ReaderProgress], tail: Tail) -> list[ReaderProgress]:
+    """Readers with the records that each is behind; in lanes that it said nothing of, that is all of them."""
+    return [
+        msgspec.structs.replace(
+            reader,
+            lag=sum(
+                max(0, lane.seq - max(lane.start_seq, reader.places.get(lane.lane, (0, 0))[1]))
+                for lane in tail.lanes or (tail,)
+            ),
+        )
+        for reader in readers
+    ]
 
 
 def span(tail: Tail, start: int | None, end: int | None) -> tuple[int, int]:
@@ -114,19 +136,18 @@ def span(tail: Tail, start: int | None, end: int | None) -> tuple[int, int]:
 
 
 async def read_span(
-    brokers: Brokers, tail: Tail, first: int, stop: int, patience: float, schemas: TopicSchemas = RAW,
-    read: str = "ordered",
-) -> pa.Table:  # fmt: skip
+    brokers: Brokers, topic: TopicInfo, tail: Tail, first: int, stop: int, patience: float, read: str = "ordered"
+) -> pa.Table:
     """Records with first <= seq < stop, waiting until they are durable if `read` says so; lost ones are missing.
 
     TimedOut after `patience` seconds without progress.
     """
     parts: list[pa.RecordBatch] = []
-    schema = _read_schema(schemas)
+    schema = _read_schema(topic.versions)
     if first < stop:
         ready = asyncio.Event()
-        core = new_core(brokers, tail.lane, "seq", first, read, None, schemas)
-        driver = SubscriberDriver(brokers, core, ready.set, until=tail.index)
+        core = new_core(brokers, tail.lane, "seq", first, read, None, topic.versions, **table_of(topic))
+        driver = SubscriberDriver(brokers, core, ready.set, until=tail.index, topic=topic.name)
         try:
             at = first
             while at < stop and (taken := await _next(driver, ready, patience)):
@@ -155,9 +176,17 @@ async def _next(driver: SubscriberDriver, ready: asyncio.Event, patience: float)
             async with asyncio.timeout(patience):  # wait_for of Python 3.11 may swallow a cancellation
                 await ready.wait()
         except TimeoutError:
-            hint = "is the cluster up? what is ordered and not durable yet can be read with read=\"ordered\""
-            raise TimedOut(f"nothing could be read for {patience:g} s", hint) from None
+            raise nothing_came(driver.core, patience) from None
     return taken
+
+
+def nothing_came(core: object, patience: float) -> TimedOut:
+    """Why a reader gives up."""
+    trouble = core.trouble if isinstance(core, SubscriberCore) else None
+    if trouble is not None:
+        return TimedOut(f"nothing could be read for {patience:g} s: {trouble.message}", trouble.hint)
+    hint = 'is the cluster up? what is ordered and not durable yet can be read with read="ordered"'
+    return TimedOut(f"nothing could be read for {patience:g} s", hint)
 
 
 def _part(batch: Batch, first: int, stop: int, schema: pa.Schema) -> pa.RecordBatch:

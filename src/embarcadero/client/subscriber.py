@@ -7,12 +7,17 @@ ended: indices grow, record numbers have no holes but typed gaps, and every payl
 when the batch is taken, while the broker sends what follows). Anything else is asked for once more, from another
 broker, and then is an error; a wrong batch is never handed on (P4, P7). After a loss
 of the whole fabric a reader goes on at its index: a LOST gap leads to where the lane goes on.
+
+A topic on disks may have a table as well. What brokers say is TRIMMED is then looked for there (`take_cold`): the
+driver reads the table as the store knows it after the brokers said so. Brokers drop only what is in the table, so each
+position comes once, whoever drops what meanwhile; what the table does not have either stays a gap.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from embarcadero.client.batch import Batch, OrderEntry
@@ -30,7 +35,7 @@ from embarcadero.errors import (
     TooMany,
     from_wire,
 )
-from embarcadero.limits import FETCH_BYTES_DEFAULT, FETCH_WAIT_MS_DEFAULT, PREFETCH_FETCHES
+from embarcadero.limits import FETCH_BYTES_DEFAULT, FETCH_ENTRIES_MAX, FETCH_WAIT_MS_DEFAULT, PREFETCH_FETCHES
 from embarcadero.types import EntryKind, Gap, GapKind
 from embarcadero.wire.codec import control_frame, payload_crc
 from embarcadero.wire.messages import AnyMessage, Failed, Fetch, Ping
@@ -39,6 +44,22 @@ from embarcadero.wire.schemas import RAW, TopicSchemas
 
 _BACKOFF_FIRST_US = 5_000
 _BACKOFF_LAST_US = 500_000
+_AHEAD_MAX = 2 * FETCH_ENTRIES_MAX
+"""Batches and gaps that are fetched ahead: those without a payload are bounded, too."""
+
+
+@dataclass(slots=True, eq=False)
+class ColdAsk:
+    """What a reader of a lane wants of the topic's table: the batches of a span, or where a place is."""
+
+    core: SubscriberCore
+    lane: int
+    by: str  # span | earliest | seq | time
+    start: int
+    stop: int
+    partitions: list[int] | None
+    control: bool
+    schemas: TopicSchemas
 
 
 class SubscriberCore:
@@ -60,7 +81,16 @@ class SubscriberCore:
         turn: int = 0,
         schemas: TopicSchemas = RAW,
         owner: object | None = None,  # whom answers belong to, if not to this core itself
+        control: bool = False,  # entries of sessions are handed on too
+        stop: int | None = None,  # nothing from this index on is asked for
+        table: bool = False,  # the topic may have a table: what brokers have no longer is looked for there
+        tiered: bool = False,  # it has one: places are, too
     ) -> None:
+        self._control, self._stop = control, stop
+        self._table, self._resolve = table, tiered
+        self._cold: ColdAsk | None = None  # what the table is asked for
+        self._cold_taken = False  # the driver knows
+        self.trouble: EmbarcaderoError | None = None  # why the table did not answer when it was last asked
         self._owner = self if owner is None else owner
         self.ended = False  # the lane is closed, and its end was handed on
         self.lane, self._partitions, self._read = lane, partitions, read
@@ -130,7 +160,7 @@ class SubscriberCore:
         self._ready.clear()
         self._sums.clear()
         self._ready_bytes = 0
-        self._asked = None
+        self._asked = self._cold = None
 
     def positions(self) -> dict[int, int | None]:
         """By lane: index of the next batch to be taken."""
@@ -141,6 +171,7 @@ class SubscriberCore:
         if lane not in (None, self.lane):
             raise BadValue(f"lane {lane} is not a lane of this topic", f"its lane is {self.lane}")
         self.ended = False
+        self._resolve = self._table
         self._by, self._next, self._next_seq, self._led = by, value, None, False
         self._drop_ready()
         self._ask_from_us = self._disappointments = 0
@@ -237,10 +268,12 @@ class SubscriberCore:
     # --- asking ---
     def _pump(self, now_us: int) -> None:
         """Ask for more unless that is under way, or there is enough, or asking makes no sense."""
-        enough = self._ready_bytes > (self._prefetch - 1) * self._max_bytes
-        if self._asked is not None or enough or self.ended or not self._links:
+        if self._asked is not None or self._cold is not None or not self.has_room or self.ended or not self._links:
             return
-        if self.failed is not None or self.paused or now_us < self._ask_from_us:
+        if self.failed is not None or self.paused or now_us < self._ask_from_us or self._at_stop:
+            return
+        if self._resolve and self._by not in ("index", "latest"):
+            self._ask_table(self._by, self._next, 0)
             return
         links = list(self._links.values())
         link = links[self._turn % len(links)]
@@ -248,11 +281,20 @@ class SubscriberCore:
         wait_ms = 0 if self._by == "latest" else self._wait_ms
         ask = Fetch(
             lane=self.lane, by=self._by, start=self._next, max_bytes=self._max_bytes, wait_ms=wait_ms,
-            partitions=self._partitions, read=self._read,
+            partitions=self._partitions, read=self._read, control=self._control, stop=self._stop,
         )  # fmt: skip
         request = link.ask(self._owner)
         self._asked, self._asked_us = (link.number, request), now_us
         self._write(link.number, control_frame(ask, request))
+
+    @property
+    def has_room(self) -> bool:
+        """Whether there is less ahead than there may be."""
+        return self._ready_bytes <= (self._prefetch - 1) * self._max_bytes and len(self._ready) < _AHEAD_MAX
+
+    @property
+    def _at_stop(self) -> bool:
+        return self._stop is not None and self._by == "index" and self._next >= self._stop
 
     def _disappointed(self, now_us: int) -> None:
         """This broker can't answer now: wait a little longer each time, and ask the next one."""
@@ -283,6 +325,8 @@ class SubscriberCore:
             crc = entry.crc if entry.kind == EntryKind.BATCH else None
             self._put(Batch.of_entry(self.lane, entry, payload, self._brokers, self._schemas), crc)
             self._by, self._next, self._next_seq = "index", entry.index + 1, entry.seq + entry.count
+        if self._cold is not None:
+            return  # it goes on behind what the table has
         if self._by == "index" and event.next_index < self._next:
             raise BadFrame(f"a broker goes back from index {self._next} to {event.next_index}", "report it: a bug")
         if self._by == "time" and event.next_index == event.tail_index:
@@ -295,6 +339,12 @@ class SubscriberCore:
         jumps = gap.start > self._next and not filtered and gap.kind is not GapKind.LOST  # or be entries of sessions
         if self._by == "index" and (jumps or (gap.start < self._next and not self._may_lose(gap))):
             raise BadFrame(f"a gap at index {gap.start} where {self._next} comes next", "report it: this is a bug")
+        if gap.kind is GapKind.TRIMMED and self._table:
+            if self._by != "index" or gap.start != self._next:
+                self._next_seq = None
+            self._by, self._next, self._led = "index", gap.start, True
+            self._ask_table("span", gap.start, gap.stop if self._stop is None else min(gap.stop, self._stop))
+            return
         self._put(Batch.of_gap(self.lane, gap, self._next_seq if gap.start == self._next else None))
         self.ended = gap.kind is GapKind.END_OF_LANE
         self._by, self._next, self._next_seq = "index", gap.stop, None
@@ -308,6 +358,8 @@ class SubscriberCore:
     def _check(self, entry: OrderEntry) -> None:
         if self._by == "index" and entry.index < self._next:
             raise BadFrame(f"index {entry.index} was served where {self._next} comes next", "report it: this is a bug")
+        if self._control and self._partitions is None and self._by == "index" and entry.index > self._next:
+            raise BadFrame(f"index {entry.index} was served, {self._next} was left out", "report it: this is a bug")
         if self._partitions is None and self._next_seq is not None and entry.seq != self._next_seq:
             raise BadFrame(
                 f"index {entry.index} begins at seq {entry.seq} where {self._next_seq} comes next",
@@ -318,3 +370,70 @@ class SubscriberCore:
         self._ready.append(batch)
         self._sums.append(crc)
         self._ready_bytes += batch.size
+
+    # --- the topic's table ---
+    def _ask_table(self, by: str, start: int, stop: int) -> None:
+        self._cold = ColdAsk(self, self.lane, by, start, stop, self._partitions, self._control, self._schemas)
+        self._cold_taken = False
+
+    def take_cold(self) -> list[ColdAsk]:
+        """What is to be asked of the table, once."""
+        if self._cold is None or self._cold_taken:
+            return []
+        self._cold_taken = True
+        return [self._cold]
+
+    def wants(self, ask: ColdAsk) -> bool:
+        """Whether an answer is still waited for."""
+        return self._cold is ask
+
+    def on_place(self, ask: ColdAsk, index: int | None, now_us: int) -> None:
+        """Where the place is that was asked for; None: brokers know better."""
+        if self._cold is not ask:
+            return
+        self._cold, self._resolve = None, False
+        if index is not None:
+            self._by, self._next, self._led = "index", index, True
+        self._pump(now_us)
+
+    def on_cold(self, ask: ColdAsk, batches: Iterable[Batch]) -> None:
+        """Batches and gaps out of the table, which go on from where we are."""
+        if self._cold is not ask:
+            return
+        for batch in batches:
+            hole = batch.gap is not None and batch.kind is None
+            if batch.index < self._next or (
+                not hole and self._partitions is None and self._next_seq not in (None, batch.seq)
+            ):
+                self._cold, self.failed = None, Corrupt(
+                    f"the table of lane {self.lane} has {batch!r} where index {self._next}, seq {self._next_seq} "
+                    "comes next", "look at the table: somebody else has written to it",
+                )  # fmt: skip
+                return
+            self._put(batch)
+            self._next = batch.gap.stop if hole and batch.gap is not None else batch.index + 1
+            self._next_seq = None if hole else batch.seq + batch.count
+        self._disappointments, self.trouble = 0, None
+
+    def on_cold_end(self, ask: ColdAsk, reached: int, now_us: int) -> None:
+        """The table has no more of the span: what is from `reached` on is nowhere any more."""
+        if self._cold is not ask:
+            return
+        self._cold = None
+        if reached < ask.stop:
+            gap = Gap(GapKind.TRIMMED, reached, ask.stop)
+            self._put(Batch.of_gap(self.lane, gap, self._next_seq if reached == self._next else None))
+            self._next_seq = None
+        self._next = ask.stop
+        self._pump(now_us)
+
+    def on_cold_failed(self, ask: ColdAsk, error: EmbarcaderoError, now_us: int) -> None:
+        """The table can't be asked: now, or at all."""
+        if self._cold is not ask:
+            return
+        self._cold = None
+        if isinstance(error, Retriable | OutcomeUnknown | TooMany):
+            self.trouble = error
+            self._disappointed(now_us)
+        else:
+            self.failed = error

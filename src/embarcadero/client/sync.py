@@ -7,20 +7,17 @@ lock; sealing, encoding and sending happen in the background thread. Ctrl-C gets
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from time import monotonic
 from time import time as now_s
-from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
 import pyarrow as pa
 
 from embarcadero.client import aio
 from embarcadero.client.batch import Batch
-from embarcadero.client.drivers import ReaderCore, SubscriberDriver
 from embarcadero.client.futures import RecordFuture, TableResult, fresh
 from embarcadero.client.intake import RECORD_OVERHEAD_BYTES, Record, Sealed
 from embarcadero.client.options import (
@@ -34,19 +31,18 @@ from embarcadero.client.options import (
     close_patience,
     publisher_options,
 )
-from embarcadero.client.places import Place, place, seek_place
+from embarcadero.client.places import Place, place
 from embarcadero.client.pump import Pump
 from embarcadero.client.reading import reader_core
+from embarcadero.client.scanning import Span
+from embarcadero.client.sync_subscriber import Exit, Subscriber
 from embarcadero.client.thread import LoopThread
+from embarcadero.client.tiers import SyncTierCalls
 from embarcadero.client.topics import TopicInfo
-from embarcadero.client.waiting import Waitable
 from embarcadero.config import Config
-from embarcadero.errors import Backpressure, Closed, EmbarcaderoError, OutcomeUnknown, TimedOut
+from embarcadero.errors import Backpressure, EmbarcaderoError, OutcomeUnknown, TimedOut
 from embarcadero.limits import CLOSE_TIMEOUT_S
-from embarcadero.types import Position, Tail, Topic
-
-_AT_ONCE = 256
-Exit = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
+from embarcadero.types import Cut, Position, ReaderProgress, Tail, Topic
 
 
 def connect(
@@ -96,7 +92,7 @@ def local(
     return log
 
 
-class Log:
+class Log(SyncTierCalls):
     """A client of one cluster. Its publishers and subscribers share one thread and one connection per broker."""
 
     def __init__(self, thread: LoopThread, log: aio.Log) -> None:
@@ -110,6 +106,11 @@ class Log:
     def address(self) -> str:
         """The addresses it was connected with, as `connect` takes them."""
         return self._log.address
+
+    @property
+    def twin(self) -> aio.Log:
+        """The asyncio client that does the work. Its coroutines run on the background thread: `thread.wait(...)`."""
+        return self._log
 
     # --- topics ---
     def create_topic(
@@ -194,6 +195,7 @@ class Log:
         before_index: int | None = None,
         before_time: datetime | None = None,
         lane: int | None = None,
+        cold: bool = True,
         timeout: Timeout = AS_CONFIGURED,
     ) -> Position:
         """Give up the records before a place; returns where the topic starts now.
@@ -201,6 +203,7 @@ class Log:
         No batch is split: one that holds a record to be kept stays whole. Trimming less than before changes nothing;
         trimming beyond the end raises FuturePosition. Readers below the start get a TRIMMED gap. Orders 0 and 1: a time
         trims all lanes (or `lane`), and sums over them are returned; a seq or an index is in one lane, so say which.
+        Without `cold` a topic with a table keeps what is in the table, and brokers forget no more than that.
 
             start = log.trim("orders", before_time=datetime.now(UTC) - timedelta(days=7))
         """
@@ -211,6 +214,7 @@ class Log:
                 before_index=before_index,
                 before_time=before_time,
                 lane=lane,
+                cold=cold,
                 timeout=timeout,
             )
         )
@@ -226,25 +230,72 @@ class Log:
         """
         return self.thread.wait(self._log.position_at(topic, time, lane=lane, timeout=timeout))
 
+    def position_of(
+        self,
+        topic: str,
+        *,
+        seq: int | None = None,
+        index: int | None = None,
+        lane: int | None = None,
+        timeout: Timeout = AS_CONFIGURED,
+    ) -> Position:
+        """Where the batch is that holds a record, or has an index; of the end, the end. The batch's seq is its first.
+
+        Raises FuturePosition beyond the end, Trimmed below the start. Orders 0 and 1: `lane` says in which lane.
+
+            position = log.position_of("orders", seq=1_000)
+        """
+        return self.thread.wait(self._log.position_of(topic, seq=seq, index=index, lane=lane, timeout=timeout))
+
+    def note_progress(
+        self, topic: str, reader: str, places: Mapping[int, tuple[int, int]], *, timeout: Timeout = AS_CONFIGURED
+    ) -> None:
+        """Let others see how far a reader is: by lane, the index and seq behind all that it has dealt with.
+
+        `status` and `topic describe` show it, with its lag. Nothing depends on it; it is forgotten after a day.
+
+            log.note_progress("orders", "billing", {batch.lane: (batch.index + 1, batch.seq + batch.count)})
+        """
+        self.thread.wait(self._log.note_progress(topic, reader, places, timeout=timeout))
+
+    def readers(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> list[ReaderProgress]:
+        """The readers of a topic that told how far they are (`note_progress`), and how many records they are behind.
+
+            for reader in log.readers("orders"):
+                print(reader.reader, reader.lag, reader.ago_s)
+        """
+        return self.thread.wait(self._log.readers(topic, timeout=timeout))
+
     def status(self, *, timeout: Timeout = AS_CONFIGURED) -> list[dict[str, Any]]:
         """What each broker that we are connected to says about itself."""
         return self.thread.wait(self._log.status(timeout=timeout))
 
     # --- records ---
     def publisher(
-        self, topic: str, *, timeout: Timeout = AS_CONFIGURED, **options: Unpack[PublisherArguments]
+        self, topic: str | TopicInfo, *, timeout: Timeout = AS_CONFIGURED, **options: Unpack[PublisherArguments]
     ) -> Publisher:
         """A publisher into a topic, with the newest version of its schema as it is now. Raises UnknownTopic.
 
-        It may be used by many threads.
+        It may be used by many threads. What `describe` told is taken at its word: nobody is asked, and its newest
+        version counts.
 
             with log.publisher("ticks", compression="zstd", linger_ms=5) as publisher: ...
         """
         chosen = publisher_options(self.brokers.settings, options)
         return self._register(Publisher(self, self.thread.wait(self._pump(topic, chosen, timeout))))
 
-    async def _pump(self, topic: str, options: PublisherOptions, patience: Timeout) -> Pump:
-        return Pump(self.brokers, await self._log.describe(topic, timeout=patience), options)
+    async def _pump(self, topic: str | TopicInfo, options: PublisherOptions, patience: Timeout) -> Pump:
+        known = topic if isinstance(topic, TopicInfo) else await self._log.describe(topic, timeout=patience)
+        return Pump(self.brokers, known, options)
+
+    def open_session(self, topic: str, name: str, at: int, *, timeout: Timeout = AS_CONFIGURED) -> tuple[int, int]:
+        """Move a named session on to the sequence `at`; (where it was before, where it is now).
+
+        It never goes back, so a name alone is a number that only grows, kept in the log for as long as sessions are.
+
+            before, now = log.open_session("orders", "job-7/progress", 42)
+        """
+        return self.thread.wait(self._log.open_session(topic, name, at, timeout=timeout))
 
     def subscribe(
         self,
@@ -274,7 +325,7 @@ class Log:
         self, topic: str, where: tuple[str, int], read: str, partitions: list[int] | None, patience: Timeout
     ) -> Subscriber:
         described = await self._log.describe(topic, timeout=patience)
-        return Subscriber(self, reader_core(self.brokers, described, *where, read, partitions))
+        return Subscriber(self, reader_core(self.brokers, described, *where, read, partitions), described.name)
 
     def read(
         self,
@@ -299,6 +350,58 @@ class Log:
             log.read("orders", start=datetime(2026, 1, 31, tzinfo=UTC))
         """
         return self.thread.wait(self._log.read(topic, start, end, lane=lane, read=read, timeout=timeout))
+
+    def scan(
+        self,
+        topic: str,
+        *,
+        lane: int | None = None,
+        start: int | None = None,
+        stop: int | None = None,
+        read: str = "durable",
+        partitions: Sequence[int] | None = None,
+        control: bool = False,
+        timeout: Timeout = AS_CONFIGURED,
+    ) -> Iterator[list[Batch]]:
+        """The batches with start <= index < stop, in lists as they arrive; fetched ahead, within bounds.
+
+        None: from the earliest batch, up to the frontier of `read` as it is now. It ends at `stop`, waiting for batches
+        to come; after `timeout` seconds without any progress it raises TimedOut. Gaps come as batches with `.gap`,
+        within the span. `control` gives the entries of sessions, too (`batch.kind`), so that each index comes. Orders 0
+        and 1: say which `lane`. Leaving the loop stops the fetching.
+
+            for batches in log.scan("orders", start=1_000, stop=2_000):
+                rows += sum(batch.count for batch in batches)
+        """
+        wanted = None if partitions is None else list(partitions)
+        return self._scan(topic, lane, Span(start, stop, read, wanted, control).checked(), timeout)
+
+    def _scan(self, topic: str, lane: int | None, span: Span, timeout: Timeout) -> Iterator[list[Batch]]:
+        scan = self.thread.wait(self._log.begin_scan(topic, lane, span, timeout))
+        try:
+            while taken := self.thread.wait(scan.next()):
+                yield taken
+        finally:
+            self.thread.call(lambda: self._log.end_scan(scan))
+
+    def measure(
+        self,
+        topic: str,
+        start: int,
+        stop: int,
+        piece_bytes: int,
+        *,
+        lane: int | None = None,
+        timeout: Timeout = AS_CONFIGURED,
+    ) -> list[Cut]:
+        """Cut the batches with start <= index < stop into pieces of about `piece_bytes`, to be read side by side.
+
+        Each Cut is where a piece ends: the index and seq behind its last batch, and about how many bytes it has. The
+        last one ends at `stop`. Raises FuturePosition beyond the end, Trimmed if nothing is left.
+
+            for cut in log.measure("orders", 0, log.tail("orders").durable_index, 64 << 20): ...
+        """
+        return self.thread.wait(self._log.measure(topic, start, stop, piece_bytes, lane=lane, timeout=timeout))
 
     def _register(self, part: PartType) -> PartType:
         self._parts.add(part)
@@ -448,6 +551,22 @@ class Publisher:
         whole.complete()
         return RecordFuture(whole, 0)
 
+    def publish_encoded(
+        self, payload: pa.Buffer, count: int, *, partition: int = 0, timeout: float | None = None
+    ) -> RecordFuture:
+        """Take one batch of `count` records that is encoded already, by `encode_batch` and the topic's schema.
+
+        For those who have to know the very bytes before they are sent; nothing is checked here.
+
+            publisher.publish_encoded(encode_batch(record_batch), record_batch.num_rows)
+        """
+        check_timeout(timeout)
+        self.pump.raise_lost()
+        piece, whole = self._intake.encoded_piece(payload, count, partition), TableResult(self._condition)
+        self._add_piece(piece, whole, None, timeout)
+        whole.complete()
+        return RecordFuture(whole, 0)
+
     def _add_piece(
         self, piece: Sealed, whole: TableResult, claim: tuple[int, int] | None, timeout: float | None
     ) -> None:
@@ -474,6 +593,15 @@ class Publisher:
         first = self._thread.wait(self.pump.first_sequence(timeout))
         with self._lock:
             return self.pump.next_sequence(first)
+
+    def already_in(self, timeout: float | None = None) -> int:
+        """How many sequences from `session_at` on an earlier holder of this session has used.
+
+            with log.publisher("orders", session="job-7", session_at=4096) as publisher:
+                done = publisher.already_in()           # batches 4096 to 4096 + done are in, or some of them
+        """
+        check_timeout(timeout)
+        return self._thread.wait(self.pump.already_in(timeout))
 
     def _room(self, timeout: float | None) -> float | None:
         """Wait until the window has room; what is left of the time. Raises why nothing is taken any more."""
@@ -517,144 +645,6 @@ class Publisher:
 
     def __exit__(self, *failure: *Exit) -> None:
         _close_after(self, failure[1])
-
-
-class Subscriber:
-    """Reads one topic in its order; of a topic of order 0 or 1 all lanes, each in its own order (`batch.lane`).
-
-    The background thread fetches ahead, within bounds.
-    """
-
-    def __init__(self, log: Log, core: ReaderCore) -> None:
-        """To be called in the background thread."""
-        self._log, self._thread = log, log.thread
-        self._condition = Waitable()
-        self._lock = self._condition.lock
-        self._paused = False
-        self._ready: deque[Batch] = deque()
-        self._error: EmbarcaderoError | None = None
-        self._closed = False
-        self._driver = SubscriberDriver(log.brokers, core, self._refill)
-
-    def _refill(self) -> None:
-        """In the background thread: hand over what was fetched, once the last of it is taken."""
-        with self._lock:
-            if not self._ready and not self._closed:
-                self._ready.extend(self._driver.take(_AT_ONCE))
-                self._error = None if self._ready else self._driver.core.failed
-                self._condition.notify_all()
-
-    def poll(self, timeout: float | None = None) -> Batch | None:
-        """The next batch (or typed gap: `batch.gap`); None when none came in time. Raises what ended the reading.
-
-            batch = subscriber.poll(timeout=1.0)
-        """
-        check_timeout(timeout)
-        give_up = None if timeout is None else monotonic() + timeout
-        while True:
-            with self._lock:
-                if self._closed:
-                    raise Closed("the subscriber is closed", "subscribe again")
-                if self._ready and not self._paused:
-                    return self._take()
-                if self._error is not None and not self._paused:
-                    raise fresh(self._error)
-            left = None if give_up is None else max(0.0, give_up - monotonic())
-            if not self._condition.wait_for(self._has_news, left):
-                return None
-
-    def _take(self) -> Batch:
-        if len(self._ready) == 1:
-            self._thread.call(self._refill)  # it waits for the lock; told before the last one is gone
-        return self._ready.popleft()
-
-    def _has_news(self) -> bool:
-        return self._closed or (not self._paused and (bool(self._ready) or self._error is not None))
-
-    def seek(
-        self,
-        where: str | Position | None = None,
-        *,
-        seq: int | None = None,
-        index: int | None = None,
-        time: datetime | None = None,
-        lane: int | None = None,
-    ) -> None:
-        """Go on from "earliest", "latest", a Position, the batch that holds a seq, an index, or the first since a time.
-
-        Orders 0 and 1: a seq or an index is a place in one lane, so say which; the other lanes go on as they are.
-
-            subscriber.seek(time=datetime.now(UTC) - timedelta(hours=1))
-            subscriber.seek(seq=1_000, lane=4_097)
-        """
-        if isinstance(where, Position):
-            index, lane, where = where.index, where.lane, None
-        self._thread.wait(self._seek(*seek_place(where, seq, index, time), lane))
-
-    @property
-    def paused(self) -> bool:
-        """Whether `pause` was called, and `resume` was not."""
-        return self._paused
-
-    def pause(self) -> None:
-        """Stop fetching and keep the position: until `resume`, polls end with their timeout.
-
-            subscriber.pause()      # while the disk is full; subscriber.resume() goes on
-        """
-        with self._lock:
-            self._paused = True
-        self._thread.call(self._driver.pause)
-
-    def resume(self) -> None:
-        """Go on where `pause` stopped."""
-        with self._lock:
-            self._paused = False
-            self._condition.notify_all()
-        self._thread.call(self._driver.resume)
-
-    async def _seek(self, by: str, value: int, lane: int | None) -> None:
-        self._driver.seek(by, value, lane)
-        with self._lock:
-            self._ready = deque(batch for batch in self._ready if lane is not None and batch.lane != lane)
-            self._error = None
-        self._refill()
-
-    def position(self) -> int | None:
-        """Index of the next batch; None until the cluster has told where that is. Orders 0 and 1: `positions()`."""
-        with self._lock:
-            place = self._driver.core.position
-            return self._ready[0].index if self._ready else place
-
-    def positions(self) -> dict[int, int | None]:
-        """By lane: index of the next batch; None until the cluster has told where that is."""
-        with self._lock:
-            ahead = {batch.lane: batch.index for batch in reversed(self._ready)}
-            return self._driver.core.positions() | ahead
-
-    def close(self) -> None:
-        """Stop reading. Closing twice is fine."""
-        with self._lock:
-            self._closed = True
-            self._ready.clear()
-            self._condition.notify_all()
-        self._log.forget(self)
-        self._thread.call(self._driver.stop)
-
-    def __enter__(self) -> Subscriber:
-        return self
-
-    def __exit__(self, *failure: *Exit) -> None:
-        self.close()
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Batches, waiting for each; ends when the subscriber is closed."""
-        while True:
-            try:
-                batch = self.poll()
-            except Closed:
-                return
-            if batch is not None:
-                yield batch
 
 
 PartType = TypeVar("PartType", Publisher, Subscriber)

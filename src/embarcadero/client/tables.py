@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -130,6 +131,31 @@ def by_partition(data: Tabular, partitions: int, typed: bool) -> list[tuple[int 
 def partition_of(key: bytes, partitions: int) -> int:
     """The partition of a key; the same for every client of a topic."""
     return payload_crc(key) % partitions
+
+
+def partitions_of(keys: pa.Array, partitions: int) -> npt.NDArray[np.int32]:
+    """The partitions of many keys (binary, without nulls) at once: a step for each byte, not for each key."""
+    ends = np.frombuffer(keys.buffers()[1], dtype=np.int32)[keys.offset : keys.offset + len(keys) + 1].astype(np.int64)
+    data = np.frombuffer(keys.buffers()[2] or b"\0", dtype=np.uint8)
+    lengths = np.diff(ends)
+    longest_first = np.argsort(-lengths, kind="stable")
+    starts, lengths = ends[:-1][longest_first], lengths[longest_first]
+    crc, table = np.full(len(keys), 0xFFFF_FFFF, dtype=np.uint32), _crc_table()
+    for at in range(int(lengths[0]) if len(lengths) else 0):
+        still = int(np.searchsorted(-lengths, -at))  # keys longer than `at`
+        crc[:still] = table[(crc[:still] ^ data[starts[:still] + at]) & 0xFF] ^ (crc[:still] >> 8)
+    found = np.empty(len(keys), dtype=np.int32)
+    found[longest_first] = (crc ^ np.uint32(0xFFFF_FFFF)) % np.uint32(partitions)
+    return found
+
+
+@cache
+def _crc_table() -> npt.NDArray[np.uint32]:
+    """CRC32C of each byte."""
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = np.where(table & 1, (table >> 1) ^ np.uint32(0x82F6_3B78), table >> 1).astype(np.uint32)
+    return table
 
 
 # --- cutting ----------------------------------------------------------------------------------------------------------

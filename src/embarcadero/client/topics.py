@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from embarcadero.types import Range, Topic
+from embarcadero.types import Range, Tier, Topic
 from embarcadero.wire.messages import TopicIs
 from embarcadero.wire.schemas import TopicSchemas, decode_versions
 
@@ -12,11 +12,13 @@ from embarcadero.wire.schemas import TopicSchemas, decode_versions
 class TopicInfo(Topic, frozen=True, kw_only=True):
     """A topic's settings. `schema` is its newest schema (None: raw records), `schemas` every version by number.
 
-    `ranges` tells where it is on disks, oldest first by lane; of very many, the newest.
+    `ranges` tells where it is on disks, oldest first by lane; of very many, the newest. `tier` is its table, if it has
+    one, and how far it is in there.
     """
 
     versions: TopicSchemas
     ranges: list[Range] = []
+    tier: Tier | None = None
 
     @property
     def schema(self) -> pa.Schema | None:
@@ -32,4 +34,5 @@ class TopicInfo(Topic, frozen=True, kw_only=True):
     def told(cls, answer: TopicIs) -> TopicInfo:
         """What a broker told about a topic."""
         settings = {name: getattr(answer.topic, name) for name in Topic.__struct_fields__}
-        return cls(**settings, versions=decode_versions(answer.columns, answer.widths), ranges=answer.ranges)
+        versions = decode_versions(answer.columns, answer.widths)
+        return cls(**settings, versions=versions, ranges=answer.ranges, tier=answer.tier)

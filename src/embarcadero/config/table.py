@@ -272,6 +272,37 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     )] = limits.STORE_POLL_S * 1_000
 
 
+class Tier(msgspec.Struct, frozen=True, kw_only=True):
+    """Tables that keep what is durable: written by `pipeline tier`, or by `up` itself."""
+
+    enabled: Annotated[bool, flag("`up` runs a job that tiers topics, and starts it again when it dies.")] = False
+    topics: Annotated[list[str], several(
+        "Topics that it tiers.", default_text="all that have replicas",
+    )] = []
+    warehouse: Annotated[str, text(
+        "Where tables are: a URL such as `file:///srv/warehouse` or `s3://bucket/folder`.",
+        default_text="data_dir/tier/warehouse",
+    )] = ""
+    properties: Annotated[list[str], several(
+        "Properties of PyIceberg for its catalog and its files, such as `uri=...`, `s3.endpoint=...`. Keys to a store "
+        "are better kept in the environment (`AWS_ACCESS_KEY_ID`, ...).",
+        default_text="a catalog in data_dir/tier/catalog.db",
+    )] = []
+    master: Annotated[str, text(
+        "Spark's master, such as `local[2]` or `spark://host:7077`: its workers write the files.",
+        default_text="`up` writes them itself, `pipeline tier` takes local[*]",
+    )] = ""
+    hot_retention_s: Annotated[int, seconds(
+        "Brokers and replicas keep what is in the table for this long.", 0, limits.RETENTION_S_MAX,
+    )] = limits.HOT_RETENTION_S
+    file_bytes: Annotated[int, size(
+        "Payloads in one Parquet file, about.", 64 * KIB, 2 * GIB,
+    )] = limits.TIER_FILE_BYTES
+    interval_s: Annotated[float, seconds(
+        "Between two looks for what can be tiered.", 0.1, _DAY_S,
+    )] = limits.TIER_INTERVAL_S
+
+
 class Log(msgspec.Struct, frozen=True, kw_only=True):
     """Log lines of all processes."""
 
@@ -308,6 +339,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     topic: Topic = Topic()
     sequencer: Sequencer = Sequencer()
     replica: Replica = Replica()
+    tier: Tier = Tier()
     log: Log = Log()
     metrics: Metrics = Metrics()
 

@@ -23,8 +23,9 @@ of the entry's eight words, salted so that a slot never written (all zero) fails
 
 `origin` is the region handle of the broker incarnation whose log holds the payload. `location` is where in that log
 (see log.py). Control entries reuse fields: a SESSION_OPEN waiting to be ordered has the hash of the session's name in
-`session_seq` (0: no name) and the session it continues in `session`; ordered, it has the new session in `session` and
-that session's next sequence in `session_seq`, the hash of its name in `location` (low half) and `crc` (high half), the
+`session_seq` (0: no name), the session it continues in `session`, and in `low` one more than the sequence at which it
+is to be opened (0: none). Ordered, it has the new session in `session` and that session's next sequence in
+`session_seq`, the hash of its name in `location` (low half) and `crc` (high half), the
 session it continues in `partition` (low half) and `schema` (high half), and 1 in `flags` if another holder took the
 name. A SKIP has its first sequence in `session_seq` and how many in `location`. Ordered control entries have no
 payload: their `size` and `count` are 0.

@@ -11,7 +11,9 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 import time
+from asyncio.subprocess import Process
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,7 +43,7 @@ class Child:
         self.name = ",".join(map(str, roles))
         self.log_path = folder.log_of(self.name)
         self._data_dir = folder.path
-        self._process: Newborn | None = None
+        self._process: Newborn | Process | None = None
         self._failures = 0
 
     @property
@@ -70,7 +72,7 @@ class Child:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), delay)
 
-    async def _start(self) -> Newborn:
+    async def _start(self) -> Newborn | Process:
         """In a session of its own: Ctrl-C is for the supervisor, which stops the rest in order."""
         roll_over(self.log_path)
         return await self._nursery.bear(self.name, self._data_dir, self.log_path)
@@ -83,6 +85,23 @@ class Child:
     def last_words(self) -> str:
         """What the last line of its log says: usually the reason it ended."""
         return last_words(self.log_path)
+
+
+class TierChild(Child):
+    """The process that tiers topics: it has no role in the cluster, so it is a program of its own, not a fork."""
+
+    def __init__(self, folder: ClusterFolder, nursery: Nursery) -> None:
+        super().__init__(folder, [], nursery)
+        self.name = "tier"
+        self.log_path = folder.log_of(self.name)
+
+    async def _start(self) -> Process:
+        roll_over(self.log_path)
+        with self.log_path.open("ab") as log:
+            return await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "embarcadero.tier.main", str(self._data_dir),
+                stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
 
 
 def die_with(parent: int) -> None:

@@ -30,7 +30,7 @@ from embarcadero.env import Inline, SystemClock, Workers
 from embarcadero.errors import ClusterError, EmbarcaderoError, PortInUse
 from embarcadero.fabric.shared import SharedFabric
 from embarcadero.limits import DRAIN_S_MAX, GOODBYE_S_MAX, SETTLE_S_MAX, WARM_JOBS_MAX
-from embarcadero.node.begin import start_logging
+from embarcadero.node.begin import keep_freed_memory, start_logging
 from embarcadero.node.bell import PipeBell
 from embarcadero.node.children import die_with
 from embarcadero.node.cluster import ClusterFolder, ClusterInfo
@@ -226,6 +226,7 @@ def run_node(folder: ClusterFolder, roles: Sequence[Role], config: Config | None
 
     config = config or folder.require_running().config
     start_logging("node", config.log)
+    keep_freed_memory()
 
     async def run() -> None:
         await Node(folder, roles, config).run()

@@ -29,7 +29,7 @@ from embarcadero.errors import BadValue, ClusterError, EmbarcaderoError, FabricF
 from embarcadero.fabric.epochs import create_epochs
 from embarcadero.fabric.shared import SharedFabric
 from embarcadero.limits import DRAIN_S_MAX, GOODBYE_S_MAX, REPLICAS_MAX, SETTLE_S_MAX
-from embarcadero.node.children import Child
+from embarcadero.node.children import Child, TierChild
 from embarcadero.node.cluster import (
     ClusterFolder,
     ClusterInfo,
@@ -108,6 +108,8 @@ class Supervisor:
         self._nursery = Nursery()
         self._children = [Child(self._folder, roles, self._nursery) for roles in options.nodes()]
         self._keepers: list[asyncio.Task[None]] = []
+        self._tierer = TierChild(self._folder, self._nursery) if self._config.tier.enabled else None
+        self._tiering: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._failure: EmbarcaderoError | None = None
         self._ready = False
@@ -146,6 +148,7 @@ class Supervisor:
                 await self._until_ready()
                 if not self._stop.is_set():
                     self._journal.note("ready", fabric=str(self._fabric.folder), brokers=self._config.cluster.brokers)
+                    self._tiering = None if self._tierer is None else asyncio.create_task(self._keep(self._tierer))
                     on_ready(self._fabric)
                 await self._until_stopped()
             finally:
@@ -214,6 +217,10 @@ class Supervisor:
             self._fail(ClusterError(f"can't start {child.name}: {error.strerror}", "see the limits of this machine"))
 
     def _died(self, child: Child, pid: int, reason: str) -> None:
+        if child is self._tierer:
+            words = child.last_words() or reason
+            self._journal.warn("tiering ended", pid=pid, reason=words, then="starting it again")
+            return
         if not self._ready and self._goes_without(child):
             self._journal.warn("replica does not start", node=child.name, reason=child.last_words() or reason)
             return
@@ -283,9 +290,12 @@ class Supervisor:
                 fabric=str(self._fabric.folder),
                 config=self._config,
                 supervisor=os.getpid(),
-                nodes=[NodeInfo(roles=child.name, pid=child.pid) for child in self._children],
+                nodes=[NodeInfo(roles=child.name, pid=child.pid) for child in self._everybody()],
             )
         )
+
+    def _everybody(self) -> list[Child]:
+        return self._children if self._tierer is None else [*self._children, self._tierer]
 
     # --- after --------------------------------------------------------------------------------------------------------
 
@@ -296,6 +306,7 @@ class Supervisor:
         brokers = [child for child in self._children if all(role.broker is not None for role in child.roles)]
         replicas = [child for child in self._children if self._is_replica(child)]
         others = [child for child in self._children if child not in brokers and child not in replicas]
+        await self._end_tierer()
         await self._end(brokers, signal.SIGTERM, _LEAVE_S)
         await self._end(others, signal.SIGTERM, DRAIN_S_MAX + (_STOP_S if brokers else _LEAVE_S))
         await self._end(replicas, signal.SIGTERM, _STOP_S)
@@ -305,6 +316,13 @@ class Supervisor:
             self._journal.warn("nodes did not end", nodes=",".join(stuck))
         else:
             self._journal.note("stopped")
+
+    async def _end_tierer(self) -> None:
+        """First of all: it is a client. What it is killed in the middle of is done again one day."""
+        if self._tierer is not None and self._tiering is not None:
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                self._tierer.signal(number)
+                await asyncio.wait([self._tiering], timeout=_STOP_S)
 
     async def _end(self, children: list[Child], number: signal.Signals, wait_s: float) -> None:
         """Signal some children, and wait for them to end."""

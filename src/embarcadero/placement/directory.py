@@ -75,6 +75,7 @@ class Directory(Topics, BrokerLanes, Members, EpochNumbers):
                     lane = next_lane(begun.next_lane, kept)
                     begun = msgspec.structs.replace(begun, next_lane=(lane + 1) % LANES_MAX)
                     plan.put(f"topics/{topic.name}", msgspec.structs.replace(topic, lane=lane))
+                    self._forget_readers(plan, topic.name)
             self._keep_lanes(plan, kept)
             self._end_members(plan)
             plan.put("epochs", Epochs(generation=begun.generation))

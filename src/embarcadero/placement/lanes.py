@@ -8,8 +8,8 @@ from embarcadero.errors import Backpressure
 from embarcadero.limits import BROKER_LANES_KEPT_MAX
 from embarcadero.placement.decisions import Plan
 from embarcadero.placement.ranges import Ranges
-from embarcadero.placement.records import lane_key, member_key
-from embarcadero.types import Member, MemberState, ReplicaRef, Topic, TopicLane
+from embarcadero.placement.records import lane_key, member_key, tier_key
+from embarcadero.types import Member, MemberState, ReplicaRef, Tier, Topic, TopicLane
 
 
 class BrokerLanes(Ranges):
@@ -30,7 +30,10 @@ class BrokerLanes(Ranges):
             )
             if found is None or found.lane != topic.lane or owner is None or owner.state is not MemberState.LIVE:
                 return None
-            gone = [(key, old) for key, old in plan.list(f"lanes/{topic.lane:05}/", TopicLane) if old.removed]
+            tier = plan.read(tier_key(topic.name), Tier)
+            in_table = frozenset() if tier is None else tier.frontiers.keys()
+            lanes = plan.list(f"lanes/{topic.lane:05}/", TopicLane)
+            gone = [(key, old) for key, old in lanes if old.removed and old.lane not in in_table]
             for key, old in gone[:-BROKER_LANES_KEPT_MAX]:
                 plan.delete(key)
                 self._forget_lane(plan, old.lane)

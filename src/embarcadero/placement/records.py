@@ -10,11 +10,14 @@ members/<broker>/<incarnation>   Member
 epochs                           newest epoch handed out, newest started, and in which generation
 starts/<epoch>                   where each lane ended when that epoch started
 trims/<lane>                     index below which a lane was trimmed
+tiers/<name>                     Tier: the table of a topic, and how far the topic is in it
+tierer/<name>                    under a lease: who writes that table
 chains/<lane>                    Chain: whose ranges they are, the last one, the ceiling
 ranges/<lane>/<number>           Range
 retired/<lane>                   the last range of a lane whose topic was deleted: its number never comes again
 replica/<replica>                the newest incarnation of that replica, and whether it is being drained
 replicas/<replica>/<incarnation> ReplicaMember
+readers/<topic>/<reader>         ReaderNote: how far a reader says it is
 present/<replica>/<incarnation>  under a lease: this incarnation is there
 """
 
@@ -57,6 +60,13 @@ class Trim(msgspec.Struct, frozen=True):
     index: int
 
 
+class Tierer(msgspec.Struct, frozen=True):
+    """The value under a tiering job's lease."""
+
+    holder: str
+    epoch: int
+
+
 class Incarnation(msgspec.Struct, frozen=True):
     """The newest incarnation of a broker."""
 
@@ -97,6 +107,16 @@ class Presence(msgspec.Struct, frozen=True):
 def trim_key(lane: int) -> str:
     """Where a lane's trim is."""
     return f"trims/{lane:05}"
+
+
+def tier_key(topic: str) -> str:
+    """Where the table of a topic is described."""
+    return f"tiers/{topic}"
+
+
+def tierer_key(topic: str) -> str:
+    """Where the one who writes it has its sign of life."""
+    return f"tierer/{topic}"
 
 
 def lane_key(lane: TopicLane) -> str:
@@ -142,3 +162,13 @@ def replica_key(replica: int, incarnation: int) -> str:
 def presence_key(replica: int, incarnation: int) -> str:
     """Where its sign of life is."""
     return f"present/{replica:05}/{incarnation:010}"
+
+
+def readers_prefix(topic: str) -> str:
+    """Where the readers of a topic are."""
+    return f"readers/{topic}/"
+
+
+def reader_key(topic: str, reader: str) -> str:
+    """Where it is how far a reader is."""
+    return f"{readers_prefix(topic)}{reader}"

@@ -121,6 +121,13 @@ def checked_retention(retention_bytes: int, retention_s: int) -> Retention:
     return Retention(retention_bytes, retention_s)
 
 
+def checked_hot_retention(hot_retention_s: int) -> int:
+    """How long brokers keep what is in the topic's table."""
+    if not 0 <= hot_retention_s <= RETENTION_S_MAX:
+        raise BadValue(f"hot_retention_s {hot_retention_s} is out of range", f"use 0 to {RETENTION_S_MAX}")
+    return hot_retention_s
+
+
 def new_topic(
     name: str,
     lane: int,

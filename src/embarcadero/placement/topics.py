@@ -10,9 +10,11 @@ from embarcadero.errors import Backpressure, BadValue, TooMany, TopicExists, Unk
 from embarcadero.limits import BROKER_LANES_FIRST, LANES_MAX
 from embarcadero.placement.altering import SchemaHistory, altered, first_version, next_version
 from embarcadero.placement.decisions import TRIES_MAX, Plan, decode
+from embarcadero.placement.progress import Progress
 from embarcadero.placement.ranges import Ranges
-from embarcadero.placement.records import Cluster, Retired, Trim, trim_key
+from embarcadero.placement.records import Cluster, Retired, Trim, tier_key, tierer_key, trim_key
 from embarcadero.placement.rules import checked_copies, checked_retention, new_topic
+from embarcadero.placement.tier import Tiers
 from embarcadero.types import OnGap, Order, ReplicaRef, Topic, TopicLane
 from embarcadero.wire.messages import AlterTopic
 
@@ -23,7 +25,7 @@ def next_lane(first: int, taken: AbstractSet[int]) -> int:
     return next((lane for lane in lanes if lane not in taken), first)
 
 
-class Topics(Ranges):
+class Topics(Ranges, Tiers, Progress):
     """The directory's part about topics."""
 
     _topics_max: int
@@ -120,6 +122,9 @@ class Topics(Ranges):
                 raise self._unknown(name)
             plan.delete(f"topics/{name}")
             plan.delete(f"schemas/{name}")
+            self._forget_readers(plan, name)
+            plan.delete(tier_key(name))
+            plan.delete(tierer_key(name))
             self._forget_lane(plan, topic.lane)
             for key, lane in plan.list(f"lanes/{topic.lane:05}/", TopicLane):
                 plan.delete(key)
@@ -127,19 +132,22 @@ class Topics(Ranges):
 
         self._decide(plan_it)
 
-    def trim(self, name: str, lane: int, index: int) -> int:
-        """Start a lane of a topic at `index`; going back changes nothing. Returns where it starts.
+    def trim(self, name: str, lane: int, index: int, *, seq: int | None = None, cold: bool = True) -> int:
+        """Start a lane of a topic at `index`, whose first record is `seq`; going back changes nothing.
 
-        Its ranges below are forgotten: of lanes with sessions later, by replicas that have a checkpoint of these.
+        In a topic with a table it starts there for all readers; without `cold` only what brokers have is given up, and
+        nothing that is not in the table. Returns where the brokers' part starts. Its ranges below are forgotten: of
+        lanes with sessions later, by replicas that have a checkpoint of these.
         """
 
         def plan_it(plan: Plan) -> int:
             if (topic := plan.read(f"topics/{name}", Topic)) is None:
                 raise self._unknown(name)
             before = plan.read(trim_key(lane), Trim) or Trim(0)
-            if index > before.index:
-                plan.put(trim_key(lane), Trim(index))
-            start = max(index, before.index)
+            wanted = self._trim_tier(plan, name, lane, (index, seq), cold)
+            if wanted > before.index:
+                plan.put(trim_key(lane), Trim(wanted))
+            start = max(wanted, before.index)
             if lane >= BROKER_LANES_FIRST:
                 self._drop_of_broker(plan, topic, lane, start)
             return start

@@ -23,7 +23,7 @@ from embarcadero.replica.counters import ReplicaCounters
 from embarcadero.replica.ranges import Ranges
 from embarcadero.replica.sessions import CHECKPOINT, Sessions
 from embarcadero.storage.writing import SegmentInfo
-from embarcadero.types import Range, ReplicaRef, Topic
+from embarcadero.types import Range, ReplicaRef, Tier, Topic
 
 _LOOK_US: Final = 1_000_000
 _JUMP_US: Final = 60_000_000
@@ -42,15 +42,18 @@ class Retention:
         self._topics: dict[int, Topic] = {}
         self._chains: dict[int, list[Range]] = {}  # ranges by lane, oldest first
         self._trims: dict[int, int] = {}
+        self._tiers: dict[str, Tier] = {}
         self._look_us = 0
         self._offset_us: int | None = None  # of the wall clock to the steady one, the smallest that was seen
         self._jumped = False
 
-    def update(self, topics: dict[int, Topic], ranges: list[Range], trims: dict[int, int]) -> None:
-        """Take note of topics by lane, of all ranges, and of where lanes start."""
+    def update(
+        self, topics: dict[int, Topic], ranges: list[Range], trims: dict[int, int], tiers: dict[str, Tier] | None = None
+    ) -> None:
+        """Take note of topics by lane, of all ranges, of where lanes start, and of what is in tables."""
         if trims != self._trims:
             self._look_us = 0
-        self._topics, self._trims = topics, trims
+        self._topics, self._trims, self._tiers = topics, trims, tiers or {}
         self._chains = {}
         for range_ in ranges:
             self._chains.setdefault(range_.lane, []).append(range_)
@@ -94,14 +97,21 @@ class Retention:
             self._drop(copies, trim if needed is None else min(trim, needed))
 
     def _demanded(self, topic: Topic, lane: int, copies: list[Copy], trim: int, needed: int | None) -> int:
-        """Trim a lane as its topic's bounds ask for; returns where it starts then."""
+        """Trim a lane as its topic's bounds ask for; returns where it starts then.
+
+        Of a topic with a table only what is in the table goes, and stays there.
+        """
+        tier = self._tiers.get(topic.name)
+        if tier is not None:
+            in_table = tier.frontier(lane)[0]
+            needed = in_table if needed is None else min(needed, in_table)
         sealed = [info for copy in copies if copy.whole for info in copy.log.segments if info.sealed]
         over = {info.end_index for info in self._over(topic, copies, sealed)}
         wanted = max((end for end in over if needed is None or end <= needed), default=0)
         if wanted <= trim:
             return trim
         try:
-            trim = self._directory.trim(topic.name, lane, wanted)
+            trim = self._directory.trim(topic.name, lane, wanted, cold=tier is None)
         except EmbarcaderoError as error:
             self._journal.warn("can't trim", topic=topic.name, lane=lane, reason=str(error))
         else:

@@ -127,7 +127,7 @@ class Replica:
         self.brokers.update(self._directory.members(), lanes)
         ranges = self._ranges = self._directory.ranges()
         self.moving.update(members, ranges)
-        self.retention.update(self.topics, ranges, self._directory.trims())
+        self.retention.update(self.topics, ranges, self._directory.trims(), self._directory.tiers())
         self.ranges.update(ranges)
         self.repair.update(members)
         self.reign.advance(self._directory.started_epoch())

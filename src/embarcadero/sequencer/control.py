@@ -72,20 +72,33 @@ def _open(lane: LaneOrder, entry: Entries, now_us: int) -> None:
     if handle is None or (crowded and victim is None and earlier is None):
         lane.out.answer_one(entry, Outcome.TOO_MANY_SESSIONS)
         return
+    at = int(entry["low"][0]) - 1  # -1: wherever it is
     if earlier is not None and table.state[earlier] == OPEN:
-        fence(lane, earlier, now_us, "replaced")
-    expected = int(table.expected[earlier]) if earlier is not None else 0
+        fence(lane, earlier, now_us, "replaced" if at < 0 else "moved")
     continued = int(table.handle[earlier]) if earlier is not None else NO_SESSION
     row = table.open(handle, name, now_us, earlier, taken)
+    reached = int(table.expected[row])
+    table.advance(row, at)
+    expected = int(table.expected[row])
     index = lane.append_control(open_entry(handle, expected, int(table.name[row]), continued, taken))
-    leaving = victim if victim is not None else earlier
-    if crowded and leaving is not None:
-        _forget(lane, leaving)
+    _make_way(lane, earlier, victim, crowded, moved=taken and at >= 0)
     lane.counters.opened += 1
     attach(lane, handle, int(entry["origin"][0]))
     lane.idle_due_us = min(lane.idle_due_us, now_us + min(lane.topic.session_ttl_s * 1_000_000, _KEPT_US))
     low = max(0, expected - W) if lane.strong else int(table.low[row])
-    lane.out.answer_one(entry, Outcome.OPENED, session=handle, extra=expected, seq=low, index=index)
+    lane.out.answer_one(
+        entry, Outcome.OPENED, session=handle, extra=expected, seq=low, index=index, session_seq=reached
+    )
+
+
+def _make_way(lane: LaneOrder, earlier: int | None, victim: int | None, crowded: bool, moved: bool) -> None:
+    """Forget what has to leave. Sessions that move on in their name, often, leave nothing behind."""
+    if moved and earlier is not None:
+        _forget(lane, earlier)
+        return
+    leaving = victim if victim is not None else earlier
+    if crowded and leaving is not None:
+        _forget(lane, leaving)
 
 
 def _close(lane: LaneOrder, entry: Entries, session: int) -> None:
@@ -112,10 +125,11 @@ def fence(lane: LaneOrder, row: int, now_us: int, why: str) -> None:
     """Nothing more of this session; what waits is refused, and its publisher told where to go on."""
     table = lane.table
     lane.counters.fenced[why] += 1
-    lane.journal.note(
-        "session fenced", topic=lane.topic.name, session=int(table.handle[row]), why=why,
-        expected=int(table.expected[row]), waiting=int(table.held[row]),
-    )  # fmt: skip
+    if why != "moved":  # that is how some sessions live
+        lane.journal.note(
+            "session fenced", topic=lane.topic.name, session=int(table.handle[row]), why=why,
+            expected=int(table.expected[row]), waiting=int(table.held[row]),
+        )  # fmt: skip
     lane.reserve(4)
     _refuse_held(lane, row)
     lane.append_control(control_entry(EntryKind.SESSION_FENCE, int(table.handle[row]), int(table.expected[row])))
@@ -210,7 +224,8 @@ def mark_lost(lane: LaneOrder, row: int, expected: int, front: int) -> None:
 def _end_sessions(lane: LaneOrder, now_us: int, most: int) -> int:
     table, ttl_us = lane.table, lane.topic.session_ttl_s * 1_000_000
     rows = np.flatnonzero(table.state)
-    deadline = table.active_us[rows] + np.where(table.state[rows] == OPEN, ttl_us, _KEPT_US)
+    long = (table.state[rows] == OPEN) | table.awaited(rows)
+    deadline = table.active_us[rows] + np.where(long, ttl_us, _KEPT_US)
     due = rows[deadline <= now_us][:most]
     later = deadline[~np.isin(rows, due)]
     lane.idle_due_us = int(later.min()) if len(later) else NEVER

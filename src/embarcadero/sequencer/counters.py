@@ -12,7 +12,7 @@ class LaneCounters:
 
     def __init__(self) -> None:
         self.opened = self.closed = 0
-        self.fenced: Counter[str] = Counter()  # by reason: gap, overflow, idle, replaced, restart
+        self.fenced: Counter[str] = Counter()  # by reason: gap, overflow, idle, replaced, moved, restart
         self.gap_timeouts = self.skips = 0
         self.cascades = Histogram(COUNTS)  # waiting batches that one round released
         self.checkpoints = self.checkpoint_us = self.checkpoint_sessions = 0  # how many; the last one's duration, rows

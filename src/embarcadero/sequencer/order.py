@@ -297,17 +297,17 @@ class LaneOrder:
         known = table.handle.take(rows) == step.sessions[rest]
         expected, index = table.expected.take(rows), table.index.take(slots)
         hit, same = table.tag.take(slots) == seqs + 1, table.crc.take(slots) == step.crcs[rest]
+        below = seqs < table.low.take(rows)  # order 5: only a session that was opened at a sequence has any there
         if self.strong:
             late = seqs < expected
             found, old = late & hit, late & ~hit
         else:
-            old = seqs < table.low.take(rows)
-            found = hit & ~old
+            found, old = hit & ~below, below
         outcome = np.select(
-            [~known, found & (index == LOST), found & (index == NO_INDEX), found & same, found, old,
+            [~known, found & (index == LOST), found & (index == NO_INDEX), found & same, found, old & below, old,
              table.state.take(rows) == FENCED, hit & ~same],
-            [Outcome.UNKNOWN_SESSION, Outcome.LOST, Outcome.DUP, Outcome.DUP_OF, Outcome.CONFLICT,
-             Outcome.DUP if self.strong and not self.skips else Outcome.STALE, Outcome.FENCED, Outcome.CONFLICT],
+            [Outcome.UNKNOWN_SESSION, Outcome.LOST, Outcome.DUP, Outcome.DUP_OF, Outcome.CONFLICT, Outcome.STALE,
+             Outcome.STALE if self.skips else Outcome.DUP, Outcome.FENCED, Outcome.CONFLICT],
             Outcome.BACKPRESSURE,
         ).astype(np.uint8)  # fmt: skip
         step.outcome[rest] = outcome

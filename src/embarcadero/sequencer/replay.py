@@ -49,7 +49,8 @@ def _replay_control(order: LaneOrder, entry: np.void, now_us: int) -> None:
         earlier = table.row_of(continued) if continued is not None else None
         if earlier is not None:
             table.fence(earlier, now_us)  # usually an entry has said so before; after a restart it may be missing
-        table.open(session, name, now_us, earlier, taken)
+        opened = table.open(session, name, now_us, earlier, taken)
+        table.advance(opened, int(entry["session_seq"]))
         return
     row = table.row_of(session)
     if row is None:

@@ -86,10 +86,17 @@ class SessionTable:
         return handle if handle < TAKEN else None
 
     def oldest_fenced(self, but: int | None) -> int | None:
-        """The row of the fenced session that was quiet for longest, other than `but`."""
+        """The row of the fenced session that was quiet for longest, other than `but`; one to come back only at last."""
         fenced = np.flatnonzero(self.state == FENCED)
         fenced = fenced[fenced != but] if but is not None else fenced
-        return int(fenced[np.argmin(self.active_us[fenced])]) if len(fenced) else None
+        if not len(fenced):
+            return None
+        return int(fenced[np.lexsort((self.active_us[fenced], self.awaited(fenced)))[0]])
+
+    def awaited(self, rows: Ints) -> npt.NDArray[np.bool_]:
+        """Which of these may still be continued by their name."""
+        named: npt.NDArray[np.bool_] = (self.name[rows] != 0) & (self.successor[rows] == NO_SESSION)
+        return named
 
     def open(self, handle: int, name: int, now_us: int, earlier: int | None, taken: bool) -> int:
         """Fill the row of a new session; `earlier` is the row that it continues. Returns its row."""
@@ -114,6 +121,11 @@ class SessionTable:
         mine, theirs = self.window(row), self.window(earlier)
         for column in (self.tag, self.index, self.seq, self.crc):
             column[mine] = column[theirs]
+
+    def advance(self, row: int, expected: int) -> None:
+        """A session that was opened at a sequence goes on there, and never comes back to those before it."""
+        if expected > self.expected[row]:
+            self.expected[row] = self.low[row] = expected
 
     def fence(self, row: int, now_us: int) -> None:
         """No more batches of this session. What waited was taken out before."""

@@ -18,7 +18,7 @@ from embarcadero.storage.disk import Disk, Missing
 from embarcadero.storage.disk import join as join_path
 from embarcadero.storage.layout import START_FILE, base_seqs, segment_name
 from embarcadero.storage.parse import NO_ENTRIES
-from embarcadero.storage.segment import SegmentReader, Spot, read_place
+from embarcadero.storage.segment import Point, SegmentReader, Spot, read_place
 
 _OPEN_MAX = 16
 """Segments that a reader keeps open."""
@@ -201,6 +201,23 @@ class RangeReader:
             if segment.footer is None:
                 break
         return join(found) if found else NO_ENTRIES
+
+    def points(self, index: int, end: int, every: int, max_bytes: int) -> tuple[list[Point], int]:
+        """Records of [index, end) about so many bytes apart, and where they end: there, or behind `max_bytes`.
+
+        What was dropped is passed over; BadSegment if the copy ends before.
+        """
+        self.refresh()
+        found: list[Point] = []
+        at, left = max(index, self.first or 0), max_bytes
+        while at < end and left > 0:
+            segment = self._holding(at)
+            stop = at if segment is None else min(end, segment.end_index)
+            if segment is None or stop <= at:
+                raise BadSegment(f"{self.folder} ends before {at}", "read from another replica")
+            found += segment.points(at, stop, every)
+            at, left = stop, max_bytes - sum(point.bytes for point in found)
+        return found, at
 
     # --- finding ------------------------------------------------------------------------------------------------------
     def find_seq(self, seq: int) -> int | None:

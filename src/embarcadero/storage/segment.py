@@ -48,6 +48,14 @@ class Spot(NamedTuple):
     bytes: int
 
 
+class Point(NamedTuple):
+    """A record by which a segment can be cut: its index and seq, and how many bytes there are to the next point."""
+
+    index: int  # type: ignore[assignment]  # hides tuple.index
+    seq: int
+    bytes: int
+
+
 def read_footer(disk_bytes: bytes, size: int, header: Header) -> Footer | None:
     """A footer, if these last bytes of a file of this size are one and belong to this header."""
     footer = decode_footer(disk_bytes)
@@ -211,6 +219,34 @@ class SegmentReader:
             self._learned.add(entries, positions)
             last = entries[-1:]
             self._learned_to = positions[-1] + record_bytes(int(last["size"][0])), int(last["index"][0]) + 1
+
+    # --- measuring ----------------------------------------------------------------------------------------------------
+    def points(self, first: int, stop: int, every: int) -> list[Point]:
+        """Records of [first, stop), the first of them and others about so many bytes apart, as the sparse index has it.
+
+        BadSegment if a record is not where it should be. `stop` is at most `end_index`.
+        """
+        begin = self._position(first)
+        end = self.data_end if stop >= self.end_index else self._position(stop)
+        self._load_indexes()
+        if self._indexed and self._seq_index is not None:
+            known = self._seq_index.positions
+        else:
+            self._learn()
+            known = np.array(self._learned.positions, dtype=np.int64)
+        at = np.searchsorted(known, np.arange(begin + every, end, every))
+        chosen = [int(position) for position in known[np.unique(at[at < len(known)])].tolist() if position < end]
+        marks = [(position, int(entry["index"][0]), int(entry["seq"][0]))
+                 for position in (begin, *chosen) if sealed(entry := self.entry(position))[0]]  # fmt: skip
+        marks = [mark for mark in marks if first <= mark[1] < stop]  # a wrong index costs a cut, never truth
+        ends = [*(position for position, _, _ in marks[1:]), end]
+        return [Point(index, seq, after - at) for (at, index, seq), after in zip(marks, ends, strict=True)]
+
+    def _position(self, index: int) -> int:
+        spot = self.locate(index)
+        if spot is None:
+            raise BadSegment(f"record {index} is not in {self.name} as it should be", _REPAIR)
+        return spot.position
 
     # --- reading ------------------------------------------------------------------------------------------------------
     def walk(self, position: int, index: int, piece_bytes: int = LOCATE_BYTES) -> Iterator[tuple[Entries, list[int]]]:

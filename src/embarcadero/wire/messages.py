@@ -13,6 +13,13 @@ Fetch                   a FETCHED frame        subscriber
 GetTail                 TailIs                 anyone
 Find                    PlaceIs                anyone
 Trim                    PlaceIs                anyone
+OpenTier                TierIs                 a job that writes a topic's table
+AdvanceTier             TierIs                 the same
+KeepTier                Done                   the same
+CloseTier               Done                   the same
+Measure                 PiecesAre              who wants to share a span among several readers
+NoteProgress            Done                   a reader that wants others to see how far it is
+GetReaders              ReadersAre             anyone
 GetLanes                LanesAre               subscriber of a topic of order 0 or 1; waits for new lanes
 GetStatus               StatusIs               anyone
 Ping                    Pong                   either side
@@ -26,11 +33,12 @@ from typing import Annotated, Any
 
 import msgspec
 
-from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX
-from embarcadero.types import NO_HANDLE, Range, Topic, TopicLane
+from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX, SESSION_SEQUENCE_MAX
+from embarcadero.types import NO_HANDLE, Cut, Range, ReaderProgress, Tier, Topic, TopicLane
 
 U16 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
 U32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
+SessionSequence = Annotated[int, msgspec.Meta(ge=0, le=SESSION_SEQUENCE_MAX)]
 U63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 """Numbers from outside are in range once decoded."""
 
@@ -77,15 +85,21 @@ class MembersAre(Message, frozen=True, kw_only=True):
 
 
 class OpenSession(Message, frozen=True, kw_only=True):
-    """Open a session: new, under a name (fencing that name's earlier holder), or continuing a fenced one."""
+    """Open a session: new, under a name (fencing that name's earlier holder), or continuing a fenced one.
+
+    `at`: its next sequence becomes this one, unless it is further on already.
+    """
 
     topic: str
     name: str = ""
     resume: U32 | None = None
+    at: SessionSequence | None = None
 
 
 class Opened(Message, frozen=True, kw_only=True):
     """The session is open. `expected`: the next sequence (0 if new); `low`: the lowest that may be sent again.
+
+    `reached`: what was expected before, when `at` was asked for.
 
     Batches [lost_from, lost_to) of the lane are its newest LOST gap (both 0: it has none); `lost_before`: earlier ones.
     """
@@ -98,6 +112,7 @@ class Opened(Message, frozen=True, kw_only=True):
     lost_from: int = 0
     lost_to: int = 0
     lost_before: list[tuple[int, int]] = []
+    reached: int = 0
 
 
 class CloseSession(Message, frozen=True, kw_only=True):
@@ -155,6 +170,7 @@ class TopicIs(Message, frozen=True, kw_only=True):
     columns: bytes = b""
     widths: list[int] = []
     ranges: list[Range] = []
+    tier: Tier | None = None  # its table, if it has one
 
 
 class ListTopics(Message, frozen=True, kw_only=True):
@@ -183,6 +199,8 @@ class Fetch(Message, frozen=True, kw_only=True):
     wait_ms: U63 = 0
     partitions: list[U16] | None = None
     read: str = "durable"  # durable | ordered: the frontier that nothing is served above
+    control: bool = False  # entries that open, fence and close sessions come too
+    stop: U63 | None = None  # the index at which the reader stops: nothing at or above is sent, or waited for
 
 
 class GetTail(Message, frozen=True, kw_only=True):
@@ -192,7 +210,10 @@ class GetTail(Message, frozen=True, kw_only=True):
 
 
 class TailIs(Message, frozen=True, kw_only=True):
-    """The end of a lane, its earliest readable index and seq, and how far it is durable."""
+    """The end of a lane, its earliest readable index and seq, and how far it is durable.
+
+    `hot_index`, `hot_seq`: where the part begins that brokers serve, if it is not at the start (None).
+    """
 
     lane: int
     index: int
@@ -201,6 +222,8 @@ class TailIs(Message, frozen=True, kw_only=True):
     start_seq: int
     durable_index: int = 0
     durable_seq: int = 0
+    hot_index: int | None = None
+    hot_seq: int | None = None
 
 
 class Find(Message, frozen=True, kw_only=True):
@@ -212,11 +235,17 @@ class Find(Message, frozen=True, kw_only=True):
 
 
 class Trim(Message, frozen=True, kw_only=True):
-    """Move the start of a lane up to a place, given as in Find. Going back changes nothing."""
+    """Move the start of a lane up to a place, given as in Find. Going back changes nothing.
+
+    `seq`: with an index below what brokers have: the seq that belongs to it. Without `cold` only the part that brokers
+    have gets another start, at most where the topic's table ends.
+    """
 
     lane: U32
     by: str
     before: U63
+    seq: U63 | None = None
+    cold: bool = True
 
 
 class PlaceIs(Message, frozen=True, kw_only=True):
@@ -225,6 +254,86 @@ class PlaceIs(Message, frozen=True, kw_only=True):
     lane: int
     index: int
     seq: int
+
+
+class Measure(Message, frozen=True, kw_only=True):
+    """Ask for the batches [start, stop) of a lane in pieces of about so many bytes, each of whole batches."""
+
+    lane: U32
+    start: U63
+    stop: U63
+    piece_bytes: U63
+    pieces_max: U63
+
+
+class PiecesAre(Message, frozen=True, kw_only=True):
+    """The pieces, in order; the first `pieces_max` of them if there are more: the last one then ends before `stop`."""
+
+    lane: int
+    cuts: list[Cut]
+
+
+class NoteProgress(Message, frozen=True, kw_only=True):
+    """A reader tells how far it is: by lane, the index and seq behind all that it has dealt with."""
+
+    topic: str
+    reader: str
+    places: dict[U32, tuple[U63, U63]]
+
+
+class GetReaders(Message, frozen=True, kw_only=True):
+    """Ask which readers of a topic told how far they are."""
+
+    topic: str
+
+
+class ReadersAre(Message, frozen=True, kw_only=True):
+    """The readers of a topic, those heard of last first; of very many, the newest."""
+
+    topic: str
+    readers: list[ReaderProgress]
+
+
+class OpenTier(Message, frozen=True, kw_only=True):
+    """Begin an epoch of writing a topic's table. `id`, `warehouse` and `table` count if it has none yet."""
+
+    topic: str
+    holder: str
+    id: str
+    warehouse: str
+    table: str
+    hot_retention_s: U63 | None = None  # None: as it is
+    take_over: bool = False
+
+
+class AdvanceTier(Message, frozen=True, kw_only=True):
+    """All below these places of lanes, (index, seq), is in the table, as `metadata` describes it."""
+
+    topic: str
+    epoch: U63
+    metadata: str
+    frontiers: dict[U32, tuple[U63, U63]]
+    starts: dict[U32, tuple[U63, U63]] = {}  # of lanes that are new to the table
+
+
+class KeepTier(Message, frozen=True, kw_only=True):
+    """The holder of an epoch is there."""
+
+    topic: str
+    epoch: U63
+
+
+class CloseTier(Message, frozen=True, kw_only=True):
+    """The holder of an epoch leaves."""
+
+    topic: str
+    epoch: U63
+
+
+class TierIs(Message, frozen=True, kw_only=True):
+    """The table of a topic."""
+
+    tier: Tier
 
 
 class GetLanes(Message, frozen=True, kw_only=True):
@@ -274,6 +383,8 @@ class Failed(Message, frozen=True, kw_only=True):
 
 AnyMessage = (
     Hello | Welcome | MembersAre | OpenSession | Opened | CloseSession | CreateTopic | AlterTopic | DescribeTopic
-    | TopicIs | ListTopics | TopicsAre | DeleteTopic | Fetch | GetTail | TailIs | Find | Trim | PlaceIs | GetLanes
-    | LanesAre | GetStatus | StatusIs | Ping | Pong | Done | Failed
+    | OpenTier | AdvanceTier | KeepTier | CloseTier | TierIs
+    | TopicIs | ListTopics | TopicsAre | DeleteTopic | Fetch | GetTail | TailIs | Find | Trim | PlaceIs | Measure
+    | PiecesAre | NoteProgress | GetReaders | ReadersAre | GetLanes | LanesAre | GetStatus | StatusIs
+    | Ping | Pong | Done | Failed
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""`make demo`: durable publishers over all brokers, two subscribers that see the same order, and a lot of killing.
+"""The first act of the demo: durable publishers over all brokers, two subscribers, one order, and a lot of killing.
 
 First a broker is killed, then every process at once, and shared memory is removed. Every record says who sent it and
 its number, so each subscriber can check by itself that nothing is missing, doubled or out of order, and both keep a
@@ -257,7 +257,6 @@ def _summary(console: Console, verdict: dict[str, Any]) -> None:
             f" on the way, then every process at once, and shared memory was removed.\nBoth subscribers saw each record"
             f" once, at the same position, in each publisher's order (hash {verdict['order_hash'][0]})."
         )
-        console.print("Next: [bold]embarcadero up[/], then [bold]embarcadero --help[/]. The tour is in README.md.")
     else:
         console.print("\n[bold red]A promise did not hold:[/]")
         for problem in verdict["problems"]:

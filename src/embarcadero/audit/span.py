@@ -1,0 +1,188 @@
+"""One span of a lane, looked at: indices and record numbers are dense, gaps are explained, rows fit their batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from embarcadero.audit.findings import Collector, Finding
+from embarcadero.audit.runs import runs_of
+from embarcadero.tier.columns import EntriesHash
+from embarcadero.types import EntryKind, Gap, GapKind
+
+COLUMNS: Final = (
+    "_index", "_seq", "_kind", "_count", "_session", "_session_seq", "_crc", "_partition", "_append_time", "_skipped",
+    "_damage",
+)  # fmt: skip
+"""What an audit needs of each row."""
+
+Int64s = npt.NDArray[np.int64]
+
+
+class Explained:
+    """Which holes of a lane are as they should be: what is below its start, and what lies between its ranges."""
+
+    def __init__(self, start_index: int, lost: Sequence[tuple[int, int]]) -> None:
+        self.start_index, self.lost = start_index, tuple(lost)
+
+    def is_lost(self, start: int, stop: int) -> bool:
+        """Whether a crash took all of these positions, as the ranges tell it."""
+        return any(first <= start and stop <= last for first, last in self.lost)
+
+
+class SpanAudit:
+    """Takes the rows and gaps of [start, stop) in their order, and says what it found."""
+
+    def __init__(self, lane: int, start: int, stop: int, explained: Explained, *, strong: bool) -> None:
+        self.lane, self.start, self.stop = lane, start, stop
+        self._explained, self._strong = explained, strong
+        self._collector = Collector(lane)
+        self._next_index, self._next_seq = start, -1
+        self._entries: list[tuple[Int64s, ...]] = []
+        self._open_rows = 0  # rows of the last entry so far
+        self._open_index, self._open_count = -1, 0
+        self._row_seq = -1  # of the last row so far
+        self.first_seq = -1
+        self.batches = self.records = self.entries = self.lost = self.skipped = 0
+        self.hash = EntriesHash()
+
+    def add_gap(self, gap: Gap) -> None:
+        """A typed hole comes next."""
+        if gap.kind is GapKind.LOST:
+            if not self._explained.is_lost(gap.start, gap.stop):
+                self.note("lost", gap.start, f"indices {gap.start} to {gap.stop - 1}")
+            self.lost += gap.stop - max(gap.start, self._next_index)
+        elif gap.kind is GapKind.TRIMMED and gap.stop > self._explained.start_index:
+            self.note("trimmed", gap.start, f"indices {gap.start} to {gap.stop - 1}")
+        if gap.kind in (GapKind.LOST, GapKind.TRIMMED):
+            if gap.start > self._next_index:
+                self.note("index-hole", self._next_index, f"indices {self._next_index} to {gap.start - 1}")
+            self._next_index, self._next_seq = max(self._next_index, gap.stop), -1
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Rows made with control come next."""
+        if not rows.num_rows:
+            return
+        indices = rows.column("_index").to_numpy()
+        first = np.concatenate(([indices[0] != self._open_index], indices[1:] != indices[:-1]))
+        places = np.flatnonzero(first)
+        self._count_rows(indices, places, rows)
+        seqs = self._numbers(rows, "_seq")
+        before = np.concatenate(([self._row_seq], seqs[:-1]))
+        for place in np.flatnonzero((seqs != before + 1) & ~first).tolist():
+            self.note("row-order", int(indices[place]), f"seq {seqs[place]} comes after {before[place]}")
+        self._row_seq = int(seqs[-1])
+        self.hash.add(rows)
+        if not len(places):
+            return
+        column = {name: self._numbers(rows, name)[places] for name in COLUMNS if name not in ("_damage",)}
+        self._dense(column)
+        self._damage(rows, places)
+        kinds, counts = column["_kind"], column["_count"]
+        self.entries += len(places)
+        self.batches += int((kinds == EntryKind.BATCH).sum())
+        self.records += int(counts.sum())
+        self.skipped += int(column["_skipped"][kinds == EntryKind.SKIP].sum())
+        self._entries.append(
+            tuple(column[name] for name in ("_index", "_kind", "_session", "_session_seq", "_skipped"))
+        )
+
+    def finish(self) -> list[Finding]:
+        """Everything came; what is wrong."""
+        self._close_rows()
+        if self._next_index < self.stop:
+            if self._explained.is_lost(self._next_index, self.stop):
+                self.lost += self.stop - self._next_index
+            else:
+                self.note("index-hole", self._next_index, f"indices {self._next_index} to {self.stop - 1}")
+        return self._collector.take()
+
+    def failed(self, kind: str, why: str) -> None:
+        """It could not be read further."""
+        self.note(kind, self._next_index, why)
+        self._next_index, self._next_seq = self.stop, -1
+
+    @property
+    def next_seq(self) -> int:
+        """Where record numbers go on after this span; -1: not known."""
+        return self._next_seq
+
+    def runs(self) -> pa.RecordBatch:
+        """Its sessions' runs."""
+        empty = tuple(np.zeros(0, np.int64) for _ in range(5))
+        columns = [np.concatenate(parts) for parts in zip(*(self._entries or [empty]), strict=True)]
+        indices, kinds, sessions, sequences, skipped = columns
+        return runs_of(self.lane, indices, kinds, sessions, sequences, skipped, strong=self._strong)
+
+    # --- checks ---
+    def _dense(self, column: dict[str, Int64s]) -> None:
+        indices, seqs, counts = column["_index"], column["_seq"], column["_count"]
+        wanted = np.concatenate(([self._next_index], indices[:-1] + 1))
+        for place in np.flatnonzero(indices < wanted).tolist():
+            self.note("index-twice", int(indices[place]), f"index {indices[place]} comes after {wanted[place] - 1}")
+        for place in np.flatnonzero(indices > wanted).tolist():
+            start, stop = int(wanted[place]), int(indices[place])
+            if self._explained.is_lost(start, stop):
+                self.lost += stop - start
+            elif start < self._explained.start_index:
+                continue
+            else:
+                self.note("index-hole", start, f"indices {start} to {stop - 1}")
+        ends = np.concatenate(([self._next_seq], (seqs + counts)[:-1]))
+        known = (ends >= 0) & (indices == wanted)
+        for place in np.flatnonzero(known & (seqs != ends)).tolist():
+            what = f"seq {seqs[place]} where {ends[place]} comes next"
+            self.note("seq-hole", int(indices[place]), what)
+        if self.first_seq < 0:
+            self.first_seq = int(seqs[0])
+        self._next_index, self._next_seq = int(indices[-1]) + 1, int(seqs[-1] + counts[-1])
+
+    def _count_rows(self, indices: Int64s, places: Int64s, rows: pa.RecordBatch) -> None:
+        """Each batch has as many rows as records; each other entry has one."""
+        counts = self._numbers(rows, "_count")
+        ends = np.concatenate((places, [len(indices)]))
+        self._open_rows += int(ends[0])
+        if not len(places):
+            return
+        self._close_rows()
+        lengths = np.diff(ends)
+        wanted = np.maximum(counts[places], 1)
+        for place in np.flatnonzero(lengths[:-1] != wanted[:-1]).tolist():
+            self._wrong_rows(int(indices[places[place]]), int(lengths[place]), int(wanted[place]))
+        self._open_index, self._open_rows = int(indices[-1]), int(lengths[-1])
+        self._open_count = int(wanted[-1])
+
+    def _close_rows(self) -> None:
+        if self._open_index >= 0 and self._open_rows != self._open_count:
+            self._wrong_rows(self._open_index, self._open_rows, self._open_count)
+        self._open_index = -1
+
+    def _wrong_rows(self, index: int, found: int, wanted: int) -> None:
+        self.note("rows", index, f"index {index} has {found} rows and {wanted} records")
+
+    def _damage(self, rows: pa.RecordBatch, places: Int64s) -> None:
+        damage = rows.column("_damage")
+        if damage.null_count == len(damage):
+            return
+        indices = rows.column("_index").to_numpy()
+        for place in places.tolist():
+            if (why := damage[place].as_py()) is not None:
+                self.note("damage", int(indices[place]), why)
+
+    def note(self, kind: str, index: int, detail: str) -> None:
+        """Something is wrong."""
+        self._collector.add(kind, index, detail)
+
+    @staticmethod
+    def _numbers(rows: pa.RecordBatch, name: str) -> Int64s:
+        column: Any = rows.column(name)
+        if pa.types.is_timestamp(column.type):
+            column = column.view(pa.int64())
+        if column.null_count:
+            column = column.fill_null(0)
+        numbers: Int64s = column.to_numpy().astype(np.int64)
+        return numbers

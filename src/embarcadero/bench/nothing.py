@@ -1,0 +1,67 @@
+"""A Spark data source that reads nothing: the same Arrow batch again and again, which is what Spark alone costs.
+
+It has the shape of what it is compared with: as many tasks, as many batches in each, and one of its own batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+
+def keep(batch: pa.RecordBatch, path: str) -> None:
+    """Put a batch where `Nothing` finds it."""
+    with pa.OSFile(path, "wb") as file, pa.ipc.new_stream(file, batch.schema) as writer:
+        writer.write_batch(batch)
+
+
+class Nothing(DataSource):
+    """Options: `file` with an Arrow batch, how many `tasks`, and how many `batches` each of them yields."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The name of the format."""
+        return "nothing"
+
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark's signature, here and below
+        """A batch read."""
+        return _Batches(self.options)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
+        """A stream of one micro-batch."""
+        return _Stream(self.options)
+
+
+class _Batches(DataSourceReader):
+    def __init__(self, options: Any) -> None:
+        self._file, self._tasks, self._batches = options["file"], int(options["tasks"]), int(options["batches"])
+
+    def partitions(self) -> list[InputPartition]:
+        return [InputPartition(number) for number in range(self._tasks)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
+        with pa.OSFile(self._file) as file, pa.ipc.open_stream(file) as reader:
+            batch = reader.read_next_batch()
+        for _ in range(self._batches):
+            yield batch
+
+
+class _Stream(DataSourceStreamReader):
+    def __init__(self, options: Any) -> None:
+        self._batches = _Batches(options)
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802
+        return {"read": 0}
+
+    def latestOffset(self) -> dict[str, int]:  # type: ignore[override]  # noqa: N802
+        return {"read": 1}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        return self._batches.partitions() if start != end else []
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._batches.read(partition)

@@ -1,0 +1,102 @@
+"""Scans: the batches of a span of one lane, in lists as they arrive. What machines read, rather than people."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+
+from embarcadero.client.batch import Batch
+from embarcadero.client.brokers import Brokers
+from embarcadero.client.drivers import SubscriberDriver
+from embarcadero.client.futures import fresh
+from embarcadero.client.options import check_read
+from embarcadero.client.reading import new_core, nothing_came, table_of
+from embarcadero.client.topics import TopicInfo
+from embarcadero.errors import BadValue, Closed
+from embarcadero.types import GapKind, Tail
+
+
+class Span(NamedTuple):
+    """What to scan: batches with start <= index < stop. None: from the earliest one, to the frontier as it is now."""
+
+    start: int | None
+    stop: int | None
+    read: str
+    partitions: list[int] | None
+    control: bool
+
+    def checked(self) -> Span:
+        """The same, if it is a span."""
+        check_read(self.read)
+        for number in (self.start, self.stop):
+            if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 0):
+                raise BadValue(f"index {number!r} is no place in a log", "use an index from 0 on, or None")
+        if self.start is not None and self.stop is not None and self.start > self.stop:
+            raise BadValue(f"indices {self.start} to {self.stop} are no span", "start is at most stop")
+        return self
+
+    def ends(self, tail: Tail) -> tuple[int, int]:
+        """Where it starts and stops in a lane of this tail."""
+        frontier = tail.durable_index if self.read == "durable" else tail.index
+        stop = frontier if self.stop is None else self.stop
+        start = min(tail.start_index, stop) if self.start is None else self.start
+        return start, max(start, stop)
+
+
+class Scan:
+    """One scan under way: fetches ahead, within bounds, until it is closed or over."""
+
+    def __init__(
+        self, brokers: Brokers, topic: TopicInfo, lane: int, span: Span, ends: tuple[int, int], patience: float
+    ) -> None:
+        self._stop, self._patience, self._ready, self._closed = ends[1], patience, asyncio.Event(), False
+        self._core = new_core(
+            brokers, lane, "index", ends[0], span.read, span.partitions, topic.versions, control=span.control,
+            stop=ends[1], **table_of(topic),
+        )  # fmt: skip
+        self._driver = SubscriberDriver(brokers, self._core, self._ready.set, until=ends[1], topic=topic.name)
+
+    async def next(self) -> list[Batch]:
+        """The batches that are here; waits for some. None are left: it is over. Raises TimedOut."""
+        while not (taken := self._driver.take(self._core.ready)) and not self._driver.arrived and not self._core.ended:
+            if self._core.failed is not None:
+                raise fresh(self._core.failed)
+            if self._closed:
+                raise Closed("the log was closed during a scan", "connect again")
+            await self._wait()
+        return self._clipped(taken)
+
+    async def _wait(self) -> None:
+        place = self._core.position
+        self._ready.clear()
+        try:
+            async with asyncio.timeout(self._patience):  # wait_for of Python 3.11 may swallow a cancellation
+                await self._ready.wait()
+        except TimeoutError:
+            if self._core.position == place:  # it may go on through batches that are not wanted
+                raise nothing_came(self._core, self._patience) from None
+
+    def _clipped(self, taken: list[Batch]) -> list[Batch]:
+        """Without what reaches beyond the span: a gap may."""
+        if not taken or (last := taken[-1]).gap is None or last.gap.kind is GapKind.SKIPPED:
+            return taken
+        if last.gap.stop > self._stop:
+            gap = last.gap._replace(stop=self._stop)
+            taken[-1] = Batch.of_gap(last.lane, gap, last.seq)
+        return taken
+
+    async def close(self, timeout: float | None = None) -> None:  # noqa: ARG002, ASYNC109 - nothing to wait for
+        """Stop fetching."""
+        self.stop()
+
+    def stop(self) -> None:
+        """The same, at once."""
+        self._closed = True
+        self._driver.stop()
+        self._ready.set()
+
+
+def check_piece_bytes(piece_bytes: int) -> None:
+    """How large a piece of a span may be."""
+    if piece_bytes < 1:
+        raise BadValue(f"pieces of {piece_bytes} bytes", "use at least 1; some MiB are sensible")

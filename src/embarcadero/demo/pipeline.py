@@ -1,0 +1,327 @@
+"""The second act of the demo: a shop's day through log, streaming query, table, SQL and audit, with kills on the way.
+
+Threads play the parts: the shop publishes, the tierer writes the table, the director kills. The streaming query runs in
+Spark. Nothing of it knows of the others but through the log; at the end the books of the shop say what has to be there.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+import embarcadero as emb
+from embarcadero.chaos.cluster import MortalCluster
+from embarcadero.demo.report import Answer, Check, Facts, Sample, write_report
+from embarcadero.demo.shop import ORDERS, PAYMENTS, SALES, Shop, differences
+from embarcadero.errors import ClusterError, EmbarcaderoError
+from embarcadero.tier.job import TierJob
+from embarcadero.tier.settings import TierSettings
+from embarcadero.types import Range
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+BROKERS: Final = 3
+ORDERS_A_STEP: Final = 2_500
+REPEATED_STEPS: Final = 3
+REPEAT_EVERY: Final = 12
+WATERMARK: Final = "10 minutes"  # later than any order is told
+_STEP_S: Final = 0.2
+_SAMPLE_S: Final = 0.25
+_PATIENCE_S: Final = 60.0
+
+TOP_CITIES: Final = """
+select o.city, count(*) as orders, sum(o.amount_cents) / 100 as sold, sum(p.amount_cents) / 100 as paid
+from orders o left join payments p on p.order_id = o.order_id
+group by o.city order by sold desc
+"""
+BY_HOUR: Final = """
+select date_format(window_start, 'HH:00') as hour, sum(orders) as orders, sum(amount_cents) / 100 as sold
+from sales group by 1 order by 1
+"""
+
+
+class Pipeline:
+    """State shared by the threads; each field has one writer."""
+
+    def __init__(self, cluster: MortalCluster, folder: Path, steps: int) -> None:
+        self.cluster, self.folder, self.steps = cluster, folder, steps
+        self.shop = Shop(seed=31)
+        self.facts = Facts()
+        self.published = 0  # orders that were acked durable
+        self.repeated = 0  # batches sent a second time
+        self.tiered_files = 0
+        self.aggregated = 0
+        self.aggregated_seq = -1
+        self.done_selling = threading.Event()
+        self.stop_tiering = threading.Event()
+        self.problem: BaseException | None = None
+        self.began = time.monotonic()
+        self.phase = "starting"
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.began
+
+    def tell(self, line: str) -> None:
+        """Add a line to the story."""
+        self.facts.story.append((self.elapsed, line))
+
+    def play(self, part: Callable[[Pipeline], None]) -> threading.Thread:
+        """Run a part in a thread; whatever it raises ends the demo."""
+
+        def run() -> None:
+            try:
+                part(self)
+            except BaseException as error:
+                self.problem = self.problem or error
+                self.done_selling.set()
+                self.stop_tiering.set()
+
+        thread = threading.Thread(target=run, name=part.__name__, daemon=True)
+        thread.start()
+        return thread
+
+    def check(self) -> None:
+        """Raise what ended a part."""
+        if self.problem is not None:
+            raise self.problem
+
+
+# --- the parts --------------------------------------------------------------------------------------------------------
+def sell(pipeline: Pipeline) -> None:
+    """The shop: a batch of orders and one of payments each step; now and then it sends the last ones again."""
+    till = "till-1"
+    with emb.connect(pipeline.cluster.addresses) as log:
+        payments = log.publisher("payments", ack=2)
+        orders = log.publisher("orders", ack=2, session=till)
+        sent: list[pa.RecordBatch] = []
+        for step in range(pipeline.steps):
+            began = time.monotonic()
+            sold, paid = pipeline.shop.step(ORDERS_A_STEP)
+            sent.append(sold.combine_chunks().to_batches()[0])
+            future = orders.publish(sent[-1])
+            payments.publish(paid.combine_chunks().to_batches()[0])
+            future.result(timeout=_PATIENCE_S)
+            pipeline.published = pipeline.shop.books.orders
+            if (step + 1) % REPEAT_EVERY == 0:
+                orders.close()
+                orders = log.publisher("orders", ack=2, session=till, session_at=len(sent) - REPEATED_STEPS)
+                for batch in sent[-REPEATED_STEPS:]:
+                    orders.publish(batch)
+                pipeline.repeated += REPEATED_STEPS
+            time.sleep(max(0.0, _STEP_S - (time.monotonic() - began)))
+        orders.publish(pipeline.shop.closing().combine_chunks().to_batches()[0]).result(timeout=_PATIENCE_S)
+        orders.close()
+        payments.close()
+    pipeline.published = pipeline.shop.books.orders
+    pipeline.tell(f"the shop closes: {pipeline.published:,} orders; {pipeline.repeated} batches were sent twice")
+    pipeline.done_selling.set()
+
+
+def tier(pipeline: Pipeline) -> None:
+    """The tierer: what is durable goes into an Iceberg table; what is in the table leaves the replicas' disks."""
+    settings = TierSettings.local(pipeline.folder / "tier", hot_retention_s=2, interval_s=1.0)
+
+    def told(cycle: Any) -> None:
+        pipeline.tiered_files += cycle.files
+
+    with emb.connect(pipeline.cluster.addresses) as log, TierJob(log, "orders", settings, holder="demo") as job:
+        job.follow(pipeline.stop_tiering, told)
+        job.run_once()
+    pipeline.tell(f"the tier has {pipeline.tiered_files} files of orders")
+
+
+def direct(pipeline: Pipeline) -> None:
+    """The plot: a broker is killed, then every process at once."""
+
+    def at(share: float) -> None:
+        while pipeline.published < share * pipeline.steps * ORDERS_A_STEP and not pipeline.done_selling.is_set():
+            time.sleep(0.05)
+
+    at(0.3)
+    pid = pipeline.cluster.kill_broker(1)
+    pipeline.facts.kills.append((pipeline.elapsed, "broker 1"))
+    pipeline.tell(f"broker 1 is killed (kill -9 of process {pid}); everybody moves on to the others")
+    at(0.6)
+    killed = pipeline.cluster.kill_all()
+    pipeline.facts.kills.append((pipeline.elapsed, "everything"))
+    pipeline.tell(f"all {killed} processes of the cluster are killed, and shared memory is removed")
+    took = pipeline.cluster.start()
+    pipeline.tell(f"the cluster is back from its disks after {took:.1f} s; shop, query and tierer go on by themselves")
+
+
+def sample(pipeline: Pipeline) -> None:
+    """How far everything is, for the picture."""
+    with emb.connect(pipeline.cluster.addresses) as log:
+        while not pipeline.stop_tiering.wait(_SAMPLE_S):
+            now = Sample(pipeline.elapsed, published=pipeline.published, aggregated=pipeline.aggregated)
+            try:
+                tail, about = log.tail("orders", timeout=2.0), log.describe("orders", timeout=2.0)
+            except EmbarcaderoError:
+                continue  # everything is dead at the moment
+            now.tiered = 0 if about.tier is None else records_below(about.tier.frontier(tail.lane)[1], about.ranges)
+            now.released = records_below(tail.hot_seq, about.ranges)
+            pipeline.facts.samples.append(now)
+
+
+def records_below(seq: int, ranges: Sequence[Range]) -> int:
+    """How many records are below a seq: numbers that were reserved when everything was killed belong to none."""
+    ordered = sorted(ranges, key=lambda one: one.number)
+    unused = sum(
+        min(after.start_seq, seq) - one.end_seq
+        for one, after in pairwise(ordered)
+        if one.end_seq is not None and one.end_seq < seq
+    )
+    return seq - unused
+
+
+# --- Spark ------------------------------------------------------------------------------------------------------------
+def start_query(spark: SparkSession, pipeline: Pipeline) -> StreamingQuery:
+    """Sales by city in windows of the shop's time, each window written once, when it is over."""
+    from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+    address = ",".join(pipeline.cluster.addresses)
+    orders = (
+        spark.readStream.format("embarcadero").option("brokers", address).option("topic", "orders")
+        .option("startingOffsets", "earliest").load()
+    )  # fmt: skip
+    sales = (
+        orders.withWatermark("event_time", WATERMARK)
+        .groupBy(F.window("event_time", "15 minutes"), "city")
+        .agg(F.count("*").alias("orders"), F.sum("amount_cents").alias("amount_cents"))
+        .select(F.col("window.start").alias("window_start"), "city", "orders", "amount_cents")
+    )
+    return (
+        sales.writeStream.format("embarcadero").option("brokers", address).option("topic", "sales")
+        .option("checkpointLocation", str(pipeline.folder / "checkpoint")).outputMode("append")
+        .trigger(processingTime="1 second").start()
+    )  # fmt: skip
+
+
+def watch_query(pipeline: Pipeline, query: StreamingQuery, log: emb.Log) -> None:
+    """Follow the query until it has seen everything that was sold; then let it end."""
+    while not _seen_all(pipeline, query, log):
+        pipeline.check()
+        if not query.isActive:
+            raise ClusterError(f"the streaming query ended: {query.exception()}", "see its message")
+        time.sleep(0.1)
+    query.processAllAvailable()
+    query.stop()
+
+
+def _seen_all(pipeline: Pipeline, query: StreamingQuery, log: emb.Log) -> bool:
+    progress = query.lastProgress
+    if progress is None or not progress.sources or not progress.sources[0].endOffset:
+        return False
+    offset = json.loads(progress.sources[0].endOffset)
+    seq = max(place["seq"] for lane, place in offset.items() if lane.isdigit())
+    if seq != pipeline.aggregated_seq:
+        pipeline.aggregated = records_below(seq, log.describe("orders").ranges)
+        pipeline.aggregated_seq = seq
+    return pipeline.done_selling.is_set() and seq >= log.tail("orders").durable_seq
+
+
+# --- looking at it ----------------------------------------------------------------------------------------------------
+def look(pipeline: Pipeline, spark: SparkSession, log: emb.Log) -> None:
+    """SQL over hot and cold, the books, and the audit."""
+    from embarcadero.spark.auditing import audit
+    from embarcadero.spark.sql import ask
+
+    facts, books = pipeline.facts, pipeline.shop.books
+    for title, query in (("Cities, over memory, disks and table", TOP_CITIES), ("Hours of the day", BY_HOUR)):
+        facts.answers.append(Answer(title, query, ask(spark, log, query).toArrow()))
+    facts.sales = log.read("sales").select(SALES.names)
+    wrong = differences(books, facts.sales)
+    windows = int((books.counts > 0).sum())
+    facts.checks.append(
+        Check("every window of the streaming query once, with the sums of the shop's books", not wrong,
+              "; ".join(wrong[:5]) or f"{windows} windows, {int(books.counts.sum()):,} orders")
+    )  # fmt: skip
+    total = ask(spark, log, "select count(distinct order_id) n, sum(amount_cents) s from orders").toArrow().to_pylist()
+    counted, cents = total[0]["n"], total[0]["s"]
+    right = (counted, cents) == (books.orders, int(books.cents.sum()))
+    facts.checks.append(
+        Check("SQL over the whole log gives the shop's total", right, f"{counted:,} orders, {cents:,} cents")
+    )
+    cold = records_below(log.tail("orders").hot_seq, log.describe("orders").ranges)
+    facts.checks.append(
+        Check("a part of the log is only in the table", cold > 0, f"{cold:,} of {books.orders:,} records")
+    )
+    for topic in ("orders", "payments", "sales"):
+        found = audit(spark, log, topic)
+        records = sum(lane.records for lane in found.lanes)
+        detail = "; ".join(f"{one.kind}: {one.detail}" for one in found.findings[:5]) or f"{records:,} records"
+        facts.checks.append(Check(f"audit of {topic}: positions, sessions, gaps, checksums", found.holds, detail))
+
+
+def run(folder: Path, report: Path, steps: int, watch: Callable[[Pipeline], None]) -> Pipeline:
+    """The whole act; `watch` is called often while it goes on. Raises what went wrong; else the report is written."""
+    from embarcadero.spark import session
+
+    with ExitStack() as stack:
+        cluster = MortalCluster(folder / "cluster", BROKERS, 1, random.Random())
+        pipeline = Pipeline(cluster, folder, steps)
+        stack.callback(cluster.stop)
+        cluster.start()
+        log = stack.enter_context(emb.connect(cluster.addresses))
+        for name, schema in (("orders", ORDERS), ("payments", PAYMENTS), ("sales", SALES)):
+            log.create_topic(name, order=5, replicas=1, schema=schema)
+        pipeline.tell(f"a cluster of {BROKERS} brokers and a replica is up; Spark starts")
+        spark = session("embarcadero demo", config={"spark.sql.shuffle.partitions": "2"})
+        stack.callback(spark.stop)
+        query = start_query(spark, pipeline)
+        while query.isActive and query.lastProgress is None:
+            watch(pipeline)
+            time.sleep(0.1)
+        pipeline.tell("a streaming query follows the orders; the shop opens")
+        pipeline.phase = "selling"
+        parts = [pipeline.play(part) for part in (sell, tier, direct, sample)]
+        follower = pipeline.play(lambda _: watch_query(pipeline, query, log))
+        while follower.is_alive():
+            watch(pipeline)
+            time.sleep(0.1)
+        pipeline.check()
+        pipeline.tell("the query has seen every order, and every window is written")
+        pipeline.stop_tiering.set()
+        for part in parts:
+            part.join(_PATIENCE_S)
+        pipeline.check()
+        pipeline.phase = "looking"
+        watch(pipeline)
+        look(pipeline, spark, log)
+        _cards(pipeline)
+        write_report(pipeline.facts, report)
+    return pipeline
+
+
+def _cards(pipeline: Pipeline) -> None:
+    facts, books = pipeline.facts, pipeline.shop.books
+    facts.seconds = pipeline.elapsed
+    facts.cards = {
+        "orders and payments": f"{books.orders + books.payments:,}",
+        "told late": f"{books.late:,}",
+        "batches sent twice, stored once": f"{pipeline.repeated}",
+        "windows of the query": f"{0 if facts.sales is None else facts.sales.num_rows:,}",
+        "files in the table": f"{pipeline.tiered_files}",
+        "killed": ", ".join(what for _, what in facts.kills) or "nothing",
+        "checks that hold": f"{sum(check.holds for check in facts.checks)} of {len(facts.checks)}",
+    }
+
+
+def run_here(report: Path, steps: int, watch: Callable[[Pipeline], None]) -> Pipeline:
+    """The same, in a folder that is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="embarcadero-demo-") as folder:
+        return run(Path(folder), report, steps, watch)

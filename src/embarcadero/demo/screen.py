@@ -1,0 +1,115 @@
+"""How the demo's second act looks in a terminal, and how the whole demo runs."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from embarcadero.demo import durable
+from embarcadero.demo.pipeline import ORDERS_A_STEP, Pipeline, run_here
+from embarcadero.errors import NotAvailable
+
+REPORT: Final = Path("build/demo/report.html")
+_TOLD_EVERY_S: Final = 5.0
+
+
+def run_cli(brokers: int, seconds: float, steps: int, report: Path, json_out: bool) -> int:
+    """Both acts; 0 when every promise held. Without Spark or Java only the first one is played, and that is said."""
+    first = durable.run_cli(brokers, seconds, json_out)
+    console = Console(stderr=json_out)
+    try:
+        pipeline = _second_act(console, steps, report)
+    except NotAvailable as missing:
+        console.print(f"\n[yellow]The pipeline on Spark is left out:[/] {missing.message}\n{missing.hint}")
+        return first
+    facts = pipeline.facts
+    if json_out:
+        checks = [{"what": check.what, "holds": check.holds, "found": check.detail} for check in facts.checks]
+        told: dict[str, Any] = {"ok": facts.holds, "seconds": round(facts.seconds, 1), "report": str(report)}
+        print(json.dumps(told | {"figures": facts.cards, "checks": checks}))  # noqa: T201 - asked for
+    else:
+        _summary(console, pipeline, report)
+    return first or (0 if facts.holds else 1)
+
+
+def _second_act(console: Console, steps: int, report: Path) -> Pipeline:
+    from embarcadero.spark.java import find_java
+    from embarcadero.spark.session import check_pyspark
+
+    check_pyspark()
+    find_java()
+    console.print("\n[bold]Second act:[/] the data pipeline. A cluster and Spark start; this takes some seconds ...")
+    if not console.is_terminal:
+        return _plainly(console, steps, report)
+    with Live(console=console, refresh_per_second=8) as live:
+        return run_here(report, steps, lambda pipeline: live.update(_screen(pipeline)))
+
+
+def _plainly(console: Console, steps: int, report: Path) -> Pipeline:
+    """Without a terminal: the story as it happens, and a line now and then."""
+    told, last = 0, time.monotonic()
+
+    def watch(pipeline: Pipeline) -> None:
+        nonlocal told, last
+        while told < len(pipeline.facts.story):
+            moment, line = pipeline.facts.story[told]
+            console.print(f"{moment:5.1f} s  {line}")
+            told += 1
+        if time.monotonic() - last > _TOLD_EVERY_S:
+            last = time.monotonic()
+            console.print(f"{pipeline.elapsed:5.1f} s  {_how_far(pipeline)}")
+
+    pipeline = run_here(report, steps, watch)
+    watch(pipeline)
+    return pipeline
+
+
+def _how_far(pipeline: Pipeline) -> str:
+    return (
+        f"{pipeline.phase}: {pipeline.published:,} orders published, {pipeline.aggregated:,} aggregated, "
+        f"{pipeline.tiered_files} files in the table"
+    )
+
+
+def _screen(pipeline: Pipeline) -> Panel:
+    whole = pipeline.steps * ORDERS_A_STEP
+    latest = pipeline.facts.samples[-1] if pipeline.facts.samples else None
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in (
+        ("published", pipeline.published),
+        ("aggregated by Spark", pipeline.aggregated),
+        ("in the table", 0 if latest is None else latest.tiered),
+        ("only in the table", 0 if latest is None else latest.released),
+    ):
+        table.add_row(name, ProgressBar(total=whole, completed=min(value, whole), width=44), f"{value:,}")
+    story = [Text(f"{moment:5.1f} s  {line}") for moment, line in pipeline.facts.story[-7:]]
+    return Panel(Group(table, Text(), *story), title=f"Embarcadero and Spark: {pipeline.phase}")
+
+
+def _summary(console: Console, pipeline: Pipeline, report: Path) -> None:
+    facts = pipeline.facts
+    table = Table(title="What was checked", title_justify="left", box=None, pad_edge=False)
+    for column in ("", "what", "found"):
+        table.add_column(column)
+    for check in facts.checks:
+        style = "green" if check.holds else "bold red"
+        table.add_row(Text("yes" if check.holds else "NO", style=style), check.what, check.detail)
+    console.print(table)
+    if facts.holds:
+        console.print(
+            f"\n[bold green]All promises held[/], from publisher to table, in {facts.seconds:.0f} s: "
+            f"{facts.cards['orders and payments']} records, each once."
+        )
+    else:
+        console.print("\n[bold red]A promise did not hold.[/]")
+    console.print(f"The report, with pictures: [bold]{report.resolve()}[/]")
+    console.print("Next: [bold]embarcadero up[/], then [bold]embarcadero --help[/]. The tour is in README.md.")

@@ -1,0 +1,157 @@
+"""Tiers in the directory: the table of a topic, how far the topic is in it, and who may say so.
+
+One job at a time writes a table. It holds a lease, and its epoch is a condition of every change: a job that slept
+through its successor changes nothing here. That the table itself has each row once does not rest on the lease, but on
+the table: a commit happens only on top of the frontiers that it was planned from.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from embarcadero.errors import BadValue, Deposed, TierBusy, UnknownTopic
+from embarcadero.limits import HOT_RETENTION_S, TIER_LANES_MAX, TIER_LEASE_S, TIER_TEXT_BYTES_MAX
+from embarcadero.placement.decisions import Decisions, Plan, decode
+from embarcadero.placement.records import Tierer, tier_key, tierer_key
+from embarcadero.placement.rules import checked_hot_retention
+from embarcadero.plants import planted
+from embarcadero.types import Tier, Topic, TopicLane
+from embarcadero.wire.messages import AdvanceTier, OpenTier
+
+
+class Tiers(Decisions):
+    """The directory's part about tables of topics."""
+
+    def tier(self, topic: str) -> Tier | None:
+        """The table of a topic; None while it has none."""
+        return self._one(tier_key(topic), Tier)
+
+    def tiers(self) -> dict[str, Tier]:
+        """All tables, by topic."""
+        found = self._store.list("tiers/")
+        return {item.key.removeprefix("tiers/"): decode(item.key, item.value, Tier) for item in found}
+
+    def open_tier(self, ask: OpenTier) -> Tier:
+        """Begin an epoch of writing a topic's table. TierBusy while another holder lives, unless it is taken over.
+
+        The same holder may open again: its earlier epoch ends. A topic that has a table keeps it, whatever is asked.
+        """
+        for text in (ask.holder, ask.id, ask.warehouse, ask.table):
+            _check_text(text)
+        lease = self._store.grant(TIER_LEASE_S)
+
+        def plan_it(plan: Plan) -> tuple[Tier, int]:
+            self._tiered_topic(plan, ask.topic)
+            known = plan.read(tier_key(ask.topic), Tier)
+            busy = plan.read(tierer_key(ask.topic), Tierer)
+            if busy is not None and busy.holder != ask.holder and not ask.take_over:
+                raise TierBusy(
+                    f"{busy.holder!r} tiers topic {ask.topic!r}",
+                    f"stop it, wait until it has been silent for {TIER_LEASE_S:g} s, or take over",
+                )
+            before = known or _new(ask)
+            kept_s = before.hot_retention_s if ask.hot_retention_s is None else ask.hot_retention_s
+            opened = msgspec.structs.replace(
+                before, epoch=before.epoch + 1, holder=ask.holder, lease=lease,
+                hot_retention_s=checked_hot_retention(kept_s),
+            )  # fmt: skip
+            plan.put(tier_key(ask.topic), opened)
+            plan.put(tierer_key(ask.topic), Tierer(ask.holder, opened.epoch), lease)
+            return opened, before.lease
+
+        opened, ended = self._decide(plan_it)
+        if ended:
+            self._store.revoke(ended)
+        return opened
+
+    def advance_tier(self, ask: AdvanceTier, now_us: int) -> Tier:
+        """Tell how far the table is. Frontiers never go back; a lane's start is taken only the first time.
+
+        Deposed, if the epoch is not the newest. A lease that ended while nobody else came is begun again.
+        """
+        _check_text(ask.metadata)
+        renewed = self.keep_tier(ask.topic, ask.epoch)
+        lease = 0 if renewed else self._store.grant(TIER_LEASE_S)
+
+        def plan_it(plan: Plan) -> Tier:
+            tier = self._mine(plan, ask.topic, ask.epoch)
+            topic = self._tiered_topic(plan, ask.topic)
+            frontiers, starts = dict(tier.frontiers), dict(tier.starts)
+            for lane, place in ask.frontiers.items():
+                self._check_lane(plan, topic, tier, lane)
+                frontiers[lane] = max(frontiers.get(lane, (0, 0)), place)
+                starts.setdefault(lane, ask.starts.get(lane, (0, 0)))
+            if len(frontiers) > TIER_LANES_MAX:
+                raise BadValue(f"{len(frontiers)} lanes in the table of {ask.topic!r}", f"at most {TIER_LANES_MAX}")
+            told = msgspec.structs.replace(
+                tier, metadata=ask.metadata or tier.metadata, frontiers=frontiers, starts=starts, advanced_us=now_us,
+                lease=lease or tier.lease,
+            )  # fmt: skip
+            plan.put(tier_key(ask.topic), told)
+            if lease:
+                plan.put(tierer_key(ask.topic), Tierer(tier.holder, tier.epoch), lease)
+            return told
+
+        return self._decide(plan_it)
+
+    def keep_tier(self, topic: str, epoch: int) -> bool:
+        """The holder is there. False when its lease has ended, or its epoch."""
+        tier = self.tier(topic)
+        return tier is not None and tier.epoch == epoch and self._store.keep_alive(tier.lease)
+
+    def close_tier(self, topic: str, epoch: int) -> None:
+        """The holder leaves: another one may come at once. One who is deposed has nothing to leave."""
+        tier = self.tier(topic)
+        if tier is not None and tier.epoch == epoch:
+            self._store.revoke(tier.lease)
+
+    def _trim_tier(self, plan: Plan, topic: str, lane: int, place: tuple[int, int | None], cold: bool) -> int:
+        """What a trim means for a topic's table; returns up to where brokers may forget.
+
+        An ordinary one moves the start of the table's part. One that leaves it alone (not `cold`) stops at the
+        frontier: what is not in the table stays where it is.
+        """
+        (index, seq), tier = place, plan.read(tier_key(topic), Tier)
+        if not cold:
+            if tier is None:
+                raise BadValue(f"topic {topic!r} has no table to keep what is trimmed", "trim it with cold=True")
+            return index if planted("trim-above-tier") else min(index, tier.frontier(lane)[0])
+        if tier is not None and seq is not None and index > tier.starts.get(lane, (0, 0))[0]:
+            plan.put(tier_key(topic), msgspec.structs.replace(tier, starts=tier.starts | {lane: (index, seq)}))
+        return index
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+    @staticmethod
+    def _mine(plan: Plan, topic: str, epoch: int) -> Tier:
+        tier = plan.read(tier_key(topic), Tier)
+        if tier is None or tier.epoch != epoch:
+            now = "none" if tier is None else f"{tier.epoch}, of {tier.holder!r}"
+            raise Deposed(f"epoch {epoch} of the table of {topic!r} is over: now it is {now}", "stop, or open it again")
+        return tier
+
+    def _tiered_topic(self, plan: Plan, name: str) -> Topic:
+        topic = plan.read(f"topics/{name}", Topic)
+        if topic is None:
+            raise UnknownTopic(f"there is no topic {name!r}", "create it first")
+        if not topic.replicas:
+            raise BadValue(
+                f"topic {name!r} has no replicas: its records are never durable, and their positions come again",
+                "tier a topic that was created with replicas=1 or more",
+            )
+        return topic
+
+    @staticmethod
+    def _check_lane(plan: Plan, topic: Topic, tier: Tier, lane: int) -> None:
+        if lane == topic.lane or lane in tier.frontiers:
+            return
+        if plan.read(f"lanes/{topic.lane:05}/{lane:010}", TopicLane) is None:
+            raise BadValue(f"lane {lane} is not a lane of topic {topic.name!r}", "describe() lists them")
+
+
+def _new(ask: OpenTier) -> Tier:
+    return Tier(id=ask.id, warehouse=ask.warehouse, table=ask.table, hot_retention_s=HOT_RETENTION_S)
+
+
+def _check_text(text: str) -> None:
+    if len(text.encode()) > TIER_TEXT_BYTES_MAX:
+        raise BadValue(f"{text[:60]!r}... has {len(text.encode())} bytes", f"use at most {TIER_TEXT_BYTES_MAX}")

@@ -1,0 +1,98 @@
+"""The audit as a Spark job: a task a span, then a task a group of sessions; the driver brings the findings together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import pyarrow as pa
+
+from embarcadero.audit.findings import AuditReport, Finding
+from embarcadero.audit.plan import AuditSpan, SpanReport, is_strong, lane_facts, report_of, spans_of
+from embarcadero.audit.runs import PROBLEMS, RUNS, problems_of
+from embarcadero.audit.task import look_at
+from embarcadero.client.sync import Log
+from embarcadero.limits import MIB
+from embarcadero.spark.connections import shared_log
+from embarcadero.types import Order
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SPAN_BYTES: Final = 64 * MIB
+_TOLD: Final = pa.schema([*(field.with_nullable(True) for field in RUNS), pa.field("report", pa.binary())])
+_TOLD_DDL: Final = (
+    "lane int, session long, opens boolean, first_index long, last_index long, first_seq long, stop_seq long, "
+    "report binary"
+)
+_UNREAD: Final = ("unread", "checksum")
+_PROBLEMS_DDL: Final = "kind string, lane int, index long, detail string"
+
+
+def audit(spark: SparkSession, log: Log, topic: str, span_bytes: int = SPAN_BYTES) -> AuditReport:
+    """Look at everything of a topic that is durable now: positions, sessions, gaps, checksums, and table against log.
+
+    Raises UnknownTopic; whatever is wrong with the log itself is in the report.
+
+        report = audit(embarcadero.spark.session(), emb.connect("127.0.0.1:9092"), "orders")
+        assert report.holds, report.findings
+    """
+    began = time.monotonic()
+    about, tail = log.describe(topic), log.tail(topic)
+    facts = lane_facts(about, tail)
+    spans = [span for lane in facts for span in spans_of(log, about, lane, span_bytes)]
+    if not spans:
+        return report_of(about, facts, [], [], {}, time.monotonic() - began)
+    told = _look(spark, log.address, spans).cache()
+    try:
+        reports = [
+            msgspec.json.decode(row.report, type=SpanReport)
+            for row in told.where("report is not null").select("report").collect()
+        ]
+        unread = {report.lane for report in reports for found in report.findings if found.kind in _UNREAD}
+        whole = {lane.lane for lane in facts if not lane.start_index} - unread
+        counts, problems = _sessions(told, int(about.order), whole)
+    finally:
+        told.unpersist()
+    return report_of(about, facts, reports, problems, counts, time.monotonic() - began)
+
+
+def _look(spark: SparkSession, address: str, spans: list[AuditSpan]) -> DataFrame:
+    """A row for each run of a session, and one with the report of each span."""
+    encoded = [msgspec.json.encode(span) for span in spans]
+
+    def look(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        log = shared_log(address)
+        for part in parts:
+            for number in part.column(0).to_pylist():
+                span = msgspec.json.decode(encoded[number], type=AuditSpan)
+                report, runs = look_at(log, log.describe(span.topic), span)
+                yield pa.RecordBatch.from_arrays([*runs.columns, pa.nulls(len(runs), pa.binary())], schema=_TOLD)
+                last = [None] * len(RUNS) + [msgspec.json.encode(report)]
+                cells = [pa.array([value], field.type) for value, field in zip(last, _TOLD, strict=True)]
+                yield pa.RecordBatch.from_arrays(cells, schema=_TOLD)
+
+    return spark.range(0, len(spans), 1, len(spans)).mapInArrow(look, _TOLD_DDL)
+
+
+def _sessions(told: DataFrame, order: int, whole: set[int]) -> tuple[dict[int, int], list[Finding]]:
+    """How many sessions each lane has, and what is wrong with them. `whole`: lanes that are there from their start."""
+    runs = told.where("report is null").drop("report")
+    counts = {
+        row.lane: row.sessions
+        for row in runs.groupBy("lane").agg({"session": "approx_count_distinct"}).toDF("lane", "sessions").collect()
+    }
+    if order < Order.TOTAL:
+        return counts, []  # a session may have many positions there: nothing is promised
+    strong = is_strong(order)
+
+    def compare(own: pa.Table) -> pa.Table:
+        exact = pa.table([own.column(field.name).cast(field.type) for field in RUNS], schema=RUNS)
+        return problems_of(exact, strong=strong, from_start=own.column("lane")[0].as_py() in whole).cast(
+            pa.schema([field.with_nullable(True) for field in PROBLEMS])
+        )
+
+    found = runs.groupBy("lane", "session").applyInArrow(compare, _PROBLEMS_DDL).limit(1_000).collect()
+    return counts, [Finding(**row.asDict()) for row in found]

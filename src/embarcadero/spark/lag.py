@@ -1,0 +1,88 @@
+"""How far streaming queries are behind, as a metric: a listener for `spark.streams.addListener`."""
+
+from __future__ import annotations
+
+import json
+from threading import Lock
+from typing import Any, Final, NamedTuple
+
+from prometheus_client import REGISTRY, CollectorRegistry, Gauge
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from embarcadero.errors import BadValue
+from embarcadero.spark.offsets import Offset, parse_offset
+
+METRIC: Final = "embarcadero_spark_lag_records"
+
+
+class Lag(NamedTuple):
+    """How far one query is behind in one topic, as of its last progress."""
+
+    query: str  # its name, or its id if it has none
+    topic: str
+    records: int
+    reader: str  # by which `embarcadero status` shows it
+
+
+class LagListener(StreamingQueryListener):
+    """Keeps the lag of every query that reads a topic: as a gauge for Prometheus, and by `lags()`.
+
+        spark.streams.addListener(LagListener())
+        prometheus_client.start_http_server(9400)
+    """
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self._gauge = _gauge(REGISTRY if registry is None else registry)
+        self._lags: dict[tuple[str, str], Lag] = {}
+        self._lock = Lock()
+
+    def lags(self) -> dict[tuple[str, str], Lag]:
+        """By id of the query and topic."""
+        with self._lock:
+            return dict(self._lags)
+
+    def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's names, here and below
+        """Nothing is known yet."""
+
+    def onQueryIdle(self, event: Any) -> None:  # noqa: N802
+        """Nothing came, so nothing changed."""
+
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802
+        """Take note of where the query and its topics are."""
+        progress = event.progress
+        name = progress.name or str(progress.id)
+        for source in progress.sources:
+            if (lag := lag_of(name, source.endOffset, source.latestOffset)) is not None:
+                with self._lock:
+                    self._lags[str(progress.id), lag.topic] = lag
+                self._gauge.labels(lag.query, lag.topic).set(lag.records)
+
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
+        """A query that has ended has no lag; what it was last told by `lags()` stays."""
+        with self._lock:
+            ended = [lag for (query, _), lag in self._lags.items() if query == str(event.id)]
+        for lag in ended:
+            self._gauge.remove(lag.query, lag.topic)
+
+
+def lag_of(query: str, end: str | None, latest: str | None) -> Lag | None:
+    """The lag between two offsets as Spark reports them; None if they are of another source."""
+    try:
+        read, there = (parse_offset(json.loads(each or "null")) for each in (end, latest))
+    except (BadValue, ValueError):
+        return None
+    return Lag(query, read.topic, behind(read, there), read.reader)
+
+
+def behind(read: Offset, there: Offset) -> int:
+    """Records between how far was read and the end."""
+    return sum(max(0, offset.place.seq - read.of(lane).seq) for lane, offset in there.lanes.items())
+
+
+def _gauge(registry: CollectorRegistry) -> Gauge:
+    """The gauge of this registry; listeners share it."""
+    known = registry._names_to_collectors.get(METRIC)
+    if isinstance(known, Gauge):
+        return known
+    what = "Records of a topic that a streaming query has not read yet"
+    return Gauge(METRIC, what, ["query", "topic"], registry=registry)

@@ -1,0 +1,126 @@
+"""Offsets of a stream: how far each lane is read, and where the tasks of the last micro-batch were cut.
+
+    {"topic": "orders", "reader": "spark-5f0c", "0": {"index": 120, "seq": 48000, "cuts": [[40, 16000], [81, 32400]]}}
+
+An offset tells all that planning needs: the same two offsets give the same tasks, whatever happened to the log in
+between. The sink's promise rests on it, for it knows a task by its number. A place may be inside a batch (`within` says
+how many of its records are below), so limits on records are exact. Lanes of topics of orders 0 and 1 come and go: one
+that was read to its end is kept, with `ended`, until the topic does not know it any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple
+
+from embarcadero.errors import BadValue
+
+_TOPIC: Final = "topic"
+_READER: Final = "reader"
+_HINT: Final = "this checkpoint was not made by this source; start with a new checkpointLocation"
+
+
+class Place(NamedTuple):
+    """Between two records of a lane: `seq` is the next one, `index` its batch, `within` how many of it are below."""
+
+    index: int  # type: ignore[assignment]  # hides tuple.index
+    seq: int
+    within: int = 0
+
+    @property
+    def stop(self) -> int:
+        """The index at which a scan of everything below this place stops."""
+        return self.index + (self.within > 0)
+
+
+BEGINNING: Final = Place(0, 0)
+
+
+class Span(NamedTuple):
+    """What one task reads: the records from `start` up to `stop` of a lane."""
+
+    lane: int
+    start: Place
+    stop: Place
+
+
+@dataclass(frozen=True, slots=True)
+class LaneOffset:
+    """How far a lane is read. `cuts` are the places at which the last micro-batch was cut into tasks."""
+
+    place: Place
+    cuts: tuple[Place, ...] = ()
+    ended: bool = False
+
+    def told(self) -> dict[str, Any]:
+        """As Spark keeps it."""
+        told: dict[str, Any] = {"index": self.place.index, "seq": self.place.seq}
+        if self.place.within:
+            told["within"] = self.place.within
+        if self.cuts:
+            told["cuts"] = [list(cut if cut.within else cut[:2]) for cut in self.cuts]
+        return told | ({"ended": True} if self.ended else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """How far a stream has read its topic. `reader` is a name made when the query first started; it stays with it."""
+
+    topic: str
+    reader: str
+    lanes: Mapping[int, LaneOffset] = field(default_factory=dict)
+
+    def told(self) -> dict[str, Any]:
+        """As Spark keeps it: a JSON object."""
+        return {_TOPIC: self.topic, _READER: self.reader} | {
+            str(lane): offset.told() for lane, offset in sorted(self.lanes.items())
+        }
+
+    def of(self, lane: int) -> Place:
+        """How far a lane is read; one that came since then is not."""
+        known = self.lanes.get(lane)
+        return BEGINNING if known is None else known.place
+
+    def places(self) -> dict[int, tuple[int, int]]:
+        """Index and seq by lane."""
+        return {lane: (offset.place.index, offset.place.seq) for lane, offset in self.lanes.items()}
+
+    def without_cuts(self) -> Offset:
+        """The same place, whatever the last micro-batch was."""
+        return replace(self, lanes={lane: replace(offset, cuts=()) for lane, offset in self.lanes.items()})
+
+
+def parse_offset(told: Any, topic: str | None = None) -> Offset:
+    """An offset that Spark kept for us. BadValue, if it is of another source or topic."""
+    if not isinstance(told, dict) or not isinstance(told.get(_TOPIC), str) or not isinstance(told.get(_READER), str):
+        raise BadValue(f"{str(told)[:200]} is no offset of this source", _HINT)
+    if topic is not None and told[_TOPIC] != topic:
+        raise BadValue(
+            f"the checkpoint is of a query that reads topic {told[_TOPIC]!r}, and this one reads {topic!r}",
+            "use one checkpointLocation per query",
+        )
+    lanes = {key: value for key, value in told.items() if key not in (_TOPIC, _READER)}
+    try:
+        parsed = {int(key): _parse_lane(value) for key, value in lanes.items()}
+    except (TypeError, ValueError, KeyError) as error:
+        raise BadValue(f"{str(told)[:200]} is no offset of this source ({error!r})", _HINT) from None
+    return Offset(told[_TOPIC], told[_READER], parsed)
+
+
+def _parse_lane(told: Mapping[str, Any]) -> LaneOffset:
+    place = Place(int(told["index"]), int(told["seq"]), int(told.get("within", 0)))
+    cuts = tuple(Place(*(int(number) for number in cut)) for cut in told.get("cuts", ()))
+    return LaneOffset(place, cuts, told.get("ended") is True)
+
+
+def spans(start: Offset, end: Offset) -> list[Span]:
+    """The tasks between two offsets, in order of lane and place. Nothing but the offsets decides."""
+    found: list[Span] = []
+    for lane, until in sorted(end.lanes.items()):
+        at = start.of(lane)
+        for place in (*until.cuts, until.place):
+            if at.seq < place.seq:  # entries without records are no reason for a task
+                found.append(Span(lane, at, place))
+                at = place
+    return found

@@ -1,0 +1,143 @@
+"""Batch reads: a topic, or a part of it, as a DataFrame."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.types import StructType
+
+from embarcadero.errors import BadValue
+from embarcadero.spark.connections import shared_log
+from embarcadero.spark.filters import Bounds, bounds, understood
+from embarcadero.spark.frame import check_schema, column_names, spark_schema
+from embarcadero.spark.offsets import LaneOffset, Offset, Place, spans
+from embarcadero.spark.options import EARLIEST, LATEST, ReadOptions, read_options
+from embarcadero.spark.tasks import SpanReader
+from embarcadero.spark.view import LaneNow, TopicView
+
+_PUSHING: Final = "pyspark.sql.worker.data_source_pushdown_filters"
+
+
+def frame_schema(given: Mapping[str, str]) -> StructType:
+    """The columns of a topic as `load()` has them. All options are checked here, before anything is planned."""
+    options = read_options(given, streaming=None)
+    shared_log(options.brokers, at_once=True)
+    return spark_schema(TopicView(options).describe().versions, options.columns)
+
+
+def batch_reader(given: Mapping[str, str], schema: StructType) -> BatchReader:
+    """A reader with or without push-down, as the user wants it and the session allows.
+
+    With `spark.sql.python.filterPushdown.enabled` off, Spark refuses every reader that defines `pushFilters`, and it
+    does not tell us the flag. But filters are pushed in a process of their own, and only there somebody asks for them.
+
+    With the flag on, Spark 4.3 keeps the plan that it made with filters for the whole frame: the next query over the
+    same frame, or its other side in a join, gets the rows that passed them. So the user has to say that a frame is used
+    once (`pushFilters`); all others are planned without filters, which Spark then applies itself.
+    """
+    options = read_options(given, streaming=False)
+    reader = span_reader(options, schema, fail_on_lost=False)
+    return PushingReader(reader) if options.push_filters and filters_are_pushed() else BatchReader(reader)
+
+
+def span_reader(options: ReadOptions, schema: StructType, *, fail_on_lost: bool) -> SpanReader:
+    """What is sent to workers. BadSchema, if the topic is not (any more) what the frame was made of."""
+    view = TopicView(options)
+    about = view.describe()
+    check_schema(schema, about.versions, options.topic)
+    return SpanReader(
+        options, about.versions, schema, fail_on_lost, partitions=options.partitions,
+        table_properties=view.table_properties,
+    )  # fmt: skip
+
+
+def filters_are_pushed() -> bool:
+    """Whether this is the process in which Spark pushes filters down."""
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return _PUSHING in sys.modules or (main is not None and main.name == _PUSHING)
+
+
+class BatchReader(DataSourceReader):
+    """Plans tasks of about the same size, and reads them."""
+
+    def __init__(self, reader: SpanReader) -> None:
+        self._reader = reader
+
+    def partitions(self) -> list[InputPartition]:  # Spark insists on a list
+        """Spans of the topic as it is now, one a task."""
+        options, view = self._reader.options, TopicView(self._reader.options)
+        now = view.now()
+        starts = view.resolve(options.starting, now, "startingOffsets", rest=EARLIEST)
+        stops = view.resolve(options.ending, now, "endingOffsets", rest=LATEST)
+        _check_ends(starts, stops)
+        ends = {lane: self._narrowed(view, now.lanes[lane], start, stops[lane]) for lane, start in starts.items()}
+        ends = {lane: (start, stop) for lane, (start, stop) in ends.items() if start.seq < stop.seq}
+        cuts = view.cuts(now, ends)
+        first = Offset(options.topic, "", {lane: LaneOffset(start) for lane, (start, _) in ends.items()})
+        last = Offset(options.topic, "", {lane: LaneOffset(stop, cuts[lane]) for lane, (_, stop) in ends.items()})
+        return [InputPartition(span) for span in spans(first, last)]
+
+    def _narrowed(self, view: TopicView, now: LaneNow, start: Place, stop: Place) -> tuple[Place, Place]:
+        """The part of a lane that filters leave."""
+        conditions = self._reader.conditions
+        if not _allows(bounds(conditions, "_lane"), now.lane):
+            return start, start
+        start, stop = _clipped(start, stop, bounds(conditions, "_seq"), 1, partial(view.place_of, now.lane))
+        start, stop = _clipped(start, stop, bounds(conditions, "_index"), 0, partial(view.place_at_index, now.lane))
+        times = bounds(conditions, "_append_time")
+        if times.low:
+            start = max(start, view.place_at(now, times.low))
+        if times.stop < Bounds().stop:
+            stop = min(stop, view.place_at(now, times.stop))
+        return start, max(start, stop)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of one span; of nothing, nothing: Spark plans a task even then."""
+        if partition.value is not None:
+            yield from self._reader.read(partition.value)
+
+
+class PushingReader(BatchReader):
+    """A reader that Spark may push filters to."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """Take the filters that we answer exactly; the others are Spark's."""
+        names = column_names(self._reader.schemas)
+        conditions, left = understood(filters, names, self._reader.schemas.typed)
+        only = bounds(conditions, "_partition").only
+        partitions = self._reader.partitions
+        if only is not None:
+            partitions = tuple(sorted(only if partitions is None else only & set(partitions)))
+        self._reader = replace(self._reader, conditions=tuple(conditions), partitions=partitions)
+        return left
+
+
+def _allows(found: Bounds, number: int) -> bool:
+    return found.low <= number < found.stop and (found.only is None or number in found.only)
+
+
+def _clipped(
+    start: Place, stop: Place, found: Bounds, number: int, place_of: Callable[[int], Place]
+) -> tuple[Place, Place]:
+    """A span clipped to bounds of its seq (number 1) or index (number 0)."""
+    low, high = start[number], stop[number]
+    if found.low > low:
+        start = stop if found.low >= high else place_of(found.low)
+    if found.stop < high:
+        stop = start if found.stop <= start[number] else place_of(found.stop)
+    return start, stop
+
+
+def _check_ends(starts: Mapping[int, Place], stops: Mapping[int, Place]) -> None:
+    for lane, start in starts.items():
+        if stops[lane].seq < start.seq:
+            raise BadValue(
+                f"endingOffsets (seq {stops[lane].seq}) is before startingOffsets (seq {start.seq}) in lane {lane}",
+                "the end is exclusive and at least the start",
+            )

@@ -1,0 +1,84 @@
+"""A Spark session that is ready for the log: Java is found, workers run this Python, nothing listens to the network."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from typing import TYPE_CHECKING, Final
+
+from embarcadero.errors import NotAvailable
+from embarcadero.spark.java import find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PYSPARK_VERSION_MIN: Final = (4, 3)
+_INSTALL: Final = 'pip install "embarcadero[spark]"'
+_UNDER_SUBMIT: Final = "PYSPARK_GATEWAY_PORT"  # set by spark-submit, which then has chosen Java and the master
+
+_ALWAYS: Final = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+_ON_THIS_MACHINE: Final = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.memory": "1g",
+    "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
+}
+_JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+
+
+def session(
+    app: str = "embarcadero", master: str | None = None, config: Mapping[str, str] | None = None
+) -> SparkSession:
+    """A Spark session, or the one that there is, with our defaults below `config`.
+
+    `master` is any URL that Spark knows; None: what `spark-submit` chose, else all cores of this machine. Raises
+    NotAvailable with what to install when Java or PySpark are missing or too old.
+
+        spark = embarcadero.spark.session(config={"spark.driver.memory": "4g", "spark.ui.enabled": "true"})
+        spark = embarcadero.spark.session(master="spark://10.0.0.7:7077")
+    """
+    check_pyspark()
+    if _UNDER_SUBMIT not in os.environ:
+        os.environ["JAVA_HOME"] = str(find_java())
+        master = "local[*]" if master is None else master
+    local = master is not None and master.startswith("local")
+    if local:
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName(app)
+    if master is not None:
+        builder = builder.master(master)
+    for key, value in settings(local, config or {}).items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def settings(local: bool, config: Mapping[str, str]) -> dict[str, str]:
+    """What a session is started with: our defaults, and the caller's word above them."""
+    quiet = f"-Dlog4j2.configurationFile={files('embarcadero.spark') / 'log4j2.properties'}"
+    chosen = {**_ALWAYS, **(_ON_THIS_MACHINE if local else {}), **config}
+    if "log4j" not in chosen.get(_JAVA_OPTIONS, ""):
+        chosen[_JAVA_OPTIONS] = f"{chosen.get(_JAVA_OPTIONS, '')} {quiet}".strip()
+    return chosen
+
+
+def check_pyspark() -> None:
+    """NotAvailable, if PySpark is missing or too old for this data source."""
+    try:
+        found = version("pyspark")
+    except PackageNotFoundError:
+        raise NotAvailable("PySpark is not installed", _INSTALL) from None
+    wanted = ".".join(map(str, PYSPARK_VERSION_MIN))
+    if tuple(int(part) for part in found.split(".")[:2]) < PYSPARK_VERSION_MIN:
+        raise NotAvailable(f"PySpark {found} is installed, and {wanted} or newer is needed", _INSTALL)

@@ -1,0 +1,212 @@
+"""From a frame's columns to a topic's: checked on the driver before any task runs, done in the tasks.
+
+A raw topic takes `value`, and if you like `key`, `headers`, `timestamp` and `partition`; a topic with a schema takes
+its own columns, and `_partition`. A batch gets the oldest version of the schema that has all columns of the frame, so
+that a column added to the topic meanwhile does not change the bytes of work that is done again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as kinds
+
+from embarcadero.client.tables import partitions_of
+from embarcadero.client.topics import TopicInfo
+from embarcadero.errors import BadSchema, BadValue
+from embarcadero.spark.write_options import WriteOptions
+from embarcadero.tier.types import table_type
+from embarcadero.types import Order
+from embarcadero.wire.payload import RAW_SCHEMA
+from embarcadero.wire.schemas import TopicSchemas
+
+_RAW_COLUMNS: Final = (*RAW_SCHEMA.names, "partition")
+_TEXT: Final = (kinds.is_binary, kinds.is_string, kinds.is_large_binary, kinds.is_large_string)
+_STABLE_TIME: Final = (
+    "work that is done again must have the same times: add a column `timestamp`, for example of your data, or "
+    'withColumn("timestamp", current_timestamp()), which a stream keeps with each micro-batch'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How rows of a frame become rows of a topic. It is sent to tasks, so it holds plain facts only."""
+
+    topic: TopicInfo
+    names: tuple[str, ...]  # the frame's columns
+    partition_column: str | None
+    key_column: str | None
+    order_by: tuple[str, ...]
+    now_us: int | None  # raw records without a time get this one
+
+    def rows(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+        """The topic's columns of all rows, of the topic's types. BadSchema names a column whose values do not fit."""
+        table = pa.Table.from_batches(batches)
+        wanted, count = self.topic.versions.newest, table.num_rows
+        columns = [self._column(table, field, count) for field in wanted]
+        return pa.RecordBatch.from_arrays(columns, schema=wanted)
+
+    def _column(self, table: pa.Table, field: pa.Field, count: int) -> pa.Array:
+        if field.name not in self.names:
+            if field.name == "timestamp" and self.now_us is not None and not self.topic.versions.typed:
+                return pa.array(np.full(count, self.now_us)).view(field.type)
+            return pa.nulls(count, field.type)
+        column = whole(table.column(field.name))
+        if column.null_count and not field.nullable:
+            raise BadSchema(f"column {field.name!r} has nulls, and the topic allows none there", "filter or fill them")
+        try:
+            return column if column.type == field.type else _cast(column, field.type)
+        except pa.ArrowException as error:
+            raise BadSchema(
+                f"column {field.name!r} is {field.type} in topic {self.topic.name!r}; a value does not fit: {error}",
+                "cast or filter it before it is written",
+            ) from None
+
+    def partitions(self, batches: Sequence[pa.RecordBatch], rows: pa.RecordBatch, task: int) -> npt.NDArray[np.int32]:
+        """The topic's partition of each row: as its column says, by its key, or one for all rows of a task."""
+        partitions, count = self.topic.partitions, rows.num_rows
+        usual = np.full(count, task % partitions, dtype=np.int32)
+        if self.partition_column is not None:
+            asked = whole(pa.Table.from_batches(batches).column(self.partition_column)).cast(pa.int64())
+            return _asked_partitions(asked, partitions)
+        if self.key_column is None or partitions == 1:
+            return usual
+        keys = rows.column(self.key_column).cast(pa.binary())
+        there = np.asarray(keys.is_valid(), dtype=bool)
+        found: npt.NDArray[np.int32] = np.where(there, partitions_of(keys.fill_null(b""), partitions), usual)
+        return found
+
+
+def _asked_partitions(asked: pa.Array, partitions: int) -> npt.NDArray[np.int32]:
+    if asked.null_count:
+        raise BadValue("a row has no partition", "fill the column, or leave it out")
+    numbers = np.asarray(asked)
+    if len(numbers) and not 0 <= numbers.min() <= numbers.max() < partitions:
+        raise BadValue(f"partitions from {numbers.min()} to {numbers.max()}", f"the topic has 0 to {partitions - 1}")
+    return numbers.astype(np.int32)
+
+
+def whole(column: pa.ChunkedArray) -> pa.Array:
+    """A column in one piece."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _cast(column: pa.Array, wanted: pa.DataType) -> pa.Array:
+    if kinds.is_null(wanted):
+        if column.null_count < len(column):
+            raise pa.ArrowInvalid("the topic's column has nulls only")
+        return pa.nulls(len(column))
+    return pc.cast(column, wanted)
+
+
+# --- on the driver ----------------------------------------------------------------------------------------------------
+def shape_of(topic: TopicInfo, frame: pa.Schema, options: WriteOptions, now_us: int | None) -> Shape:
+    """How a frame is written into a topic. BadSchema or BadValue says why it can't be: all problems at once.
+
+    `now_us`: the time of raw records without one, if the work is never done again by another driver.
+    """
+    if topic.order <= Order.BROKER:
+        raise BadValue(
+            f"topic {topic.name!r} has order {topic.order}, in which nobody finds what was written twice",
+            "write into a topic of order 2 or 5",
+        )
+    typed = topic.versions.typed
+    partition = "_partition" if typed else "partition"
+    partition_column = partition if partition in frame.names and partition not in topic.versions.newest.names else None
+    schemas = _schemas(topic.versions, frame.names)
+    problems = _typed_problems(schemas, frame, partition_column) if typed else _raw_problems(frame, now_us)
+    if partition_column is not None and not kinds.is_integer(frame.field(partition).type):
+        problems.append(f"column {partition!r} is {frame.field(partition).type}, not a number")
+    known = schemas.newest.names if typed else RAW_SCHEMA.names
+    problems += [f"option 'orderBy': there is no column {name!r}" for name in options.order_by if name not in known]
+    key, more = _key_column(schemas, options)
+    if problems := problems + more:
+        hint = f"it has: {', '.join(f'{field.name} {field.type}' for field in schemas.newest)}"
+        raise BadSchema(f"the frame does not fit topic {topic.name!r}: " + "; ".join(problems), hint)
+    info = msgspec.structs.replace(topic, versions=schemas, ranges=[], lanes=[])
+    return Shape(info, tuple(frame.names), partition_column, key, options.order_by, now_us)
+
+
+def _schemas(versions: TopicSchemas, names: Sequence[str]) -> TopicSchemas:
+    """The oldest version of a schema with all of these columns; the newest, if none has them."""
+    for version in range(1, versions.version):
+        known = versions.of(version)
+        if not set(names) & (set(versions.newest.names) - set(known.names)):
+            return TopicSchemas(known, versions.widths[:version])
+    return versions
+
+
+def _typed_problems(schemas: TopicSchemas, frame: pa.Schema, partition: str | None) -> list[str]:
+    problems = []
+    for field in schemas.newest:
+        if field.name not in frame.names:
+            if not field.nullable:
+                problems.append(f"column {field.name!r} is missing, and may not be null")
+        elif not fits(frame.field(field.name).type, field.type, field.name):
+            have = frame.field(field.name).type
+            problems.append(f"column {field.name!r} is {have} in the frame and {field.type} in the topic")
+    others = [name for name in frame.names if name not in schemas.newest.names and name != partition]
+    return problems + [f"column {name!r} is unknown" for name in others]
+
+
+def _raw_problems(frame: pa.Schema, now_us: int | None) -> list[str]:
+    others = [name for name in frame.names if name not in _RAW_COLUMNS]
+    problems = [f"column {name!r} is unknown (there are {', '.join(_RAW_COLUMNS)})" for name in others]
+    if "value" not in frame.names:
+        problems.append("column 'value' is missing")
+    problems += [
+        f"column {name!r} is {frame.field(name).type}, not binary or string"
+        for name in ("key", "value")
+        if name in frame.names and not any(is_kind(frame.field(name).type) for is_kind in _TEXT)
+    ]
+    for name in ("headers", "timestamp"):
+        wanted = RAW_SCHEMA.field(name).type
+        if name in frame.names and not fits(frame.field(name).type, wanted, name):
+            problems.append(f"column {name!r} is {frame.field(name).type}, not {wanted}")
+    if "timestamp" not in frame.names and now_us is None:
+        problems.append(f"column 'timestamp' is missing ({_STABLE_TIME})")
+    return problems
+
+
+def _key_column(schemas: TopicSchemas, options: WriteOptions) -> tuple[str | None, list[str]]:
+    name = options.key_column
+    if not schemas.typed:
+        wrong = name not in (None, "key")
+        return "key", ["option 'keyColumn' is for topics with a schema; here it is `key`"] if wrong else []
+    if name is None:
+        return None, []
+    if name not in schemas.newest.names:
+        return None, [f"option 'keyColumn': there is no column {name!r}"]
+    if not any(is_kind(schemas.newest.field(name).type) for is_kind in _TEXT):
+        return None, [f"option 'keyColumn': {name!r} is {schemas.newest.field(name).type}, not binary or string"]
+    return name, []
+
+
+def fits(have: pa.DataType, wanted: pa.DataType, column: str) -> bool:
+    """Whether a type of Spark is right for a topic's column: the one that a read gives for it, or a narrower one."""
+    known = table_type(wanted, column)
+    if _same(have, known) or (_same(have, table_type(have, column)) and _same(table_type(have, column), known)):
+        return True
+    if kinds.is_integer(have) and kinds.is_integer(known):
+        return bool(have.bit_width <= known.bit_width)
+    if kinds.is_floating(have) and kinds.is_floating(known):
+        return bool(have.bit_width <= known.bit_width)
+    return any(is_kind(have) for is_kind in _TEXT[1::2]) and any(is_kind(known) for is_kind in _TEXT[1::2])
+
+
+def _same(one: pa.DataType, other: pa.DataType) -> bool:
+    """Equal but for the names and nullability of what is inside."""
+    if kinds.is_nested(one) or kinds.is_nested(other):
+        if type(one) is not type(other) or one.num_fields != other.num_fields:
+            return False
+        pairs: list[tuple[Any, Any]] = [(one.field(at), other.field(at)) for at in range(one.num_fields)]
+        named = all(mine.name == theirs.name for mine, theirs in pairs) or not kinds.is_struct(one)
+        return named and all(_same(mine.type, theirs.type) for mine, theirs in pairs)
+    return bool(one.equals(other))

@@ -1,0 +1,55 @@
+"""The data source `embarcadero`: what Spark asks first. Everything heavier loads when it is asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+
+class EmbarcaderoSource(DataSource):
+    """`spark.read`, `readStream`, `write` and `writeStream` of format "embarcadero"."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The name of the format."""
+        return "embarcadero"
+
+    def schema(self) -> StructType:
+        """The columns of the topic, or those that the option `columns` names."""
+        from embarcadero.spark.reading import frame_schema
+
+        return frame_schema(self.options)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A batch read."""
+        from embarcadero.spark.reading import batch_reader
+
+        return batch_reader(self.options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        """A stream."""
+        from embarcadero.spark.streaming import stream_reader
+
+        return stream_reader(self.options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """A batch write."""
+        from embarcadero.spark.sink import batch_writer
+
+        return batch_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
+        """A stream that is written; called again for every micro-batch, and once more to commit it."""
+        from embarcadero.spark.sink import stream_writer
+
+        return stream_writer(self.options, schema, overwrite)

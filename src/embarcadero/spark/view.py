@@ -1,0 +1,222 @@
+"""What a driver asks the log: where its lanes start and end, where a place is, how large a span is."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from embarcadero.client.sync import Log
+from embarcadero.client.topics import TopicInfo
+from embarcadero.errors import BadValue, FuturePosition, Trimmed
+from embarcadero.limits import SPARK_TASK_BYTES
+from embarcadero.spark import asking
+from embarcadero.spark.connections import shared_log
+from embarcadero.spark.offsets import Place
+from embarcadero.spark.options import GO_ON, ReadOptions, Where
+from embarcadero.spark.planning import cut_places, finer, shares, task_bytes, tightened
+from embarcadero.types import Cut, Order, Position, Tail
+
+_TRIES: Final = 4
+"""So often pieces are halved to get as many tasks as asked for; then batches are."""
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+Ends = dict[int, tuple[Place, Place]]
+"""By lane: where a read, or a micro-batch, starts and ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneNow:
+    """A lane as it is now: where its readable part starts, where it ends for this reader, whether that is for good."""
+
+    lane: int
+    start: Place
+    end: Place
+    ordered: Place  # where it ends for those who read what is not durable yet
+    closed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TopicNow:
+    """A topic and its lanes, looked at once."""
+
+    about: TopicInfo
+    lanes: dict[int, LaneNow]
+
+
+class TopicView:
+    """Questions about one topic, over the one client of this process."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self.options = options
+
+    @property
+    def log(self) -> Log:
+        """The client."""
+        return shared_log(self.options.brokers)
+
+    @property
+    def table_properties(self) -> tuple[str, ...]:
+        """How files of tables are reached, by the configuration of this process."""
+        return tuple(self.log.brokers.table_properties)
+
+    def describe(self) -> TopicInfo:
+        """The topic. Raises UnknownTopic."""
+        return self.log.describe(self.options.topic)
+
+    def now(self, expected: Collection[int] = ()) -> TopicNow:
+        """The topic and its lanes: quicker if they are those that are expected. Raises UnknownTopic."""
+        log = self.log
+        about, tails = log.thread.wait(asking.survey(log.brokers, self.options.topic, expected))
+        last = {lane.lane: lane.end for lane in about.lanes}
+        return TopicNow(about, {tail.lane: self._lane(tail, last.get(tail.lane)) for tail in tails})
+
+    def _lane(self, tail: Tail, last: int | None) -> LaneNow:
+        durable = self.options.read == "durable"
+        ordered = Place(tail.index, tail.seq)
+        end = Place(tail.durable_index, tail.durable_seq) if durable else ordered
+        start = Place(tail.start_index, tail.start_seq)
+        return LaneNow(tail.lane, min(start, end), end, ordered, last is not None and end.index >= last)
+
+    # --- places -------------------------------------------------------------------------------------------------------
+    def place_of(self, lane: int, seq: int) -> Place:
+        """The place of a record: in its batch, or behind what is lost there. Raises Trimmed, FuturePosition."""
+        return _place(self.log.position_of(self.options.topic, seq=seq, lane=lane), seq)
+
+    def place_at_index(self, lane: int, index: int) -> Place:
+        """The place of a batch, or behind what is lost there. Raises Trimmed, FuturePosition."""
+        return _place(self.log.position_of(self.options.topic, index=index, lane=lane))
+
+    def place_at(self, now: LaneNow, us: int) -> Place:
+        """The first batch appended at or after a time; where the lane starts if that was trimmed."""
+        try:
+            found = self.log.position_at(self.options.topic, _EPOCH + timedelta(microseconds=us), lane=now.lane)
+        except Trimmed:
+            return now.start
+        return min(max(_place(found), now.start), now.end)
+
+    def resolve(self, where: Where, now: TopicNow, option: str, *, rest: Where) -> dict[int, Place]:
+        """The places that an option names, by lane; lanes that it does not name are at `rest`."""
+        if where.by == "lanes":
+            named = dict(where.lanes)
+            if unknown := named.keys() - now.lanes.keys():
+                raise BadValue(
+                    f"option {option!r} names lane {min(unknown)}, and topic {self.options.topic!r} has "
+                    f"{', '.join(map(str, sorted(now.lanes))) or 'none yet'}",
+                    "lanes of orders 0 and 1 come with brokers and go when nothing of them is left",
+                )
+            return {lane: self._resolved(named.get(lane, rest), each, option) for lane, each in now.lanes.items()}
+        if where.by == "seq" and now.about.order <= Order.BROKER:
+            raise BadValue(
+                f"topic {self.options.topic!r} has order {now.about.order}: a seq names a place in one of its lanes",
+                f'use JSON by lane: .option("{option}", \'{{"{min(now.lanes, default=4096)}": {{"seq": 1000}}}}\')',
+            )
+        return {lane: self._resolved(where, each, option) for lane, each in now.lanes.items()}
+
+    def _resolved(self, where: Where, now: LaneNow, option: str) -> Place:
+        if where.by in ("earliest", "latest"):
+            return now.start if where.by == "earliest" else now.end
+        if where.by == "time":
+            return self.place_at(now, where.value)
+        place, number = ("seq", 1) if where.by == "seq" else ("index", 0)
+        first, last = now.start[number], now.end[number]
+        if where.value > last:
+            raise FuturePosition(
+                f"option {option!r}: {place} {where.value} is beyond the end of lane {now.lane} ({last})",
+                f'use at most {last}, or "latest"',
+            )
+        if where.value < first:
+            if self.options.fail_on_data_loss:
+                raise Trimmed(
+                    f"option {option!r}: records before {place} {first} of lane {now.lane} are trimmed",
+                    f'use at least {first}, or "earliest"; {GO_ON}',
+                )
+            return now.start
+        if where.value == last:
+            return now.end
+        if where.by == "seq":
+            return self.place_of(now.lane, where.value)
+        return self.place_at_index(now.lane, where.value)
+
+    # --- sizes --------------------------------------------------------------------------------------------------------
+    def pieces(self, now: TopicNow, lane: int, start: Place, stop: Place, piece: int) -> list[Cut]:
+        """Pieces of a span: of its table below the frontier, of brokers from there on."""
+        tier, found = now.about.tier, []
+        frontier = 0 if tier is None else min(tier.frontier(lane)[0], stop.stop)
+        if tier is not None and start.index < frontier:
+            from embarcadero.spark.cold import open_table, table_pieces
+
+            table = open_table(tier, self.table_properties)
+            found = table_pieces(table, lane, start.index, frontier, piece)
+        return found + self._measured(lane, max(start.index, frontier), stop, piece)
+
+    def first_pieces(self, now: TopicNow, lane: int, start: Place, stop: Place, piece: int, most: int) -> list[Cut]:
+        """The first pieces of a span, by payload bytes as they were published."""
+        tier = now.about.tier
+        frontier = 0 if tier is None else min(tier.frontier(lane)[0], stop.stop)
+        if tier is None or start.index >= frontier:
+            return self._measured(lane, start.index, stop, piece, most)
+        from embarcadero.spark.cold import open_table, payload_pieces
+
+        table = open_table(tier, self.table_properties)
+        return payload_pieces(table, lane, start.index, frontier, piece, most)
+
+    def _measured(self, lane: int, start: int, stop: Place, piece: int, most: int | None = None) -> list[Cut]:
+        if start >= stop.stop:
+            return []
+        try:
+            log = self.log
+            return log.thread.wait(asking.measure(log.brokers, lane, start, stop.stop, piece, most))
+        except Trimmed:  # brokers have let go of it since we looked; tasks find it in the table, or say that it is gone
+            return [Cut(stop.stop, stop.seq, 0)]
+
+    def cuts(self, now: TopicNow, ends: Ends) -> dict[int, tuple[Place, ...]]:
+        """Where to cut spans of lanes into tasks of about the same size: at least `minPartitions` in all."""
+        wanted, piece = self.options.min_partitions or 1, SPARK_TASK_BYTES
+        measured = self._all_pieces(now, ends, piece)
+        sizes = [sum(cut.bytes for cut in pieces) for pieces in measured.values()]
+        size = task_bytes(sum(sizes), self.options.min_partitions)
+        if size < min(piece, max(sizes, default=0)):
+            measured, piece = self._all_pieces(now, ends, size), size
+        found = _cut(ends, measured)
+        for _ in range(_TRIES):  # batches, files and row groups are not all of the same size
+            if _tasks(found) >= wanted or piece == 1:
+                break
+            piece = max(1, piece // 2)
+            measured = self._all_pieces(now, ends, piece)
+            found = _cut(ends, measured)
+        return self._finer(ends, measured, found, wanted - _tasks(found))
+
+    def _all_pieces(self, now: TopicNow, ends: Ends, piece: int) -> dict[int, list[Cut]]:
+        return {lane: self.pieces(now, lane, *span, piece) for lane, span in ends.items()}
+
+    def _finer(
+        self, ends: Ends, measured: dict[int, list[Cut]], found: dict[int, tuple[Place, ...]], missing: int
+    ) -> dict[int, tuple[Place, ...]]:
+        """More tasks than there are batches: batches are cut by seq."""
+        if missing <= 0:
+            return found
+        extra = shares(missing, {lane: high.seq - low.seq for lane, (low, high) in ends.items()})
+        finest: dict[int, tuple[Place, ...]] = {}
+        for lane, cuts in found.items():
+            low, high = ends[lane]
+            tight = low if low.within else self.place_of(lane, low.seq)
+            finest[lane] = finer(tight, tightened(high, measured[lane]), cuts, len(cuts) + 1 + extra[lane])
+        return finest
+
+
+def _cut(ends: Ends, measured: dict[int, list[Cut]]) -> dict[int, tuple[Place, ...]]:
+    return {lane: cut_places(*span, measured[lane]) for lane, span in ends.items()}
+
+
+def _tasks(cuts: dict[int, tuple[Place, ...]]) -> int:
+    return sum(len(each) + 1 for each in cuts.values())
+
+
+def _place(found: Position, seq: int | None = None) -> Place:
+    """A batch's place, or that of a record in it; what is lost is passed over."""
+    if seq is None or seq <= found.seq:
+        return Place(found.index, found.seq)
+    return Place(found.index, seq, seq - found.seq)

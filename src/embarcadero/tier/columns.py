@@ -1,0 +1,268 @@
+"""The log as columns: rows of records with their positions, as the tier writes them and Spark reads them.
+
+System columns come first and are made by repeating a batch's numbers for each of its records; then those of the topic.
+With `control` every entry of the log is there: an entry without records is one row, whose `_seq` is that of the next
+record. Then a table of such rows tells all that the log told, and a hole in `_index` is a loss and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from embarcadero.client.batch import Batch
+from embarcadero.errors import BadSchema, BadValue, Corrupt, UnknownSchema
+from embarcadero.tier.types import table_type, to_table
+from embarcadero.types import GapKind
+from embarcadero.wire.schemas import TopicSchemas
+
+TIME: Final = pa.timestamp("us", tz="UTC")
+
+SYSTEM: Final = pa.schema(
+    [
+        pa.field("_lane", pa.int32()),
+        pa.field("_index", pa.int64()),
+        pa.field("_seq", pa.int64()),
+        pa.field("_kind", pa.int32()),
+        pa.field("_partition", pa.int32()),
+        pa.field("_session", pa.int64()),
+        pa.field("_session_seq", pa.int64()),
+        pa.field("_broker", pa.int32()),
+        pa.field("_append_time", TIME),
+        pa.field("_crc", pa.int64()),
+        pa.field("_size", pa.int32()),
+        pa.field("_count", pa.int32()),
+        pa.field("_schema_version", pa.int32()),
+    ]
+)
+"""What every row says about the batch that it was part of. `_kind` is an EntryKind, `_crc` the payload's CRC32C."""
+
+KEPT: Final = pa.schema(
+    [
+        pa.field("_skipped", pa.int64()),  # SKIP: so many sequences of the session, from _session_seq on
+        pa.field("_damage", pa.string()),  # why this batch's columns are null though it has records
+        pa.field("_payload", pa.binary()),  # in its first row: the payload of a batch that columns do not tell exactly
+    ]
+)
+"""What rows with `control` say as well, so that nothing of the log is lost in a table. Nearly always null."""
+
+_RESERVED: Final = frozenset([*SYSTEM.names, *KEPT.names])
+
+_SCHEMAS_KEPT: Final = 64  # of topics that this process has to do with
+
+Int64s = npt.NDArray[np.int64]
+
+
+class _Decoded(NamedTuple):
+    """The payload columns of one batch: arrays in table types, or why there are none; and whether they are exact."""
+
+    arrays: list[pa.Array] | None
+    damage: str | None
+    exact: bool
+
+
+@lru_cache(maxsize=_SCHEMAS_KEPT)
+def payload_schema(schemas: TopicSchemas) -> pa.Schema:
+    """The topic's own columns in table types; all may be null."""
+    for field in schemas.newest:
+        if field.name.lower() in _RESERVED:
+            raise BadSchema(
+                f"column {field.name!r} has the name of a system column",
+                "a topic with such a column can't be tiered or read by Spark; use another name",
+            )
+    return pa.schema([pa.field(field.name, table_type(field.type, field.name)) for field in schemas.newest])
+
+
+@lru_cache(maxsize=_SCHEMAS_KEPT)
+def table_schema(schemas: TopicSchemas, control: bool) -> pa.Schema:
+    """Columns of the topic's rows: those of the system, then its own. BadSchema names a column that can't be one."""
+    kept = list(KEPT) if control else []
+    return pa.schema([*SYSTEM, *kept, *payload_schema(schemas)])
+
+
+def rows(
+    lane: int,
+    batches: Iterable[Batch],
+    schemas: TopicSchemas,
+    columns: Sequence[str] | None = None,
+    start_seq: int | None = None,
+    stop_seq: int | None = None,
+    *,
+    control: bool = False,
+) -> pa.RecordBatch:
+    """The records of batches of one lane, in their order, as rows with the wanted columns (None: all of them).
+
+    Rows outside [start_seq, stop_seq) are cut. Gaps have no rows; with `control` a SKIP has one, and so has every other
+    entry without records. A payload that is no batch of its topic is Corrupt; with `control` its rows tell why in
+    `_damage`, and it is kept as it is in `_payload`. What is below a microsecond is kept there, too.
+
+        rows(0, batches, schemas, ["_seq", "price"])
+    """
+    schema = _wanted(table_schema(schemas, control), columns)
+    entries = [batch for batch in batches if _has_rows(batch, control)]
+    counts = np.fromiter((batch.count or 1 for batch in entries), np.int64, len(entries))
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    seqs = np.repeat(_numbers(entries, "seq"), counts) + within
+    first = 0 if start_seq is None else int(np.searchsorted(seqs, start_seq))
+    stop = len(seqs) if stop_seq is None else int(np.searchsorted(seqs, stop_seq))
+    payload = payload_schema(schemas)
+    own = [field for field in schema if field.name not in _RESERVED]
+    needs_payload = bool(own) or "_damage" in schema.names or "_payload" in schema.names
+    decoded = [_decode(batch, schemas, payload, own, control) for batch in entries] if needs_payload else []
+    arrays = _payload_columns(own, decoded, counts)
+    known = {"_seq": seqs, "_lane": lane}
+    made = [
+        arrays[field.name] if field.name in arrays
+        else _kept_column(field, entries, decoded, counts) if field.name in KEPT.names
+        else _system_column(field, entries, counts, known)
+        for field in schema
+    ]  # fmt: skip
+    found = pa.RecordBatch.from_arrays(made, schema=schema) if made else _no_columns(len(seqs))
+    return found.slice(first, max(stop - first, 0))
+
+
+def _wanted(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
+    if columns is None:
+        return schema
+    if unknown := [name for name in columns if name not in schema.names]:
+        raise BadValue(f"no such columns: {', '.join(unknown)}", f"there are {', '.join(schema.names)}")
+    return pa.schema([schema.field(name) for name in columns])
+
+
+def _no_columns(count: int) -> pa.RecordBatch:
+    """So many rows of nothing: a count(*) wants no columns."""
+    return pa.RecordBatch.from_struct_array(pa.Array.from_buffers(pa.struct([]), count, [None]))
+
+
+def _has_rows(batch: Batch, control: bool) -> bool:
+    if control:
+        return batch.gap is None or batch.gap.kind is GapKind.SKIPPED
+    return batch.count > 0
+
+
+# --- columns ----------------------------------------------------------------------------------------------------------
+_FIELDS: Final = {
+    "_index": "index", "_kind": "kind", "_partition": "partition", "_session": "session",
+    "_session_seq": "session_seq", "_broker": "broker", "_append_time": "append_us", "_crc": "crc", "_size": "size",
+    "_count": "count", "_schema_version": "schema_version",
+}  # fmt: skip
+
+
+def _numbers(entries: list[Batch], name: str) -> Int64s:
+    """A hash of 64 bits (the name of a session, in `session_seq` of its first entry) keeps its bits, with a sign."""
+    return np.fromiter((getattr(batch, name) for batch in entries), np.uint64, len(entries)).view(np.int64)
+
+
+def _system_column(field: pa.Field, entries: list[Batch], counts: Int64s, known: dict[str, Any]) -> pa.Array:
+    if field.name == "_lane":
+        return pa.array(np.full(int(counts.sum()), known["_lane"], np.int32))
+    values = known["_seq"] if field.name == "_seq" else np.repeat(_numbers(entries, _FIELDS[field.name]), counts)
+    if field.type == TIME:
+        return pa.array(values).view(TIME)
+    return pa.array(values.astype(np.int32) if field.type == pa.int32() else values)
+
+
+def _kept_column(field: pa.Field, entries: list[Batch], decoded: list[_Decoded], counts: Int64s) -> pa.Array:
+    """A column that is null but for a few batches."""
+    parts: list[pa.Array] = []
+    waiting = 0  # rows without a value since the last part
+    for number, count in enumerate(counts.tolist()):
+        value, times = _kept_value(field.name, entries[number], decoded[number] if decoded else None)
+        if value is not None:
+            filled = count if times is None else times
+            parts += [pa.nulls(waiting, field.type), pa.repeat(pa.scalar(value, field.type), filled)]
+            waiting = -filled
+        waiting += count
+    rest = pa.nulls(waiting, field.type)
+    return pa.concat_arrays([*parts, rest]) if parts else rest
+
+
+def _kept_value(name: str, batch: Batch, decoded: _Decoded | None) -> tuple[Any, int | None]:
+    """What a batch has in such a column, and in how many of its rows (None: all)."""
+    if name == "_skipped":
+        return None if batch.gap is None else batch.gap.stop - batch.gap.start, 1
+    if decoded is None or decoded.exact:
+        return None, None
+    return (bytes(batch.payload), 1) if name == "_payload" else (decoded.damage, None)
+
+
+def _payload_columns(own: list[pa.Field], decoded: list[_Decoded], counts: Int64s) -> dict[str, pa.Array]:
+    made: dict[str, pa.Array] = {}
+    for number, field in enumerate(own):
+        parts = [
+            pa.nulls(int(count), field.type) if batch.arrays is None else batch.arrays[number]
+            for batch, count in zip(decoded, counts, strict=True)
+        ]
+        made[field.name] = parts[0] if len(parts) == 1 else _joined(parts, field.type)
+    return made
+
+
+def _joined(parts: list[pa.Array], kind: pa.DataType) -> pa.Array:
+    return pa.concat_arrays(parts) if parts else pa.nulls(0, kind)
+
+
+def _decode(batch: Batch, schemas: TopicSchemas, payload: pa.Schema, own: list[pa.Field], control: bool) -> _Decoded:
+    if not batch.count:
+        return _Decoded(None, None, True)
+    if control and batch.schema_version > schemas.version:
+        raise UnknownSchema(
+            f"{batch!r} has version {batch.schema_version} of the schema, newer than {schemas.version}",
+            "describe the topic again",
+        )
+    try:
+        found = batch.to_arrow()
+        # All columns are looked at where exactness matters, the wanted ones otherwise.
+        names = payload.names if control else [field.name for field in own]
+        cast = {name: to_table(found.column(name), payload.field(name).type) for name in names}
+    except Corrupt as error:
+        if not control:
+            raise
+        return _Decoded(None, error.message, False)
+    except pa.ArrowInvalid as error:
+        if not control:
+            raise BadValue(
+                f"{batch!r} has a value that no table can hold: {error}", "read it with to_arrow()"
+            ) from None
+        return _Decoded(None, f"a value that no table can hold: {error}", False)
+    return _Decoded([cast[field.name][0] for field in own], None, all(exact for _, exact in cast.values()))
+
+
+# --- entries ----------------------------------------------------------------------------------------------------------
+HASHED: Final = (
+    "_index", "_seq", "_kind", "_count", "_crc", "_session", "_session_seq", "_partition", "_append_time",
+)  # fmt: skip
+"""Columns by which entries of the log are compared wherever they are kept."""
+
+
+class EntriesHash:
+    """A hash of entries in their order: equal for the same part of a log, however it was cut into batches and files."""
+
+    def __init__(self) -> None:
+        self._hash = blake2b(digest_size=16)
+        self._last: int | None = None
+        self.entries = 0
+
+    def add(self, found: pa.RecordBatch) -> None:
+        """Rows made with control, in their order; an entry counts once, by its first row."""
+        if not found.num_rows:
+            return
+        indices = found.column("_index").to_numpy()
+        first = np.concatenate(([indices[0] != self._last], indices[1:] != indices[:-1]))
+        words = np.empty((int(first.sum()), len(HASHED)), "<i8")
+        for place, name in enumerate(HASHED):
+            column = found.column(name)
+            words[:, place] = (column.view(pa.int64()) if column.type == TIME else column).to_numpy()[first]
+        self._hash.update(words.tobytes())
+        self._last = int(indices[-1])
+        self.entries += len(words)
+
+    @property
+    def hex(self) -> str:
+        """The hash so far."""
+        return self._hash.hexdigest()

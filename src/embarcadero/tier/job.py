@@ -1,0 +1,393 @@
+"""The tiering job: durable spans become files, files are committed, the store is told, brokers may forget.
+
+Theory of operation. The table is the truth. One cycle is: plan spans from the table's frontiers up to what is durable;
+have them written; commit them on top of just those frontiers; tell the store; trim what brokers keep beyond the hot
+retention, never above the frontier in the store; delete garbage. A job that dies anywhere leaves files that nothing
+names, a table that is ahead of the store, or a trim undone, and the next one begins by reading the table: nothing is
+twice, nothing is missing. The lease only keeps two jobs from doing the same work.
+
+Who writes the files is a parameter (`run`): this process (`write_here`), or the workers of Spark (spark/tiering.py).
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from threading import Event, Thread
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+
+from embarcadero.client.sync import Log
+from embarcadero.client.topics import TopicInfo
+from embarcadero.errors import (
+    BadTable,
+    Corrupt,
+    Deposed,
+    EmbarcaderoError,
+    OutcomeUnknown,
+    Refused,
+    Retriable,
+    Trimmed,
+    UnknownSchema,
+)
+from embarcadero.limits import TIER_FILES_MAX, TIER_LEASE_S, TIER_ORPHANS_S
+from embarcadero.plants import planted
+from embarcadero.tier.columns import table_schema
+from embarcadero.tier.gc import collect_data, collect_metadata
+from embarcadero.tier.parquet import FileFacts, Span, write_span
+from embarcadero.tier.settings import NAMESPACE, TierSettings
+from embarcadero.tier.storage import Storage
+from embarcadero.tier.table import Loaded, TierTable, table_name
+from embarcadero.tier.upkeep import drop_below, expire_snapshots
+from embarcadero.types import Tail, Tier
+
+STEPS: Final = ("open", "create", "repair", "plan", "write", "commit", "advance", "trim", "drop", "collect")
+"""What a job does, in this order; each step is announced before it is done."""
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """A span to be written into a file, as a worker is told of it."""
+
+    topic: str
+    span: Span
+    location: str
+    epoch: int
+    properties: dict[str, str]
+
+
+Run = Callable[[list[Work]], Iterable[FileFacts]]
+
+
+def do_work(log: Log, work: Work) -> FileFacts:
+    """Read a span and write its file. The schema is asked for now: it is as new as every batch of the span."""
+    span, schemas = work.span, log.describe(work.topic).versions
+    scan = log.scan(work.topic, lane=span.lane, start=span.start, stop=span.stop, control=True)
+    return write_span(Storage(work.properties), work.location, span, work.epoch, schemas, scan)
+
+
+def write_here(log: Log) -> Run:
+    """Write files in this process, one after the other."""
+
+    def run(works: list[Work]) -> Iterator[FileFacts]:
+        for work in works:
+            yield do_work(log, work)
+
+    return run
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one cycle is going to do."""
+
+    base: Loaded
+    spans: list[Span]
+    starts: dict[int, tuple[int, int]]
+    schema: pa.Schema
+
+    def after(self) -> dict[int, tuple[int, int]]:
+        """Frontiers once all spans are committed."""
+        return self.base.frontiers | {span.lane: (span.stop, span.stop_seq) for span in self.spans}
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """What one cycle did."""
+
+    files: int = 0
+    rows: int = 0
+    bytes: int = 0
+    frontiers: dict[int, tuple[int, int]] = field(default_factory=dict)
+    trimmed: dict[int, int] = field(default_factory=dict)
+    collected: list[str] = field(default_factory=list)
+    more: bool = False  # there was more than one cycle takes
+
+
+class TierJob:
+    """One holder's epochs of writing the table of one topic."""
+
+    def __init__(
+        self, log: Log, topic: str, settings: TierSettings, run: Run | None = None, *, holder: str,
+        take_over: bool = False, step: Callable[[str], None] = lambda _name: None,
+    ) -> None:  # fmt: skip
+        self._log, self.topic, self._settings, self._holder = log, topic, settings, holder
+        self._run, self._take_over, self._step = run or write_here(log), take_over, step
+        self._table = TierTable(settings, table_name(topic))
+        self._tier: Tier | None = None
+        self._keeper: _Keeper | None = None
+        self._swept_s = 0.0
+        self._littered = True  # an attempt may have left files that nothing names
+        self._dropped: dict[int, tuple[int, int]] = {}  # starts below which files were dropped
+
+    @property
+    def table(self) -> str:
+        """The table's name in its catalog."""
+        return self._table.identifier
+
+    # --- beginning and ending -----------------------------------------------------------------------------------------
+    def open(self) -> Tier:
+        """Begin an epoch; make the table if there is none; bring the store up to what the table says."""
+        about = self._log.describe(self.topic)
+        schema = table_schema(about.versions, control=True)
+        self._table = TierTable(self._settings, self._name(about))
+        self._step("open")
+        tier = self._log.open_tier(
+            self.topic, self._holder, table_id=secrets.token_hex(8), warehouse=self._settings.warehouse,
+            table=self._table.identifier, hot_retention_s=self._settings.hot_retention_s, take_over=self._take_over,
+        )  # fmt: skip
+        self._table = TierTable(self._settings, tier.table)
+        found = self._table.load()
+        if found is None:
+            if tier.metadata:
+                raise BadTable(
+                    f"table {tier.table} of topic {self.topic!r} is not in the catalog",
+                    f"is it the right one (tier.properties)? The newest metadata file is {tier.metadata}",
+                )
+            self._step("create")
+            found = self._table.create(self.topic, tier.id, schema)
+        self._check(found, tier)
+        self._step("repair")
+        self._tier = self._tell(tier, found)
+        self._keeper = _Keeper(self._log, self.topic, tier.epoch)
+        return self._tier
+
+    def _name(self, about: TopicInfo) -> str:
+        """The table that the topic has; for one without, a name that no other topic's table has."""
+        if about.tier is not None:
+            return about.tier.table
+        name = table_name(self.topic)
+        taken = TierTable(self._settings, name).load() is not None
+        return f"{NAMESPACE}.{name}_{secrets.token_hex(4)}" if taken else f"{NAMESPACE}.{name}"
+
+    def _check(self, found: Loaded, tier: Tier) -> None:
+        if found.id != tier.id:
+            raise BadTable(f"table {tier.table} is not that of topic {self.topic!r}", "restore the right one")
+        behind = [lane for lane, place in tier.frontiers.items() if found.frontiers.get(lane, (0, 0)) < place]
+        if behind:
+            raise BadTable(
+                f"the catalog is behind: {tier.table} ends at {found.frontiers}, and {tier.frontiers} was committed",
+                f"restore the catalog; the newest metadata file is {tier.metadata}",
+            )
+
+    def close(self) -> None:
+        """Leave, so that another holder may begin at once."""
+        if self._keeper is not None:
+            self._keeper.stop()
+        if self._tier is not None:
+            self._log.close_tier(self.topic, self._tier.epoch)
+
+    def __enter__(self) -> TierJob:
+        self.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.close()
+        except Retriable:
+            return  # the lease ends by itself
+
+    # --- one cycle ----------------------------------------------------------------------------------------------------
+    def cycle(self) -> Cycle:
+        """Tier what is durable now, at most so many files; trim and clean up. Deposed if another job has come."""
+        try:
+            return self._cycle()
+        except BaseException:
+            self._littered = True
+            raise
+
+    def _cycle(self) -> Cycle:
+        tier = self._mine()
+        self._step("plan")
+        plan = self._plan(tier)
+        if planted("tier-trim-before-commit") and plan.spans:
+            self._trim(tier, plan.after())
+        facts = self._write(plan, tier) if plan.spans else []
+        done = Cycle(frontiers=plan.base.frontiers)
+        committed = plan.base
+        if files := [each for each in facts if each.path]:
+            self._step("commit")
+            self._mine()
+            committed = self._table.commit(
+                plan.base.frontiers, files, plan.after(), plan.starts, plan.schema, tier.epoch
+            )
+            self._step("advance")
+            tier = self._tier = self._tell(tier, committed)
+            done = Cycle(
+                files=len(files), rows=sum(each.rows for each in files), bytes=sum(each.bytes for each in files),
+                frontiers=committed.frontiers, more=len(plan.spans) >= TIER_FILES_MAX,
+            )  # fmt: skip
+        self._step("trim")
+        trimmed = self._trim(tier, tier.frontiers)
+        self._expire()
+        self._step("drop")
+        committed = self._drop(committed)
+        self._step("collect")
+        collected = self._collect(committed, bool(files)) if files or self._littered else []
+        return Cycle(done.files, done.rows, done.bytes, done.frontiers, trimmed, collected, done.more)
+
+    def _mine(self) -> Tier:
+        if self._tier is None:
+            raise Deposed("the job is not open", "open it first")
+        if self._keeper is not None:
+            self._keeper.check()
+        return self._tier
+
+    def _plan(self, tier: Tier) -> Plan:
+        """Spans from the table's frontiers to what is durable, cut into pieces of about a file each."""
+        base = self._table.load()
+        if base is None:
+            raise BadTable(f"table {tier.table} is gone from its catalog", "restore the catalog")
+        self._check(base, tier)
+        tail = self._log.tail(self.topic)
+        about = self._log.describe(self.topic)  # after the tail: no batch below it has a newer schema
+        starts, spans = base.starts | tier.starts, list[Span]()
+        for lane in tail.lanes or (tail,):
+            begin = max(base.frontiers.get(lane.lane, (0, 0)), (lane.hot_index, lane.hot_seq))
+            starts.setdefault(lane.lane, begin)
+            spans += self._cut(lane, begin, TIER_FILES_MAX - len(spans))
+        return Plan(base, spans, starts, table_schema(about.versions, control=True))
+
+    def _cut(self, lane: Tail, begin: tuple[int, int], most: int) -> list[Span]:
+        (start, start_seq), spans = begin, list[Span]()
+        if start >= lane.durable_index or most <= 0:
+            return []
+        cuts = self._log.measure(self.topic, start, lane.durable_index, self._settings.file_bytes, lane=lane.lane)
+        for cut in cuts[:most]:
+            spans.append(Span(lane=lane.lane, start=start, stop=cut.index, start_seq=start_seq, stop_seq=cut.seq))
+            start, start_seq = cut.index, cut.seq
+        return spans
+
+    def _write(self, plan: Plan, tier: Tier) -> list[FileFacts]:
+        location = plan.base.table.location()
+        works = [
+            Work(topic=self.topic, span=span, location=location, epoch=tier.epoch, properties=self._settings.properties)
+            for span in plan.spans
+        ]
+        facts: list[FileFacts] = []
+        self._step("write")
+        for each in self._run(works):
+            facts.append(each)
+            self._step("write")
+        return checked_facts(plan.spans, facts)
+
+    def _tell(self, tier: Tier, found: Loaded) -> Tier:
+        if found.frontiers == tier.frontiers and found.metadata == tier.metadata:
+            return tier
+        return self._log.advance_tier(
+            self.topic, tier.epoch, metadata=found.metadata, frontiers=found.frontiers, starts=found.starts
+        )
+
+    # --- afterwards ---------------------------------------------------------------------------------------------------
+    def _trim(self, tier: Tier, upto: dict[int, tuple[int, int]]) -> dict[int, int]:
+        """Let brokers forget what is in the table and older than the hot retention; returns where lanes start there."""
+        cutoff = datetime.now(UTC) - timedelta(seconds=tier.hot_retention_s)
+        trimmed: dict[int, int] = {}
+        tail = self._log.tail(self.topic)
+        for lane in tail.lanes or (tail,):
+            index = upto.get(lane.lane, (0, 0))[0]
+            if tier.hot_retention_s:
+                try:
+                    index = min(index, self._log.position_at(self.topic, cutoff, lane=lane.lane).index)
+                except Trimmed:
+                    continue
+            if index > lane.hot_index:
+                self._log.trim(self.topic, before_index=index, lane=lane.lane, cold=False)
+                trimmed[lane.lane] = index
+        return trimmed
+
+    def _expire(self) -> None:
+        """A topic's retention by age is for all readers: it moves the start of the part in the table as well."""
+        about = self._log.describe(self.topic)
+        if about.retention_s and about.tier is not None and about.tier.frontiers:
+            self._log.trim(self.topic, before_time=datetime.now(UTC) - timedelta(seconds=about.retention_s))
+
+    def _drop(self, committed: Loaded) -> Loaded:
+        """Give up files that are below the start, and old snapshots; the store is told of the new metadata file."""
+        tier = self._tier = self._log.describe(self.topic).tier or self._mine()
+        kept = committed
+        if tier.starts != self._dropped:
+            kept = drop_below(self._table, committed, tier.starts, tier.epoch)
+            self._dropped = tier.starts
+        kept = expire_snapshots(self._table, kept)
+        if kept is not committed:
+            self._littered = True
+            self._tier = self._tell(tier, kept)
+        return kept
+
+    def _collect(self, committed: Loaded, ours: bool) -> list[str]:
+        """Garbage is looked for when there may be some, and now and then: listing a large table takes its time.
+
+        Metadata only after a commit of `ours`: nobody can commit any more what was written before it.
+        """
+        due = time.time() - self._swept_s > TIER_ORPHANS_S
+        gone = collect_data(self._table) if due or self._littered else []
+        self._littered = False
+        if due and ours:
+            self._swept_s = time.time()
+            gone += collect_metadata(self._table.storage, committed, self._swept_s)
+        return gone
+
+    # --- on and on ----------------------------------------------------------------------------------------------------
+    def follow(self, stop: Event, told: Callable[[Cycle], None] = lambda _cycle: None) -> None:
+        """Cycle after cycle until `stop`; trouble that may pass is waited out. Raises Deposed, and what won't pass."""
+        while not stop.is_set():
+            try:
+                done = self.cycle()
+            except (Retriable, OutcomeUnknown, Trimmed, UnknownSchema):  # a span that changed is planned anew
+                stop.wait(min(self._settings.interval_s, _RETRY_S))
+                continue
+            told(done)
+            if not done.more:
+                stop.wait(self._settings.interval_s)
+
+    def run_once(self) -> list[Cycle]:
+        """Cycles until everything that was durable at the last look is in the table."""
+        done = [self.cycle()]
+        while done[-1].more:
+            done.append(self.cycle())
+        return done
+
+
+_RETRY_S: Final = 5.0
+
+
+def checked_facts(spans: Sequence[Span], facts: Sequence[FileFacts]) -> list[FileFacts]:
+    """The facts in the order of their spans. Corrupt, if a span was written twice, or not at all."""
+    by_span = {each.span: each for each in facts}
+    if len(by_span) != len(facts) or by_span.keys() != set(spans):
+        raise Corrupt(f"{len(facts)} files were written for {len(spans)} spans", "report it: this is a bug")
+    return [by_span[span] for span in spans]
+
+
+class _Keeper:
+    """Says that the job is there while workers are busy, so that nobody takes over meanwhile."""
+
+    def __init__(self, log: Log, topic: str, epoch: int) -> None:
+        self._log, self._topic, self._epoch = log, topic, epoch
+        self._stop, self._deposed = Event(), Event()
+        self._thread = Thread(target=self._keep, name=f"tier-{topic}", daemon=True)
+        self._thread.start()
+
+    def _keep(self) -> None:
+        while not self._stop.wait(TIER_LEASE_S / 4):
+            try:
+                self._log.keep_tier(self._topic, self._epoch)
+            except Refused:
+                self._deposed.set()
+                return
+            except EmbarcaderoError:
+                continue
+
+    def check(self) -> None:
+        """Raise Deposed if we were told so."""
+        if self._deposed.is_set():
+            raise Deposed(f"another job tiers topic {self._topic!r}", "stop, or open the tier again")
+
+    def stop(self) -> None:
+        """No more signs of life."""
+        self._stop.set()
+        self._thread.join(timeout=1.0)

@@ -1,0 +1,47 @@
+"""The process that `up --tier` keeps running: `python -m embarcadero.tier.main <the cluster's folder>`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from threading import Event
+
+from embarcadero.client.sync import connect
+from embarcadero.node.begin import start_logging
+from embarcadero.node.children import die_with, name_process
+from embarcadero.node.cluster import ClusterFolder
+from embarcadero.node.report import report
+from embarcadero.tier.job import Run
+from embarcadero.tier.many import Tierer
+from embarcadero.tier.settings import TierSettings
+from embarcadero.watch.logs import LogJournal
+
+HOLDER = "up"
+"""One supervisor has one such process at a time: a new one takes over from the one before without asking."""
+
+
+def main(data_dir: Path) -> None:
+    """Tier the topics of a running cluster until told to stop, or until its supervisor is gone."""
+    die_with(os.getppid())
+    name_process("tier")
+    folder = ClusterFolder(data_dir)
+    config = folder.require_running().config
+    start_logging("tier", config.log)
+    stop = Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    settings = TierSettings.of(config, folder.path)
+    with connect(report(folder).addresses, config=config) as log:
+        run: Run | None = None
+        if config.tier.master:
+            from embarcadero.spark.tiering import spark_run  # only who asked for Spark has to have it
+
+            run = spark_run(log.address, config.tier.master)
+        journal = LogJournal(f"tier-{os.getpid()}")
+        Tierer(log, settings, journal, holder=HOLDER, topics=config.tier.topics, run=run).follow(stop)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,134 @@
+"""Files of a warehouse, wherever it is: a folder, or an object store that speaks S3; and what may go wrong with them.
+
+Everything goes through pyarrow's file systems, as PyIceberg sets them up from its properties (`s3.endpoint`, ...).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from embarcadero.errors import BadTable, EmbarcaderoError, NotAvailable, TierUnavailable
+
+try:
+    from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+    from pyiceberg.io.pyarrow import PyArrowFileIO
+    from sqlalchemy.exc import SQLAlchemyError
+except ImportError as missing:  # pragma: no cover - the extra is there in tests
+    raise NotAvailable(f"tables need PyIceberg: {missing}", 'pip install "embarcadero[spark]"') from None
+
+Properties = Mapping[str, str]
+
+_ALWAYS: Final = {"py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO"}
+_UNAVAILABLE_HINT: Final = "check that it is up, its address, and your keys (tier.properties); then try again"
+
+_TROUBLES: Final = ("aws error", "google", "azure", "http", "curl", "network", "connect", "timed out", "timeout")
+
+
+class Storage:
+    """The files of a warehouse."""
+
+    def __init__(self, properties: Properties) -> None:
+        self.properties = {**properties, **_ALWAYS}
+        self.io = PyArrowFileIO(self.properties)
+
+    def place(self, location: str) -> tuple[pafs.FileSystem, str]:
+        """The file system of a location, and its path there."""
+        scheme, netloc, path = self.io.parse_location(location, self.properties)
+        return self.io.fs_by_scheme(scheme, netloc), path
+
+    def open(self, location: str) -> Any:
+        """A file to read from anywhere in it. BadTable, if it is not there."""
+        fs, path = self.place(location)
+        with typed_errors(location):
+            return fs.open_input_file(path)
+
+    def create(self, location: str) -> Any:
+        """A new file to write."""
+        fs, path = self.place(location)
+        with typed_errors(location):
+            return fs.open_output_stream(path)
+
+    def list(self, location: str) -> list[tuple[str, float]]:
+        """Names of the files in a folder, and when they were last changed (seconds since 1970)."""
+        fs, path = self.place(location)
+        with typed_errors(location):
+            found = fs.get_file_info(pafs.FileSelector(path, allow_not_found=True))
+        files = [info for info in found if info.type == pafs.FileType.File]
+        return [(info.base_name, info.mtime.timestamp() if info.mtime else 0.0) for info in files]
+
+    def delete(self, location: str) -> None:
+        """Remove a file; one that is gone already is fine."""
+        fs, path = self.place(location)
+        with typed_errors(location):
+            try:
+                fs.delete_file(path)
+            except FileNotFoundError:
+                return
+
+    def sync(self, locations: Iterable[str]) -> None:
+        """Have files on disk for good, with their names; an object store has them when it says so."""
+        folders = set()
+        for location in locations:
+            scheme, _, path = self.io.parse_location(location, self.properties)
+            if scheme == "file":
+                with typed_errors(location):
+                    _sync(path)
+                folders.add(str(Path(path).parent))
+        for folder in folders:
+            _sync(folder)
+
+
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def typed_errors(what: str) -> Iterator[None]:
+    """Errors of Arrow, PyIceberg and the catalog's database as ours; `what` is the file or table in question."""
+    try:
+        yield
+    except (EmbarcaderoError, CommitFailedException, NoSuchTableError):
+        raise
+    except FileNotFoundError as error:
+        raise BadTable(f"{what} is missing: {_short(error)}", "restore it, or drop it from the table") from error
+    except SQLAlchemyError as error:
+        raise TierUnavailable(f"the catalog of {what} can't be used: {_short(error)}", _UNAVAILABLE_HINT) from error
+    except OSError as error:
+        if not _is_trouble(error):
+            raise BadTable(f"{what} is damaged: {_short(error)}", "restore it from a copy") from error
+        raise TierUnavailable(f"{what} can't be read or written: {_short(error)}", _UNAVAILABLE_HINT) from error
+    except pa.ArrowException as error:
+        raise BadTable(f"{what} is damaged: {_short(error)}", "restore it from a copy") from error
+
+
+@contextmanager
+def reading(path: str) -> Iterator[None]:
+    """The same while a file is decoded: bytes that make no sense are met with errors of every kind."""
+    try:
+        with typed_errors(path):
+            yield
+    except EmbarcaderoError:
+        raise
+    except (ValueError, LookupError, ArithmeticError, MemoryError, TypeError) as error:
+        raise BadTable(f"{path} is damaged: {_short(error)}", "restore it from a copy") from error
+
+
+def _is_trouble(error: OSError) -> bool:
+    """Arrow says "OSError" to bytes that make no sense as well; those come without a number, and not from a network."""
+    text = str(error).lower()
+    return error.errno is not None or any(word in text for word in _TROUBLES)
+
+
+def _short(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]

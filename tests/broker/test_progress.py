@@ -1,0 +1,105 @@
+"""How far readers say they are: told to one broker, seen at all of them, bounded, and written seldom."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from embarcadero.limits import READER_KEPT_S, READERS_PER_TOPIC_MAX
+from embarcadero.placement.progress import ReaderNote
+from embarcadero.wire import messages as m
+from tests.broker.harness import Client, World
+
+
+class Readers:
+    """A topic, and a client at each of two brokers."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.lane = self.world.topic()
+        self.clients = [Client(broker) for broker in self.world.brokers]
+
+    def ask(self, message: m.Message, broker: int = 0) -> Any:
+        return self.clients[broker].answers[self.clients[broker].ask(message)]
+
+    def note(self, reader: str, index: int, broker: int = 0, topic: str = "t") -> Any:
+        return self.ask(m.NoteProgress(topic=topic, reader=reader, places={self.lane: (index, index * 10)}), broker)
+
+    def seen(self, broker: int = 0) -> dict[str, int]:
+        """By reader: the index that it told."""
+        told = self.ask(m.GetReaders(topic="t"), broker)
+        return {reader.reader: reader.places[self.lane][0] for reader in told.readers}
+
+    def pass_s(self, seconds: float) -> None:
+        self.world.clock.us += int(seconds * 1_000_000)
+        self.world.run(1)
+
+
+@pytest.fixture
+def readers() -> Readers:
+    return Readers()
+
+
+def test_what_a_reader_tells_one_broker_is_seen_at_all(readers: Readers) -> None:
+    """Name, place and how long ago; the newest word counts, and who spoke last comes first."""
+    assert readers.note("a", 1) == m.Done()
+    readers.note("b", 5, broker=1)
+    readers.pass_s(2)
+    readers.note("a", 2, broker=1)
+    for broker in (0, 1):
+        assert list(readers.seen(broker).items()) == [("a", 2), ("b", 5)]
+    told = readers.ask(m.GetReaders(topic="t"))
+    assert [round(reader.ago_s) for reader in told.readers] == [0, 2]
+
+
+def test_the_store_is_written_once_a_second_at_most(readers: Readers) -> None:
+    """A reader that tells every batch costs a commit a second; its last word is there all the same."""
+    readers.note("a", 0)
+    before = readers.world.directory.revision()
+    for index in range(1, 50):
+        readers.note("a", index)
+    assert readers.world.directory.revision() == before
+    assert readers.seen(1) == {"a": 0}
+    readers.pass_s(1.1)
+    assert readers.world.directory.revision() == before + 1
+    assert readers.seen(1) == {"a": 49}
+
+
+def test_silent_readers_are_forgotten_and_others_go_with_their_topic(readers: Readers) -> None:
+    """After a day without a word; when the topic is deleted, at once."""
+    readers.note("a", 1)
+    readers.pass_s(READER_KEPT_S / 2)
+    readers.note("b", 1)
+    readers.pass_s(READER_KEPT_S / 2 + 1)
+    assert set(readers.seen()) == {"b"}
+    readers.note("b", 2)
+    assert len(readers.world.directory._store.list("readers/")) == 1
+    readers.ask(m.DeleteTopic(name="t"))
+    assert readers.world.directory._store.list("readers/") == []
+
+
+def test_readers_of_a_topic_are_bounded(readers: Readers) -> None:
+    """Of too many, those that were silent for longest go."""
+    now = readers.world.clock.wall_us()
+    notes = {
+        ("t", f"r{number}"): ReaderNote(reader=f"r{number}", places={readers.lane: (0, 0)}, at_us=now + number)
+        for number in range(READERS_PER_TOPIC_MAX)
+    }
+    readers.world.directory.note_progress(notes, now)
+    readers.pass_s(1)
+    readers.note("new", 1)
+    left = set(readers.seen())
+    assert len(readers.world.directory.readers("t", now)) == READERS_PER_TOPIC_MAX
+    assert "r0" not in left
+    assert {"new", "r1"} <= left
+
+
+def test_what_makes_no_sense_is_refused(readers: Readers) -> None:
+    """A topic that is not there, a name that is none or too long, too many lanes."""
+    assert readers.note("a", 1, topic="nothing").code == "UnknownTopic"
+    assert readers.ask(m.GetReaders(topic="nothing")).code == "UnknownTopic"
+    assert readers.note("", 1).code == "BadName"
+    assert readers.note("x" * 256, 1).code == "BadName"
+    many = dict.fromkeys(range(1025), (0, 0))
+    assert readers.ask(m.NoteProgress(topic="t", reader="a", places=many)).code == "BadValue"

@@ -1,0 +1,232 @@
+"""The reader's core with a topic that has a table: each position once, whoever forgets what and when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embarcadero.client.batch import Batch, OrderEntry
+from embarcadero.client.reading import nothing_came
+from embarcadero.client.subscriber import ColdAsk, SubscriberCore
+from embarcadero.errors import BadValue, Corrupt, Unreachable
+from embarcadero.types import EntryKind, Gap, GapKind
+from tests.client.fake_cluster import LANE, FakeCluster, World
+
+SILENT_US = 3_000_000
+
+
+class Table:
+    """A table of the fake cluster's log, as a driver would read it: below `frontier`, from `start` on."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self._cluster = cluster
+        self.frontier = self.start = 0
+
+    def batches(self, start: int, stop: int) -> list[Batch]:
+        found = []
+        if start < min(self.start, stop):
+            found.append(Batch.of_gap(LANE, Gap(GapKind.TRIMMED, start, min(self.start, stop)), None))
+        for index in range(max(start, self.start), stop):
+            entry = OrderEntry._make(self._cluster.entries([index]).tolist()[0])
+            found.append(Batch.of_entry(LANE, entry, self._cluster.log[index].payload, {}))
+        return found
+
+
+def make_world(records: int = 0, **options: Any) -> tuple[World, Table]:
+    core = SubscriberCore(lane=LANE, silent_after_us=SILENT_US, table=True, **options)
+    world = World(core, FakeCluster(), 1)
+    for number in range(records):
+        world.cluster.put(b"%d" % number, count=number % 3 + 1)
+    return world, Table(world.cluster)
+
+
+def answer(world: World, table: Table, ask: ColdAsk, at_once: int = 2) -> None:
+    """Do what a driver does with a question: a few batches at a time, then the end."""
+    core, reached = world.core, max(ask.start, min(ask.stop, table.frontier))
+    batches = table.batches(ask.start, reached)
+    for first in range(0, len(batches), at_once):
+        core.on_cold(ask, batches[first : first + at_once])
+    core.on_cold_end(ask, reached, world.now)
+    world.collect()
+
+
+def drain(world: World, table: Table) -> list[Batch]:
+    """All that can be read now."""
+    taken: list[Batch] = []
+    while True:
+        world.settle()
+        for ask in world.core.take_cold():
+            answer(world, table, ask)
+            world.settle()
+        found = world.core.take_batches(1_000, world.now)
+        world.collect()
+        if not found and world.core._cold is None:
+            return taken
+        taken += found
+
+
+def test_what_brokers_have_no_longer_comes_from_the_table() -> None:
+    """Batches of the table, then those of brokers, as if it were one; the seq goes on over the edge."""
+    world, table = make_world(records=10)
+    table.frontier, world.cluster.start_index = 7, 5
+    found = drain(world, table)
+    assert [batch.index for batch in found] == list(range(10))
+    assert [batch.gap for batch in found] == [None] * 10
+
+
+def test_what_the_table_has_not_either_is_a_gap() -> None:
+    """Without a table, or above its frontier, brokers' word counts; below its start, the user's trim does."""
+    world, table = make_world(records=10)
+    world.cluster.start_index = 5
+    assert drain(world, table)[0].gap == Gap(GapKind.TRIMMED, 0, 5)
+    world, table = make_world(records=10)
+    table.frontier, table.start, world.cluster.start_index = 4, 2, 6
+    found = drain(world, table)
+    assert [batch.gap for batch in found[:4]] == [
+        Gap(GapKind.TRIMMED, 0, 2), None, None, Gap(GapKind.TRIMMED, 4, 6)
+    ]  # fmt: skip
+    assert [batch.index for batch in found[4:]] == [6, 7, 8, 9]
+
+
+def test_a_stop_holds_for_the_table_too() -> None:
+    """Nothing at or above it is asked of the table, and nothing is asked of brokers behind it."""
+    world, table = make_world(records=10, start=1, stop=4)
+    table.frontier, world.cluster.start_index = 9, 8
+    world.settle()
+    (ask,) = world.core.take_cold()
+    assert (ask.start, ask.stop) == (1, 4)
+    answer(world, table, ask)
+    assert [batch.index for batch in drain(world, table)] == [1, 2, 3]
+    assert world.core.position == 4
+
+
+def test_a_seek_makes_older_answers_void() -> None:
+    """What the table still sends is not handed on."""
+    world, table = make_world(records=10)
+    table.frontier, world.cluster.start_index = 9, 8
+    world.settle()
+    (ask,) = world.core.take_cold()
+    world.core.on_cold(ask, table.batches(0, 2))
+    world.core.seek("index", 1, world.now)
+    world.collect()
+    assert not world.core.wants(ask)
+    world.core.on_cold(ask, table.batches(2, 4))
+    world.core.on_cold_end(ask, 8, world.now)
+    assert [batch.index for batch in drain(world, table)] == list(range(1, 10))
+
+
+def test_places_are_looked_for_in_the_table_of_a_topic_that_has_one() -> None:
+    """earliest, a seq and a time become an index first; None leaves it to brokers; latest is theirs anyway."""
+    for by, start in (("earliest", 0), ("seq", 5), ("time", 1_000_003)):
+        world, table = make_world(records=10, by=by, start=start, tiered=True)
+        table.frontier, world.cluster.start_index = 7, 5
+        world.settle()
+        (ask,) = world.core.take_cold()
+        assert (ask.by, ask.start) == (by, start)
+        world.core.on_place(ask, 3, world.now)
+        world.collect()
+        assert [batch.index for batch in drain(world, table)] == list(range(3, 10))
+    world, table = make_world(records=10, by="seq", start=5, tiered=True)
+    world.settle()
+    (ask,) = world.core.take_cold()
+    world.core.on_place(ask, None, world.now)
+    world.collect()
+    assert drain(world, table)[0].seq == 3
+    world, table = make_world(records=10, by="latest", tiered=True)
+    world.settle()
+    assert world.core.take_cold() == []
+    assert world.core.position == 10
+
+
+def test_a_table_that_does_not_answer_is_asked_again_and_a_wrong_one_is_an_error() -> None:
+    """Whatever was handed on stays handed on; it goes on from there. What can't be right is never handed on."""
+    world, table = make_world(records=10)
+    table.frontier, world.cluster.start_index = 9, 8
+    world.settle()
+    (ask,) = world.core.take_cold()
+    world.core.on_cold(ask, table.batches(0, 3))
+    world.core.on_cold_failed(ask, Unreachable("no answer"), world.now)
+    assert (world.core.failed, str(world.core.trouble)) == (None, "no answer")
+    assert "no answer" in nothing_came(world.core, 5.0).message
+    world.now += 1_000_000
+    world.core.on_timer(world.now)
+    world.collect()
+    assert [batch.index for batch in drain(world, table)] == list(range(10))
+    for wrong in (table.batches(2, 3) + table.batches(1, 2), table.batches(0, 1) + table.batches(4, 5)):
+        world, table = make_world(records=10)
+        world.cluster.start_index = 8
+        world.settle()
+        (ask,) = world.core.take_cold()
+        world.core.on_cold(ask, wrong)
+        assert isinstance(world.core.failed, Corrupt)
+        assert len(world.core.take_batches(10, world.now)) == 1
+    world, _ = make_world(records=10)
+    world.cluster.start_index = 8
+    world.settle()
+    (ask,) = world.core.take_cold()
+    world.core.on_cold_failed(ask, BadValue("nonsense"), world.now)
+    assert isinstance(world.core.failed, BadValue)
+
+
+def test_without_replicas_a_trim_is_a_gap_at_once() -> None:
+    """Such topics have no table: nobody is asked."""
+    core = SubscriberCore(lane=LANE, silent_after_us=SILENT_US)
+    world = World(core, FakeCluster(), 1)
+    for number in range(5):
+        world.cluster.put(b"%d" % number)
+    world.cluster.start_index = 3
+    world.settle()
+    assert core.take_cold() == []
+    assert core.take_batches(1, world.now)[0].gap == Gap(GapKind.TRIMMED, 0, 3)
+
+
+STEPS = st.lists(st.tuples(st.sampled_from("ptfuradc"), st.integers(1, 6)), max_size=60)
+
+
+@settings(deadline=None, max_examples=300)
+@given(STEPS, st.booleans())
+def test_every_position_comes_once_whatever_happens_in_between(steps: list[tuple[str, int]], control: bool) -> None:
+    """Publishing, tiering, forgetting, trims by a user, slow tables, lost connections: a reader from 0 gets each index
+    in a batch or in a TRIMMED gap, and a gap only where the user had trimmed.
+    """
+    world, table = make_world(control=control, max_bytes=40)
+    cluster, found, asks, cleared = world.cluster, [], [], 0
+    for step, many in [*steps, *([("a", 6), ("r", 6)] * 60)]:
+        if step == "p":
+            for _ in range(many):
+                cluster.put(b"x" * 10) if many % 2 else cluster.session_entry(EntryKind.SESSION_OPEN)
+        elif step == "t":
+            table.frontier = max(table.frontier, min(len(cluster.log), table.frontier + many))
+        elif step == "f":
+            cluster.start_index = max(cluster.start_index, min(table.frontier, cluster.start_index + many))
+        elif step == "u":
+            cleared = max(cleared, min(len(cluster.log), cluster.start_index + many))
+            cluster.start_index, table.start = max(cluster.start_index, cleared), cleared
+        elif step == "c":
+            world.cut(world.made)
+            world.connect()
+        elif step == "r":
+            world.settle()
+            found += world.core.take_batches(many, world.now)
+            world.collect()
+        asks += world.core.take_cold()
+        if asks and step in "ad":
+            answer(world, table, asks.pop(0), at_once=many)
+            world.settle()
+    assert world.core.failed is None
+    at = 0
+    for batch in found:
+        stop = batch.gap.stop if batch.gap is not None else batch.index + 1
+        if batch.gap is not None:
+            assert (batch.gap.kind, batch.index) == (GapKind.TRIMMED, at)
+            assert stop <= cleared
+        elif control:
+            assert batch.index == at
+        else:
+            between = [cluster.log[index].kind for index in range(at, batch.index)]
+            assert between == [EntryKind.SESSION_OPEN] * len(between)
+        at = stop
+    left = [entry.kind for entry in cluster.log[at:]]
+    assert left == [] if control else EntryKind.BATCH not in left

@@ -1,0 +1,130 @@
+"""A driver in a process of its own, for tests that kill: files -> shuffle -> topic, with planted faults.
+
+`python -m tests.spark.sink_driver plan.json`. A fault strikes once: `batch` and `task` say in whose work, `when` says
+at which moment (half: half of its batches are sent; done: all of them are; commit: the sink has committed, Spark
+has not noted it yet), `what` says what happens: the task raises, or the driver's or executor's JVM is killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import WriterCommitMessage
+
+from embarcadero.spark import session, work
+from embarcadero.spark.sink import StreamSink, stream_writer
+from embarcadero.spark.source import EmbarcaderoSource
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong, where, once."""
+
+    folder: str
+    batch: int
+    task: int
+    when: str
+    what: str
+
+    def strikes(self, batch: int, task: int, when: str) -> bool:
+        """Whether it is time; then it never is again."""
+        flag = Path(self.folder) / f"struck-{self.batch}-{self.task}-{self.when}"
+        if (batch, task, when) != (self.batch, self.task, self.when) or flag.exists():
+            return False
+        flag.touch()
+        return True
+
+    def strike(self) -> None:
+        """Do it."""
+        if self.what == "executor":  # the worker's parent is Spark's daemon, whose parent is the executor
+            daemon = Path(f"/proc/{os.getppid()}/stat").read_text().rsplit(")", 1)[1].split()
+            os.kill(int(daemon[1]), signal.SIGKILL)
+        elif self.what == "driver":
+            os.kill(int((Path(self.folder) / "driver.pid").read_text()), signal.SIGKILL)
+        raise RuntimeError("planted")
+
+
+@dataclass(frozen=True)
+class FaultySink(StreamSink):
+    """The sink, with faults."""
+
+    faults: tuple[Fault, ...] = ()
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """In a task."""
+        context = TaskContext.get()
+        assert context is not None
+        batch, task = int(context.getLocalProperty("streaming.sql.batchId") or 0), context.partitionId()
+        whole = work._send
+
+        def half(publisher: Any, batches: Sequence[work.Encoded]) -> None:
+            for fault in self.faults:
+                if fault.strikes(batch, task, "half"):
+                    whole(publisher, batches[: len(batches) // 2])
+                    fault.strike()
+            whole(publisher, batches)
+
+        work._send = half
+        try:
+            made = super().write(iterator)
+        finally:
+            work._send = whole
+        for fault in self.faults:
+            if fault.strikes(batch, task, "done"):
+                fault.strike()
+        return made
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """On the driver."""
+        super().commit(messages, batchId)
+        for fault in self.faults:
+            if fault.strikes(batchId, -1, "commit"):
+                fault.strike()
+
+
+class FaultySource(EmbarcaderoSource):
+    """The data source, with faults."""
+
+    @classmethod
+    def name(cls) -> str:
+        """As `format` knows it."""
+        return "faulty"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> FaultySink:  # noqa: N802
+        """With the faults that the plan has."""
+        options = dict(self.options)
+        plan = json.loads(options.pop("plan"))
+        made = stream_writer(options, schema, overwrite)
+        return FaultySink(made.tasks, tuple(Fault(plan["folder"], **fault) for fault in plan["faults"]))
+
+
+def main(path: str) -> None:
+    """Run the stream until all files are in the topic."""
+    plan = json.loads(Path(path).read_text())
+    folder = Path(plan["folder"])
+    spark = session("driver", plan["master"], plan["config"])
+    gateway = spark.sparkContext._gateway
+    assert gateway is not None
+    (folder / "driver.pid").write_text(str(gateway.proc.pid))
+    spark.dataSource.register(FaultySource)
+    files = spark.readStream.schema("id bigint, name string").option("maxFilesPerTrigger", 1)
+    writer = files.parquet(str(folder / "in")).repartition(3, "id").writeStream.format("faulty")
+    options = {"checkpointLocation": str(folder / "checkpoint"), "plan": json.dumps(plan), **plan["options"]}
+    writer.options(**options).trigger(availableNow=True).start().awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

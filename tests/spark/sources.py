@@ -1,0 +1,67 @@
+"""The source as Spark would call it, without Spark: quick, and every detail can be looked at."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+from pyspark.sql.datasource import CaseInsensitiveDict
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
+
+import embarcadero as emb
+from embarcadero.spark.reading import BatchReader
+from embarcadero.spark.source import EmbarcaderoSource
+from embarcadero.spark.streaming import StreamReader
+
+
+def source(log: emb.Log, topic: str, **options: Any) -> EmbarcaderoSource:
+    """The source with these options."""
+    given = {"brokers": log.address, "topic": topic} | {name: str(value) for name, value in options.items()}
+    return EmbarcaderoSource(CaseInsensitiveDict(given))
+
+
+def batch(log: emb.Log, topic: str, **options: Any) -> BatchReader:
+    """A batch reader."""
+    made = source(log, topic, **options)
+    reader = made.reader(made.schema())
+    assert isinstance(reader, BatchReader)
+    return reader
+
+
+def stream(log: emb.Log, topic: str, **options: Any) -> StreamReader:
+    """A stream reader."""
+    made = source(log, topic, **options)
+    reader = made.streamReader(made.schema())
+    assert isinstance(reader, StreamReader)
+    return reader
+
+
+def column(reader: BatchReader | StreamReader, tasks: list[Any], name: str = "seq") -> list[Any]:
+    """A column of what tasks give, in workers that got the reader and the task as Spark sends them."""
+    sent = pickle.loads(pickle.dumps(reader))
+    return [
+        value for task in tasks for rows in sent.read(pickle.loads(pickle.dumps(task)))
+        for value in rows.column(name).to_pylist()
+    ]  # fmt: skip
+
+
+def again(offset: Any) -> Any:
+    """An offset as it comes back from the checkpoint."""
+    return json.loads(json.dumps(offset))
+
+
+def micro_batches(
+    reader: StreamReader, start: dict[str, Any], limit: ReadLimit | None = None, name: str = "seq"
+) -> tuple[list[list[Any]], dict[str, Any]]:
+    """All micro-batches until there is nothing more, and the last offset."""
+    found = []
+    while True:
+        end = again(reader.latestOffset(again(start), limit or reader.getDefaultReadLimit()))
+        if end == start:
+            return found, end
+        found.append(column(reader, reader.partitions(again(start), end), name))
+        start = end
+
+
+ALL = ReadAllAvailable()

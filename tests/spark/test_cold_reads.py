@@ -1,0 +1,208 @@
+"""Hot, warm and cold as one for Spark: each record once, from the table or from brokers, whatever moves meanwhile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import embarcadero as emb
+from embarcadero.errors import BadTable, Corrupt, RecordsLost, Trimmed
+from embarcadero.spark import cold
+from embarcadero.spark.offsets import Place, Span
+from embarcadero.types import Gap, GapKind
+from tests.spark.sources import ALL, batch, column, micro_batches, source, stream
+from tests.spark.test_source import fill, pushing
+from tests.system.tiering import Tierer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+COUNT = 600
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_row_groups() -> pytest.MonkeyPatch:
+    """Files of several row groups, without megabytes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("embarcadero.tier.parquet.TIER_ROW_GROUP_BYTES", 2_000)
+        yield patch
+
+
+def tiered(log: emb.Log, topic: str, folder: Path, *, below: int = 300, forgotten: int = 200) -> Tierer:
+    """600 records; those below a seq are in the table, in two files, and brokers have forgotten some of them."""
+    log.create_topic(topic, replicas=1, partitions=2)
+    fill(log, topic, COUNT)
+    tierer, lane = Tierer(log, topic, folder), log.describe(topic).lane
+    for seq in (below // 2, below):
+        tierer.tier(lane, log.position_of(topic, seq=seq).index, seq)
+    if forgotten:
+        tierer.forget(lane, log.position_of(topic, seq=forgotten).index)
+    return tierer
+
+
+@pytest.fixture(scope="module")
+def filled(log: emb.Log, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tiered topic that nobody changes."""
+    tiered(log, "filled", tmp_path_factory.mktemp("tier"))
+    return "filled"
+
+
+@pytest.mark.parametrize("tasks", [1, 7, 64])
+def test_a_table_and_brokers_are_one_frame(log: emb.Log, filled: str, tasks: int) -> None:
+    """Each record once, in order, with all that the log says about it."""
+    reader = batch(log, filled, minPartitions=tasks)
+    plan = reader.partitions()
+    rows = pa.Table.from_batches([rows for task in plan for rows in reader.read(task)])
+    known = [each for batches in log.scan(filled) for each in batches if each.count]
+
+    assert len(plan) >= tasks
+    assert rows["seq"].to_pylist() == list(range(COUNT))
+    assert [int(value) for value in rows["value"].to_pylist()] == list(range(COUNT))
+    assert rows["index"].to_pylist() == [each.index for each in known for _ in range(each.count)]
+    assert rows["session"].to_pylist() == [each.session for each in known for _ in range(each.count)]
+    assert set(rows["topic"].to_pylist()) == {filled}
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 5), (17, 142), (149, 151), (295, 305), (150, 300), (13, 588)])
+def test_reads_start_and_stop_at_records_of_the_table(log: emb.Log, filled: str, start: int, stop: int) -> None:
+    """Inside of batches, files, and over the frontier."""
+    reader = batch(log, filled, startingOffsets=start, endingOffsets=stop, minPartitions=3)
+
+    assert column(reader, reader.partitions()) == list(range(start, stop))
+
+
+def test_filters_and_partitions_count_in_the_table(log: emb.Log, filled: str) -> None:
+    """As they do for brokers."""
+    known = {each.seq: each for batches in log.scan(filled) for each in batches if each.count}
+    wanted = [seq for first, each in known.items() if each.partition == 1 for seq in range(first, first + each.count)]
+    reader = batch(log, filled, partitions="1")
+    pushed, _ = pushing(log, filled, [])
+
+    assert column(reader, reader.partitions()) == wanted
+    assert column(pushed, pushed.partitions()) == list(range(COUNT))
+
+
+def test_a_stream_goes_from_the_table_to_brokers(log: emb.Log, filled: str) -> None:
+    """Limits are exact there, too."""
+    records = stream(log, filled, startingOffsets="earliest", maxRecordsPerTrigger=70)
+    found, _ = micro_batches(records, records.initialOffset())
+    assert [seq for each in found for seq in each] == list(range(COUNT))
+    assert {len(each) for each in found[:-1]} == {70}
+
+    sizes = {each.seq: each.size for batches in log.scan(filled) for each in batches if each.count}
+    limit = 4 * max(sizes.values())
+    some = stream(log, filled, startingOffsets="earliest", maxBytesPerTrigger=limit)
+    found, _ = micro_batches(some, some.initialOffset())
+    assert [seq for each in found for seq in each] == list(range(COUNT))
+    assert max(sum(sizes.get(seq, 0) for seq in each) for each in found) <= limit
+    all_of_it = stream(log, filled, startingOffsets="earliest")
+    assert [len(each) for each in micro_batches(all_of_it, all_of_it.initialOffset(), ALL)[0]] == [COUNT]
+
+
+def test_what_moves_between_planning_and_reading_is_read_once(log: emb.Log, tmp_path: Path) -> None:
+    """Tiered and forgotten after the tasks were planned, between two of them, and within one."""
+    tierer = tiered(log, "moving", tmp_path, below=100, forgotten=0)
+    lane = log.describe("moving").lane
+    reader = batch(log, "moving", minPartitions=6)
+    tasks = reader.partitions()
+    spans = [task.value for task in tasks]
+    found: list[int] = []
+    for task in tasks:
+        middle = (task.value.start.seq + task.value.stop.seq) // 20 * 10
+        if middle > 100:  # so the frontier is within the span, and above what was planned
+            tierer.tier(lane, log.position_of("moving", seq=middle).index, middle)
+        for rows in reader.read(task):
+            found += rows.column("seq").to_pylist()
+            tierer.forget(lane, log.position_of("moving", seq=min(middle, 590)).index)
+    assert max(span.stop.seq - span.start.seq for span in spans) > 50
+    tierer.forget(lane, tierer.tier_all(lane)[0])
+
+    assert found == list(range(COUNT))
+    assert column(reader, tasks) == list(range(COUNT))
+
+
+def test_a_column_younger_than_the_table_is_null(log: emb.Log, tmp_path: Path) -> None:
+    """The table learns of a new column when something new is tiered; readers may want it before."""
+    schema = pa.schema([("n", pa.uint32()), ("at", pa.time32("s"))])
+    log.create_topic("young", replicas=1, schema=schema)
+    with log.publisher("young", ack=2) as publisher:
+        publisher.publish(pa.table({"n": [1, 2], "at": [3, 4]}, schema)).result()
+    tierer, lane = Tierer(log, "young", tmp_path), log.describe("young").lane
+    tierer.forget(lane, tierer.tier_all(lane)[0])
+    wider = schema.append(pa.field("name", pa.string()))
+    log.alter_topic("young", schema=wider)
+    with log.publisher("young", ack=2) as publisher:
+        publisher.publish(pa.table({"n": [3], "at": [5], "name": ["three"]}, wider)).result()
+    made = source(log, "young", columns="n,name,at,_seq")
+    reader = made.reader(made.schema())
+    rows = pa.Table.from_batches([rows for task in reader.partitions() for rows in reader.read(task)])
+
+    assert rows.to_pylist() == [
+        {"n": 1, "name": None, "at": 3_000_000, "_seq": 0}, {"n": 2, "name": None, "at": 4_000_000, "_seq": 1},
+        {"n": 3, "name": "three", "at": 5_000_000, "_seq": 2},
+    ]  # fmt: skip
+
+
+def test_what_is_gone_from_the_table_is_data_loss(log: emb.Log, tmp_path: Path) -> None:
+    """Trimmed for all, or a file that is not there: named, never passed over."""
+    tierer = tiered(log, "holes", tmp_path)
+    flow = stream(log, "holes", startingOffsets="earliest")
+    start = flow.initialOffset()
+    end = flow.latestOffset(start, ALL)
+    log.trim("holes", before_seq=50)
+    with pytest.raises(Trimmed, match="were trimmed before they were read"):
+        column(flow, flow.partitions(start, end))
+    loose = stream(log, "holes", failOnDataLoss="false")
+    assert column(loose, loose.partitions(start, end)) == list(range(50, COUNT))
+
+    newest = max(Path(tmp_path).rglob("data/*.parquet"), key=lambda path: path.stat().st_mtime)
+    newest.unlink()
+    with pytest.raises(BadTable, match=newest.name):
+        column(loose, loose.partitions(start, end))
+    assert tierer.topic == "holes"
+
+
+def test_holes_and_damage_in_a_table_are_told() -> None:
+    """A hole in the index is what a crash took; a batch that was damaged when it was tiered is no row of nulls."""
+    gaps: list[Gap] = []
+    cold._tell_holes(np.array([5, 5, 6, 9, 9, 12]), 3, gaps.append)
+    assert gaps == [Gap(GapKind.LOST, 3, 5), Gap(GapKind.LOST, 7, 9), Gap(GapKind.LOST, 10, 12)]
+
+    rows = pa.record_batch({"_index": [1, 2], "_damage": pa.array([None, "no Arrow"], pa.string())})
+    with pytest.raises(Corrupt, match="the batch at index 2 is damaged: no Arrow"):
+        cold._check_damage(rows)
+
+
+def test_rows_are_handed_on_as_they_lie_or_copied_together() -> None:
+    """Few runs are slices, many are one copy; the rows are the same."""
+    group = pa.record_batch({"_kind": [1] * 200, "_seq": list(range(200)), "_partition": [0, 1] * 100})
+    span = Span(0, Place(0, 10), Place(9, 190))
+    few = list(cold._runs(group, cold._wanted(group, span, None)))
+    many = list(cold._runs(group, cold._wanted(group, span, [1])))
+
+    assert [rows.num_rows for rows in few] == [180]
+    assert few[0].column("_seq").buffers()[1].address == group.column("_seq").buffers()[1].address
+    assert [rows.column("_seq").to_pylist() for rows in many] == [list(range(11, 190, 2))]
+
+
+def test_a_lost_part_of_a_table_stops_a_stream(log: emb.Log, filled: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it would if brokers had told it: one that reads what is not durable."""
+    flow = stream(log, filled, startingOffsets="earliest", read="ordered")
+    start = flow.initialOffset()
+    tasks = flow.partitions(start, flow.latestOffset(start, ALL))
+    tell = cold._tell_holes
+    monkeypatch.setattr(cold, "_tell_holes", lambda indices, at, gone: tell(indices, at - 3, gone))
+    with pytest.raises(RecordsLost, match="were lost with the memory of the cluster"):
+        column(flow, tasks)
+
+
+def test_spark_reads_hot_and_cold_as_one_table(spark: SparkSession, log: emb.Log, filled: str) -> None:
+    """Workers read Parquet below the frontier and ask brokers above it."""
+    frame = spark.read.format("embarcadero").options(brokers=log.address, minPartitions=4).load(filled)
+    found = frame.selectExpr("count(*)", "count(distinct seq)", "min(seq)", "max(seq)", "sum(int(string(value)))")
+
+    assert found.first() == (COUNT, COUNT, 0, COUNT - 1, sum(range(COUNT)))

@@ -1,0 +1,208 @@
+"""Options, offsets and plans: pure, so everything is tried."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embarcadero.errors import BadValue
+from embarcadero.limits import MIB, SPARK_TASKS_MAX
+from embarcadero.spark.offsets import LaneOffset, Offset, Place, Span, parse_offset, spans
+from embarcadero.spark.options import EARLIEST, LATEST, READ_OPTIONS, Where, read_options
+from embarcadero.spark.planning import cut_places, finer, shares, task_bytes, tightened, within_bytes
+from embarcadero.types import Cut
+
+GIVEN = {"brokers": "127.0.0.1:9092", "topic": "orders"}
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+def test_every_option_is_understood() -> None:
+    """Names in any case; the topic also as a path, as `load("orders")` gives it."""
+    options = read_options(
+        {
+            "BROKERS": "127.0.0.1:9092, [::1]:9093", "path": "orders", "startingoffsets": '{"0": {"seq": 5}, "1": 7}',
+            "maxRecordsPerTrigger": "10", "maxBytesPerTrigger": "20", "minPartitions": "3", "partitions": "2, 0",
+            "columns": "seq, value", "read": "ordered", "failOnDataLoss": "FALSE",
+        },
+        streaming=True,
+    )  # fmt: skip
+
+    assert options.starting == Where("lanes", lanes=((0, Where("seq", 5)), (1, Where("seq", 7))))
+    assert (options.brokers, options.topic) == ("127.0.0.1:9092,::1:9093", "orders")
+    assert (options.max_records, options.max_bytes, options.min_partitions) == (10, 20, 3)
+    assert (options.partitions, options.columns, options.read) == ((0, 2), ("seq", "value"), "ordered")
+    assert options.fail_on_data_loss is False
+
+
+def test_a_table_starts_at_its_beginning_and_a_stream_at_the_end() -> None:
+    """Unless told otherwise."""
+    assert read_options(GIVEN, streaming=False).starting == EARLIEST
+    assert read_options(GIVEN, streaming=True).starting == LATEST
+    assert read_options(GIVEN | {"startingTimestamp": "2026-01-31T12:00:00+01:00"}, streaming=True).starting == Where(
+        "time", 1_769_857_200_000_000
+    )
+    assert read_options(GIVEN | {"startingTimestamp": "1769857200000000"}, streaming=True).starting.by == "time"
+
+
+def test_what_a_progress_report_shows_can_be_given_back() -> None:
+    """An offset of a query is a start for another one, exactly."""
+    told = Offset("orders", "spark-1", {0: LaneOffset(Place(7, 75, 5), (Place(3, 30),))}).told()
+    options = read_options(GIVEN | {"startingOffsets": json.dumps(told)}, streaming=True)
+
+    assert options.starting.lanes == ((0, Where("seq", 75)),)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"tpoic": "x"}, r"'tpoic' does not exist .*did you mean 'topic'\?.*there are brokers, topic, startingOffsets"),
+        ({"zzz": "x"}, r"option 'zzz' does not exist \(there are"),
+        ({"path": "other"}, "option 'topic' is given twice"),
+        ({"topic": ""}, "option 'topic' is missing"),
+        ({"brokers": "localhost"}, "option 'brokers': 'localhost' is no broker address"),
+        ({"startingOffsets": "-5"}, "JSON, but no object"),
+        ({"startingOffsets": "[1]"}, "JSON, but no object"),
+        ({"startingOffsets": '{"a": 1}'}, "'a' is no number of a lane"),
+        ({"startingOffsets": '{"0": -1}'}, "the seq of lane 0 is -1"),
+        ({"startingOffsets": '{"0": {"at": 1}}'}, "lane 0 has {'at': 1}"),
+        ({"startingOffsets": '{"0": true}'}, "lane 0 has True"),
+        ({"startingOffsets": str(1 << 63)}, "a seq is 9223372036854775808"),
+        ({"startingOffsets": "earliest", "startingTimestamp": "0"}, "are two starts"),
+        ({"startingTimestamp": "yesterday"}, "no time: Invalid isoformat"),
+        ({"startingTimestamp": "2026-01-31"}, "has no time zone"),
+        ({"startingTimestamp": "9999999999999999"}, "a time that has not come"),
+        ({"maxRecordsPerTrigger": "0"}, "no number above 0"),
+        ({"maxBytesPerTrigger": "10MB"}, "no number above 0"),
+        ({"minPartitions": str(SPARK_TASKS_MAX + 1)}, f"more than {SPARK_TASKS_MAX}"),
+        ({"partitions": "1,x"}, "no list of partitions"),
+        ({"columns": "a,,b"}, "an empty name"),
+        ({"columns": "a,a"}, "an empty name, or one that is there twice"),
+        ({"read": "latest"}, r"'read' is 'latest': no way to read \(durable or ordered\)"),
+        ({"failOnDataLoss": "no"}, "neither true nor false"),
+        ({"endingOffsets": "5"}, "'endingOffsets' does not go with a stream"),
+    ],
+)
+def test_what_is_wrong_with_an_option_is_named(wrong: dict[str, str], says: str) -> None:
+    """With the allowed values."""
+    with pytest.raises(BadValue, match=says):
+        read_options(GIVEN | wrong, streaming=True)
+
+
+def test_options_of_streams_do_not_go_with_batch_reads() -> None:
+    """They would be silently without effect."""
+    for name in ("maxRecordsPerTrigger", "maxBytesPerTrigger"):
+        with pytest.raises(BadValue, match=f"{name!r} does not go with a batch read"):
+            read_options(GIVEN | {name: "1"}, streaming=False)
+        assert read_options(GIVEN | {name: "1"}, streaming=None)
+    assert "topic" in READ_OPTIONS
+
+
+# --- offsets ----------------------------------------------------------------------------------------------------------
+def _places(numbers: list[tuple[int, int, int]]) -> list[Place]:
+    """Growing places: each step is some batches, some records, some of them within a batch."""
+    found, at = [], Place(0, 0)
+    for batches, records, within in numbers:
+        at = Place(at.index + batches, at.seq + records, min(within, records))
+        found.append(at)
+    return found
+
+
+STEPS = st.tuples(st.integers(1, 9), st.integers(1, 99), st.integers(0, 9))
+PLACES = st.lists(STEPS, min_size=2, max_size=6).map(_places)
+
+
+@given(st.dictionaries(st.integers(0, 5_000), PLACES, max_size=4))
+def test_offsets_survive_the_checkpoint_and_tell_the_same_tasks(lanes: dict[int, list[Place]]) -> None:
+    """Tasks are the pieces between cuts: all of it, nothing twice, in order."""
+    start = Offset("t", "r", {lane: LaneOffset(places[0]) for lane, places in lanes.items()})
+    end = Offset("t", "r", {lane: LaneOffset(places[-1], tuple(places[1:-1])) for lane, places in lanes.items()})
+    start_again, end_again = (parse_offset(json.loads(json.dumps(each.told())), "t") for each in (start, end))
+
+    assert (start_again, end_again) == (start, end)
+    tasks = spans(start_again, end_again)
+    assert tasks == [Span(lane, low, high) for lane in sorted(lanes) for low, high in pairwise(lanes[lane])]
+    assert spans(end, end) == []
+
+
+def test_a_lane_that_came_since_is_read_from_its_beginning() -> None:
+    """And one that is gone from the end has no tasks."""
+    start = Offset("t", "r", {4_096: LaneOffset(Place(3, 30), ended=True)})
+    end = Offset("t", "r", {4_097: LaneOffset(Place(2, 20))})
+
+    assert spans(start, end) == [Span(4_097, Place(0, 0), Place(2, 20))]
+    assert parse_offset(start.told()).lanes[4_096].ended
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        ({"topic": "other", "reader": "r"}, "reads topic 'other', and this one reads 't'"),
+        ({"logOffset": 5}, "no offset of this source"),
+        ({"topic": "t", "reader": "r", "0": {"index": 1}}, "no offset of this source"),
+        ({"topic": "t", "reader": "r", "x": {"index": 1, "seq": 2}}, "no offset of this source"),
+        ({"topic": "t", "reader": "r", "0": {"index": 1, "seq": 2, "cuts": [[1]]}}, "no offset of this source"),
+        ([], "no offset of this source"),
+    ],
+)
+def test_a_checkpoint_of_something_else_is_refused(told: object, says: str) -> None:
+    """A query that was changed must not go on in the wrong place."""
+    with pytest.raises(BadValue, match=says):
+        parse_offset(told, "t")
+
+
+# --- plans ------------------------------------------------------------------------------------------------------------
+@given(st.integers(1, 10_000), st.dictionaries(st.integers(0, 9), st.integers(1, 5_000), min_size=1))
+def test_shares_add_up_to_the_limit(limit: int, waiting: dict[int, int]) -> None:
+    """Or to all there is; nobody gets more than waits, and nobody's share is off by more than one."""
+    given_out = shares(limit, waiting)
+    total = sum(waiting.values())
+
+    assert sum(given_out.values()) == min(limit, total)
+    assert all(0 <= given_out[lane] <= waiting[lane] for lane in waiting)
+    if limit < total:
+        assert all(abs(given_out[lane] - limit * waiting[lane] / total) < 1 for lane in waiting)
+
+
+def test_tasks_are_neither_tiny_nor_huge() -> None:
+    """4 to 64 MiB, unless more tasks are asked for or there would be too many."""
+    assert task_bytes(1 * MIB, None) == 4 * MIB
+    assert task_bytes(80 * MIB, None) == 20 * MIB
+    assert task_bytes(10_000 * MIB, None) == 64 * MIB
+    assert task_bytes(64 * MIB * 8_192, None) == 128 * MIB
+    assert task_bytes(1 * MIB, 8) == MIB // 8
+    assert task_bytes(3, 8) == 1
+
+
+def test_a_limit_on_bytes_is_kept_in_whole_pieces() -> None:
+    """At least one piece is read, however small the limit."""
+    pieces = [Cut(10, 100, 50), Cut(20, 200, 50), Cut(30, 300, 1)]
+
+    assert [within_bytes(pieces, limit).index for limit in (1, 50, 99, 100, 101)] == [10, 10, 10, 20, 30]
+
+
+def test_cuts_are_between_start_and_stop() -> None:
+    """Also when both are inside of batches, and never too many."""
+    pieces = [Cut(index, index * 10, 1) for index in range(1, 8)]
+
+    assert cut_places(Place(2, 25, 5), Place(5, 52, 2), pieces) == (Place(3, 30), Place(4, 40), Place(5, 50))
+    assert cut_places(Place(2, 20), Place(4, 40), pieces) == (Place(3, 30),)
+    idle = [Cut(3, 30, 1), Cut(4, 40, 1), Cut(5, 40, 0), Cut(6, 50, 1), Cut(7, 50, 0)]
+    assert cut_places(Place(2, 30), Place(7, 50), idle) == (Place(4, 40),)
+    assert tightened(Place(7, 50), idle) == Place(6, 50)
+    many = [Cut(index, index, 1) for index in range(1, 3 * SPARK_TASKS_MAX)]
+    assert len(cut_places(Place(0, 0), Place(3 * SPARK_TASKS_MAX, 3 * SPARK_TASKS_MAX), many)) < SPARK_TASKS_MAX
+
+
+@given(st.integers(0, 9), st.integers(1, 50), st.integers(1, 80))
+def test_one_batch_is_cut_by_seq_when_more_tasks_are_asked_for(within: int, records: int, tasks: int) -> None:
+    """As many tasks as asked for, if there are so many records; together they are the whole."""
+    start, stop = Place(3, 30 + within, within), Place(4, 30 + within + records)
+    cuts = finer(start, stop, (), tasks)
+
+    assert len(cuts) + 1 == min(tasks, records)
+    assert all(low.seq < high.seq for low, high in pairwise((start, *cuts, stop)))
+    assert all(cut.index == 3 and cut.seq - cut.within == 30 for cut in cuts)

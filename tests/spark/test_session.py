@@ -1,0 +1,107 @@
+"""The session helper: it finds Java, says what to install, and sets what our sources rely on."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from embarcadero.errors import NotAvailable
+from embarcadero.spark import java
+from embarcadero.spark import session as make_session
+from embarcadero.spark.session import check_pyspark, settings
+
+MODULE = sys.modules["embarcadero.spark.session"]  # by name it is the function in it
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def _java(folder: Path, version: str, *, release: bool = True) -> Path:
+    program = folder / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2025-04-15' >&2\n")
+    program.chmod(0o755)
+    if release:
+        (folder / "release").write_text(f'IMPLEMENTOR="Somebody"\nJAVA_VERSION="{version}"\n')
+    return folder
+
+
+@pytest.mark.parametrize("release", [True, False])
+@pytest.mark.parametrize(("version", "feature"), [("1.8.0_402", 8), ("11.0.2", 11), ("17.0.15", 17), ("25", 25)])
+def test_the_version_of_a_java_is_read_from_its_files_or_asked_for(
+    tmp_path: Path, version: str, feature: int, release: bool
+) -> None:
+    """Old and new ways to number versions."""
+    assert java.java_version(_java(tmp_path / "jdk", version, release=release)) == feature
+
+
+def test_java_home_comes_first_then_the_path_then_the_usual_folders(tmp_path: Path) -> None:
+    """And one that is too old is passed over for one that is not."""
+    home, path, usual = (_java(tmp_path / name, "17.0.1") for name in ("home", "path", "usual/jdk-17"))
+    old = _java(tmp_path / "old", "11.0.2")
+    folders = [str(usual.parent), str(tmp_path / "absent")]
+
+    assert java.find_java({"JAVA_HOME": str(home), "PATH": str(path / "bin")}, folders) == home
+    assert java.find_java({"JAVA_HOME": str(old), "PATH": str(path / "bin")}, folders) == path
+    assert java.find_java({"JAVA_HOME": str(tmp_path / "nowhere"), "PATH": ""}, folders) == usual
+
+
+def test_without_java_the_error_says_what_to_install(tmp_path: Path) -> None:
+    """None at all, and only an old one."""
+    with pytest.raises(NotAvailable, match=r"none is installed.*apt install openjdk-17"):
+        java.find_java({"PATH": str(tmp_path)}, [])
+    old = _java(tmp_path / "old", "11.0.2")
+    with pytest.raises(NotAvailable, match=r"only Java 11 in .*old.*JAVA_HOME"):
+        java.find_java({"JAVA_HOME": str(old)}, [])
+
+
+def test_a_session_without_java_fails_before_anything_is_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The caller gets our error, not one of a shell script."""
+    monkeypatch.setattr(MODULE, "find_java", lambda: java.find_java({"PATH": str(tmp_path)}, ()))
+    with pytest.raises(NotAvailable, match="none is installed"):
+        make_session()
+
+
+def test_a_pyspark_that_is_missing_or_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the command that installs the right one."""
+    monkeypatch.setattr(MODULE, "version", lambda _: "4.1.2")
+    with pytest.raises(NotAvailable, match=r"PySpark 4\.1\.2 is installed, and 4\.3.*pip install"):
+        check_pyspark()
+
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(MODULE, "version", missing)
+    with pytest.raises(NotAvailable, match=r'not installed \(pip install "embarcadero\[spark\]"'):
+        make_session()
+
+
+def test_settings_of_the_caller_are_above_ours() -> None:
+    """And only a session on this machine is bound to the loopback interface."""
+    mine = settings(True, {"spark.ui.enabled": "true", "spark.driver.extraJavaOptions": "-Xss4m"})
+
+    assert mine["spark.ui.enabled"] == "true"
+    assert mine["spark.driver.bindAddress"] == "127.0.0.1"
+    assert mine["spark.driver.extraJavaOptions"].startswith("-Xss4m -Dlog4j2")
+    assert "spark.driver.bindAddress" not in settings(False, {})
+    own_logs = {"spark.driver.extraJavaOptions": "-Dlog4j2.configurationFile=mine"}
+    assert settings(True, own_logs)["spark.driver.extraJavaOptions"] == "-Dlog4j2.configurationFile=mine"
+
+
+def test_a_session_is_ready_for_the_log(spark: SparkSession) -> None:
+    """UTC, push-down, loopback, no web pages, and workers run the Python that runs this."""
+    config = spark.sparkContext.getConf()
+
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "true"
+    assert config.get("spark.driver.host") == "127.0.0.1"
+    assert spark.sparkContext.uiWebUrl is None
+    assert spark.sparkContext.pythonExec == sys.executable
+    assert make_session() is spark
+    assert spark.range(4).selectExpr("sum(id)").first()[0] == 6

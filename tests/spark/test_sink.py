@@ -1,0 +1,187 @@
+"""The sink in a real Spark session: rows arrive once, columns are checked, shuffles and restarts change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+import embarcadero as emb
+from embarcadero.client.tables import partition_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
+
+
+def save(log: emb.Log, topic: str, frame: DataFrame, mode: str = "append", **options: Any) -> None:
+    """A batch write."""
+    given = {"brokers": log.address, "topic": topic} | options
+    frame.write.format("embarcadero").options(**given).mode(mode).save()
+
+
+def refusal(call: Callable[[], None]) -> str:
+    """What Spark says when it is refused."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - Spark has several kinds, and passes ours on as text
+        call()
+    return str(caught.value)
+
+
+def ids(log: emb.Log, topic: str) -> list[int]:
+    """All ids of a topic, sorted."""
+    return sorted(log.read(topic).column("id").to_pylist()) if log.tail(topic).seq else []
+
+
+def test_raw_records_with_keys_headers_and_times(spark: SparkSession, log: emb.Log, topic: str) -> None:
+    """All columns arrive, and keys are in the partition where every client looks for them."""
+    log.create_topic(topic, replicas=1, partitions=4)
+    frame = spark.range(50).selectExpr(
+        "concat('value ', id) value", "if(id % 10 = 0, null, cast(id as string)) key",
+        "map('n', cast(cast(id as string) as binary)) headers", "timestamp_micros(id) timestamp",
+    )  # fmt: skip
+    save(log, topic, frame)
+
+    found = log.read(topic).sort_by("timestamp")
+    assert found.column("value").to_pylist() == [b"value %d" % n for n in range(50)]
+    assert found.column("key").to_pylist() == [None if n % 10 == 0 else b"%d" % n for n in range(50)]
+    assert found.column("timestamp").cast(pa.int64()).to_pylist() == list(range(50))
+    assert dict(found.column("headers")[7].as_py()) == {"n": b"7"}
+    with log.subscribe(topic) as subscriber:
+        seen = 0
+        while seen < 50:
+            batch = subscriber.poll(10)
+            assert batch is not None
+            seen += batch.count
+            keys = [key for key in batch.to_arrow().column("key").to_pylist() if key is not None]
+            assert {partition_of(key, 4) for key in keys} <= {batch.partition}
+
+
+def test_rows_go_to_the_partition_that_their_column_names(spark: SparkSession, log: emb.Log, topic: str) -> None:
+    """And with an order: rows of one task are sorted by it."""
+    log.create_topic(topic, replicas=1, partitions=3, schema=SCHEMA)
+    frame = spark.range(30).coalesce(1).selectExpr("id", "string(100 - id) name", "cast(id % 3 as int) _partition")
+    save(log, topic, frame, orderBy="name")
+
+    for partition in range(3):
+        with log.subscribe(topic, partitions=[partition]) as subscriber:
+            batch = subscriber.poll(10)
+            assert batch is not None
+            names = batch.to_arrow().column("name").to_pylist()
+            assert names == sorted(names)
+            assert {number % 3 for number in batch.to_arrow().column("id").to_pylist()} == {partition}
+
+
+def test_bad_writes_are_refused_before_any_task_runs(spark: SparkSession, log: emb.Log, topic: str) -> None:
+    """Types, columns, modes, topics, brokers: each is named with what to do."""
+    log.create_topic(topic, replicas=1, schema=SCHEMA)
+    good = spark.range(3).selectExpr("id", "string(id) name")
+
+    assert "column 'name' is int64 in the frame and string in the topic" in refusal(
+        lambda: save(log, topic, spark.range(3).selectExpr("id", "id name"))
+    )
+    assert 'use mode("append"); to begin anew' in refusal(lambda: save(log, topic, good, "overwrite"))
+    assert "there is no topic 'nowhere'" in refusal(lambda: save(log, "nowhere", good))
+    assert "did you mean 'orderBy'" in refusal(lambda: save(log, topic, good, oderBy="id"))
+    assert "Append" in refusal(lambda: save(log, topic, good, "error"))
+    assert "no broker" in refusal(lambda: save(log, topic, good, brokers="127.0.0.1:1")).lower()
+    assert log.tail(topic).seq == 0
+
+
+def test_a_write_with_an_id_is_done_once(spark: SparkSession, log: emb.Log, topic: str) -> None:
+    """Again, from another session of Spark and in another order: nothing is added. With the next number it is."""
+    log.create_topic(topic, replicas=1, schema=SCHEMA)
+
+    def frame(session: SparkSession) -> DataFrame:
+        return session.range(200).repartition(3).selectExpr("id", "string(id) name")
+
+    save(log, topic, frame(spark), writeId="job")
+    save(log, topic, frame(spark.newSession()).orderBy("name").repartition(3, "id"), writeId="other")
+    assert ids(log, topic) == sorted([*range(200)] * 2)
+    for _ in range(2):
+        save(log, topic, frame(spark.newSession()), writeId="job")
+    assert log.tail(topic).seq == 400
+    save(log, topic, frame(spark), writeId="job", batchId="1")
+    assert log.tail(topic).seq == 600
+
+
+def test_a_write_with_an_id_and_other_rows_is_refused(spark: SparkSession, log: emb.Log, topic: str) -> None:
+    """Other values, and another number of tasks: Conflict says why, and nothing is mixed."""
+    log.create_topic(topic, replicas=1, schema=SCHEMA)
+    save(log, topic, spark.range(0, 200, 1, 3).selectExpr("id", "string(id) name"), writeId="job")
+
+    other = spark.range(0, 200, 1, 3).selectExpr("id", "string(id + 1) name")
+    assert "was written before with other rows" in refusal(lambda: save(log, topic, other, writeId="job"))
+    fewer = spark.range(0, 200, 1, 2).selectExpr("id", "string(id) name")
+    assert "in as many tasks" in refusal(lambda: save(log, topic, fewer, writeId="job"))
+    assert ids(log, topic) == list(range(200))
+
+
+def test_writes_without_an_id_are_separate(spark: SparkSession, log: emb.Log, topic: str) -> None:
+    """Each is exactly once, and each is another one."""
+    log.create_topic(topic, replicas=1, schema=SCHEMA)
+    for _ in range(2):
+        save(log, topic, spark.range(10).selectExpr("id", "string(id) name"))
+    assert ids(log, topic) == sorted([*range(10)] * 2)
+
+
+# --- streams ---
+def stream(spark: SparkSession, log: emb.Log, topic: str, folder: Path, **options: Any) -> StreamingQuery:
+    """A query over the files of a folder, one file a micro-batch, shuffled into three tasks."""
+    files = spark.readStream.schema("id bigint, name string").option("maxFilesPerTrigger", 1)
+    writer = files.parquet(str(folder / "in")).repartition(3, "id").writeStream.format("embarcadero")
+    options = {"brokers": log.address, "topic": topic, "checkpointLocation": str(folder / "checkpoint")} | options
+    return writer.options(**options).trigger(availableNow=True).start()
+
+
+def feed(spark: SparkSession, folder: Path, first: int, count: int) -> None:
+    """One more file."""
+    frame = spark.range(first, first + count).selectExpr("id", "string(id) name")
+    frame.coalesce(1).write.mode("append").parquet(str(folder / "in"))
+
+
+def test_a_stream_survives_rollbacks_of_sparks_commit_log(
+    spark: SparkSession, log: emb.Log, topic: str, tmp_path: Path
+) -> None:
+    """A micro-batch whose end Spark did not note is run again on restart, and adds nothing."""
+    log.create_topic(topic, replicas=1, partitions=2, schema=SCHEMA)
+    for number in range(2):
+        feed(spark, tmp_path, 100 * number, 100)
+    stream(spark, log, topic, tmp_path).awaitTermination()
+    assert ids(log, topic) == list(range(200))
+
+    for _ in range(2):
+        commits = tmp_path / "checkpoint" / "commits"
+        newest = max(int(file.name) for file in commits.iterdir() if file.name.isdigit())
+        for file in (commits / str(newest), commits / f".{newest}.crc"):
+            file.unlink(missing_ok=True)
+        stream(spark, log, topic, tmp_path).awaitTermination()
+        assert ids(log, topic) == list(range(200))
+    feed(spark, tmp_path, 200, 100)
+    stream(spark, log, topic, tmp_path).awaitTermination()
+    assert ids(log, topic) == list(range(300))
+
+
+def test_streams_that_can_not_be_written_say_so(
+    spark: SparkSession, log: emb.Log, topic: str, tmp_path: Path
+) -> None:
+    """Before a task runs: an option of batch writes, a mode that takes rows back, records without stable times."""
+    log.create_topic(topic, replicas=1)
+    feed(spark, tmp_path, 0, 1)
+    files = spark.readStream.schema("id bigint, name string").parquet(str(tmp_path / "in"))
+
+    def run(frame: DataFrame, mode: str = "append", **options: str) -> str:
+        given = {"brokers": log.address, "topic": topic, "checkpointLocation": str(tmp_path / mode / "".join(options))}
+        writer = frame.writeStream.format("embarcadero").outputMode(mode).options(**given, **options)
+        return refusal(lambda: writer.trigger(availableNow=True).start().awaitTermination())
+
+    raw = files.selectExpr("name value", "timestamp_micros(id) timestamp")
+    assert "does not go with a stream" in run(raw, writeId="w")
+    assert "current_timestamp()" in run(files.selectExpr("name value"))
+    counts = files.groupBy("name").count().selectExpr("name value", "timestamp_micros(0) timestamp")
+    assert 'outputMode("append")' in run(counts, "complete")
+    assert log.tail(topic).seq == 0

@@ -1,0 +1,204 @@
+"""Options of the sink, and how a frame's columns become a topic's: checked before any task runs."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from embarcadero.client.tables import partition_of, partitions_of
+from embarcadero.client.topics import TopicInfo
+from embarcadero.errors import BadSchema, BadValue
+from embarcadero.spark.shape import Shape, shape_of
+from embarcadero.spark.write_options import WriteOptions, write_options
+from embarcadero.spark.writing import cut
+from embarcadero.wire.payload import RAW_SCHEMA
+from embarcadero.wire.schemas import RAW, TopicSchemas
+
+US = pa.timestamp("us", "UTC")
+FRAME = pa.schema([("value", pa.binary()), ("timestamp", US)])
+GIVEN = {"brokers": "127.0.0.1:9092", "topic": "t"}
+WIDE = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string()), ("small", pa.uint8())])
+
+
+def topic(schema: pa.Schema | None = None, widths: tuple[int, ...] = (), **changes: Any) -> TopicInfo:
+    versions = RAW if schema is None else TopicSchemas(schema, widths or (len(schema),))
+    return TopicInfo(name="t", lane=0, versions=versions, **changes)
+
+
+def shaped(info: TopicInfo, frame: pa.Schema, now_us: int | None = None, **changes: Any) -> Shape:
+    return shape_of(info, frame, WriteOptions(brokers="b:1", topic="t", **changes), now_us)
+
+
+# --- options ---
+def test_options_are_found_in_any_case() -> None:
+    """As everywhere in Spark."""
+    options = write_options(
+        {"BROKERS": "127.0.0.1:9092", "topic": "t", "writeid": "w", "BatchID": "7", "orderby": "a, b",
+         "batchbytes": "4096", "compression": "zstd"}, streaming=False,
+    )  # fmt: skip
+    assert (options.write_id, options.batch_id, options.order_by) == ("w", 7, ("a", "b"))
+    assert (options.batch_bytes, options.compression) == (4096, "zstd")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "streaming", "words"),
+    [
+        ({"topik": "x"}, False, "did you mean 'topic'"),
+        ({"writeId": "w"}, True, "does not go with a stream"),
+        ({"batchId": "3"}, False, "without 'writeId'"),
+        ({"writeId": "w", "batchId": "-1"}, False, "no number from 0"),
+        ({"writeId": ""}, False, "not 1 to 128 bytes"),
+        ({"orderBy": "a,,b"}, False, "an empty name"),
+        ({"batchBytes": "0"}, False, "how large batches are made"),
+        ({"compression": "gzip"}, False, "lz4, zstd or none"),
+        ({"brokers": "nowhere"}, False, "host:port"),
+    ],
+)
+def test_a_wrong_option_is_named_with_what_is_allowed(wrong: dict[str, str], streaming: bool, words: str) -> None:
+    """Nothing is guessed."""
+    with pytest.raises(BadValue) as caught:
+        write_options(GIVEN | wrong, streaming=streaming)
+    assert words in str(caught.value)
+
+
+# --- columns ---
+@pytest.mark.parametrize(
+    ("frame", "words"),
+    [
+        (pa.schema([("timestamp", US)]), "column 'value' is missing"),
+        (FRAME.append(pa.field("colour", pa.string())), "column 'colour' is unknown"),
+        (pa.schema([("value", pa.int64()), ("timestamp", US)]), "column 'value' is int64, not binary or string"),
+        (pa.schema([("value", pa.binary()), ("timestamp", pa.string())]), "column 'timestamp' is string, not time"),
+        (FRAME.append(pa.field("headers", pa.map_(pa.string(), pa.int32()))), "column 'headers' is map<string, int32>"),
+        (FRAME.append(pa.field("partition", pa.string())), "column 'partition' is string, not a number"),
+        (pa.schema([("value", pa.binary())]), "column 'timestamp' is missing (work that is done again"),
+    ],
+)
+def test_a_frame_that_does_not_fit_a_raw_topic(frame: pa.Schema, words: str) -> None:
+    """The error names the column and what is wrong with it."""
+    with pytest.raises(BadSchema) as caught:
+        shaped(topic(), frame)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("frame", "words"),
+    [
+        (pa.schema([("id", pa.string())]), "column 'id' is string in the frame and int64 in the topic"),
+        (pa.schema([("name", pa.string())]), "column 'id' is missing, and may not be null"),
+        (pa.schema([("id", pa.int64()), ("nam", pa.string())]), "column 'nam' is unknown"),
+        (pa.schema([("id", pa.int64()), ("small", pa.int64())]), "column 'small' is int64 in the frame and uint8"),
+    ],
+)
+def test_a_frame_that_does_not_fit_a_schema(frame: pa.Schema, words: str) -> None:
+    """The error names both types, and what the topic has."""
+    with pytest.raises(BadSchema) as caught:
+        shaped(topic(WIDE), frame)
+    assert words in str(caught.value)
+    assert "it has: id int64" in str(caught.value)
+
+
+def test_several_problems_are_told_at_once() -> None:
+    """Columns, order and key."""
+    with pytest.raises(BadSchema) as caught:
+        shaped(topic(WIDE), pa.schema([("name", pa.int32())]), order_by=("x",), key_column="id")
+    for words in ("'id' is missing", "'name' is int32", "'orderBy': there is no column 'x'", "'id' is int64, not"):
+        assert words in str(caught.value)
+
+
+def test_topics_in_which_nothing_is_recognised_are_refused() -> None:
+    """Orders 0 and 1 know no named sessions."""
+    with pytest.raises(BadValue, match="order 2 or 5"):
+        shaped(topic(order=1), FRAME)
+
+
+def test_spark_types_become_the_topics_own() -> None:
+    """Narrower ones and the ones that a read gives; a value that does not fit is named."""
+    shape = shaped(topic(WIDE), pa.schema([("small", pa.int32()), ("id", pa.int16())]))
+    made = shape.rows([pa.RecordBatch.from_pydict({"small": [1, 255], "id": [5, 6]})])
+    assert made.schema == WIDE
+    assert made.to_pydict() == {"id": [5, 6], "name": [None, None], "small": [1, 255]}
+    with pytest.raises(BadSchema, match="'small' is uint8 in topic 't'; a value does not fit"):
+        shape.rows([pa.RecordBatch.from_pydict({"small": [256], "id": [5]})])
+    with pytest.raises(BadSchema, match="'id' has nulls"):
+        shape.rows([pa.RecordBatch.from_pydict({"small": [1], "id": pa.array([None], pa.int16())})])
+
+
+def test_a_column_that_is_added_later_changes_no_bytes() -> None:
+    """Batches have the oldest version of the schema that has all columns of the frame."""
+    newer = WIDE.append(pa.field("more", pa.int32()))
+    frame = pa.schema([("id", pa.int64()), ("name", pa.string())])
+    before, after = shaped(topic(WIDE), frame), shaped(topic(newer, (3, 4)), frame)
+
+    assert after.topic.versions == before.topic.versions
+    assert shaped(topic(newer, (3, 4)), frame.append(pa.field("more", pa.int32()))).topic.versions.version == 2
+
+
+def test_raw_records_without_a_time_get_the_time_of_the_write() -> None:
+    """If nobody else ever does that work again; text becomes bytes."""
+    shape = shaped(topic(), pa.schema([("value", pa.string())]), now_us=5_000_000)
+    made = shape.rows([pa.RecordBatch.from_pydict({"value": ["a"]})])
+    assert made.schema == RAW_SCHEMA
+    assert made.column("value").to_pylist() == [b"a"]
+    assert made.column("timestamp").cast(pa.int64()).to_pylist() == [5_000_000]
+
+
+# --- partitions ---
+def test_keys_choose_the_same_partition_as_every_client() -> None:
+    """All lengths at once, and slices of larger arrays."""
+    rng = random.Random(1)
+    keys = [os.urandom(rng.randrange(0, 40)) for _ in range(500)]
+    array = pa.array(keys)
+    assert partitions_of(array, 7).tolist() == [partition_of(key, 7) for key in keys]
+    assert partitions_of(array[100:200], 7).tolist() == [partition_of(key, 7) for key in keys[100:200]]
+    assert partitions_of(array[:0], 7).tolist() == []
+
+
+def test_rows_without_a_key_stay_together() -> None:
+    """All of a task go to one partition, others by their key."""
+    frame = FRAME.append(pa.field("key", pa.string()))
+    shape = shaped(topic(partitions=5), frame)
+    batch = pa.RecordBatch.from_pydict({"value": [b"a", b"b"], "timestamp": pa.array([0, 0], US), "key": ["k", None]})
+    assert shape.partitions([batch], shape.rows([batch]), 7).tolist() == [partition_of(b"k", 5), 2]
+
+
+@pytest.mark.parametrize(("asked", "words"), [([0, 5], "0 to 4"), ([-1, 0], "0 to 4"), ([None, 0], "no partition")])
+def test_a_partition_that_the_topic_has_not(asked: list[int | None], words: str) -> None:
+    """Named with what there is."""
+    shape = shaped(topic(partitions=5), FRAME.append(pa.field("partition", pa.int32())))
+    batch = pa.RecordBatch.from_pydict(
+        {"value": [b"a", b"b"], "timestamp": pa.array([0, 0], US), "partition": pa.array(asked, pa.int32())}
+    )
+    with pytest.raises(BadValue, match=words):
+        shape.partitions([batch], shape.rows([batch]), 0)
+
+
+def test_the_partition_column_of_a_topic_with_a_schema() -> None:
+    """It is no column of the topic, and chooses."""
+    shape = shaped(topic(WIDE, partitions=5), pa.schema([("id", pa.int64()), ("_partition", pa.int64())]))
+    batch = pa.RecordBatch.from_pydict({"id": [1, 2], "_partition": [4, 0]})
+    assert shape.partitions([batch], shape.rows([batch]), 0).tolist() == [4, 0]
+    assert shape.rows([batch]).schema == WIDE
+
+
+# --- cutting ---
+def test_pieces_are_never_larger_than_allowed() -> None:
+    """Even if few rows have most of the bytes; all rows are there, in order."""
+    rows = pa.RecordBatch.from_pydict({"v": [b"x" * (5_000 if n == 70 else 10) for n in range(100)]})
+    pieces = list(cut(rows, 1_000, 6_000, 40))
+    assert all(piece.nbytes <= 6_000 and piece.num_rows <= 40 for piece in pieces)
+    assert pa.concat_batches(pieces) == rows
+    with pytest.raises(BadValue, match="a row of"):
+        list(cut(rows, 1_000, 4_000, 40))
+
+
+def test_numbers_of_a_partition_are_plain() -> None:
+    """What is sorted with the rows stays a small integer."""
+    shape = shaped(topic(partitions=3), FRAME)
+    batch = pa.RecordBatch.from_pydict({"value": [b"a"], "timestamp": pa.array([0], US)})
+    assert shape.partitions([batch], shape.rows([batch]), 4).dtype == np.int32

@@ -1,0 +1,53 @@
+"""A tiering job in a few lines, for tests of reading: it goes as far as it is told, and forgets what it is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from embarcadero.tier.columns import table_schema
+from embarcadero.tier.parquet import Span, write_span
+from embarcadero.tier.settings import TierSettings
+from embarcadero.tier.table import TierTable, table_name
+
+
+class Tierer:
+    """Writes the table of one topic."""
+
+    def __init__(self, log: Any, topic: str, folder: Path) -> None:
+        self.log, self.topic = log, topic
+        self.about = log.describe(topic)
+        self.settings = TierSettings.local(folder)
+        self.table = TierTable(self.settings, table_name(topic))
+        self.schema = table_schema(self.about.versions, control=True)
+        self.table.create(topic, f"id-{topic}", self.schema)
+        tier = log.open_tier(
+            topic, "test", table_id=f"id-{topic}", warehouse=self.settings.warehouse, table=self.table.identifier
+        )
+        self.epoch = tier.epoch
+
+    def tier(self, lane: int, stop: int, stop_seq: int) -> None:
+        """Have the lane in the table up to a place, in one more file."""
+        now = self.table.load()
+        assert now is not None
+        start, start_seq = now.frontiers.get(lane, (0, 0))
+        if stop <= start:
+            return
+        span = Span(lane=lane, start=start, stop=stop, start_seq=start_seq, stop_seq=stop_seq)
+        scan = self.log.scan(self.topic, lane=lane, start=start, stop=stop, control=True, timeout=30)
+        facts = write_span(self.table.storage, now.table.location(), span, self.epoch, self.about.versions, scan)
+        after = now.frontiers | {lane: (stop, stop_seq)}
+        starts = now.starts | {lane: now.starts.get(lane, (0, 0))}
+        done = self.table.commit(now.frontiers, [facts], after, starts, self.schema, self.epoch)
+        self.log.advance_tier(self.topic, self.epoch, metadata=done.metadata, frontiers=after, starts=starts)
+
+    def tier_all(self, lane: int) -> tuple[int, int]:
+        """Have all of the lane that is durable now in the table; where that ends."""
+        tail = self.log.tail(self.topic)
+        ends = {each.lane: each for each in tail.lanes or (tail,)}[lane]
+        self.tier(lane, ends.durable_index, ends.durable_seq)
+        return ends.durable_index, ends.durable_seq
+
+    def forget(self, lane: int, index: int) -> None:
+        """Have brokers forget what is below, as far as it is in the table."""
+        self.log.trim(self.topic, before_index=index, lane=lane, cold=False)

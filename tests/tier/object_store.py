@@ -1,0 +1,103 @@
+"""A real object store for tests: SeaweedFS with its S3 gateway, in one process on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow.fs as pafs
+
+_KEYS = {"accessKey": "tests", "secretKey": "tests-secret"}
+_PARTS = ("master", "volume", "filer", "s3")
+
+
+class ObjectStore:
+    """Where it is, and how to reach it."""
+
+    def __init__(self, port: int, pid: int) -> None:
+        self.port, self.pid = port, pid
+
+    def properties(self, **more: str) -> dict[str, str]:
+        """For PyIceberg."""
+        return {
+            "s3.endpoint": f"http://127.0.0.1:{self.port}", "s3.access-key-id": _KEYS["accessKey"],
+            "s3.secret-access-key": _KEYS["secretKey"], "s3.region": "us-east-1", **more,
+        }  # fmt: skip
+
+    def file_system(self) -> pafs.S3FileSystem:
+        """For pyarrow."""
+        return pafs.S3FileSystem(
+            endpoint_override=f"127.0.0.1:{self.port}", scheme="http", access_key=_KEYS["accessKey"],
+            secret_key=_KEYS["secretKey"], region="us-east-1", allow_bucket_creation=True, request_timeout=2,
+            connect_timeout=2,
+        )  # fmt: skip
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """It takes connections and never answers."""
+        os.kill(self.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self.pid, signal.SIGCONT)
+
+
+def available() -> bool:
+    """Whether the program is installed."""
+    return shutil.which("weed") is not None
+
+
+@contextmanager
+def object_store(folder: Path, bucket: str) -> Iterator[ObjectStore]:
+    """Start it with an empty bucket; end it by its process id."""
+    ports = _free_ports(len(_PARTS) * 2)
+    config = folder / "s3.json"
+    actions = ["Admin", "Read", "Write", "List"]
+    config.write_text(json.dumps({"identities": [{"name": "tests", "credentials": [_KEYS], "actions": actions}]}))
+    options = [f"-{part}.port={ports[n]}" for n, part in enumerate(_PARTS)]
+    options += [f"-{part}.port.grpc={ports[len(_PARTS) + n]}" for n, part in enumerate(_PARTS)]
+    command = [
+        "weed", "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3",
+        f"-s3.config={config}", "-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=3",
+        "-master.volumeSizeLimitMB=64", *options,
+    ]  # fmt: skip
+    with (folder / "weed.log").open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+    try:
+        store = ObjectStore(ports[3], process.pid)
+        _wait(store, bucket)
+        yield store
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+def _wait(store: ObjectStore, bucket: str) -> None:
+    files, deadline = store.file_system(), time.monotonic() + 30
+    while True:
+        try:
+            files.create_dir(bucket)
+            with files.open_output_stream(f"{bucket}/ready") as stream:
+                stream.write(b"yes")
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+        else:
+            return
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
