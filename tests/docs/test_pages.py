@@ -20,7 +20,8 @@ from tests.docs.samples import PAGES, ROOT, indented
 DOCS = ROOT / "docs"
 LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md"]
 WAY = [
-    "README", "quick-start", "concepts", "guarantees", "durability", "client", "command-line", "operations", "examples",
+    "README", "quick-start", "concepts", "guarantees", "durability", "client", "command-line", "spark", "operations",
+    "examples",
 ]  # fmt: skip
 """The pages to read from top to bottom; the others are for looking things up."""
 

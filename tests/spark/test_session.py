@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyspark
 import pytest
 
 from embarcadero.errors import NotAvailable
 from embarcadero.spark import java
 from embarcadero.spark import session as make_session
 from embarcadero.spark.session import check_pyspark, settings
+from embarcadero.spark.source import EmbarcaderoSource
 
 MODULE = sys.modules["embarcadero.spark.session"]  # by name it is the function in it
 
@@ -70,14 +71,13 @@ def test_a_session_without_java_fails_before_anything_is_started(
 
 def test_a_pyspark_that_is_missing_or_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the command that installs the right one."""
-    monkeypatch.setattr(MODULE, "version", lambda _: "4.1.2")
+    monkeypatch.setattr(pyspark, "__version__", "4.1.2")
     with pytest.raises(NotAvailable, match=r"PySpark 4\.1\.2 is installed, and 4\.3.*pip install"):
         check_pyspark()
-
-    def missing(name: str) -> str:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(MODULE, "version", missing)
+    for ask in (EmbarcaderoSource.schema, lambda source: source.reader(None), lambda source: source.streamReader(None)):
+        with pytest.raises(NotAvailable, match="PySpark"):  # before anything is imported that only a newer one has
+            ask(EmbarcaderoSource({}))
+    monkeypatch.setitem(sys.modules, "pyspark", None)
     with pytest.raises(NotAvailable, match=r'not installed \(pip install "embarcadero\[spark\]"'):
         make_session()
 

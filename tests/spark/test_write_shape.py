@@ -129,6 +129,32 @@ def test_spark_types_become_the_topics_own() -> None:
         shape.rows([pa.RecordBatch.from_pydict({"small": [1], "id": pa.array([None], pa.int16())})])
 
 
+@pytest.mark.parametrize(
+    ("kind", "have", "good", "bad"),
+    [
+        (pa.time32("s"), pa.int64(), 5_000_000, 5_000_001),
+        (pa.duration("ms"), pa.int64(), 7, None),
+        (pa.uint64(), pa.decimal128(20, 0), (1 << 64) - 1, -1),
+        (pa.float16(), pa.float32(), 1.5, 1.1),
+        (pa.timestamp("s"), pa.timestamp("us"), 3_000_000, 3_000_001),
+        (pa.list_(pa.uint8()), pa.list_(pa.int32()), [1, 2], [256]),
+        (pa.large_string(), pa.string(), "a", None),
+        (pa.binary(2), pa.binary(), b"ab", b"abc"),
+    ],
+)
+def test_types_that_spark_has_not_come_back_from_what_a_read_gives(
+    kind: pa.DataType, have: pa.DataType, good: Any, bad: Any
+) -> None:
+    """Without loss, or with an error."""
+    shape = shaped(topic(pa.schema([("c", kind)])), pa.schema([("c", have)]))
+    made = shape.rows([pa.RecordBatch.from_arrays([pa.array([good, None], have)], names=["c"])])
+    assert made.schema.types == [kind]
+    assert made.column(0).is_valid().to_pylist() == [True, False]
+    if bad is not None:
+        with pytest.raises(BadSchema, match="a value does not fit"):
+            shape.rows([pa.RecordBatch.from_arrays([pa.array([bad], have)], names=["c"])])
+
+
 def test_a_column_that_is_added_later_changes_no_bytes() -> None:
     """Batches have the oldest version of the schema that has all columns of the frame."""
     newer = WIDE.append(pa.field("more", pa.int32()))

@@ -214,3 +214,23 @@ def test_how_far_a_reader_is_can_be_seen(log: Any, topic: str) -> None:
     assert [(one["reader"], one["lag"]) for one in told["readers"]] == [("billing", reader.lag)]
     assert "billing" in CliRunner().invoke(app, ["status", *folder]).stdout
     assert "billing" in CliRunner().invoke(app, ["topic", "describe", topic, *folder]).stdout
+
+
+def test_the_batch_of_a_record_or_an_index_is_found(log: Any, topic: str) -> None:
+    """In memory and in files, by both clients; beyond the end is an error, the end itself is a place."""
+    lane, end = log.describe(topic).lane, log.tail(topic)
+    first = log.position_of(topic, seq=0)
+
+    assert [log.position_of(topic, seq=seq).seq for seq in (49, 50, 137, 19_999)] == [0, 50, 100, 19_950]
+    assert log.position_of(topic, index=first.index + 3) == emb.Position(lane, first.index + 3, 3 * RECORDS)
+    assert log.position_of(topic, seq=end.seq) == emb.Position(lane, end.index, end.seq)
+    with pytest.raises(FuturePosition):
+        log.position_of(topic, seq=end.seq + 1)
+    with pytest.raises(BadValue, match="one place"):
+        log.position_of(topic)
+
+    async def found() -> emb.Position:
+        async with await emb.aio.connect(log.address) as other:
+            return await other.position_of(topic, seq=137)
+
+    assert asyncio.run(found()) == log.position_of(topic, seq=137)

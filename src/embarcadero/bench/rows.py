@@ -224,7 +224,7 @@ _STRESS_ROWS: Final = (
 
 def _spark_rows() -> list[Row]:
     pairs = [
-        ("spark_read", "spark read, memory", "nothing", "batches from nothing", 0.6, 0.9),
+        ("spark_read", "spark read, memory", "nothing", "nothing", 0.6, 0.9),
         ("spark_cold", "spark read, tiered", "parquet", "parquet", 0.4, 0.8),
         ("spark_write", "spark stream, ack 2", "noop", "noop", 0.3, 0.6),
         ("spark_tier", "tiering", "parquet", "spark to parquet", 0.4, 0.8),
@@ -241,11 +241,12 @@ def _spark_rows() -> list[Row]:
     for key, what, alone, name, least, goal in pairs:
         rows += [
             Row(
-                key=f"{key}_to_{alone}", family="spark", what=f"{what} / {name}", unit="ratio", at_least=least, goal=goal
+                key=f"{key}_to_{alone}", family="spark", what=f"{what} / {name}", unit="ratio",
+                at_least=least, goal=goal,
             ),
             Row(key=key, family="spark", what=what, unit="bytes/s"),
             Row(key=f"{key}_{alone}", family="spark", what=f"its pair: {name}", unit="bytes/s"),
-        ]
+        ]  # fmt: skip
     return rows
 
 

@@ -19,10 +19,10 @@ from typing import Any, TypeVar, Unpack
 
 import pyarrow as pa
 
+from embarcadero.client.aio_subscriber import Subscriber
 from embarcadero.client.batch import Batch
 from embarcadero.client.brokers import Brokers
 from embarcadero.client.cold import cold_cuts, find_place
-from embarcadero.client.drivers import ReaderCore, SubscriberDriver
 from embarcadero.client.futures import RecordFuture, TableResult, fresh
 from embarcadero.client.options import (
     AS_CONFIGURED,
@@ -49,7 +49,6 @@ from embarcadero.config import Config, load
 from embarcadero.errors import (
     Backpressure,
     BadFrame,
-    Closed,
     EmbarcaderoError,
     OutcomeUnknown,
     TimedOut,
@@ -610,6 +609,27 @@ class Publisher:
         whole.complete()
         return RecordAwaitable(whole, 0)
 
+    async def publish_encoded(
+        self, payload: pa.Buffer, count: int, *, partition: int = 0, timeout: float | None = None
+    ) -> RecordAwaitable:
+        """Take one batch of `count` records that is encoded already, by `encode_batch` and the topic's schema.
+
+        For those who have to know the very bytes before they are sent; nothing is checked here.
+
+            await (await publisher.publish_encoded(encode_batch(record_batch), record_batch.num_rows))
+        """
+        check_timeout(timeout)
+        self._pump.raise_lost()
+        intake, whole = self._pump.intake, TableResult(self._pump.intake.condition)
+        piece = intake.encoded_piece(payload, count, partition)
+        await self._room(timeout)
+        with intake.lock:
+            intake.add_piece(piece)
+        whole.add(piece.result)
+        self._pump.poke()
+        whole.complete()
+        return RecordAwaitable(whole, 0)
+
     async def next_session_seq(self, timeout: float | None = None) -> int:
         """The sequence that the next batch of this session gets; waits until the session is open.
 
@@ -689,107 +709,6 @@ class Publisher:
         except Exception:
             if error is None:
                 raise
-
-
-class Subscriber:
-    """Reads one topic in its order; of a topic of order 0 or 1 all lanes, each in its own order."""
-
-    def __init__(self, log: Log, core: ReaderCore, topic: str) -> None:
-        self._log = log
-        self._ready = asyncio.Event()
-        self._closed = False
-        self._driver = SubscriberDriver(log.brokers, core, self._ready.set, topic=topic)
-
-    async def poll(self, timeout: float | None = None) -> Batch | None:
-        """The next batch (or typed gap: `batch.gap`); None when none came in time. Raises what ended the reading.
-
-            batch = await subscriber.poll(timeout=1.0)
-        """
-        check_timeout(timeout)
-        try:
-            async with asyncio.timeout(timeout):
-                while True:
-                    if self._closed:
-                        raise Closed("the subscriber is closed", "subscribe again")
-                    if not self.paused and (taken := self._driver.take(1)):
-                        return taken[0]
-                    if not self.paused and (failed := self._driver.core.failed) is not None:
-                        raise fresh(failed)
-                    self._ready.clear()
-                    await self._ready.wait()
-        except TimeoutError:
-            return None
-
-    def seek(
-        self,
-        where: str | Position | None = None,
-        *,
-        seq: int | None = None,
-        index: int | None = None,
-        time: datetime | None = None,
-        lane: int | None = None,
-    ) -> None:
-        """Go on from "earliest", "latest", a Position, the batch that holds a seq, an index, or the first since a time.
-
-        Orders 0 and 1: a seq or an index is a place in one lane, so say which; the other lanes go on as they are.
-
-            subscriber.seek(time=datetime.now(UTC) - timedelta(hours=1))
-            subscriber.seek(seq=1_000, lane=4_097)
-        """
-        if isinstance(where, Position):
-            index, lane, where = where.index, where.lane, None
-        self._driver.seek(*seek_place(where, seq, index, time), lane)
-
-    @property
-    def paused(self) -> bool:
-        """Whether `pause` was called, and `resume` was not."""
-        return self._driver.core.paused
-
-    def pause(self) -> None:
-        """Stop fetching and keep the position: until `resume`, polls end with their timeout.
-
-            subscriber.pause()      # while the disk is full; subscriber.resume() goes on
-        """
-        self._driver.pause()
-
-    def resume(self) -> None:
-        """Go on where `pause` stopped."""
-        self._driver.resume()
-        self._ready.set()
-
-    def position(self) -> int | None:
-        """Index of the next batch; None until the cluster has told where that is. Orders 0 and 1: `positions()`."""
-        return self._driver.core.position
-
-    def positions(self) -> dict[int, int | None]:
-        """By lane: index of the next batch; None until the cluster has told where that is."""
-        return self._driver.core.positions()
-
-    async def close(self, timeout: float | None = CLOSE_TIMEOUT_S) -> None:  # noqa: ARG002 - nothing to wait for
-        """Stop reading."""
-        self._closed = True
-        self._log.forget(self)
-        self._driver.stop()
-        self._ready.set()
-
-    async def __aenter__(self) -> Subscriber:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    def __aiter__(self) -> Subscriber:
-        return self
-
-    async def __anext__(self) -> Batch:
-        try:
-            batch = await self.poll()
-        except Closed:
-            raise StopAsyncIteration from None
-        invariant(batch is not None, "a poll without a time limit ends with a batch")
-        return batch  # type: ignore[return-value]
 
 
 PartType = TypeVar("PartType", Publisher, Subscriber, Scan)

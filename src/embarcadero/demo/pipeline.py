@@ -144,23 +144,34 @@ def tier(pipeline: Pipeline) -> None:
     pipeline.tell(f"the tier has {pipeline.tiered_files} files of orders")
 
 
-def direct(pipeline: Pipeline) -> None:
-    """The plot: a broker is killed, then every process at once."""
+def wait_for_share(pipeline: Pipeline, share: float) -> None:
+    """Wait until so much of the day is sold."""
+    while pipeline.published < share * pipeline.steps * ORDERS_A_STEP and not pipeline.done_selling.is_set():
+        time.sleep(0.05)
 
-    def at(share: float) -> None:
-        while pipeline.published < share * pipeline.steps * ORDERS_A_STEP and not pipeline.done_selling.is_set():
-            time.sleep(0.05)
 
-    at(0.3)
+def kill_a_broker(pipeline: Pipeline) -> None:
+    """A broker dies; the supervisor starts it again."""
     pid = pipeline.cluster.kill_broker(1)
     pipeline.facts.kills.append((pipeline.elapsed, "broker 1"))
     pipeline.tell(f"broker 1 is killed (kill -9 of process {pid}); everybody moves on to the others")
-    at(0.6)
+
+
+def kill_everything(pipeline: Pipeline) -> None:
+    """The whole cluster dies, and comes back from its disks."""
     killed = pipeline.cluster.kill_all()
     pipeline.facts.kills.append((pipeline.elapsed, "everything"))
     pipeline.tell(f"all {killed} processes of the cluster are killed, and shared memory is removed")
     took = pipeline.cluster.start()
     pipeline.tell(f"the cluster is back from its disks after {took:.1f} s; shop, query and tierer go on by themselves")
+
+
+def direct(pipeline: Pipeline) -> None:
+    """The plot: a broker is killed, then every process at once."""
+    wait_for_share(pipeline, 0.3)
+    kill_a_broker(pipeline)
+    wait_for_share(pipeline, 0.6)
+    kill_everything(pipeline)
 
 
 def sample(pipeline: Pipeline) -> None:
@@ -189,11 +200,11 @@ def records_below(seq: int, ranges: Sequence[Range]) -> int:
 
 
 # --- Spark ------------------------------------------------------------------------------------------------------------
-def start_query(spark: SparkSession, pipeline: Pipeline) -> StreamingQuery:
+def start_query(spark: SparkSession, addresses: Sequence[str], checkpoint: Path) -> StreamingQuery:
     """Sales by city in windows of the shop's time, each window written once, when it is over."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-    address = ",".join(pipeline.cluster.addresses)
+    address = ",".join(addresses)
     orders = (
         spark.readStream.format("embarcadero").option("brokers", address).option("topic", "orders")
         .option("startingOffsets", "earliest").load()
@@ -206,14 +217,23 @@ def start_query(spark: SparkSession, pipeline: Pipeline) -> StreamingQuery:
     )
     return (
         sales.writeStream.format("embarcadero").option("brokers", address).option("topic", "sales")
-        .option("checkpointLocation", str(pipeline.folder / "checkpoint")).outputMode("append")
+        .option("checkpointLocation", str(checkpoint)).outputMode("append")
         .trigger(processingTime="1 second").start()
     )  # fmt: skip
 
 
+def seq_of(query: StreamingQuery) -> int:
+    """How far a query has read; -1: it has not begun."""
+    progress = query.lastProgress
+    if progress is None or not progress.sources or not progress.sources[0].endOffset:
+        return -1
+    offset = json.loads(progress.sources[0].endOffset)
+    return max(int(place["seq"]) for lane, place in offset.items() if lane.isdigit())
+
+
 def watch_query(pipeline: Pipeline, query: StreamingQuery, log: emb.Log) -> None:
     """Follow the query until it has seen everything that was sold; then let it end."""
-    while not _seen_all(pipeline, query, log):
+    while not seen_all(pipeline, seq_of(query), log):
         pipeline.check()
         if not query.isActive:
             raise ClusterError(f"the streaming query ended: {query.exception()}", "see its message")
@@ -222,12 +242,10 @@ def watch_query(pipeline: Pipeline, query: StreamingQuery, log: emb.Log) -> None
     query.stop()
 
 
-def _seen_all(pipeline: Pipeline, query: StreamingQuery, log: emb.Log) -> bool:
-    progress = query.lastProgress
-    if progress is None or not progress.sources or not progress.sources[0].endOffset:
+def seen_all(pipeline: Pipeline, seq: int, log: emb.Log) -> bool:
+    """Note how far the query is; whether it has read all that was sold."""
+    if seq < 0:
         return False
-    offset = json.loads(progress.sources[0].endOffset)
-    seq = max(place["seq"] for lane, place in offset.items() if lane.isdigit())
     if seq != pipeline.aggregated_seq:
         pipeline.aggregated = records_below(seq, log.describe("orders").ranges)
         pipeline.aggregated_seq = seq
@@ -267,6 +285,12 @@ def look(pipeline: Pipeline, spark: SparkSession, log: emb.Log) -> None:
         facts.checks.append(Check(f"audit of {topic}: positions, sessions, gaps, checksums", found.holds, detail))
 
 
+def create_topics(log: emb.Log) -> None:
+    """What the shop needs."""
+    for name, schema in (("orders", ORDERS), ("payments", PAYMENTS), ("sales", SALES)):
+        log.create_topic(name, order=5, replicas=1, schema=schema)
+
+
 def run(folder: Path, report: Path, steps: int, watch: Callable[[Pipeline], None]) -> Pipeline:
     """The whole act; `watch` is called often while it goes on. Raises what went wrong; else the report is written."""
     from embarcadero.spark import session
@@ -277,12 +301,11 @@ def run(folder: Path, report: Path, steps: int, watch: Callable[[Pipeline], None
         stack.callback(cluster.stop)
         cluster.start()
         log = stack.enter_context(emb.connect(cluster.addresses))
-        for name, schema in (("orders", ORDERS), ("payments", PAYMENTS), ("sales", SALES)):
-            log.create_topic(name, order=5, replicas=1, schema=schema)
+        create_topics(log)
         pipeline.tell(f"a cluster of {BROKERS} brokers and a replica is up; Spark starts")
         spark = session("embarcadero demo", config={"spark.sql.shuffle.partitions": "2"})
         stack.callback(spark.stop)
-        query = start_query(spark, pipeline)
+        query = start_query(spark, cluster.addresses, folder / "checkpoint")
         while query.isActive and query.lastProgress is None:
             watch(pipeline)
             time.sleep(0.1)
@@ -302,12 +325,13 @@ def run(folder: Path, report: Path, steps: int, watch: Callable[[Pipeline], None
         pipeline.phase = "looking"
         watch(pipeline)
         look(pipeline, spark, log)
-        _cards(pipeline)
+        tell_figures(pipeline)
         write_report(pipeline.facts, report)
     return pipeline
 
 
-def _cards(pipeline: Pipeline) -> None:
+def tell_figures(pipeline: Pipeline) -> None:
+    """The figures at the head of the report."""
     facts, books = pipeline.facts, pipeline.shop.books
     facts.seconds = pipeline.elapsed
     facts.cards = {

@@ -47,22 +47,22 @@ def column_names(schemas: TopicSchemas) -> dict[str, str]:
 def arrow_schema(schemas: TopicSchemas) -> pa.Schema:
     """All columns of a topic with the types of tables."""
     known = {field.name: field.type for field in (*SYSTEM, *payload_schema(schemas))} | {_TOPIC: pa.string()}
-    return pa.schema([pa.field(name, _frame_type(known[inner])) for name, inner in column_names(schemas).items()])
+    return pa.schema([pa.field(name, frame_type(known[inner])) for name, inner in column_names(schemas).items()])
 
 
-def _frame_type(kind: pa.DataType) -> pa.DataType:
+def frame_type(kind: pa.DataType) -> pa.DataType:
     """A table's type as frames have it: times of day are microseconds, for Spark has TIME only if a flag is set."""
     if kinds.is_time(kind):
         return pa.int64()
     if kinds.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_frame_type(kind.value_type)))
+        return pa.list_(kind.value_field.with_type(frame_type(kind.value_type)))
     if kinds.is_map(kind):
         return pa.map_(
-            kind.key_field.with_type(_frame_type(kind.key_type)), kind.item_field.with_type(_frame_type(kind.item_type))
+            kind.key_field.with_type(frame_type(kind.key_type)), kind.item_field.with_type(frame_type(kind.item_type))
         )
     if kinds.is_struct(kind):
         fields = [kind.field(number) for number in range(kind.num_fields)]
-        return pa.struct([field.with_type(_frame_type(field.type)) for field in fields])
+        return pa.struct([field.with_type(frame_type(field.type)) for field in fields])
     return kind
 
 

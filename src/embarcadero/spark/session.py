@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
@@ -76,8 +75,8 @@ def settings(local: bool, config: Mapping[str, str]) -> dict[str, str]:
 def check_pyspark() -> None:
     """NotAvailable, if PySpark is missing or too old for this data source."""
     try:
-        found = version("pyspark")
-    except PackageNotFoundError:
+        from pyspark import __version__ as found  # not from its metadata: workers of a cluster have none
+    except ImportError:
         raise NotAvailable("PySpark is not installed", _INSTALL) from None
     wanted = ".".join(map(str, PYSPARK_VERSION_MIN))
     if tuple(int(part) for part in found.split(".")[:2]) < PYSPARK_VERSION_MIN:

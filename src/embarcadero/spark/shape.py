@@ -21,6 +21,7 @@ import pyarrow.types as kinds
 from embarcadero.client.tables import partitions_of
 from embarcadero.client.topics import TopicInfo
 from embarcadero.errors import BadSchema, BadValue
+from embarcadero.spark.frame import frame_type
 from embarcadero.spark.write_options import WriteOptions
 from embarcadero.tier.types import table_type
 from embarcadero.types import Order
@@ -103,7 +104,10 @@ def _cast(column: pa.Array, wanted: pa.DataType) -> pa.Array:
         if column.null_count < len(column):
             raise pa.ArrowInvalid("the topic's column has nulls only")
         return pa.nulls(len(column))
-    return pc.cast(column, wanted)
+    made = pc.cast(pc.cast(column, table_type(wanted)), wanted)  # by the type that a read gives, and back from it
+    if kinds.is_float16(wanted) and not pc.cast(made, column.type).equals(column):
+        raise pa.ArrowInvalid("it would lose digits")
+    return made
 
 
 # --- on the driver ----------------------------------------------------------------------------------------------------
@@ -191,7 +195,7 @@ def _key_column(schemas: TopicSchemas, options: WriteOptions) -> tuple[str | Non
 
 def fits(have: pa.DataType, wanted: pa.DataType, column: str) -> bool:
     """Whether a type of Spark is right for a topic's column: the one that a read gives for it, or a narrower one."""
-    known = table_type(wanted, column)
+    known = frame_type(table_type(wanted, column))
     if _same(have, known) or (_same(have, table_type(have, column)) and _same(table_type(have, column), known)):
         return True
     if kinds.is_integer(have) and kinds.is_integer(known):

@@ -12,6 +12,8 @@ from pyspark.sql.datasource import (
     DataSourceWriter,
 )
 
+from embarcadero.spark.session import check_pyspark
+
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
@@ -26,18 +28,21 @@ class EmbarcaderoSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns of the topic, or those that the option `columns` names."""
+        check_pyspark()
         from embarcadero.spark.reading import frame_schema
 
         return frame_schema(self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch read."""
+        check_pyspark()
         from embarcadero.spark.reading import batch_reader
 
         return batch_reader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """A stream."""
+        check_pyspark()
         from embarcadero.spark.streaming import stream_reader
 
         return stream_reader(self.options, schema)

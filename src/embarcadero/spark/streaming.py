@@ -54,7 +54,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._view = TopicView(reader.options)
         self._until: dict[int, Place] | None = None  # AvailableNow: nothing above is read
         self._seen: TopicNow | None = None  # as the last question found the topic
-        self._silent_until_s = 0.0  # the cluster could not take our progress: it is left alone for a while
+        self._noted: dict[int, tuple[int, int]] | None = None  # what the cluster knows; None: it could not be told
+        self._silent_until_s = 0.0  # it is not told the same again, nor asked again if it could not, for a while
 
     # --- ends of micro-batches ----------------------------------------------------------------------------------------
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's names, here and below
@@ -86,6 +87,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         growing = {lane: (low, high) for lane, (low, high) in ends.items() if low.seq < high.seq}
         moved = {lane: low for lane, (low, _) in ends.items() if lane in kept and low != begun.of(lane)}
         if not growing and not moved and kept == begun.lanes.keys():
+            self._note(begun)  # Spark commits a micro-batch with the next one, and none has come
             return start
         cuts = self._view.cuts(now, growing)
         lanes = {lane: begun.lanes[lane] for lane in kept} | {lane: LaneOffset(low) for lane, low in moved.items()}
@@ -173,11 +175,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._reader.read(partition.value)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Tell the cluster how far this query is, for those who look after it. No query fails because of that."""
-        if monotonic() < self._silent_until_s:
+        """Tell the cluster how far this query is."""
+        self._note(parse_offset(end, self._reader.options.topic))
+
+    def _note(self, read: Offset) -> None:
+        """For those who look after the query. It does not fail because of that."""
+        places = read.places()
+        if monotonic() < self._silent_until_s and self._noted in (None, places):
             return
-        read = parse_offset(end, self._reader.options.topic)
         try:
-            self._view.log.note_progress(read.topic, read.reader, read.places(), timeout=_NOTE_S)
+            self._view.log.note_progress(read.topic, read.reader, places, timeout=_NOTE_S)
+            self._noted = places
         except EmbarcaderoError:
-            self._silent_until_s = monotonic() + _NOTE_AGAIN_S
+            self._noted = None
+        self._silent_until_s = monotonic() + _NOTE_AGAIN_S

@@ -1,0 +1,183 @@
+"""The measurements of the family `spark` inside of one Spark session: pairs, in turns, all in one process."""
+
+from __future__ import annotations
+
+import secrets
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import StructType
+
+from embarcadero.bench.nothing import Nothing, keep
+from embarcadero.bench.spark import COPY, HOT, TIERED, Job
+from embarcadero.client.sync import Log
+from embarcadero.config import load
+from embarcadero.errors import BadTable
+from embarcadero.limits import MIB
+from embarcadero.spark.reading import batch_reader
+from embarcadero.spark.streaming import stream_reader
+from embarcadero.spark.tiering import spark_run
+from embarcadero.tier.cold import ColdTable
+from embarcadero.tier.columns import rows
+from embarcadero.tier.job import TierJob
+from embarcadero.tier.settings import TierSettings
+from embarcadero.wire.payload import raw_batch
+
+_TASKS: Final = 4
+_FEW: Final = 4  # batches of the log in a batch that stands for many
+_ACK_S: Final = 120.0
+_PAIR: Final = ("alone", "ours")
+_RAW: Final = "key binary, value binary, headers map<string, binary>, timestamp timestamp"
+
+
+class Bench:
+    """The measurements of one session."""
+
+    def __init__(self, spark: SparkSession, log: Log, job: Job) -> None:
+        self._spark, self._log, self._job = spark, log, job
+        spark.dataSource.register(Nothing)
+        self._batch = _batch(job.records, job.record_bytes)
+        self._bytes = job.batches * job.records * job.record_bytes
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+    def reads_from_memory(self) -> dict[str, float]:
+        """All columns of a topic whose records are in memory."""
+        self._publish(HOT)
+        frame = self._topic(HOT)
+        reader = batch_reader(self._options(HOT), frame.schema)
+        tasks = reader.partitions()
+        batch = next(iter(reader.read(tasks[0])))
+        alone, size = self._nothing(batch, frame.schema, len(tasks))
+        times = self._in_turns(lambda: _drop(alone(self._spark.read)), lambda: _drop(self._topic(HOT)))
+        return _values("spark_read", self._bytes, "nothing", size, times)
+
+    def _topic(self, topic: str, **more: str) -> DataFrame:
+        return self._spark.read.format("embarcadero").options(**self._options(topic), **more).load()
+
+    def _options(self, topic: str) -> dict[str, str]:
+        return {"brokers": ",".join(self._job.addresses), "topic": topic}
+
+    def _nothing(self, batch: pa.RecordBatch, schema: Any, tasks: int) -> tuple[Callable[[Any], DataFrame], int]:
+        """A frame of this batch again and again, about as many records as a topic has; and the bytes of its values."""
+        path = str(self._job.folder / f"{secrets.token_hex(4)}.arrow")
+        keep(pa.RecordBatch.from_arrays(batch.columns, schema=to_arrow_schema(schema, timezone="UTC")), path)
+        each = max(1, round(self._job.batches * self._job.records / tasks / batch.num_rows))
+        options = {"file": path, "tasks": str(tasks), "batches": str(each)}
+        size = each * tasks * batch.num_rows * self._job.record_bytes
+        return lambda read: read.format("nothing").schema(schema).options(**options).load(), size
+
+    # --- streams ------------------------------------------------------------------------------------------------------
+    def offsets(self) -> dict[str, float]:
+        """What a stream asks for each micro-batch, when something has come each time."""
+        reader = stream_reader(self._options(HOT), self._topic(HOT).schema)
+        start, times = reader.latestOffset(reader.initialOffset(), ReadAllAvailable()), []
+        with self._log.publisher(HOT, ack=2, linger_ms=0) as publisher:
+            for _ in range(self._job.offsets):
+                publisher.send(b"one more").result(timeout=_ACK_S)
+                began = time.perf_counter()
+                start = reader.latestOffset(start, ReadAllAvailable())
+                reader.reportLatestOffset()
+                times.append(time.perf_counter() - began)
+        p50, p99 = map(float, np.quantile(times, [0.5, 0.99]))
+        return {"spark_offsets_p50": p50, "spark_offsets_p99": p99}
+
+    def writes(self) -> dict[str, float]:
+        """A stream of one micro-batch from nothing into a topic, acked when it is durable; or dropped."""
+        frame, size = self._nothing(self._batch, StructType.fromDDL(_RAW), _TASKS)
+
+        def run(sink: str, **options: str) -> float:
+            place = self._job.folder / f"checkpoint-{secrets.token_hex(4)}"
+            writer = frame(self._spark.readStream).writeStream.format(sink).options(**options)
+            query = writer.option("checkpointLocation", str(place)).trigger(availableNow=True).start()
+            query.awaitTermination()
+            return sum(float(each["durationMs"].get("addBatch", 0)) for each in query.recentProgress) / 1e3
+
+        times = self._in_turns(lambda: run("noop"), lambda: run("embarcadero", **self._options(COPY)))
+        return _values("spark_write", size, "noop", size, times)
+
+    # --- the tier -----------------------------------------------------------------------------------------------------
+    def tier(self) -> dict[str, float]:
+        """Tier a topic piece by piece, in turns with Spark's own writing; then read the first piece of the table."""
+        place = TierSettings.of(load(), self._job.data_dir)
+        place = replace(place, hot_retention_s=0, file_bytes=max(MIB, self._bytes // _TASKS))
+        self._publish(TIERED)
+        about = self._log.describe(TIERED)
+        batches = next(iter(self._log.scan(TIERED, lane=about.lane)))[:_FEW]
+        batch = rows(about.lane, batches, about.versions, control=True)
+        alone, size = self._nothing(batch, from_arrow_schema(batch.schema), _TASKS)
+        pieces: list[int] = []
+
+        def ours() -> float:
+            if pieces:
+                self._publish(TIERED)
+            began = time.perf_counter()
+            pieces.append(job.run_once()[-1].frontiers[about.lane][1])
+            return time.perf_counter() - began
+
+        def theirs() -> float:
+            writer = alone(self._spark.read).write.option("compression", "zstd").mode("overwrite")
+            began = time.perf_counter()
+            writer.parquet(str(self._job.folder / "parquet"))
+            return time.perf_counter() - began
+
+        with TierJob(self._log, TIERED, place, spark_run(self._log.address, spark=self._spark), holder="bench") as job:
+            values = _values("spark_tier", self._bytes, "parquet", size, self._in_turns(theirs, ours))
+        return values | self._reads_of_the_table(about.lane, pieces[0])
+
+    def _reads_of_the_table(self, lane: int, seq: int) -> dict[str, float]:
+        tier = self._log.describe(TIERED).tier
+        if tier is None:
+            raise BadTable(f"topic {TIERED!r} has no table", "report it: this is a bug")
+        found = ColdTable(tier, {}).files(lane, 0, tier.frontier(lane)[0])
+        files = [file.path for file in found if file.stop_seq <= seq]
+        times = self._in_turns(
+            lambda: _drop(self._spark.read.parquet(*files)),
+            lambda: _drop(self._topic(TIERED, endingOffsets=str(seq))),
+        )
+        return _values("spark_cold", self._bytes, "parquet", self._bytes, times)
+
+    # --- both ---------------------------------------------------------------------------------------------------------
+    def _publish(self, topic: str) -> None:
+        with self._log.publisher(topic, ack=2) as publisher:
+            for future in [publisher.publish(self._batch) for _ in range(self._job.batches)]:
+                future.result(timeout=_ACK_S)
+
+    def _in_turns(self, alone: Callable[[], float], ours: Callable[[], float]) -> dict[str, list[float]]:
+        """Seconds of both, each round, after one round that does not count: plans are compiled in it."""
+        times: dict[str, list[float]] = {name: [] for name in _PAIR}
+        for number in range(self._job.rounds + 1):
+            pair = [("alone", alone), ("ours", ours)]
+            for name, run in pair if (number + self._job.first) % 2 else reversed(pair):
+                seconds = run()
+                if number:
+                    times[name].append(seconds)
+        return times
+
+
+def _batch(count: int, size: int) -> pa.RecordBatch:
+    """Records whose values look like text: random digits."""
+    digits = np.random.default_rng(0).bytes(count * size // 2 + size).hex().encode()
+    values = [digits[number * size : (number + 1) * size] for number in range(count)]
+    now_us = time.time_ns() // 1000
+    return raw_batch([None] * count, values, [None] * count, [now_us] * count)
+
+
+def _drop(frame: DataFrame) -> float:
+    """Seconds in which Spark gets all rows of a frame, and drops them."""
+    began = time.perf_counter()
+    frame.write.format("noop").mode("overwrite").save()
+    return time.perf_counter() - began
+
+
+def _values(ours: str, size: int, alone: str, size_alone: int, times: dict[str, list[float]]) -> dict[str, float]:
+    """Bytes per second of both, and their ratio: medians of all rounds."""
+    mine, theirs = size / statistics.median(times["ours"]), size_alone / statistics.median(times["alone"])
+    return {ours: mine, f"{ours}_{alone}": theirs, f"{ours}_to_{alone}": mine / theirs}

@@ -1,0 +1,51 @@
+"""The lag of queries, from the offsets that Spark reports."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from embarcadero.spark.lag import Lag, LagListener, lag_of
+from embarcadero.spark.offsets import LaneOffset, Offset, Place
+
+READ = Offset("orders", "spark-1", {0: LaneOffset(Place(3, 30)), 1: LaneOffset(Place(9, 90))})
+THERE = Offset("orders", "", {0: LaneOffset(Place(5, 55)), 1: LaneOffset(Place(9, 90)), 2: LaneOffset(Place(1, 7))})
+
+
+def event(end: str | None, latest: str | None, name: str | None = "sums") -> SimpleNamespace:
+    """A progress report of one query, as far as the listener looks at it."""
+    source = SimpleNamespace(endOffset=end, latestOffset=latest)
+    return SimpleNamespace(progress=SimpleNamespace(id="q", name=name, sources=[source]), id="q")
+
+
+def test_the_lag_is_what_is_between_two_offsets() -> None:
+    """Over all lanes, those that came since included."""
+    end, latest = json.dumps(READ.told()), json.dumps(THERE.told())
+
+    assert lag_of("sums", end, latest) == Lag("sums", "orders", 25 + 7, "spark-1")
+    assert lag_of("sums", latest, end) == Lag("sums", "orders", 0, "")
+
+
+def test_offsets_of_other_sources_are_passed_over() -> None:
+    """A query may read more than one source; and before the first micro-batch there is none."""
+    end = json.dumps(READ.told())
+    foreign = [(None, end), (end, None), ('{"logOffset":0}', end), ("-", end)]
+
+    assert [lag_of("q", *pair) for pair in foreign] == [None] * 4
+
+
+def test_the_listener_keeps_a_gauge_for_as_long_as_the_query_runs() -> None:
+    """Two listeners share it; the last lag stays known."""
+    registry = CollectorRegistry()
+    listener, _ = LagListener(registry), LagListener(registry)
+    listener.onQueryStarted(event(None, None))
+    listener.onQueryIdle(event(None, None))
+    listener.onQueryProgress(event(json.dumps(READ.told()), json.dumps(THERE.told())))
+    line = b'embarcadero_spark_lag_records{query="sums",topic="orders"} 32.0'
+
+    assert line in generate_latest(registry)
+    listener.onQueryTerminated(event(None, None))
+    assert line not in generate_latest(registry)
+    assert listener.lags()["q", "orders"].records == 32
