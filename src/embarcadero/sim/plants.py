@@ -52,8 +52,8 @@ _SEALS: Final = Bias(("replica-crash", "replica-pause", "slow-disk"), every_s=2.
 _LOSS: Final = Bias(("cluster-loss", "replica-crash"), job_us=100_000)
 _WIPES: Final = Bias(("cluster-loss", "wipe", "replica-crash"), job_us=20_000)
 _ROT: Final = Bias(("bit-flip", "cluster-loss", "replica-crash"))
-_REIGNS: Final = Bias(("sequencer-crash-inside",), interrupt_rate=0.01)
-_ENDS: Final = Bias(("broker-crash-inside", "broker-zombie"), interrupt_rate=0.01)
+_REIGNS: Final = Bias(("sequencer-crash-inside",), interrupt_rate=0.05)
+_ENDS: Final = Bias(("broker-crash-inside", "broker-zombie"), interrupt_rate=0.05)
 _SLOW: Final = Bias(("slow-disk", "replica-pause"), every_s=2.0)
 
 PLANTS: Final = {
@@ -84,10 +84,10 @@ PLANTS: Final = {
         Plant("lane-ack-unchecked", "a broker acks batches of its lanes without looking whether it was closed",
               lanes=True, witnesses=(135,)),
         Plant("lane-frontier-before-entries", "a lane's frontier moves before its entries are flushed", lanes=True,
-              bias=_ENDS, witnesses=(65,)),
+              bias=_ENDS, witnesses=(22,)),
         Plant("slot-reused-early", "pending slots are freed before what they hold is safe", witnesses=(14,)),
         Plant("frontier-before-entries", "the ordered frontier moves before the entries are flushed", bias=_REIGNS,
-              witnesses=(156,)),
+              witnesses=(4, 1)),
         Plant("dedupe-off", "a sequence seen before is ordered again", witnesses=(90,)),
         Plant("held-forgotten", "batches that wait for a gap are lost when it closes", witnesses=(90, 0)),
         Plant("durable-before-sync", "a replica's durable line moves before the sync", bias=_POWER, witnesses=(0,)),
