@@ -8,9 +8,10 @@ import msgspec
 import pytest
 
 from embarcadero import plants
+from embarcadero.broker.durable import DurableFrontiers
 from embarcadero.fabric.frontier import FrontierReader
 from embarcadero.fabric.layout import BrokerLine, frontier_offset
-from embarcadero.types import NO_INDEX, Gap, GapKind, Outcome, Range
+from embarcadero.types import NO_INDEX, Gap, GapKind, Outcome, Range, ReplicaRef
 from embarcadero.wire import messages as m
 from embarcadero.wire.frames import WANT_DURABLE
 from tests.broker.disks import DiskWorld, payload, texts
@@ -411,3 +412,29 @@ def test_slots_of_a_broker_lane_are_reused_only_when_durable(world: DiskWorld) -
     client.batch(opened, 500, b"goes on")
     world.run(1, client)
     assert outcomes(client) == [(500, Outcome.ORDERED)]
+
+
+def test_ranges_are_looked_up_again_when_a_newer_one_is_counted_by() -> None:
+    """Else what is durable in the new range would seem to be so in the one before, beyond its end (seed 488)."""
+    refs = [ReplicaRef(replica=0, incarnation=1, disk="d")]
+    first = Range(lane=0, number=1, start=0, start_seq=0, replicas=refs, durable_on=1)
+    ranges = [first]
+
+    class Store:
+        """Just what is asked."""
+
+        def ranges(self, lane: int) -> list[Range]:
+            return [range_ for range_ in ranges if range_.lane == lane]
+
+        def range_of(self, lane: int, number: int) -> Range | None:
+            return next((range_ for range_ in self.ranges(lane) if range_.number == number), None)
+
+    frontiers = DurableFrontiers(None, None, Store())  # type: ignore[arg-type]
+    assert frontiers.chain(0).owner(20) == first
+    ranges[:] = [
+        msgspec.structs.replace(first, end=10, end_seq=10),
+        Range(lane=0, number=2, start=100, start_seq=100, replicas=refs, durable_on=1),
+    ]
+    assert frontiers._range_of(0, 2) == ranges[1]
+    assert frontiers.chain(0).owner(20) is None
+    assert frontiers.chain(0).lost == [(10, 100)]

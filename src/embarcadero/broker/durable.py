@@ -26,7 +26,7 @@ from embarcadero.fabric.region import Fabric
 from embarcadero.limits import DURABLE_ACKS_PER_CONNECTION_MAX, KEPT_SHARE_CREDIT, KEPT_SHARE_MAX
 from embarcadero.placement.directory import Directory
 from embarcadero.plants import planted
-from embarcadero.types import NO_INDEX, Outcome
+from embarcadero.types import NO_INDEX, Outcome, Range
 from embarcadero.wire.codec import PACKED_ACK
 from embarcadero.wire.frames import ACK
 
@@ -44,7 +44,7 @@ class DurableFrontiers:
 
     def __init__(self, fabric: Fabric, epochs: EpochTable, directory: Directory) -> None:
         self._directory = directory
-        self._durability = Durability(fabric, epochs, directory.range_of)
+        self._durability = Durability(fabric, epochs, self._range_of)
         self.follow = self._durability.follow
         self._chains: dict[int, Chain] = {}
 
@@ -52,8 +52,18 @@ class DurableFrontiers:
         """The store has changed: ranges are looked up again."""
         self._chains.clear()
 
+    def _range_of(self, lane: int, number: int) -> Range | None:
+        """The range that is to be counted by. Ranges that were looked up before it was opened are looked up again.
+
+        Else what is counted of it would seem to be durable in the one before, of which the end is not known yet.
+        """
+        known = self._chains.get(lane)
+        if known is not None and (not known.ranges or known.ranges[-1].number < number):
+            del self._chains[lane]
+        return self._directory.range_of(lane, number)
+
     def chain(self, lane: int) -> Chain:
-        """A lane's ranges as the store had them at the last change we know of."""
+        """A lane's ranges, as the store had them at the last change we know of, or when they were counted by."""
         chain = self._chains.get(lane)
         if chain is None:
             chain = self._chains[lane] = Chain(self._directory.ranges(lane))

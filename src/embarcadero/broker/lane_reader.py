@@ -64,6 +64,8 @@ class BrokerLaneReader(LaneReader):
     def ends(self) -> Ends | None:
         end, end_seq = self.lane_is.end, self.lane_is.end_seq or 0
         if end is not None and (end == 0 or self.ring() is None):
+            if end and self.stored is not None and self.stored.chain.replicas:
+                return None  # memory is lost, and it is not known yet what disks have
             return Ends(end, end_seq, end, end_seq)
         return super().ends()
 

@@ -127,8 +127,12 @@ class Reads:
         return self.reader(lane)
 
     def _segments(self, lane: int, stored: StoredLane, bound: int, trimmed: int) -> Segments:
-        """A lane's files, below a bound that is no higher than what is durable."""
-        return Segments(lane, stored.chain, min(bound, stored.through()), trimmed, self.warm.copies)
+        """A lane's files, below a bound that is no higher than what is durable.
+
+        First it is counted, then ranges are looked at: what is counted by a new range says nothing of the old one.
+        """
+        durable = stored.through()
+        return Segments(lane, stored.chain, min(bound, durable), trimmed, self.warm.copies)
 
     # --- ends and places ----------------------------------------------------------------------------------------------
     def tail(self, connection: Connection, request: int, lane: int) -> None:
