@@ -20,7 +20,7 @@ $(VENV)/.ready: requirements.lock pyproject.toml setup.py native/primitives.c
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-demo: setup      ## a durable cluster: a broker killed, then everything, and one order for all readers
+demo: setup      ## a durable cluster under kill -9, then a whole pipeline on Spark, with a report
 	@$(BIN)/embarcadero demo
 
 test: setup check unit  ## all checks and tests
@@ -37,9 +37,10 @@ sim: setup       ## simulate SEEDS worlds (default 2000) on all cores
 plants: setup    ## plant each known bug and see a test or a seed catch it
 	$(BIN)/embarcadero sim --plants
 
-chaos: setup     ## kill -9 of everything, 100 times, with a disk wiped 100 times more; reports in build/chaos
+chaos: setup     ## kill -9 of everything, 100 times, with a disk wiped 100 times more, and the pipeline under fire
 	$(BIN)/embarcadero chaos restarts --rounds $(ROUNDS) --report build/chaos/restarts.json
 	$(BIN)/embarcadero chaos restarts --rounds $(ROUNDS) --wipe --report build/chaos/restarts-wiped.json
+	$(BIN)/embarcadero chaos pipeline --report build/chaos/pipeline.html
 
 bench: setup     ## measure against the raw limits of this machine: table, JSON, CSV and plots in build/bench
 	$(BIN)/embarcadero bench --out build/bench

@@ -121,6 +121,31 @@ def test_trims_reach_into_files(world: DiskWorld) -> None:
     assert world.ask(client, m.GetTail(lane=range_.lane)).start_index == 10
 
 
+def test_a_place_below_the_start_is_trimmed_wherever_it_is_looked_for(world: DiskWorld) -> None:
+    """By index and seq; in files, in memory, and when the files are gone. A fetch from there is led to the start."""
+    range_ = world.topic()
+    client = fill(world, range_, 300, size=400)
+    lane = range_.lane
+
+    def found(*places: tuple[str, int]) -> list[str | int]:
+        answers = [world.ask(client, m.Find(lane=lane, by=by, start=value)) for by, value in places]
+        return [answer.code if isinstance(answer, m.Failed) else answer.index for answer in answers]
+
+    assert found(("seq", 0), ("seq", 41)) == [0, 20]
+    for start in (30, 295):  # in files, in memory
+        world.directory.trim("t", lane, start)
+        below = (("index", 3), ("seq", 0), ("seq", 2 * start - 1))
+        assert found(*below) == ["Trimmed"] * 3
+        assert found(("index", start), ("seq", 2 * start), ("seq", 2 * start + 3)) == [start, start, start + 1]
+        led = world.fetch(client, lane, by="seq", start=5, max_bytes=1)
+        assert led.next_index == start + 1
+        place = world.ask(client, m.Trim(lane=lane, by="seq", before=5))  # less than before: nothing changes
+        assert (place.index, place.seq) == (start, 2 * start)
+    for replica in world.of(range_):
+        replica.log(range_).drop_below(295)
+    assert found(*below) == ["Trimmed"] * 3
+
+
 def test_what_retention_dropped_everywhere_is_trimmed(world: DiskWorld) -> None:
     """Whole segments are gone from all copies: a TRIMMED gap up to what is left, and the start says so."""
     range_ = world.topic()
@@ -377,6 +402,41 @@ def test_the_sealed_part_is_readable_while_a_lane_is_recovered(world: DiskWorld)
     assert request not in reader.fetched
     assert request not in reader.answers
     assert world.ask(reader, m.GetTail(lane=old.lane)).code == "Retriable"
+
+
+@pytest.mark.parametrize("read", ["durable", "ordered"])
+def test_a_seq_above_the_sealed_part_waits_for_the_lane_and_starts_there(world: DiskWorld, read: str) -> None:
+    """Not at the start of the range that is being recovered: what is before was not asked for."""
+    old = world.topic()
+    fill(world, old, 20, size=100)
+    refs = [replica.member.ref for replica in world.replicas]
+    last = world.directory.seal_and_open(old.lane, old.number, 15, 30, refs, world.hand.epoch)
+    assert last is not None
+    for replica in world.of(last):
+        replica.copy(last, 18)
+        replica.log(old).cut(15)
+    world.brokers = [world.start_broker(0), world.start_broker(1)]
+    world.hand = type(world.hand)(world)
+    world.hand.start()
+    world.hand.word(old.lane, last.number, closing=True)
+    world.run()
+    reader = Client(world.brokers[1])
+
+    def ask(seq: int, wait_ms: int) -> m.Fetch:
+        return m.Fetch(lane=old.lane, by="seq", start=seq, max_bytes=1, read=read, wait_ms=wait_ms)
+
+    waiting = {seq: reader.ask(ask(seq, 30_000)) for seq in (29, 30, 33)}
+    world.run(3, reader)
+    assert texts(reader.fetched[waiting[29]]) == [payload(14, 100)]
+    assert not {waiting[30], waiting[33]} & (reader.fetched.keys() | reader.answers.keys())
+    assert world.ask(reader, ask(33, 0)).code == "Retriable"
+
+    new = world.lose_memory(last, 18, 36)
+    world.hand.open_lane(new.lane, new.start, new.start_seq)
+    world.hand.word(new.lane, new.number)
+    world.run(3, reader)
+    assert texts(reader.fetched[waiting[30]]) == [payload(15, 100)]
+    assert texts(reader.fetched[waiting[33]]) == [payload(16, 100)]
 
 
 def test_a_scan_reads_across_ranges(world: DiskWorld) -> None:

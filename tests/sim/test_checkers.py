@@ -206,6 +206,7 @@ GOOD: dict[str, dict[str, list[Event]]] = {
         "an unknown outcome is an end": [sent(1, 0), settled(2, 0, verdict=Verdict.UNKNOWN), ended(9)],
         "the dead need no answer": [sent(1, 0), h.Died(at=2, process="a"), ended(9)],
         "a reader reaches the tail": [moved(1, 0), tail(2, 3, 4), got(4, 2, 0), passed(5, 4), ended(9)],
+        "a tail that was lost since": [moved(1, 0), tail(2, 3, 9), *lost(4, 5, 1 << 62), passed(6, 5), ended(9)],
         "what began in bad times may fail in good ones": [
             h.Began(at=1, process="a", stream="a"), h.Healed(at=2), sent(3, 0), settled(4, 0, verdict=Verdict.UNKNOWN),
             ended(9)],
@@ -358,6 +359,10 @@ BAD: dict[str, dict[str, list[Event]]] = {
         "a question without an answer": [h.Asked(at=1, process="x", call="tail", number=0), ended(9)],
         "a reader that stops before the tail": [moved(1, 0), got(2, 2, 0), tail(2, 3, 4), ended(9)],
         "a reader that never starts": [moved(1, 0), tail(2, 3, 4), ended(9)],
+        "a reader that stops before what was lost": [
+            moved(1, 0), tail(2, 3, 9), *lost(4, 5, 1 << 62), passed(6, 4), ended(9)],
+        "a reader that stops at what was lost": [
+            moved(1, 0), tail(2, 3, 9), *lost(4, 5, 20), passed(6, 5), tail(7, 8, 21), ended(9)],
         "a stream that begins when all is well and fails": [
             h.Healed(at=1), h.Began(at=2, process="a", stream="a"), sent(3, 0),
             settled(4, 0, verdict=Verdict.UNKNOWN), ended(9)],

@@ -17,6 +17,7 @@ KEPT = {
     368: "a trim inside lost positions",
     476: "as 80, with three of three copies, after a stop that was not clean",
     488: "a broker's lane is closed, and then memory goes before all of it is durable",
+    587: "a broker's lane is cut short after its tail was told",
 }
 """Worlds beyond those that broke a promise once, and what happened in them."""
 

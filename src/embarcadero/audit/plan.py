@@ -37,6 +37,7 @@ class AuditSpan(msgspec.Struct, frozen=True, kw_only=True):
     table: bool = False
     log: bool = True
     properties: list[str] = []  # by which the table's files are reached
+    file: str = ""  # of the table, if the span is one file's: what it has a hole for was lost when it was written
 
 
 class SpanReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,28 +89,37 @@ def spans_of(log: Log, about: TopicInfo, facts: LaneFacts, span_bytes: int) -> l
         if first < facts.start_index or last > facts.stop_index:
             continue
         table, held = last <= facts.frontier, first >= facts.hot_index
-        if held:
-            stops = [cut.index for cut in log.measure(topic, first, last, span_bytes, lane=facts.lane)] or [last]
-        else:
-            stops = _file_ends(about, facts.lane, first, last, properties)
-        for start, stop in zip([first, *stops[:-1]], stops, strict=True):
+        pieces = (
+            [(cut.index, "") for cut in log.measure(topic, first, last, span_bytes, lane=facts.lane)]
+            if held
+            else _file_ends(about, facts.lane, first, last, properties)
+        ) or [(last, "")]
+        starts = [first, *(stop for stop, _ in pieces[:-1])]
+        for start, (stop, file) in zip(starts, pieces, strict=True):
             if start < stop:
                 spans.append(
                     AuditSpan(
-                        topic=topic, lane=facts, start=start, stop=stop, table=table, log=held, properties=properties
+                        topic=topic, lane=facts, start=start, stop=stop, table=table, log=held, properties=properties,
+                        file=file,
                     )
-                )
+                )  # fmt: skip
     return spans
 
 
-def _file_ends(about: TopicInfo, lane: int, first: int, last: int, properties: Sequence[str]) -> list[int]:
-    """Where the table's files end: each is a span of its own."""
+def _file_ends(about: TopicInfo, lane: int, first: int, last: int, properties: Sequence[str]) -> list[tuple[int, str]]:
+    """Where the spans of the table's files end, and the files: each is a span of its own."""
     if about.tier is None:
-        return [last]
+        return []
     from embarcadero.tier.cold import ColdTable  # wants PyIceberg, which only tiered topics need
+    from embarcadero.tier.parquet import span_of
 
-    files = ColdTable(about.tier, parse_properties(properties)).files(lane, first, last)
-    return [*(file.stop_index for file in files if first < file.stop_index < last), last]
+    ends: list[tuple[int, str]] = []
+    for file in ColdTable(about.tier, parse_properties(properties)).files(lane, first, last):
+        span = span_of(file.path)
+        whole = span is not None and first <= span.start and span.stop <= last
+        stop = span.stop if span is not None else file.stop_index
+        ends.append((min(stop, last), file.path if whole else ""))
+    return ends if not ends or ends[-1][0] == last else [*ends, (last, "")]
 
 
 def report_of(

@@ -22,15 +22,15 @@ _COMPARED_ROWS = 65_536
 def look_at(log: Log, about: TopicInfo, span: AuditSpan) -> tuple[SpanReport, pa.RecordBatch]:
     """Look at a span. Whatever is wrong with it is in the report; only a bug raises."""
     strong = is_strong(int(about.order))
-    audit = SpanAudit(
-        span.lane.lane, span.start, span.stop, Explained(span.lane.start_index, span.lane.lost), strong=strong
-    )
+    lost = [*span.lane.lost, (span.start, span.stop)] if span.file else span.lane.lost
+    audit = SpanAudit(span.lane.lane, span.start, span.stop, Explained(span.lane.start_index, lost), strong=strong)
     columns = None if span.table and span.log else list(COLUMNS)
     table = _table_rows(about, span, columns) if span.table else None
     try:
         if table is None or not span.log:
             for part in table if table is not None else _log_rows(log, about, span, columns):
                 _take(audit, part)
+            _check_file(audit, about, span)
         else:
             _compare(audit, table, _log_rows(log, about, span, columns))
     except Corrupt as error:
@@ -45,6 +45,17 @@ def look_at(log: Log, about: TopicInfo, span: AuditSpan) -> tuple[SpanReport, pa
         hash=audit.hash.hex, findings=findings,
     )  # fmt: skip
     return report, audit.runs()
+
+
+def _check_file(audit: SpanAudit, about: TopicInfo, span: AuditSpan) -> None:
+    """A file says which entries it was written with: then a hole in it was lost before, and is no hole of the file."""
+    if not span.file or about.tier is None:
+        return
+    from embarcadero.tier.cold import ColdTable
+
+    footer = ColdTable(about.tier, parse_properties(span.properties)).footer(span.file)
+    if footer is None or (footer.entries, footer.hash) != (audit.hash.entries, audit.hash.hex):
+        audit.note("table", span.start, f"{span.file} has other entries than it was written with")
 
 
 def _take(audit: SpanAudit, part: pa.RecordBatch | Gap) -> None:

@@ -24,7 +24,7 @@ def check_trim(ask: m.Trim, clock: Clock) -> None:
 
 
 def found(reader: LaneReader, start: Place, index: int, seq: int | None) -> m.PlaceIs:
-    """A place that was asked for. Raises Trimmed below the start."""
+    """A place that was asked for. Raises Trimmed below the start: there its seq is not known any more."""
     if index < start.index or seq is None:
         raise Trimmed(
             f"the batch asked for is trimmed: the first readable one has index {start.index}, seq {start.seq}",

@@ -231,7 +231,7 @@ class Reads:
             if on_disk:  # nothing as young: the end, as far as it is durable
                 index, seq = segments.bound, stored.chain.seq_at(segments.bound)
             if found[1] is not None:
-                index, seq = found[1].index, found[1].seq
+                index, seq = found[1].index, None if found[1].instead else found[1].seq
             return answer(reader, found[0] or self._memory_start(reader), index, seq)
 
         again = None if last else partial(self._locate, connection, request, lane, by, value, answer, last=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -33,6 +33,7 @@ class Place:
 
     index: int
     seq: int
+    instead: bool = False  # the first one that is left: the batch that was asked for is trimmed, or dropped
 
 
 class RangeFiles(Protocol):
@@ -185,7 +186,7 @@ class Segments:
         return found
 
     def _by_seq(self, seq: int) -> Place | None:
-        """The batch that holds a record."""
+        """The batch that holds a record; the first one behind it where it is lost, or gone."""
         for range_ in reversed(self._chain.ranges):
             if range_.start_seq > seq or range_.start == range_.end:
                 continue
@@ -194,12 +195,13 @@ class Segments:
             if range_.start >= self.bound:
                 return None
             if self._stop(range_) <= self._trimmed:
-                return self.first()  # all of it is trimmed, as far as it is durable
+                break  # all of it is trimmed, as far as it is durable
             found = self._best(range_, lambda files: self._place(files, files.find_seq(seq)))
             if found is None:
                 raise self._no_good_copy(range_, range_.start, [f"no copy reaches seq {seq}"])
-            return found
-        return self.first()
+            return replace(found, instead=found.seq > seq)
+        first = self.first()
+        return None if first is None else replace(first, instead=True)
 
     def _by_time(self, us: int) -> Place | None:
         """The first batch appended at or after a time. Append times never go back."""

@@ -68,8 +68,13 @@ class StoredLane:
         return None
 
     def without_memory(self, ask: Fetch, trimmed: int, end: int) -> Found | None:
-        """The lane has no memory (it is being recovered, or is closed and gone): what is below `end` is on disk."""
+        """The lane has no memory (it is being recovered, or is closed and gone): what is below `end` is on disk.
+
+        None for what is not: where that is can't be told yet.
+        """
         if ask.by == "latest" or (ask.by == "index" and ask.start >= end):
+            return None
+        if ask.by == "seq" and (end_seq := self.chain.seq_at(end)) is not None and ask.start >= end_seq:
             return None
         if ask.by == "index":
             return self.not_in_memory(ask.start, end, end, trimmed, ask)

@@ -46,3 +46,25 @@ def restarts(
         rounds=rounds, seed=seed, brokers=brokers, replicas=replicas, durable_on=durable_on, wipe=wipe, clean=clean
     )
     raise typer.Exit(run_cli(settings, report, json))
+
+
+@app.command()
+def pipeline(
+    steps: Annotated[int, typer.Option(min=20, help="How long the shop is open; about 2,500 orders a step.")] = 400,
+    report: Annotated[Path, typer.Option(help="Where the page with pictures goes.")] = Path(
+        "build/chaos/pipeline.html"
+    ),
+    json: Json = False,
+) -> None:
+    """The whole data pipeline under fire: a broker, an executor, the Spark driver and then everything is killed.
+
+    A shop publishes about a million orders; a streaming query on Spark aggregates them; they are tiered. At the end
+    the shop's own books, the audit, and DuckDB over the table's files must all agree.
+
+    Example:
+
+        embarcadero chaos pipeline --steps 400
+    """
+    from embarcadero.demo.screen import run_kills
+
+    raise typer.Exit(run_kills(steps, report, json))

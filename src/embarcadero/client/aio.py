@@ -19,11 +19,12 @@ from typing import Any, TypeVar, Unpack
 
 import pyarrow as pa
 
+from embarcadero.client.aio_subscriber import Subscriber
 from embarcadero.client.batch import Batch
 from embarcadero.client.brokers import Brokers
 from embarcadero.client.cold import cold_cuts, find_place
-from embarcadero.client.drivers import ReaderCore, SubscriberDriver
 from embarcadero.client.futures import RecordFuture, TableResult, fresh
+from embarcadero.client.named import PublisherCalls, SessionCalls
 from embarcadero.client.options import (
     AS_CONFIGURED,
     PublisherArguments,
@@ -49,7 +50,6 @@ from embarcadero.config import Config, load
 from embarcadero.errors import (
     Backpressure,
     BadFrame,
-    Closed,
     EmbarcaderoError,
     OutcomeUnknown,
     TimedOut,
@@ -116,7 +116,7 @@ async def local(
         await asyncio.to_thread(cluster.close)
 
 
-class Log(TierCalls):
+class Log(TierCalls, SessionCalls):
     """A client of one cluster. Its publishers and subscribers share one connection per broker."""
 
     def __init__(self, brokers: Brokers, address: str) -> None:
@@ -338,19 +338,6 @@ class Log(TierCalls):
         chosen = publisher_options(self.brokers.settings, options)
         return self._register(Publisher(self, await self.describe(topic, timeout=timeout), chosen))
 
-    async def open_session(
-        self, topic: str, name: str, at: int, *, timeout: Timeout = AS_CONFIGURED
-    ) -> tuple[int, int]:
-        """Move a named session on to the sequence `at`; (where it was before, where it is now).
-
-        It never goes back, so a name alone is a number that only grows, kept in the log for as long as sessions are.
-
-            before, now = await log.open_session("orders", "job-7/progress", 42)
-        """
-        PublisherOptions(session=name, session_at=at)  # checks both
-        opened = await self._ask(m.OpenSession(topic=topic, name=name, at=at), m.Opened, timeout)
-        return opened.reached, opened.expected
-
     async def subscribe(
         self,
         topic: str,
@@ -540,7 +527,7 @@ class RecordAwaitable(RecordFuture):
         return self._outcome()
 
 
-class Publisher:
+class Publisher(PublisherCalls):
     """Publishes records into one topic. `with` it, or close it: closing waits for every outcome."""
 
     def __init__(self, log: Log, topic: TopicInfo, options: PublisherOptions) -> None:
@@ -610,6 +597,27 @@ class Publisher:
         whole.complete()
         return RecordAwaitable(whole, 0)
 
+    async def publish_encoded(
+        self, payload: pa.Buffer, count: int, *, partition: int = 0, timeout: float | None = None
+    ) -> RecordAwaitable:
+        """Take one batch of `count` records that is encoded already, by `encode_batch` and the topic's schema.
+
+        For those who have to know the very bytes before they are sent; nothing is checked here.
+
+            await (await publisher.publish_encoded(encode_batch(record_batch), record_batch.num_rows))
+        """
+        check_timeout(timeout)
+        self._pump.raise_lost()
+        intake, whole = self._pump.intake, TableResult(self._pump.intake.condition)
+        piece = intake.encoded_piece(payload, count, partition)
+        await self._room(timeout)
+        with intake.lock:
+            intake.add_piece(piece)
+        whole.add(piece.result)
+        self._pump.poke()
+        whole.complete()
+        return RecordAwaitable(whole, 0)
+
     async def next_session_seq(self, timeout: float | None = None) -> int:
         """The sequence that the next batch of this session gets; waits until the session is open.
 
@@ -620,15 +628,6 @@ class Publisher:
         first = await self._pump.first_sequence(timeout)
         with self._pump.intake.lock:
             return self._pump.next_sequence(first)
-
-    async def already_in(self, timeout: float | None = None) -> int:
-        """How many sequences from `session_at` on an earlier holder of this session has used.
-
-            async with await log.publisher("orders", session="job-7", session_at=4096) as publisher:
-                done = await publisher.already_in()           # batches 4096 to 4096 + done are in, or some of them
-        """
-        check_timeout(timeout)
-        return await self._pump.already_in(timeout)
 
     async def _room(self, timeout: float | None) -> None:
         """Wait until the window has room; raise why nothing is taken any more."""
@@ -689,107 +688,6 @@ class Publisher:
         except Exception:
             if error is None:
                 raise
-
-
-class Subscriber:
-    """Reads one topic in its order; of a topic of order 0 or 1 all lanes, each in its own order."""
-
-    def __init__(self, log: Log, core: ReaderCore, topic: str) -> None:
-        self._log = log
-        self._ready = asyncio.Event()
-        self._closed = False
-        self._driver = SubscriberDriver(log.brokers, core, self._ready.set, topic=topic)
-
-    async def poll(self, timeout: float | None = None) -> Batch | None:
-        """The next batch (or typed gap: `batch.gap`); None when none came in time. Raises what ended the reading.
-
-            batch = await subscriber.poll(timeout=1.0)
-        """
-        check_timeout(timeout)
-        try:
-            async with asyncio.timeout(timeout):
-                while True:
-                    if self._closed:
-                        raise Closed("the subscriber is closed", "subscribe again")
-                    if not self.paused and (taken := self._driver.take(1)):
-                        return taken[0]
-                    if not self.paused and (failed := self._driver.core.failed) is not None:
-                        raise fresh(failed)
-                    self._ready.clear()
-                    await self._ready.wait()
-        except TimeoutError:
-            return None
-
-    def seek(
-        self,
-        where: str | Position | None = None,
-        *,
-        seq: int | None = None,
-        index: int | None = None,
-        time: datetime | None = None,
-        lane: int | None = None,
-    ) -> None:
-        """Go on from "earliest", "latest", a Position, the batch that holds a seq, an index, or the first since a time.
-
-        Orders 0 and 1: a seq or an index is a place in one lane, so say which; the other lanes go on as they are.
-
-            subscriber.seek(time=datetime.now(UTC) - timedelta(hours=1))
-            subscriber.seek(seq=1_000, lane=4_097)
-        """
-        if isinstance(where, Position):
-            index, lane, where = where.index, where.lane, None
-        self._driver.seek(*seek_place(where, seq, index, time), lane)
-
-    @property
-    def paused(self) -> bool:
-        """Whether `pause` was called, and `resume` was not."""
-        return self._driver.core.paused
-
-    def pause(self) -> None:
-        """Stop fetching and keep the position: until `resume`, polls end with their timeout.
-
-            subscriber.pause()      # while the disk is full; subscriber.resume() goes on
-        """
-        self._driver.pause()
-
-    def resume(self) -> None:
-        """Go on where `pause` stopped."""
-        self._driver.resume()
-        self._ready.set()
-
-    def position(self) -> int | None:
-        """Index of the next batch; None until the cluster has told where that is. Orders 0 and 1: `positions()`."""
-        return self._driver.core.position
-
-    def positions(self) -> dict[int, int | None]:
-        """By lane: index of the next batch; None until the cluster has told where that is."""
-        return self._driver.core.positions()
-
-    async def close(self, timeout: float | None = CLOSE_TIMEOUT_S) -> None:  # noqa: ARG002 - nothing to wait for
-        """Stop reading."""
-        self._closed = True
-        self._log.forget(self)
-        self._driver.stop()
-        self._ready.set()
-
-    async def __aenter__(self) -> Subscriber:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    def __aiter__(self) -> Subscriber:
-        return self
-
-    async def __anext__(self) -> Batch:
-        try:
-            batch = await self.poll()
-        except Closed:
-            raise StopAsyncIteration from None
-        invariant(batch is not None, "a poll without a time limit ends with a batch")
-        return batch  # type: ignore[return-value]
 
 
 PartType = TypeVar("PartType", Publisher, Subscriber, Scan)

@@ -20,6 +20,7 @@ from embarcadero.client import aio
 from embarcadero.client.batch import Batch
 from embarcadero.client.futures import RecordFuture, TableResult, fresh
 from embarcadero.client.intake import RECORD_OVERHEAD_BYTES, Record, Sealed
+from embarcadero.client.named import SyncPublisherCalls, SyncSessionCalls
 from embarcadero.client.options import (
     AS_CONFIGURED,
     PublisherArguments,
@@ -92,7 +93,7 @@ def local(
     return log
 
 
-class Log(SyncTierCalls):
+class Log(SyncTierCalls, SyncSessionCalls):
     """A client of one cluster. Its publishers and subscribers share one thread and one connection per broker."""
 
     def __init__(self, thread: LoopThread, log: aio.Log) -> None:
@@ -106,11 +107,6 @@ class Log(SyncTierCalls):
     def address(self) -> str:
         """The addresses it was connected with, as `connect` takes them."""
         return self._log.address
-
-    @property
-    def twin(self) -> aio.Log:
-        """The asyncio client that does the work. Its coroutines run on the background thread: `thread.wait(...)`."""
-        return self._log
 
     # --- topics ---
     def create_topic(
@@ -288,15 +284,6 @@ class Log(SyncTierCalls):
         known = topic if isinstance(topic, TopicInfo) else await self._log.describe(topic, timeout=patience)
         return Pump(self.brokers, known, options)
 
-    def open_session(self, topic: str, name: str, at: int, *, timeout: Timeout = AS_CONFIGURED) -> tuple[int, int]:
-        """Move a named session on to the sequence `at`; (where it was before, where it is now).
-
-        It never goes back, so a name alone is a number that only grows, kept in the log for as long as sessions are.
-
-            before, now = log.open_session("orders", "job-7/progress", 42)
-        """
-        return self.thread.wait(self._log.open_session(topic, name, at, timeout=timeout))
-
     def subscribe(
         self,
         topic: str,
@@ -452,7 +439,7 @@ class Log(SyncTierCalls):
         _close_after(self, failure[1])
 
 
-class Publisher:
+class Publisher(SyncPublisherCalls):
     """Publishes records into one topic; thread-safe. `with` it, or close it: closing waits for every outcome."""
 
     def __init__(self, log: Log, pump: Pump) -> None:
@@ -593,15 +580,6 @@ class Publisher:
         first = self._thread.wait(self.pump.first_sequence(timeout))
         with self._lock:
             return self.pump.next_sequence(first)
-
-    def already_in(self, timeout: float | None = None) -> int:
-        """How many sequences from `session_at` on an earlier holder of this session has used.
-
-            with log.publisher("orders", session="job-7", session_at=4096) as publisher:
-                done = publisher.already_in()           # batches 4096 to 4096 + done are in, or some of them
-        """
-        check_timeout(timeout)
-        return self._thread.wait(self.pump.already_in(timeout))
 
     def _room(self, timeout: float | None) -> float | None:
         """Wait until the window has room; what is left of the time. Raises why nothing is taken any more."""

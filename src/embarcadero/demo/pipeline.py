@@ -11,9 +11,9 @@ import random
 import tempfile
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,7 +26,6 @@ from embarcadero.demo.shop import ORDERS, PAYMENTS, SALES, Shop, differences
 from embarcadero.errors import ClusterError, EmbarcaderoError
 from embarcadero.tier.job import TierJob
 from embarcadero.tier.settings import TierSettings
-from embarcadero.types import Range
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,6 +59,7 @@ class Pipeline:
         self.shop = Shop(seed=31)
         self.facts = Facts()
         self.published = 0  # orders that were acked durable
+        self.places: list[tuple[int, int, int]] = []  # batches of orders: first seq, orders before, orders
         self.repeated = 0  # batches sent a second time
         self.tiered_files = 0
         self.aggregated = 0
@@ -74,6 +74,20 @@ class Pipeline:
     def elapsed(self) -> float:
         """Seconds since the start."""
         return time.monotonic() - self.began
+
+    def note(self, position: emb.Position | None, orders: int) -> None:
+        """A batch of orders is durable at this position."""
+        if position is None:
+            raise ClusterError("an ack without a position", "report it: this is a bug")
+        self.places.append((position.seq, self.published, orders))
+
+    def records_below(self, seq: int) -> int:
+        """How many orders are below a seq. Numbers that were reserved when everything was killed belong to none."""
+        batch = bisect_right(self.places, (seq, 0, 0)) - 1
+        if batch < 0:
+            return 0
+        first, before, count = self.places[batch]
+        return before + min(seq - first, count)
 
     def tell(self, line: str) -> None:
         """Add a line to the story."""
@@ -114,7 +128,7 @@ def sell(pipeline: Pipeline) -> None:
             sent.append(sold.combine_chunks().to_batches()[0])
             future = orders.publish(sent[-1])
             payments.publish(paid.combine_chunks().to_batches()[0])
-            future.result(timeout=_PATIENCE_S)
+            pipeline.note(future.result(timeout=_PATIENCE_S), sold.num_rows)
             pipeline.published = pipeline.shop.books.orders
             if (step + 1) % REPEAT_EVERY == 0:
                 orders.close()
@@ -123,7 +137,8 @@ def sell(pipeline: Pipeline) -> None:
                     orders.publish(batch)
                 pipeline.repeated += REPEATED_STEPS
             time.sleep(max(0.0, _STEP_S - (time.monotonic() - began)))
-        orders.publish(pipeline.shop.closing().combine_chunks().to_batches()[0]).result(timeout=_PATIENCE_S)
+        last = orders.publish(pipeline.shop.closing().combine_chunks().to_batches()[0]).result(timeout=_PATIENCE_S)
+        pipeline.note(last, 1)
         orders.close()
         payments.close()
     pipeline.published = pipeline.shop.books.orders
@@ -144,23 +159,34 @@ def tier(pipeline: Pipeline) -> None:
     pipeline.tell(f"the tier has {pipeline.tiered_files} files of orders")
 
 
-def direct(pipeline: Pipeline) -> None:
-    """The plot: a broker is killed, then every process at once."""
+def wait_for_share(pipeline: Pipeline, share: float) -> None:
+    """Wait until so much of the day is sold."""
+    while pipeline.published < share * pipeline.steps * ORDERS_A_STEP and not pipeline.done_selling.is_set():
+        time.sleep(0.05)
 
-    def at(share: float) -> None:
-        while pipeline.published < share * pipeline.steps * ORDERS_A_STEP and not pipeline.done_selling.is_set():
-            time.sleep(0.05)
 
-    at(0.3)
+def kill_a_broker(pipeline: Pipeline) -> None:
+    """A broker dies; the supervisor starts it again."""
     pid = pipeline.cluster.kill_broker(1)
     pipeline.facts.kills.append((pipeline.elapsed, "broker 1"))
     pipeline.tell(f"broker 1 is killed (kill -9 of process {pid}); everybody moves on to the others")
-    at(0.6)
+
+
+def kill_everything(pipeline: Pipeline) -> None:
+    """The whole cluster dies, and comes back from its disks."""
     killed = pipeline.cluster.kill_all()
     pipeline.facts.kills.append((pipeline.elapsed, "everything"))
     pipeline.tell(f"all {killed} processes of the cluster are killed, and shared memory is removed")
     took = pipeline.cluster.start()
     pipeline.tell(f"the cluster is back from its disks after {took:.1f} s; shop, query and tierer go on by themselves")
+
+
+def direct(pipeline: Pipeline) -> None:
+    """The plot: a broker is killed, then every process at once."""
+    wait_for_share(pipeline, 0.3)
+    kill_a_broker(pipeline)
+    wait_for_share(pipeline, 0.6)
+    kill_everything(pipeline)
 
 
 def sample(pipeline: Pipeline) -> None:
@@ -172,28 +198,17 @@ def sample(pipeline: Pipeline) -> None:
                 tail, about = log.tail("orders", timeout=2.0), log.describe("orders", timeout=2.0)
             except EmbarcaderoError:
                 continue  # everything is dead at the moment
-            now.tiered = 0 if about.tier is None else records_below(about.tier.frontier(tail.lane)[1], about.ranges)
-            now.released = records_below(tail.hot_seq, about.ranges)
+            now.tiered = 0 if about.tier is None else pipeline.records_below(about.tier.frontier(tail.lane)[1])
+            now.released = pipeline.records_below(tail.hot_seq)
             pipeline.facts.samples.append(now)
 
 
-def records_below(seq: int, ranges: Sequence[Range]) -> int:
-    """How many records are below a seq: numbers that were reserved when everything was killed belong to none."""
-    ordered = sorted(ranges, key=lambda one: one.number)
-    unused = sum(
-        min(after.start_seq, seq) - one.end_seq
-        for one, after in pairwise(ordered)
-        if one.end_seq is not None and one.end_seq < seq
-    )
-    return seq - unused
-
-
 # --- Spark ------------------------------------------------------------------------------------------------------------
-def start_query(spark: SparkSession, pipeline: Pipeline) -> StreamingQuery:
+def start_query(spark: SparkSession, addresses: Sequence[str], checkpoint: Path) -> StreamingQuery:
     """Sales by city in windows of the shop's time, each window written once, when it is over."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-    address = ",".join(pipeline.cluster.addresses)
+    address = ",".join(addresses)
     orders = (
         spark.readStream.format("embarcadero").option("brokers", address).option("topic", "orders")
         .option("startingOffsets", "earliest").load()
@@ -206,14 +221,23 @@ def start_query(spark: SparkSession, pipeline: Pipeline) -> StreamingQuery:
     )
     return (
         sales.writeStream.format("embarcadero").option("brokers", address).option("topic", "sales")
-        .option("checkpointLocation", str(pipeline.folder / "checkpoint")).outputMode("append")
+        .option("checkpointLocation", str(checkpoint)).outputMode("append")
         .trigger(processingTime="1 second").start()
     )  # fmt: skip
 
 
+def seq_of(query: StreamingQuery) -> int:
+    """How far a query has read; -1: it has not begun."""
+    progress = query.lastProgress
+    if progress is None or not progress.sources or not progress.sources[0].endOffset:
+        return -1
+    offset = json.loads(progress.sources[0].endOffset)
+    return max(int(place["seq"]) for lane, place in offset.items() if lane.isdigit())
+
+
 def watch_query(pipeline: Pipeline, query: StreamingQuery, log: emb.Log) -> None:
     """Follow the query until it has seen everything that was sold; then let it end."""
-    while not _seen_all(pipeline, query, log):
+    while not seen_all(pipeline, seq_of(query), log):
         pipeline.check()
         if not query.isActive:
             raise ClusterError(f"the streaming query ended: {query.exception()}", "see its message")
@@ -222,14 +246,12 @@ def watch_query(pipeline: Pipeline, query: StreamingQuery, log: emb.Log) -> None
     query.stop()
 
 
-def _seen_all(pipeline: Pipeline, query: StreamingQuery, log: emb.Log) -> bool:
-    progress = query.lastProgress
-    if progress is None or not progress.sources or not progress.sources[0].endOffset:
+def seen_all(pipeline: Pipeline, seq: int, log: emb.Log) -> bool:
+    """Note how far the query is; whether it has read all that was sold."""
+    if seq < 0:
         return False
-    offset = json.loads(progress.sources[0].endOffset)
-    seq = max(place["seq"] for lane, place in offset.items() if lane.isdigit())
     if seq != pipeline.aggregated_seq:
-        pipeline.aggregated = records_below(seq, log.describe("orders").ranges)
+        pipeline.aggregated = pipeline.records_below(seq)
         pipeline.aggregated_seq = seq
     return pipeline.done_selling.is_set() and seq >= log.tail("orders").durable_seq
 
@@ -256,7 +278,7 @@ def look(pipeline: Pipeline, spark: SparkSession, log: emb.Log) -> None:
     facts.checks.append(
         Check("SQL over the whole log gives the shop's total", right, f"{counted:,} orders, {cents:,} cents")
     )
-    cold = records_below(log.tail("orders").hot_seq, log.describe("orders").ranges)
+    cold = pipeline.records_below(log.tail("orders").hot_seq)
     facts.checks.append(
         Check("a part of the log is only in the table", cold > 0, f"{cold:,} of {books.orders:,} records")
     )
@@ -265,6 +287,12 @@ def look(pipeline: Pipeline, spark: SparkSession, log: emb.Log) -> None:
         records = sum(lane.records for lane in found.lanes)
         detail = "; ".join(f"{one.kind}: {one.detail}" for one in found.findings[:5]) or f"{records:,} records"
         facts.checks.append(Check(f"audit of {topic}: positions, sessions, gaps, checksums", found.holds, detail))
+
+
+def create_topics(log: emb.Log) -> None:
+    """What the shop needs."""
+    for name, schema in (("orders", ORDERS), ("payments", PAYMENTS), ("sales", SALES)):
+        log.create_topic(name, order=5, replicas=1, schema=schema)
 
 
 def run(folder: Path, report: Path, steps: int, watch: Callable[[Pipeline], None]) -> Pipeline:
@@ -277,12 +305,11 @@ def run(folder: Path, report: Path, steps: int, watch: Callable[[Pipeline], None
         stack.callback(cluster.stop)
         cluster.start()
         log = stack.enter_context(emb.connect(cluster.addresses))
-        for name, schema in (("orders", ORDERS), ("payments", PAYMENTS), ("sales", SALES)):
-            log.create_topic(name, order=5, replicas=1, schema=schema)
+        create_topics(log)
         pipeline.tell(f"a cluster of {BROKERS} brokers and a replica is up; Spark starts")
         spark = session("embarcadero demo", config={"spark.sql.shuffle.partitions": "2"})
         stack.callback(spark.stop)
-        query = start_query(spark, pipeline)
+        query = start_query(spark, cluster.addresses, folder / "checkpoint")
         while query.isActive and query.lastProgress is None:
             watch(pipeline)
             time.sleep(0.1)
@@ -302,12 +329,13 @@ def run(folder: Path, report: Path, steps: int, watch: Callable[[Pipeline], None
         pipeline.phase = "looking"
         watch(pipeline)
         look(pipeline, spark, log)
-        _cards(pipeline)
+        tell_figures(pipeline)
         write_report(pipeline.facts, report)
     return pipeline
 
 
-def _cards(pipeline: Pipeline) -> None:
+def tell_figures(pipeline: Pipeline) -> None:
+    """The figures at the head of the report."""
     facts, books = pipeline.facts, pipeline.shop.books
     facts.seconds = pipeline.elapsed
     facts.cards = {

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -15,10 +16,12 @@ from rich.table import Table
 from rich.text import Text
 
 from embarcadero.demo import durable
-from embarcadero.demo.pipeline import ORDERS_A_STEP, Pipeline, run_here
 from embarcadero.errors import NotAvailable
 
-REPORT: Final = Path("build/demo/report.html")
+if TYPE_CHECKING:
+    from embarcadero.demo.pipeline import Pipeline  # the extra `spark` may be missing
+
+    Act = Callable[[Path, int, Callable[[Pipeline], None]], Pipeline]
 _TOLD_EVERY_S: Final = 5.0
 
 
@@ -31,6 +34,19 @@ def run_cli(brokers: int, seconds: float, steps: int, report: Path, json_out: bo
     except NotAvailable as missing:
         console.print(f"\n[yellow]The pipeline on Spark is left out:[/] {missing.message}\n{missing.hint}")
         return first
+    return first or _tell(console, pipeline, report, json_out)
+
+
+def run_kills(steps: int, report: Path, json_out: bool) -> int:
+    """The pipeline under fire; 0 when every promise held."""
+    from embarcadero.demo.kills import run_here as run_under_fire
+
+    console = Console(stderr=json_out)
+    _check_spark()
+    return _tell(console, _watched(console, run_under_fire, steps, report), report, json_out)
+
+
+def _tell(console: Console, pipeline: Pipeline, report: Path, json_out: bool) -> int:
     facts = pipeline.facts
     if json_out:
         checks = [{"what": check.what, "holds": check.holds, "found": check.detail} for check in facts.checks]
@@ -38,23 +54,33 @@ def run_cli(brokers: int, seconds: float, steps: int, report: Path, json_out: bo
         print(json.dumps(told | {"figures": facts.cards, "checks": checks}))  # noqa: T201 - asked for
     else:
         _summary(console, pipeline, report)
-    return first or (0 if facts.holds else 1)
+    return 0 if facts.holds else 1
 
 
-def _second_act(console: Console, steps: int, report: Path) -> Pipeline:
+def _check_spark() -> None:
     from embarcadero.spark.java import find_java
     from embarcadero.spark.session import check_pyspark
 
     check_pyspark()
     find_java()
+
+
+def _second_act(console: Console, steps: int, report: Path) -> Pipeline:
+    _check_spark()
+    from embarcadero.demo.pipeline import run_here
+
     console.print("\n[bold]Second act:[/] the data pipeline. A cluster and Spark start; this takes some seconds ...")
+    return _watched(console, run_here, steps, report)
+
+
+def _watched(console: Console, act: Act, steps: int, report: Path) -> Pipeline:
     if not console.is_terminal:
-        return _plainly(console, steps, report)
+        return _plainly(console, act, steps, report)
     with Live(console=console, refresh_per_second=8) as live:
-        return run_here(report, steps, lambda pipeline: live.update(_screen(pipeline)))
+        return act(report, steps, lambda pipeline: live.update(_screen(pipeline)))
 
 
-def _plainly(console: Console, steps: int, report: Path) -> Pipeline:
+def _plainly(console: Console, act: Act, steps: int, report: Path) -> Pipeline:
     """Without a terminal: the story as it happens, and a line now and then."""
     told, last = 0, time.monotonic()
 
@@ -68,7 +94,7 @@ def _plainly(console: Console, steps: int, report: Path) -> Pipeline:
             last = time.monotonic()
             console.print(f"{pipeline.elapsed:5.1f} s  {_how_far(pipeline)}")
 
-    pipeline = run_here(report, steps, watch)
+    pipeline = act(report, steps, watch)
     watch(pipeline)
     return pipeline
 
@@ -81,6 +107,8 @@ def _how_far(pipeline: Pipeline) -> str:
 
 
 def _screen(pipeline: Pipeline) -> Panel:
+    from embarcadero.demo.pipeline import ORDERS_A_STEP
+
     whole = pipeline.steps * ORDERS_A_STEP
     latest = pipeline.facts.samples[-1] if pipeline.facts.samples else None
     table = Table(show_header=False, box=None, pad_edge=False)

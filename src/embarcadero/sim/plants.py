@@ -52,8 +52,8 @@ _SEALS: Final = Bias(("replica-crash", "replica-pause", "slow-disk"), every_s=2.
 _LOSS: Final = Bias(("cluster-loss", "replica-crash"), job_us=100_000)
 _WIPES: Final = Bias(("cluster-loss", "wipe", "replica-crash"), job_us=20_000)
 _ROT: Final = Bias(("bit-flip", "cluster-loss", "replica-crash"))
-_REIGNS: Final = Bias(("sequencer-crash-inside",), interrupt_rate=0.01)
-_ENDS: Final = Bias(("broker-crash-inside", "broker-zombie"), interrupt_rate=0.01)
+_REIGNS: Final = Bias(("sequencer-crash-inside",), interrupt_rate=0.05)
+_ENDS: Final = Bias(("broker-crash-inside", "broker-zombie"), interrupt_rate=0.05)
 _SLOW: Final = Bias(("slow-disk", "replica-pause"), every_s=2.0)
 
 PLANTS: Final = {
@@ -68,7 +68,7 @@ PLANTS: Final = {
         Plant("missing-flush-payload", "brokers do not flush payloads",
               Leak("broker", "flush", "/log"), witnesses=(90,)),
         Plant("missing-invalidate", "brokers read order entries from their cache",
-              Leak("broker", "invalidate", "/order-", SLOTS_OFFSET), witnesses=(90,)),
+              Leak("broker", "invalidate", "/order-", SLOTS_OFFSET), witnesses=(135,)),
         Plant("missing-invalidate-payload", "brokers read payloads from their cache",
               Leak("broker", "invalidate", "/log"), witnesses=(90,)),
         Plant("missing-invalidate-pending", "the sequencer reads pending entries from its cache",
@@ -82,12 +82,12 @@ PLANTS: Final = {
         Plant("missing-flush-lane", "brokers do not flush entries of their lanes",
               Leak("broker", "flush", "/order-", SLOTS_OFFSET), lanes=True, witnesses=(135,)),
         Plant("lane-ack-unchecked", "a broker acks batches of its lanes without looking whether it was closed",
-              lanes=True, witnesses=(15,)),
+              lanes=True, witnesses=(135,)),
         Plant("lane-frontier-before-entries", "a lane's frontier moves before its entries are flushed", lanes=True,
-              bias=_ENDS, witnesses=(65,)),
-        Plant("slot-reused-early", "pending slots are freed before what they hold is safe", witnesses=(167,)),
+              bias=_ENDS, witnesses=(22,)),
+        Plant("slot-reused-early", "pending slots are freed before what they hold is safe", witnesses=(14,)),
         Plant("frontier-before-entries", "the ordered frontier moves before the entries are flushed", bias=_REIGNS,
-              witnesses=(156,)),
+              witnesses=(4, 1)),
         Plant("dedupe-off", "a sequence seen before is ordered again", witnesses=(90,)),
         Plant("held-forgotten", "batches that wait for a gap are lost when it closes", witnesses=(90, 0)),
         Plant("durable-before-sync", "a replica's durable line moves before the sync", bias=_POWER, witnesses=(0,)),
@@ -107,7 +107,7 @@ PLANTS: Final = {
         Plant("forgetful-counts", "a replica that says nothing of a range is taken for one with an empty copy",
               bias=_WIPES, witnesses=(6,)),
         Plant("positions-reused", "after a loss of the fabric positions are handed out again", bias=_LOSS,
-              witnesses=(132,)),
+              witnesses=(151,)),
         Plant("order-slot-reused-early", "order slots are reused before they are durable", bias=_SLOW,
               witnesses=(43,)),
     )

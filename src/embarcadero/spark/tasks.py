@@ -74,6 +74,9 @@ class SpanReader:
     def _gone(self, span: Span, gap: Gap) -> None:
         """A gap. What a session skipped is none for us: that is the topic's own rule, and no position is empty."""
         if gap.kind is not GapKind.SKIPPED and (problem := self._problem(span, gap)) is not None:
+            if gap.kind is GapKind.LOST and self.options.read == "durable":
+                _LOG.info("%s", problem.message)  # nobody was told that it was durable
+                return
             self.lost(problem, fail=self.fail_on_lost or gap.kind is GapKind.TRIMMED)
 
     def lost(self, problem: EmbarcaderoError, *, fail: bool) -> None:

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embarcadero.errors import BadTable, BadValue
-from embarcadero.tier.parquet import read_footer, span_of
+from embarcadero.tier.parquet import Footer, read_footer, span_of
 from embarcadero.tier.storage import Properties, Storage, reading
 from embarcadero.types import Tier
 
@@ -159,6 +159,11 @@ class ColdTable:
         for file in self.files(lane, low, high):
             yield from self.file_rows(file, max(at, low), high, names)
             at = max(at, file.stop_index)
+
+    def footer(self, path: str) -> Footer | None:
+        """What a file of ours says about itself; None for the files of others. BadTable, if it is damaged."""
+        with self.storage.open(path) as stream, reading(path):
+            return read_footer(pq.ParquetFile(stream), path)
 
     def file_rows(self, file: ColdFile, start: int, stop: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Rows of one file with start <= index < stop; columns that are younger than the file are null."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from threading import Event, Thread
@@ -32,6 +33,7 @@ from embarcadero.errors import (
     OutcomeUnknown,
     Refused,
     Retriable,
+    TierUnavailable,
     Trimmed,
     UnknownSchema,
 )
@@ -139,6 +141,19 @@ class TierJob:
             self.topic, self._holder, table_id=secrets.token_hex(8), warehouse=self._settings.warehouse,
             table=self._table.identifier, hot_retention_s=self._settings.hot_retention_s, take_over=self._take_over,
         )  # fmt: skip
+        try:
+            found = self._found(tier, schema)
+            self._step("repair")
+            self._tier = self._tell(tier, found)
+        except EmbarcaderoError:
+            with suppress(EmbarcaderoError):  # the lease ends by itself
+                self._log.close_tier(self.topic, tier.epoch)
+            raise
+        self._keeper = _Keeper(self._log, self.topic, tier.epoch)
+        return self._tier
+
+    def _found(self, tier: Tier, schema: pa.Schema) -> Loaded:
+        """The topic's table, made now if it never was. BadTable, if it is another one, or behind."""
         self._table = TierTable(self._settings, tier.table)
         found = self._table.load()
         if found is None:
@@ -150,10 +165,7 @@ class TierJob:
             self._step("create")
             found = self._table.create(self.topic, tier.id, schema)
         self._check(found, tier)
-        self._step("repair")
-        self._tier = self._tell(tier, found)
-        self._keeper = _Keeper(self._log, self.topic, tier.epoch)
-        return self._tier
+        return found
 
     def _name(self, about: TopicInfo) -> str:
         """The table that the topic has; for one without, a name that no other topic's table has."""
@@ -211,9 +223,10 @@ class TierJob:
         if files := [each for each in facts if each.path]:
             self._step("commit")
             self._mine()
-            committed = self._table.commit(
-                plan.base.frontiers, files, plan.after(), plan.starts, plan.schema, tier.epoch
-            )
+            with self._still_mine(tier):
+                committed = self._table.commit(
+                    plan.base.frontiers, files, plan.after(), plan.starts, plan.schema, tier.epoch
+                )
             self._step("advance")
             tier = self._tier = self._tell(tier, committed)
             done = Cycle(
@@ -235,6 +248,15 @@ class TierJob:
         if self._keeper is not None:
             self._keeper.check()
         return self._tier
+
+    @contextmanager
+    def _still_mine(self, tier: Tier) -> Iterator[None]:
+        """A commit that came second: Deposed if to another job; one of somebody who compacts is no end of ours."""
+        try:
+            yield
+        except Deposed as error:
+            self._log.keep_tier(self.topic, tier.epoch)
+            raise TierUnavailable(f"somebody else changed the table: {error.message}", "try again") from error
 
     def _plan(self, tier: Tier) -> Plan:
         """Spans from the table's frontiers to what is durable, cut into pieces of about a file each."""
@@ -310,9 +332,11 @@ class TierJob:
         tier = self._tier = self._log.describe(self.topic).tier or self._mine()
         kept = committed
         if tier.starts != self._dropped:
-            kept = drop_below(self._table, committed, tier.starts, tier.epoch)
+            with self._still_mine(tier):
+                kept = drop_below(self._table, committed, tier.starts, tier.epoch)
             self._dropped = tier.starts
-        kept = expire_snapshots(self._table, kept)
+        with self._still_mine(tier):
+            kept = expire_snapshots(self._table, kept)
         if kept is not committed:
             self._littered = True
             self._tier = self._tell(tier, kept)

@@ -15,6 +15,7 @@ from embarcadero.sim.history import (
     GapSeen,
     Healed,
     History,
+    LostSpan,
     Moved,
     Passed,
     RoleFailed,
@@ -87,10 +88,11 @@ def _newcomers_succeed(history: History, dead: set[str]) -> list[Violation]:
 
 
 def _readers_arrive(history: History, dead: set[str], end: int) -> list[Violation]:
-    """Each living reader is at or beyond the last tail that anyone was told."""
+    """Each living reader is at or beyond the last tail that anyone was told, as far as it was not lost since."""
     tails: dict[int, int] = {}
     for tail in history.of(TailRead):
-        tails[tail.lane] = max(tail.index, tails.get(tail.lane, 0))
+        lost = [s.start for s in history.of(LostSpan) if s.lane == tail.lane and s.start < tail.index < s.stop]
+        tails[tail.lane] = max(min([tail.index, *lost]), tails.get(tail.lane, 0))
     place: dict[tuple[str, int], int] = {}
     for event in history:
         if isinstance(event, Moved):

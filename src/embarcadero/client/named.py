@@ -1,0 +1,90 @@
+"""Sessions by their name: moved on without sending anything, and what an earlier holder has done."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from embarcadero.client.options import AS_CONFIGURED, PublisherOptions, Timeout, check_timeout
+from embarcadero.wire import messages as m
+
+if TYPE_CHECKING:
+    from embarcadero.client import aio
+    from embarcadero.client.pump import Pump
+    from embarcadero.client.thread import LoopThread
+
+# ruff: noqa: ASYNC109 - the end of a wait has a meaning of its own here, so calls take a `timeout`
+
+Answer = TypeVar("Answer", bound=m.Message)
+
+
+class _Asks(Protocol):
+    async def _ask(self, message: m.Message, kind: type[Answer], timeout: Timeout, *, again: bool = True) -> Answer: ...
+
+
+class SessionCalls:
+    """The part of a Log about named sessions."""
+
+    async def open_session(
+        self: _Asks, topic: str, name: str, at: int, *, timeout: Timeout = AS_CONFIGURED
+    ) -> tuple[int, int]:
+        """Move a named session on to the sequence `at`; (where it was before, where it is now).
+
+        It never goes back, so a name alone is a number that only grows, kept in the log for as long as sessions are.
+
+            before, now = await log.open_session("orders", "job-7/progress", 42)
+        """
+        PublisherOptions(session=name, session_at=at)  # checks both
+        opened = await self._ask(m.OpenSession(topic=topic, name=name, at=at), m.Opened, timeout)
+        return opened.reached, opened.expected
+
+
+class SyncSessionCalls:
+    """The same for the synchronous client."""
+
+    _log: aio.Log
+    thread: LoopThread
+
+    @property
+    def twin(self) -> aio.Log:
+        """The asyncio client that does the work. Its coroutines run on the background thread: `thread.wait(...)`."""
+        return self._log
+
+    def open_session(self, topic: str, name: str, at: int, *, timeout: Timeout = AS_CONFIGURED) -> tuple[int, int]:
+        """Move a named session on to the sequence `at`; (where it was before, where it is now).
+
+        It never goes back, so a name alone is a number that only grows, kept in the log for as long as sessions are.
+
+            before, now = log.open_session("orders", "job-7/progress", 42)
+        """
+        return self.thread.wait(self._log.open_session(topic, name, at, timeout=timeout))
+
+
+class PublisherCalls:
+    """The part of a Publisher about its session's earlier holders."""
+
+    _pump: Pump
+
+    async def already_in(self, timeout: float | None = None) -> int:
+        """How many sequences from `session_at` on an earlier holder of this session has used.
+
+            async with await log.publisher("orders", session="job-7", session_at=4096) as publisher:
+                done = await publisher.already_in()           # batches 4096 to 4096 + done are in, or some of them
+        """
+        check_timeout(timeout)
+        return await self._pump.already_in(timeout)
+
+
+class SyncPublisherCalls:
+    """The same for the synchronous client."""
+
+    pump: Pump
+    _thread: LoopThread
+
+    def already_in(self, timeout: float | None = None) -> int:
+        """How many sequences from `session_at` on an earlier holder of this session has used.
+
+            with log.publisher("orders", session="job-7", session_at=4096) as publisher:
+                done = publisher.already_in()           # batches 4096 to 4096 + done are in, or some of them
+        """
+        check_timeout(timeout)
+        return self._thread.wait(self.pump.already_in(timeout))
