@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,11 @@ import pyarrow.fs as pafs
 
 _KEYS = {"accessKey": "tests", "secretKey": "tests-secret"}
 _PARTS = ("master", "volume", "filer", "s3")
+
+
+def weed() -> str | None:
+    """The program: beside this Python, where pip puts it, or on the path."""
+    return shutil.which("weed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
 
 
 class ObjectStore:
@@ -52,7 +58,7 @@ class ObjectStore:
 
 def available() -> bool:
     """Whether the program is installed."""
-    return shutil.which("weed") is not None
+    return weed() is not None
 
 
 @contextmanager
@@ -65,7 +71,7 @@ def object_store(folder: Path, bucket: str) -> Iterator[ObjectStore]:
     options = [f"-{part}.port={ports[n]}" for n, part in enumerate(_PARTS)]
     options += [f"-{part}.port.grpc={ports[len(_PARTS) + n]}" for n, part in enumerate(_PARTS)]
     command = [
-        "weed", "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3",
+        weed() or "weed", "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3",
         f"-s3.config={config}", "-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=3",
         "-master.volumeSizeLimitMB=64", *options,
     ]  # fmt: skip
