@@ -98,8 +98,8 @@ def bench(
 
 def demo(
     brokers: Annotated[int, typer.Option(help="How many brokers the first act has.")] = 4,
-    seconds: Annotated[float, typer.Option(help="How long the first act publishes.")] = 12.0,
-    steps: Annotated[int, typer.Option(min=20, help="How long the second act's shop is open, in its minutes.")] = 120,
+    seconds: Annotated[float, typer.Option(help="How long the first act publishes.")] = 8.0,
+    steps: Annotated[int, typer.Option(min=20, help="How long the second act's shop is open, in its minutes.")] = 100,
     report: Annotated[Path, typer.Option(help="Where the page with pictures goes.")] = Path("build/demo/report.html"),
     json: Json = False,
 ) -> None:
