@@ -82,6 +82,7 @@ def _delete_topics(address: str) -> None:
             log.delete_topic(topic.name)
 
 
+@pytest.mark.timeout(600)  # the page about Spark starts it twice
 def test_samples_run_and_print_what_is_shown(runner: Runner, page: Path) -> None:
     """Each page by itself, from top to bottom, as a reader would do it."""
     samples = blocks(page)
