@@ -44,6 +44,7 @@ MASTER: Final = "local-cluster[2,1,1024]"
 _EXECUTOR: Final = "CoarseGrainedExecutorBackend"
 _RESTARTS_MAX: Final = 5
 _END_S: Final = 240.0
+_DEAD_S: Final = 10.0
 
 
 class Driver:
@@ -53,6 +54,7 @@ class Driver:
         self._pipeline, self._folder = pipeline, folder
         self.seq = -2  # it has not said anything yet
         self.starts = 0
+        self._seen_s = time.monotonic()  # when it was last seen to run
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
@@ -81,6 +83,13 @@ class Driver:
     def running(self) -> bool:
         """Whether it runs."""
         return self._process is not None and self._process.poll() is None
+
+    def check(self) -> None:
+        """Raise, if it ended by itself: whoever kills it starts it again at once."""
+        if self.running:
+            self._seen_s = time.monotonic()
+        elif time.monotonic() - self._seen_s > _DEAD_S:
+            raise ClusterError("the driver ended by itself", f"see {self._folder / 'driver.log'}")
 
     def kill(self) -> int:
         """SIGKILL the driver and its JVM, executors and workers: all that began with it."""
@@ -189,7 +198,8 @@ def run(folder: Path, report: Path, steps: int, watch: Callable[[Pipeline], None
         driver = Driver(pipeline, folder)
         stack.callback(driver.kill)
         driver.start()
-        while driver.running and driver.seq < -1:
+        while driver.seq < -1:
+            driver.check()
             time.sleep(0.1)
         pipeline.tell("a streaming query follows the orders in two executors; the shop opens")
         pipeline.phase = "selling"
@@ -197,6 +207,7 @@ def run(folder: Path, report: Path, steps: int, watch: Callable[[Pipeline], None
         parts.append(pipeline.play(lambda one: direct(one, driver)))
         while not seen_all(pipeline, driver.seq, log):
             pipeline.check()
+            driver.check()
             watch(pipeline)
             time.sleep(0.2)
         driver.finish()
