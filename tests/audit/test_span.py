@@ -108,6 +108,9 @@ def test_lost_positions_are_explained_by_ranges_and_by_nothing_else() -> None:
     audit = SpanAudit(0, 40, 60, Explained(0, LOST), strong=True)
     audit.add_gap(Gap(GapKind.LOST, 40, 60))
     assert (audit.finish(), audit.lost) == ([], 20)
+    audit = SpanAudit(0, 0, 60, Explained(0, [(15, 60)]), strong=True)
+    audit.add(_rows(_log()))
+    assert (audit.finish(), audit.next_seq) == ([], -1)
     for kind, name in ((GapKind.LOST, "lost"), (GapKind.TRIMMED, "trimmed")):
         audit = SpanAudit(0, 10, 20, Explained(0, LOST), strong=True)
         audit.add_gap(Gap(kind, 10, 20))

@@ -97,6 +97,7 @@ class SpanAudit:
         if self._next_index < self.stop:
             if self._explained.is_lost(self._next_index, self.stop):
                 self.lost += self.stop - self._next_index
+                self._next_seq = -1  # record numbers were lost with them
             else:
                 self.note("index-hole", self._next_index, f"indices {self._next_index} to {self.stop - 1}")
         return self._collector.take()
