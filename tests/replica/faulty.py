@@ -13,9 +13,10 @@ from embarcadero.storage.real import RealDisk
 
 
 class FaultyDisk(RealDisk):
-    """`full`, `read_only`: writes fail. `sync_errors`: so many syncs fail, and lose what was not synced before."""
+    """`full`, `read_only`: writes fail. `sync_errors`: so many syncs fail, and lose what was not synced before, or
+    (`shows_lost`) still show it to readers, as a page cache may."""
 
-    full = read_only = False
+    full = read_only = shows_lost = False
     sync_errors = 0
 
     def open(self, path: str, create: bool = False, writable: bool = False) -> Any:
@@ -44,10 +45,11 @@ class FaultyFile:
     def sync(self) -> None:
         if self._path.endswith(".log") and self._disk.sync_errors:
             self._disk.sync_errors -= 1
-            size = self._file.size()
-            self._file.truncate(0)
-            self._file.pwrite([self._synced], 0)
-            self._file.truncate(size)  # the page cache lost the data: zeros
+            if not self._disk.shows_lost:
+                size = self._file.size()
+                self._file.truncate(0)
+                self._file.pwrite([self._synced], 0)
+                self._file.truncate(size)  # the page cache lost the data: zeros
             raise DiskFailed("can't sync") from OSError(errno.EIO, os.strerror(errno.EIO))
         self._file.sync()
         self._synced = self._file.pread(self._file.size(), 0)

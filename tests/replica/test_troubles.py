@@ -73,6 +73,24 @@ def test_after_a_failed_sync_nothing_unsynced_is_trusted(ill: tuple[Ill, int, Wr
     assert world.files(0, lane) == writer.written
 
 
+def test_what_a_failed_sync_left_is_not_trusted_after_a_failed_cut_either(ill: tuple[Ill, int, Writer]) -> None:
+    """The files look well when they are opened again, but nobody knows what is on disk: it is written again."""
+    world, lane, writer = ill
+    world.disk.sync_errors, world.disk.shows_lost = 1, True
+    writer.batches(b"second", b"third")
+    world.poll(1)
+    world.disk.read_only = True
+    world.poll(50, step_us=100_000)
+    assert world.durable(lane) == 1
+
+    taken = world.replicas[0].counters.entries
+    world.disk.read_only = False
+    world.poll(50, step_us=100_000)
+    assert world.durable(lane) == 3
+    assert world.replicas[0].counters.entries == taken + 2
+    assert world.files(0, lane) == writer.written
+
+
 def test_a_line_before_the_sync_is_noticed(ill: tuple[Ill, int, Writer]) -> None:
     """The planted bug counts what a failing disk never took."""
     ACTIVE.add("durable-before-sync")

@@ -103,6 +103,8 @@ GOOD: dict[str, dict[str, list[Event]]] = {
         "a publisher that goes on after a loss is told": [
             topic(replicas=2), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 900),
             h.LossTold(at=4, process="a", lane=LANE, index=4), sent(5, 1), settled(6, 1, 900)],
+        "an ack from before the loss that comes after it": [
+            topic(replicas=2), sent(1, 0), sent(1, 1), settled(2, 0, 4), *lost(3, 4, 900), settled(6, 1, 5)],
         "without replicas, memory is all there is": [
             topic(), sent(1, 0), settled(2, 0, 0), h.Healed(at=5), moved(6, 0), gap(7, "TRIMMED", 0, 1), ended(9)],
         "a history that has not ended yet": [topic(replicas=2), sent(1, 0), settled(2, 0, 0, ack=2)],

@@ -53,6 +53,7 @@ class Ranges:
         self._leaving: list[Copy] = []  # to be closed and removed, once no worker has them
         self._on_disk = set(self._folders())
         self._surplus: list[Tags] = []  # folders to be removed
+        self._doubts: dict[Tags, int] = {}  # copies closed after a failed sync -> up to where they are to be trusted
         self.folder_gone: Callable[[int], None] = lambda _lane: None  # told of lanes whose checkpoints may be gone
 
     def _folders(self) -> Iterator[Tags]:
@@ -68,6 +69,7 @@ class Ranges:
             self._leaving.append(self.copies.pop(tags))
         self._surplus = [tags for tags in self._on_disk if tags not in mine and not self._is_open_here(tags)]
         self._wanted = {tags: range_ for tags, range_ in mine.items() if tags not in self.copies}
+        self._doubts = {tags: synced for tags, synced in self._doubts.items() if tags in mine}
         for tags, copy in self.copies.items():
             copy.range_ = mine[tags]
         for tags, range_ in list(self._wanted.items()):
@@ -121,11 +123,18 @@ class Ranges:
             self._journal.warn("damage found", lane=tags[0], range=tags[1], pieces=len(log.damage))
 
     def _recover(self, range_: Range) -> RangeLog:
-        """Open a copy, or begin one."""
-        folder = range_folder(*tags_of(range_))
-        return RangeLog.recover(
-            self._disk, folder, range_.lane, range_.number, range_.start, range_.start_seq, self._settings
-        )
+        """Open a copy, or begin one. What a failed sync left in doubt is cut, though it looks well."""
+        folder, tags = range_folder(*tags_of(range_)), tags_of(range_)
+        log = RangeLog.recover(self._disk, folder, *tags, range_.start, range_.start_seq, self._settings)
+        if (synced := self._doubts.get(tags)) is not None:
+            try:
+                log.cut(min(max(synced, log.first), log.end))
+            except EmbarcaderoError:
+                with suppress(EmbarcaderoError):
+                    log.close()
+                raise
+            del self._doubts[tags]
+        return log
 
     def _restart_doubtful(self, now_us: int) -> bool:
         """After a sync failed: begin again from what was synced before."""
@@ -143,16 +152,12 @@ class Ranges:
         return False
 
     def _reopen(self, copy: Copy, synced: int) -> None:
-        """Cutting failed half-way: the next try begins with what is on disk."""
+        """Cutting failed half-way: the next try begins with what is on disk, and trusts no more of it."""
         with suppress(EmbarcaderoError):
             copy.log.close()
-        try:
-            copy.log = self._recover(copy.range_)
-            copy.log.cut(max(synced, copy.log.first))
-        except EmbarcaderoError as error:
-            self._failed(copy.tags, error, "open again")
-            del self.copies[copy.tags]
-            self._wanted[copy.tags] = copy.range_
+        self._doubts[copy.tags] = synced
+        del self.copies[copy.tags]
+        self._wanted[copy.tags] = copy.range_
 
     def miss_folders(self) -> int:
         """Begin copies anew whose folders somebody removed; returns how many. Peers have the records.

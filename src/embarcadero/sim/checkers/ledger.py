@@ -104,6 +104,10 @@ class Ledger:
         """Whether what was at this index went with the fabric. Its publisher may have stored it again elsewhere."""
         return inside(self.lost.get(lane, []), index, index + 1)
 
+    def lost_until(self, lane: int, index: int) -> int | None:
+        """Where the lost span that has this index ends; None if the index is not lost."""
+        return next((stop for start, stop in self.lost.get(lane, []) if start <= index < stop), None)
+
     def index_of(self, lane: int) -> dict[int, int]:
         """digest -> its first index, for all that is known to be stored in a lane, and not lost."""
         places: dict[int, int] = {}

@@ -95,15 +95,14 @@ def _losses_are_told(ledger: Ledger) -> list[Violation]:
         for t in history.of(LossTold)
         if not ledger.is_lost(t.lane, t.index)
     ]
-    losses = [event.at for event in history.of(FabricLost)]
     stored = [event for event in history.of(Settled) if event.verdict is Verdict.STORED and event.index is not None]
-    newest = {event.process: event for event in stored}
+    newest: dict[tuple[str, int], int] = defaultdict(int)
     for event in stored:
-        lost_us = next((at for at in losses if at > event.at), None)
-        last = newest[event.process]
-        goes_on = lost_us is not None and last.at > lost_us and last.lane == event.lane
-        place = (event.process, event.lane, event.index or 0)
-        if goes_on and ledger.is_lost(event.lane, event.index or 0) and place not in told:
+        newest[event.process, event.lane] = max(newest[event.process, event.lane], event.index or 0)
+    for event in stored:
+        stop = ledger.lost_until(event.lane, event.index or 0)
+        goes_on = stop is not None and newest[event.process, event.lane] >= stop  # an earlier ack may come late
+        if goes_on and (event.process, event.lane, event.index or 0) not in told:
             found.append(Violation("P1", event.at, (
                 f"batch {event.number} of {event.process}, acked at index {event.index} of lane {event.lane}, is lost, "
                 "and its publisher went on without being told")))  # fmt: skip
