@@ -102,6 +102,7 @@ DURABLE_LINES = 65_536  # (lane, range) pairs that one replica incarnation may e
 RANGE_LINES = 65_536  # lanes with ranges in one epoch
 CEILING_AHEAD = 1 << 22  # positions reserved ahead of ordering, in batches
 CEILING_AHEAD_SEQ = CEILING_AHEAD * 1_024  # and in records
+CEILING_AHEAD_HANDLES = 1 << 16  # handles of sessions reserved ahead of opening; more if the session table is larger
 REPAIR_BYTES_PER_S = 256 * MIB  # copied from other replicas to complete closed ranges
 REPAIR_STEP_BYTES = 4 * MIB  # at once
 KEPT_SHARE_CREDIT = 0.375  # of a broker's log, kept for disks: above, who feeds a lane that is behind gets no credit

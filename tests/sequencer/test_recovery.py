@@ -75,6 +75,30 @@ def test_all_replies_are_there_and_nobody_waits() -> None:
     assert cluster.directory.ranges(lane)[0].end == 6
 
 
+def handles_after_a_loss() -> tuple[int, int]:
+    """The handle of a session that is lost with the fabric, and of the next one that is opened."""
+    cluster, lane, _, range_ = loaded()
+    lost = cluster.open(lane, name=78)
+    cluster.lines(lane, 6, 6, 6)
+    cluster.lose_memory(disks_of(range_))
+    reply(cluster, range_, 6, 6, 6)
+    cluster.run(6)
+    return lost, cluster.open(lane, name=79)
+
+
+def test_the_handle_of_a_lost_session_is_never_handed_out_again() -> None:
+    """Its publisher still has it, and would speak for another's session."""
+    lost, opened = handles_after_a_loss()
+    assert opened > lost
+
+    ACTIVE.add("handles-reused")
+    try:
+        lost, opened = handles_after_a_loss()
+    finally:
+        ACTIVE.clear()
+    assert opened == lost
+
+
 def test_the_smallest_reply_would_lose_what_was_durable() -> None:
     """The planted bug: records that two replicas had are cut off."""
     cluster, lane, _, range_ = loaded()

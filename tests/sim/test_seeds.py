@@ -15,6 +15,7 @@ SEEDS = 48
 KEPT = {
     80: "one of exactly A disks is wiped, and its lane is recovered",
     126: "a sync fails, and then the cut behind it fails as well",
+    1067: "a publisher closes a session that was lost, and its handle is another's",
     368: "a trim inside lost positions",
     476: "as 80, with three of three copies, after a stop that was not clean",
     488: "a broker's lane is closed, and then memory goes before all of it is durable",

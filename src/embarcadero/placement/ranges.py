@@ -194,13 +194,20 @@ class Ranges(Replicas):
         chain = self._one(chain_key(lane), Chain)
         return (0, 0) if chain is None else (chain.index, chain.seq)
 
-    def raise_ceiling(self, lane: int, index: int, seq: int, epoch: int) -> bool:
-        """Reserve positions up to here. It never goes down: True also when it is higher already."""
+    def handle_ceiling(self, lane: int) -> int:
+        """Below which handles of sessions may be handed out; 0 for a lane without ranges."""
+        chain = self._one(chain_key(lane), Chain)
+        return 0 if chain is None else chain.handle
+
+    def raise_ceiling(self, lane: int, index: int, seq: int, epoch: int, handle: int = 0) -> bool:
+        """Reserve positions and handles up to here. It never goes down: True also when it is higher already."""
 
         def plan_it(plan: Plan) -> bool:
             if not self._reigns(plan, epoch) or (chain := plan.read(chain_key(lane), Chain)) is None:
                 return False
-            raised = msgspec.structs.replace(chain, index=max(index, chain.index), seq=max(seq, chain.seq))
+            raised = msgspec.structs.replace(
+                chain, index=max(index, chain.index), seq=max(seq, chain.seq), handle=max(handle, chain.handle)
+            )
             if raised != chain:
                 plan.put(chain_key(lane), raised)
             return True
@@ -262,6 +269,7 @@ class Ranges(Replicas):
         plan.put(chain_key(lane), Chain(
             topic=chain.topic, last=made.number,
             index=max(chain.index, index + CEILING_AHEAD), seq=max(chain.seq, seq + CEILING_AHEAD_SEQ),
+            handle=chain.handle,
         ))  # fmt: skip
         return made
 

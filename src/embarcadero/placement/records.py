@@ -75,12 +75,16 @@ class Incarnation(msgspec.Struct, frozen=True):
 
 
 class Chain(msgspec.Struct, frozen=True, kw_only=True):
-    """The ranges of one lane. Positions below the ceiling may have been handed out; those above never were."""
+    """The ranges of one lane. Positions below the ceiling may have been handed out; those above never were.
+
+    So may handles of sessions below `handle`.
+    """
 
     topic: str
     last: int
     index: int
     seq: int
+    handle: int = 0
     loss_accepted: bool = False
 
 

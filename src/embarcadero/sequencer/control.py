@@ -12,6 +12,7 @@ import numpy as np
 
 from embarcadero.fabric.layout import Entries, pick
 from embarcadero.limits import EXPIRED_PER_ROUND_MAX, FENCED_KEPT_S
+from embarcadero.plants import planted
 from embarcadero.sequencer.decisions import control_entry, open_entry
 from embarcadero.sequencer.order import LaneOrder
 from embarcadero.sequencer.sessions import FENCED, LOST, NEVER, OPEN, TAKEN, W_MASK, Ints, W
@@ -71,6 +72,9 @@ def _open(lane: LaneOrder, entry: Entries, now_us: int) -> None:
     victim = table.oldest_fenced(but=earlier) if crowded else None
     if handle is None or (crowded and victim is None and earlier is None):
         lane.out.answer_one(entry, Outcome.TOO_MANY_SESSIONS)
+        return
+    if handle >= table.handles_reserved and not planted("handles-reused"):
+        lane.out.answer_one(entry, Outcome.BACKPRESSURE)  # until the store has reserved more
         return
     at = int(entry["low"][0]) - 1  # -1: wherever it is
     if earlier is not None and table.state[earlier] == OPEN:

@@ -24,6 +24,7 @@ from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.ring import RingReader, attach_ring
 from embarcadero.limits import (
     CEILING_AHEAD,
+    CEILING_AHEAD_HANDLES,
     CEILING_AHEAD_SEQ,
     RANGE_GRACE_S,
     RANGE_RETRY_S,
@@ -38,6 +39,7 @@ from embarcadero.plants import planted
 from embarcadero.sequencer.counters import SequencerCounters
 from embarcadero.sequencer.lane import Lane
 from embarcadero.sequencer.replicas import Replicas
+from embarcadero.sequencer.sessions import TAKEN
 from embarcadero.types import Range, ReplicaRef, Topic, TopicLane
 
 _LOOK_US: Final = 20_000
@@ -405,14 +407,22 @@ class RangeKeeper:
                 self._unsaved.discard(kept)
 
     def reserve(self, lane: Lane) -> None:
-        """Have positions reserved in the store well ahead of the order."""
-        room, order = lane.room, lane.order
+        """Have positions and handles reserved in the store well ahead of the order."""
+        room, order, table = lane.room, lane.order, lane.order.table
         if room is None:
             return
-        index, seq = room.ceiling
-        if index - order.next_index > CEILING_AHEAD // 2 and seq - order.next_seq > CEILING_AHEAD_SEQ // 2:
+        (index, seq), handles = room.ceiling, max(CEILING_AHEAD_HANDLES, 4 * table.capacity)
+        enough = index - order.next_index > CEILING_AHEAD // 2 and seq - order.next_seq > CEILING_AHEAD_SEQ // 2
+        if enough and table.handles_reserved - table.next_handle > handles // 2:
             return
         number = order.topic.lane
         wanted = order.next_index + CEILING_AHEAD, order.next_seq + CEILING_AHEAD_SEQ
-        if self._directory.raise_ceiling(number, *wanted, self._epoch):
-            room.raise_to(*self._directory.ceiling(number))
+        if self._directory.raise_ceiling(number, *wanted, self._epoch, handle=table.next_handle + handles):
+            self.learn_ceiling(lane)
+
+    def learn_ceiling(self, lane: Lane) -> None:
+        """What the store has reserved for a lane."""
+        number = lane.order.topic.lane
+        if lane.room is not None:
+            lane.room.raise_to(*self._directory.ceiling(number))
+            lane.order.table.handles_reserved = min(TAKEN, self._directory.handle_ceiling(number))

@@ -100,8 +100,11 @@ def _rows(sessions: int, saved: Checkpoint | None, parts: list[Entries]) -> int:
     """How many sessions the table must have rows for: none may be in another's row."""
     if saved is not None:
         return max(sessions, saved.capacity - 1)
-    handles = [int(part["session"][part["session"] != NO_SESSION].max(initial=0)) for part in parts]
-    return min(_ROWS_MAX, max([sessions, *handles]))
+    named = [part["session"][part["session"] != NO_SESSION] for part in parts]
+    handles = np.unique(np.concatenate([np.empty(0, dtype=np.uint32), *named]))
+    while sessions < _ROWS_MAX and len(np.unique(handles & np.uint32((1 << sessions.bit_length()) - 1))) < len(handles):
+        sessions *= 2
+    return min(sessions, _ROWS_MAX)
 
 
 def _entries(past: Past, ranges: Sequence[Range], start: int, stop: int) -> list[Entries]:

@@ -68,6 +68,7 @@ class SessionTable:
         self.attached: dict[int, set[int]] = {}  # row -> region handles of brokers that have a connection of it
         self.by_name: dict[int, int] = {}  # hash of a name -> handle of its newest session
         self.next_handle = 0
+        self.handles_reserved = TAKEN  # no handle from here on may be handed out; lanes without replicas have all
         self.used = 0
         self.waiting = 0  # batches of all sessions that wait
 
@@ -84,6 +85,14 @@ class SessionTable:
         at = int(free[np.searchsorted(free, start) % len(free)])
         handle = self.next_handle + ((at - start) & self.mask)
         return handle if handle < TAKEN else None
+
+    def pass_over(self, reserved: int) -> None:
+        """Handles below `reserved` may belong to sessions that are lost: they are never handed out again.
+
+        The rows go on in turn, so that handles of the log fall into rows as if none had been left out.
+        """
+        if reserved > self.next_handle:
+            self.next_handle = reserved + ((self.next_handle - reserved) & self.mask)
 
     def oldest_fenced(self, but: int | None) -> int | None:
         """The row of the fenced session that was quiet for longest, other than `but`; one to come back only at last."""

@@ -183,7 +183,7 @@ class Sequencer:
         if range_ is not None:
             self.ranges.keep(range_, order.topic, lane)
             lane.room = Room(lane.slots, self._sizes.round_entries, partial(self.ranges.durable, number))
-            lane.room.raise_to(*self._directory.ceiling(number))
+            self.ranges.learn_ceiling(lane)
             self.ranges.reserve(lane)
         return lane
 
