@@ -203,12 +203,15 @@ class SharedFabric:
         return self._region(name, read_superblock(name, data, self.generation), data, self._primitives, path)
 
     def exists(self, name: str) -> bool:
-        return self._path(name).is_file()
+        return os.path.isfile(f"{self.folder}/{check_name(name)}")
 
     def names(self) -> list[str]:
-        found = ((Path(place), file) for place, _, files in os.walk(self.folder) for file in files)
+        above = len(str(self.folder)) + 1
         return sorted(
-            (place / file).relative_to(self.folder).as_posix() for place, file in found if not file.startswith(".")
+            f"{place}/{file}"[above:]
+            for place, _, files in os.walk(self.folder)
+            for file in files
+            if not file.startswith(".")
         )
 
     def remove(self, name: str) -> None:

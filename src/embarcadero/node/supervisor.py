@@ -55,6 +55,7 @@ _HELLO_S = 2.0
 _LEAVE_S = SETTLE_S_MAX + GOODBYE_S_MAX + 1.0
 _STOP_S = 3.0
 _LOOK_S = 0.5
+_REST_S = 0.25
 
 
 class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +114,9 @@ class Supervisor:
         self._folder = ClusterFolder(options.data_dir)
         self._nursery = Nursery()
         self._children = [Child(self._folder, roles, self._nursery) for roles in options.nodes()]
+        candidates = [child for child in self._children if child.roles[0].candidate is not None]
+        for child in candidates if len(candidates) > 1 else []:
+            child.rest_s = _REST_S
         self._keepers: list[asyncio.Task[None]] = []
         self._tierer = TierChild(self._folder, self._nursery) if self._config.tier.enabled else None
         self._tiering: asyncio.Task[None] | None = None

@@ -26,7 +26,8 @@ class Election(EpochNumbers):
         if not 0 <= candidate < CANDIDATES_MAX:
             raise BadValue(f"sequencer {candidate} is out of range", f"use 0 to {CANDIDATES_MAX - 1}")
         lease = self._candidate_lease = self._store.grant(math.inf, pid)
-        self._decide(lambda plan: plan.put(candidate_key(candidate), CandidateNote(candidate, mark), lease))
+        note = CandidateNote(candidate, mark)
+        self._decide(lambda plan: plan.put(candidate_key(candidate), note, lease, volatile=True))
 
     def withdraw_candidate(self) -> None:
         """The candidate that this directory registered leaves."""
@@ -49,8 +50,8 @@ class Election(EpochNumbers):
             if epochs.handed_out != over or self._stops(plan.read("stopping", Stopping)):
                 return None
             epoch = self._hand_out(plan, superseded)
-            plan.put("reign", Reign(epoch, candidate, mark))
-            plan.delete("hand-over")
+            plan.put("reign", Reign(epoch, candidate, mark), volatile=True)
+            plan.delete("hand-over", volatile=True)
             return epoch
 
         return self._decide(plan_it)
@@ -61,7 +62,7 @@ class Election(EpochNumbers):
 
     def ask_hand_over(self, to: int, epoch: int) -> None:
         """Have a candidate take over from the sequencer of this epoch. It does so when it looks."""
-        self._decide(lambda plan: plan.put("hand-over", HandOver(to, epoch)))
+        self._decide(lambda plan: plan.put("hand-over", HandOver(to, epoch), volatile=True))
 
     def asked_hand_over(self) -> HandOver | None:
         """The move that was asked for, if it has not begun."""
@@ -69,7 +70,7 @@ class Election(EpochNumbers):
 
     def call_off_hand_over(self) -> None:
         """Whoever was asked need not do it any more."""
-        self._decide(lambda plan: plan.delete("hand-over"))
+        self._decide(lambda plan: plan.delete("hand-over", volatile=True))
 
     def end_elections(self) -> None:
         """The cluster stops in order: whoever reigns is the last one of this generation."""

@@ -1,4 +1,9 @@
-"""Epochs in the directory: numbers for sequencers, of which only the newest handed out may start or decide."""
+"""Epochs in the directory: numbers for sequencers, of which only the newest handed out may start or decide.
+
+Epochs end with the memory that they speak of: after a loss of power the next generation begins without them. So a
+takeover waits for no disk; whatever a sequencer decides later that must outlast its machine is synced, and what came
+before is then, too.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +41,7 @@ class EpochNumbers(Decisions):
             )
         if epoch >= EPOCHS_MAX:
             raise TooMany(f"all {EPOCHS_MAX} epochs of this fabric are used", "restart the cluster")
-        plan.put("epochs", msgspec.structs.replace(epochs, handed_out=epoch))
+        plan.put("epochs", msgspec.structs.replace(epochs, handed_out=epoch), volatile=True)
         return epoch
 
     def start_epoch(self, epoch: int, ends: dict[int, int]) -> bool:
@@ -46,10 +51,10 @@ class EpochNumbers(Decisions):
             epochs = plan.read("epochs", Epochs) or Epochs()
             if not self._reigns(plan, epoch) or epoch <= epochs.started:
                 return False
-            plan.put("epochs", msgspec.structs.replace(epochs, started=epoch))
-            plan.put(f"starts/{epoch:010}", Start(ends))
+            plan.put("epochs", msgspec.structs.replace(epochs, started=epoch), volatile=True)
+            plan.put(f"starts/{epoch:010}", Start(ends), volatile=True)
             for key, _ in list(plan.list("starts/", Start))[: -STARTS_KEPT + 1]:
-                plan.delete(key)
+                plan.delete(key, volatile=True)
             return True
 
         return self._decide(plan_it)
