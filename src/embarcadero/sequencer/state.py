@@ -166,7 +166,7 @@ class Sequencer:
         )  # fmt: skip
         self._unswept = earlier
         self._ring_bells(list(self.brokers.sources.values()), grown=True)
-        for member in self._directory.replicas():
+        for member in self._directory.replicas() if earlier else []:
             if member.state is not ReplicaState.DEAD:
                 self._bell.ring(member.ref.region_prefix)  # acks that wait for disks wait for it to see us
 
