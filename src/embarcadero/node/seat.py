@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from embarcadero.watch.candidate import WatchedCandidate
 from embarcadero.watch.logs import LogJournal
 
 _BELL = "sequencer"
+_REST_US = 500_000
 
 
 def candidate_bell(candidate: int) -> str:
@@ -57,6 +59,7 @@ class Seat:
             fabric, directory, self._clock, number, mark, int(settings.takeover_after_ms * 1_000), self._journal
         )
         self._watch = ProcessWatch(self._ended)
+        self._rest_us = 0  # until then nothing is prepared
         self._heard: PipeBell | None = None  # the sequencer's bell, while we reign
         self._workers: Workers | None = None
         self.watched = WatchedCandidate(number, self._clock)
@@ -75,7 +78,9 @@ class Seat:
             self._heard.wake()
 
     def prepare(self, epoch: int) -> bool:
-        """Have the memory of one more region ready."""
+        """Have the memory of one more region ready, when all that a takeover keeps busy has come to rest."""
+        if self._clock.now_us() < self._rest_us:
+            return False
         return bool(epoch) and self._fabric.keep_spares(f"epoch-{epoch}", STANDBY_SPARE_BYTES_MAX)
 
     def take(self, epoch: int) -> tuple[Sequencer, PipeBell]:
@@ -86,10 +91,14 @@ class Seat:
             self._fabric, self._directory, self._clock, bell, self._sizes, self._journal, self._settings, self._disks,
             self._workers, epoch,
         )  # fmt: skip
-        self._fabric.give_up_spares()
         self.watched.sequencer = sequencer
         self._journal.role = self.watched.name
+        asyncio.get_running_loop().call_later(_REST_US / 1_000_000, self._give_up_spares)
         return sequencer, bell
+
+    def _give_up_spares(self) -> None:
+        if self._heard is not None:
+            self._fabric.give_up_spares()
 
     def give_up(self) -> None:
         """Listen to the sequencer's bell no more; whoever reigns now may have missed what we heard."""
@@ -97,6 +106,7 @@ class Seat:
             self._heard.close()
             self._heard = None
             self._bell.ring(_BELL)
+        self._rest_us = self._clock.now_us() + _REST_US
         self.watched.sequencer = None
         self._journal.role = self._name
 

@@ -22,6 +22,7 @@ _DEEP_BATCHES: Final = 4
 _GATHER_S_PER_BATCH: Final = 0.000_5
 _GATHER_S_LEAST: Final = 0.001
 _KEPT_BYTES: Final = 24 * MIB
+_TIDY_S: Final = 0.3
 
 
 class Bell(Protocol):
@@ -121,7 +122,8 @@ async def serve_candidate(candidate: Candidate, throne: Throne, bell: Bell, stop
         await _reign(sequencer, its_bell, throne, stop)
         throne.give_up()
         del sequencer
-        gc.collect()  # its regions are memory that nobody else may have any more
+        # Its regions are memory that nobody else may have any more; but first of all the successor needs the processor.
+        asyncio.get_running_loop().call_later(_TIDY_S, gc.collect)
 
 
 async def _reign(sequencer: Sequencer, bell: Bell, throne: Throne, stop: asyncio.Event) -> None:
