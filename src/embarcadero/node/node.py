@@ -27,7 +27,7 @@ from embarcadero.broker.server import Left, serve_broker
 from embarcadero.broker.state import Broker
 from embarcadero.config import DEFAULTS, Config
 from embarcadero.env import Inline, SystemClock, Workers
-from embarcadero.errors import ClusterError, EmbarcaderoError, PortInUse
+from embarcadero.errors import ClusterError, EmbarcaderoError, FabricFull, PortInUse
 from embarcadero.fabric.shared import SharedFabric
 from embarcadero.limits import DRAIN_S_MAX, GOODBYE_S_MAX, SETTLE_S_MAX, WARM_JOBS_MAX
 from embarcadero.node.begin import keep_freed_memory, start_logging
@@ -108,7 +108,9 @@ class Node:
             await self._leave(tasks, place)
             await asyncio.gather(*tasks, stopping, return_exceptions=True)
         for task in ended:
-            if (error := task.exception()) is not None:
+            if isinstance(error := task.exception(), FabricFull):
+                raise error  # whoever starts the cluster has to make room, and should read that
+            if error is not None:
                 raise ClusterError(f"{task.get_name()} died: {error!r}", "see the log") from error
             raise ClusterError(f"{task.get_name()} was replaced by a newer one", "nothing to do: that one goes on")
 

@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
+from embarcadero.errors import Backpressure
 from embarcadero.limits import HAND_OVER_S_MAX, MIB
 from embarcadero.sequencer.candidate import Candidate
 from embarcadero.sequencer.state import Sequencer
@@ -111,7 +112,7 @@ async def serve_candidate(candidate: Candidate, throne: Throne, bell: Bell, stop
     """Stand by and reign in turn, until told to stop."""
     keep_freed_memory()
     while not stop.is_set():
-        epoch = candidate.look()
+        epoch = _look(candidate)
         throne.follow(candidate.watched)
         if epoch is None:
             busy = throne.prepare(candidate.reigning)
@@ -124,6 +125,14 @@ async def serve_candidate(candidate: Candidate, throne: Throne, bell: Bell, stop
         del sequencer
         # Its regions are memory that nobody else may have any more; but first of all the successor needs the processor.
         asyncio.get_running_loop().call_later(_TIDY_S, gc.collect)
+
+
+def _look(candidate: Candidate) -> int | None:
+    """An epoch that was won. While the store is locked nobody is elected: the next look tries again."""
+    try:
+        return candidate.look()
+    except Backpressure:
+        return None
 
 
 async def _reign(sequencer: Sequencer, bell: Bell, throne: Throne, stop: asyncio.Event) -> None:
