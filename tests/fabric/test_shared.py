@@ -230,3 +230,43 @@ def test_other_processes_share_the_memory(fabric: SharedFabric) -> None:
     subprocess.run([sys.executable, "-c", OTHER_PROCESS, str(fabric.folder)], check=True, timeout=60)
     region.invalidate(300, 10)
     assert region.data[300:310].tolist() == [2 * n for n in range(10)]
+
+
+# --- spares -----------------------------------------------------------------------------------------------------------
+def _keep_all(fabric: SharedFabric, bytes_max: int = 1 << 20) -> int:
+    made = 0
+    while fabric.keep_spares("epoch-1", bytes_max):
+        made += 1
+    return made
+
+
+def test_spares_become_regions_like_any_other(fabric: SharedFabric) -> None:
+    """As many as there are regions below the folder, of their sizes; nobody sees them before they have a name."""
+    ring = Shape(RegionKind.RESULTS, 4096, slots=8, slot_bytes=64)
+    for name, shape in {"log": SHAPE, "results-0": ring, "results-1": ring}.items():
+        fabric.create(f"epoch-1/{name}", shape)
+    fabric.create("epoch-1/checkpoint-0", Shape(RegionKind.CHECKPOINT, 4096))
+    assert _keep_all(fabric) == 3
+    assert len(fabric.names()) == 4
+    made = fabric.create("epoch-2/results-0", ring)
+    made.data[200] = 9
+    seen = SharedFabric(fabric.folder, GENERATION).attach("epoch-2/results-0")
+    assert (seen.shape, int(seen.data[200]), int(seen.data[201:].sum())) == (ring, 9, 0)
+    with pytest.raises(BadRegion, match="exists already"):
+        fabric.create("epoch-2/results-0", ring)
+    fabric.create("epoch-2/results-1", ring)
+    assert _keep_all(fabric) == 2
+
+
+def test_spares_are_bounded_and_given_back(fabric: SharedFabric) -> None:
+    """No more bytes than allowed; of sizes that are wanted no more, none; without the folder, none."""
+    for number in range(4):
+        fabric.create(f"epoch-1/order-{number}", SHAPE)
+    fabric.create("epoch-1/frontiers", Shape(RegionKind.SEQUENCER_FRONTIERS, 4096))
+    assert not fabric.keep_spares("epoch-7", 1 << 20)
+    before = len(os.listdir("/proc/self/fd"))
+    assert _keep_all(fabric, 4096 + 2 * SHAPE.size) == 3
+    assert len(os.listdir("/proc/self/fd")) > before
+    fabric.give_up_spares()
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -45,6 +45,7 @@ class Child:
         self._data_dir = folder.path
         self._process: Newborn | Process | None = None
         self._failures = 0
+        self.rest_s = 0.0  # how long it stays down: others that take its place need the processor more
 
     @property
     def pid(self) -> int:
@@ -67,8 +68,10 @@ class Child:
                 return
             died(self, process.pid, exit_reason(code))
             self._failures = 0 if time.monotonic() - began > _LIVED_LONG_S else self._failures + 1
+            delay = self.rest_s
             if self._failures > 1:
-                delay = min(_BACK_OFF_S * 2 ** (self._failures - 1), _BACK_OFF_S_MAX)
+                delay = max(delay, min(_BACK_OFF_S * 2 ** (self._failures - 1), _BACK_OFF_S_MAX))
+            if delay:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), delay)
 

@@ -224,7 +224,8 @@ def serve(link: socket.socket) -> None:
 
 def main(descriptor: int, parent: int) -> None:
     """Load everything once, then serve."""
-    importlib.import_module("embarcadero.node.node")
+    for module in ("embarcadero.node.node", "numpy.ma"):  # numpy would load that in the middle of a takeover
+        importlib.import_module(module)
 
     die_with(parent)
     name_process("nursery")

@@ -46,13 +46,13 @@ class Plan:
             self.checks.append(Check(item.key, item.revision))
             yield item.key, decode(item.key, item.value, kind)
 
-    def put(self, key: str, value: msgspec.Struct, lease: int = NO_LEASE) -> None:
+    def put(self, key: str, value: msgspec.Struct, lease: int = NO_LEASE, *, volatile: bool = False) -> None:
         """Write a value."""
-        self.writes.append(Put(key, msgspec.json.encode(value), lease))
+        self.writes.append(Put(key, msgspec.json.encode(value), lease, volatile))
 
-    def delete(self, key: str) -> None:
+    def delete(self, key: str, *, volatile: bool = False) -> None:
         """Remove a value."""
-        self.writes.append(Delete(key))
+        self.writes.append(Delete(key, volatile))
 
 
 class Decisions:

@@ -2,7 +2,8 @@
 
 Write-ahead logging lets readers and a writer go on side by side, and a commit costs one sync; a transaction takes the
 write lock first, checks, then writes. What is committed is synced (`synchronous = FULL`): ceilings and seals rest on it
-after a loss of power. Only the time of a lease is not, since no lease outlives the machine's run.
+after a loss of power. Only the time of a lease is not, since no lease outlives the machine's run, nor a transaction of
+writes that are all volatile; the log is written in order, so the next synced one takes it along.
 
 `revision()` asks SQLite's own change counter (`data_version`: other connections' commits, no table is read) and looks
 into the table only when that moved or this connection committed something.
@@ -18,7 +19,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from zlib import crc32
 
@@ -63,6 +64,7 @@ class SqliteStore:
         self._seen_version = -1
         self._seen_revision = 0
         self._committing = 0
+        self._synced = True
         self._witness: Witness | None = None
         with self._typed_errors():
             self._db = sqlite3.connect(path, timeout=STORE_BUSY_S, isolation_level=None, check_same_thread=False)
@@ -85,7 +87,8 @@ class SqliteStore:
             return [item for item in found if item is not None]
 
     def transact(self, checks: Sequence[Check], writes: Sequence[Write]) -> bool:
-        with self._lock, self._typed_errors(), self._transaction("BEGIN IMMEDIATE" if writes else "BEGIN"):
+        how = self._without_sync() if writes and all(write.volatile for write in writes) else nullcontext()
+        with self._lock, self._typed_errors(), how, self._transaction("BEGIN IMMEDIATE" if writes else "BEGIN"):
             if writes:
                 self._end_leases()
             leases = {write.lease for write in writes if isinstance(write, Put)} - {NO_LEASE}
@@ -258,8 +261,8 @@ class SqliteStore:
         try:
             yield
             self._db.execute("COMMIT")
-            if self._committing and self._witness is not None:
-                self._witness.write(self._committing)
+            if self._committing and self._synced and self._witness is not None:
+                self._witness.write(self._committing)  # all that came before is synced as well
         except BaseException:
             self._seen_version = -1
             if self._db.in_transaction:
@@ -270,9 +273,11 @@ class SqliteStore:
     def _without_sync(self) -> Iterator[None]:
         """For what may be lost with the machine's power: it costs no wait for the disk."""
         self._db.execute("PRAGMA synchronous = NORMAL")
+        self._synced = False
         try:
             yield
         finally:
+            self._synced = True
             self._db.execute("PRAGMA synchronous = FULL")
 
     @contextmanager

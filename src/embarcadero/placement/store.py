@@ -37,17 +37,23 @@ class Check(NamedTuple):
 
 
 class Put(NamedTuple):
-    """Write a value; under a lease, it stays only as long as the lease."""
+    """Write a value; under a lease, it stays only as long as the lease.
+
+    `volatile`: it means nothing once the machine has lost its power, so nobody need wait for a disk. A transaction of
+    such writes only may be lost then, with all that came after it; never what came before.
+    """
 
     key: str
     value: bytes
     lease: int = NO_LEASE
+    volatile: bool = False
 
 
 class Delete(NamedTuple):
     """Remove a value; removing what is absent is fine."""
 
     key: str
+    volatile: bool = False
 
 
 Write = Put | Delete

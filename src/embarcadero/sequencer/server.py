@@ -1,16 +1,20 @@
 """Drives a sequencer in an event loop: rounds while there is work, longer and longer sleeps while there is none.
 
-Told to stop, it brings everything that is ordered onto disks, and seals.
+Told to stop, it brings everything that is ordered onto disks, and seals. A candidate that does not reign sleeps, looks
+after the one that does, and takes over when that one is gone; a deposed sequencer is such a candidate again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Final, Protocol
 
 import numpy as np
 
-from embarcadero.limits import MIB
+from embarcadero.errors import Backpressure
+from embarcadero.limits import HAND_OVER_S_MAX, MIB
+from embarcadero.sequencer.candidate import Candidate
 from embarcadero.sequencer.state import Sequencer
 
 _WAIT_S_FIRST: Final = 0.002
@@ -19,6 +23,7 @@ _DEEP_BATCHES: Final = 4
 _GATHER_S_PER_BATCH: Final = 0.000_5
 _GATHER_S_LEAST: Final = 0.001
 _KEPT_BYTES: Final = 24 * MIB
+_TIDY_S: Final = 0.3
 
 
 class Bell(Protocol):
@@ -36,6 +41,7 @@ def keep_freed_memory() -> None:
     page fault for every 64 entries, a fifth of a large round's time.
     """
     np.empty(_KEPT_BYTES, dtype=np.uint8)
+    np.ones(_KEPT_BYTES * 3 // 4, dtype=np.uint8)  # touched once, and kept: the tables of a takeover find it ready
 
 
 def _gathering_s(sequencer: Sequencer) -> float:
@@ -53,7 +59,6 @@ async def serve_sequencer(sequencer: Sequencer, bell: Bell, stop: asyncio.Event)
     need not ring. When entries come faster than rounds are done, they gather for a moment. Otherwise each ring is a
     round.
     """
-    keep_freed_memory()
     idle_wait_s, gather_s = sequencer.settings.idle_wait_ms / 1_000, sequencer.settings.gather_ms / 1_000
     wait_s = _WAIT_S_FIRST
     while not stop.is_set() and not sequencer.deposed:
@@ -77,3 +82,70 @@ async def serve_sequencer(sequencer: Sequencer, bell: Bell, stop: asyncio.Event)
         sequencer.journal.warn("deposed", reason="a later epoch is open")
     else:
         sequencer.journal.note("left", epoch=sequencer.epoch, waiting=sequencer.held.used)
+
+
+class Throne(Protocol):
+    """What the driver of a candidate needs from its process."""
+
+    def follow(self, mark: str) -> None:
+        """Have the candidate told, and woken, when this process ends."""
+        ...
+
+    def prepare(self, epoch: int) -> bool:
+        """Have one thing more ready for a takeover from this epoch; True if there may be more to do."""
+        ...
+
+    def take(self, epoch: int) -> tuple[Sequencer, Bell]:
+        """Take over, and listen to the sequencer's bell."""
+        ...
+
+    def give_up(self) -> None:
+        """The reign is over: listen to that bell no more."""
+        ...
+
+    def successor(self) -> bool:
+        """Ask another candidate to take over, since we leave; False if there is none, or if all of it stops."""
+        ...
+
+
+async def serve_candidate(candidate: Candidate, throne: Throne, bell: Bell, stop: asyncio.Event) -> None:
+    """Stand by and reign in turn, until told to stop."""
+    keep_freed_memory()
+    while not stop.is_set():
+        epoch = _look(candidate)
+        throne.follow(candidate.watched)
+        if epoch is None:
+            busy = throne.prepare(candidate.reigning)
+            await bell.wait(0 if busy else candidate.wait_us() / 1_000_000)
+            continue
+        sequencer, its_bell = throne.take(epoch)
+        throne.follow("")
+        await _reign(sequencer, its_bell, throne, stop)
+        throne.give_up()
+        del sequencer
+        # Its regions are memory that nobody else may have any more; but first of all the successor needs the processor.
+        asyncio.get_running_loop().call_later(_TIDY_S, gc.collect)
+
+
+def _look(candidate: Candidate) -> int | None:
+    """An epoch that was won. While the store is locked nobody is elected: the next look tries again."""
+    try:
+        return candidate.look()
+    except Backpressure:
+        return None
+
+
+async def _reign(sequencer: Sequencer, bell: Bell, throne: Throne, stop: asyncio.Event) -> None:
+    """Until it is deposed, or told to stop: then somebody else reigns before it leaves, if there is somebody."""
+    end = asyncio.Event()
+    reign = asyncio.create_task(serve_sequencer(sequencer, bell, end))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({reign, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not reign.done() and throne.successor():
+            await asyncio.wait({reign}, timeout=HAND_OVER_S_MAX)
+        end.set()
+        await reign
+    finally:
+        reign.cancel()
+        stopping.cancel()

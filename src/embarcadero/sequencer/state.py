@@ -53,8 +53,11 @@ from embarcadero.sequencer.single import is_batch, result_line
 from embarcadero.sequencer.sources import Source, take_plain
 from embarcadero.sequencer.takeover import Legacy, readmit
 from embarcadero.storage.disk import Disk
-from embarcadero.types import Member, MemberState, Order, Outcome, Range, ReplicaMember, Topic
+from embarcadero.types import Member, MemberState, Order, Outcome, Range, ReplicaMember, ReplicaState, Topic
 
+_BEAT_US: Final = int(HEARTBEAT_S * 1_000_000)
+_SWEEP_US: Final = 100_000
+"""After a takeover publishers come first: what earlier epochs left goes in the first idle round, or after this."""
 _LOOK_US: Final = 2_000
 """Looking whether the store has changed is cheap, but not as cheap as an empty round."""
 
@@ -73,7 +76,9 @@ class Sequencer:
         settings: Settings = DEFAULTS.sequencer,
         disks: Callable[[ReplicaMember], Disk] | None = None,
         workers: Workers | None = None,
+        epoch: int | None = None,
     ) -> None:
+        """`epoch`: one that was won in an election; without, it takes the next one, whoever reigns."""
         self.settings = settings
         self._past: Past = DiskPast(lambda: self.ranges.replicas.members, disks)
         self._workers = workers or Inline()
@@ -88,8 +93,10 @@ class Sequencer:
         self._told_full = False
         self.lanes: dict[int, Lane] = {}
         self._epochs = EpochTable(fabric, fabric.attach(EPOCHS_REGION, writable=True))
-        last = directory.started_epoch()
-        self.epoch = directory.next_epoch(last if self._epochs.superseded(last) else None)
+        if epoch is None:
+            last = directory.started_epoch()
+            epoch = directory.next_epoch(last if self._epochs.superseded(last) else None)
+        self.epoch = epoch
         self._epochs.open(self.epoch)
         earlier = directory.started_epoch()
         self._frontiers = fabric.create(
@@ -107,6 +114,7 @@ class Sequencer:
         self._burials: dict[int, dict[int, int]] = {}  # dead broker's handle -> lane -> where its batches end
         self._drain: Drain | None = None
         self._began_us = self._now_us
+        self._unswept: int | None = None  # our predecessor's epoch, while there may be regions of earlier ones
         self.brokers = Brokers(fabric, self.epoch, sizes, self._frontiers, directory)
         try:
             self._begin(earlier)
@@ -138,6 +146,9 @@ class Sequencer:
         topics = {topic.lane: topic for topic in self._directory.topics()}
         for topic in topics.values():
             self._make_lane(topic, legacy)
+            if self._clock.now_us() >= max(self._beat_us, self._began_us + _BEAT_US):
+                self._now_us = self._clock.now_us()
+                self._beat()  # many lanes take a while: others see that somebody works
         self.broker_ranges.update(topics, members, self._now_us)
         if legacy:
             orders = {number: lane.order for number, lane in self.lanes.items()}
@@ -153,8 +164,11 @@ class Sequencer:
             "epoch started", epoch=self.epoch, after=earlier, lanes=len(self.lanes), brokers=len(self.brokers.sources),
             waiting=self._held.used, recovering=len(self.recovery.lanes),
         )  # fmt: skip
-        self._sweep(earlier)
+        self._unswept = earlier
         self._ring_bells(list(self.brokers.sources.values()), grown=True)
+        for member in self._directory.replicas() if earlier else []:
+            if member.state is not ReplicaState.DEAD:
+                self._bell.ring(member.ref.region_prefix)  # acks that wait for disks wait for it to see us
 
     def _new_order(self, topic: Topic) -> LaneOrder:
         return LaneOrder(topic, SessionTable(self._sizes.sessions), self._held)
@@ -269,6 +283,9 @@ class Sequencer:
         self._write()
         self._finish_closing()
         self._count(len(entries) if entries is not None else 0)
+        if self._unswept is not None and (not work or self._now_us > self._began_us + _SWEEP_US):
+            self._sweep(self._unswept)
+            self._unswept = None
         return work
 
     def _count(self, entries: int) -> None:
@@ -336,7 +353,7 @@ class Sequencer:
 
     def _beat(self) -> None:
         if self._now_us >= self._beat_us:
-            self._beat_us = self._now_us + int(HEARTBEAT_S * 1_000_000)
+            self._beat_us = self._now_us + _BEAT_US
             self._heartbeat.advance(self._heartbeat.value + 1)
 
     def _offers(self) -> list[tuple[Source, int]]:

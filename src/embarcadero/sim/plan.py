@@ -26,6 +26,9 @@ CALM_KINDS: Final = ("lost-batch",)
 LANES_SHARE: Final = 0.4
 """Share of the worlds that have a topic of order 0 or 1, beside the others."""
 
+STANDBYS_FROM_SEED: Final = 1_000
+"""Worlds of lower seeds are as they were before sequencers stood by: witnesses and kept seeds speak of those."""
+
 SEQUENCER_FAULT_KINDS: Final = ("sequencer-crash", "sequencer-crash-inside", "sequencer-zombie")
 
 
@@ -95,6 +98,7 @@ class Plan:
     resend_after_us: int
     delivery_timeout_us: int
     durable: DurablePlan = field(default_factory=DurablePlan)
+    candidates: int = 0  # sequencers that stand for election; 0: successors are started when one is gone
     probes: int = 1
     kinds: list[str] = field(default_factory=list)
 
@@ -122,8 +126,10 @@ def make_plan(seed: int, sequencer_faults: bool = True, bias: Bias | None = None
     if durable.replicas:
         _add_copies(random.Random(f"{seed}:copies"), durable, topics, streams, readers, fault_phase_us)
         faults |= durable.faults
+    candidates = _candidates(random.Random(f"{seed}:candidates"), faults) if seed >= STANDBYS_FROM_SEED else 0
     return Plan(
         seed=seed,
+        candidates=candidates,
         sizes=sizes,
         topics=topics,
         streams=streams,
@@ -141,6 +147,14 @@ def make_plan(seed: int, sequencer_faults: bool = True, bias: Bias | None = None
         delivery_timeout_us=rng.choice([20, 40]) * SECOND_US,
         durable=durable,
     )
+
+
+def _candidates(rng: random.Random, faults: dict[str, float]) -> int:
+    """How many sequencers stand for election; where there is trouble, some are also asked to hand over."""
+    count = rng.choice([0, 1, 2, 2, 3])
+    if count > 1 and faults.keys() - set(CALM_KINDS) and rng.random() < 0.6:
+        faults["hand-over"] = rng.choice([2.0, 5.0])
+    return count
 
 
 def _interrupts(rng: random.Random, bias: Bias | None) -> float:

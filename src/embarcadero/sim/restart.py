@@ -65,6 +65,7 @@ class Restarts:
         for broker in world.brokers.values():
             broker.die()
             world.directory.mark_dead(broker.member.broker, broker.member.incarnation)
+        world.directory.end_elections()
         world.sequencer.drain()
         self._wait_for_drain(world.queue.now_us + 2 * _DRAIN_US_MAX)
 

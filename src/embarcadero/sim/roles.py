@@ -19,6 +19,7 @@ from embarcadero.errors import DiskFailed, DiskFull, WrongFolder
 from embarcadero.limits import HELLO_TIMEOUT_S
 from embarcadero.placement.directory import Directory
 from embarcadero.replica.state import Replica
+from embarcadero.sequencer.candidate import Candidate
 from embarcadero.sequencer.state import Sequencer
 from embarcadero.sim.history import RoleFailed, Sampled
 from embarcadero.sim.network import Address, Wire
@@ -286,27 +287,51 @@ class ReplicaProcess(Poller):
 
 
 class SequencerProcess(Poller):
-    """One sequencer's reign, from its takeover to its end."""
+    """One sequencer's reign, from its takeover to its end; or, with a number, a candidate with any number of them."""
 
     role = "sequencer"
 
-    def __init__(self, world: World, name: str, host: str) -> None:
+    def __init__(self, world: World, name: str, host: str, number: int | None = None) -> None:
         super().__init__(world, name, host)
         self.sequencer: Sequencer | None = None
+        self.number = number
+        self.candidate: Candidate | None = None
         self._draining = self.drained = False
-        world.pollers["sequencer"] = self
+        if number is None:
+            world.pollers["sequencer"] = self
 
     def _boot(self) -> None:
+        if self.number is None:
+            self._reign(None)
+        else:
+            after_us = int(DEFAULTS.sequencer.takeover_after_ms * 1_000)
+            self.directory.register_candidate(self.number, self.name, pid=0)
+            self.candidate = Candidate(
+                self.fabric, self.directory, self.clock, self.number, self.name, after_us, self.journal
+            )
+        self.wake(0)
+
+    def _reign(self, epoch: int | None) -> None:
         self.sequencer = Sequencer(
             self.fabric, self.directory, self.clock, self.bell, self.world.sizes, self.journal, workers=self.workers,
-            disks=self.world.disks.seen_by(self),
+            disks=self.world.disks.seen_by(self), epoch=epoch,
         )  # fmt: skip
         self.world.note(self.name, f"starts epoch {self.sequencer.epoch}")
-        self.wake(0)
+
+    def _stand_by(self, candidate: Candidate) -> bool:
+        """Look after the one that reigns. A process of the same host that is gone is seen to be gone."""
+        watched = next((process for process in self.world.processes if process.name == candidate.watched), None)
+        if watched is not None and watched.host == self.host and not watched.alive:
+            candidate.process_ended(watched.name)
+        if self._draining or (epoch := candidate.look()) is None:
+            return False
+        self.world.candidates.reigns(self)
+        self._reign(epoch)
+        return True
 
     def step(self) -> bool:
         if self.sequencer is None:
-            return False
+            return self.candidate is not None and self._stand_by(self.candidate)
         if self._draining:
             self.drained = self.drained or self.sequencer.drain()
             return False
@@ -315,12 +340,17 @@ class SequencerProcess(Poller):
             for problem in self.sequencer.problems:
                 self.world.seen(RoleFailed(at=self.world.queue.now_us, process=self.name, error=problem))
         self.sequencer.problems.clear()
-        if self.sequencer.deposed:
+        if self.sequencer.deposed and self.candidate is not None:
+            self.world.note(self.name, "is deposed and stands by")
+            self.sequencer = None
+        elif self.sequencer.deposed:
             self.world.note(self.name, "is deposed and ends")
             self.die()
         return moved
 
     def deadline_us(self) -> int | None:
+        if self.sequencer is None and self.candidate is not None:
+            return self.clock.now_us() + self.candidate.wait_us()
         return self.sequencer.next_deadline_us() if self.sequencer is not None else None
 
     def drain(self) -> None:

@@ -21,6 +21,7 @@ from embarcadero.fabric.region import Fabric
 from embarcadero.limits import BROKER_LANES_FIRST
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.memory import MemoryStore
+from embarcadero.sim.candidates import Candidates
 from embarcadero.sim.clients import ProbeProcess
 from embarcadero.sim.disk_faults import heal
 from embarcadero.sim.disks import Disks
@@ -78,6 +79,7 @@ class World:
         self.network = Network(self, plan.weather)
         self.disks = Disks(self)
         self.restarts = Restarts(self, random.Random(f"{plan.seed}:restarts"))
+        self.candidates = Candidates(self)
         self.faults = Faults(self)
         self.interrupts = Interrupts(self)
         self.pollers: dict[str, Poller] = {}
@@ -280,6 +282,9 @@ class World:
         self.brokers[broker].start()
 
     def _start_sequencer(self) -> None:
+        if self.plan.candidates:
+            self.candidates.start_all()
+            return
         self._sequencers += 1
         host = self.rng.choice(self.hosts)
         self.note(f"sequencer-{self._sequencers}", f"starts on {host}")
@@ -313,11 +318,16 @@ class World:
 
     def sequencer_died(self, process: SequencerProcess) -> None:
         """Somebody notices after a while and starts a successor."""
+        if self.plan.candidates:
+            self.candidates.died(process)
+            return
         self.queue.after(self.rng.randrange(50_000, 4 * SECOND_US), lambda: self.replace_sequencer(process))
 
     def replace_sequencer(self, process: SequencerProcess) -> None:
         """Start a successor, unless that was done already."""
-        if self.restarts.up and self.sequencer is process:
+        if self.plan.candidates:
+            self.candidates.suspect(process)
+        elif self.restarts.up and self.sequencer is process:
             self._start_sequencer()
 
     def crash_host(self, host: str) -> None:

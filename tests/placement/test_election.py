@@ -1,0 +1,111 @@
+"""Elections, in every store: one winner, named for ever; candidates are there as long as their processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from embarcadero.errors import BadValue
+from embarcadero.limits import CANDIDATES_MAX
+from embarcadero.placement.directory import Directory
+from embarcadero.placement.embedded import SqliteStore
+from embarcadero.placement.liveness import process_mark
+from embarcadero.placement.memory import MemoryStore
+from embarcadero.placement.store import Store
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[Store]]:
+    """Four users of one store."""
+    if request.param == "memory":
+        yield [MemoryStore()] * 4
+        return
+    made = [SqliteStore(tmp_path / "store.db") for _ in range(4)]
+    yield [*made]
+    for store in made:
+        store.close()
+
+
+def test_one_wins_each_election(stores: list[Store]) -> None:
+    """Many candidates that saw the same epoch ask at once, again and again: every epoch has one winner."""
+    directories = [Directory(store) for store in stores]
+    won: list[list[int]] = [[] for _ in directories]
+    together = threading.Barrier(len(directories))
+
+    def stand(number: int) -> None:
+        for epoch in range(1, 11):
+            together.wait()
+            if directories[number].elect(number, f"boot/{number}/1", over=epoch - 1) is not None:
+                won[number].append(epoch)
+                assert directories[number].start_epoch(epoch, {})
+
+    threads = [threading.Thread(target=stand, args=(number,)) for number in range(len(directories))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert sorted(epoch for epochs in won for epoch in epochs) == list(range(1, 11))
+    reign = directories[0].reign()
+    assert reign is not None
+    assert 10 in won[reign.candidate]
+
+
+def test_a_deposed_winner_starts_nothing(stores: list[Store]) -> None:
+    """Only the newest winner may start its epoch."""
+    one, two = (Directory(store) for store in stores[:2])
+    assert one.elect(0, "boot/1/1", over=0) == 1
+    assert two.elect(1, "boot/2/1", over=1) == 2
+    assert not one.start_epoch(1, {})
+    assert two.start_epoch(2, {})
+    assert one.started_epoch() == 2
+
+
+def test_candidates_are_there_until_they_leave(stores: list[Store]) -> None:
+    """Those that withdrew are gone; a number that comes again names the newer process; others are out of range."""
+    one, two = (Directory(store) for store in stores[:2])
+    one.register_candidate(0, "boot/10/1", 0)
+    two.register_candidate(1, "boot/11/1", 0)
+    assert [(found.candidate, found.pid) for found in one.candidates()] == [(0, 10), (1, 11)]
+    two.withdraw_candidate()
+    two.withdraw_candidate()
+    assert [found.candidate for found in one.candidates()] == [0]
+    two.register_candidate(0, "boot/12/1", 0)
+    assert [(found.candidate, found.pid) for found in one.candidates()] == [(0, 12)]
+    with pytest.raises(BadValue):
+        one.register_candidate(CANDIDATES_MAX, "boot/13/1", 0)
+
+
+def test_a_killed_candidate_is_gone_at_once(tmp_path: Path) -> None:
+    """A store that can see processes does not wait for anything."""
+    store = SqliteStore(tmp_path / "store.db")
+    directory = Directory(store)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        directory.register_candidate(1, process_mark(process.pid), process.pid)
+        assert [found.pid for found in directory.candidates()] == [process.pid]
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        assert directory.candidates() == []
+    store.close()
+
+
+def test_what_is_volatile_is_seen_at_once_and_synced_with_the_next(tmp_path: Path) -> None:
+    """A takeover waits for no disk: the witness of synced changes moves with the next transaction that does."""
+    first, second = SqliteStore(tmp_path / "store.db"), SqliteStore(tmp_path / "store.db")
+    one, two = Directory(first), Directory(second)
+    witness = tmp_path / "store.db-revision"
+    before = witness.read_bytes()
+    assert one.elect(0, "boot/1/1", over=0) == 1
+    assert two.newest_epochs().handed_out == 1
+    assert witness.read_bytes() == before
+    two.create_topic("t")
+    assert witness.read_bytes() != before
+    first.close()
+    second.close()

@@ -1,0 +1,206 @@
+"""A sequencer that stands by: when it takes over, and when it does not. Time moves by hand."""
+
+from __future__ import annotations
+
+import random
+
+from embarcadero.config import FabricSizes
+from embarcadero.env import SilentBell
+from embarcadero.fabric.epochs import create_epochs
+from embarcadero.fabric.incoherent import IncoherentMemory
+from embarcadero.placement.directory import Directory
+from embarcadero.placement.memory import MemoryStore
+from embarcadero.sequencer.candidate import Candidate
+from embarcadero.sequencer.state import Sequencer
+from tests.clocks import ManualClock
+
+AFTER_US = 2_000_000
+SIZES = FabricSizes(
+    pending_slots=16, order_slots=64, held_slots=16, log_bytes=1 << 16, chunk_bytes=1 << 14, sessions=8,
+    round_entries=8, dead_log_bytes=0,
+)  # fmt: skip
+
+
+class Standing:
+    """Candidates on hosts of their own, each with a clock of its own."""
+
+    def __init__(self, count: int) -> None:
+        self.directory = Directory(MemoryStore())
+        self.memory = IncoherentMemory(random.Random(1), self.directory.generation)
+        create_epochs(self.memory.host("admin"))
+        self.clocks = [ManualClock() for _ in range(count)]
+        for number, clock in enumerate(self.clocks):
+            clock.us += 10**9 * number  # clocks of hosts have nothing in common
+        self.candidates = [self.candidate(number) for number in range(count)]
+
+    def candidate(self, number: int) -> Candidate:
+        fabric = self.memory.host(f"host-{number}")
+        return Candidate(fabric, self.directory, self.clocks[number], number, f"boot/{100 + number}/1", AFTER_US)
+
+    def take(self, number: int, epoch: int) -> Sequencer:
+        fabric, clock = self.memory.host(f"host-{number}"), self.clocks[number]
+        return Sequencer(fabric, self.directory, clock, SilentBell(), SIZES, epoch=epoch)
+
+    def first(self) -> Sequencer:
+        """Candidate 0 reigns, and everybody has seen it."""
+        epoch = self.candidates[0].look()
+        assert epoch == 1
+        reigning = self.take(0, epoch)
+        reigning.round()
+        assert [candidate.look() for candidate in self.candidates[1:]] == [None] * (len(self.candidates) - 1)
+        return reigning
+
+
+def test_the_first_candidate_begins_and_the_others_wait() -> None:
+    """Which of several is the first sequencer is no matter of luck; if it never comes, another one begins."""
+    world = Standing(2)
+    assert world.candidates[1].look() is None
+    world.clocks[1].us += AFTER_US - 1
+    assert world.candidates[1].look() is None
+    world.clocks[1].us += 1
+    assert world.candidates[1].look() == 1
+
+
+def test_a_heart_that_beats_is_left_alone() -> None:
+    """However much time passes on the candidate's own clock, beats begin it anew."""
+    world = Standing(2)
+    reigning = world.first()
+    for _ in range(20):
+        world.clocks[0].us += 200_000
+        world.clocks[1].us += AFTER_US - 1
+        reigning.round()
+        assert world.candidates[1].look() is None
+
+
+def test_a_silent_heart_is_replaced_by_the_observers_clock() -> None:
+    """The clock of the one that reigns does not count: it may stand still, or run away."""
+    world = Standing(2)
+    world.first()
+    world.clocks[0].us += 100 * AFTER_US
+    assert world.candidates[1].look() is None
+    world.clocks[1].us += AFTER_US
+    assert world.candidates[1].look() == 2
+
+
+def test_a_process_that_ended_is_replaced_at_once() -> None:
+    """No time passes. The end of a process that does not reign any more means nothing."""
+    world = Standing(2)
+    world.first()
+    second = world.candidates[1]
+    second.process_ended("boot/100/999")  # its number, but not it
+    assert second.look() is None
+    assert second.watched == "boot/100/1"
+    second.process_ended(second.watched)
+    assert second.look() == 2
+    reign = world.directory.reign()
+    assert reign is not None
+    assert (reign.epoch, reign.candidate, reign.mark, reign.pid) == (2, 1, "boot/101/1", 101)
+
+
+def test_of_two_that_notice_one_wins_and_the_other_waits_for_its_heart() -> None:
+    """The loser sees the winner's epoch, gives it time, and takes over only when that one is silent, too."""
+    world = Standing(3)
+    world.first()
+    for candidate in world.candidates[1:]:
+        candidate.process_ended("boot/100/1")
+    first, second = world.candidates[1:]
+    assert first.look() == 2
+    assert second.look() is None  # it has not seen yet that somebody was quicker: the store told it
+    winner = world.take(1, 2)
+    winner.round()
+    world.clocks[2].us += AFTER_US - 1
+    assert second.look() is None
+    world.clocks[2].us += AFTER_US
+    assert second.look() == 3
+
+
+def test_a_stale_look_loses_the_election() -> None:
+    """Both decide on the same facts: one transaction goes through, the other changes nothing."""
+    directory = Directory(MemoryStore())
+    assert [directory.elect(number, f"boot/{number}/1", over=0) for number in (0, 1)] == [1, None]
+    assert directory.newest_epochs().handed_out == 1
+
+
+def test_a_winner_that_does_not_start_gets_twice_the_time() -> None:
+    """So two candidates that both take the other for dead do not depose each other again and again."""
+    world = Standing(3)
+    world.first()
+    world.clocks[1].us += AFTER_US
+    assert world.candidates[1].look() == 2  # it never starts
+    third = world.candidates[2]
+    assert third.look() is None
+    world.clocks[2].us += 2 * AFTER_US - 1
+    assert third.look() is None
+    world.clocks[2].us += 1
+    assert third.look() == 3
+    assert world.candidates[1].look() is None
+    assert world.candidates[1].patience_us == 4 * AFTER_US
+
+
+def test_a_hand_over_is_for_one_candidate_and_one_epoch() -> None:
+    """Whoever is not asked waits; what was asked of an epoch that is over means nothing; once is enough."""
+    world = Standing(3)
+    reigning = world.first()
+    world.directory.ask_hand_over(2, epoch=1)
+    assert world.candidates[1].look() is None
+    assert world.candidates[2].look() == 2
+    assert world.directory.asked_hand_over() is None
+    successor = world.take(2, 2)
+    assert not successor.deposed
+    assert reigning.round() == 0
+    assert reigning.deposed
+    world.directory.ask_hand_over(1, epoch=1)
+    assert world.candidates[1].look() is None
+    assert world.candidates[0].look() is None  # it stands by now, and watches the new one
+    assert world.candidates[0].watched == "boot/102/1"
+
+
+def test_a_stop_in_order_ends_elections() -> None:
+    """Nobody takes over while the cluster stops; in the next generation somebody begins."""
+    world = Standing(2)
+    world.first()
+    world.directory.end_elections()
+    second = world.candidates[1]
+    second.process_ended("boot/100/1")
+    assert second.look() is None
+    world.clocks[1].us += 10 * AFTER_US
+    assert second.look() is None
+    world.directory.begin_generation()
+    assert (world.directory.reign(), world.directory.candidates(), world.directory.stopping) == (None, [], False)
+    assert world.directory.elect(0, "boot/1/1", over=0) == 1
+
+
+def test_a_zombie_changes_nothing_and_stands_by_again() -> None:
+    """A sequencer that wakes up after a takeover is deposed in its next round; its candidate watches the new one."""
+    world = Standing(2)
+    zombie = world.first()
+    world.clocks[1].us += AFTER_US
+    epoch = world.candidates[1].look()
+    assert epoch is not None
+    world.take(1, epoch).round()
+    before = {name: world.memory.host("reader").attach(name).data.tobytes() for name in _of(world, "epoch-2/")}
+    world.clocks[0].us += 10 * AFTER_US
+    assert (zombie.round(), zombie.deposed) == (0, True)
+    assert world.candidates[0].look() is None
+    assert world.candidates[0].reigning == 2
+    assert before == {name: world.memory.host("reader").attach(name).data.tobytes() for name in _of(world, "epoch-2/")}
+
+
+def test_a_hundred_takeovers_leave_no_regions_behind() -> None:
+    """Only the regions of the last two epochs are there, whatever number of sequencers there was."""
+    world = Standing(2)
+    world.first()
+    sizes = []
+    for turn in range(100):
+        number = 1 - turn % 2
+        world.directory.ask_hand_over(number, epoch=turn + 1)
+        epoch = world.candidates[number].look()
+        assert epoch == turn + 2
+        world.take(number, epoch).round()
+        sizes.append(len(_of(world, "epoch-")))
+    assert sizes[-1] == sizes[1]
+    assert {name.split("/")[0] for name in _of(world, "epoch-")} == {"epoch-100", "epoch-101"}
+
+
+def _of(world: Standing, prefix: str) -> list[str]:
+    return [name for name in world.memory.host("reader").names() if name.startswith(prefix)]

@@ -1,0 +1,175 @@
+"""Sequencers that stand by, in real processes: killed, stopped and asked to hand over under load."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+
+import embarcadero as emb
+from embarcadero.errors import BadValue, ClusterError, NotRunning
+from embarcadero.limits import MIB
+from embarcadero.node.cluster import ClusterFolder
+from embarcadero.node.hand_over import hand_over
+from embarcadero.node.local import LocalCluster
+from embarcadero.node.report import SequencerReport
+
+
+def until(what: Callable[[], Any]) -> Any:
+    """Ask until the answer is true. The test's own time-out ends a wait that has no end."""
+    while not (answer := what()):
+        time.sleep(0.02)
+    return answer
+
+
+class Load:
+    """A publisher at work, and what became of all that it sent."""
+
+    def __init__(self, log: emb.Log, topic: str) -> None:
+        self._log, self._topic = log, topic
+        self._stop = threading.Event()
+        self.sent: list[bytes] = []
+        self.seqs: list[int] = []
+        log.create_topic(topic, order=5)
+        self._thread = threading.Thread(target=self._work)
+
+    def _work(self) -> None:
+        with self._log.publisher(self._topic, batch_bytes=1_000, linger_ms=0) as publisher:
+            futures = []
+            while not self._stop.wait(0.002):
+                self.sent.append(b"%d" % len(self.sent))
+                futures.append(publisher.send(self.sent[-1]))
+            self.seqs = [future.result(60).seq for future in futures]
+
+    def __enter__(self) -> Load:
+        self._thread.start()
+        until(lambda: len(self.sent) > 20)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def check(self) -> None:
+        """Every future has its position; each record is there once, in the order of sending."""
+        assert self.seqs == list(range(len(self.sent)))
+        assert self._log.read(self._topic).column("value").to_pylist() == self.sent
+
+
+@pytest.fixture(scope="module")
+def log() -> Iterator[emb.Log]:
+    with emb.local(brokers=2, log_bytes=32 * MIB) as log:
+        yield log
+
+
+def reigning(log: emb.Log) -> SequencerReport:
+    return log.cluster.report().sequencer
+
+
+def standing_by(log: emb.Log) -> SequencerReport:
+    """Who reigns, once another one stands by."""
+    return until(lambda: (found := reigning(log)).pid and any(s.state == "stands by" for s in found.standbys) and found)
+
+
+def test_a_killed_sequencer_is_succeeded_under_load(log: emb.Log) -> None:
+    """kill -9, twice: futures complete later, nothing is lost or twice, and the dead one stands by again."""
+    with Load(log, "killed") as load:
+        for _ in range(2):
+            before = standing_by(log)
+            os.kill(before.pid, signal.SIGKILL)
+            after = until(lambda before=before: (found := reigning(log)).epoch > before.epoch and found)  # type: ignore[misc]
+            assert after.candidate != before.candidate
+    load.check()
+    assert standing_by(log).pid
+
+
+def test_a_hand_over_disturbs_nobody(log: emb.Log) -> None:
+    """A planned move there and back: the other one reigns, and stands by again after the second."""
+    first = standing_by(log)
+    with Load(log, "moved") as load:
+        there = hand_over(log.cluster.folder)
+        back = hand_over(log.cluster.folder, to=first.candidate)
+    load.check()
+    assert (there.before, back.now) == (first.candidate, first.candidate)
+    assert there.now == back.before != first.candidate
+    assert reigning(log).pid == first.pid  # the same process: nothing was started
+
+
+def test_a_stopped_sequencer_stands_by_when_it_goes_on(log: emb.Log) -> None:
+    """SIGSTOP: another one takes over; SIGCONT: it changes nothing, and watches the new one."""
+    stopped = standing_by(log)
+    with Load(log, "stopped") as load:
+        os.kill(stopped.pid, signal.SIGSTOP)
+        try:
+            after = until(lambda: (found := reigning(log)).epoch > stopped.epoch and found)
+            assert after.pid != stopped.pid
+        finally:
+            os.kill(stopped.pid, signal.SIGCONT)
+        sent = len(load.sent)
+        until(lambda: len(load.sent) > sent + 50)
+    load.check()
+    role = "sequencer" if stopped.candidate == 0 else f"sequencer-{stopped.candidate}"
+    text = (log.cluster.data_dir / "logs" / f"{role}.log").read_text()
+    assert f"sequencer-{stopped.epoch} deposed" in text
+    assert {standby.pid for standby in reigning(log).standbys} | {reigning(log).pid} >= {stopped.pid}
+
+
+def test_a_sequencer_that_is_told_to_end_hands_over_first(log: emb.Log) -> None:
+    """SIGTERM to its process alone: nothing is drained, another one reigns, and it comes back."""
+    before = standing_by(log)
+    with Load(log, "ended") as load:
+        os.kill(before.pid, signal.SIGTERM)
+        until(lambda: reigning(log).candidate != before.candidate)
+        until(lambda: [s for s in reigning(log).standbys if s.state == "stands by" and s.pid != before.pid])
+    load.check()
+
+
+def test_who_stands_by_can_be_watched(log: emb.Log) -> None:
+    """Its page says that it stands by, and has nothing of a sequencer."""
+    found = standing_by(log)
+    pages = {}
+    for number, address in [(found.candidate, found.metrics), *((s.candidate, s.metrics) for s in found.standbys)]:
+        with urlopen(f"http://{address}/metrics", timeout=10) as answer:
+            pages[number] = answer.read().decode()
+    other = found.standbys[0].candidate
+    assert f'embarcadero_sequencer_standby{{candidate="{found.candidate}"}} 0' in pages[found.candidate]
+    assert f"embarcadero_epoch {found.epoch}" in pages[found.candidate]
+    assert f'embarcadero_sequencer_standby{{candidate="{other}"}} 1' in pages[other]
+    assert "embarcadero_epoch " not in pages[other]
+
+
+def test_a_hand_over_that_cannot_be_says_why(log: emb.Log, tmp_path: Path) -> None:
+    """To the one that reigns, to nobody, in a cluster that does not run, in one without another sequencer."""
+    found = standing_by(log)
+    with pytest.raises(BadValue, match="reigns already"):
+        hand_over(log.cluster.folder, to=found.candidate)
+    with pytest.raises(BadValue, match="no sequencer 7 stands by"):
+        hand_over(log.cluster.folder, to=7)
+    with pytest.raises(NotRunning):
+        hand_over(ClusterFolder(tmp_path))
+    with (
+        LocalCluster(brokers=1, log_bytes=32 * MIB, standbys=0) as alone,
+        pytest.raises(ClusterError, match="no sequencer stands by"),
+    ):
+        hand_over(alone.folder)
+
+
+def test_nobody_takes_over_while_the_cluster_stops(tmp_path: Path) -> None:
+    """`down`: the one that reigns drains and ends; the other one just leaves. What was durable is there afterwards."""
+    with LocalCluster(brokers=1, replicas=1, log_bytes=32 * MIB, data_dir=tmp_path) as cluster:
+        with emb.connect(cluster.addresses) as log:
+            log.create_topic("kept", replicas=1)
+            with log.publisher("kept", ack=2) as publisher:
+                publisher.send(b"value").result(60)
+        elected = sum(path.read_text().count(" elected ") for path in cluster.folder.logs.glob("sequencer*.log"))
+    texts = [path.read_text() for path in cluster.folder.logs.glob("sequencer*.log")]
+    assert len(texts) == 2
+    assert sum(text.count(" elected ") for text in texts) == elected
+    assert sum(text.count(" left ") for text in texts) == 1
