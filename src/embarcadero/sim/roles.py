@@ -23,6 +23,7 @@ from embarcadero.sequencer.state import Sequencer
 from embarcadero.sim.history import RoleFailed, Sampled
 from embarcadero.sim.network import Address, Wire
 from embarcadero.sim.process import Process
+from embarcadero.sim.steps import SimSteps
 from embarcadero.sim.workers import SimWorkers
 from embarcadero.storage.identity import open_folder
 from embarcadero.types import Member, ReplicaMember
@@ -69,6 +70,7 @@ class Poller(Process):
         self.fabric = world.fabric_of(self.role, host)
         self.bell = SimBell(self)
         self.journal = SimJournal(self)
+        self.steps = SimSteps(self)
         self.workers = SimWorkers(self, self.job_us)
         self._sleep_us = _SLEEP_FIRST_US
         self._planned_us: int | None = None
@@ -138,7 +140,7 @@ class BrokerProcess(Poller):
     def _boot(self) -> None:
         self.broker = Broker(
             self.fabric, self.directory, self.clock, self.bell, self.member, self.world.sizes, self.journal,
-            workers=self.workers, disks=self.world.disks.seen_by(self),
+            workers=self.workers, disks=self.world.disks.seen_by(self), steps=self.steps,
         )  # fmt: skip
         listening = self.world.network.listening
         holder = listening.get(self.address)
@@ -259,6 +261,7 @@ class ReplicaProcess(Poller):
             self.replica = Replica(
                 self.fabric, directory, self.clock, self.bell, self.workers, self._disk, self.member, world.sizes,
                 self.journal, msgspec.structs.replace(DEFAULTS, replica=settings), world.disks.seen_by(self),
+                self.steps,
             )  # fmt: skip
         except (DiskFailed, DiskFull, WrongFolder) as error:
             world.note(self.name, f"can't start: {error}")
@@ -299,7 +302,7 @@ class SequencerProcess(Poller):
     def _boot(self) -> None:
         self.sequencer = Sequencer(
             self.fabric, self.directory, self.clock, self.bell, self.world.sizes, self.journal, workers=self.workers,
-            disks=self.world.disks.seen_by(self),
+            disks=self.world.disks.seen_by(self), steps=self.steps,
         )  # fmt: skip
         self.world.note(self.name, f"starts epoch {self.sequencer.epoch}")
         self.wake(0)
