@@ -111,3 +111,7 @@ class Step(StrEnum):
     REPLICA_CHECKPOINT = "replica.checkpoint", REPLICA, "it is on disk; the line does not say so"
     REPLICA_SEALING = "replica.sealing", REPLICA, "a range is known to be sealed; nothing above its end is cut"
     REPLICA_SEALED = "replica.sealed", REPLICA, "the copy of a sealed range is whole, and finished"
+
+
+BY_NAME: Final = {step.value: step for step in Step}
+"""Steps by name."""

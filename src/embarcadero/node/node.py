@@ -38,6 +38,7 @@ from embarcadero.node.files import within_open_files
 from embarcadero.node.pinning import parse_cores, pin
 from embarcadero.node.ports import advertised_address, listen
 from embarcadero.node.roles import SEQUENCER, Role, metrics_offset, parse_roles
+from embarcadero.node.steps import steps_of
 from embarcadero.node.workers import ThreadWorkers
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
@@ -164,7 +165,7 @@ class Node:
         journal = LogJournal(name)
         broker = Broker(
             self._fabric, self._directory, SystemClock(), bell, member, self._info.sizes, journal, self._config,
-            self._threads(WARM_JOBS_MAX, name, bell), self._disks,
+            self._threads(WARM_JOBS_MAX, name, bell), self._disks, steps_of(f"broker:{number}", self._folder.path),
         )  # fmt: skip
         on = ":".join(map(str, sock.getsockname()[:2]))
         journal.note("listening", on=on, address=member.address, pid=os.getpid())
@@ -185,7 +186,7 @@ class Node:
         journal, clock, settings = LogJournal("sequencer"), SystemClock(), self._config.sequencer
         sequencer = Sequencer(
             self._fabric, self._directory, clock, bell, self._info.sizes, journal, settings, self._disks,
-            self._threads(1, "sequencer", bell),
+            self._threads(1, "sequencer", bell), steps_of("sequencer", self._folder.path),
         )  # fmt: skip
         watched = WatchedSequencer(sequencer, clock)
         journal.role = watched.name
@@ -206,7 +207,7 @@ class Node:
         workers: Workers = Inline() if len(self._roles) == 1 else self._threads(_REPLICA_THREADS, name, bell)
         replica = Replica(
             self._fabric, self._directory, clock, bell, workers, disk, member, self._info.sizes, journal,
-            self._config, self._disks,
+            self._config, self._disks, steps_of(f"replica:{number}", self._folder.path),
         )  # fmt: skip
         journal.note("has its folder", folder=str(path), disk=identity.disk, ranges=replica.ranges.opening)
         return _Made(name, serve_replica(replica, bell, self._stop_replicas), WatchedReplica(replica))

@@ -144,7 +144,9 @@ def step_plan(step: Step, way: Way, seed: int) -> Plan | None:
         reader.start_us = int(reader.start_us * shrink)
     plan.fault_phase_us = _PHASE_US
     plan.sizes = replace(plan.sizes, order_slots=4 * plan.sizes.round_entries, log_bytes=8 * plan.sizes.chunk_bytes)
-    first_us = 0 if step.value.startswith("ceiling") else SECOND_US if _triggers(step) else rng.randrange(_PHASE_US // 2)
+    first_us = SECOND_US if _triggers(step) else rng.randrange(_PHASE_US // 2)
+    if step.value.startswith("ceiling"):
+        first_us = 0
     plan.steps = [StepFault(step, way, first_us, rng.randint(1, 2))]
     return plan
 
