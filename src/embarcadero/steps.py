@@ -91,6 +91,7 @@ class Step(StrEnum):
     ACK_DURABLE = "ack.durable", BROKER, "durable acks are at their connections, payloads below are given back"
     # --- lanes of brokers ---------------------------------------------------------------------------------------------
     LANE_MADE = "lane.made", BROKER, "the store has a lane of this incarnation; its ring is not there"
+    LANE_STAGED = "lane.staged", BROKER, "batches have their places in our lane; no entry is written"
     LANE_PUBLISHED = "lane.published", BROKER, "entries of our lane are flushed, its frontier moved; no ack"
     LANE_CHECKED = "lane.checked", BROKER, "no sequencer counted us as closed after that; no ack has left"
     # --- reads --------------------------------------------------------------------------------------------------------

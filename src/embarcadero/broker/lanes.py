@@ -189,6 +189,7 @@ class BrokerLanes:
         """Write what one read of a socket brought, then ack it if we may."""
         if not self._staged:
             return
+        self._steps.at(Step.LANE_STAGED)
         acks: list[bytearray] = []
         for writer in self._staged:
             soon, later = writer.publish()

@@ -44,7 +44,7 @@ from embarcadero.node.supervisor import UpOptions
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
 from embarcadero.steps import BROKER, BY_NAME, SEQUENCER, Step
-from embarcadero.types import Order, Position
+from embarcadero.types import Order, Position, Range
 
 TOPICS: Final = {"strong": Order.STRONG, "total": Order.TOTAL, "pinned": Order.BROKER}
 NOT_HERE: Final = {Step.CEILING_WANTED, Step.CEILING_RAISED}
@@ -60,6 +60,7 @@ _REACH_S: Final = 45.0
 _WAIT_S: Final = 60.0
 _READ_S: Final = 120.0
 _NOTICED_S: Final = 3.0
+_AWAKE_S: Final = 1.0
 _POLL_S: Final = 0.02
 _KILLS: Final = {
     "takeover": SEQUENCER, "seal": "replica", "seal.last": BROKER, "recovery": "all", "closing": BROKER,
@@ -79,7 +80,7 @@ class Case:
     stopped: int = 0  # process id; 0: nobody got there
     asleep_s: float = 0.0
     replaced_by: str = ""
-    ended: bool = False  # it noticed that it was replaced
+    ended: bool = False  # it noticed that it was replaced, and ended
     acks: int = 0
     acks_asleep: int = 0
     acks_after: int = 0
@@ -344,7 +345,7 @@ def _sleep_and_wake(stage: Stage, case: Case) -> None:
         case.problems.append(f"process {case.stopped} ({role}) was not stopped all the time")
     with contextlib.suppress(ProcessLookupError):
         os.kill(case.stopped, signal.SIGCONT)
-    case.ended = until(lambda: _state(case.stopped) in "ZX", _NOTICED_S)
+    case.ended = until(lambda: _state(case.stopped) in "ZX", _AWAKE_S)
     case.acks_after = stage.await_acks()
 
 
@@ -356,13 +357,19 @@ def _replace(stage: Stage, role: str) -> str:
             until(lambda: any(member.pid == stage.newest for member in directory.members()), _WAIT_S)
             return "a new incarnation"
         if not role.startswith(SEQUENCER):
-            return "others of its kind"
+            number = int(role.partition(":")[2])
+            until(lambda: not any(_follows(range_, number) for range_ in directory.ranges()), _WAIT_S)
+            return "other replicas"
         epoch = directory.started_epoch()
         if until(lambda: directory.started_epoch() > epoch, _NOTICED_S):
             return "a sequencer that stood by"
         stage.stand_in(SEQUENCER)
         until(lambda: directory.started_epoch() > epoch, _WAIT_S)
         return "a new sequencer"
+
+
+def _follows(range_: Range, replica: int) -> bool:
+    return range_.open and any(ref.replica == replica for ref in range_.replicas)
 
 
 def _check(stage: Stage, case: Case) -> None:

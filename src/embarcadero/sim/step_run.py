@@ -136,7 +136,8 @@ def step_plan(step: Step, way: Way, seed: int) -> Plan | None:
         return None
     rng = random.Random(f"{seed}:{step.value}:{way.value}")
     shrink = _PHASE_US / plan.fault_phase_us
-    for stream in plan.streams:
+    for number, stream in enumerate(plan.streams):
+        stream.ack = 1 + number % 2
         stream.batches = max(24, stream.batches * 6 // 10)
         stream.burst = min(stream.burst, 8)
         stream.think_us = max(1, _PHASE_US * 7 // 10 // max(1, stream.batches // stream.burst))

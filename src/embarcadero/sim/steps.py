@@ -26,13 +26,15 @@ _PAUSE_US: Final = (6 * _SECOND_US, 15 * _SECOND_US)
 """Longer than any lease, and any silence that others put up with."""
 
 _REPLACED_US: Final = (_SECOND_US // 20, 2 * _SECOND_US)
+_NAP_US: Final = (_SECOND_US // 50, _SECOND_US)
 
 
 class Way(StrEnum):
     """What happens at a step."""
 
     CRASH = "crash"  # the process ends there
-    PAUSE = "pause"  # it stops there until another has its place, and then goes on as if nothing had happened
+    PAUSE = "pause"  # it stops there past every lease, another gets its place, and then it just goes on
+    NAP = "nap"  # the same, but it goes on soon after the other one began: its clients are still connected
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class StepFaults:
         if not world.running or world.running[-1] is not process:
             return False
         # Who is interrupted waits until those who run inside of it go on: a long pause must not stop others too.
-        return len(world.running) <= (1 if fault.way is Way.PAUSE else INTERRUPT_DEPTH_MAX)
+        return len(world.running) <= (INTERRUPT_DEPTH_MAX if fault.way is Way.CRASH else 1)
 
     def _strike(self, process: Process, fault: StepFault) -> None:
         world, rng = self._world, self._rng
@@ -100,8 +102,9 @@ class StepFaults:
         if fault.way is Way.CRASH:
             world.faults.record("step-crash", target, _SECOND_US)
             raise Crash
-        for_us = rng.randrange(*_PAUSE_US)
+        for_us = rng.randrange(*(_PAUSE_US if fault.way is Way.PAUSE else _NAP_US))
+        replaced_us = rng.randrange(*_REPLACED_US) if fault.way is Way.PAUSE else rng.randrange(for_us)
         process.pause(for_us)
-        world.queue.after(rng.randrange(*_REPLACED_US), lambda: world.replace(process))
-        world.faults.record("step-pause", target, for_us)
+        world.queue.after(replaced_us, lambda: world.replace(process))
+        world.faults.record(f"step-{fault.way.value}", target, for_us)
         process.interrupt(1)
