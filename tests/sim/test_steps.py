@@ -25,10 +25,10 @@ def test_trouble_at_a_step_breaks_no_promise() -> None:
     assert all(report.reached for report in reports)
 
 
-def test_a_zombie_that_is_not_stopped_by_the_rules_is_noticed() -> None:
-    """A broker that stops with its lane just made, is closed, and acks what it writes then, without looking."""
-    assert run_step(Step.LANE_MADE, Way.PAUSE).good
-    assert "P1" in run_step(Step.LANE_MADE, Way.PAUSE, plants=["lane-ack-unchecked"]).broken
+def test_a_rule_that_is_left_out_is_noticed_at_its_step() -> None:
+    """A broker that ends with places given in its lane, and had moved its frontier before it wrote their entries."""
+    assert run_step(Step.LANE_STAGED, Way.CRASH).good
+    assert run_step(Step.LANE_STAGED, Way.CRASH, plants=["lane-frontier-before-entries"]).broken
 
 
 def test_every_step_is_gone_through_both_ways() -> None:
