@@ -39,6 +39,7 @@ from embarcadero.limits import KIB, MIB, REPLICA_SILENT_S, RESEND_AFTER_S
 from embarcadero.node.background import start
 from embarcadero.node.cluster import ClusterFolder
 from embarcadero.node.report import report as cluster_report
+from embarcadero.node.roles import candidate_role
 from embarcadero.node.steps import STEP_VARIABLE, arm, fired
 from embarcadero.node.supervisor import UpOptions
 from embarcadero.placement.directory import Directory
@@ -61,6 +62,7 @@ _WAIT_S: Final = 60.0
 _READ_S: Final = 120.0
 _NOTICED_S: Final = 3.0
 _AWAKE_S: Final = 1.0
+_SOME_RECORDS: Final = 64
 _POLL_S: Final = 0.02
 _KILLS: Final = {
     "takeover": SEQUENCER, "seal": "replica", "seal.last": BROKER, "recovery": "all", "closing": BROKER,
@@ -316,9 +318,11 @@ def _restart(stage: Stage) -> None:
 
 
 def _read_all(stage: Stage) -> None:
-    with contextlib.suppress(EmbarcaderoError), emb.connect(stage.addresses) as log:
-        for name in TOPICS:
-            log.read(name, timeout=_REACH_S)
+    """Read from the beginning, again and again: some day that has left memory."""
+    give_up = time.monotonic() + _REACH_S
+    while fired(stage.folder.path) is None and time.monotonic() < give_up:
+        with contextlib.suppress(EmbarcaderoError), emb.connect(stage.addresses) as log:
+            log.read("total", end=_SOME_RECORDS, timeout=_NOTICED_S)
 
 
 def _state(pid: int) -> str:
@@ -338,6 +342,8 @@ def _sleep_and_wake(stage: Stage, case: Case) -> None:
     until(lambda: bool(stage.role_of(case.stopped)), _NOTICED_S)
     role = stage.role_of(case.stopped)
     case.replaced_by = _replace(stage, role)
+    if not case.replaced_by:
+        case.problems.append(f"nobody took the place of {role}")
     before = stage.acked()
     threading.Event().wait(max(0.0, began + _ASLEEP_S - time.monotonic()))
     case.acks_asleep, case.asleep_s = stage.await_acks(before), round(time.monotonic() - began, 2)
@@ -360,12 +366,14 @@ def _replace(stage: Stage, role: str) -> str:
             number = int(role.partition(":")[2])
             until(lambda: not any(_follows(range_, number) for range_ in directory.ranges()), _WAIT_S)
             return "other replicas"
-        epoch = directory.started_epoch()
-        if until(lambda: directory.started_epoch() > epoch, _NOTICED_S):
-            return "a sequencer that stood by"
-        stage.stand_in(SEQUENCER)
-        until(lambda: directory.started_epoch() > epoch, _WAIT_S)
-        return "a new sequencer"
+        until(lambda: _another_reigns(directory, role), _WAIT_S)
+        return "a sequencer that stood by" if _another_reigns(directory, role) else ""
+
+
+def _another_reigns(directory: Directory, role: str) -> bool:
+    """Whether a sequencer has started its reign that does not have this role."""
+    reign = directory.reign()
+    return reign is not None and candidate_role(reign.candidate) != role and reign.epoch == directory.started_epoch()
 
 
 def _follows(range_: Range, replica: int) -> bool:
