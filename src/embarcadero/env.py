@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -70,6 +70,24 @@ class SilentBell:
 
     def ring(self, who: str) -> None:
         pass
+
+
+class Steps(Protocol):
+    """Is told whenever a role gets to a named step of the protocol (steps.py)."""
+
+    def at(self, name: str) -> None:
+        """The role is at this step. Whoever implements this may end it here, or keep it here for a while."""
+        ...
+
+
+class NoSteps:
+    """Nobody cares how far a role is."""
+
+    def at(self, name: str) -> None:
+        pass
+
+
+NO_STEPS: Final[Steps] = NoSteps()
 
 
 class Workers(Protocol):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from embarcadero.broker.chain import Chain
+from embarcadero.env import NO_STEPS, Steps
 from embarcadero.fabric.durability import Durability
 from embarcadero.fabric.epochs import EpochTable
 from embarcadero.fabric.layout import Entries
@@ -26,6 +27,7 @@ from embarcadero.fabric.region import Fabric
 from embarcadero.limits import DURABLE_ACKS_PER_CONNECTION_MAX, KEPT_SHARE_CREDIT, KEPT_SHARE_MAX
 from embarcadero.placement.directory import Directory
 from embarcadero.plants import planted
+from embarcadero.steps import Step
 from embarcadero.types import NO_INDEX, Outcome, Range
 from embarcadero.wire.codec import PACKED_ACK
 from embarcadero.wire.frames import ACK
@@ -42,9 +44,9 @@ _PERHAPS_ORDERED: Final = frozenset(map(int, (Outcome.DUP, Outcome.STALE, Outcom
 class DurableFrontiers:
     """How far lanes with replicas are durable, and their ranges."""
 
-    def __init__(self, fabric: Fabric, epochs: EpochTable, directory: Directory) -> None:
-        self._directory = directory
-        self._durability = Durability(fabric, epochs, self._range_of)
+    def __init__(self, fabric: Fabric, epochs: EpochTable, directory: Directory, steps: Steps = NO_STEPS) -> None:
+        self._directory, self.steps = directory, steps
+        self._durability = Durability(fabric, epochs, self._range_of, steps)
         self.follow = self._durability.follow
         self._chains: dict[int, Chain] = {}
 
@@ -183,6 +185,8 @@ class HeldLane:
         for connection, blocks in ready.items():
             if not connection.gone:
                 connection.send_acks(blocks[0] if len(blocks) == 1 else np.concatenate(blocks))
+        if ready:
+            self._durable.steps.at(Step.ACK_DURABLE)
         return before - len(kept) - self.waiting
 
     def disconnected(self, connection: Connection) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from embarcadero.env import NO_STEPS, Steps
 from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable
 from embarcadero.fabric.frontier import FrontierReader
 from embarcadero.fabric.layout import CLOSING_WORD, ORDER, RESULT, SequencerLine, frontier_offset
@@ -13,8 +14,8 @@ from embarcadero.types import Member
 class EpochView:
     """Follows the newest started epoch. `number` is 0 until the first one has started."""
 
-    def __init__(self, fabric: Fabric, member: Member) -> None:
-        self._fabric, self._member = fabric, member
+    def __init__(self, fabric: Fabric, member: Member, steps: Steps = NO_STEPS) -> None:
+        self._fabric, self._member, self.steps = fabric, member, steps
         self.table = EpochTable(fabric, fabric.attach(EPOCHS_REGION))
         self.number = 0
         self._frontiers: Region | None = None

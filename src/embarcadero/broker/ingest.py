@@ -13,12 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from embarcadero.config import FabricSizes
+from embarcadero.env import NO_STEPS, Steps
 from embarcadero.fabric.layout import LINE, PENDING, RegionKind
 from embarcadero.fabric.log import LogWriter, Reservation, create_log
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.ring import create_ring
 from embarcadero.invariants import invariant
 from embarcadero.limits import FRAME_BYTES_MAX
+from embarcadero.steps import Step
 from embarcadero.types import EntryKind, Member
 
 _ENTRY = struct.Struct("<QQQIIIIIIHHHBBII")
@@ -47,11 +49,12 @@ class Ingest:
     """Log and pending ring of one broker incarnation: the only writer of both."""
 
     def __init__(
-        self, fabric: Fabric, member: Member, sizes: FabricSizes, frame_bytes_max: int = FRAME_BYTES_MAX
-    ) -> None:
-        prefix = member.region_prefix
+        self, fabric: Fabric, member: Member, sizes: FabricSizes, frame_bytes_max: int = FRAME_BYTES_MAX,
+        steps: Steps = NO_STEPS,
+    ) -> None:  # fmt: skip
+        prefix, self._steps = member.region_prefix, steps
         self.frontiers, log = create_log(fabric, prefix, sizes, member.broker, member.incarnation)
-        self.log = LogWriter(log, self.frontiers)
+        self.log = LogWriter(log, self.frontiers, steps)
         self._ring = create_ring(
             fabric, f"{prefix}/pending", RegionKind.PENDING, PENDING, sizes.pending_slots, "index",
             member.broker, member.incarnation,
@@ -99,6 +102,7 @@ class Ingest:
     def stage_batch(self, reservation: Reservation, entry: Entry) -> int:
         """The payload is whole and right: flush it, stage its entry. Returns the pending index."""
         self.log.flush(reservation)
+        self._steps.at(Step.INGEST_PAYLOAD)
         self._promised -= 1
         return self._stage(entry)
 
@@ -128,5 +132,7 @@ class Ingest:
         else:
             self._ring.write(np.frombuffer(self._staged, dtype=PENDING), self.free_below)
         self._staged = bytearray()
+        self._steps.at(Step.INGEST_ENTRIES)
         self._ring.publish()
+        self._steps.at(Step.INGEST_PUBLISHED)
         return True

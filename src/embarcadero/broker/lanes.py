@@ -23,7 +23,7 @@ from embarcadero.broker.lane_writer import LaneWriter, lane_margin
 from embarcadero.broker.reader import Logs
 from embarcadero.broker.stored import StoredLane
 from embarcadero.config import FabricSizes
-from embarcadero.env import Clock, Doorbell
+from embarcadero.env import NO_STEPS, Clock, Doorbell, Steps
 from embarcadero.errors import BadFrame, BadValue, FabricFull, Retriable, TooMany
 from embarcadero.fabric.frontier import FrontierReader
 from embarcadero.fabric.layout import BrokerLine, frontier_offset
@@ -32,6 +32,7 @@ from embarcadero.fabric.region import Fabric
 from embarcadero.limits import FETCH_WAIT_MS_MAX, FETCHES_PARKED_PER_CONNECTION_MAX
 from embarcadero.placement.directory import Directory
 from embarcadero.plants import planted
+from embarcadero.steps import Step
 from embarcadero.types import Member, MemberState, Order, Outcome, Topic, TopicLane
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import BatchHeader
@@ -59,8 +60,9 @@ class BrokerLanes:
     def __init__(
         self, fabric: Fabric, directory: Directory, clock: Clock, bell: Doorbell, member: Member, sizes: FabricSizes,
         ingest: Ingest, epoch: EpochView, logs: Logs, counters: BrokerCounters, durable: DurableFrontiers,
-        held: HeldLanes,
+        held: HeldLanes, steps: Steps = NO_STEPS,
     ) -> None:  # fmt: skip
+        self._steps = steps
         self._fabric, self._directory, self._clock, self._bell = fabric, directory, clock, bell
         self._member, self._sizes, self._ingest, self._epoch, self._logs = member, sizes, ingest, epoch, logs
         self._margin, self._counters, self._durable, self._held = lane_margin(sizes), counters, durable, held
@@ -145,6 +147,7 @@ class BrokerLanes:
             if lane is None:
                 return Outcome.BACKPRESSURE
             self._roomless[topic.lane] = lane
+            self._steps.at(Step.LANE_MADE)
             held = self._held.of(lane.lane) if topic.replicas else None
             self._writers[topic.lane] = LaneWriter(self._fabric, lane, self._sizes, held)
         except (FabricFull, Retriable, BadValue):
@@ -186,12 +189,14 @@ class BrokerLanes:
         """Write what one read of a socket brought, then ack it if we may."""
         if not self._staged:
             return
+        self._steps.at(Step.LANE_STAGED)
         acks: list[bytearray] = []
         for writer in self._staged:
             soon, later = writer.publish()
             acks.append(soon)
             if later:
                 self._unacked.append((connection, later, writer.held))
+        self._steps.at(Step.LANE_PUBLISHED)
         with_replicas = [writer for writer in self._staged if writer.held is not None]
         self._staged.clear()
         if not self.unacked:
@@ -213,6 +218,7 @@ class BrokerLanes:
         if not self._epoch.still_open() and not planted("lane-ack-unchecked"):
             self.closed |= self._epoch.closing()
             return False
+        self._steps.at(Step.LANE_CHECKED)
         self._counters.ordered_here(self.unacked, self._clock.now_us() - self._unacked_since_us)
         settled, self._unacked, self.unacked = self._unacked, [], 0
         for connection, acks, held in settled:

@@ -24,6 +24,7 @@ from embarcadero.fabric.log import LogReader
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.ring import RingReader
 from embarcadero.limits import FETCH_ENTRIES_MAX
+from embarcadero.steps import Step
 from embarcadero.types import EntryKind, Gap, GapKind, Member
 from embarcadero.wire.codec import payload_crc
 from embarcadero.wire.messages import Fetch
@@ -121,6 +122,7 @@ class LaneReader:
             return None
         durable = min(durable, ordered)
         seq, durable_seq = self._seq_at(ring, ordered, ordered), self._seq_at(ring, durable, ordered)
+        self._epoch.steps.at(Step.READ_ENDS)
         if seq is None or durable_seq is None or not self.may_serve():
             return None
         return Ends(ordered, seq, durable, durable_seq)
@@ -142,6 +144,7 @@ class LaneReader:
                 return None
             return self.stored.without_memory(ask, self.trimmed, self.stored.chain.settled)
         bound = ordered if self.stored is None else self.stored.bound(ordered, ask.read)
+        self._epoch.steps.at(Step.READ_FRONTIER)
         start = self._resolve(ring, ordered, bound, ask, now_us)
         if start is None:
             return None
@@ -149,7 +152,13 @@ class LaneReader:
         if found is None:
             found = self._collect(ring, ordered, bound, start, ask, now_us)
             found.to_come = ask.by == "time" and start >= bound
-        return found if self.may_serve() else None
+        if found.payloads:
+            self._epoch.steps.at(Step.READ_PAYLOAD)
+        if not self.may_serve():
+            return None
+        if found.payloads:
+            self._epoch.steps.at(Step.READ_CHECKED)
+        return found
 
     def _look_elsewhere(self, ring: RingReader, ordered: int, bound: int, start: int, ask: Fetch) -> Found | None:
         """What memory does not have, of a topic with replicas; None if memory has it."""
@@ -315,6 +324,7 @@ class LaneReader:
             entries = ring.read(first, min(stop, first + min(taking, ring.slots)))
             if not len(entries):
                 break  # overtaken by the writer since the frontier was loaded: the next try sees that
+            self._epoch.steps.at(Step.READ_ENTRIES)
             picked = np.flatnonzero(wanted_entries(entries, ask))
             copied, room = self._copy(entries, picked, found, room)
             taken.append(pick(entries, picked[:copied]))

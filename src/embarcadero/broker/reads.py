@@ -25,6 +25,7 @@ from embarcadero.broker.warm import Warm
 from embarcadero.env import Clock
 from embarcadero.errors import BadValue, Corrupt, EmbarcaderoError, Retriable, UnknownTopic
 from embarcadero.placement.directory import Directory
+from embarcadero.steps import Step
 from embarcadero.types import Cut, Order, Topic
 from embarcadero.wire import messages as m
 
@@ -373,6 +374,7 @@ class Reads:
 
         def done(result: Found | Exception) -> None:
             parked.on_disk, now_us = False, self._clock.now_us()
+            self._epoch.steps.at(Step.READ_DISK)
             if parked.connection.gone or parked.done:
                 return
             if isinstance(result, Corrupt) and (self._changed(stored, chain) or reader.trimmed > trimmed):

@@ -15,10 +15,12 @@ import numpy as np
 
 from embarcadero.broker.durable import HeldLane, one_ack
 from embarcadero.broker.epoch import EpochView
+from embarcadero.env import NO_STEPS, Steps
 from embarcadero.errors import Backpressure, EmbarcaderoError, SessionFenced, TooMany, UnknownSession, UnknownTopic
 from embarcadero.fabric.frontier import FrontierWriter
 from embarcadero.fabric.layout import BrokerLine, Entries, Line, fold_line, frontier_offset, pick
 from embarcadero.fabric.region import Region
+from embarcadero.steps import Step
 from embarcadero.types import EntryKind, Outcome
 from embarcadero.wire.frames import ACK
 from embarcadero.wire.messages import Done, Opened
@@ -45,7 +47,8 @@ class Waiting:
 class Relay:
     """Follows the results of our entries in the current epoch."""
 
-    def __init__(self, frontiers: Region, release: Callable[[int], None]) -> None:
+    def __init__(self, frontiers: Region, release: Callable[[int], None], steps: Steps = NO_STEPS) -> None:
+        self._steps = steps
         self._read = FrontierWriter(frontiers, frontier_offset(BrokerLine.RESULTS_READ))
         self._read_epoch = FrontierWriter(frontiers, frontier_offset(BrokerLine.RESULTS_EPOCH))
         self._release = release
@@ -76,12 +79,16 @@ class Relay:
         if frontier == self._next + 1 and self._pass_on_one(results.line(self._next), epoch):
             return 1
         found = results.read(self._next, min(frontier, self._next + _RESULTS_AT_ONCE))
+        self._steps.at(Step.ACK_LOADED)
         if not len(found) or not epoch.may_act():
             return 0
+        self._steps.at(Step.ACK_CHECKED)
         self.on_results(found)
         self._pass_on(found)
+        self._steps.at(Step.ACK_HANDED)
         self._next += len(found)
         self._read.advance(self._next)
+        self._steps.at(Step.ACK_READ)
         return len(found)
 
     def _pass_on_one(self, line: Line, epoch: EpochView) -> bool:
@@ -89,8 +96,10 @@ class Relay:
         waiting = self.waiting.get(line[1])
         if waiting is None or waiting.kind != EntryKind.BATCH or waiting.location is None:
             return False
+        self._steps.at(Step.ACK_LOADED)
         if line[0] != self._next or fold_line(line) != line[7] >> 32 or not epoch.may_act():
             return False
+        self._steps.at(Step.ACK_CHECKED)
         del self.waiting[line[1]]
         self.for_disks -= waiting.durable
         self.on_result(line[1], line[6] >> 32 & 0xFF)
@@ -99,8 +108,10 @@ class Relay:
         else:
             self._release(waiting.location)
             self._ack_one(waiting, line)
+        self._steps.at(Step.ACK_HANDED)
         self._next += 1
         self._read.advance(self._next)
+        self._steps.at(Step.ACK_READ)
         return True
 
     @staticmethod

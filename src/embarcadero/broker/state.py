@@ -28,7 +28,7 @@ from embarcadero.broker.tiers import answer_tier
 from embarcadero.broker.topics import check_partitions, with_defaults
 from embarcadero.broker.warm import DiskCopies, Warm
 from embarcadero.config import DEFAULTS, Config, FabricSizes
-from embarcadero.env import Clock, Doorbell, Inline, Journal, SilentJournal, Workers
+from embarcadero.env import NO_STEPS, Clock, Doorbell, Inline, Journal, SilentJournal, Steps, Workers
 from embarcadero.errors import (
     Backpressure,
     BadFrame,
@@ -43,6 +43,7 @@ from embarcadero.fabric.layout import BrokerLine, Entries, frontier_offset
 from embarcadero.fabric.log import Reservation
 from embarcadero.fabric.region import Fabric
 from embarcadero.placement.directory import Directory
+from embarcadero.steps import Step
 from embarcadero.storage.disk import Disk
 from embarcadero.types import NO_SESSION, EntryKind, Member, MemberState, Order, Outcome, ReplicaMember, Topic
 from embarcadero.wire import messages as m
@@ -73,26 +74,28 @@ class Broker:
         config: Config = DEFAULTS,
         workers: Workers | None = None,
         disks: Callable[[ReplicaMember], Disk] = no_disks,
+        steps: Steps | None = None,
     ) -> None:
+        self._steps = steps = steps or NO_STEPS
         self.member, self.sizes, self.config, self.settings = member, sizes, config, config.broker
         self.journal = journal or SilentJournal()
         self.counters = BrokerCounters(sizes.results_slots)
         self._directory, self._clock, self._bell = directory, clock, bell
-        self.ingest = Ingest(fabric, member, sizes, config.limits.frame_bytes)
-        self.epoch = EpochView(fabric, member)
-        self.relay = Relay(self.ingest.frontiers, self.ingest.log.release)
+        self.ingest = Ingest(fabric, member, sizes, config.limits.frame_bytes, steps)
+        self.epoch = EpochView(fabric, member, steps)
+        self.relay = Relay(self.ingest.frontiers, self.ingest.log.release, steps)
         self.relay.on_results, self.relay.on_result = self._count_results, self._count_result
         self._heartbeat = FrontierWriter(self.ingest.frontiers, frontier_offset(BrokerLine.HEARTBEAT))
         self._reads_waiting = FrontierWriter(self.ingest.frontiers, frontier_offset(BrokerLine.READS_WAITING))
         self._durable_waiting = FrontierWriter(self.ingest.frontiers, frontier_offset(BrokerLine.DURABLE_WAITING))
         self._fabric = fabric
-        self.durable = DurableFrontiers(fabric, self.epoch.table, directory)
+        self.durable = DurableFrontiers(fabric, self.epoch.table, directory, steps)
         self.held = HeldLanes(self.ingest.log, self.durable, self.epoch.ordered_end)
         self.relay.lost = lambda lane: self.durable.chain(lane).lost
         self._logs = Logs(fabric, self.refresh)
         self.lanes = BrokerLanes(
             fabric, directory, clock, bell, member, sizes, self.ingest, self.epoch, self._logs, self.counters,
-            self.durable, self.held,
+            self.durable, self.held, steps,
         )  # fmt: skip
         self.reads = Reads(
             directory, clock, self.epoch, self._logs, self.lanes, sizes.round_entries, self.durable,
@@ -215,6 +218,7 @@ class Broker:
         through = self.epoch.read_through()
         if through > self.ingest.free_below and self.epoch.may_act():
             self.ingest.free_below = through
+            self._steps.at(Step.SLOTS_FREE)
         moved |= self.relay.poll(self.epoch) > 1
         moved |= self.lanes.poll(now_us)
         self.deposed |= self.lanes.closed

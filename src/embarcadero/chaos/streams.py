@@ -24,11 +24,11 @@ _PACE_S: Final = 0.1
 
 
 class Stream(threading.Thread):
-    """One publisher with ack 2."""
+    """One publisher."""
 
-    def __init__(self, number: int, addresses: list[str], topic: str, record_bytes: int) -> None:
+    def __init__(self, number: int, addresses: list[str], topic: str, record_bytes: int, ack: int = 2) -> None:
         super().__init__(name=f"stream-{number}", daemon=True)
-        self.number, self.topic = number, topic
+        self.number, self.topic, self.ack = number, topic, ack
         self.acked: dict[int, Position] = {}
         self.problems: list[str] = []
         self.sent = 0
@@ -43,7 +43,7 @@ class Stream(threading.Thread):
     def run(self) -> None:
         """Publish until told to finish."""
         try:
-            with emb.connect(self._addresses) as log, log.publisher(self.topic, ack=2, linger_ms=1) as publisher:
+            with emb.connect(self._addresses) as log, log.publisher(self.topic, ack=self.ack, linger_ms=1) as publisher:
                 while not self._over.is_set():
                     self._burst(publisher)
                     self._settle(_IN_FLIGHT)

@@ -68,3 +68,27 @@ def pipeline(
     from embarcadero.demo.screen import run_kills
 
     raise typer.Exit(run_kills(steps, report, json))
+
+
+@app.command()
+def zombies(
+    step: Annotated[
+        list[str] | None, typer.Option(show_default=False, help="Only this step, or all of a group; again for more.")
+    ] = None,
+    report: Annotated[Path | None, typer.Option(show_default=False, help="Write a JSON report to this file.")] = None,
+    json: Json = False,
+) -> None:
+    """Stop a process at each named step of the protocol (SIGSTOP), have it replaced, let it go on, and check.
+
+    Each step has a small cluster of its own, with publishers and readers that never stop. The process sleeps for longer
+    than any lease. Nothing that was acked, or shown to any reader, may be lost, changed, moved or repeated.
+
+    Examples:
+
+        embarcadero chaos zombies --step takeover --step ack.loaded
+
+        embarcadero chaos zombies --report build/chaos/zombies.json
+    """
+    from embarcadero.chaos.zombies import run_cli
+
+    raise typer.Exit(run_cli(step or [], report, json))

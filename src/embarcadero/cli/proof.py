@@ -17,6 +17,7 @@ def sim(
     seeds: Annotated[str, typer.Option(help="Seeds FIRST:LAST, the last one excluded; each is one world.")] = "0:100",
     report: Report = None,
     plants: Annotated[bool, typer.Option("--plants", help="Plant each known bug, and see that it is caught.")] = False,
+    steps: Annotated[bool, typer.Option("--steps", help="Crash and pause at each named step of the protocol.")] = False,
     jobs: Annotated[int, typer.Option(help="Processes. 0: one per core.")] = 0,
     trace: Annotated[bool, typer.Option("--trace", help="Tell the story of a single seed.")] = False,
     json: Json = False,
@@ -30,8 +31,14 @@ def sim(
         embarcadero sim --seeds 17:18 --trace
 
         embarcadero sim --plants
+
+        embarcadero sim --steps --report build/sim-steps.json
     """
     first, last = _span(seeds)
+    if steps:
+        from embarcadero.sim.step_run import run_cli as run_steps
+
+        raise typer.Exit(run_steps(jobs=jobs, first_seed=first, report=report, json_out=json))
     from embarcadero.sim.run import run_cli
 
     raise typer.Exit(run_cli(first, last, jobs=jobs, report=report, json=json, trace=trace, plants=plants))

@@ -16,12 +16,14 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from embarcadero.env import NO_STEPS, Steps
 from embarcadero.fabric.epochs import EpochTable
 from embarcadero.fabric.layout import RegionKind
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.tagged import TaggedReader, TaggedWriter, create_tagged
 from embarcadero.limits import DURABLE_LINES, RANGE_LINES
 from embarcadero.plants import planted
+from embarcadero.steps import Step
 from embarcadero.types import Range, ReplicaRef
 
 NO_RANGE: Final = 0
@@ -111,8 +113,10 @@ def durable_through(range_: Range, lines: list[int | None]) -> int:
 class Durability:
     """How far lanes are durable, as one who acts on it may count: a number that was counted once stays true."""
 
-    def __init__(self, fabric: Fabric, epochs: EpochTable, find: Callable[[int, int], Range | None]) -> None:
-        self._fabric, self._epochs, self._find = fabric, epochs, find
+    def __init__(
+        self, fabric: Fabric, epochs: EpochTable, find: Callable[[int, int], Range | None], steps: Steps = NO_STEPS
+    ) -> None:
+        self._fabric, self._epochs, self._find, self._steps = fabric, epochs, find, steps
         self.lines = DurableLines(fabric)
         self._epoch = 0
         self._words: TaggedReader | None = None
@@ -151,10 +155,13 @@ class Durability:
         word = self._word(lane)
         if not word or word & 1 or (range_ := self._range(lane, word >> 1)) is None:  # none is open, or it is closing
             return None
+        self._steps.at(Step.COUNT_WORD)
         counted = durable_through(range_, self.lines.load(range_))
+        self._steps.at(Step.COUNT_LINES)
         self._fabric.fence()
         if self._word(lane) != word or self._epochs.superseded(self._epoch):
             return None
+        self._steps.at(Step.COUNT_CHECKED)
         return counted
 
     def _word(self, lane: int) -> int | None:

@@ -20,12 +20,14 @@ import numpy as np
 import numpy.typing as npt
 
 from embarcadero.config import FabricSizes
+from embarcadero.env import NO_STEPS, Steps
 from embarcadero.errors import FrameTooLarge
 from embarcadero.fabric.frontier import FrontierReader, FrontierWriter
 from embarcadero.fabric.layout import SUPERBLOCK, BrokerLine, RegionKind, frontier_offset
 from embarcadero.fabric.region import Fabric, Region, Shape
 from embarcadero.invariants import invariant
 from embarcadero.limits import FRONTIER_BYTES, LINE_BYTES
+from embarcadero.steps import Step
 
 LOCATION_BITS = 32
 _PAYLOAD_OFFSET = SUPERBLOCK.itemsize
@@ -60,8 +62,9 @@ class _Log:
 class LogWriter(_Log):
     """The broker's side. Counts, per chunk, the reservations that are not resolved yet: such a chunk is not reused."""
 
-    def __init__(self, log: Region, frontiers: Region) -> None:
+    def __init__(self, log: Region, frontiers: Region, steps: Steps = NO_STEPS) -> None:
         super().__init__(log, frontiers)
+        self._steps = steps
         self._live = [FrontierWriter(frontiers, _chunk_line(slot)) for slot in range(self.chunks)]
         self._unresolved = [0] * self.chunks
         self._current, self._filled = 0, 0  # the slot being filled, and how far
@@ -116,6 +119,7 @@ class LogWriter(_Log):
         else:
             # Flushed and fenced: no byte is overwritten before everybody can see that the chunk is freed.
             self._live[slot].advance(self._live[slot].value + self.chunks)
+            self._steps.at(Step.CHUNK_FREED)
         self._by_age.remove(slot)
         self._by_age.append(self._current)
         self._current, self._filled = slot, 0

@@ -39,6 +39,7 @@ from embarcadero.node.pinning import parse_cores, pin
 from embarcadero.node.ports import advertised_address, listen
 from embarcadero.node.roles import Role, candidate_role, metrics_offset, parse_roles
 from embarcadero.node.seat import Seat, candidate_bell
+from embarcadero.node.steps import steps_of
 from embarcadero.node.workers import ThreadWorkers
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
@@ -167,6 +168,7 @@ class Node:
         broker = Broker(
             self._fabric, self._directory, SystemClock(), bell, member, self._info.sizes, journal, self._config,
             self._threads(WARM_JOBS_MAX, name, bell.wake), self._disks,
+            steps_of(f"broker:{number}", self._folder.path),
         )  # fmt: skip
         on = ":".join(map(str, sock.getsockname()[:2]))
         journal.note("listening", on=on, address=member.address, pid=os.getpid())
@@ -186,7 +188,7 @@ class Node:
         self._open.callback(bell.close)
         seat = Seat(
             number, self._fabric, self._directory, self._info.sizes, self._config.sequencer, self._disks, bell,
-            lambda wake: self._threads(1, "sequencer", wake),
+            lambda wake: self._threads(1, "sequencer", wake), steps_of(candidate_role(number), self._folder.path),
         )  # fmt: skip
         self._open.callback(seat.close)
         work = serve_candidate(seat.candidate, seat, bell, self._stop_sequencer)
@@ -207,7 +209,7 @@ class Node:
         workers: Workers = Inline() if len(self._roles) == 1 else self._threads(_REPLICA_THREADS, name, bell.wake)
         replica = Replica(
             self._fabric, self._directory, clock, bell, workers, disk, member, self._info.sizes, journal,
-            self._config, self._disks,
+            self._config, self._disks, steps_of(f"replica:{number}", self._folder.path),
         )  # fmt: skip
         journal.note("has its folder", folder=str(path), disk=identity.disk, ranges=replica.ranges.opening)
         return _Made(name, serve_replica(replica, bell, self._stop_replicas), WatchedReplica(replica))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from embarcadero.config import FabricSizes
 from embarcadero.config.table import Sequencer as Settings
-from embarcadero.env import SystemClock, Workers
+from embarcadero.env import Steps, SystemClock, Workers
 from embarcadero.errors import EmbarcaderoError
 from embarcadero.fabric.shared import SharedFabric
 from embarcadero.limits import STANDBY_SPARE_BYTES_MAX
@@ -47,9 +47,10 @@ class Seat:
         disks: Callable[[ReplicaMember], RealDisk],
         bell: PipeBell,
         threads: Callable[[Callable[[], None]], Workers],
+        steps: Steps,
     ) -> None:
         self._fabric, self._directory, self._sizes, self._settings = fabric, directory, sizes, settings
-        self._disks, self._bell, self._threads = disks, bell, threads
+        self._disks, self._bell, self._threads, self._steps = disks, bell, threads, steps
         self._clock = SystemClock()
         self._name = candidate_role(number)
         self._journal = LogJournal(self._name)
@@ -89,7 +90,7 @@ class Seat:
         self._workers = self._workers or self._threads(self._wake)
         sequencer = Sequencer(
             self._fabric, self._directory, self._clock, bell, self._sizes, self._journal, self._settings, self._disks,
-            self._workers, epoch,
+            self._workers, epoch, self._steps,
         )  # fmt: skip
         self.watched.sequencer = sequencer
         self._journal.role = self.watched.name

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from embarcadero.env import Clock, Workers
+from embarcadero.env import NO_STEPS, Clock, Steps, Workers
 from embarcadero.errors import EmbarcaderoError
 from embarcadero.fabric.layout import Entries
 from embarcadero.fabric.tagged import TaggedWriter, Tags
 from embarcadero.plants import planted
 from embarcadero.replica.counters import ReplicaCounters
 from embarcadero.replica.health import Health
+from embarcadero.steps import Step
 from embarcadero.storage.disk import Part
 from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.writing import Damage, DamageKind
@@ -55,8 +56,10 @@ class Commits:
     """Appends, and group commit: whatever was appended while the disk was busy is synced at once."""
 
     def __init__(
-        self, lines: TaggedWriter, workers: Workers, clock: Clock, health: Health, counters: ReplicaCounters
-    ) -> None:
+        self, lines: TaggedWriter, workers: Workers, clock: Clock, health: Health, counters: ReplicaCounters,
+        steps: Steps = NO_STEPS,
+    ) -> None:  # fmt: skip
+        self._steps = steps
         self.lines, self._workers, self._clock = lines, workers, clock
         self._health, self._counters = health, counters
         self.news = False  # a line moved; whoever rings the bells says no again
@@ -74,6 +77,7 @@ class Commits:
             return False
         if planted("durable-before-sync"):
             self.lines.set(copy.tags, copy.log.end)
+        self._steps.at(Step.REPLICA_APPENDED)
         return True
 
     def sync(self, copy: Copy) -> None:
@@ -91,6 +95,7 @@ class Commits:
         self._counters.commit_entries.add(result - before)
         self._counters.sync_us.add(self._clock.now_us() - began_us)
         self._health.worked(copy.tags)
+        self._steps.at(Step.REPLICA_SYNCED)
         self.publish(copy)
 
     def publish(self, copy: Copy) -> None:
@@ -98,6 +103,7 @@ class Commits:
         if copy.tags in self.lines and copy.whole and copy.log.synced > self.lines.value(copy.tags):
             self.lines.set(copy.tags, copy.log.synced)
             self.news = True
+            self._steps.at(Step.REPLICA_LINE)
 
     def _failed(self, copy: Copy, error: Exception, doing: str) -> None:
         self._counters.disk_errors += 1

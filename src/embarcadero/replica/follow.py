@@ -18,6 +18,7 @@ from embarcadero.limits import BROKER_LANES_FIRST, MIB
 from embarcadero.replica.brokers import Brokers
 from embarcadero.replica.copies import Copy
 from embarcadero.replica.reign import Reign
+from embarcadero.steps import Step
 
 COMMIT_BYTES_MAX: Final = 16 * MIB
 """Payloads that one commit takes, of all lanes; a batch always fits."""
@@ -66,7 +67,13 @@ class Follower:
             if room > 0 and (found := self._gather(copy, room)) is not None:
                 takes.append(found)
                 room -= found.size
-        return self._believed(takes) if takes else takes
+        if not takes:
+            return takes
+        self._reign.steps.at(Step.REPLICA_LOADED)
+        takes = self._believed(takes)
+        if takes:
+            self._reign.steps.at(Step.REPLICA_CHECKED)
+        return takes
 
     def _source(self, lane: int) -> _Source | None:
         if lane < BROKER_LANES_FIRST:

@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final
 
-from embarcadero.env import Clock, Journal
+from embarcadero.env import NO_STEPS, Clock, Journal, Steps
 from embarcadero.errors import DiskFailed, EmbarcaderoError
 from embarcadero.fabric.tagged import Tags
 from embarcadero.plants import planted
 from embarcadero.replica.copies import Copy
 from embarcadero.replica.counters import ReplicaCounters
 from embarcadero.replica.health import Health
+from embarcadero.steps import Step
 from embarcadero.storage.disk import Disk
 from embarcadero.storage.layout import lane_folder, range_folder
 from embarcadero.storage.range_log import RangeLog
@@ -42,8 +43,9 @@ class Ranges:
 
     def __init__(
         self, disk: Disk, member: ReplicaMember, settings: RangeSettings, clock: Clock, health: Health,
-        journal: Journal, counters: ReplicaCounters,
+        journal: Journal, counters: ReplicaCounters, steps: Steps = NO_STEPS,
     ) -> None:  # fmt: skip
+        self._steps = steps
         self._disk, self._me, self._settings, self._clock = disk, member, settings, clock
         self._health, self._journal, self._counters = health, journal, counters
         self.copies: dict[Tags, Copy] = {}
@@ -226,6 +228,7 @@ class Ranges:
             return
         if not self._health.may_try(copy.tags, self._clock.now_us()):
             return
+        self._steps.at(Step.REPLICA_SEALING)
         try:
             if copy.log.end > end and not planted("cut-left-out"):
                 copy.log.cut(end)
@@ -233,6 +236,7 @@ class Ranges:
                 copy.log.seal(end)
                 copy.complete = True
                 self._health.worked(copy.tags)
+                self._steps.at(Step.REPLICA_SEALED)
         except EmbarcaderoError as error:
             self._failed(copy.tags, error, "seal")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from embarcadero.env import NO_STEPS, Steps
 from embarcadero.fabric.durability import RangeWord, ranges_region
 from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable
 from embarcadero.fabric.frontier import FrontierReader
@@ -18,8 +19,8 @@ _TARGET = 1
 class Reign:
     """Follows the newest started epoch. `number` is 0 until the first one has started."""
 
-    def __init__(self, fabric: Fabric) -> None:
-        self._fabric = fabric
+    def __init__(self, fabric: Fabric, steps: Steps = NO_STEPS) -> None:
+        self._fabric, self.steps = fabric, steps
         self._table = EpochTable(fabric, fabric.attach(EPOCHS_REGION))
         self.number = 0
         self._frontiers: Region | None = None

@@ -18,6 +18,7 @@ from embarcadero.replica.counters import ReplicaCounters
 from embarcadero.replica.reign import Reign
 from embarcadero.sequencer.checkpoint import newest_index, read_checkpoint
 from embarcadero.sequencer.lane import checkpoint_region
+from embarcadero.steps import Step
 from embarcadero.storage.checkpoints import drop_older, newest_checkpoint, write_checkpoint
 from embarcadero.storage.disk import Disk
 from embarcadero.storage.layout import lane_folder
@@ -60,6 +61,7 @@ class Sessions:
             if index is None or not self.on_disk(lane) < index <= line:
                 return False
             found = read_checkpoint(self._fabric, name)
+            reign.steps.at(Step.REPLICA_CHECKPOINT_READ)
             if found is None or not self.on_disk(lane) < found.index <= line or not reign.may_act():
                 return False
             write_checkpoint(self._disk, lane_folder(lane), found.index, found.header.tobytes() + found.rows.tobytes())
@@ -70,6 +72,7 @@ class Sessions:
             self._counters.disk_errors += 1
             self._journal.warn("can't keep sessions", lane=lane, reason=str(error))
             return False
+        reign.steps.at(Step.REPLICA_CHECKPOINT)
         self._known[lane] = found.index
         self._lines.set(copy.tags, found.index, CHECKPOINT)
         self._counters.checkpoints += 1

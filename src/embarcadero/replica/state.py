@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 
 from embarcadero.config import DEFAULTS, Config, FabricSizes
-from embarcadero.env import Clock, Doorbell, Journal, SilentJournal, Workers
+from embarcadero.env import NO_STEPS, Clock, Doorbell, Journal, SilentJournal, Steps, Workers
 from embarcadero.errors import EmbarcaderoError, TooMany
 from embarcadero.fabric.durability import DurableLines, create_durable
 from embarcadero.fabric.region import Fabric
@@ -32,6 +32,7 @@ from embarcadero.replica.reign import Reign
 from embarcadero.replica.repair import Repair
 from embarcadero.replica.retention import Retention
 from embarcadero.replica.sessions import Sessions
+from embarcadero.steps import Step
 from embarcadero.storage.disk import Disk
 from embarcadero.storage.identity import IDENTITY_FILE
 from embarcadero.storage.range_log import RangeLog
@@ -66,7 +67,9 @@ class Replica:
         journal: Journal | None = None,
         config: Config = DEFAULTS,
         disks: Callable[[ReplicaMember], Disk] | None = None,
+        steps: Steps | None = None,
     ) -> None:
+        self._steps = steps = steps or NO_STEPS
         self.member, self.settings, self.sizes = member, config.replica, sizes
         self.journal = journal or SilentJournal()
         self._directory, self._clock, self._bell, self._disk = directory, clock, bell, disk
@@ -74,8 +77,8 @@ class Replica:
         self.deposed = False
         self.lines = create_durable(fabric, member.ref)
         self.health = Health(self.lines.health, self.journal)
-        self.commits = Commits(self.lines, workers, clock, self.health, self.counters)
-        self.reign = Reign(fabric)
+        self.commits = Commits(self.lines, workers, clock, self.health, self.counters, steps)
+        self.reign = Reign(fabric, steps)
         self.brokers = Brokers(fabric, self._refresh)
         self.follower = Follower(self.reign, self.brokers)
         settings = RangeSettings(
@@ -83,7 +86,7 @@ class Replica:
             segment_age_s=self.settings.segment_s,
         )  # fmt: skip
         lines = DurableLines(fabric)
-        self.ranges = Ranges(disk, member, settings, clock, self.health, self.journal, self.counters)
+        self.ranges = Ranges(disk, member, settings, clock, self.health, self.journal, self.counters, steps)
         self.sessions = Sessions(fabric, disk, self.lines, clock, self.journal, self.counters)
         self.ranges.folder_gone = self.sessions.forget
         self.repair = Repair(
@@ -160,6 +163,7 @@ class Replica:
             self.journal.warn("out of lines", reason=str(error))
             self.deposed = True  # the next incarnation has a table of its own
             return
+        self._steps.at(Step.REPLICA_COUNTING)
         self._bell.ring("sequencer")
 
     # --- the pass -----------------------------------------------------------------------------------------------------

@@ -12,16 +12,20 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from embarcadero.env import NO_STEPS, Steps
 from embarcadero.fabric.layout import ORDER
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.ring import attach_ring
 from embarcadero.placement.directory import Directory
 from embarcadero.sequencer.ranges import RangeKeeper
 from embarcadero.sequencer.recovery import Recovery
+from embarcadero.steps import Step
 from embarcadero.types import Member, Topic, TopicLane
 
 
-def close_lanes(fabric: Fabric, directory: Directory, member: Member, epoch: int) -> tuple[bool, list[str]]:
+def close_lanes(
+    fabric: Fabric, directory: Directory, member: Member, epoch: int, steps: Steps = NO_STEPS
+) -> tuple[bool, list[str]]:
     """Record where the lanes of a closing incarnation end; and what is wrong with them, for the log.
 
     False: a later sequencer has to do it.
@@ -29,7 +33,12 @@ def close_lanes(fabric: Fabric, directory: Directory, member: Member, epoch: int
     whose, problems = (member.broker, member.incarnation), list[str]()
     open_ = [lane for lane in directory.lanes() if lane.open and (lane.broker, lane.incarnation) == whose]
     ends = [_closed(fabric, lane, problems) for lane in open_]
-    return not ends or directory.close_lanes(ends, epoch), problems
+    if not ends:
+        return True, problems
+    steps.at(Step.CLOSING_LANES_READ)
+    told = directory.close_lanes(ends, epoch)
+    steps.at(Step.CLOSING_LANES_TOLD)
+    return told, problems
 
 
 def _closed(fabric: Fabric, lane: TopicLane, problems: list[str]) -> TopicLane:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embarcadero.config import FabricSizes
+from embarcadero.env import NO_STEPS, Steps
 from embarcadero.errors import FabricFull
 from embarcadero.fabric.layout import Entries, join, pick, seal
 from embarcadero.fabric.region import Fabric, Region
@@ -17,6 +18,7 @@ from embarcadero.placement.directory import Directory
 from embarcadero.sequencer.broker_lanes import close_lanes
 from embarcadero.sequencer.decisions import words
 from embarcadero.sequencer.sources import BrokerLegacy, Source, results_region
+from embarcadero.steps import Step
 from embarcadero.types import Member, MemberState
 
 _RUNS_MAX: Final = 256
@@ -27,9 +29,12 @@ Answers = list[tuple[npt.NDArray[np.uint16], Entries]]
 class Brokers:
     """Sources by region handle."""
 
-    def __init__(self, fabric: Fabric, epoch: int, sizes: FabricSizes, frontiers: Region, directory: Directory) -> None:
+    def __init__(
+        self, fabric: Fabric, epoch: int, sizes: FabricSizes, frontiers: Region, directory: Directory,
+        steps: Steps = NO_STEPS,
+    ) -> None:  # fmt: skip
         self._fabric, self._epoch, self._sizes, self._frontiers = fabric, epoch, sizes, frontiers
-        self._directory = directory
+        self._directory, self._steps = directory, steps
         self.members: list[Member] = []
         self.sources: dict[int, Source] = {}
         self.awaited = False
@@ -51,7 +56,7 @@ class Brokers:
                 if not source.closing:
                     source.close(whole=True)
                 if not source.lanes_closed:
-                    closed = close_lanes(self._fabric, self._directory, member, self._epoch)
+                    closed = close_lanes(self._fabric, self._directory, member, self._epoch, self._steps)
                     source.lanes_closed = closed[0]
                     self.problems += closed[1]
 
@@ -63,7 +68,7 @@ class Brokers:
                 self._remove(member)  # it died before it began
             return None
         try:
-            source = Source(self._fabric, self._epoch, member, self._sizes, self._frontiers, legacy)
+            source = Source(self._fabric, self._epoch, member, self._sizes, self._frontiers, legacy, self._steps)
         except FabricFull:
             self.awaited = True  # its publishers wait until there is room
             return None
@@ -141,10 +146,12 @@ class Brokers:
         """Unlink a dead incarnation's regions, unless a successor of ours may be reading them."""
         if not self._directory.mark_removed(member.broker, member.incarnation, self._epoch):
             return
+        self._steps.at(Step.BURIAL_TOLD)
         for name in self._fabric.names():
             if name.startswith(f"{member.region_prefix}/"):
                 self._fabric.remove(name)
         self._fabric.remove(results_region(self._epoch, member))
+        self._steps.at(Step.BURIAL_DONE)
 
 
 def _gone(source: Source, member: Member | None) -> bool:

@@ -20,11 +20,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from embarcadero.env import NO_STEPS, Steps
 from embarcadero.fabric.layout import SUPERBLOCK, Entries, RegionKind, table
 from embarcadero.fabric.region import Fabric, Region, Shape
 from embarcadero.invariants import invariant
 from embarcadero.sequencer.order import LaneOrder
 from embarcadero.sequencer.sessions import LOST, NEVER, NOBODY, OPEN, Ints, SessionTable, W
+from embarcadero.steps import Step
 from embarcadero.types import NO_INDEX, NO_SESSION
 from embarcadero.wire.codec import payload_crc
 
@@ -58,7 +60,8 @@ def _crc(entries: Entries) -> int:
 class CheckpointWriter:
     """Writes one lane's checkpoints. `index` is that of the newest: order slots below it may be reused."""
 
-    def __init__(self, fabric: Fabric, name: str, rows: int) -> None:
+    def __init__(self, fabric: Fabric, name: str, rows: int, steps: Steps = NO_STEPS) -> None:
+        self._steps = steps
         self._region = fabric.create(name, Shape(RegionKind.CHECKPOINT, _slot_offset(2, rows), rows, _BYTES))
         self._image = np.zeros(rows, dtype=_ROW)  # rows as last written; most do not change between checkpoints
         self._image_us = -NEVER
@@ -84,8 +87,10 @@ class CheckpointWriter:
         offset = _slot_offset(self._number % 2, len(self._image))
         self._reserve(self._number % 2, len(rows))
         self._store(offset + _BYTES, rows)
+        self._steps.at(Step.CHECKPOINT_ROWS)
         self._store(offset, header)
         self.index = order.next_index
+        self._steps.at(Step.CHECKPOINT_WRITTEN)
 
     def _reserve(self, slot: int, rows: int) -> None:
         """Have memory for so many rows of a slot, and for some more: the region is sparse."""

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from embarcadero.config import FabricSizes
-from embarcadero.env import Clock
+from embarcadero.env import NO_STEPS, Clock, Steps
 from embarcadero.fabric.layout import (
     ORDER,
     Entries,
@@ -36,6 +36,7 @@ from embarcadero.sequencer.order import LaneOrder
 from embarcadero.sequencer.room import Room
 from embarcadero.sequencer.sessions import NEVER
 from embarcadero.sequencer.single import order_line, order_one
+from embarcadero.steps import Step
 from embarcadero.types import EntryKind, Outcome
 
 _CHECKPOINT_US: Final = int(CHECKPOINT_S * 1_000_000)
@@ -54,12 +55,15 @@ def checkpoint_region(epoch: int, lane: int) -> str:
 class Lane:
     """The one writer of a lane in its epoch."""
 
-    def __init__(self, fabric: Fabric, epoch: int, order: LaneOrder, sizes: FabricSizes, frontiers: Region) -> None:
-        lane = order.topic.lane
+    def __init__(
+        self, fabric: Fabric, epoch: int, order: LaneOrder, sizes: FabricSizes, frontiers: Region,
+        steps: Steps = NO_STEPS,
+    ) -> None:  # fmt: skip
+        lane, self._steps = order.topic.lane, steps
         self.order, self.regions = order, (order_region(epoch, lane), checkpoint_region(epoch, lane))
         self._round_entries = sizes.round_entries
         self._ring = create_ring(fabric, self.regions[0], RegionKind.ORDER, ORDER, sizes.order_slots, owner=epoch)
-        self._checkpoint = CheckpointWriter(fabric, self.regions[1], order.table.capacity)
+        self._checkpoint = CheckpointWriter(fabric, self.regions[1], order.table.capacity, steps)
         self._frontiers, self._line = frontiers, frontier_offset(SequencerLine.LANES + lane)
         self._words = frontiers.data[self._line : self._line + 16].view(np.uint64)
         self._now_us = 0
@@ -118,6 +122,8 @@ class Lane:
         self._begin(now_us, wall_us)
         if (place := order_one(self.order, pending, now_us)) is not None:
             self._ring.write_line(order_line(pending, origin, *place, self.order.append_us), self.free_below)
+            if self._ring.next > self._ring.slots:
+                self._steps.at(Step.SLOT_REUSED)
         return place
 
     def _admit(self, room: Room, entries: Entries) -> Entries:
@@ -232,6 +238,8 @@ class Lane:
             if planted("frontier-before-entries"):
                 self._ring.frontier.advance(self._ring.next + len(part))
             self._ring.write(part, self.free_below)
+            if self._ring.next > self._ring.slots:
+                self._steps.at(Step.SLOT_REUSED)
         self._unpublished = True
         return True
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from embarcadero.env import Doorbell, Journal
+from embarcadero.env import NO_STEPS, Doorbell, Journal, Steps
 from embarcadero.fabric.durability import NO_RANGE, DurableLines, RangeWord, create_ranges, durable_through
 from embarcadero.fabric.layout import ORDER
 from embarcadero.fabric.region import Fabric
@@ -40,6 +40,7 @@ from embarcadero.sequencer.counters import SequencerCounters
 from embarcadero.sequencer.lane import Lane
 from embarcadero.sequencer.replicas import Replicas
 from embarcadero.sequencer.sessions import TAKEN
+from embarcadero.steps import Step
 from embarcadero.types import Range, ReplicaRef, Topic, TopicLane
 
 _LOOK_US: Final = 20_000
@@ -112,7 +113,9 @@ class RangeKeeper:
         now_us: int,
         journal: Journal,
         counters: SequencerCounters,
+        steps: Steps = NO_STEPS,
     ) -> None:
+        self._steps = steps
         self._fabric, self._directory, self._bell, self._epoch = fabric, directory, bell, epoch
         self._journal, self._counters, self._now_us = journal, counters, now_us
         self._words = create_ranges(fabric, epoch)
@@ -300,6 +303,7 @@ class RangeKeeper:
             self._counters.seals_failed += 1
             self._adopt_again(kept)
             return True
+        self._steps.at(Step.SEAL_DECIDED)
         self._counters.seals += 1
         self._journal.note(
             "range sealed", topic=kept.topic.name, lane=kept.number, range=kept.range_.number, end=end, why=why,
@@ -309,16 +313,19 @@ class RangeKeeper:
             if ref in self.replicas.good and self._is_late(kept, ref):
                 kept.late_us[ref.replica] = self._now_us
         self._go_on(kept, opened)
+        self._steps.at(Step.SEAL_OPENED)
         return True
 
     def _close(self, kept: Kept) -> tuple[int, int | None]:
         """Say that the range is closing, then read where it ends: never the other way round."""
         kept.closing = True
         self.say(kept.number, kept.range_.number, closing=True)
+        self._steps.at(Step.SEAL_CLOSING)
         end = durable_through(kept.range_, self.lines.load(kept.range_))
         if planted("seal-at-frontier"):
             end = kept.ordered()
         kept.durable = max(kept.durable, end)
+        self._steps.at(Step.SEAL_LINES)
         return end, kept.seq_at(end)
 
     def _go_on(self, kept: Kept, opened: Range) -> None:
@@ -354,8 +361,10 @@ class RangeKeeper:
         """Seal a range that is durable through its end, without a next one."""
         self.say(kept.number, kept.range_.number, closing=True)
         kept.closing = True
+        self._steps.at(Step.SEAL_LAST_CLOSING)
         if not self._directory.seal_clean(kept.number, kept.range_.number, end, end_seq, self._epoch):
             return False
+        self._steps.at(Step.SEAL_LAST_DECIDED)
         self._counters.seals += 1
         self.drop(kept.number)
         return True
@@ -417,7 +426,9 @@ class RangeKeeper:
             return
         number = order.topic.lane
         wanted = order.next_index + CEILING_AHEAD, order.next_seq + CEILING_AHEAD_SEQ
+        self._steps.at(Step.CEILING_WANTED)
         if self._directory.raise_ceiling(number, *wanted, self._epoch, handle=table.next_handle + handles):
+            self._steps.at(Step.CEILING_RAISED)
             self.learn_ceiling(lane)
 
     def learn_ceiling(self, lane: Lane) -> None:

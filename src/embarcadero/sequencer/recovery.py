@@ -23,7 +23,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
-from embarcadero.env import Journal, Workers
+from embarcadero.env import NO_STEPS, Journal, Steps, Workers
 from embarcadero.errors import EmbarcaderoError
 from embarcadero.limits import RECOVERY_REPLIES_S, RECOVERY_RETRY_S
 from embarcadero.placement.directory import Directory
@@ -32,6 +32,7 @@ from embarcadero.sequencer.held import HeldSlots
 from embarcadero.sequencer.order import LaneOrder
 from embarcadero.sequencer.ranges import RangeKeeper
 from embarcadero.sequencer.restoring import Past, fence_all, restore_lane, seq_at_end
+from embarcadero.steps import Step
 from embarcadero.types import Range, ReplicaRef, Topic, TopicLane
 
 _REPLIES_US: Final = int(RECOVERY_REPLIES_S * 1_000_000)
@@ -140,6 +141,7 @@ class LaneRecovery:
             self._begin_fresh()
             return
         desk.keeper.say(range_.lane, range_.number, closing=True)
+        desk.steps.at(Step.RECOVERY_CLOSING)
         replies, copies = self._replies(), len(range_.replicas)
         needed = 1 if planted("too-few-replies") else copies - range_.durable_on + 1
         accepted = len(replies) < needed and desk.directory.loss_accepted(range_.lane)
@@ -156,6 +158,7 @@ class LaneRecovery:
         self._end = choose(replies.values(), default=range_.start)
         self._needed = min(range_.durable_on, len(replies)) if accepted else range_.durable_on
         desk.keeper.say(range_.lane, range_.number, closing=True, target=self._end)
+        desk.steps.at(Step.RECOVERY_TARGET)
         desk.wake(range_)
         self.stage = Stage.COPY
 
@@ -213,6 +216,7 @@ class LaneRecovery:
                 return
             self.stage = Stage.BEGIN
         self._retry_us = 0
+        self._desk.steps.at(Step.RECOVERY_DECIDED)
         self._desk.journal.note(
             "lane recovered", topic=self.topic.name, lane=self.range_.lane, end=self._end,
             start=self.opened.start if self.opened else None, took_ms=(now_us - self._began_us) // 1000,
@@ -231,6 +235,7 @@ class LaneRecovery:
         order.next_index, order.next_seq = opened.start, opened.start_seq
         if self._desk.begin(Recovered(opened, order, self._fenced)):
             self.stage = Stage.DONE
+            self._desk.steps.at(Step.RECOVERY_BEGUN)
         else:
             self._retry_us = now_us + _RETRY_US
 
@@ -294,10 +299,11 @@ class Recovery:
         sessions: int,
         empty: Callable[[Topic], LaneOrder],
         begin: Callable[[Recovered], bool],
+        steps: Steps = NO_STEPS,
     ) -> None:
         self.directory, self.epoch, self.keeper, self.past = directory, epoch, keeper, past
         self.workers, self.journal, self.held, self.sessions = workers, journal, held, sessions
-        self.empty, self.begin = empty, begin
+        self.empty, self.begin, self.steps = empty, begin, steps
         self.lanes: dict[int, LaneRecovery] = {}
 
     def add(self, topic: Topic, ranges: list[Range], broker_lane: TopicLane | None, now_us: int) -> None:

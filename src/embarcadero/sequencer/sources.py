@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embarcadero.config import FabricSizes
+from embarcadero.env import NO_STEPS, Steps
 from embarcadero.fabric.frontier import FrontierReader, FrontierWriter
 from embarcadero.fabric.layout import (
     CLOSING_WORD,
@@ -33,6 +34,7 @@ from embarcadero.fabric.layout import (
 from embarcadero.fabric.region import Fabric, Region
 from embarcadero.fabric.ring import RingWriter, attach_ring, create_ring
 from embarcadero.plants import planted
+from embarcadero.steps import Step
 from embarcadero.types import EntryKind, Member, MemberState
 
 U64 = npt.NDArray[np.uint64]
@@ -76,8 +78,9 @@ class Source:
         sizes: FabricSizes,
         frontiers: Region,
         legacy: BrokerLegacy,
+        steps: Steps = NO_STEPS,
     ) -> None:
-        self.member, self._epoch, self._fabric = member, epoch, fabric
+        self.member, self._epoch, self._fabric, self._steps = member, epoch, fabric, steps
         prefix, line = member.region_prefix, frontier_offset(SequencerLine.BROKERS + member.handle)
         self._pending = attach_ring(fabric, f"{prefix}/pending", PENDING)
         theirs = fabric.attach(f"{prefix}/frontiers")
@@ -191,8 +194,10 @@ class Source:
         """Tell the incarnation that it is over; a `whole` ring is still read to its valid end."""
         self._closing.restart(1)
         self._fabric.fence()
+        self._steps.at(Step.CLOSING_SAID)
         self._end = self._pending.valid_end(self.next) if whole else self.next
         self._results = None
+        self._steps.at(Step.CLOSING_READ)
 
     @property
     def closing(self) -> bool:

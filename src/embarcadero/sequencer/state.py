@@ -16,7 +16,7 @@ import numpy as np
 
 from embarcadero.config import DEFAULTS, FabricSizes
 from embarcadero.config.table import Sequencer as Settings
-from embarcadero.env import Clock, Doorbell, Inline, Journal, SilentJournal, Workers
+from embarcadero.env import NO_STEPS, Clock, Doorbell, Inline, Journal, SilentJournal, Steps, Workers
 from embarcadero.errors import BadRegion, FabricFull
 from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable
 from embarcadero.fabric.frontier import FrontierWriter
@@ -52,6 +52,7 @@ from embarcadero.sequencer.sessions import NEVER, SessionTable
 from embarcadero.sequencer.single import is_batch, result_line
 from embarcadero.sequencer.sources import Source, take_plain
 from embarcadero.sequencer.takeover import Legacy, readmit
+from embarcadero.steps import Step
 from embarcadero.storage.disk import Disk
 from embarcadero.types import Member, MemberState, Order, Outcome, Range, ReplicaMember, ReplicaState, Topic
 
@@ -77,9 +78,10 @@ class Sequencer:
         disks: Callable[[ReplicaMember], Disk] | None = None,
         workers: Workers | None = None,
         epoch: int | None = None,
+        steps: Steps | None = None,
     ) -> None:
         """`epoch`: one that was won in an election; without, it takes the next one, whoever reigns."""
-        self.settings = settings
+        self.settings, self._steps = settings, steps or NO_STEPS
         self._past: Past = DiskPast(lambda: self.ranges.replicas.members, disks)
         self._workers = workers or Inline()
         self._fabric, self._directory, self._clock, self._bell, self._sizes = fabric, directory, clock, bell, sizes
@@ -97,7 +99,9 @@ class Sequencer:
             last = directory.started_epoch()
             epoch = directory.next_epoch(last if self._epochs.superseded(last) else None)
         self.epoch = epoch
+        self._steps.at(Step.TAKEOVER_EPOCH_GIVEN)
         self._epochs.open(self.epoch)
+        self._steps.at(Step.TAKEOVER_EPOCH_OPEN)
         earlier = directory.started_epoch()
         self._frontiers = fabric.create(
             f"epoch-{self.epoch}/frontiers", Shape(RegionKind.SEQUENCER_FRONTIERS, SEQUENCER_FRONTIERS_BYTES)
@@ -115,7 +119,7 @@ class Sequencer:
         self._drain: Drain | None = None
         self._began_us = self._now_us
         self._unswept: int | None = None  # our predecessor's epoch, while there may be regions of earlier ones
-        self.brokers = Brokers(fabric, self.epoch, sizes, self._frontiers, directory)
+        self.brokers = Brokers(fabric, self.epoch, sizes, self._frontiers, directory, self._steps)
         try:
             self._begin(earlier)
         except BadRegion:
@@ -131,16 +135,17 @@ class Sequencer:
     # --- beginning ----------------------------------------------------------------------------------------------------
     def _begin(self, earlier: int) -> None:
         members = self._directory.members()
-        legacy = Legacy(self._fabric, earlier, members) if earlier else None
+        legacy = Legacy(self._fabric, earlier, members, self._steps) if earlier else None
         slots = min(self._sizes.held_slots, self._sizes.order_slots - 2 * self._sizes.round_entries)
         slots = max(slots, len(legacy.waiting) if legacy else 0)
         self._held, self._held_region = HeldSlots(slots), create_held(self._fabric, f"epoch-{self.epoch}/held", slots)
         self.ranges = RangeKeeper(
-            self._fabric, self._directory, self._bell, self.epoch, self._now_us, self.journal, self.counters
-        )
+            self._fabric, self._directory, self._bell, self.epoch, self._now_us, self.journal, self.counters,
+            self._steps,
+        )  # fmt: skip
         self.recovery = Recovery(
             self._directory, self.epoch, self.ranges, self._past, self._workers, self.journal, self._held,
-            self._sizes.sessions, self._new_order, self._begin_recovered,
+            self._sizes.sessions, self._new_order, self._begin_recovered, self._steps,
         )  # fmt: skip
         self.broker_ranges = BrokerRanges(self._fabric, self._directory, self.ranges, self.recovery)
         topics = {topic.lane: topic for topic in self._directory.topics()}
@@ -149,17 +154,22 @@ class Sequencer:
             if self._clock.now_us() >= max(self._beat_us, self._began_us + _BEAT_US):
                 self._now_us = self._clock.now_us()
                 self._beat()  # many lanes take a while: others see that somebody works
+        self._steps.at(Step.TAKEOVER_REISSUED)
         self.broker_ranges.update(topics, members, self._now_us)
         if legacy:
             orders = {number: lane.order for number, lane in self.lanes.items()}
             self._backlog = readmit(orders, self._held, legacy.waiting, self._now_us)
             self._write_held()
+            self._steps.at(Step.TAKEOVER_HELD)
         self.brokers.update(members, legacy.brokers if legacy else {})
+        self._steps.at(Step.TAKEOVER_ANSWERED)
         ends = {number: lane.order.next_index for number, lane in self.lanes.items()}
         if not self._directory.start_epoch(self.epoch, ends):
             self.deposed = True
             return
+        self._steps.at(Step.TAKEOVER_DECIDED)
         self._epochs.start(self.epoch)
+        self._steps.at(Step.TAKEOVER_STARTED)
         self.journal.note(
             "epoch started", epoch=self.epoch, after=earlier, lanes=len(self.lanes), brokers=len(self.brokers.sources),
             waiting=self._held.used, recovering=len(self.recovery.lanes),
@@ -189,7 +199,7 @@ class Sequencer:
         number = order.topic.lane
         order.make_room, order.journal = self._make_room, self.journal
         order.departed_timeout_us = min(order.gap_timeout_us, self.settings.departed_gap_timeout_ms * 1000)
-        lane = Lane(self._fabric, self.epoch, order, self._sizes, self._frontiers)
+        lane = Lane(self._fabric, self.epoch, order, self._sizes, self._frontiers, self._steps)
         lane.clock = self._clock
         if entries is not None:
             lane.inherit(entries, self._now_us)
@@ -273,6 +283,7 @@ class Sequencer:
             return 1
         entries = self._take(offers)
         if entries is not None:
+            self._steps.at(Step.ROUND_TAKEN)
             self.depth = int((entries["session_seq"] - entries["low"]).min())
             self._decide(entries)
         work = sum(lane.expire(self._now_us, self._wall_us) for lane in self.lanes.values())
@@ -286,6 +297,7 @@ class Sequencer:
         if self._unswept is not None and (not work or self._now_us > self._began_us + _SWEEP_US):
             self._sweep(self._unswept)
             self._unswept = None
+            self._steps.at(Step.TAKEOVER_SWEPT)
         return work
 
     def _count(self, entries: int) -> None:
@@ -372,15 +384,20 @@ class Sequencer:
         lane = self.lanes.get(line[3] & 0xFFFF_FFFF)
         if lane is None or len(self._backlog) or not (source.plain and is_batch(line, source.next)) or self._is_due():
             return False
+        self._steps.at(Step.ROUND_TAKEN)
         place = lane.decide_one(line, handle, self._now_us, self._wall_us)
         if place is None:
             return False
+        self._steps.at(Step.ROUND_ENTRIES)
         self.depth = line[1] - line[2]
         source.next, source.requests = source.next + 1, 0
         source.answer_line(result_line(line, *place))
+        self._steps.at(Step.ROUND_RESULTS)
         lane.publish()
         source.publish()
+        self._steps.at(Step.ROUND_FRONTIERS)
         source.give_free()
+        self._steps.at(Step.ROUND_READ_THROUGH)
         self._ring_replicas([lane])
         rings = not (line[7] & 0xFF and lane.bells)  # else its broker has nothing to do before a replica rings there
         self._ring_bells([source] if rings else [], grown=True)
@@ -445,17 +462,25 @@ class Sequencer:
     # --- writing ------------------------------------------------------------------------------------------------------
     def _write(self) -> None:
         written = [lane for lane in self.lanes.values() if lane.write()]
+        if written:
+            self._steps.at(Step.ROUND_ENTRIES)
         answers = self._refused.take_answers()
         for lane in self.lanes.values():
             answers += lane.order.out.take_answers()
         answered = self.brokers.answer(answers)
+        if answered:
+            self._steps.at(Step.ROUND_RESULTS)
         for lane in written:
             lane.publish()
         for source in answered:
             source.publish()
+        if answered or written:
+            self._steps.at(Step.ROUND_FRONTIERS)
         freed = self._write_held()
         for source in self.brokers.sources.values():
             source.give_free()
+        if answered or len(freed):
+            self._steps.at(Step.ROUND_READ_THROUGH)
         self._held_region.zero(freed)
         self._ring_replicas(written)
         self._ring_bells(answered, bool(written))
@@ -465,6 +490,7 @@ class Sequencer:
         taken, freed = self._held.take_dirty()
         if len(taken):
             self._held_region.write(taken, pick(self._held.entries, taken))
+            self._steps.at(Step.ROUND_HELD)
         return freed
 
     def _ring_bells(self, answered: list[Source], grown: bool) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from embarcadero.config import FabricSizes
+from embarcadero.env import NO_STEPS, Steps
 from embarcadero.errors import Corrupt
 from embarcadero.fabric.frontier import FrontierReader
 from embarcadero.fabric.layout import (
@@ -36,6 +37,7 @@ from embarcadero.sequencer.order import LaneOrder
 from embarcadero.sequencer.replay import learn_positions, replay
 from embarcadero.sequencer.sessions import OPEN, SessionTable, W
 from embarcadero.sequencer.sources import BrokerLegacy, ResultsRead, results_region
+from embarcadero.steps import Step
 from embarcadero.types import NO_HANDLE, Member, MemberState, Topic
 
 _CHUNK = 4_096
@@ -45,8 +47,8 @@ _TRIES_MAX = 4
 class Legacy:
     """All that the predecessor left. Waiting batches are in `waiting`, by handle the rest."""
 
-    def __init__(self, fabric: Fabric, epoch: int, members: list[Member]) -> None:
-        self._fabric, self._epoch = fabric, epoch
+    def __init__(self, fabric: Fabric, epoch: int, members: list[Member], steps: Steps = NO_STEPS) -> None:
+        self._fabric, self._epoch, self._steps = fabric, epoch, steps
         frontiers = fabric.attach(f"epoch-{epoch}/frontiers")
         self.brokers = {
             member.handle: BrokerLegacy(
@@ -54,9 +56,12 @@ class Legacy:
             )
             for member in members
         }
+        steps.at(Step.TAKEOVER_MARKS_READ)
         self.waiting = read_held(fabric, f"epoch-{epoch}/held")
+        steps.at(Step.TAKEOVER_HELD_READ)
         for member in members:
             self._read_broker(member)
+        steps.at(Step.TAKEOVER_ANSWERS_READ)
 
     def _read_broker(self, member: Member) -> None:
         legacy, name = self.brokers[member.handle], results_region(self._epoch, member)
@@ -83,6 +88,7 @@ class Legacy:
         for _ in range(_TRIES_MAX):
             found = self._try_lane(ring, topic, sizes, held, now_us)
             if found is not None:
+                self._steps.at(Step.TAKEOVER_READ)
                 return found
         raise Corrupt(f"the order ring of topic {topic.name} has a hole behind its checkpoint", "restart the cluster")
 

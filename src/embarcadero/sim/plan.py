@@ -10,6 +10,7 @@ from embarcadero.config import FabricSizes
 from embarcadero.limits import KIB
 from embarcadero.sim.durable import Bias, DurablePlan, make_durable
 from embarcadero.sim.network import Weather
+from embarcadero.sim.steps import StepFault, draw_step_faults
 from embarcadero.types import OnGap, Order
 
 SECOND_US: Final = 1_000_000
@@ -99,6 +100,7 @@ class Plan:
     delivery_timeout_us: int
     durable: DurablePlan = field(default_factory=DurablePlan)
     candidates: int = 0  # sequencers that stand for election; 0: successors are started when one is gone
+    steps: list[StepFault] = field(default_factory=list)  # trouble at named steps
     probes: int = 1
     kinds: list[str] = field(default_factory=list)
 
@@ -146,6 +148,7 @@ def make_plan(seed: int, sequencer_faults: bool = True, bias: Bias | None = None
         resend_after_us=rng.choice([1, 2, 3]) * SECOND_US,
         delivery_timeout_us=rng.choice([20, 40]) * SECOND_US,
         durable=durable,
+        steps=[] if quiet or bias is not None else draw_step_faults(seed, fault_phase_us),
     )
 
 

@@ -24,6 +24,7 @@ from embarcadero.sequencer.state import Sequencer
 from embarcadero.sim.history import RoleFailed, Sampled
 from embarcadero.sim.network import Address, Wire
 from embarcadero.sim.process import Process
+from embarcadero.sim.steps import SimSteps
 from embarcadero.sim.workers import SimWorkers
 from embarcadero.storage.identity import open_folder
 from embarcadero.types import Member, ReplicaMember
@@ -70,6 +71,7 @@ class Poller(Process):
         self.fabric = world.fabric_of(self.role, host)
         self.bell = SimBell(self)
         self.journal = SimJournal(self)
+        self.steps = SimSteps(self)
         self.workers = SimWorkers(self, self.job_us)
         self._sleep_us = _SLEEP_FIRST_US
         self._planned_us: int | None = None
@@ -139,7 +141,7 @@ class BrokerProcess(Poller):
     def _boot(self) -> None:
         self.broker = Broker(
             self.fabric, self.directory, self.clock, self.bell, self.member, self.world.sizes, self.journal,
-            workers=self.workers, disks=self.world.disks.seen_by(self),
+            workers=self.workers, disks=self.world.disks.seen_by(self), steps=self.steps,
         )  # fmt: skip
         listening = self.world.network.listening
         holder = listening.get(self.address)
@@ -260,6 +262,7 @@ class ReplicaProcess(Poller):
             self.replica = Replica(
                 self.fabric, directory, self.clock, self.bell, self.workers, self._disk, self.member, world.sizes,
                 self.journal, msgspec.structs.replace(DEFAULTS, replica=settings), world.disks.seen_by(self),
+                self.steps,
             )  # fmt: skip
         except (DiskFailed, DiskFull, WrongFolder) as error:
             world.note(self.name, f"can't start: {error}")
@@ -314,7 +317,7 @@ class SequencerProcess(Poller):
     def _reign(self, epoch: int | None) -> None:
         self.sequencer = Sequencer(
             self.fabric, self.directory, self.clock, self.bell, self.world.sizes, self.journal, workers=self.workers,
-            disks=self.world.disks.seen_by(self), epoch=epoch,
+            disks=self.world.disks.seen_by(self), epoch=epoch, steps=self.steps,
         )  # fmt: skip
         self.world.note(self.name, f"starts epoch {self.sequencer.epoch}")
 

@@ -45,6 +45,7 @@ from embarcadero.sim.plants import Wrap
 from embarcadero.sim.process import Process
 from embarcadero.sim.restart import Restarts
 from embarcadero.sim.roles import BrokerProcess, Poller, ReplicaProcess, SequencerProcess
+from embarcadero.sim.steps import StepFaults
 from embarcadero.sim.workload import PublisherProcess, Stream, SubscriberProcess
 from embarcadero.types import EntryKind, Order, TopicLane
 
@@ -82,6 +83,7 @@ class World:
         self.candidates = Candidates(self)
         self.faults = Faults(self)
         self.interrupts = Interrupts(self)
+        self.step_faults = StepFaults(self)
         self.pollers: dict[str, Poller] = {}
         self.brokers: dict[int, BrokerProcess] = {}
         self.replicas: dict[int, ReplicaProcess] = {}
@@ -329,6 +331,22 @@ class World:
             self.candidates.suspect(process)
         elif self.restarts.up and self.sequencer is process:
             self._start_sequencer()
+
+    def replace(self, process: Process) -> None:
+        """A process is silent: another gets its place, unless that was done already.
+
+        Of a replica the sequencer notices by itself. Only where a disk of its number may be gone does another one start
+        beside it: two processes never share a disk.
+        """
+        if isinstance(process, BrokerProcess):
+            self.replace_broker(process)
+        elif isinstance(process, SequencerProcess):
+            self.replace_sequencer(process)
+        elif isinstance(process, ReplicaProcess):
+            current = self.restarts.up and self.replicas[process.number] is process
+            if current and process.number in self.plan.durable.victims:
+                self.disks.replace(process.number)
+                self.replace_replica(process)
 
     def crash_host(self, host: str) -> None:
         """The host goes with its cache and all its processes; their peers hear nothing."""
