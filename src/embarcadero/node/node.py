@@ -28,13 +28,13 @@ from embarcadero.broker.state import Broker
 from embarcadero.config import DEFAULTS, Config
 from embarcadero.env import Inline, SystemClock, Workers
 from embarcadero.errors import ClusterError, EmbarcaderoError, PortInUse
-from embarcadero.fabric.shared import SharedFabric
 from embarcadero.limits import DRAIN_S_MAX, GOODBYE_S_MAX, SETTLE_S_MAX, WARM_JOBS_MAX
 from embarcadero.node.begin import keep_freed_memory, start_logging
 from embarcadero.node.bell import PipeBell
 from embarcadero.node.children import die_with
 from embarcadero.node.cluster import ClusterFolder, ClusterInfo
 from embarcadero.node.files import within_open_files
+from embarcadero.node.mirrors import open_fabric, open_past
 from embarcadero.node.pinning import parse_cores, pin
 from embarcadero.node.ports import advertised_address, listen
 from embarcadero.node.roles import SEQUENCER, Role, metrics_offset, parse_roles
@@ -82,8 +82,8 @@ class Node:
         self._directory = Directory(store, topics_max=self._config.limits.topics)
         if self._directory.generation != self._info.generation:
             raise ClusterError("the store and cluster.json are of different runs", "restart the cluster")
-        self._fabric = SharedFabric(
-            Path(self._info.fabric), self._info.generation, hugepages=self._config.cluster.hugepages
+        self._fabric = open_fabric(
+            self._info.fabric, self._info.mirror, self._info.generation, hugepages=self._config.cluster.hugepages
         )
         pin(roles, parse_cores(self._config.cluster.pin))
         self._stop = asyncio.Event()  # first the brokers leave, then the sequencer, then replicas
@@ -185,7 +185,7 @@ class Node:
         journal, clock, settings = LogJournal("sequencer"), SystemClock(), self._config.sequencer
         sequencer = Sequencer(
             self._fabric, self._directory, clock, bell, self._info.sizes, journal, settings, self._disks,
-            self._threads(1, "sequencer", bell),
+            self._threads(1, "sequencer", bell), lambda past: open_past(past, self._info.generation),
         )  # fmt: skip
         watched = WatchedSequencer(sequencer, clock)
         journal.role = watched.name

@@ -46,6 +46,7 @@ from embarcadero.sequencer.order import LaneOrder
 from embarcadero.sequencer.past import DiskPast
 from embarcadero.sequencer.ranges import RangeKeeper
 from embarcadero.sequencer.recovery import Recovered, Recovery
+from embarcadero.sequencer.remains import Mirrors
 from embarcadero.sequencer.restoring import Past
 from embarcadero.sequencer.room import Room
 from embarcadero.sequencer.sessions import NEVER, SessionTable
@@ -73,8 +74,10 @@ class Sequencer:
         settings: Settings = DEFAULTS.sequencer,
         disks: Callable[[ReplicaMember], Disk] | None = None,
         workers: Workers | None = None,
+        mirrors: Mirrors | None = None,
     ) -> None:
         self.settings = settings
+        self._mirrors = mirrors
         self._past: Past = DiskPast(lambda: self.ranges.replicas.members, disks)
         self._workers = workers or Inline()
         self._fabric, self._directory, self._clock, self._bell, self._sizes = fabric, directory, clock, bell, sizes
@@ -132,7 +135,7 @@ class Sequencer:
         )
         self.recovery = Recovery(
             self._directory, self.epoch, self.ranges, self._past, self._workers, self.journal, self._held,
-            self._sizes.sessions, self._new_order, self._begin_recovered,
+            self._sizes.sessions, self._new_order, self._begin_recovered, self._mirrors,
         )  # fmt: skip
         self.broker_ranges = BrokerRanges(self._fabric, self._directory, self.ranges, self.recovery)
         topics = {topic.lane: topic for topic in self._directory.topics()}
@@ -149,6 +152,7 @@ class Sequencer:
             self.deposed = True
             return
         self._epochs.start(self.epoch)
+        self.recovery.finish()
         self.journal.note(
             "epoch started", epoch=self.epoch, after=earlier, lanes=len(self.lanes), brokers=len(self.brokers.sources),
             waiting=self._held.used, recovering=len(self.recovery.lanes),

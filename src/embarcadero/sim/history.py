@@ -168,7 +168,19 @@ class StillThere(Event):
 
 
 class FabricLost(Event):
-    """Every process was gone at once, and the fabric with them: what was not durable may be lost."""
+    """Every process was gone at once, and the fabric with them: what was not durable may be lost.
+
+    `mirrored`: all but the payloads was in a mirror, which is still there.
+    """
+
+    mirrored: bool = False
+
+
+class WrittenTo(Event):
+    """One who sees all caches found entries of a lane up to `index` when the fabric was lost."""
+
+    lane: int
+    index: int
 
 
 class LostSpan(Event):
@@ -285,8 +297,8 @@ class RoleFailed(Event):
 
 AnyEvent = (
     TopicMade | LaneMade | Began | Sent | Settled | SessionOpened | Moved | Delivered | GapSeen | Passed | TailRead
-    | OrderedTo | StillThere | FabricLost | LostSpan | LossTold | TrimmedTo | Copies | OnDisk | DamageLeft | Asked
-    | Answered | Died | Fault | Stuck | Healed | Ended | Sampled | RoleFailed
+    | OrderedTo | StillThere | FabricLost | WrittenTo | LostSpan | LossTold | TrimmedTo | Copies | OnDisk | DamageLeft
+    | Asked | Answered | Died | Fault | Stuck | Healed | Ended | Sampled | RoleFailed
 )  # fmt: skip
 
 Kind = TypeVar("Kind", bound=Event)

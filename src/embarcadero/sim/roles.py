@@ -299,7 +299,7 @@ class SequencerProcess(Poller):
     def _boot(self) -> None:
         self.sequencer = Sequencer(
             self.fabric, self.directory, self.clock, self.bell, self.world.sizes, self.journal, workers=self.workers,
-            disks=self.world.disks.seen_by(self),
+            disks=self.world.disks.seen_by(self), mirrors=self.world.mirrors.seen_by(self.host),
         )  # fmt: skip
         self.world.note(self.name, f"starts epoch {self.sequencer.epoch}")
         self.wake(0)
