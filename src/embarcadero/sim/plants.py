@@ -109,7 +109,8 @@ PLANTS: Final = {
               bias=_WIPES, witnesses=(6,)),
         Plant("positions-reused", "after a loss of the fabric positions are handed out again", bias=_LOSS,
               witnesses=(151,)),
-        Plant("mirror-after-primary", "the fabric's mirror is written some time after the fabric", bias=_MIRROR),
+        Plant("mirror-after-primary", "the fabric's mirror is written some time after the fabric", bias=_MIRROR,
+              witnesses=(4,)),
         Plant("order-slot-reused-early", "order slots are reused before they are durable", bias=_SLOW,
               witnesses=(43,)),
     )
