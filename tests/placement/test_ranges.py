@@ -125,7 +125,7 @@ def test_after_a_clean_stop_the_next_range_starts_where_the_last_one_ends(direct
 
 
 def test_a_recovered_lane_of_a_broker_is_closed_and_not_continued() -> None:
-    """Its range is sealed, its end recorded; an end that was recorded before stays, and what is lost below it is told."""
+    """Its range is sealed, its end recorded; one that was recorded before stays, and what is lost below it is told."""
     directory = directory_with(1)
     topic, member = directory.create_topic("t", order=0, replicas=1), add_broker(directory)
     made = [directory.make_lane(topic, member) for _ in range(2)]

@@ -109,7 +109,7 @@ GOOD: dict[str, dict[str, list[Event]]] = {
             topic(), sent(1, 0), settled(2, 0, 0), h.Healed(at=5), moved(6, 0), gap(7, "TRIMMED", 0, 1), ended(9)],
         "a history that has not ended yet": [topic(replicas=2), sent(1, 0), settled(2, 0, 0, ack=2)],
         "with a mirror the gap ends with the order": [
-            topic(replicas=2), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 6, written=6)],
+            topic(replicas=2), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 7, written=6)],
         "a reader that hears that what it got is lost": [
             topic(1, replicas=2), lane(1), sent(1, 0), moved(1, 4), got(2, 4, 0), *lost(3, 4, 99), h.Healed(at=4),
             gap(5, "END_OF_LANE", 4, 4), ended(9)],
@@ -236,7 +236,7 @@ GOOD: dict[str, dict[str, list[Event]]] = {
 BAD: dict[str, dict[str, list[Event]]] = {
     "P1": {
         "with a mirror positions are lost that were never ordered": [
-            topic(replicas=2), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 900, written=6)],
+            topic(replicas=2), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 8, written=6)],
         "an acked batch that nobody finds in the end": [
             topic(replicas=2), sent(1, 0), settled(2, 0, 0), moved(2, 0), got(3, 0, 0), h.Healed(at=5), moved(6, 0),
             ended(9)],

@@ -1,4 +1,4 @@
-"""Real processes: all are killed, the fabric is gone, its mirror is not. Publishers go on, and hear exactly what is lost."""
+"""Real processes: all are killed, the fabric is gone, its mirror is not. Publishers hear exactly what is lost."""
 
 from __future__ import annotations
 

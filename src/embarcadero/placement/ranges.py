@@ -105,8 +105,8 @@ class Ranges(Replicas):
         """After a loss of memory: seal at what was recovered, and open the next range at the ceiling, on `refs`.
 
         If a mirror told how far the lane was ordered (`saved`), no position above that was ever handed out, and the
-        next range opens there. A broker's lane is never continued: with no `refs` its range is sealed, the lane is
-        closed where it is not yet, and the sealed range is returned. None as in `seal_and_open`.
+        next range opens there: at `saved.start`. A broker's lane is never continued: with no `refs` its range is
+        sealed, the lane is closed where it is not yet, and the sealed range is returned. None as in `seal_and_open`.
         """
 
         def plan_it(plan: Plan) -> Range | None:
@@ -119,7 +119,7 @@ class Ranges(Replicas):
                 self._close_lane(plan, chain.topic, lane, sealed, saved)
                 plan.put(chain_key(lane), msgspec.structs.replace(chain, loss_accepted=False))
                 return sealed
-            above = (chain.index, chain.seq) if saved is None else (saved.index, saved.seq)
+            above = (chain.index, chain.seq) if saved is None else (saved.start, saved.seq)
             opened = self._open(plan, chain, lane, (max(above[0], end), max(above[1], end_seq)), refs)
             if opened is not None:
                 self._seal(plan, range_, end, end_seq)
@@ -319,7 +319,7 @@ class Ranges(Replicas):
         if found is None:
             return
         if found.end is None and saved is not None:
-            found = msgspec.structs.replace(found, end=saved.index, end_seq=saved.seq)
+            found = msgspec.structs.replace(found, end=saved.start, end_seq=saved.seq)
             plan.put(saved_key(lane), saved)
         elif found.end is None:
             found = msgspec.structs.replace(found, end=sealed.end, end_seq=sealed.end_seq)

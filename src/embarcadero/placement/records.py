@@ -105,6 +105,12 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
     batches: int = 0  # that many batches and records were in there
     records: int = 0
 
+    @property
+    def start(self) -> int:
+        """Where positions go on. After a loss one is left out: who has read all that was ordered is at that place, and
+        would not hear of the loss if the next batch came there."""
+        return self.index + (self.index > self.kept)
+
 
 class Retired(msgspec.Struct, frozen=True):
     """A lane whose topic is gone. Disks may still hold its ranges, so their numbers are not used again."""

@@ -9,8 +9,8 @@ have been shown is cut off. When A replicas have copied up to it, on the range's
 wiped ones, one transaction seals the range there and opens the next one at the ceiling, below which any position may
 have been handed out; the space between is lost. Sessions are fenced, since publishers may have been told of what is
 lost; they go on by themselves from what the log has. If the fabric had a mirror (remains.py), the next range opens
-just where the order ended: the space between is what was ordered and is on no disk, and often there is none. Then
-nothing is lost, and sessions go on as they were.
+just where the order ended: the space between is what was ordered and is on no disk (and one position more, so that
+readers who were there hear of it), and often there is none. Then nothing is lost, and sessions go on as they were.
 
     range open    -> collect -> copy -> read -> seal, open at the ceiling -> begin, sessions fenced
     range sealed  ->                    read -> reopen where it ends      -> begin, sessions as they were
