@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from embarcadero.bench.latency import with_threads
+from embarcadero.bench.processes import cluster_pids, cpu_seconds
 from embarcadero.bench.publish import payload_bytes, publish_throughput
 from embarcadero.bench.settings import Settings
 from embarcadero.bench.trial import Tell, Trial
@@ -33,6 +34,7 @@ def measure(settings: Settings, trial: Trial, tell: Tell) -> None:
             _measure_one(settings, trial, name, cluster)
     values = trial.values
     values["mirror_publish"] = values["mirrored_publish"] / values["plain_publish"]
+    values["mirror_cpu"] = values["mirrored_cpu"] / values["plain_cpu"]
     values["mirror_ack_p50"] = values["mirrored_ack_p50"] / values["plain_ack_p50"]
 
 
@@ -53,8 +55,11 @@ def _measure_one(settings: Settings, trial: Trial, name: str, cluster: LocalClus
     count = settings.records_in(settings.batch_bytes[0])
     frame = payload_bytes(count, settings.record_bytes)
     batches = max(settings.brokers, settings.total_bytes // settings.publishers // frame)
+    before = cpu_seconds(cluster_pids(cluster))
     trial.values[f"{name}_publish"] = publish_throughput(
         cluster.addresses, "load", settings.publishers, batches, count, settings.record_bytes
     )
+    spent = cpu_seconds(cluster_pids(cluster)) - before
+    trial.values[f"{name}_cpu"] = spent / (batches * settings.publishers)
     times = with_threads(cluster.addresses, settings.record_bytes, settings.round_trips)
     trial.values[f"{name}_ack_p50"] = float(np.quantile(times, 0.5))

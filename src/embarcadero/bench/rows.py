@@ -154,6 +154,9 @@ _SEQUENCER_ROWS: Final = (
 _MIRROR_ROWS: Final = (
     Row(key="mirror_publish", family="mirror", what="publish, with mirror / without", unit="ratio"),
     Row(key="mirror_ack_p50", family="mirror", what="ack=1 p50, with mirror / without", unit="times", less=True),
+    Row(key="mirror_cpu", family="mirror", what="CPU a batch, with mirror / without", unit="times", less=True),
+    Row(key="mirrored_cpu", family="mirror", what="CPU of the cluster a batch", unit="seconds", less=True),
+    Row(key="plain_cpu", family="mirror", what="the same, without a mirror", unit="seconds", less=True),
     Row(key="mirrored_publish", family="mirror", what="publish with a mirror", unit="bytes/s"),
     Row(key="plain_publish", family="mirror", what="publish beside it, without", unit="bytes/s"),
     Row(key="mirrored_ack_p50", family="mirror", what="ack=1 with a mirror, p50", unit="seconds", less=True),
