@@ -60,9 +60,8 @@ def tail(began: int, at: int, index: int) -> h.TailRead:
 
 def lost(at: int, start: int, stop: int, written: int | None = None) -> list[Event]:
     """The fabric is lost, and with it a span; `written`: its mirror knows where the lane ended."""
-    known: list[Event] = [] if written is None else [h.WrittenTo(at=at, lane=LANE, index=written)]
-    gone = h.FabricLost(at=at, mirrored=written is not None)
-    return [*known, gone, h.LostSpan(at=at, lane=LANE, start=start, stop=stop)]
+    known = [] if written is None else [h.WrittenTo(at=at, lane=LANE, index=written), h.MirrorLeft(at=at)]
+    return [*known, h.FabricLost(at=at), h.LostSpan(at=at, lane=LANE, start=start, stop=stop)]
 
 
 def trimmed(at: int, index: int) -> h.TrimmedTo:

@@ -71,7 +71,7 @@ class Directory(Topics, BrokerLanes, Members, EpochNumbers):
             kept = {topic.lane for topic in topics if topic.replicas}
             begun = msgspec.structs.replace(
                 cluster, generation=cluster.generation + 1, lanes_left=LANES_MAX - len(topics), mirror=mirror,
-                past=self._past(plan, cluster),
+                past=self._past(plan, cluster, mirror),
             )  # fmt: skip
             for topic in topics:
                 if not topic.replicas:
@@ -135,13 +135,14 @@ class Directory(Topics, BrokerLanes, Members, EpochNumbers):
         return self._all("saved/", Saved)
 
     @staticmethod
-    def _past(plan: Plan, cluster: Cluster) -> tuple[Past, ...]:
-        """One in which no epoch started has ordered nothing.
+    def _past(plan: Plan, cluster: Cluster, mirror: str) -> tuple[Past, ...]:
+        """Where mirrors come into it, the generation that ends now too. Without an epoch it has ordered nothing.
 
         Of too many the oldest lose their mirrors, not their place: lanes that no later one began were ordered there.
         """
         epochs = plan.read("epochs", Epochs)
-        if epochs is None or not epochs.started or epochs.generation != cluster.generation:
+        begun = epochs is not None and epochs.started and epochs.generation == cluster.generation
+        if epochs is None or not begun or not (mirror or cluster.mirror or cluster.past):
             return cluster.past
         ended = Past(generation=cluster.generation, epoch=epochs.started, mirror=cluster.mirror)
         past = (*cluster.past, ended)[-PAST_GENERATIONS_MAX:]

@@ -168,12 +168,11 @@ class StillThere(Event):
 
 
 class FabricLost(Event):
-    """Every process was gone at once, and the fabric with them: what was not durable may be lost.
+    """Every process was gone at once, and the fabric with them: what was not durable may be lost."""
 
-    `mirrored`: all but the payloads was in a mirror, which is still there.
-    """
 
-    mirrored: bool = False
+class MirrorLeft(Event):
+    """The fabric that was lost just now had a mirror, which is still there: all but the payloads."""
 
 
 class WrittenTo(Event):
@@ -297,8 +296,8 @@ class RoleFailed(Event):
 
 AnyEvent = (
     TopicMade | LaneMade | Began | Sent | Settled | SessionOpened | Moved | Delivered | GapSeen | Passed | TailRead
-    | OrderedTo | StillThere | FabricLost | WrittenTo | LostSpan | LossTold | TrimmedTo | Copies | OnDisk | DamageLeft
-    | Asked | Answered | Died | Fault | Stuck | Healed | Ended | Sampled | RoleFailed
+    | OrderedTo | StillThere | FabricLost | MirrorLeft | WrittenTo | LostSpan | LossTold | TrimmedTo | Copies | OnDisk
+    | DamageLeft | Asked | Answered | Died | Fault | Stuck | Healed | Ended | Sampled | RoleFailed
 )  # fmt: skip
 
 Kind = TypeVar("Kind", bound=Event)

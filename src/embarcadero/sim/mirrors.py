@@ -13,7 +13,7 @@ from embarcadero.fabric.layout import ORDER, SLOTS_OFFSET, sealed
 from embarcadero.fabric.mirror import MirroredFabric
 from embarcadero.fabric.region import Fabric
 from embarcadero.placement.records import Past
-from embarcadero.sim.history import WrittenTo
+from embarcadero.sim.history import MirrorLeft, WrittenTo
 
 if TYPE_CHECKING:
     from embarcadero.sim.world import World
@@ -71,11 +71,11 @@ class Mirrors:
         if self._now is not None:
             self._now.crash(host)
 
-    def lost_fabric(self) -> bool:
-        """The fabric is lost: put on record how far lanes were written. Whether the mirror is still there."""
+    def fabric_lost(self) -> None:
+        """The fabric is about to be lost: put on record how far lanes were written, and whether the mirror is left."""
         world, mirror = self._world, self._now
         if mirror is None:
-            return False
+            return
         for topic in world.plan.topics:
             for lane in world.lanes_of(topic) if topic.replicas else ():
                 medium = mirror.regions.get(world.order_ring(lane))
@@ -86,7 +86,8 @@ class Mirrors:
         if self._rng.random() < world.plan.durable.mirror_dies:
             world.note("mirror", "is lost as well")
             self._by_generation.pop(mirror.generation & 0xFFFF_FFFF, None)
-        return (mirror.generation & 0xFFFF_FFFF) in self._by_generation
+        else:
+            world.seen(MirrorLeft(at=world.queue.now_us))
 
 
 def _written(data: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> int:

@@ -38,7 +38,8 @@ class Restarts:
         world = self._world
         world.see_frontiers()
         world.disks.fabric_lost()
-        world.seen(FabricLost(at=world.queue.now_us, mirrored=world.mirrors.lost_fabric()))
+        world.mirrors.fabric_lost()
+        world.seen(FabricLost(at=world.queue.now_us))
         self._end(power_cut)
 
     def _begin_later(self) -> int:
