@@ -91,6 +91,7 @@ CHUNK_BYTES = 16 * MIB
 CHUNKS_MAX = 1_024
 EPOCHS_MAX = 65_536
 EPOCHS_AHEAD_MAX = 4  # epochs that may be handed out beyond the last started one
+PAST_GENERATIONS_MAX = 16  # lost fabrics whose mirrors are kept until all lanes are recovered
 DEAD_LOG_BYTES_MAX = 1 * GIB  # regions of dead incarnations kept for readers
 
 # --- replicas ---------------------------------------------------------------------------------------------------------

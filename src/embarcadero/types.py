@@ -163,6 +163,7 @@ class TopicLane(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     end: int | None = None  # where it ends; None while it is open
     end_seq: int | None = None
     removed: bool = False  # closed, and its memory was given back: nothing is left to read
+    kept: int | None = None  # the fabric was lost, and [kept, end) with it
 
     @property
     def open(self) -> bool:

@@ -1,4 +1,5 @@
-"""One suite for every fabric: real memory, coherent or with real cache primitives, and simulated incoherent memory."""
+"""One suite for every fabric: real memory, coherent or with real cache primitives, simulated incoherent memory, and all
+of these with a mirror."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from embarcadero.fabric.frontier import FrontierReader, FrontierWriter
 from embarcadero.fabric.incoherent import IncoherentMemory
 from embarcadero.fabric.layout import LAYOUT_VERSION, ORDER, PENDING, SUPERBLOCK, Entries, RegionKind, superblock_check
 from embarcadero.fabric.log import LogReader, LogWriter, create_log
+from embarcadero.fabric.mirror import MirroredFabric
 from embarcadero.fabric.region import Fabric, Region, Shape, write_superblock
 from embarcadero.fabric.ring import attach_ring, create_ring
 from embarcadero.fabric.shared import SharedFabric
@@ -41,11 +43,23 @@ def simulated(_: Path) -> Hosts:
     return memory.host("near"), memory.host("far")
 
 
+def mirrored(make: Callable[[Path], Hosts]) -> Callable[[Path], Hosts]:
+    def make_both(folder: Path) -> Hosts:
+        parts = []
+        for name in ("first", "mirror"):
+            (folder / name).mkdir()
+            parts.append(make(folder / name))
+        return MirroredFabric(parts[0][0], parts[1][0]), MirroredFabric(parts[0][1], parts[1][1])
+
+    return make_both
+
+
 def fabrics() -> Sequence[object]:
-    found = [pytest.param(real(coherent=True), id="coherent"), pytest.param(simulated, id="simulated")]
+    found = {"coherent": real(coherent=True), "simulated": simulated}
     if primitives.NATIVE is not None and not primitives.NATIVE.coherent_only:
-        found.append(pytest.param(real(coherent=False), id="incoherent"))
-    return found
+        found["incoherent"] = real(coherent=False)
+    plain = [pytest.param(make, id=name) for name, make in found.items()]
+    return plain + [pytest.param(mirrored(make), id=f"{name}-mirrored") for name, make in found.items()]
 
 
 @pytest.fixture(params=fabrics())

@@ -13,8 +13,11 @@ from embarcadero.fabric.durability import Durability, RangeWord, create_durable,
 from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable, create_epochs
 from embarcadero.fabric.incoherent import IncoherentMemory
 from embarcadero.fabric.layout import ORDER, Entries, sealed
+from embarcadero.fabric.mirror import MirroredFabric
+from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.ring import attach_ring
 from embarcadero.fabric.tagged import TaggedReader
+from embarcadero.placement.records import Past
 from embarcadero.sequencer import state
 from embarcadero.sequencer.checkpoint import read_checkpoint
 from embarcadero.sequencer.lane import checkpoint_region
@@ -104,19 +107,33 @@ class ReplicatedCluster(Cluster):
         self.replicas: list[HandReplica] = []
         self.disks, self.bells, self.diary = Disks(), Bells(), Diary()
         self.first: dict[int, int] = {}
+        self.mirror = ""  # from the next loss of memory on: where the fabric is mirrored
+        self.mirrors: dict[int, IncoherentMemory] = {}
         super().__init__(seed, **options)
         for number in range(replicas):
             self.replica(number)
 
     def new_sequencer(self) -> Sequencer:
         self.reigns += 1
-        fabric = self.memory.host(self.host)
+        fabric = self.writer(self.host)
         before, state.DiskPast = state.DiskPast, lambda *_: self.disks  # type: ignore[misc, assignment]
         try:
-            self.sequencer = Sequencer(fabric, self.directory, self.clock, self.bells, self.sizes, self.diary)
+            self.sequencer = Sequencer(
+                fabric, self.directory, self.clock, self.bells, self.sizes, self.diary, mirrors=self.mirror_of
+            )
         finally:
             state.DiskPast = before  # type: ignore[misc]
         return self.sequencer
+
+    def writer(self, host: str) -> Fabric:
+        """The fabric as one who writes has it: with its mirror, if it has one."""
+        memory = self.mirrors.get(self.directory.generation & 0xFFFF_FFFF)
+        fabric = self.memory.host(host)
+        return fabric if memory is None else MirroredFabric(fabric, memory.host(host))
+
+    def mirror_of(self, past: Past) -> Fabric | None:
+        """The mirror of an earlier generation."""
+        return self.mirrors[past.generation].host("later") if past.generation in self.mirrors else None
 
     def replica(self, number: int, disk: str = "") -> HandReplica:
         """Start a replica, or a new incarnation of one."""
@@ -196,9 +213,12 @@ class ReplicatedCluster(Cluster):
     def lose_memory(self, replicas: dict[int, str] | None = None, brokers: int = 2) -> None:
         """Everything ends, the fabric is gone, and the cluster is started again with these replicas (and disks)."""
         self.memory.interrupt = None
-        self.directory.begin_generation()
+        self.directory.begin_generation(self.mirror)
         self.memory = IncoherentMemory(self.rng, self.directory.generation)
-        create_epochs(self.memory.host("admin"))
+        if self.mirror:
+            mirror = IncoherentMemory(self.rng, self.directory.generation)
+            self.mirrors[self.directory.generation & 0xFFFF_FFFF] = mirror
+        create_epochs(self.writer("admin"))
         self.replicas, self.log = [], {}
         for number, disk in (replicas if replicas is not None else dict.fromkeys(range(3), "")).items():
             self.replica(number, disk)

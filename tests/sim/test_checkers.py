@@ -58,9 +58,10 @@ def tail(began: int, at: int, index: int) -> h.TailRead:
     return h.TailRead(at=at, process="x", began=began, lane=LANE, index=index, seq=index)
 
 
-def lost(at: int, start: int, stop: int) -> list[Event]:
-    """The fabric is lost, and with it a span."""
-    return [h.FabricLost(at=at), h.LostSpan(at=at, lane=LANE, start=start, stop=stop)]
+def lost(at: int, start: int, stop: int, written: int | None = None) -> list[Event]:
+    """The fabric is lost, and with it a span; `written`: its mirror knows where the lane ended."""
+    known = [] if written is None else [h.WrittenTo(at=at, lane=LANE, index=written), h.MirrorLeft(at=at)]
+    return [*known, h.FabricLost(at=at), h.LostSpan(at=at, lane=LANE, start=start, stop=stop)]
 
 
 def trimmed(at: int, index: int) -> h.TrimmedTo:
@@ -108,6 +109,8 @@ GOOD: dict[str, dict[str, list[Event]]] = {
         "without replicas, memory is all there is": [
             topic(), sent(1, 0), settled(2, 0, 0), h.Healed(at=5), moved(6, 0), gap(7, "TRIMMED", 0, 1), ended(9)],
         "a history that has not ended yet": [topic(replicas=2), sent(1, 0), settled(2, 0, 0, ack=2)],
+        "with a mirror the gap ends with the order": [
+            topic(replicas=2), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 7, written=6)],
         "a reader that hears that what it got is lost": [
             topic(1, replicas=2), lane(1), sent(1, 0), moved(1, 4), got(2, 4, 0), *lost(3, 4, 99), h.Healed(at=4),
             gap(5, "END_OF_LANE", 4, 4), ended(9)],
@@ -233,6 +236,8 @@ GOOD: dict[str, dict[str, list[Event]]] = {
 
 BAD: dict[str, dict[str, list[Event]]] = {
     "P1": {
+        "with a mirror positions are lost that were never ordered": [
+            topic(replicas=2), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 8, written=6)],
         "an acked batch that nobody finds in the end": [
             topic(replicas=2), sent(1, 0), settled(2, 0, 0), moved(2, 0), got(3, 0, 0), h.Healed(at=5), moved(6, 0),
             ended(9)],

@@ -90,7 +90,7 @@ async def _in_turns(addresses: list[str], echo_port: int, size: int, rounds: int
     return acks[_WARM_UP_TURNS * _TURN :], echoes[_WARM_UP_TURNS * _TURN :]
 
 
-def _with_threads(addresses: list[str], size: int, rounds: int) -> list[float]:
+def with_threads(addresses: list[str], size: int, rounds: int) -> list[float]:
     """Seconds of each round trip of the synchronous client."""
     import embarcadero as emb
 
@@ -107,7 +107,7 @@ def _with_threads(addresses: list[str], size: int, rounds: int) -> list[float]:
 def _client(seat: Seat, addresses: list[str], echo_port: int, size: int, rounds: int) -> dict[str, list[float]]:
     acks, echoes = uvloop.run(_in_turns(addresses, echo_port, size, rounds))
     seat.meet()
-    return {"ack": acks, "echo": echoes, "ack_sync": _with_threads(addresses, size, rounds)}
+    return {"ack": acks, "echo": echoes, "ack_sync": with_threads(addresses, size, rounds)}
 
 
 def measure(settings: Settings, trial: Trial, tell: Tell) -> None:

@@ -80,8 +80,8 @@ def count_name(count: int) -> str:
 def rows_for(settings: Settings) -> list[Row]:
     """All rows of a run, in the order in which they are shown."""
     rows = [row for size in settings.batch_bytes for row in _publish_rows(size)]
-    rows += [*_CLIENT_ROWS, *_latency_rows(), *_SEQUENCER_ROWS, *_resource_rows(settings), *_flat_rows(settings)]
-    rows += [*_DURABLE_ROWS, *_WARM_ROWS, *_spark_rows(), *_STRESS_ROWS]
+    rows += [*_CLIENT_ROWS, *_latency_rows(), *_SEQUENCER_ROWS, *_MIRROR_ROWS, *_resource_rows(settings)]
+    rows += [*_flat_rows(settings), *_DURABLE_ROWS, *_WARM_ROWS, *_spark_rows(), *_STRESS_ROWS]
     return [row for row in rows if settings.wants(row.family)]
 
 
@@ -149,6 +149,19 @@ _SEQUENCER_ROWS: Final = (
     ),
     Row(key="sequencer_order2", family="sequencer", what="sequencer, order 2", unit="batches/s"),
 )  # fmt: skip
+
+
+_MIRROR_ROWS: Final = (
+    Row(key="mirror_publish", family="mirror", what="publish, with mirror / without", unit="ratio"),
+    Row(key="mirror_ack_p50", family="mirror", what="ack=1 p50, with mirror / without", unit="times", less=True),
+    Row(key="mirror_cpu", family="mirror", what="CPU a batch, with mirror / without", unit="times", less=True),
+    Row(key="mirrored_cpu", family="mirror", what="CPU of the cluster a batch", unit="seconds", less=True),
+    Row(key="plain_cpu", family="mirror", what="the same, without a mirror", unit="seconds", less=True),
+    Row(key="mirrored_publish", family="mirror", what="publish with a mirror", unit="bytes/s"),
+    Row(key="plain_publish", family="mirror", what="publish beside it, without", unit="bytes/s"),
+    Row(key="mirrored_ack_p50", family="mirror", what="ack=1 with a mirror, p50", unit="seconds", less=True),
+    Row(key="plain_ack_p50", family="mirror", what="ack=1 beside it, without, p50", unit="seconds", less=True),
+)
 
 
 def _resource_rows(settings: Settings) -> list[Row]:

@@ -18,6 +18,7 @@ FAMILIES: Final = (
     "send",
     "latency",
     "sequencer",
+    "mirror",
     "idle",
     "memory",
     "flat",

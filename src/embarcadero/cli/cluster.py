@@ -249,6 +249,7 @@ def status(data_dir: DataDir = None, json: Json = False) -> None:
     if tiers := [[topic["name"], *tier_row(topic["tier"])] for topic in topics if topic["tier"]]:
         print_table("tables", ["topic", *TIER_COLUMNS], tiers)
     print(f"fabric: {running.fabric}. {describe()}")
+    _print_mirror(running)
     for problem in running.degraded:
         note(f"degraded: {problem}")
 
@@ -297,6 +298,15 @@ def _print_processes(running: ClusterReport) -> None:
     rows.append(["supervisor", "", "", running.supervisor.pid, "live", ""])
     title = f"cluster {running.cluster} in {running.data_dir}"
     print_table(title, ["role", "incarnation", "address", "pid", "state", "metrics"], rows)
+
+
+def _print_mirror(running: ClusterReport) -> None:
+    if running.mirror.folder:
+        print(f"mirror: {running.mirror.folder}. Losing the fabric loses no ordered entry.")
+    for lane in running.mirror.saved:
+        lost = f"{lane.batches:,} batches ({lane.records:,} records) were not on disk yet, and are lost"
+        told = f"the mirror told that lane {lane.lane} of {lane.topic} was ordered up to index {lane.ordered:,}"
+        note(f"before this run the fabric was lost; {told}: {lost if lane.batches else 'nothing is lost'}")
 
 
 def _print_lanes(running: ClusterReport) -> None:

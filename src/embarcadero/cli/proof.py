@@ -71,7 +71,7 @@ def bench(
 ) -> None:
     """Measure, as ratios to what this machine does raw, and compare with what we aim for.
 
-    Rows: publish, read, send, latency, sequencer, idle, memory, flat, durable, warm, restart, recovery,
+    Rows: publish, read, send, latency, sequencer, mirror, idle, memory, flat, durable, warm, restart, recovery,
     spark (where PySpark and Java are); and stress, by name only.
 
     Examples:

@@ -448,7 +448,8 @@ class PublisherCore:
             if lane is not None and lane.end is None:
                 continue
             if lane is not None and lane.end is not None:
-                self._report(self._remembered.take(number, [(lane.end, NO_INDEX)]))
+                kept = lane.end if lane.kept is None else min(lane.kept, lane.end)
+                self._report(self._remembered.take(number, [(kept, NO_INDEX)]))
             self._remembered.forget(number)
             self._doubtful.discard(number)
         if self._doubtful:

@@ -12,7 +12,6 @@ _BENCH: Final = "it is an option of `embarcadero bench`"
 
 GONE: Final = {
     "cluster.name": "a cluster is its folder (cluster.data_dir) and has an id of its own",
-    "cxl.secondary_device": "one machine has one fabric; metadata will be mirrored where fabrics span hosts",
     "cxl.numa_node": "mount cluster.fabric_dir with the memory policy you want, and pin processes with cluster.pin",
     "sequencer.mode": _ARRAYS + "; there are no modes to choose from",
     "sequencer.collectors": _ARRAYS + "; nobody collects for it",

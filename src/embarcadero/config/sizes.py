@@ -1,4 +1,4 @@
-"""Section `fabric`: how large the regions of shared memory are."""
+"""Section `fabric`: how large the regions of shared memory are, and where their metadata is mirrored."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final, NamedTuple
 
 from embarcadero import limits
-from embarcadero.config.key import count, size
+from embarcadero.config.key import count, path, size
 from embarcadero.errors import BadValue
 from embarcadero.limits import GIB, KIB, MIB
 
@@ -22,7 +22,7 @@ class Relation(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FabricSizes:
-    """How large the regions of shared memory are. They hold for one run of a cluster (`down`, then `up`)."""
+    """How large the regions of shared memory are, and their mirror: for one run of a cluster (`down`, then `up`)."""
 
     log_bytes: Annotated[int, size(
         "Payloads that each broker keeps in memory; readers find what is older gone.",
@@ -53,6 +53,11 @@ class FabricSizes:
     dead_log_bytes: Annotated[int, size(
         "Logs of brokers that died are kept for readers up to this.", 0, 64 * GIB,
     )] = limits.DEAD_LOG_BYTES_MAX  # fmt: skip
+    mirror: Annotated[str, path(
+        "Folder for a second fabric, on another memory module: all but payloads is written there first, so that losing "
+        "the fabric loses no ordered entry.",
+        default_text="none", stands_for=("cxl.secondary_device",),
+    )] = ""  # fmt: skip
 
     def __post_init__(self) -> None:
         problems = [*map(self._power_of_two, ("pending_slots", "order_slots", "chunk_bytes", "log_bytes"))]

@@ -48,6 +48,7 @@ class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True):
     config: Config
     supervisor: int
     nodes: list[NodeInfo]
+    mirror: str = ""  # folder of the fabric's mirror; empty: it has none
 
     @property
     def sizes(self) -> FabricSizes:

@@ -28,13 +28,13 @@ from embarcadero.broker.state import Broker
 from embarcadero.config import DEFAULTS, Config
 from embarcadero.env import Inline, SystemClock, Workers
 from embarcadero.errors import ClusterError, EmbarcaderoError, FabricFull, PortInUse
-from embarcadero.fabric.shared import SharedFabric
 from embarcadero.limits import DRAIN_S_MAX, GOODBYE_S_MAX, SETTLE_S_MAX, WARM_JOBS_MAX
 from embarcadero.node.begin import keep_freed_memory, start_logging
 from embarcadero.node.bell import PipeBell
 from embarcadero.node.children import die_with
 from embarcadero.node.cluster import ClusterFolder, ClusterInfo
 from embarcadero.node.files import within_open_files
+from embarcadero.node.mirrors import open_fabric, open_past
 from embarcadero.node.pinning import parse_cores, pin
 from embarcadero.node.ports import advertised_address, listen
 from embarcadero.node.roles import Role, candidate_role, metrics_offset, parse_roles
@@ -83,8 +83,8 @@ class Node:
         self._directory = Directory(store, topics_max=self._config.limits.topics)
         if self._directory.generation != self._info.generation:
             raise ClusterError("the store and cluster.json are of different runs", "restart the cluster")
-        self._fabric = SharedFabric(
-            Path(self._info.fabric), self._info.generation, hugepages=self._config.cluster.hugepages
+        self._fabric, self._parts = open_fabric(
+            self._info.fabric, self._info.mirror, self._info.generation, hugepages=self._config.cluster.hugepages
         )
         pin(roles, parse_cores(self._config.cluster.pin))
         self._stop = asyncio.Event()  # first the brokers leave, then the sequencer, then replicas
@@ -187,8 +187,9 @@ class Node:
         bell = PipeBell(Path(self._info.fabric), candidate_bell(number))
         self._open.callback(bell.close)
         seat = Seat(
-            number, self._fabric, self._directory, self._info.sizes, self._config.sequencer, self._disks, bell,
-            lambda wake: self._threads(1, "sequencer", wake), steps_of(candidate_role(number), self._folder.path),
+            number, self._fabric, self._parts, self._directory, self._info.sizes, self._config.sequencer, self._disks,
+            bell, lambda wake: self._threads(1, "sequencer", wake), steps_of(candidate_role(number), self._folder.path),
+            lambda past: open_past(past, self._info.generation),
         )  # fmt: skip
         self._open.callback(seat.close)
         work = serve_candidate(seat.candidate, seat, bell, self._stop_sequencer)

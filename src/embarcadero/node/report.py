@@ -61,6 +61,24 @@ class SupervisorReport(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
 
 
+class SavedLane(msgspec.Struct, frozen=True, kw_only=True):
+    """What the mirror told about a lane when the fabric was lost before this run: [durable, ordered) is lost."""
+
+    topic: str
+    lane: int
+    durable: int
+    ordered: int
+    batches: int  # that many were lost, with
+    records: int  # so many records
+
+
+class MirrorReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The fabric's mirror: its folder (empty: none), and lanes whose end earlier ones told after a loss."""
+
+    folder: str = ""
+    saved: list[SavedLane] = []
+
+
 class ClusterReport(msgspec.Struct, frozen=True, kw_only=True):
     """A running cluster."""
 
@@ -71,6 +89,7 @@ class ClusterReport(msgspec.Struct, frozen=True, kw_only=True):
     supervisor: SupervisorReport
     fabric: str
     data_dir: str
+    mirror: MirrorReport = MirrorReport()
     replicas: list[ReplicaReport] = []
     lanes: list[LaneReport] = []  # those with ranges
     degraded: list[str] = []  # what is not as it should be, and what to do
@@ -123,6 +142,13 @@ def report(folder: ClusterFolder, listen_s: float = 0.0) -> ClusterReport:
         down = down_roles(nodes, {member.broker: member.state for member in newest}, live)
         hosts = {role: node.roles for node in info.nodes for role in node.roles.split(",")}
         words = {role: last_words(folder.log_of(hosts[role])) for role in down}
+        saved = [
+            SavedLane(
+                topic=scene.topic(one.lane), lane=one.lane, durable=one.kept, ordered=one.index, batches=one.batches,
+                records=one.records,
+            )
+            for one in directory.saved()
+        ]  # fmt: skip
         wrong = degraded(scene, replicas, lanes, words)
         sequencer = sequencer_report(directory, epoch, nodes, metrics)
     return ClusterReport(
@@ -143,6 +169,7 @@ def report(folder: ClusterFolder, listen_s: float = 0.0) -> ClusterReport:
         supervisor=SupervisorReport(pid=info.supervisor),
         fabric=info.fabric,
         data_dir=str(folder.path),
+        mirror=MirrorReport(folder=info.mirror, saved=saved),
         replicas=replicas,
         lanes=lanes,
         degraded=wrong,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from embarcadero.config import FabricSizes
 from embarcadero.config.table import Sequencer as Settings
 from embarcadero.env import Steps, SystemClock, Workers
 from embarcadero.errors import EmbarcaderoError
+from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.shared import SharedFabric
 from embarcadero.limits import STANDBY_SPARE_BYTES_MAX
 from embarcadero.node.bell import PipeBell
@@ -19,6 +20,7 @@ from embarcadero.node.roles import candidate_role
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.liveness import process_mark
 from embarcadero.sequencer.candidate import Candidate
+from embarcadero.sequencer.remains import Mirrors
 from embarcadero.sequencer.state import Sequencer
 from embarcadero.storage.real import RealDisk
 from embarcadero.types import ReplicaMember
@@ -40,7 +42,8 @@ class Seat:
     def __init__(
         self,
         number: int,
-        fabric: SharedFabric,
+        fabric: Fabric,
+        parts: Sequence[SharedFabric],
         directory: Directory,
         sizes: FabricSizes,
         settings: Settings,
@@ -48,7 +51,9 @@ class Seat:
         bell: PipeBell,
         threads: Callable[[Callable[[], None]], Workers],
         steps: Steps,
+        mirrors: Mirrors,
     ) -> None:
+        self._parts, self._mirrors = parts, mirrors
         self._fabric, self._directory, self._sizes, self._settings = fabric, directory, sizes, settings
         self._disks, self._bell, self._threads, self._steps = disks, bell, threads, steps
         self._clock = SystemClock()
@@ -82,15 +87,15 @@ class Seat:
         """Have the memory of one more region ready, when all that a takeover keeps busy has come to rest."""
         if self._clock.now_us() < self._rest_us:
             return False
-        return bool(epoch) and self._fabric.keep_spares(f"epoch-{epoch}", STANDBY_SPARE_BYTES_MAX)
+        return bool(epoch) and any(part.keep_spares(f"epoch-{epoch}", STANDBY_SPARE_BYTES_MAX) for part in self._parts)
 
     def take(self, epoch: int) -> tuple[Sequencer, PipeBell]:
         """Take over."""
-        self._heard = bell = PipeBell(self._fabric.folder, _BELL)
+        self._heard = bell = PipeBell(self._parts[0].folder, _BELL)
         self._workers = self._workers or self._threads(self._wake)
         sequencer = Sequencer(
             self._fabric, self._directory, self._clock, bell, self._sizes, self._journal, self._settings, self._disks,
-            self._workers, epoch, self._steps,
+            self._workers, epoch, self._steps, self._mirrors,
         )  # fmt: skip
         self.watched.sequencer = sequencer
         self._journal.role = self.watched.name
@@ -99,7 +104,8 @@ class Seat:
 
     def _give_up_spares(self) -> None:
         if self._heard is not None:
-            self._fabric.give_up_spares()
+            for part in self._parts:
+                part.give_up_spares()
 
     def give_up(self) -> None:
         """Listen to the sequencer's bell no more; whoever reigns now may have missed what we heard."""

@@ -27,7 +27,6 @@ import msgspec
 from embarcadero.config import Config
 from embarcadero.errors import BadValue, ClusterError, EmbarcaderoError, FabricFull
 from embarcadero.fabric.epochs import create_epochs
-from embarcadero.fabric.shared import SharedFabric
 from embarcadero.limits import DRAIN_S_MAX, GOODBYE_S_MAX, REPLICAS_MAX, SETTLE_S_MAX
 from embarcadero.node.children import Child, TierChild
 from embarcadero.node.cluster import (
@@ -39,12 +38,21 @@ from embarcadero.node.cluster import (
     data_dir_of,
     fabric_name,
 )
+from embarcadero.node.mirrors import (
+    make_mirror,
+    mirror_home,
+    open_fabric,
+    remove_if_clean,
+    remove_mirrors,
+    remove_strays,
+)
 from embarcadero.node.nursery import Nursery
 from embarcadero.node.pinning import parse_cores
 from embarcadero.node.ports import answers, check_ports, own_address
 from embarcadero.node.roles import SEQUENCER, Role, metrics_offset
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
+from embarcadero.placement.records import Past
 from embarcadero.types import Member, MemberState, ReplicaMember, ReplicaState
 from embarcadero.watch.logs import LogJournal
 from embarcadero.watch.places import Places
@@ -124,6 +132,8 @@ class Supervisor:
         self._failure: EmbarcaderoError | None = None
         self._ready = False
         self._missing: set[str] = set()  # replicas that did not start
+        self._mirror: Path | None = None  # folder of the fabric's mirror
+        self._past: tuple[Past, ...] = ()  # earlier generations whose mirrors are still needed
         self._journal = LogJournal(f"supervisor-{os.getpid()}")
         self._version = version("embarcadero")
 
@@ -147,10 +157,13 @@ class Supervisor:
                 check_ports(self._config.metrics.host, ports)
             await self._nursery.start()
             self._directory = Directory(stack.enter_context(closing(SqliteStore(self._folder.store_path))))
-            self._directory.begin_generation()
-            self._fabric = self._make_fabric()
+            home = mirror_home(self._config.fabric.mirror, self._directory.cluster_id)
+            self._directory.begin_generation(home)
+            self._fabric = self._make_fabric(home)
             Places(self._folder.path).clear()
             stack.callback(shutil.rmtree, self._fabric.folder, ignore_errors=True)
+            if self._mirror is not None:
+                stack.callback(remove_if_clean, self._directory, self._mirror)
             self._write_info()
             self._watch_for_stop()
             self._keepers = [asyncio.create_task(self._keep(child)) for child in self._children]
@@ -166,8 +179,12 @@ class Supervisor:
 
     # --- before -------------------------------------------------------------------------------------------------------
 
-    def _make_fabric(self) -> FabricChoice:
+    def _make_fabric(self, home: str) -> FabricChoice:
         self._remove_leftovers()
+        self._past = self._directory.past()
+        if home:
+            remove_strays(home, self._past)
+            self._mirror = make_mirror(home, self._directory.generation)
         folder = self._config.cluster.fabric_dir
         wanted = Path(folder).expanduser().absolute() if folder else None
         need = self._options.fabric_bytes()
@@ -177,8 +194,18 @@ class Supervisor:
             choice.folder.mkdir(mode=0o700, parents=True)
         except OSError as error:
             raise ClusterError(f"can't make {choice.folder}: {error.strerror}", "choose another --fabric") from error
-        create_epochs(SharedFabric(choice.folder, self._directory.generation))
+        create_epochs(open_fabric(str(choice.folder), self._mirror_folder, self._directory.generation).fabric)
         return choice
+
+    @property
+    def _mirror_folder(self) -> str:
+        return "" if self._mirror is None else str(self._mirror)
+
+    def _forget_past(self) -> None:
+        """Mirrors of earlier generations go once the sequencer has recovered all lanes."""
+        if self._past and not self._directory.past():
+            remove_mirrors(self._past)
+            self._past = ()
 
     def _remove_leftovers(self) -> None:
         """A fabric of ours whose supervisor was killed."""
@@ -210,6 +237,7 @@ class Supervisor:
                 await asyncio.wait_for(self._stop.wait(), _LOOK_S)
             if not self._stop.is_set():
                 self._start_added()
+                self._forget_past()
 
     def _start_added(self) -> None:
         running = {role.replica for child in self._children for role in child.roles}
@@ -301,6 +329,7 @@ class Supervisor:
                 id=self._directory.cluster_id,
                 generation=self._directory.generation,
                 fabric=str(self._fabric.folder),
+                mirror=self._mirror_folder,
                 config=self._config,
                 supervisor=os.getpid(),
                 nodes=[NodeInfo(roles=child.name, pid=child.pid) for child in self._everybody()],

@@ -15,12 +15,12 @@ from collections.abc import Set as AbstractSet
 
 import msgspec
 
-from embarcadero.limits import LANES_MAX, TOPICS_MAX
+from embarcadero.limits import LANES_MAX, PAST_GENERATIONS_MAX, TOPICS_MAX
 from embarcadero.placement.decisions import Plan
 from embarcadero.placement.election import Election
 from embarcadero.placement.lanes import BrokerLanes
 from embarcadero.placement.members import Members
-from embarcadero.placement.records import Cluster, Epochs, Presence, Start, Trim, trim_key
+from embarcadero.placement.records import Cluster, Epochs, Past, Presence, Saved, Start, Trim, trim_key
 from embarcadero.placement.store import Store
 from embarcadero.placement.topics import Topics, next_lane
 from embarcadero.types import Member, ReplicaMember, ReplicaState, Topic, TopicLane
@@ -55,8 +55,10 @@ class Directory(Topics, BrokerLanes, Members, Election):
         """Let the revision tell of members whose lease has ended; True if there were any. Ask now and then."""
         return self._store.expire()
 
-    def begin_generation(self) -> int:
+    def begin_generation(self, mirror: str = "") -> int:
         """Start over with an empty fabric: members and epochs are forgotten, topics stay.
+
+        `mirror`: where the fabric is mirrored; it is remembered until a later generation has recovered all lanes.
 
         Topics with replicas keep their lanes, ranges, ceilings and trims. The others are empty and get new lanes, not
         those of the generation before: a client that slept through the restart is told "unknown" instead of reading or
@@ -68,8 +70,9 @@ class Directory(Topics, BrokerLanes, Members, Election):
             topics = [topic for _, topic in plan.list("topics/", Topic)]
             kept = {topic.lane for topic in topics if topic.replicas}
             begun = msgspec.structs.replace(
-                cluster, generation=cluster.generation + 1, lanes_left=LANES_MAX - len(topics)
-            )
+                cluster, generation=cluster.generation + 1, lanes_left=LANES_MAX - len(topics), mirror=mirror,
+                past=self._past(plan, cluster, mirror),
+            )  # fmt: skip
             for topic in topics:
                 if not topic.replicas:
                     lane = next_lane(begun.next_lane, kept)
@@ -100,7 +103,7 @@ class Directory(Topics, BrokerLanes, Members, Election):
 
     def _end_members(self, plan: Plan) -> None:
         """No process of the generation before counts any more, whatever it still does."""
-        for key, _ in (*plan.list("members/", Member), *plan.list("starts/", Start)):
+        for key, _ in (*plan.list("members/", Member), *plan.list("starts/", Start), *plan.list("saved/", Saved)):
             plan.delete(key)
         for key, replica in plan.list("replicas/", ReplicaMember):
             if replica.state is not ReplicaState.DEAD:
@@ -109,6 +112,43 @@ class Directory(Topics, BrokerLanes, Members, Election):
             plan.delete(key)
         self._forget_reign(plan)
         plan.read("epochs", Epochs)
+
+    # --- generations before this one ----------------------------------------------------------------------------------
+    def past(self) -> tuple[Past, ...]:
+        """Generations whose lanes have not all been recovered yet, oldest first."""
+        return (self._one("cluster", Cluster) or self._cluster).past
+
+    def forget_past(self, epoch: int) -> bool:
+        """All lanes are recovered: mirrors of earlier generations may go. Only the one who reigns knows."""
+
+        def plan_it(plan: Plan) -> bool:
+            cluster = self._counters(plan)
+            if not self._reigns(plan, epoch):
+                return False
+            if cluster.past:
+                plan.put("cluster", msgspec.structs.replace(cluster, past=()))
+            return True
+
+        return self._decide(plan_it)
+
+    def saved(self) -> list[Saved]:
+        """What mirrors of the generations before told, lane by lane."""
+        return self._all("saved/", Saved)
+
+    @staticmethod
+    def _past(plan: Plan, cluster: Cluster, mirror: str) -> tuple[Past, ...]:
+        """Where mirrors come into it, the generation that ends now too. Without an epoch it has ordered nothing.
+
+        Of too many the oldest lose their mirrors, not their place: lanes that no later one began were ordered there.
+        """
+        epochs = plan.read("epochs", Epochs)
+        begun = epochs is not None and epochs.started and epochs.generation == cluster.generation
+        if epochs is None or not begun or not (mirror or cluster.mirror or cluster.past):
+            return cluster.past
+        ended = Past(generation=cluster.generation, epoch=epochs.started, mirror=cluster.mirror)
+        past = (*cluster.past, ended)[-PAST_GENERATIONS_MAX:]
+        dropped = len(past) <= len(cluster.past)
+        return (msgspec.structs.replace(past[0], mirror=""), *past[1:]) if dropped else past
 
     @staticmethod
     def _found(plan: Plan, cluster_id: str) -> Cluster:

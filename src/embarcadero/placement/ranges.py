@@ -19,6 +19,7 @@ from embarcadero.placement.decisions import Plan
 from embarcadero.placement.records import (
     Chain,
     Retired,
+    Saved,
     Trim,
     chain_key,
     lane_key,
@@ -26,6 +27,7 @@ from embarcadero.placement.records import (
     ranges_prefix,
     replica_key,
     retired_key,
+    saved_key,
     trim_key,
 )
 from embarcadero.placement.replicas import Replicas
@@ -97,12 +99,14 @@ class Ranges(Replicas):
         return self._decide(plan_it)
 
     def seal_recovered(
-        self, lane: int, number: int, end: int, end_seq: int, refs: Sequence[ReplicaRef], epoch: int
-    ) -> Range | None:
+        self, lane: int, number: int, end: int, end_seq: int, refs: Sequence[ReplicaRef], epoch: int,
+        saved: Saved | None = None,
+    ) -> Range | None:  # fmt: skip
         """After a loss of memory: seal at what was recovered, and open the next range at the ceiling, on `refs`.
 
-        A broker's lane is never continued: with no `refs` its range is sealed, the lane is closed where it is not yet,
-        and the sealed range is returned. None as in `seal_and_open`.
+        If a mirror told how far the lane was ordered (`saved`), no position above that was ever handed out, and the
+        next range opens there: at `saved.start`. A broker's lane is never continued: with no `refs` its range is
+        sealed, the lane is closed where it is not yet, and the sealed range is returned. None as in `seal_and_open`.
         """
 
         def plan_it(plan: Plan) -> Range | None:
@@ -112,13 +116,15 @@ class Ranges(Replicas):
             chain, range_ = found
             if lane >= BROKER_LANES_FIRST and not refs:
                 sealed = self._seal(plan, range_, end, end_seq)
-                self._close_lane(plan, chain.topic, lane, sealed)
+                self._close_lane(plan, chain.topic, lane, sealed, saved)
                 plan.put(chain_key(lane), msgspec.structs.replace(chain, loss_accepted=False))
                 return sealed
-            start = max(chain.index, end), max(chain.seq, end_seq)
-            opened = self._open(plan, chain, lane, start, refs)
+            above = (chain.index, chain.seq) if saved is None else (saved.start, saved.seq)
+            opened = self._open(plan, chain, lane, (max(above[0], end), max(above[1], end_seq)), refs)
             if opened is not None:
                 self._seal(plan, range_, end, end_seq)
+                if saved is not None:
+                    plan.put(saved_key(lane), saved)
             return opened
 
         return self._decide(plan_it)
@@ -314,12 +320,19 @@ class Ranges(Replicas):
     def _broker_lane(plan: Plan, topic: Topic, lane: int) -> TopicLane | None:
         return plan.read(f"lanes/{topic.lane:05}/{lane:010}", TopicLane)
 
-    def _close_lane(self, plan: Plan, topic_name: str, lane: int, sealed: Range) -> None:
-        """Record where a broker's lane ends; an end that is recorded stays."""
+    def _close_lane(self, plan: Plan, topic_name: str, lane: int, sealed: Range, saved: Saved | None) -> None:
+        """Record where a broker's lane ends, and from where on it is lost; an end that is recorded stays."""
         topic = plan.read(f"topics/{topic_name}", Topic)
         found = None if topic is None else self._broker_lane(plan, topic, lane)
-        if found is not None and found.open:
-            plan.put(lane_key(found), msgspec.structs.replace(found, end=sealed.end, end_seq=sealed.end_seq))
+        if found is None:
+            return
+        if found.end is None and saved is not None:
+            found = msgspec.structs.replace(found, end=saved.start, end_seq=saved.seq)
+            plan.put(saved_key(lane), saved)
+        elif found.end is None:
+            found = msgspec.structs.replace(found, end=sealed.end, end_seq=sealed.end_seq)
+        lost = sealed.end is not None and found.end is not None and sealed.end < found.end
+        plan.put(lane_key(found), msgspec.structs.replace(found, kept=sealed.end if lost else found.kept))
 
     def _forget_lane(self, plan: Plan, lane: int) -> None:
         """All about a lane but its own record."""

@@ -23,6 +23,7 @@ replica/<replica>                the newest incarnation of that replica, and whe
 replicas/<replica>/<incarnation> ReplicaMember
 readers/<topic>/<reader>         ReaderNote: how far a reader says it is
 present/<replica>/<incarnation>  under a lease: this incarnation is there
+saved/<lane>                     Saved: what a mirror told about a lane when the fabric was lost
 """
 
 from __future__ import annotations
@@ -31,6 +32,14 @@ import msgspec
 
 from embarcadero.limits import BROKER_LANES_FIRST, LANES_MAX
 from embarcadero.types import TopicLane
+
+
+class Past(msgspec.Struct, frozen=True, kw_only=True):
+    """A generation before this one whose lanes have not all been recovered yet."""
+
+    generation: int
+    epoch: int  # the newest that it started
+    mirror: str  # where its fabric was mirrored; empty: nowhere, or too long ago
 
 
 class Cluster(msgspec.Struct, frozen=True):
@@ -42,6 +51,8 @@ class Cluster(msgspec.Struct, frozen=True):
     lanes_left: int = LANES_MAX
     next_handle: int = 0
     next_broker_lane: int = BROKER_LANES_FIRST
+    mirror: str = ""  # where this generation's fabric is mirrored; empty: nowhere
+    past: tuple[Past, ...] = ()  # oldest first
 
 
 class Epochs(msgspec.Struct, frozen=True):
@@ -128,6 +139,23 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True):
     seq: int
     handle: int = 0
     loss_accepted: bool = False
+
+
+class Saved(msgspec.Struct, frozen=True, kw_only=True):
+    """What the mirror of a lost fabric told about a lane: it was ordered up to (index, seq)."""
+
+    lane: int
+    index: int
+    seq: int
+    kept: int = 0  # how far disks had it: [kept, index) is lost
+    batches: int = 0  # that many batches and records were in there
+    records: int = 0
+
+    @property
+    def start(self) -> int:
+        """Where positions go on. After a loss one is left out: who has read all that was ordered is at that place, and
+        would not hear of the loss if the next batch came there."""
+        return self.index + (self.index > self.kept)
 
 
 class Retired(msgspec.Struct, frozen=True):
@@ -219,6 +247,11 @@ def replica_key(replica: int, incarnation: int) -> str:
 def presence_key(replica: int, incarnation: int) -> str:
     """Where its sign of life is."""
     return f"present/{replica:05}/{incarnation:010}"
+
+
+def saved_key(lane: int) -> str:
+    """Where it is what a mirror told about a lane."""
+    return f"saved/{lane:010}"
 
 
 def readers_prefix(topic: str) -> str:

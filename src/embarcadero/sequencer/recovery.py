@@ -8,7 +8,9 @@ of R disks, so among R-A+1 replies at least one has it all: the largest reply is
 have been shown is cut off. When A replicas have copied up to it, on the range's own disks or on new ones in place of
 wiped ones, one transaction seals the range there and opens the next one at the ceiling, below which any position may
 have been handed out; the space between is lost. Sessions are fenced, since publishers may have been told of what is
-lost; they go on by themselves from what the log has.
+lost; they go on by themselves from what the log has. If the fabric had a mirror (remains.py), the next range opens
+just where the order ended: the space between is what was ordered and is on no disk (and one position more, so that
+readers who were there hear of it), and often there is none. Then nothing is lost, and sessions go on as they were.
 
     range open    -> collect -> copy -> read -> seal, open at the ceiling -> begin, sessions fenced
     range sealed  ->                    read -> reopen where it ends      -> begin, sessions as they were
@@ -27,10 +29,12 @@ from embarcadero.env import NO_STEPS, Journal, Steps, Workers
 from embarcadero.errors import EmbarcaderoError
 from embarcadero.limits import RECOVERY_REPLIES_S, RECOVERY_RETRY_S
 from embarcadero.placement.directory import Directory
+from embarcadero.placement.records import Saved
 from embarcadero.plants import planted
 from embarcadero.sequencer.held import HeldSlots
 from embarcadero.sequencer.order import LaneOrder
 from embarcadero.sequencer.ranges import RangeKeeper
+from embarcadero.sequencer.remains import LaneRemains, Mirrors, Remains, told_by
 from embarcadero.sequencer.restoring import Past, fence_all, restore_lane, seq_at_end
 from embarcadero.steps import Step
 from embarcadero.types import Range, ReplicaRef, Topic, TopicLane
@@ -80,6 +84,7 @@ class LaneRecovery:
         self._restored: LaneOrder | None = None
         self._fenced: list[int] | None = None
         self._end_seq = self._needed = 0
+        self._saved: Saved | None = None  # where the order ended, if a mirror told
         self.opened: Range | None = None
         if self.range_.end is not None:
             self._end, self._lost, self._seal = self.range_.end, False, self._open_there
@@ -178,15 +183,16 @@ class LaneRecovery:
         """Have a worker read what is on disk."""
         self.stage = Stage.READING
         past, range_, end, desk = self._desk.past, self.range_, self._end, self._desk
-        ranges = [*self._ranges[:-1], range_]
+        ranges, asks_mirror = [*self._ranges[:-1], range_], range_.end is None and self._seal == self._open_above
 
-        def job() -> tuple[int, LaneOrder | None]:
+        def job() -> tuple[int, LaneOrder | None, LaneRemains | None]:
+            remains = told_by(desk.remains, ranges, self._broker_lane) if asks_mirror else None
             if self._broker_lane is not None:
-                return seq_at_end(past, range_, end), None
+                return seq_at_end(past, range_, end), None, remains
             restored = restore_lane(past, self.topic, ranges, end, desk.sessions, desk.held, now_us)
-            return seq_at_end(past, range_, end), restored
+            return seq_at_end(past, range_, end), restored, remains
 
-        def done(result: tuple[int, LaneOrder | None] | Exception) -> None:
+        def done(result: tuple[int, LaneOrder | None, LaneRemains | None] | Exception) -> None:
             if isinstance(result, Exception):
                 if not isinstance(result, EmbarcaderoError):
                     self._failure = result
@@ -194,17 +200,34 @@ class LaneRecovery:
                 self._tell_once("lane can't be read", reason=result.message, do=result.hint)
                 self._retry_us, self.stage = now_us + _RETRY_US, Stage.READ
                 return
-            self._end_seq, self._restored = result
+            self._end_seq, self._restored, remains = result
+            if remains is not None:
+                self._compare(remains)
             self.stage = Stage.SEAL
 
         desk.workers.run(job, done)
+
+    def _compare(self, remains: LaneRemains) -> None:
+        """What a mirror tells, beside what is on disk. One that has less than disks is not to be believed."""
+        if remains.end < self._end or remains.end_seq < self._end_seq:
+            self._tell_once("mirror has less than disks", mirror=remains.end, end=self._end)
+            return
+        batches, records = remains.lost_above(self._end)
+        self._saved = Saved(
+            lane=self.range_.lane, index=remains.end, seq=remains.end_seq, kept=self._end, batches=batches,
+            records=records,
+        )  # fmt: skip
+        self._lost = remains.end > self._end
+        if (order := self._restored) is not None:
+            order.append_us = max(order.append_us, remains.append_us)
+            order.table.next_handle = max(order.table.next_handle, remains.next_handle)
 
     def _tell_store(self, now_us: int) -> None:
         """Let the store have the end of the last range and the start of the next."""
         self._retry_us = now_us + _SOON_US  # if it refuses, or there are too few replicas
         if self._broker_lane is not None:
             sealed = self._desk.directory.seal_recovered(
-                self.range_.lane, self.range_.number, self._end, self._end_seq, [], self._desk.epoch
+                self.range_.lane, self.range_.number, self._end, self._end_seq, [], self._desk.epoch, self._saved
             )
             if sealed is None:
                 return
@@ -220,6 +243,7 @@ class LaneRecovery:
         self._desk.journal.note(
             "lane recovered", topic=self.topic.name, lane=self.range_.lane, end=self._end,
             start=self.opened.start if self.opened else None, took_ms=(now_us - self._began_us) // 1000,
+            **self._told_by_mirror(),
         )  # fmt: skip
 
     def _begin(self, now_us: int) -> None:
@@ -246,8 +270,10 @@ class LaneRecovery:
         refs = self._refs(now_us)
         if refs is None:
             return None
-        seal = directory.seal_and_open if planted("positions-reused") else directory.seal_recovered
-        return seal(range_.lane, range_.number, self._end, self._end_seq, refs, self._desk.epoch)
+        where = range_.lane, range_.number, self._end, self._end_seq, refs, self._desk.epoch
+        if planted("positions-reused"):
+            return directory.seal_and_open(*where)
+        return directory.seal_recovered(*where, self._saved)
 
     def _open_there(self, now_us: int) -> Range | None:
         """The stop was clean: go on where it was."""
@@ -278,6 +304,10 @@ class LaneRecovery:
         missing = [ref.replica for ref in self.range_.replicas if ref.disk not in replies]
         self._tell_once("lane waits for replicas", missing=missing, have=len(replies), needed=needed, do=_DO)
 
+    def _told_by_mirror(self) -> dict[str, object]:
+        saved = self._saved
+        return {} if saved is None else {"ordered": saved.index, "batches_lost": saved.batches}
+
     def _tell_once(self, event: str, **facts: object) -> None:
         if event not in self._told:
             self._desk.journal.warn(event, topic=self.topic.name, lane=self.range_.lane, **facts)
@@ -300,10 +330,13 @@ class Recovery:
         empty: Callable[[Topic], LaneOrder],
         begin: Callable[[Recovered], bool],
         steps: Steps = NO_STEPS,
+        mirrors: Mirrors | None = None,
     ) -> None:
         self.directory, self.epoch, self.keeper, self.past = directory, epoch, keeper, past
         self.workers, self.journal, self.held, self.sessions = workers, journal, held, sessions
         self.empty, self.begin, self.steps = empty, begin, steps
+        self._past = directory.past()
+        self.remains = Remains(self._past, mirrors)
         self.lanes: dict[int, LaneRecovery] = {}
 
     def add(self, topic: Topic, ranges: list[Range], broker_lane: TopicLane | None, now_us: int) -> None:
@@ -326,7 +359,13 @@ class Recovery:
         done = [number for number, lane in self.lanes.items() if lane.stage is Stage.DONE]
         for number in done:
             del self.lanes[number]
+        self.finish()
         return len(done)
+
+    def finish(self) -> None:
+        """Once all lanes are back, nobody has to know any more what was before."""
+        if not self.lanes and self._past and self.directory.forget_past(self.epoch):
+            self._past = ()
 
     def opened_in_this_run(self, range_: Range) -> bool:
         """Whether a range was opened since the fabric was made: only then are its replicas' lines in it."""

@@ -46,6 +46,7 @@ from embarcadero.sequencer.order import LaneOrder
 from embarcadero.sequencer.past import DiskPast
 from embarcadero.sequencer.ranges import RangeKeeper
 from embarcadero.sequencer.recovery import Recovered, Recovery
+from embarcadero.sequencer.remains import Mirrors
 from embarcadero.sequencer.restoring import Past
 from embarcadero.sequencer.room import Room
 from embarcadero.sequencer.sessions import NEVER, SessionTable
@@ -79,9 +80,10 @@ class Sequencer:
         workers: Workers | None = None,
         epoch: int | None = None,
         steps: Steps | None = None,
+        mirrors: Mirrors | None = None,
     ) -> None:
         """`epoch`: one that was won in an election; without, it takes the next one, whoever reigns."""
-        self.settings, self._steps = settings, steps or NO_STEPS
+        self.settings, self._steps, self._mirrors = settings, steps or NO_STEPS, mirrors
         self._past: Past = DiskPast(lambda: self.ranges.replicas.members, disks)
         self._workers = workers or Inline()
         self._fabric, self._directory, self._clock, self._bell, self._sizes = fabric, directory, clock, bell, sizes
@@ -145,7 +147,7 @@ class Sequencer:
         )  # fmt: skip
         self.recovery = Recovery(
             self._directory, self.epoch, self.ranges, self._past, self._workers, self.journal, self._held,
-            self._sizes.sessions, self._new_order, self._begin_recovered, self._steps,
+            self._sizes.sessions, self._new_order, self._begin_recovered, self._steps, self._mirrors,
         )  # fmt: skip
         self.broker_ranges = BrokerRanges(self._fabric, self._directory, self.ranges, self.recovery)
         topics = {topic.lane: topic for topic in self._directory.topics()}
@@ -170,6 +172,7 @@ class Sequencer:
         self._steps.at(Step.TAKEOVER_DECIDED)
         self._epochs.start(self.epoch)
         self._steps.at(Step.TAKEOVER_STARTED)
+        self.recovery.finish()
         self.journal.note(
             "epoch started", epoch=self.epoch, after=earlier, lanes=len(self.lanes), brokers=len(self.brokers.sources),
             waiting=self._held.used, recovering=len(self.recovery.lanes),

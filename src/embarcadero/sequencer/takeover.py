@@ -73,7 +73,7 @@ class Legacy:
             start = ResultsRead(frontiers).load(self._epoch)
             end = ring.valid_end(start)
             legacy.answers = ring.read(start, end)
-            answered = _valid_suffix(ring, max(0, end - ring.slots), end)["pending"]
+            answered = valid_suffix(ring, max(0, end - ring.slots), end)["pending"]
         self.waiting = pick(self.waiting, ~(ours & np.isin(self.waiting["index"], answered)))
         held = self.waiting["index"][self.waiting["origin"] == member.handle]
         settled = np.union1d(answered, held)
@@ -107,11 +107,11 @@ class Legacy:
         if checkpoint is not None:
             restore(order, checkpoint, now_us)
             start = checkpoint.index
-        after = _valid_from(ring, start)
+        after = valid_from(ring, start)
         end = start + len(after)
         if ring.frontier.load() > end:
             return None
-        before = _valid_suffix(ring, max(0, min(start, end - ring.slots + sizes.round_entries)), start)
+        before = valid_suffix(ring, max(0, min(start, end - ring.slots + sizes.round_entries)), start)
         learn_positions(order, before)
         replay(order, after, now_us)
         for row in np.flatnonzero(order.table.state == OPEN).tolist():
@@ -121,7 +121,7 @@ class Legacy:
         return order, readable[max(0, len(readable) - (ring.slots - sizes.round_entries)) :]
 
 
-def _valid_from(ring: RingReader, start: int) -> Entries:
+def valid_from(ring: RingReader, start: int) -> Entries:
     """The valid contiguous entries from `start` on."""
     parts, end = [np.empty(0, dtype=ORDER)], start
     while len(found := ring.read(end, min(end + _CHUNK, start + ring.slots))):
@@ -130,7 +130,7 @@ def _valid_from(ring: RingReader, start: int) -> Entries:
     return join(parts)
 
 
-def _valid_suffix(ring: RingReader, start: int, end: int) -> Entries:
+def valid_suffix(ring: RingReader, start: int, end: int) -> Entries:
     """The longest run of valid entries that ends at `end`."""
     entries = ring.load(start, end)
     wrong = (entries[ring.commit] != np.arange(start, end, dtype=np.uint64)) | ~sealed(entries)

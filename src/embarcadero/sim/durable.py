@@ -15,6 +15,9 @@ from embarcadero.limits import KIB
 REPLICAS_SHARE: Final = 0.5
 """Share of the worlds that have replicas."""
 
+MIRROR_SHARE: Final = 0.4
+"""Share of the worlds that lose their fabric which have a mirror of it."""
+
 REPLICA_FAULT_KINDS: Final = (
     "replica-crash", "replica-crash-inside", "replica-pause", "power-cut", "sync-fails", "disk-full", "disk-read-only",
     "slow-disk", "bit-flip", "wipe", "replica-zombie", "trim",
@@ -36,6 +39,7 @@ class Bias:
     every_s: float = 4.0
     interrupt_rate: float | None = None  # per memory primitive
     job_us: int | None = None
+    mirror: bool = False  # the fabric has a mirror
 
 
 @dataclass(slots=True)
@@ -48,6 +52,8 @@ class DurablePlan:
     segment_bytes: int = 64 * KIB
     job_us: int = 200  # what a job beside a process takes, about
     faults: dict[str, float] = field(default_factory=dict)
+    mirror: bool = False  # the fabric has a mirror
+    mirror_dies: float = 0.0  # how often it goes with the fabric
 
 
 def make_durable(seed: int, topics: int, quiet: bool, bias: Bias | None = None) -> DurablePlan:
@@ -64,7 +70,7 @@ def make_durable(seed: int, topics: int, quiet: bool, bias: Bias | None = None) 
     if bias is not None:
         copies = [bias.copies or (3, 2)] * topics
     least = min((a for _, a in copies if a), default=0)
-    return DurablePlan(
+    plan = DurablePlan(
         replicas=replicas,
         copies=copies,
         victims=sorted(rng.sample(range(replicas), max(0, least - 1))),
@@ -73,6 +79,15 @@ def make_durable(seed: int, topics: int, quiet: bool, bias: Bias | None = None) 
         faults={} if quiet else _faults(rng, restarts, victims=least > 1) if bias is None else dict.fromkeys(
             bias.faults, bias.every_s),
     )  # fmt: skip
+    _add_mirror(random.Random(f"{seed}:mirror"), plan, bias)
+    return plan
+
+
+def _add_mirror(rng: random.Random, plan: DurablePlan, bias: Bias | None) -> None:
+    """Some worlds that lose their fabric have a mirror; in few of them that is lost as well, now and then."""
+    drawn, dies = rng.random(), rng.random()
+    plan.mirror = bias.mirror if bias is not None else "cluster-loss" in plan.faults and drawn < MIRROR_SHARE
+    plan.mirror_dies = 0.3 if plan.mirror and bias is None and dies < 0.2 else 0.0
 
 
 def _faults(rng: random.Random, restarts: bool, victims: bool) -> dict[str, float]:

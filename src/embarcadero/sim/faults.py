@@ -229,6 +229,7 @@ class Interrupts:
         world, rng = self._world, self._rng
         if rng.random() < self._churn_share:
             world.memory.churn(1)
+            world.mirrors.churn()
             return
         if not world.running or len(world.running) > INTERRUPT_DEPTH_MAX:
             return

@@ -171,6 +171,17 @@ class FabricLost(Event):
     """Every process was gone at once, and the fabric with them: what was not durable may be lost."""
 
 
+class MirrorLeft(Event):
+    """The fabric that was lost just now had a mirror, which is still there: all but the payloads."""
+
+
+class WrittenTo(Event):
+    """One who sees all caches found entries of a lane up to `index` when the fabric was lost."""
+
+    lane: int
+    index: int
+
+
 class LostSpan(Event):
     """The store says that indices [start, stop) of a lane are lost: no batch is there, and none ever will be."""
 
@@ -285,8 +296,8 @@ class RoleFailed(Event):
 
 AnyEvent = (
     TopicMade | LaneMade | Began | Sent | Settled | SessionOpened | Moved | Delivered | GapSeen | Passed | TailRead
-    | OrderedTo | StillThere | FabricLost | LostSpan | LossTold | TrimmedTo | Copies | OnDisk | DamageLeft | Asked
-    | Answered | Died | Fault | Stuck | Healed | Ended | Sampled | RoleFailed
+    | OrderedTo | StillThere | FabricLost | MirrorLeft | WrittenTo | LostSpan | LossTold | TrimmedTo | Copies | OnDisk
+    | DamageLeft | Asked | Answered | Died | Fault | Stuck | Healed | Ended | Sampled | RoleFailed
 )  # fmt: skip
 
 Kind = TypeVar("Kind", bound=Event)

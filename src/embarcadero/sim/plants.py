@@ -53,6 +53,7 @@ _LOSS: Final = Bias(("cluster-loss", "replica-crash"), job_us=100_000)
 _WIPES: Final = Bias(("cluster-loss", "wipe", "replica-crash"), job_us=20_000)
 _ROT: Final = Bias(("bit-flip", "cluster-loss", "replica-crash"))
 _REIGNS: Final = Bias(("sequencer-crash-inside",), interrupt_rate=0.05)
+_MIRROR: Final = Bias(("cluster-loss", "replica-crash"), job_us=100_000, mirror=True)
 _ENDS: Final = Bias(("broker-crash-inside", "broker-zombie"), interrupt_rate=0.05)
 _SLOW: Final = Bias(("slow-disk", "replica-pause"), every_s=2.0)
 
@@ -108,6 +109,8 @@ PLANTS: Final = {
               bias=_WIPES, witnesses=(6,)),
         Plant("positions-reused", "after a loss of the fabric positions are handed out again", bias=_LOSS,
               witnesses=(151,)),
+        Plant("mirror-after-primary", "the fabric's mirror is written some time after the fabric", bias=_MIRROR,
+              witnesses=(4,)),
         Plant("order-slot-reused-early", "order slots are reused before they are durable", bias=_SLOW,
               witnesses=(43,)),
     )

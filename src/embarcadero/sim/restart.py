@@ -9,6 +9,7 @@ from embarcadero.fabric.epochs import create_epochs
 from embarcadero.fabric.incoherent import IncoherentMemory
 from embarcadero.limits import DRAIN_CHECKPOINT_S_MAX, DRAIN_DURABLE_S_MAX
 from embarcadero.sim.history import FabricLost
+from embarcadero.sim.mirrors import MIRROR
 from embarcadero.sim.plan import SECOND_US
 from embarcadero.sim.process import Process
 
@@ -37,6 +38,7 @@ class Restarts:
         world = self._world
         world.see_frontiers()
         world.disks.fabric_lost()
+        world.mirrors.fabric_lost()
         world.seen(FabricLost(at=world.queue.now_us))
         self._end(power_cut)
 
@@ -115,10 +117,12 @@ class Restarts:
         if self._stopping:
             self._lose(power_cut=False)
         self.up = True
-        generation = world.directory.begin_generation()
+        generation = world.directory.begin_generation(MIRROR if world.mirrors.on else "")
         world.note("cluster", f"begins generation {generation & 0xFFFF_FFFF}")
         memory = IncoherentMemory(random.Random(f"{world.seed}:memory:{generation}"), generation)
-        create_epochs(memory.host(world.hosts[0]))
         memory.interrupt = world.memory.interrupt
         world.memory = memory
+        world.mirrors.begin(generation)
+        create_epochs(world.bare_fabric(world.hosts[0]))
+        world.mirrors.interrupt(memory.interrupt)
         world.start_roles()

@@ -318,6 +318,7 @@ class SequencerProcess(Poller):
         self.sequencer = Sequencer(
             self.fabric, self.directory, self.clock, self.bell, self.world.sizes, self.journal, workers=self.workers,
             disks=self.world.disks.seen_by(self), epoch=epoch, steps=self.steps,
+            mirrors=self.world.mirrors.seen_by(self.host),
         )  # fmt: skip
         self.world.note(self.name, f"starts epoch {self.sequencer.epoch}")
 

@@ -39,6 +39,7 @@ from embarcadero.sim.history import (
     TailRead,
     TopicMade,
 )
+from embarcadero.sim.mirrors import MIRROR, Mirrors
 from embarcadero.sim.network import Address, Network
 from embarcadero.sim.plan import SECOND_US, Plan, ReaderPlan, StreamPlan, TopicPlan
 from embarcadero.sim.plants import Wrap
@@ -76,7 +77,11 @@ class World:
         self.processes: list[Process] = []
         self.store = MemoryStore()
         self.directory = Directory(self.store, cluster_id=f"{plan.seed & 0xFFFF_FFFF:08x}")
+        self.mirrors = Mirrors(self)
+        if self.mirrors.on:
+            self.directory.begin_generation(MIRROR)
         self.memory = IncoherentMemory(random.Random(f"{plan.seed}:memory"), self.directory.generation)
+        self.mirrors.begin(self.directory.generation)
         self.network = Network(self, plan.weather)
         self.disks = Disks(self)
         self.restarts = Restarts(self, random.Random(f"{plan.seed}:restarts"))
@@ -137,14 +142,15 @@ class World:
         order = next(topic.order for topic in self.plan.topics if topic.lane == made.topic)
         self.seen(LaneMade(at=self.queue.now_us, lane=lane, topic=made.topic, order=order))
 
-    def _order_ring(self, lane: int) -> str:
+    def order_ring(self, lane: int) -> str:
+        """Name of the ring that a lane is written to now."""
         if lane in self._lanes:
             return self._lanes[lane].region
         return f"epoch-{self.directory.started_epoch()}/order-{lane}"
 
     def see_frontier(self, lane: int) -> None:
         """Put on record how far a lane is ordered, as one who sees all caches."""
-        medium, index = self.memory.regions.get(self._order_ring(lane)), -1
+        medium, index = self.memory.regions.get(self.order_ring(lane)), -1
         if medium is not None:
             word = RING_FRONTIER_OFFSET // 8
             index = max(int(words[word]) for words in (medium.words, *(copy.words for copy in medium.copies.values())))
@@ -164,7 +170,7 @@ class World:
 
     def see_trimmed(self, reader: str, lane: int, index: int) -> None:
         """A reader was told that the batch at `index` is gone: put on record if it is still there."""
-        medium = self.memory.regions.get(self._order_ring(lane))
+        medium = self.memory.regions.get(self.order_ring(lane))
         if medium is None or index < self.directory.trims().get(lane, 0):
             return
         slots, margin = self.sizes.order_slots, self.sizes.round_entries
@@ -189,7 +195,7 @@ class World:
         self.give_up()
 
     def _begin(self) -> None:
-        create_epochs(self.memory.host(self.hosts[0]))
+        create_epochs(self.bare_fabric(self.hosts[0]))
         for replica in range(self.plan.durable.replicas):
             self._start_replica(replica)
         for topic in self.plan.topics:
@@ -202,6 +208,7 @@ class World:
                 at=0, lane=made.lane, name=made.name, order=made.order, on_gap=made.on_gap, replicas=made.replicas,
                 durable_on=made.durable_on))  # fmt: skip
         self.memory.interrupt = self.interrupts.before_primitive
+        self.mirrors.interrupt(self.interrupts.before_primitive)
         self.start_roles()
         for plan in self.plan.streams:
             stream = Stream(plan, self.seed, self.sizes.chunk_bytes)
@@ -221,7 +228,11 @@ class World:
 
     def fabric_of(self, role: str, host: str) -> Fabric:
         """The fabric as a role on a host sees it."""
-        return self._wrap(role, self.memory.host(host))
+        return self._wrap(role, self.bare_fabric(host))
+
+    def bare_fabric(self, host: str) -> Fabric:
+        """The same before bugs are planted in it."""
+        return self.mirrors.of(self.memory.host(host), host)
 
     # --- the cluster --------------------------------------------------------------------------------------------------
     def start_roles(self) -> None:
@@ -351,6 +362,7 @@ class World:
     def crash_host(self, host: str) -> None:
         """The host goes with its cache and all its processes; their peers hear nothing."""
         self.memory.crash(host)
+        self.mirrors.crash(host)
         for process in self.processes:
             if process.host == host and process.alive:
                 process.die(silently=True)

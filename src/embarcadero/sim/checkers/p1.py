@@ -14,12 +14,14 @@ from embarcadero.sim.history import (
     History,
     LossTold,
     LostSpan,
+    MirrorLeft,
     Moved,
     OnDisk,
     Settled,
     TopicMade,
     TrimmedTo,
     Verdict,
+    WrittenTo,
 )
 from embarcadero.types import Ack, GapKind
 
@@ -29,7 +31,7 @@ def check(history: History) -> list[Violation]:
     ledger = ledger_of(history)
     lanes = _replicated(ledger)
     found = [*_losses_have_a_cause(history), *_gaps_are_true(history, lanes), *_durable_is_not_lost(ledger)]
-    found += _losses_are_told(ledger)
+    found += [*_losses_are_told(ledger), *_ends_are_known(ledger)]
     ended, healed = history.of(Ended), history.of(Healed)
     if ended and healed:
         found += [*_read_back(ledger, lanes), *_readers_are_told(ledger)]
@@ -106,6 +108,37 @@ def _losses_are_told(ledger: Ledger) -> list[Violation]:
             found.append(Violation("P1", event.at, (
                 f"batch {event.number} of {event.process}, acked at index {event.index} of lane {event.lane}, is lost, "
                 "and its publisher went on without being told")))  # fmt: skip
+    return found
+
+
+def _ends_are_known(ledger: Ledger) -> list[Violation]:
+    """With a mirror nothing is lost but what was ordered: a LOST gap ends one position after the lane's entries did.
+
+    The one position is left out for readers who had read everything: they would not hear of the loss otherwise.
+    """
+    history = ledger.history
+    if len(history.of(MirrorLeft)) < len(history.of(FabricLost)):
+        return []  # nobody has to know where a lane ended whose mirror is gone as well
+    spans: dict[int, list[LostSpan]] = defaultdict(list)
+    for span in history.of(LostSpan):
+        spans[span.lane].append(span)
+    written: dict[int, int] = {}
+    newest: dict[int, int] = {}
+    found: list[Violation] = []
+    for event in history:
+        if isinstance(event, WrittenTo):
+            written[event.lane] = max(event.index, written.get(event.lane, 0))
+        elif isinstance(event, Delivered | Settled) and event.index is not None:
+            newest[event.lane] = max(event.index, newest.get(event.lane, 0))
+        elif isinstance(event, FabricLost):
+            found += [
+                Violation("P1", event.at, (
+                    f"index {index} of lane {lane} was told before the fabric was lost, and is in a LOST gap up to "
+                    f"{span.stop}; its mirror knew that the lane ended at {written.get(lane, 0)}"))
+                for lane, index in newest.items()
+                for span in spans[lane]
+                if span.start <= index < span.stop and span.stop > written.get(lane, 0) + 1
+            ]  # fmt: skip
     return found
 
 

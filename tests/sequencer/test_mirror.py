@@ -1,0 +1,155 @@
+"""The fabric is lost and its mirror is not: lanes go on just where their order ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from embarcadero.fabric.layout import ORDER, SLOTS_OFFSET, RegionKind
+from embarcadero.fabric.ring import create_ring
+from embarcadero.limits import CEILING_AHEAD, PAST_GENERATIONS_MAX
+from embarcadero.sequencer.decisions import control_entry
+from embarcadero.types import EntryKind, Outcome, Range
+from tests.sequencer.replicated import ReplicatedCluster
+from tests.sequencer.test_recovery import disks_of, reply
+
+ORDERED = 7  # the entry of a session and six batches
+
+
+def mirrored(order: int = 5) -> tuple[ReplicatedCluster, int, int, Range]:
+    """A lane with a session and six batches in a cluster with a mirror; (cluster, lane, session, its range)."""
+    cluster = ReplicatedCluster(replicas=3)
+    cluster.mirror = "somewhere"
+    cluster.lose_memory()
+    lane = cluster.replicated(order)
+    session = cluster.open(lane)
+    cluster.brokers[0].batches(lane, session, *range(6))
+    cluster.run(2)
+    return cluster, lane, session, cluster.open_range(lane)
+
+
+def lose(cluster: ReplicatedCluster, range_: Range, end: int) -> None:
+    """All memory but the mirror goes; disks have the lane up to `end`."""
+    cluster.lose_memory(disks_of(range_))
+    reply(cluster, range_, end, end, end)
+    cluster.run(6)
+
+
+@pytest.mark.parametrize("order", [2, 5])
+def test_the_next_range_opens_where_the_order_ended(order: int) -> None:
+    """What was ordered and is on no disk is a LOST gap with exact bounds, and it is told how much that was."""
+    cluster, lane, session, range_ = mirrored(order)
+    cluster.lines(lane, 5, 4, 4)
+    lose(cluster, range_, 4)
+    sealed, opened = cluster.directory.ranges(lane)
+    assert (sealed.end, sealed.end_seq) == (4, 6)
+    assert (opened.start, opened.start_seq) == (ORDERED + 1, 12)  # who had read all of it hears of the loss at ORDERED
+    (saved,) = cluster.directory.saved()
+    assert (saved.kept, saved.index, saved.batches, saved.records) == (4, ORDERED, 3, 6)
+    assert cluster.directory.ceiling(lane)[0] >= CEILING_AHEAD  # it is never lowered
+
+    again = cluster.brokers[0].request(EntryKind.SESSION_OPEN, lane, session)
+    cluster.run(2)
+    outcome, _, _, _, expected, resumed = cluster.brokers[0].answers[again]
+    assert (outcome, expected) == (Outcome.OPENED, 3)
+    sent = cluster.brokers[0].batches(lane, resumed, 2, 3, 4, 5)
+    cluster.run(2)
+    outcomes = [cluster.brokers[0].outcome(sent + at) for at in range(4)]
+    assert outcomes == [Outcome.DUP_OF, Outcome.ORDERED, Outcome.ORDERED, Outcome.ORDERED]
+    assert cluster.brokers[0].answers[sent + 1][1] > ORDERED  # a new position: nobody was promised the old one
+
+
+def test_handles_are_counted_on_from_the_mirror() -> None:
+    """A session that was opened in the lost part is gone, but its handle is nobody else's."""
+    cluster, lane, _, range_ = mirrored()
+    gone = cluster.open(lane)
+    cluster.lines(lane, 4, 4, 4)
+    lose(cluster, range_, 4)
+    request = cluster.brokers[0].request(EntryKind.SESSION_OPEN, lane, gone)
+    cluster.run(2)
+    assert cluster.brokers[0].outcome(request) == Outcome.UNKNOWN_SESSION
+    assert cluster.open(lane) > gone
+
+
+def test_sessions_go_on_as_they_were_when_nothing_is_lost() -> None:
+    """All that was ordered is on disk: no gap, and no session is fenced."""
+    cluster, lane, session, range_ = mirrored()
+    cluster.lines(lane, ORDERED, ORDERED, ORDERED)
+    lose(cluster, range_, ORDERED)
+    assert [(r.start, r.end) for r in cluster.directory.ranges(lane)] == [(0, ORDERED), (ORDERED, None)]
+    sent = cluster.brokers[0].batches(lane, session, 5, 6)
+    cluster.run(2)
+    assert [cluster.brokers[0].outcome(sent + at) for at in range(2)] == [Outcome.DUP_OF, Outcome.ORDERED]
+    assert cluster.brokers[0].answers[sent + 1][1] == ORDERED
+
+
+def test_a_second_loss_before_the_lane_is_back() -> None:
+    """The mirror of the generation that ordered last speaks; when all is done nobody remembers any of them."""
+    cluster, lane, _, range_ = mirrored()
+    cluster.lines(lane, 4, 4, 4)
+    cluster.lose_memory(disks_of(range_))  # nobody answers
+    cluster.run(4)
+    assert [past.generation for past in cluster.directory.past()] == [1]
+    lose(cluster, range_, 4)
+    assert cluster.directory.ranges(lane)[-1].start == ORDERED + 1
+    assert cluster.directory.past() == ()
+
+
+@pytest.mark.parametrize("trouble", ["gone", "damaged", "behind", "gap"])
+def test_a_mirror_that_cannot_be_trusted_is_not(trouble: str) -> None:
+    """It is gone, an entry that was published is damaged, disks have more, or a later generation had none: ceiling."""
+    cluster, lane, _, range_ = mirrored()
+    cluster.lines(lane, 4, 4, 4)
+    ceiling, newest = cluster.directory.ceiling(lane), cluster.mirrors[1]
+    ring = f"epoch-{cluster.sequencer.epoch}/order-{lane}"
+    if trouble == "gone":
+        del cluster.mirrors[1]
+    elif trouble == "damaged":
+        newest.regions[ring].words[(SLOTS_OFFSET + 5 * 64) // 8 + 1] ^= 1
+    elif trouble == "behind":
+        for name in [name for name in newest.regions if f"-{lane}" in name]:
+            del newest.regions[name]
+    elif trouble == "gap":
+        cluster.lose_memory(disks_of(range_))
+        cluster.run(4)
+        del cluster.mirrors[2]
+    lose(cluster, range_, 4)
+    assert (cluster.directory.ranges(lane)[-1].start, cluster.directory.saved()) == (ceiling[0], [])
+    assert bool(cluster.diary.of("mirror has less than disks")) == (trouble == "behind")
+
+
+def test_a_lane_of_a_broker_ends_where_it_was_written_to() -> None:
+    """Its readers hear of a LOST gap up to the exact end, its publishers from where on it is lost."""
+    cluster = ReplicatedCluster(replicas=3)
+    cluster.mirror = "somewhere"
+    cluster.lose_memory()
+    topic = cluster.directory.create_topic("loose", order=0, replicas=3, durable_on=2)
+    lane = cluster.directory.make_lane(topic, cluster.brokers[0].member)
+    assert lane is not None
+    ring = create_ring(cluster.writer("broker-0"), lane.region, RegionKind.ORDER, ORDER, 32)
+    for _ in range(6):
+        if ring.next == 5:
+            ring.publish()  # the last entry is not: it counts all the same
+        ring.write(control_entry(EntryKind.BATCH, 0, 0, count=2, seq=2 * ring.next), 0)
+    cluster.wait(0.3)
+    range_ = cluster.open_range(lane.lane)
+    cluster.lines(lane.lane, 4, 4, 1)
+    lose(cluster, range_, 4)
+    (sealed,) = cluster.directory.ranges(lane.lane)
+    (closed,) = cluster.directory.lanes()
+    assert (sealed.end, sealed.end_seq) == (4, 8)
+    assert (closed.kept, closed.end, closed.end_seq) == (4, 7, 12)
+    assert [(saved.kept, saved.index, saved.batches) for saved in cluster.directory.saved()] == [(4, 6, 2)]
+
+
+def test_lost_generations_are_few() -> None:
+    """Of too many the oldest keep their place without a mirror; those in which nothing could be ordered leave none."""
+    cluster, _, _, range_ = mirrored()
+    for _ in range(PAST_GENERATIONS_MAX + 3):
+        cluster.lose_memory(disks_of(range_))
+        cluster.run(2)
+    cluster.directory.begin_generation("elsewhere")
+    count = len(cluster.directory.past())
+    cluster.directory.begin_generation("elsewhere")
+    past = cluster.directory.past()
+    assert len(past) == count == PAST_GENERATIONS_MAX
+    assert [bool(one.mirror) for one in past] == [False] + [True] * (PAST_GENERATIONS_MAX - 1)
