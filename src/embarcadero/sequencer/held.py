@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embarcadero.fabric.layout import PENDING, SLOTS_OFFSET, Entries, RegionKind, pick, seal, sealed
-from embarcadero.fabric.region import Fabric, Region, Shape
+from embarcadero.fabric.region import Fabric, Region, Shape, require_shape
 from embarcadero.invariants import invariant
 from embarcadero.limits import LINE_BYTES, REGION_HANDLES
 from embarcadero.types import EntryKind
@@ -124,7 +124,8 @@ def create_held(fabric: Fabric, name: str, slots: int) -> HeldRegion:
 def read_held(fabric: Fabric, name: str) -> Entries:
     """All whole entries that an earlier sequencer kept waiting."""
     region = fabric.attach(name)
-    region.invalidate(SLOTS_OFFSET, region.shape.slots * LINE_BYTES)
     stop = SLOTS_OFFSET + region.shape.slots * LINE_BYTES
+    require_shape(region, stop <= region.shape.size)
+    region.invalidate(SLOTS_OFFSET, region.shape.slots * LINE_BYTES)
     entries = region.data[SLOTS_OFFSET:stop].view(_LINE).copy().view(PENDING)
     return pick(entries, sealed(entries) & (entries["kind"] == EntryKind.BATCH))
