@@ -90,7 +90,10 @@ class TaggedReader:
         return list(self._values)
 
     def _learn(self) -> None:
-        for line in range(self._known, min(self._count.load(), self._lines_max)):
+        count = self._count.load()
+        if count > self._lines_max:
+            return  # it can't be: nothing new is believed
+        for line in range(self._known, count):
             at = frontier_offset(_FIRST + line)
             self._region.invalidate(at, 32)
             first, second = self._region.data[at : at + _VALUES].view(np.uint64).tolist()

@@ -18,7 +18,7 @@ from embarcadero.fuzz.mutate import mutated
 from embarcadero.fuzz.shrink import shrunk
 from embarcadero.fuzz.target import INPUT_BYTES_MAX, Target
 
-MEASURED_EVERY: Final = 16
+MEASURED_EVERY = 8
 """Memory is measured for one input in so many, and for all that were answered in a new way."""
 _KEPT_MAX: Final = 512
 _MENDED: Final = 0.7
@@ -79,11 +79,12 @@ class Campaign:
             while (inputs is None or self.tally.inputs < inputs) and (
                 seconds is None or time.monotonic() - began < seconds
             ):
-                self.give(self._next())
+                self.give(self.next())
         self.tally.seconds = time.monotonic() - began
         return self.tally
 
-    def _next(self) -> bytes:
+    def next(self) -> bytes:
+        """Another input."""
         target, rng = self.target, self._rng
         data = rng.choice(self._pool if rng.random() < 0.7 else self._corpus)
         if target.mutate is not None:

@@ -16,6 +16,7 @@ from embarcadero.bench.machine import commit
 from embarcadero.errors import BadValue
 from embarcadero.fuzz.campaign import Tally
 from embarcadero.fuzz.guard import judge, watched
+from embarcadero.fuzz.scratch import new_folder
 from embarcadero.fuzz.target import Target
 from embarcadero.fuzz.targets import TARGETS
 from embarcadero.fuzz.worker import Worker
@@ -46,18 +47,20 @@ def run(settings: Settings, folder: Path) -> list[Tally]:
     jobs = settings.jobs or len(os.sched_getaffinity(0))
     working: list[Worker] = []
     tallies: dict[str, Tally] = {}
-    try:
-        while waiting or working:
-            while waiting and len(working) < jobs:
-                working.append(Worker(waiting.popleft(), settings.seed, settings.inputs, settings.seconds))
-            for worker in [worker for worker in working if worker.poll()]:
-                working.remove(worker)
-                tallies[worker.target.name] = worker.tally
-                _save(worker.tally, folder)
-                _tell(worker.tally)
-    finally:
-        for worker in working:
-            worker.stop()
+    with new_folder() as scratch:
+        try:
+            while waiting or working:
+                while waiting and len(working) < jobs:
+                    target = waiting.popleft()
+                    working.append(Worker(target, settings.seed, settings.inputs, settings.seconds, Path(scratch)))
+                for worker in [worker for worker in working if worker.poll()]:
+                    working.remove(worker)
+                    tallies[worker.target.name] = worker.tally
+                    _save(worker.tally, folder)
+                    _tell(worker.tally)
+        finally:
+            for worker in working:
+                worker.stop()
     return [tallies[target.name] for target in chosen(settings.targets)]
 
 

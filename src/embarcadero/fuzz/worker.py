@@ -6,6 +6,7 @@ that input is the finding, and another child goes on with another seed. Its addr
 
 from __future__ import annotations
 
+import faulthandler
 import mmap
 import multiprocessing
 import os
@@ -14,12 +15,14 @@ import signal
 import struct
 import time
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from embarcadero.fuzz.campaign import Campaign, Finding, Tally
 from embarcadero.fuzz.guard import judge, watched
+from embarcadero.fuzz.scratch import use
 from embarcadero.fuzz.shrink import shrunk
 from embarcadero.fuzz.target import INPUT_BYTES_MAX, Target
 from embarcadero.limits import GIB
@@ -65,8 +68,9 @@ class Notes:
 class Worker:
     """A target under way: start it, `poll` it now and then, until it has a tally."""
 
-    def __init__(self, target: Target, seed: str, inputs: int | None, seconds: float | None) -> None:
+    def __init__(self, target: Target, seed: str, inputs: int | None, seconds: float | None, scratch: Path) -> None:
         self.target, self._seed, self._inputs, self._seconds = target, seed, inputs, seconds
+        self._scratch = scratch / target.name
         self.tally = Tally(target=target.name, findings=[])
         self._began = time.monotonic()
         self._restarts = 0
@@ -78,7 +82,8 @@ class Worker:
         left = None if self._inputs is None else max(1, self._inputs - self.tally.inputs)
         left_s = None if self._seconds is None else max(0.1, self._seconds - (time.monotonic() - self._began))
         seed = f"{self._seed}" if not self._restarts else f"{self._seed}.{self._restarts}"
-        self._process = _context.Process(target=_child, args=(self.target, seed, left, left_s, self._notes, theirs))
+        given = (self.target, seed, left, left_s, self._notes, theirs, self._scratch)
+        self._process = _context.Process(target=_child, args=given)
         self._process.start()
         theirs.close()
 
@@ -115,7 +120,7 @@ class Worker:
         reason = f"silent for {SILENCE_S} s" if silent else _reason(code)
         data = self._notes.data
         if not silent:
-            data = shrunk(data, lambda smaller: _crashes(self.target, smaller), self.target.archive, _CRASH_ATTEMPTS)
+            data = shrunk(data, self._crashes, self.target.archive, _CRASH_ATTEMPTS)
         found = Finding(
             kind="hang" if silent else "crash", outcome=f"the process: {reason}", where="", story=reason, data=data
         )
@@ -126,6 +131,16 @@ class Worker:
         self._restarts += 1
         self._start()
         return False
+
+    def _crashes(self, data: bytes) -> bool:
+        """Whether one input ends a process."""
+        process = _context.Process(target=_one, args=(self.target, data, self._scratch))
+        process.start()
+        process.join(SILENCE_S)
+        if process.is_alive():
+            process.kill()
+            process.join()
+        return process.exitcode != 0
 
     def stop(self) -> None:
         """End the child."""
@@ -143,12 +158,14 @@ def _bound() -> None:
         now = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + ADDRESS_BYTES, now + ADDRESS_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    faulthandler.disable()
 
 
 def _child(
-    target: Target, seed: str, inputs: int | None, seconds: float | None, notes: Notes, link: Connection
+    target: Target, seed: str, inputs: int | None, seconds: float | None, notes: Notes, link: Connection, scratch: Path
 ) -> None:
     _bound()
+    use(scratch)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     tally = Campaign(target, seed, notes.note).run(inputs, seconds)
     link.send_bytes(msgspec.msgpack.encode(tally))
@@ -156,19 +173,9 @@ def _child(
     os._exit(0)
 
 
-def _crashes(target: Target, data: bytes) -> bool:
-    """Whether one input ends a process."""
-
-    def run() -> None:
-        _bound()
-        with watched():
-            judge(target, data, measure=False)
-        os._exit(0)
-
-    process = _context.Process(target=run)
-    process.start()
-    process.join(SILENCE_S)
-    if process.is_alive():
-        process.kill()
-        process.join()
-    return process.exitcode != 0
+def _one(target: Target, data: bytes, scratch: Path) -> None:
+    _bound()
+    use(scratch)
+    with watched():
+        judge(target, data, measure=False)
+    os._exit(0)

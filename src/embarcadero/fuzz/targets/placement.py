@@ -12,8 +12,8 @@ import msgspec
 from embarcadero.fuzz.archive import Files, pack, unpack
 from embarcadero.fuzz.mutate import mutated
 from embarcadero.fuzz.samples import TYPED_SCHEMA, US
+from embarcadero.fuzz.scratch import folder
 from embarcadero.fuzz.target import Inputs, Target
-from embarcadero.fuzz.targets.settings import folder
 from embarcadero.fuzz.tree import tree_mutation
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore

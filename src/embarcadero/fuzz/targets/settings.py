@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable
-from functools import cache
 from importlib.util import find_spec
-from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -22,6 +19,7 @@ from embarcadero.config.table import KEYS
 from embarcadero.errors import BadValue
 from embarcadero.fabric.region import check_name
 from embarcadero.fuzz.mutate import mutated
+from embarcadero.fuzz.scratch import folder
 from embarcadero.fuzz.target import Inputs, Target, agree
 from embarcadero.fuzz.tree import tree_mutation
 from embarcadero.node.cluster import ClusterFolder, ClusterInfo, NodeInfo
@@ -36,20 +34,6 @@ _WORDS: Final = (
     b"16MiB", b"30s", b"80%", b"true", b"null", b"&a ", b"*a", b"!!python/object:os.system ", b"<<: ", b"|", b"- ",
     b"\n", b"  ", b": ", b"{", b"[", b"[" * 2_000, b"9" * 5_000, b"1e999", b"-0", b"\xef\xbb\xbf", b"\x00",
 )  # fmt: skip
-
-
-@cache
-def folder() -> Path:
-    """A place for files of this process; gone with it."""
-    _KEPT.append(tempfile.TemporaryDirectory(prefix="embarcadero-fuzz-", dir=_memory()))
-    return Path(_KEPT[-1].name)
-
-
-_KEPT: list[Any] = []
-
-
-def _memory() -> str | None:
-    return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 # --- configuration ----------------------------------------------------------------------------------------------------

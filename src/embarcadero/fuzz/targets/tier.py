@@ -12,8 +12,8 @@ import pyarrow as pa
 from embarcadero.client.batch import Batch, OrderEntry
 from embarcadero.fuzz.mutate import mutated
 from embarcadero.fuzz.samples import entries_for, raw_payload
+from embarcadero.fuzz.scratch import folder
 from embarcadero.fuzz.target import Inputs, Target, agree
-from embarcadero.fuzz.targets.settings import folder
 from embarcadero.limits import MIB
 from embarcadero.tier.cold import ColdFile, ColdTable
 from embarcadero.tier.columns import table_schema
