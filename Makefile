@@ -21,7 +21,7 @@ $(VENV)/.ready: requirements.lock pyproject.toml setup.py native/primitives.c
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-demo: setup      ## a durable cluster under kill -9, then a whole pipeline on Spark, with a report
+demo: setup      ## kill -9 of a broker, the sequencer, everything; then a whole pipeline on Spark, with a report
 	@$(BIN)/embarcadero demo
 
 test: setup check unit  ## all checks and tests

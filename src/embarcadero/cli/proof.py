@@ -105,8 +105,9 @@ def demo(
 ) -> None:
     """Watch a private cluster at work, and then a whole data pipeline on Spark; processes are killed on the way.
 
-    First act: durable publishers, a broker killed, then everything; one order for all readers. Second act: a shop's
-    orders through a streaming query into a table, with SQL and an audit at the end; a page tells it with pictures.
+    First act: durable publishers; a broker is killed, then the sequencer, then everything; one order for all readers.
+    Second act: a shop's orders through a streaming query into a table, under the same kills, with SQL and an audit at
+    the end; a page tells it with pictures. How long acks paused when the sequencer was killed is told in both.
 
     Example:
 
