@@ -44,6 +44,7 @@ class Tally(msgspec.Struct, kw_only=True):
     target: str
     inputs: int = 0
     seconds: float = 0.0
+    cpu_s: float = 0.0  # of its process: other programs do not matter
     success: int = 0
     refused: int = 0
     answers: int = 0  # different ones
@@ -55,6 +56,11 @@ class Tally(msgspec.Struct, kw_only=True):
     def per_s(self) -> float:
         """Inputs a second."""
         return self.inputs / self.seconds if self.seconds else 0.0
+
+    @property
+    def per_cpu_s(self) -> float:
+        """Inputs for each second of processor time."""
+        return self.inputs / self.cpu_s if self.cpu_s else 0.0
 
 
 class Campaign:
@@ -72,7 +78,7 @@ class Campaign:
 
     def run(self, inputs: int | None, seconds: float | None) -> Tally:
         """So many inputs, or for so long, whichever is over first."""
-        began = time.monotonic()
+        began, began_cpu = time.monotonic(), time.process_time()
         with watched():
             for data in self._corpus:
                 self.give(data)
@@ -80,7 +86,7 @@ class Campaign:
                 seconds is None or time.monotonic() - began < seconds
             ):
                 self.give(self.next())
-        self.tally.seconds = time.monotonic() - began
+        self.tally.seconds, self.tally.cpu_s = time.monotonic() - began, time.process_time() - began_cpu
         return self.tally
 
     def next(self) -> bytes:

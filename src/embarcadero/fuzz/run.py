@@ -21,7 +21,7 @@ from embarcadero.fuzz.target import Target
 from embarcadero.fuzz.targets import TARGETS
 from embarcadero.fuzz.worker import Worker
 
-COLUMNS: Final = ("target", "inputs", "inputs/s", "success", "refused", "answers", "peak MiB", "findings")
+COLUMNS: Final = ("target", "inputs", "/s", "/cpu s", "refused", "answers", "MiB", "found")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +93,7 @@ def again(name: str, path: Path) -> int:
 def rows(tallies: list[Tally]) -> list[list[object]]:
     """As a table of COLUMNS."""
     return [
-        [t.target, f"{t.inputs:,}", f"{t.per_s:,.0f}", f"{t.success:,}", f"{t.refused:,}", t.answers,
+        [t.target, f"{t.inputs:,}", f"{t.per_s:,.0f}", f"{t.per_cpu_s:,.0f}", f"{t.refused:,}", t.answers,
          f"{t.peak_bytes / (1 << 20):.1f}", len(t.findings)]
         for t in tallies
     ]  # fmt: skip
@@ -103,7 +103,7 @@ def report(settings: Settings, tallies: list[Tally], seconds: float) -> dict[str
     """Everything about a run, for a file."""
     facts = []
     for tally in tallies:
-        told = msgspec.to_builtins(tally) | {"per_s": round(tally.per_s, 1)}
+        told = msgspec.to_builtins(tally) | {"per_s": round(tally.per_s, 1), "per_cpu_s": round(tally.per_cpu_s, 1)}
         for found in told["findings"]:
             found["bytes"] = len(found.pop("data")) * 3 // 4
         facts.append(told)

@@ -108,6 +108,7 @@ class Worker:
         mine = self.tally
         self.tally = Tally(
             target=mine.target, inputs=mine.inputs + other.inputs, seconds=time.monotonic() - self._began,
+            cpu_s=mine.cpu_s + other.cpu_s,
             success=mine.success + other.success, refused=mine.refused + other.refused, answers=other.answers,
             peak_bytes=max(mine.peak_bytes, other.peak_bytes), corpus=other.corpus,
             findings=[*mine.findings, *other.findings],

@@ -27,7 +27,7 @@ from embarcadero.sequencer.held import HeldSlots
 from embarcadero.sequencer.order import LaneOrder
 from embarcadero.sequencer.takeover import Legacy, readmit
 from embarcadero.types import Member, Order, Topic
-from embarcadero.watch.regions import RINGS, read_region
+from embarcadero.watch.regions import RINGS, check_shape, read_region
 from embarcadero.wire.codec import payload_crc
 
 _EDIT: Final = struct.Struct("<HIH")
@@ -154,6 +154,7 @@ def _regions(data: bytes) -> str:
         for name in sorted(touched):
             try:
                 answers.add(_read(fabric, name))
+                check_shape(name, fabric.attach(name).shape)
                 read_region(fabric, name, None, 20)  # type: ignore[arg-type]
             except EmbarcaderoError as error:
                 answers.add(f"{type(error).__name__} {error.message}")

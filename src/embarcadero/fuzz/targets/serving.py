@@ -22,7 +22,7 @@ from embarcadero.limits import CONTROL_BYTES_MAX, FETCH_BYTES_MAX, FRAME_BYTES_M
 from embarcadero.types import Order
 from embarcadero.watch.http import Endpoint
 from embarcadero.wire import codec, messages
-from embarcadero.wire.frames import ACK
+from embarcadero.wire.frames import ACK, FrameKind
 from embarcadero.wire.receiver import AcksReceived, ControlReceived, CreditReceived, FetchedReceived, FrameReceiver
 
 _BODY_AT: Final = 16
@@ -48,7 +48,8 @@ def _conversations() -> Inputs:
         codec.control_frame(messages.GetLanes(lane=2), 13), batch_frame(raw_payload(1), lane=2, session=0),
         codec.control_frame(messages.CloseSession(lane=0, session=0), 14),
     ]  # fmt: skip
-    return [*asked, *good, b"".join(good), good[0] + good[1], good[0] + good[14]]
+    some = [b"".join(asked[at : at + 6]) for at in range(0, len(asked), 6)]  # few inputs: each one takes a while
+    return [b"".join(good), *some, good[0] + good[1], good[0] + good[14], *good[2:6]]
 
 
 def _talk(data: bytes, rng: Random, pool: Inputs) -> bytes:
@@ -58,9 +59,20 @@ def _talk(data: bytes, rng: Random, pool: Inputs) -> bytes:
         return data + rng.choice(pool)
     if choice < 0.3 or len(data) <= _BODY_AT:
         return mutated(data, rng, pool)
-    length = int.from_bytes(data[4:8], "little")
-    body = _tree(data[_BODY_AT : _BODY_AT + length], rng, [b"\xc0"])
-    return data[:4] + len(body).to_bytes(4, "little") + data[8:_BODY_AT] + body + data[_BODY_AT + length :]
+    at = rng.choice(_frame_starts(data))
+    length = int.from_bytes(data[at + 4 : at + 8], "little")
+    body_at, after = at + _BODY_AT, at + _BODY_AT + length
+    body = _tree(data[body_at:after], rng, [b"\xc0"])
+    return data[: at + 4] + len(body).to_bytes(4, "little") + data[at + 8 : body_at] + body + data[after:]
+
+
+def _frame_starts(data: bytes) -> list[int]:
+    """Where the control frames at the start of an input begin."""
+    starts, at = [0], 0
+    while len(data) > at + _BODY_AT and data[at + 3] == FrameKind.CONTROL:
+        starts.append(at)
+        at += _BODY_AT + int.from_bytes(data[at + 4 : at + 8], "little")
+    return starts
 
 
 def _broker(data: bytes) -> str:
