@@ -5,8 +5,9 @@ BIN    := $(VENV)/bin
 SEEDS  ?= 2000
 WORKERS ?= 2
 ROUNDS ?= 100
+SECONDS ?= 30
 
-.PHONY: help setup demo test check unit sim chaos bench stress plants system lock clean
+.PHONY: help setup demo test check unit sim fuzz chaos bench stress plants system lock clean
 .DEFAULT_GOAL := help
 
 help:            ## what there is to do
@@ -20,7 +21,7 @@ $(VENV)/.ready: requirements.lock pyproject.toml setup.py native/primitives.c
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-demo: setup      ## a durable cluster under kill -9, then a whole pipeline on Spark, with a report
+demo: setup      ## kill -9 of a broker, the sequencer, everything; then a whole pipeline on Spark, with a report
 	@$(BIN)/embarcadero demo
 
 test: setup check unit  ## all checks and tests
@@ -33,6 +34,9 @@ check: setup     ## lint and types
 
 sim: setup       ## simulate SEEDS worlds (default 2000) on all cores
 	$(BIN)/embarcadero sim --seeds 0:$(SEEDS) --report build/sim.json
+
+fuzz: setup      ## hostile and damaged inputs for every decoder and every recovery, SECONDS each (default 30)
+	$(BIN)/embarcadero fuzz --seconds $(SECONDS) --report build/fuzz/report.json
 
 plants: setup    ## plant each known bug and see a test or a seed catch it
 	$(BIN)/embarcadero sim --plants

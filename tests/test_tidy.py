@@ -26,7 +26,7 @@ LAYERS = [
     {"audit"},
     {"spark"},
     {"sim", "bench", "testing"},
-    {"chaos"},
+    {"chaos", "fuzz"},
     {"demo"},
     {"cli"},
 ]

@@ -1,4 +1,4 @@
-"""sim, bench, demo: how we know. The work is done in their own packages."""
+"""sim, fuzz, bench, demo: how we know. The work is done in their own packages."""
 
 from __future__ import annotations
 
@@ -112,8 +112,9 @@ def demo(
 ) -> None:
     """Watch a private cluster at work, and then a whole data pipeline on Spark; processes are killed on the way.
 
-    First act: durable publishers, a broker killed, then everything; one order for all readers. Second act: a shop's
-    orders through a streaming query into a table, with SQL and an audit at the end; a page tells it with pictures.
+    First act: durable publishers; a broker is killed, then the sequencer, then everything; one order for all readers.
+    Second act: a shop's orders through a streaming query into a table, under the same kills, with SQL and an audit at
+    the end; a page tells it with pictures. How long acks paused when the sequencer was killed is told in both.
 
     Example:
 
@@ -122,3 +123,51 @@ def demo(
     from embarcadero.demo.screen import run_cli
 
     raise typer.Exit(run_cli(brokers, seconds, steps, report, json))
+
+
+def fuzz(
+    target: Annotated[
+        list[str] | None, typer.Option(show_default=False, help="Only this target; give it again for more.")
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=0.1, show_default="10", help="How long each target runs, at most.")
+    ] = None,
+    inputs: Annotated[
+        int | None, typer.Option(min=1, show_default=False, help="How many inputs each target gets, at most.")
+    ] = None,
+    seed: Annotated[str, typer.Option(help="Same seed, same inputs.")] = "0",
+    jobs: Annotated[int, typer.Option(help="Processes. 0: one per core.")] = 0,
+    report: Annotated[Path, typer.Option(help="Where the report goes; findings are saved beside it.")] = Path(
+        "build/fuzz/report.json"
+    ),
+    input: Annotated[
+        Path | None, typer.Option(show_default=False, help="Run one saved input of a target again.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Give every decoder and every recovery hostile and damaged inputs: success or a typed error, and nothing else.
+
+    Real inputs are changed, with lengths and checksums made to fit again, so that deep code is reached. Memory and time
+    of each input are bounded. What is found is made small and saved.
+
+    Examples:
+
+        embarcadero fuzz --seconds 30
+
+        embarcadero fuzz --target recovery --inputs 100000 --seed 7
+
+        embarcadero fuzz --target recovery --input build/fuzz/recovery/untyped-0123456789ab
+    """
+    from embarcadero.cli.output import print_json, print_table
+    from embarcadero.fuzz.run import COLUMNS, Settings, again, run_cli
+
+    if input is not None:
+        if not target or len(target) != 1 or not input.is_file():
+            raise BadValue("--input needs one --target, and a file", "such as a finding names it")
+        raise typer.Exit(again(target[0], input))
+    settings = Settings(
+        targets=tuple(target or ()), inputs=inputs, seed=seed, jobs=jobs,
+        seconds=10.0 if seconds is None and inputs is None else seconds,
+    )  # fmt: skip
+    show = (lambda told, _: print_json(told)) if json else (lambda _, rows: print_table("fuzz", COLUMNS, rows))
+    raise typer.Exit(run_cli(settings, report, show))

@@ -29,6 +29,8 @@ from embarcadero.types import Ack, Topic
 from embarcadero.wire.compression import COMPRESSIONS
 from embarcadero.wire.schemas import encode_schema
 
+_PORT_DIGITS_MAX: Final = 9  # Python refuses to read numbers of thousands of digits
+
 
 def parse_addresses(addresses: str | Sequence[str]) -> list[tuple[str, int]]:
     """`host:port`, several with commas or as a list."""
@@ -42,7 +44,8 @@ def parse_addresses(addresses: str | Sequence[str]) -> list[tuple[str, int]]:
 def _address(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:
+    digits = port.isascii() and port.isdigit() and len(port) <= _PORT_DIGITS_MAX
+    if not colon or not host or not digits or not 0 < int(port) < 65_536:
         raise BadValue(f"{text!r} is no broker address", "write host:port, for example 127.0.0.1:9092")
     return host, int(port)
 

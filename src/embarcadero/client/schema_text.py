@@ -84,7 +84,10 @@ def _type(text: str) -> pa.DataType:
     if found := _TIMESTAMP.fullmatch(text):
         return pa.timestamp(found[1], tz=found[2])
     if found := _DECIMAL.fullmatch(text):
-        return pa.decimal128(int(found[1]), int(found[2]))
+        try:
+            return pa.decimal128(int(found[1]), int(found[2]))
+        except ValueError as error:
+            raise BadSchema(f"there is no type {text!r}: {error}", _HINT) from None
     if text.startswith("list<") and text.endswith(">"):
         return pa.list_(_type(text[5:-1].strip().removeprefix("item: ")))
     if text.startswith("struct<") and text.endswith(">"):

@@ -356,6 +356,8 @@ class SubscriberCore:
         return gap.kind is GapKind.END_OF_LANE and self._read == "ordered"
 
     def _check(self, entry: OrderEntry) -> None:
+        if entry.kind != EntryKind.BATCH and (entry.count or entry.size):
+            raise BadFrame(f"entry {entry.index} of kind {entry.kind} has records", "only batches have: report it")
         if self._by == "index" and entry.index < self._next:
             raise BadFrame(f"index {entry.index} was served where {self._next} comes next", "report it: this is a bug")
         if self._control and self._partitions is None and self._by == "index" and entry.index > self._next:

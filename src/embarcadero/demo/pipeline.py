@@ -21,6 +21,7 @@ import pyarrow as pa
 
 import embarcadero as emb
 from embarcadero.chaos.cluster import MortalCluster
+from embarcadero.demo.reign import kill_sequencer, watch_takeover
 from embarcadero.demo.report import Answer, Check, Facts, Sample, write_report
 from embarcadero.demo.shop import ORDERS, PAYMENTS, SALES, Shop, differences
 from embarcadero.errors import ClusterError, EmbarcaderoError
@@ -61,6 +62,7 @@ class Pipeline:
         self.published = 0  # orders that were acked durable
         self.places: list[tuple[int, int, int]] = []  # batches of orders: first seq, orders before, orders
         self.repeated = 0  # batches sent a second time
+        self.waited_s: list[tuple[float, float]] = []  # when an ack came, and how long it was waited for
         self.tiered_files = 0
         self.aggregated = 0
         self.aggregated_seq = -1
@@ -126,9 +128,11 @@ def sell(pipeline: Pipeline) -> None:
             began = time.monotonic()
             sold, paid = pipeline.shop.step(ORDERS_A_STEP)
             sent.append(sold.combine_chunks().to_batches()[0])
+            asked = time.monotonic()
             future = orders.publish(sent[-1])
             payments.publish(paid.combine_chunks().to_batches()[0])
             pipeline.note(future.result(timeout=_PATIENCE_S), sold.num_rows)
+            pipeline.waited_s.append((time.monotonic(), time.monotonic() - asked))
             pipeline.published = pipeline.shop.books.orders
             if (step + 1) % REPEAT_EVERY == 0:
                 orders.close()
@@ -172,6 +176,18 @@ def kill_a_broker(pipeline: Pipeline) -> None:
     pipeline.tell(f"broker 1 is killed (kill -9 of process {pid}); everybody moves on to the others")
 
 
+def kill_the_sequencer(pipeline: Pipeline) -> None:
+    """The sequencer that reigns dies; one that stands by takes over."""
+    pid, epoch = kill_sequencer(pipeline.cluster)
+    since = time.monotonic()
+    pipeline.facts.kills.append((pipeline.elapsed, "sequencer"))
+    pipeline.tell(f"the sequencer is killed (kill -9 of process {pid}); orders go on arriving")
+    done = watch_takeover(pipeline.cluster, pid, epoch, since, lambda: [moment for moment, _ in pipeline.waited_s])
+    longest = max(waited for moment, waited in pipeline.waited_s if moment > since)
+    pipeline.facts.cards["longest wait for an ack when the sequencer was killed"] = f"{longest * 1_000:,.0f} ms"
+    pipeline.tell(f"{done.role} took over in epoch {done.epoch}; no ack took longer than {longest * 1_000:,.0f} ms")
+
+
 def kill_everything(pipeline: Pipeline) -> None:
     """The whole cluster dies, and comes back from its disks."""
     killed = pipeline.cluster.kill_all()
@@ -182,10 +198,12 @@ def kill_everything(pipeline: Pipeline) -> None:
 
 
 def direct(pipeline: Pipeline) -> None:
-    """The plot: a broker is killed, then every process at once."""
-    wait_for_share(pipeline, 0.3)
+    """The plot: a broker is killed, then the sequencer, then every process at once."""
+    wait_for_share(pipeline, 0.25)
     kill_a_broker(pipeline)
-    wait_for_share(pipeline, 0.6)
+    wait_for_share(pipeline, 0.4)
+    kill_the_sequencer(pipeline)
+    wait_for_share(pipeline, 0.65)
     kill_everything(pipeline)
 
 
@@ -346,7 +364,7 @@ def tell_figures(pipeline: Pipeline) -> None:
         "files in the table": f"{pipeline.tiered_files}",
         "killed": ", ".join(what for _, what in facts.kills) or "nothing",
         "checks that hold": f"{sum(check.holds for check in facts.checks)} of {len(facts.checks)}",
-    }
+    } | facts.cards
 
 
 def run_here(report: Path, steps: int, watch: Callable[[Pipeline], None]) -> Pipeline:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from embarcadero.fabric.layout import EPOCH_LINE, SUPERBLOCK, RegionKind
-from embarcadero.fabric.region import Fabric, Region, Shape
+from embarcadero.fabric.region import Fabric, Region, Shape, require_shape
 from embarcadero.invariants import invariant
 from embarcadero.limits import EPOCHS_AHEAD_MAX, EPOCHS_MAX
 
@@ -30,6 +30,7 @@ class EpochTable:
 
     def __init__(self, fabric: Fabric, region: Region) -> None:
         self._fabric, self._region = fabric, region
+        require_shape(region, (region.shape.size - SUPERBLOCK.itemsize) % EPOCH_LINE.itemsize == 0)
         self._lines = region.data[SUPERBLOCK.itemsize :].view(EPOCH_LINE)
         words = memoryview(region.data)[SUPERBLOCK.itemsize :].cast("Q")  # type: ignore[arg-type]
         self._opened, self._started = (words[field_at::_WORDS] for field_at in (_OPENED_WORD, _STARTED_WORD))

@@ -24,7 +24,7 @@ from embarcadero.env import NO_STEPS, Steps
 from embarcadero.errors import FrameTooLarge
 from embarcadero.fabric.frontier import FrontierReader, FrontierWriter
 from embarcadero.fabric.layout import SUPERBLOCK, BrokerLine, RegionKind, frontier_offset
-from embarcadero.fabric.region import Fabric, Region, Shape
+from embarcadero.fabric.region import Fabric, Region, Shape, require_shape
 from embarcadero.invariants import invariant
 from embarcadero.limits import FRONTIER_BYTES, LINE_BYTES
 from embarcadero.steps import Step
@@ -45,6 +45,9 @@ class _Log:
     def __init__(self, log: Region, frontiers: Region) -> None:
         self._log, self._frontiers = log, frontiers
         self.chunks, self.chunk_bytes = log.shape.slots, log.shape.slot_bytes
+        powers = all(number > 0 and number & (number - 1) == 0 for number in (self.chunks, self.chunk_bytes))
+        require_shape(log, powers and _PAYLOAD_OFFSET + self.chunks * self.chunk_bytes <= log.shape.size)
+        require_shape(frontiers, _chunk_line(self.chunks) <= frontiers.shape.size)
         self._memory = log.data.data
         self._unit_bits = (self.chunk_bytes // LINE_BYTES).bit_length() - 1
         self._unit_mask = (1 << self._unit_bits) - 1

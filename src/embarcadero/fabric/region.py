@@ -21,6 +21,7 @@ from embarcadero.errors import BadName, BadRegion
 from embarcadero.fabric.layout import LAYOUT_VERSION, MAGIC, SUPERBLOCK, RegionKind, superblock_check
 
 Bytes = npt.NDArray[np.uint8]
+_KINDS = frozenset(RegionKind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,17 @@ def write_superblock(data: Bytes, shape: Shape, generation: int) -> None:
     data[: SUPERBLOCK.itemsize] = np.frombuffer(block.tobytes(), dtype=np.uint8)
 
 
+def require_shape(region: Region, holds: bool) -> None:
+    """BadRegion, unless what a superblock says about a region's size and slots makes sense for what reads it."""
+    if not holds:
+        shape = region.shape
+        what = f"{shape.kind.name}, {shape.slots} slots of {shape.slot_bytes} bytes, {shape.size} bytes"
+        raise BadRegion(
+            f"region {region.name}: its superblock contradicts itself ({what})",
+            "it was damaged, or made by another program; stop the cluster and remove the fabric folder",
+        )
+
+
 def read_superblock(name: str, data: Bytes, generation: int) -> Shape:
     """Check a region's first 128 bytes; a wrong one is named, with what to do."""
     hint = "stop the cluster and remove the fabric folder; `embarcadero up` makes it anew"
@@ -135,8 +147,10 @@ def read_superblock(name: str, data: Bytes, generation: int) -> Shape:
         raise BadRegion(f"region {name}: belongs to another cluster (generation {int(block['generation'][0]):x})", hint)
     if int(block["size"][0]) != len(data):
         raise BadRegion(f"region {name}: superblock says {int(block['size'][0])} bytes, the file has {len(data)}", hint)
+    if (kind := int(block["kind"][0])) not in _KINDS:
+        raise BadRegion(f"region {name}: there is no kind {kind} of region", hint)
     return Shape(
-        kind=RegionKind(int(block["kind"][0])),
+        kind=RegionKind(kind),
         size=len(data),
         slots=int(block["slots"][0]),
         slot_bytes=int(block["slot_bytes"][0]),

@@ -21,7 +21,7 @@ from embarcadero.fabric.layout import (
     seal,
     valid_prefix,
 )
-from embarcadero.fabric.region import Fabric, Region, Shape
+from embarcadero.fabric.region import Fabric, Region, Shape, require_shape
 from embarcadero.invariants import invariant
 
 
@@ -34,7 +34,9 @@ def ring_shape(kind: RegionKind, dtype: np.dtype[np.void], slots: int, owner: in
 class _Ring:
     def __init__(self, region: Region, dtype: np.dtype[np.void], commit: str) -> None:
         self.region, self.dtype, self.commit = region, dtype, commit
-        self.slots = region.shape.slots
+        self.slots = slots = region.shape.slots
+        power = slots > 0 and slots & (slots - 1) == 0
+        require_shape(region, power and SLOTS_OFFSET + slots * dtype.itemsize <= region.shape.size)
         self._memory = memoryview(region.data)  # type: ignore[arg-type]
         self._entries = region.data[SLOTS_OFFSET : SLOTS_OFFSET + self.slots * dtype.itemsize].view(dtype)
 

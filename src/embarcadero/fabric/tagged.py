@@ -17,7 +17,7 @@ import numpy as np
 from embarcadero.errors import TooMany
 from embarcadero.fabric.frontier import FrontierReader, FrontierWriter
 from embarcadero.fabric.layout import RegionKind, frontier_offset
-from embarcadero.fabric.region import Fabric, Region, Shape
+from embarcadero.fabric.region import Fabric, Region, Shape, require_shape
 from embarcadero.limits import FRONTIER_BYTES
 
 _HEARTBEAT, _COUNT, _FIRST = 0, 1, 8
@@ -68,6 +68,8 @@ class TaggedReader:
 
     def __init__(self, region: Region) -> None:
         self._region = region
+        self._lines_max = (region.shape.size - frontier_offset(_FIRST)) // FRONTIER_BYTES
+        require_shape(region, self._lines_max >= 0)
         self._count = FrontierReader(region, frontier_offset(_COUNT))
         self._known = 0
         self._values: dict[Tags, tuple[FrontierReader, FrontierReader]] = {}
@@ -88,7 +90,10 @@ class TaggedReader:
         return list(self._values)
 
     def _learn(self) -> None:
-        for line in range(self._known, self._count.load()):
+        count = self._count.load()
+        if count > self._lines_max:
+            return  # it can't be: nothing new is believed
+        for line in range(self._known, count):
             at = frontier_offset(_FIRST + line)
             self._region.invalidate(at, 32)
             first, second = self._region.data[at : at + _VALUES].view(np.uint64).tolist()

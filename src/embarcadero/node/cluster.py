@@ -203,7 +203,7 @@ class ClusterFolder:
             return msgspec.json.decode((self.path / "cluster.json").read_bytes(), type=ClusterInfo)
         except FileNotFoundError:
             raise NotRunning(f"{self.path} has no cluster yet", "start one with `embarcadero up`") from None
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             what = f"{self.path / 'cluster.json'} makes no sense: {error}"
             raise Corrupt(what, "stop the cluster and remove that file") from error
 

@@ -17,7 +17,8 @@ def parse_cores(text: str) -> list[int]:
     """Cores in a text such as `0,2,3`; empty means no pinning. All must be ours to use."""
     usable = os.sched_getaffinity(0)
     parts = [part.strip() for part in text.split(",") if part.strip()]
-    wrong = [part for part in parts if not (part.isascii() and part.isdigit() and int(part) in usable)]
+    known = {str(core) for core in usable}
+    wrong = [part for part in parts if part not in known]
     if wrong:
         raise BadValue(f"no such core: {', '.join(wrong)}", f"usable here: {', '.join(map(str, sorted(usable)))}")
     return [int(part) for part in parts]

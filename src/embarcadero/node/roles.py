@@ -25,6 +25,7 @@ class Role(NamedTuple):
 
 
 SEQUENCER = Role(candidate=0)
+_DIGITS_MAX = 9  # Python refuses to read numbers of thousands of digits
 
 
 def candidate_role(candidate: int) -> str:
@@ -56,7 +57,7 @@ def _parse(text: str) -> Role:
     kind, _, digits = text.partition(":")
     if text == "sequencer":
         return SEQUENCER
-    number = int(digits) if digits.isascii() and digits.isdigit() else None
+    number = int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS_MAX else None
     if number is not None and kind == "broker" and number < BROKERS_MAX:
         return Role(broker=number)
     if number is not None and kind == "replica" and number < REPLICAS_MAX:

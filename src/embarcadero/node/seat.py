@@ -134,6 +134,7 @@ class Seat:
         self._watch.close()
         if self._heard is not None:
             self._heard.close()
-        self._fabric.give_up_spares()
+        for part in self._parts:
+            part.give_up_spares()
         with contextlib.suppress(EmbarcaderoError):
             self._directory.withdraw_candidate()

@@ -21,7 +21,7 @@ def decode(key: str, value: bytes, kind: type[S]) -> S:
     """A value of the store as what it should be."""
     try:
         return msgspec.json.decode(value, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         hint = "restore the store from a backup, or remove the cluster's folder"
         raise Corrupt(f"the store's value of {key!r} makes no sense: {error}", hint) from error
 

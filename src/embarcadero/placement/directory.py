@@ -15,6 +15,7 @@ from collections.abc import Set as AbstractSet
 
 import msgspec
 
+from embarcadero.errors import Corrupt
 from embarcadero.limits import LANES_MAX, PAST_GENERATIONS_MAX, TOPICS_MAX
 from embarcadero.placement.decisions import Plan
 from embarcadero.placement.election import Election
@@ -156,4 +157,9 @@ class Directory(Topics, BrokerLanes, Members, Election):
         if cluster is None:
             cluster = Cluster(id=cluster_id, generation=0)
             plan.put("cluster", cluster)
+        try:
+            int(cluster.id, 16)
+        except ValueError:
+            what = f"the store's cluster has the id {cluster.id[:40]!r}, which is no number"
+            raise Corrupt(what, "restore the store from a backup, or remove the cluster's folder") from None
         return cluster

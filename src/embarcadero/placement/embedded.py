@@ -286,6 +286,8 @@ class SqliteStore:
             yield
         except sqlite3.Error as error:
             raise self._typed(error) from error
+        except UnicodeDecodeError as error:  # SQLite's own words quote what it found in the file
+            raise Corrupt(f"the store {self._path} is damaged: {error}", _RESTORE) from error
 
     def _typed(self, error: sqlite3.Error) -> EmbarcaderoError:
         code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF  # the primary code, without its extension

@@ -21,8 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from embarcadero.env import NO_STEPS, Steps
+from embarcadero.errors import Corrupt
 from embarcadero.fabric.layout import SUPERBLOCK, Entries, RegionKind, table
-from embarcadero.fabric.region import Fabric, Region, Shape
+from embarcadero.fabric.region import Fabric, Region, Shape, require_shape
 from embarcadero.invariants import invariant
 from embarcadero.sequencer.order import LaneOrder
 from embarcadero.sequencer.sessions import LOST, NEVER, NOBODY, OPEN, Ints, SessionTable, W
@@ -45,6 +46,8 @@ _ROW: Final = table(
 )  # fmt: skip
 _BYTES: Final = 128
 _ROWS_RESERVED: Final = 511  # with the header, 64 KiB
+_NUMBER_MAX: Final = 1 << 62
+_DO: Final = "report it: this is a bug; an older checkpoint, or that of another replica, may do"
 _RAW: Final = np.dtype(f"V{_BYTES}")
 invariant(_HEADER.itemsize == _BYTES and _ROW.itemsize == _BYTES, "headers and rows have 128 bytes")
 
@@ -142,6 +145,7 @@ def parse_checkpoint(data: bytes) -> Checkpoint | None:
 def read_checkpoint(fabric: Fabric, name: str) -> Checkpoint | None:
     """The newest whole checkpoint in a region; None when there is none yet."""
     region = fabric.attach(name)
+    require_shape(region, _slot_offset(2, region.shape.slots) <= region.shape.size)
     found = [checkpoint for slot in (0, 1) if (checkpoint := _read_slot(region, slot)) is not None]
     return max(found, key=lambda checkpoint: int(checkpoint.header["number"]), default=None)
 
@@ -212,10 +216,13 @@ def _unpack(packed: Entries) -> npt.NDArray[np.bool_]:
 def restore(order: LaneOrder, checkpoint: Checkpoint, now_us: int) -> None:
     """Fill an empty lane from a checkpoint. Idle times go on as if no time had passed in between."""
     header, saved, sessions = checkpoint.header, checkpoint.rows, order.table
+    if max(int(header[name]) for name in ("index", "seq", "append_us", "next_handle", "now_us")) >= _NUMBER_MAX:
+        raise Corrupt(f"a checkpoint as of index {int(header['index'])}: numbers that can't be", _DO)
     order.next_index, order.next_seq = int(header["index"]), int(header["seq"])
     order.append_us, sessions.next_handle = int(header["append_us"]), int(header["next_handle"])
     rows = saved["handle"].astype(np.int64) & sessions.mask
-    invariant(len(np.unique(rows)) == len(rows), "the table has room for all sessions of the checkpoint")
+    if len(np.unique(rows)) != len(rows):
+        raise Corrupt(f"a checkpoint of {len(rows)} sessions, of which two need the same row", _DO)
     for name in ("handle", "successor", "state", "expected", "low", "name"):
         getattr(sessions, name)[rows] = saved[name]
     sessions.live[rows] = np.where(saved["state"] == OPEN, saved["handle"].astype(np.int64), NOBODY)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embarcadero.fabric.layout import PENDING, SLOTS_OFFSET, Entries, RegionKind, pick, seal, sealed
-from embarcadero.fabric.region import Fabric, Region, Shape
+from embarcadero.fabric.region import Fabric, Region, Shape, require_shape
 from embarcadero.invariants import invariant
 from embarcadero.limits import LINE_BYTES, REGION_HANDLES
 from embarcadero.types import EntryKind
@@ -124,8 +124,9 @@ def create_held(fabric: Fabric, name: str, slots: int) -> HeldRegion:
 def read_held(fabric: Fabric, name: str) -> Entries:
     """All whole entries that an earlier sequencer kept waiting."""
     region = fabric.attach(name)
-    region.invalidate(SLOTS_OFFSET, region.shape.slots * LINE_BYTES)
     stop = SLOTS_OFFSET + region.shape.slots * LINE_BYTES
+    require_shape(region, stop <= region.shape.size)
+    region.invalidate(SLOTS_OFFSET, region.shape.slots * LINE_BYTES)
     there = region.data[SLOTS_OFFSET:stop].view(PENDING)
     entries = pick(there, there["kind"] == EntryKind.BATCH)  # few of very many: only these are copied and checked
     return pick(entries, sealed(entries) & (entries["kind"] == EntryKind.BATCH))

@@ -40,6 +40,7 @@ GO_ON: Final = 'to go on with what is there: .option("failOnDataLoss", "false")'
 _STREAM_ONLY: Final = ("maxRecordsPerTrigger", "maxBytesPerTrigger")
 _BATCH_ONLY: Final = ("endingOffsets", "pushFilters")
 _NUMBER_MAX: Final = (1 << 63) - 1
+_DIGITS_MAX: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +152,11 @@ def _checked(options: Mapping[str, str], name: str, parse: Callable[[str], Value
 def _where(text: str) -> Where:
     if text in ("earliest", "latest"):
         return Where(text)
-    if text.isascii() and text.isdigit():
+    if _is_number(text):
         return Where("seq", _bounded(int(text), "a seq"))
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadValue(f"no place, and no JSON ({error})") from None
     if not isinstance(found, dict):
         raise BadValue("JSON, but no object of places by lane")
@@ -165,7 +166,7 @@ def _where(text: str) -> Where:
 
 
 def _lane(key: str) -> int:
-    if not key.isascii() or not key.isdigit():
+    if not _is_number(key):
         raise BadValue(f"{key!r} is no number of a lane")
     return _bounded(int(key), "a lane")
 
@@ -183,6 +184,11 @@ def _place(lane: str, value: Any) -> Where:
     raise BadValue(f'lane {lane} has {value!r}, which is not a seq, {{"seq": n}}, {{"index": n}}, earliest or latest')
 
 
+def _is_number(text: str) -> bool:
+    """Whether it is digits, and not thousands of them: Python refuses to read those."""
+    return text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX
+
+
 def _bounded(number: int, what: str) -> int:
     if not 0 <= number <= _NUMBER_MAX:
         raise BadValue(f"{what} is {number}")
@@ -190,7 +196,7 @@ def _bounded(number: int, what: str) -> int:
 
 
 def _time(text: str) -> Where:
-    if text.isascii() and text.isdigit():
+    if _is_number(text):
         us = _bounded(int(text), "a time")
     else:
         try:
@@ -204,7 +210,7 @@ def _time(text: str) -> Where:
 
 
 def _positive(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
+    if not _is_number(text) or int(text) < 1:
         raise BadValue("no number above 0")
     return _bounded(int(text), "the number")
 
@@ -217,7 +223,7 @@ def _tasks(text: str) -> int:
 
 def _partitions(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and int(part) < PARTITIONS_MAX for part in parts):
+    if not all(_is_number(part) and int(part) < PARTITIONS_MAX for part in parts):
         raise BadValue(f"no list of partitions from 0 to {PARTITIONS_MAX - 1}")
     return tuple(sorted({int(part) for part in parts}))
 

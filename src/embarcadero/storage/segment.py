@@ -127,8 +127,9 @@ class SegmentReader:
         return None if found is None or int(found[0]["index"][0]) != index else _spot(*found)
 
     def entry(self, position: int) -> Entries:
-        """The entry at a position, unchecked."""
-        return np.frombuffer(self._file.pread(LINE_BYTES, position), dtype=ORDER)
+        """The entry at a position, unchecked; none, if the file ends before its end."""
+        line = self._file.pread(LINE_BYTES, position)
+        return np.frombuffer(line if len(line) == LINE_BYTES else b"", dtype=ORDER)  # a file may end within a line
 
     def index_of_seq(self, seq: int) -> int | None:
         """The batch that holds a record; None if it comes after all that is here."""
@@ -237,8 +238,10 @@ class SegmentReader:
         at = np.searchsorted(known, np.arange(begin + every, end, every))
         chosen = [int(position) for position in known[np.unique(at[at < len(known)])].tolist() if position < end]
         marks = [(position, int(entry["index"][0]), int(entry["seq"][0]))
-                 for position in (begin, *chosen) if sealed(entry := self.entry(position))[0]]  # fmt: skip
+                 for position in (begin, *chosen) if len(entry := self.entry(position)) and sealed(entry)[0]]  # fmt: skip
         marks = [mark for mark in marks if first <= mark[1] < stop]  # a wrong index costs a cut, never truth
+        if not marks or marks[0][1] != first:
+            raise BadSegment(f"record {first} in {self.name} at {begin} is damaged", _REPAIR)
         ends = [*(position for position, _, _ in marks[1:]), end]
         return [Point(index, seq, after - at) for (at, index, seq), after in zip(marks, ends, strict=True)]
 
@@ -276,7 +279,8 @@ class SegmentReader:
         """
         found: list[Entries] = []
         views: list[memoryview] = []
-        position, stride, room = spot.position, max(LINE_BYTES, spot.bytes), max(1, max_bytes)
+        position, room = spot.position, max(1, max_bytes)
+        stride = min(max(LINE_BYTES, spot.bytes), RECORD_BYTES_LARGEST)  # a damaged entry may claim anything
         while index < end and room > 0 and (not views or room >= stride):
             count = max(1, min(min(READ_BYTES, room) // stride, end - index))
             piece = self._read_some(position, count * stride, index, end, first=not views)

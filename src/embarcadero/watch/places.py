@@ -62,6 +62,6 @@ class Places:
         """All nodes that ever told, by role; files that make no sense are left out."""
         found = []
         for path in sorted(self._folder.glob("*.json")):
-            with contextlib.suppress(OSError, msgspec.MsgspecError):
+            with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
                 found.append(msgspec.json.decode(path.read_bytes(), type=Place))
         return found

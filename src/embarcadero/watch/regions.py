@@ -77,11 +77,11 @@ class ReadOnlyFabric(SharedFabric):
                 region = SharedRegion(name, read_superblock(name, data, self.generation), data, choose(True), path)
         except ValueError as problem:
             raise BadRegion(f"region {name}: {problem}", "it was made by another program") from None
-        _check_shape(name, region.shape)
+        check_shape(name, region.shape)
         return region
 
 
-def _check_shape(name: str, shape: Shape) -> None:
+def check_shape(name: str, shape: Shape) -> None:
     """A superblock that contradicts itself would lead us out of the region."""
     slots, size = shape.slots, shape.size
     match shape.kind:

@@ -81,10 +81,11 @@ def decode_schema(data: bytes) -> pa.Schema:
     if len(data) > SCHEMA_BYTES_MAX:
         raise BadSchema(f"a schema of {len(data)} bytes", f"use at most {SCHEMA_BYTES_MAX}")
     try:
-        schema = pa.ipc.read_schema(pa.py_buffer(data))
-    except (pa.ArrowException, OSError, ValueError) as error:
+        return checked_schema(pa.ipc.read_schema(pa.py_buffer(data)))
+    except BadSchema:
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:  # names that are no UTF-8 show when they are looked at
         raise BadSchema(f"no Arrow schema: {error}", "send what pyarrow's Schema.serialize gives") from None
-    return checked_schema(schema)
 
 
 def decode_versions(columns: bytes, widths: Sequence[int]) -> TopicSchemas:

@@ -1,0 +1,1 @@
+"""Hostile and damaged inputs for every decoder and for recovery, by mutation of real ones."""

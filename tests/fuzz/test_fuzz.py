@@ -1,0 +1,232 @@
+"""The fuzzer itself: it is deterministic, it sees what must not happen, and it makes it small."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embarcadero.errors import BadValue
+from embarcadero.fuzz.archive import archive_mutation, pack, unpack
+from embarcadero.fuzz.campaign import Campaign
+from embarcadero.fuzz.guard import judge, watched
+from embarcadero.fuzz.run import Settings, again, chosen, report, rows, run
+from embarcadero.fuzz.shrink import shrunk
+from embarcadero.fuzz.target import Disagreement, Target
+from embarcadero.fuzz.targets import TARGETS
+from embarcadero.storage import parse, segment
+from embarcadero.wire import codec, compression, payload, receiver
+
+CORPUS = Path(__file__).parent / "corpus"
+
+
+@pytest.fixture(autouse=True)
+def _watching() -> Iterator[None]:
+    with watched():
+        yield
+
+
+def target_of(run_it: Any, *inputs: bytes, **more: Any) -> Target:
+    """A target that runs this."""
+    return Target("made-up", "for a test", lambda: list(inputs) or [b"some bytes that are an input"], run_it, **more)
+
+
+# --- real targets -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", list(TARGETS))
+def test_real_inputs_and_some_changes_of_them(name: str) -> None:
+    """What our own encoders make is taken (by at least one input), and some changes of it find nothing."""
+    slow = name in {"broker", "takeover", "regions", "recovery", "segments", "store-files", "config-files"}
+    campaign = Campaign(TARGETS[name], "tests")
+    real = TARGETS[name].corpus()
+    for data in real[:: -(-len(real) // (5 if slow else 25))]:
+        campaign.give(data)
+    for _ in range(3 if slow else 20):
+        campaign.give(campaign.next())
+
+    assert not [finding.story for finding in campaign.tally.findings]
+    assert campaign.tally.success
+
+
+@pytest.mark.parametrize("path", sorted(CORPUS.glob("*/*")), ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_what_was_found_once_stays_fixed(path: Path) -> None:
+    """Every finding that was fixed is an input of this test."""
+    verdict = judge(TARGETS[path.parent.name], path.read_bytes())
+
+    assert not verdict.finding, verdict.story
+
+
+# --- planted bugs -----------------------------------------------------------------------------------------------------
+def found_in(name: str, inputs: int, seed: str = "planted") -> set[str]:
+    """The kind of the first finding, if there is one among so many inputs. Findings are not made small here."""
+    campaign = Campaign(TARGETS[name], seed)
+    for _ in range(inputs):
+        if (verdict := judge(TARGETS[name], campaign.next())).finding:
+            return {verdict.kind}
+    return set()
+
+
+def test_a_length_that_is_believed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the limit on control frames a stranger makes a broker hold what it likes: too much memory."""
+    limits = receiver._LENGTH_MAX | {receiver.FrameKind.CONTROL: 1 << 32}
+    monkeypatch.setattr(receiver, "_LENGTH_MAX", limits)
+    data = codec.PREFIX.pack(codec.WORDS[receiver.FrameKind.CONTROL], 1 << 28) + bytes(8)
+
+    assert judge(TARGETS["frames-from-strangers"], data).kind == "memory"
+    assert "memory" in found_in("frames-from-strangers", 700)
+
+
+def test_an_unpacked_length_that_is_believed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without adding up what compressed buffers claim, Arrow asks for what a payload says."""
+    monkeypatch.setattr(payload, "check_unpacked", lambda *_: None)
+    monkeypatch.setattr(compression, "check_unpacked", lambda *_: None)
+
+    assert "memory" in found_in("payloads", 1_500)
+
+
+def test_a_checksum_that_is_not_checked_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the CRC of payloads a reader of damaged segments serves what was never ordered."""
+    monkeypatch.setattr(segment, "intact", lambda _data, _entries, offsets: len(offsets))
+
+    assert "disagreement" in found_in("segments", 60)
+
+
+def test_an_entry_that_is_not_checked_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the check of entries, damaged ones are served."""
+    monkeypatch.setattr(parse, "sealed", lambda entries: np.ones(len(entries), dtype=bool))
+
+    assert "disagreement" in found_in("segments", 120)
+
+
+def test_an_untyped_error_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decoder that lets a library's error through."""
+    monkeypatch.setattr(codec, "decode_control", codec._decode_message)
+
+    assert "untyped" in found_in("control-messages", 40)
+
+
+def test_pieces_that_do_not_agree_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receiver that forgets the start of a header when a read ends in it."""
+    real = receiver.FrameReceiver._scan
+
+    def forgetful(self: Any, size: int, events: list[Any]) -> None:
+        real(self, size, events)
+        self._kept = self._kept[:8]
+
+    monkeypatch.setattr(receiver.FrameReceiver, "_scan", forgetful)
+
+    assert found_in("frames-from-clients", 60) & {"disagreement", "untyped"}
+
+
+# --- the guard --------------------------------------------------------------------------------------------------------
+def test_verdicts() -> None:
+    """Success, a typed error, and everything else."""
+
+    def crooked(data: bytes) -> str:
+        match data[:1]:
+            case b"t":
+                raise BadValue("no")
+            case b"d":
+                raise Disagreement("two answers")
+            case b"m":
+                bytearray(64 << 20)
+            case b"h":
+                while True:
+                    pass
+            case b"u":
+                raise KeyError("x")
+            case b"s":
+                raise BadValue("no") from MemoryError("asked for too much")
+        return "yes"
+
+    target = target_of(crooked)
+    kinds = {data: judge(target, data).kind for data in (b"", b"t", b"d", b"m", b"u", b"s")}
+
+    assert kinds == {
+        b"": "success", b"t": "refused", b"d": "disagreement", b"m": "memory", b"u": "untyped", b"s": "memory",
+    }  # fmt: skip
+
+
+def test_a_hang_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An input that would take for ever is given up, also if somebody swallows all exceptions on the way."""
+    monkeypatch.setattr("embarcadero.fuzz.guard.HANG_CPU_S", 0.05)
+
+    def endless(_data: bytes) -> None:
+        while True:
+            try:
+                while True:
+                    pass
+            except Exception:
+                continue
+
+    assert judge(target_of(endless), b"").kind == "hang"
+
+
+def test_same_seed_same_inputs() -> None:
+    """Everything follows from the seed."""
+
+    def given(seed: str) -> list[bytes]:
+        seen: list[bytes] = []
+        Campaign(TARGETS["identities"], seed, seen.append).run(40, None)
+        return seen
+
+    assert given("1") == given("1") != given("2")
+
+
+def test_findings_are_made_small() -> None:
+    """Chunks that do not matter go, in bytes and in folders."""
+
+    def picky(data: bytes) -> None:
+        if b"needle" in data:
+            raise KeyError("found")
+
+    tally = Campaign(target_of(picky, b"x" * 500 + b"needle" + b"y" * 500), "1").run(1, None)
+    folder = pack({"a": b"1" * 300, "b": b"2" * 99 + b"needle", "c": b""})
+
+    assert [finding.data for finding in tally.findings] == [b"needle"]
+    assert unpack(shrunk(folder, lambda data: b"needle" in data, archive=True)) == {"b": b"needle"}
+
+
+def test_folders() -> None:
+    """Folders survive packing; names that lead elsewhere do not; mutations keep them folders."""
+    files = {"a/b": b"1", "c": b""}
+    assert unpack(pack(files)) == files
+    assert unpack(pack({"../x": b"", "/y": b"", "a//b": b"", "": b""})) == {}
+    rng, mutate = Random(1), archive_mutation()
+    assert all(isinstance(unpack(mutate(pack(files), rng, [pack(files)])), dict) for _ in range(50))
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+def test_a_process_that_dies_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An input that ends the process is found from outside, made small, saved, and the run goes on."""
+
+    def deadly(data: bytes) -> str:
+        if b"!" in data:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return "fine"
+
+    monkeypatch.setitem(TARGETS, "made-up", target_of(deadly, b"good", b"more ! and more"))
+    settings = Settings(targets=("made-up",), inputs=6, seed="1", jobs=1)
+    (tally,) = run(settings, tmp_path)
+    told = report(settings, [tally], 1.0)
+
+    assert tally.findings[0].kind == "crash"
+    assert tally.findings[0].data == b"!"
+    assert (tmp_path / "made-up").is_dir()
+    assert "--target made-up --input" in tally.findings[0].command
+    assert told["verdict"] == "failed"
+    assert rows([tally])[0][0] == "made-up"
+
+
+def test_one_input_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A saved input is run again by name; unknown targets are named."""
+    (tmp_path / "input").write_bytes(b"{")
+    assert again("identities", tmp_path / "input") == 0
+    assert "WrongFolder" in capsys.readouterr().out
+    with pytest.raises(BadValue, match="there is no target nonsense"):
+        chosen(("nonsense",))
