@@ -18,7 +18,8 @@ from embarcadero.chaos.proxy import Proxy
 from embarcadero.chaos.troubles import Stage
 from embarcadero.chaos.verdict import Judgement, judge
 from embarcadero.chaos.watch import Observer
-from embarcadero.limits import BROKER_LANES_FIRST, MIB
+from embarcadero.config import load
+from embarcadero.limits import MIB
 from embarcadero.sim.history import Ended, FabricLost, Healed, History, LaneMade, RoleFailed
 from embarcadero.types import Ack, Order
 
@@ -27,10 +28,13 @@ REPLICAS: Final = 3
 DURABLE_ON: Final = 2
 TOPICS: Final = {"strong": Order.STRONG, "total": Order.TOTAL, "pinned": Order.BROKER}
 NEWCOMERS_BATCHES: Final = 20
+CALM_S: Final = 1.5
+"""Load before the first trouble, and when all is well again: so a plot shows what it is like."""
 
-_WARM_UP_S: Final = 1.0
+
 _WELL_S: Final = 60.0
-_LISTEN_S: Final = 0.5
+_IMPATIENT: Final = load(None, {"client.fetch_wait_ms": 300})
+"""A reader at the end of a topic hears of entries without records when its long poll ends."""
 
 
 @dataclass(slots=True)
@@ -48,8 +52,8 @@ class Outcome:
 class Performance:
     """One case on one cluster in a folder of its own."""
 
-    def __init__(self, case: Case, folder: Path, seconds: float, seed: int = 0) -> None:
-        self.case, self.seconds = case, max(seconds, case.least_s)
+    def __init__(self, case: Case, folder: Path, seconds: float, seed: int = 0, calm_s: float = CALM_S) -> None:
+        self.case, self.seconds, self.calm_s = case, max(seconds, case.least_s), calm_s
         self.rng = random.Random(f"{case.name}:{seed}")
         self.observer = Observer()
         self.cluster = MortalCluster(
@@ -95,11 +99,11 @@ class Performance:
         self._publish(self.topics, "")
         for actor in (*self.readers, self.asker):
             actor.start()
-        time.sleep(_WARM_UP_S)
+        time.sleep(self.calm_s)
 
     def _reader(self, topic: TopicPlan, read: str, suffix: str = "") -> Reader:
         name = f"{topic.name}-{suffix or read}"
-        return Reader(name, topic, read, self.observer, self.cluster.addresses)
+        return Reader(name, topic, read, self.observer, self.cluster.addresses, _IMPATIENT)
 
     def _publish(self, topics: list[TopicPlan], prefix: str, most: int | None = None) -> None:
         for topic in topics:
@@ -125,6 +129,7 @@ class Performance:
         """From here on nothing is broken: the cluster gets well, old publishers finish, new ones have no trouble."""
         self.observer.saw(Healed)
         self._await_well()
+        time.sleep(self.calm_s)
         self._publish(self.topics, "new-", NEWCOMERS_BATCHES)
         for writer in self.writers:
             if writer.plan.topic in self.topics and not writer.name.startswith("new-"):
@@ -185,12 +190,11 @@ class Performance:
         """All that was seen, and what disks and store show now that everything stands still."""
         seen, folder = self.observer.history(), self.cluster.folder
         known = books(folder.store_path)
-        lanes = {*(topic.lane for topic in self.topics), *(made.lane for made in seen.of(LaneMade))}
+        starts = {topic.lane: topic.start for topic in self.topics} | {made.lane: 0 for made in seen.of(LaneMade)}
         events = [event for event in seen if not isinstance(event, Ended)]
         if lost := seen.of(FabricLost):
             at = events.index(lost[0]) + 1
-            events[at:at] = losses([span for span in lost_spans(known, self.stage.cut_short) if span[0] in lanes
-                                    or span[0] >= BROKER_LANES_FIRST], lost[0].at)  # fmt: skip
-        on_disk = stored(folder.path, known.ranges, lanes)
+            events[at:at] = losses(lost_spans(known, self.stage.cut_short), lost[0].at)
+        on_disk = stored(folder.path, known.ranges, starts)
         now_us = self.observer.now_us()
         return History([*events, *disk_events(seen, on_disk, known.ranges, now_us), Ended(at=now_us)])

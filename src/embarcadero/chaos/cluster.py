@@ -60,6 +60,7 @@ class MortalCluster:
                 **{key.replace("__", "."): value for key, value in more.items()},
             },
         )  # fmt: skip
+        self.ever: set[int] = set()  # process ids that it was seen to have
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> float:
@@ -82,7 +83,9 @@ class MortalCluster:
         """Process ids of all roles that run, and of the supervisor."""
         info = self.folder.require_running()
         roles = {role: node.pid for node in info.nodes for role in node.roles.split(",") if node.pid}
-        return {"supervisor": info.supervisor, **roles}
+        found = {"supervisor": info.supervisor, **roles}
+        self.ever.update(found.values())
+        return found
 
     def reigning(self) -> str:
         """The role of the sequencer that reigns: `sequencer`, or that of another candidate."""
@@ -102,6 +105,8 @@ class MortalCluster:
                 os.kill(pid, signal.SIGKILL)
         if self._process is not None:
             self._process.wait()
+            if self._process.stdin is not None:
+                self._process.stdin.close()
         self._wait_until_gone(pids)
         shutil.rmtree(info.fabric, ignore_errors=True)
         self._process = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -37,26 +37,27 @@ def books(store: Path) -> Books:
         return Books(directory.ranges(), directory.lanes())
 
 
-def stored(data_dir: Path, ranges: list[Range], lanes: Iterable[int]) -> Stored:
-    """What is on the disks of all replicas."""
-    wanted, found = set(lanes), defaultdict[tuple[int, int, int], int](int)
+def stored(data_dir: Path, ranges: list[Range], starts: Mapping[int, int]) -> Stored:
+    """What is on the disks of all replicas. `starts`: lanes to look for, each from an index on."""
+    found = defaultdict[tuple[int, int, int], int](int)
     for disk in sorted(data_dir.glob("replica-*")):
         seen: set[tuple[int, int, int]] = set()
         for range_ in ranges:
-            if range_.lane in wanted:
-                seen |= _of_range(disk / range_folder(range_.lane, range_.number), range_)
+            if range_.lane in starts:
+                folder = disk / range_folder(range_.lane, range_.number)
+                seen |= _of_range(folder, range_, starts[range_.lane])
         for place in seen:
             found[place] += 1
     return dict(sorted(found.items()))
 
 
-def _of_range(folder: Path, range_: Range) -> set[tuple[int, int, int]]:
-    end = _FOR_EVER if range_.end is None else range_.end
+def _of_range(folder: Path, range_: Range, start: int) -> set[tuple[int, int, int]]:
+    start, end = max(start, range_.start), _FOR_EVER if range_.end is None else range_.end
     return {
         (range_.lane, record.place, digest_of(record.payload))
         for path in sorted(folder.glob("*.log"))
         for record in records(path.read_bytes())
-        if record.kind == EntryKind.BATCH and range_.start <= record.place < end
+        if record.kind == EntryKind.BATCH and start <= record.place < end
     }
 
 

@@ -10,7 +10,7 @@ import contextlib
 import socket
 import struct
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -58,6 +58,7 @@ class _Gate:
         self._moods: dict[object, Mood] = {}
         self.changed = asyncio.Event()
         self.writers: set[asyncio.StreamWriter] = set()
+        self.tasks: set[asyncio.Task[None] | None] = set()
 
     def set(self, who: object, mood: Mood) -> None:
         """What one of those who mistreat this way wants; FAIR: nothing any more."""
@@ -79,6 +80,8 @@ class _Gate:
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, from its beginning to its end."""
+        task: asyncio.Task[None] | None = asyncio.current_task()
+        self.tasks.add(task)
         self.writers.add(writer)
         back: asyncio.StreamWriter | None = None
         try:
@@ -101,6 +104,7 @@ class _Gate:
                 if end is not None:
                     self.writers.discard(end)
                     end.close()
+            self.tasks.discard(task)
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, up: bool) -> None:
         with contextlib.suppress(OSError):
@@ -129,10 +133,10 @@ class Proxy:
     def __init__(self, first: int, upstream: int, count: int) -> None:
         self._pairs = [(first + number, upstream + number) for number in range(count)]
         self._gates: list[_Gate] = []
-        self._loop = asyncio.new_event_loop()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._ready, self._stop = threading.Event(), asyncio.Event()
         self._failed: OSError | None = None
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._run(),), daemon=True)
+        self._thread = threading.Thread(target=asyncio.run, args=(self._run(),), name="proxy", daemon=True)
 
     def start(self) -> None:
         """Listen; OSError if a port is taken."""
@@ -143,20 +147,24 @@ class Proxy:
 
     def stop(self) -> None:
         """Cut everything and end."""
+        self._tell(self._stop.set)
         if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join(_START_S)
 
     def treat(self, broker: int, who: object, mood: Mood) -> None:
         """Treat connections to a broker like this for `who`, until told otherwise; a mood that refuses cuts, too."""
-        self._loop.call_soon_threadsafe(lambda: self._gates[broker].set(who, mood))
+        self._tell(lambda: self._gates[broker].set(who, mood))
 
     def cut(self, broker: int) -> None:
         """Reset all connections to a broker; new ones may come."""
-        self._loop.call_soon_threadsafe(self._gates[broker].reset)
+        self._tell(self._gates[broker].reset)
+
+    def _tell(self, what: Callable[[], object]) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(what)
 
     async def _run(self) -> None:
-        servers = []
+        servers, self._loop = [], asyncio.get_running_loop()
         try:
             for port, upstream in self._pairs:
                 gate = _Gate(port, upstream)
@@ -164,11 +172,12 @@ class Proxy:
                 self._gates.append(gate)
         except OSError as error:
             self._failed = error
-            return
+            self._stop.set()
         finally:
             self._ready.set()
         await self._stop.wait()
         for server, gate in zip(servers, self._gates, strict=True):
             server.close()
             gate.set(self, Mood(refuse=True))
-        await asyncio.sleep(0.05)
+            await asyncio.gather(*filter(None, gate.tasks), return_exceptions=True)
+        await asyncio.sleep(0.01)  # the transports' last callbacks
