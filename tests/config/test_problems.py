@@ -105,7 +105,11 @@ def test_variables_of_others_are_left_alone(variable: str) -> None:
         ("broker: {advertised_port: 65535}", "broker.advertised_port is 65535, cluster.brokers is 4; the ports"),
         ("broker: {advertised_port: 80, port: 0}", "broker.port is 0; ports that clients are told need fixed ports"),
         ("broker: {host: 0.0.0.0}", "broker.host is 0.0.0.0, broker.advertised_host is empty; clients are told"),
-        ("metrics: {port: 65535}", "metrics.port is 65535, cluster.brokers is 4, cluster.replicas is 1; the ports"),
+        (
+            "metrics: {port: 65535}\ncluster: {standbys: 0}",
+            "metrics.port is 65535, cluster.brokers is 4, cluster.replicas is 1; the ports",
+        ),
+        ("metrics: {port: 65500}", "metrics.port is 65500, cluster.brokers is 4, cluster.standbys is 1; the ports"),
         ("client: {window_bytes: 1KiB}", "client.window_bytes is 1 KiB, client.batch_bytes is 1 MiB; the window must"),
     ],
 )  # fmt: skip

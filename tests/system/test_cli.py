@@ -209,7 +209,7 @@ def test_a_local_cluster_leaves_nothing_behind() -> None:
     """After the block its processes, its fabric and its folder are gone."""
     with LocalCluster(brokers=2, log_bytes=32 * MIB) as cluster:
         pids, fabric = cluster.pids(), Path(cluster.report().fabric)
-        assert sorted(pids) == ["broker:0", "broker:1", "sequencer", "supervisor"]
+        assert sorted(pids) == ["broker:0", "broker:1", "sequencer", "sequencer:1", "supervisor"]
         assert all(running(pid) for pid in pids.values())
         assert len(cluster.addresses) == 2
         assert fabric.is_dir()

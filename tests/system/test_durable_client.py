@@ -53,9 +53,7 @@ class Cluster:
 
     def pids(self) -> list[int]:
         info = self.folder.require_running()
-        roles = ["sequencer", *(f"broker:{n}" for n in range(BROKERS))]
-        roles += [f"replica:{number}" for number in range(self._replicas)]
-        return [pid for pid in {info.supervisor, *(info.pid_of(role) for role in roles)} if pid]
+        return [pid for pid in {info.supervisor, *(node.pid for node in info.nodes)} if pid]
 
     def stop_replica(self, number: int) -> None:
         """It is there, and does nothing."""

@@ -38,7 +38,7 @@ class Watched:
     def __init__(self, data_dir: Path) -> None:
         self.data_dir, self.folder = data_dir, ClusterFolder(data_dir)
         flags = {"cluster.data_dir": data_dir, "cluster.brokers": 2, "broker.port": 0, "fabric.log_bytes": 32 << 20}
-        config = load(flags=flags | {"log.format": "json"})
+        config = load(flags=flags | {"log.format": "json", "cluster.standbys": 0})
         self.process, _ = start(UpOptions(config=config, stop_with_stdin=True))
         self.log = emb.connect(self.report().addresses)
 

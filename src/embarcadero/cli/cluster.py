@@ -57,6 +57,7 @@ def up(
     replicas: Annotated[
         int | None, _option("How many replicas keep topics on disk; those with a folder come too. Default: 1.")
     ] = None,
+    standbys: Annotated[int | None, _option("Sequencers that stand by to take over at once. Default: 1.")] = None,
     port: Annotated[
         int | None, _option("Port of broker 0; the others follow. 0 takes free ports. Default: 9092.")
     ] = None,
@@ -100,6 +101,7 @@ def up(
         "cluster.data_dir": ("--data-dir", data_dir),
         "cluster.brokers": ("--brokers", brokers),
         "cluster.replicas": ("--replicas", replicas),
+        "cluster.standbys": ("--standbys", standbys),
         "cluster.one_process": ("--processes", None if processes is None else processes is Processes.ONE),
         "cluster.fabric_dir": ("--fabric", fabric),
         "cluster.hugepages": ("--hugepages", hugepages),
@@ -114,11 +116,8 @@ def up(
         "log.level": ("--log-level", log_level),
         "log.format": ("--log-format", log_format),
     }
-    options = UpOptions(config=settings(flags))
-    if detach:
-        _up_detached(options, json)
-    else:
-        _up_here(options, json)
+    run = _up_detached if detach else _up_here
+    run(UpOptions(config=settings(flags)), json)
 
 
 def _up_detached(options: Any, json: bool) -> None:
@@ -189,7 +188,10 @@ def down(data_dir: DataDir = None, json: Json = False) -> None:
 
 def node(
     roles: Annotated[
-        str, typer.Option(help="Roles of this process: broker:<number>, replica:<number> and sequencer, with commas.")
+        str,
+        typer.Option(
+            help="Roles of this process: broker:<number>, replica:<number>, sequencer, sequencer:<number>; with commas."
+        ),
     ],
     data_dir: DataDir = None,
 ) -> None:
@@ -285,7 +287,9 @@ def _print_processes(running: ClusterReport) -> None:
     ]
     sequencer = running.sequencer
     state = "live" if sequencer.pid else "starting"
-    rows.append(["sequencer", f"epoch {sequencer.epoch}", "", sequencer.pid or "", state, sequencer.metrics])
+    number = sequencer.candidate
+    rows.append([f"sequencer {number}", f"epoch {sequencer.epoch}", "", sequencer.pid or "", state, sequencer.metrics])
+    rows += [[f"sequencer {s.candidate}", "", "", s.pid or "", s.state, s.metrics] for s in sequencer.standbys]
     for replica in running.replicas:
         where = f"{replica.open_ranges} open, {replica.sealed_ranges} sealed ranges, lag {replica.lag}"
         state = "; ".join(replica.health) if replica.health and replica.state == "live" else replica.state

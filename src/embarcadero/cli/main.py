@@ -18,6 +18,7 @@ from embarcadero.cli import (
     proof,
     records,
     replica,
+    sequencer,
     topic,
     verify,
     watch,
@@ -79,6 +80,7 @@ app.command()(cluster.status)
 app.command()(watch.top)
 app.add_typer(topic.app, name="topic")
 app.add_typer(replica.app, name="replica")
+app.add_typer(sequencer.app, name="sequencer")
 app.add_typer(inspect.app, name="inspect")
 app.command()(verify.verify)
 app.command()(records.publish)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from embarcadero.config.sizes import FABRIC_RELATIONS, Relation
+from embarcadero.limits import REPLICAS_MAX
 
 EVERY_ADDRESS: Final = frozenset({"", "0.0.0.0", "::"})
 """Addresses to listen on that nobody can connect to."""
@@ -38,6 +39,11 @@ RELATIONS: Final = (
     Relation(
         ("metrics.port", "cluster.brokers", "cluster.replicas"),
         lambda port, brokers, replicas: port + brokers + replicas <= 65_535,
+        "the ports of all processes must exist: use a lower port, or 0 for free ones",
+    ),
+    Relation(
+        ("metrics.port", "cluster.brokers", "cluster.standbys"),
+        lambda port, brokers, standbys: not standbys or port + brokers + REPLICAS_MAX + standbys <= 65_535,
         "the ports of all processes must exist: use a lower port, or 0 for free ones",
     ),
     Relation(

@@ -51,6 +51,9 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         "How many replicas keep topics on disk; those that have a folder in data_dir are started too.",
         0, limits.REPLICAS_MAX, stands_for=("cluster.replicas",),
     )] = limits.REPLICAS_DEFAULT
+    standbys: Annotated[int, count(
+        "How many sequencers stand by to take over at once; none with one_process.", 0, limits.CANDIDATES_MAX - 1,
+    )] = limits.STANDBYS_DEFAULT
     one_process: Annotated[bool, flag("All roles in a single process, instead of one process per role.")] = False
     hugepages: Annotated[bool, flag("Advise huge pages for the fabric.")] = False
     pin: Annotated[str, text(
@@ -246,6 +249,10 @@ class Sequencer(msgspec.Struct, frozen=True, kw_only=True):
     departed_gap_timeout_ms: Annotated[int, milliseconds(
         "How long a gap may stay once its publisher has closed all connections.", 1, limits.GAP_TIMEOUT_MS_MAX,
     )] = limits.GAP_TIMEOUT_DEPARTED_MS
+    takeover_after_ms: Annotated[float, milliseconds(
+        "A standby takes over when the sequencer's heart stands still for this long; at once, when its process ends.",
+        200, 600_000,
+    )] = limits.TAKEOVER_AFTER_S * 1_000
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
@@ -324,7 +331,8 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
         "Address to listen on. The default is reachable from this machine only.",
     )] = limits.HOST_DEFAULT
     port: Annotated[int, count(
-        "Port of the sequencer's process; those of brokers follow, then replicas. 0 takes free ports.", 0, 65_535,
+        "Port of the sequencer's process; those of brokers follow, then replicas, and 64 ports after the first of "
+        "these sequencers that stand by. 0 takes free ports.", 0, 65_535,
     )] = 0
 
 

@@ -4,6 +4,9 @@ Regions appear whole: a file is made under a hidden name, sized, given its super
 (a link fails when the name is taken; a rename would replace it). Regions get their memory at once, so that a full file
 system is an error here and not a SIGBUS later. Only checkpoints, large tables of which few rows are ever used, stay
 sparse: their writer reserves the rows that it is about to write.
+
+Getting and zeroing memory is by far the slowest part of making a region. Who will have to be quick one day (a sequencer
+that stands by) makes spares: files without a name, which end with their process unless they become a region.
 """
 
 from __future__ import annotations
@@ -13,8 +16,10 @@ import errno
 import mmap
 import os
 import secrets
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,6 +29,8 @@ from embarcadero.fabric.primitives import Primitives, choose, ordered_by_hardwar
 from embarcadero.fabric.region import Bytes, Shape, check_name, read_superblock, write_superblock
 
 _SPARSE = frozenset({RegionKind.CHECKPOINT})
+_SPARSE_NAMES = "checkpoint-"
+_MANY_NAMES = "order-"
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM})
 _NOTHING: Bytes = np.empty(0, dtype=np.uint8)
 
@@ -71,6 +78,13 @@ class CoherentRegion(SharedRegion):
         pass
 
 
+class _Spare(NamedTuple):
+    """Memory that is to become a region: zeroed, mapped, without a name."""
+
+    fd: int
+    data: Bytes
+
+
 class SharedFabric:
     """Regions in a folder. `coherent=False` is for memory that several hosts share without coherent caches."""
 
@@ -80,9 +94,13 @@ class SharedFabric:
         self._primitives = choose(coherent)
         self._region = CoherentRegion if self._primitives.flush is ordered_by_hardware else SharedRegion
         self.fence = self._primitives.fence
+        self._spares: list[_Spare] = []
 
     def create(self, name: str, shape: Shape) -> SharedRegion:
         path = self._path(name)
+        spare = next((spare for spare in self._spares if len(spare.data) == shape.size), None)
+        if spare is not None and shape.kind not in _SPARSE:
+            return self._create_from(spare, name, path, shape)
         with _full_is_typed(name, shape.size):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._hidden_file() as (hidden, fd):
@@ -102,6 +120,74 @@ class SharedFabric:
                 except FileExistsError:
                     raise _exists_already(name) from None
         return region
+
+    def _create_from(self, spare: _Spare, name: str, path: Path, shape: Shape) -> SharedRegion:
+        """Let a spare become a region."""
+        self._spares.remove(spare)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            write_superblock(spare.data, shape, self.generation)
+            region = self._region(name, shape, spare.data, self._primitives, path)
+            region.flush(0, shape.size)
+            folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)  # naming one is how Python follows the link
+            try:
+                os.link(f"/proc/self/fd/{spare.fd}", path, src_dir_fd=folder, follow_symlinks=True)
+            finally:
+                os.close(folder)
+        except FileExistsError:
+            raise _exists_already(name) from None
+        finally:
+            os.close(spare.fd)
+        return region
+
+    def keep_spares(self, like: str, bytes_max: int) -> bool:
+        """Have memory ready for as many regions, of the sizes, as there are now below the folder `like`.
+
+        Makes one spare at most, and returns whether it did; gives up those that fit no more. What is beyond
+        `bytes_max`, or what there is no room for, is made when it is needed.
+        """
+        wanted = Counter[int]()
+        for size in self._sizes_below(like):
+            if size + sum(each * count for each, count in wanted.items()) <= bytes_max:
+                wanted[size] += 1
+        missing = wanted - Counter(len(spare.data) for spare in self._spares)
+        for size in missing:
+            self.give_up_spares(wanted)
+            return self._make_spare(size)
+        return False
+
+    def give_up_spares(self, but: Counter[int] | None = None) -> None:
+        """Give back the memory of spares, except of so many of these sizes."""
+        left, kept = Counter(but), []
+        for spare in self._spares:
+            if left[len(spare.data)] > 0:
+                left[len(spare.data)] -= 1
+                kept.append(spare)
+            else:
+                os.close(spare.fd)
+        self._spares = kept
+
+    def _make_spare(self, size: int) -> bool:
+        try:
+            fd = os.open(self.folder, os.O_TMPFILE | os.O_RDWR, 0o600)
+        except OSError:
+            return False  # a file system without such files
+        try:
+            os.posix_fallocate(fd, 0, size)
+            self._spares.append(_Spare(fd, self._map(fd, size, writable=True, populate=True)))
+        except OSError:
+            os.close(fd)
+            return False
+        return True
+
+    def _sizes_below(self, like: str) -> list[int]:
+        """Sizes of the regions there that are not sparse; those of which there may be very many come last."""
+        try:
+            found = [(entry.name, entry.stat().st_size) for entry in os.scandir(self._path(like))]
+        except FileNotFoundError:
+            return []
+        dense = [(name.startswith(_MANY_NAMES), name, size) for name, size in found if _SPARSE_NAMES not in name]
+        return [size for _, _, size in sorted(dense)]
 
     def attach(self, name: str, writable: bool = False) -> SharedRegion:
         path = self._path(name)

@@ -18,19 +18,21 @@ def degraded(
 ) -> list[str]:  # fmt: skip
     """All of it, worst first. `down`: the roles that should run and don't, with their last words."""
     return [
-        *_processes(down),
+        *_processes(scene, down),
         *(said for lane in lanes for said in _lane(scene, lane)),
         *(said for replica in replicas for said in _replica(scene, replica, down)),
         *_topics(scene, replicas),
     ]
 
 
-def _processes(down: Mapping[str, str]) -> Iterator[str]:
+def _processes(scene: Scene, down: Mapping[str, str]) -> Iterator[str]:
     for role, words in sorted(down.items()):
         why = f" ({words})" if words else ""
         log = f"if it stays so, see logs/{role.replace(':', '-')}.log"
-        if role == "sequencer":
+        if role == scene.reigning:
             yield f"the sequencer is down{why}: publishing waits; {_STARTED_AGAIN}; {log}"
+        elif role.startswith("sequencer"):
+            yield f"{role}, which stands by to be the sequencer, is down{why}: {_STARTED_AGAIN}; {log}"
         elif role.startswith("broker"):
             yield f"{role.replace(':', ' ')} is down{why}: clients use the others; {_STARTED_AGAIN}; {log}"
 

@@ -17,6 +17,7 @@ from embarcadero.errors import ClusterError
 from embarcadero.node.background import start
 from embarcadero.node.cluster import ClusterFolder
 from embarcadero.node.report import ClusterReport, report
+from embarcadero.node.roles import candidate_role
 from embarcadero.node.supervisor import UpOptions
 
 _STOP_S = 15.0
@@ -37,10 +38,12 @@ class LocalCluster:
         log_bytes: int | None = None,
         config: str | Path | Config | None = None,
         replicas: int = 0,
+        standbys: int | None = None,
     ) -> None:
         flags = {
             "cluster.brokers": brokers,
             "cluster.replicas": replicas,
+            "cluster.standbys": standbys,
             "fabric.log_bytes": log_bytes,
             "broker.port": 0,
             "metrics.port": 0,
@@ -72,9 +75,13 @@ class LocalCluster:
         return report(self._folder)
 
     def pids(self) -> dict[str, int]:
-        """Process ids by role: `supervisor`, `sequencer`, `broker:0`, ...; 0 for one that is down just now."""
+        """Process ids by role: `supervisor`, `sequencer`, `broker:0`, ...; 0 for one that is down just now.
+
+        `sequencer`, `sequencer:1`, ... are candidates: `report().sequencer` tells which of them reigns.
+        """
         info = self._folder.require_running()
-        roles = ["sequencer", *(f"broker:{number}" for number in range(info.config.cluster.brokers))]
+        roles = [role for node in info.nodes for role in node.roles.split(",") if role.startswith("sequencer")]
+        roles += [f"broker:{number}" for number in range(info.config.cluster.brokers)]
         roles += [f"replica:{number}" for number in self._folder.replicas(info.config.cluster.replicas)]
         return {"supervisor": info.supervisor} | {role: info.pid_of(role) for role in roles}
 
@@ -83,8 +90,8 @@ class LocalCluster:
         return self._kill(f"broker:{broker}")
 
     def kill_sequencer(self) -> int:
-        """SIGKILL the sequencer's process, and return its id. Another one takes over in the next epoch."""
-        return self._kill("sequencer")
+        """SIGKILL the process of the sequencer that reigns, and return its id. Another takes over in the next epoch."""
+        return self._kill(candidate_role(self.report().sequencer.candidate))
 
     def kill_replica(self, replica: int) -> int:
         """SIGKILL a replica's process, and return its id. The supervisor starts it again as a new incarnation."""

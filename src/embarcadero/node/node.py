@@ -15,7 +15,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,14 +37,14 @@ from embarcadero.node.cluster import ClusterFolder, ClusterInfo
 from embarcadero.node.files import within_open_files
 from embarcadero.node.pinning import parse_cores, pin
 from embarcadero.node.ports import advertised_address, listen
-from embarcadero.node.roles import SEQUENCER, Role, metrics_offset, parse_roles
+from embarcadero.node.roles import Role, candidate_role, metrics_offset, parse_roles
+from embarcadero.node.seat import Seat, candidate_bell
 from embarcadero.node.workers import ThreadWorkers
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
 from embarcadero.replica.server import serve_replica
 from embarcadero.replica.state import Replica
-from embarcadero.sequencer.server import serve_sequencer
-from embarcadero.sequencer.state import Sequencer
+from embarcadero.sequencer.server import serve_candidate
 from embarcadero.storage.identity import open_folder
 from embarcadero.storage.real import RealDisk
 from embarcadero.types import ReplicaMember
@@ -52,7 +52,7 @@ from embarcadero.watch.http import Endpoint
 from embarcadero.watch.logs import LogJournal
 from embarcadero.watch.places import Place, Places
 from embarcadero.watch.replica import WatchedReplica
-from embarcadero.watch.roles import WatchedBroker, WatchedRole, WatchedSequencer
+from embarcadero.watch.roles import WatchedBroker, WatchedRole
 
 log = logging.getLogger("embarcadero.node")
 
@@ -118,7 +118,7 @@ class Node:
         self._endpoint.leaving = True
         of_role = list(zip(tasks, self._roles, strict=True))
         brokers = [task for task, role in of_role if role.broker is not None]
-        sequencers = [task for task, role in of_role if role == SEQUENCER]
+        sequencers = [task for task, role in of_role if role.candidate is not None]
         if brokers:
             await asyncio.wait(brokers, timeout=SETTLE_S_MAX + GOODBYE_S_MAX + _STOP_S)
         self._stop_sequencer.set()
@@ -151,7 +151,7 @@ class Node:
     def _make(self, role: Role) -> _Made:
         if role.replica is not None:
             return self._make_replica(role.replica)
-        return self._make_sequencer() if role.broker is None else self._make_broker(role.broker)
+        return self._make_sequencer(role.candidate or 0) if role.broker is None else self._make_broker(role.broker)
 
     def _make_broker(self, number: int) -> _Made:
         sock = self._open.enter_context(self._listener(number))
@@ -164,7 +164,7 @@ class Node:
         journal = LogJournal(name)
         broker = Broker(
             self._fabric, self._directory, SystemClock(), bell, member, self._info.sizes, journal, self._config,
-            self._threads(WARM_JOBS_MAX, name, bell), self._disks,
+            self._threads(WARM_JOBS_MAX, name, bell.wake), self._disks,
         )  # fmt: skip
         on = ":".join(map(str, sock.getsockname()[:2]))
         journal.note("listening", on=on, address=member.address, pid=os.getpid())
@@ -179,17 +179,16 @@ class Node:
         except PortInUse:
             return listen(host, 0)
 
-    def _make_sequencer(self) -> _Made:
-        bell = PipeBell(Path(self._info.fabric), "sequencer")
+    def _make_sequencer(self, number: int) -> _Made:
+        bell = PipeBell(Path(self._info.fabric), candidate_bell(number))
         self._open.callback(bell.close)
-        journal, clock, settings = LogJournal("sequencer"), SystemClock(), self._config.sequencer
-        sequencer = Sequencer(
-            self._fabric, self._directory, clock, bell, self._info.sizes, journal, settings, self._disks,
-            self._threads(1, "sequencer", bell),
+        seat = Seat(
+            number, self._fabric, self._directory, self._info.sizes, self._config.sequencer, self._disks, bell,
+            lambda wake: self._threads(1, "sequencer", wake),
         )  # fmt: skip
-        watched = WatchedSequencer(sequencer, clock)
-        journal.role = watched.name
-        return _Made(watched.name, serve_sequencer(sequencer, bell, self._stop_sequencer), watched)
+        self._open.callback(seat.close)
+        work = serve_candidate(seat.candidate, seat, bell, self._stop_sequencer)
+        return _Made(candidate_role(number), work, seat.watched)
 
     def _make_replica(self, number: int) -> _Made:
         """Alone in its process it writes and syncs by itself; beside other roles threads do it."""
@@ -203,7 +202,7 @@ class Node:
         bell = PipeBell(Path(self._info.fabric), name)
         self._open.callback(bell.close)
         journal, clock = LogJournal(name), SystemClock()
-        workers: Workers = Inline() if len(self._roles) == 1 else self._threads(_REPLICA_THREADS, name, bell)
+        workers: Workers = Inline() if len(self._roles) == 1 else self._threads(_REPLICA_THREADS, name, bell.wake)
         replica = Replica(
             self._fabric, self._directory, clock, bell, workers, disk, member, self._info.sizes, journal,
             self._config, self._disks,
@@ -211,8 +210,8 @@ class Node:
         journal.note("has its folder", folder=str(path), disk=identity.disk, ranges=replica.ranges.opening)
         return _Made(name, serve_replica(replica, bell, self._stop_replicas), WatchedReplica(replica))
 
-    def _threads(self, count: int, name: str, bell: PipeBell) -> ThreadWorkers:
-        workers = ThreadWorkers(count, name, bell.wake)
+    def _threads(self, count: int, name: str, wake: Callable[[], None]) -> ThreadWorkers:
+        workers = ThreadWorkers(count, name, wake)
         self._open.callback(workers.close)
         return workers
 

@@ -1,6 +1,7 @@
 """Pinning of node processes to cores, in turn.
 
-The sequencer gets the first core of the list, brokers the following; replicas begin with the last one.
+Sequencers get the first core of the list (one reigns, the others sleep), brokers the following; replicas begin with the
+last one.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -13,12 +14,15 @@ from embarcadero.fabric.shared import SharedFabric
 from embarcadero.limits import HEARTBEAT_S
 from embarcadero.node.cluster import ClusterFolder, ClusterInfo
 from embarcadero.node.degraded import degraded, down_roles
+from embarcadero.node.roles import candidate_role
 from embarcadero.node.scene import LaneReport, ReplicaReport, Scene, lane_report, replica_report
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
 from embarcadero.types import MemberState, ReplicaState
 from embarcadero.watch.logs import last_words
 from embarcadero.watch.places import Places
+
+_SEQUENCER = "sequencer"
 
 
 class BrokerReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,12 +36,23 @@ class BrokerReport(msgspec.Struct, frozen=True, kw_only=True):
     metrics: str = ""  # host:port of its process's metrics
 
 
+class StandbyReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A sequencer candidate that does not reign, and its process (0 while it is down)."""
+
+    candidate: int
+    pid: int
+    state: str  # "stands by", or "starting"
+    metrics: str = ""
+
+
 class SequencerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The sequencer: its epoch, and its process (0 while it is down)."""
+    """The sequencer that reigns: its epoch, and its process (0 while it is down); and those that stand by."""
 
     pid: int
     epoch: int
     metrics: str = ""
+    candidate: int = 0
+    standbys: list[StandbyReport] = []
 
 
 class SupervisorReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +81,26 @@ class ClusterReport(msgspec.Struct, frozen=True, kw_only=True):
         return [broker.address for broker in self.brokers if broker.state == MemberState.LIVE]
 
 
+def sequencer_report(
+    directory: Directory, epoch: int, nodes: Mapping[str, int], metrics: Mapping[str, str]
+) -> SequencerReport:
+    """Who reigns, and who stands by."""
+    reign, standing = directory.reign(), {found.candidate: found.pid for found in directory.candidates()}
+    reigning = 0 if reign is None else reign.candidate
+    numbers = {int(role.partition(":")[2] or 0) for role in nodes if role.partition(":")[0] == _SEQUENCER}
+    pids = {number: standing.get(number) or nodes.get(candidate_role(number), 0) for number in numbers | {*standing}}
+    return SequencerReport(
+        pid=pids.get(reigning, 0), epoch=epoch, metrics=metrics.get(candidate_role(reigning), ""), candidate=reigning,
+        standbys=[
+            StandbyReport(
+                candidate=number, pid=pid, state="stands by" if number in standing else "starting",
+                metrics=metrics.get(candidate_role(number), ""),
+            )
+            for number, pid in sorted(pids.items()) if number != reigning
+        ],
+    )  # fmt: skip
+
+
 def report(folder: ClusterFolder, listen_s: float = 0.0) -> ClusterReport:
     """The running cluster of a folder; NotRunning if there is none.
 
@@ -89,6 +124,7 @@ def report(folder: ClusterFolder, listen_s: float = 0.0) -> ClusterReport:
         hosts = {role: node.roles for node in info.nodes for role in node.roles.split(",")}
         words = {role: last_words(folder.log_of(hosts[role])) for role in down}
         wrong = degraded(scene, replicas, lanes, words)
+        sequencer = sequencer_report(directory, epoch, nodes, metrics)
     return ClusterReport(
         cluster=info.id,
         version=info.version,
@@ -103,7 +139,7 @@ def report(folder: ClusterFolder, listen_s: float = 0.0) -> ClusterReport:
             )
             for member in newest
         ],
-        sequencer=SequencerReport(pid=info.pid_of("sequencer"), epoch=epoch, metrics=metrics.get("sequencer", "")),
+        sequencer=sequencer,
         supervisor=SupervisorReport(pid=info.supervisor),
         fabric=info.fabric,
         data_dir=str(folder.path),

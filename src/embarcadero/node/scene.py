@@ -15,6 +15,7 @@ from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.ring import attach_ring
 from embarcadero.fabric.tagged import TaggedReader
 from embarcadero.limits import BROKER_LANES_FIRST
+from embarcadero.node.roles import candidate_role
 from embarcadero.placement.directory import Directory
 from embarcadero.replica.health import Trouble, health_in_words
 from embarcadero.types import Range, ReplicaMember, ReplicaRef, ReplicaState
@@ -73,7 +74,8 @@ class Scene:
         self.ranges, self.lanes = directory.ranges(), {lane.lane: lane for lane in directory.lanes()}
         self.last = {range_.lane: range_ for range_ in self.ranges}
         self.topics = {topic.lane: topic for topic in directory.topics()}
-        self.epoch = directory.started_epoch()
+        self.epoch, reign = directory.started_epoch(), directory.reign()
+        self.reigning = candidate_role(reign.candidate if reign is not None else 0)
         self._words = self._table(ranges_region(self.epoch)) if self.epoch else None
         self._lines: dict[ReplicaRef, TaggedReader | None] = {}
         self.silent: set[ReplicaRef] = set()

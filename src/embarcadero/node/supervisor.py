@@ -42,7 +42,7 @@ from embarcadero.node.cluster import (
 from embarcadero.node.nursery import Nursery
 from embarcadero.node.pinning import parse_cores
 from embarcadero.node.ports import answers, check_ports, own_address
-from embarcadero.node.roles import SEQUENCER, Role
+from embarcadero.node.roles import SEQUENCER, Role, metrics_offset
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
 from embarcadero.types import Member, MemberState, ReplicaMember, ReplicaState
@@ -82,15 +82,21 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
         cluster = self.config.cluster
         replicas = [Role(replica=number) for number in ClusterFolder(self.data_dir).replicas(cluster.replicas)]
         roles = [SEQUENCER, *map(Role, range(cluster.brokers)), *replicas]
-        return [roles] if cluster.one_process else [[role] for role in roles]
+        if cluster.one_process:
+            return [roles]
+        standbys = [Role(candidate=number) for number in range(1, 1 + cluster.standbys)]
+        return [[role] for role in (*roles, *standbys)]
 
     def metrics_ports(self) -> list[int]:
         """Fixed ports of metrics, one a process; none when any will do."""
         metrics, cluster = self.config.metrics, self.config.cluster
         if not (metrics.enabled and metrics.port):
             return []
-        processes = 1 if cluster.one_process else 1 + cluster.brokers + cluster.replicas
-        return [metrics.port + number for number in range(processes)]
+        if cluster.one_process:
+            return [metrics.port]
+        standbys = [Role(candidate=number) for number in range(1, 1 + cluster.standbys)]
+        others = [metrics_offset(role, cluster.brokers) for role in standbys]
+        return [metrics.port + number for number in (*range(1 + cluster.brokers + cluster.replicas), *others)]
 
     def fabric_bytes(self) -> int:
         """About what the fabric will want: the logs, and as much again as two logs for dead ones and rings."""
@@ -261,9 +267,9 @@ class Supervisor:
         return [m for m in self._directory.replicas() if m.pid == pid and m.state is not ReplicaState.DEAD]
 
     async def _until_ready(self) -> None:
-        """Wait until every broker says hello, every replica is a member, and a sequencer has started its epoch."""
+        """Wait until every broker says hello, replicas and sequencers are there, and one of these started its epoch."""
         give_up = time.monotonic() + READY_S_MAX
-        waiting = [child for child in self._children if child.roles != [SEQUENCER]]
+        waiting = list(self._children)
         while (waiting or not self._directory.started_epoch()) and not self._stop.is_set():
             if time.monotonic() > give_up:
                 names = ", ".join(child.name for child in waiting) or "the sequencer"
@@ -278,6 +284,9 @@ class Supervisor:
         if len(members) < sum(role.broker is not None for role in child.roles):
             return False
         if len(replicas) < sum(role.replica is not None for role in child.roles):
+            return False
+        standing = [candidate for candidate in self._directory.candidates() if candidate.pid == child.pid]
+        if len(standing) < sum(role.candidate is not None for role in child.roles):
             return False
         return all([await answers(*own_address(self._config.broker, member), _HELLO_S) for member in members])
 
@@ -300,12 +309,17 @@ class Supervisor:
     # --- after --------------------------------------------------------------------------------------------------------
 
     async def _stop_all(self) -> None:
-        """Brokers first: to settle what they took they need the sequencer, which needs replicas to drain to disk."""
+        """Brokers first: to settle what they took they need the sequencer, which needs replicas to drain to disk.
+
+        Whoever reigns now is the last one, so sequencers that stand by just leave.
+        """
         self._stop.set()
         self._journal.note("stopping", nodes=sum(bool(child.pid) for child in self._children))
         brokers = [child for child in self._children if all(role.broker is not None for role in child.roles)]
         replicas = [child for child in self._children if self._is_replica(child)]
         others = [child for child in self._children if child not in brokers and child not in replicas]
+        with contextlib.suppress(EmbarcaderoError):  # without: one that stands by takes over, and drains in its turn
+            self._directory.end_elections()
         await self._end_tierer()
         await self._end(brokers, signal.SIGTERM, _LEAVE_S)
         await self._end(others, signal.SIGTERM, DRAIN_S_MAX + (_STOP_S if brokers else _LEAVE_S))

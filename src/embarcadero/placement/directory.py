@@ -17,7 +17,7 @@ import msgspec
 
 from embarcadero.limits import LANES_MAX, TOPICS_MAX
 from embarcadero.placement.decisions import Plan
-from embarcadero.placement.epochs import EpochNumbers
+from embarcadero.placement.election import Election
 from embarcadero.placement.lanes import BrokerLanes
 from embarcadero.placement.members import Members
 from embarcadero.placement.records import Cluster, Epochs, Presence, Start, Trim, trim_key
@@ -26,7 +26,7 @@ from embarcadero.placement.topics import Topics, next_lane
 from embarcadero.types import Member, ReplicaMember, ReplicaState, Topic, TopicLane
 
 
-class Directory(Topics, BrokerLanes, Members, EpochNumbers):
+class Directory(Topics, BrokerLanes, Members, Election):
     """All that a cluster decides once. Any number of processes may have one over the same store.
 
     It belongs to the generation that it was made in: epochs of another one decide nothing through it.
@@ -107,6 +107,7 @@ class Directory(Topics, BrokerLanes, Members, EpochNumbers):
                 plan.put(key, msgspec.structs.replace(replica, state=ReplicaState.DEAD))
         for key, _ in plan.list("present/", Presence):
             plan.delete(key)
+        self._forget_reign(plan)
         plan.read("epochs", Epochs)
 
     @staticmethod

@@ -23,20 +23,21 @@ class EpochNumbers(Decisions):
         checks. If that is the last started one, nobody acts on its word any more, and more may run ahead.
         """
 
-        def plan_it(plan: Plan) -> int:
-            epochs = plan.read("epochs", Epochs) or Epochs()
-            epoch = epochs.handed_out + 1
-            if epoch > epochs.started + EPOCHS_AHEAD_MAX and superseded != epochs.started:
-                raise TooMany(
-                    f"{EPOCHS_AHEAD_MAX} sequencers took an epoch after {epochs.started} and none of them started it",
-                    "see the sequencers' logs, then restart the cluster",
-                )
-            if epoch >= EPOCHS_MAX:
-                raise TooMany(f"all {EPOCHS_MAX} epochs of this fabric are used", "restart the cluster")
-            plan.put("epochs", msgspec.structs.replace(epochs, handed_out=epoch))
-            return epoch
+        return self._decide(lambda plan: self._hand_out(plan, superseded))
 
-        return self._decide(plan_it)
+    @staticmethod
+    def _hand_out(plan: Plan, superseded: int | None) -> int:
+        epochs = plan.read("epochs", Epochs) or Epochs()
+        epoch = epochs.handed_out + 1
+        if epoch > epochs.started + EPOCHS_AHEAD_MAX and superseded != epochs.started:
+            raise TooMany(
+                f"{EPOCHS_AHEAD_MAX} sequencers took an epoch after {epochs.started} and none of them started it",
+                "see the sequencers' logs, then restart the cluster",
+            )
+        if epoch >= EPOCHS_MAX:
+            raise TooMany(f"all {EPOCHS_MAX} epochs of this fabric are used", "restart the cluster")
+        plan.put("epochs", msgspec.structs.replace(epochs, handed_out=epoch))
+        return epoch
 
     def start_epoch(self, epoch: int, ends: dict[int, int]) -> bool:
         """Start an epoch at these ends (lane -> index). Unless it is the newest handed out: False, nothing changes."""
@@ -56,6 +57,10 @@ class EpochNumbers(Decisions):
     def started_epoch(self) -> int:
         """The newest started epoch; 0 when none has started."""
         return (self._one("epochs", Epochs) or Epochs()).started
+
+    def newest_epochs(self) -> Epochs:
+        """The newest epoch that was handed out, and the newest started one."""
+        return self._one("epochs", Epochs) or Epochs()
 
     def epoch_ends(self, epoch: int) -> dict[int, int] | None:
         """Where each lane ended when this epoch started; None if it never started, or long ago."""

@@ -9,6 +9,10 @@ incarnations/<broker>            the newest incarnation of that broker
 members/<broker>/<incarnation>   Member
 epochs                           newest epoch handed out, newest started, and in which generation
 starts/<epoch>                   where each lane ended when that epoch started
+reign                            Reign: who won the last election of sequencers
+candidates/<candidate>           under a lease: this sequencer process is there, and may win the next one
+hand-over                        HandOver: somebody asked for a planned move of the sequencer
+stopping                         Stopping: the cluster of that generation stops in order; nobody is elected any more
 trims/<lane>                     index below which a lane was trimmed
 tiers/<name>                     Tier: the table of a topic, and how far the topic is in it
 tierer/<name>                    under a lease: who writes that table
@@ -46,6 +50,44 @@ class Epochs(msgspec.Struct, frozen=True):
     handed_out: int = 0
     started: int = 0
     generation: int = 0
+
+
+class Reign(msgspec.Struct, frozen=True):
+    """Who has which epoch. `mark` names one process for ever: run of its machine, process id, when it started."""
+
+    epoch: int
+    candidate: int
+    mark: str
+
+    @property
+    def pid(self) -> int:
+        """Its process id; 0 if it has none that means something here."""
+        return pid_of_mark(self.mark)
+
+
+class CandidateNote(msgspec.Struct, frozen=True):
+    """The value under a sequencer candidate's lease."""
+
+    candidate: int
+    mark: str
+
+    @property
+    def pid(self) -> int:
+        """Its process id; 0 if it has none that means something here."""
+        return pid_of_mark(self.mark)
+
+
+class HandOver(msgspec.Struct, frozen=True):
+    """Candidate `to` shall take over from the sequencer of this epoch, and from no other."""
+
+    to: int
+    epoch: int
+
+
+class Stopping(msgspec.Struct, frozen=True):
+    """This generation stops in order."""
+
+    generation: int
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -102,6 +144,17 @@ class Presence(msgspec.Struct, frozen=True):
     """The value under a replica's lease."""
 
     pid: int
+
+
+def pid_of_mark(mark: str) -> int:
+    """The process id in what names one process for ever."""
+    parts = mark.split("/")
+    return int(parts[1]) if len(parts) == 3 and parts[1].isdigit() else 0
+
+
+def candidate_key(candidate: int) -> str:
+    """Where a sequencer candidate has its sign of life."""
+    return f"candidates/{candidate:05}"
 
 
 def trim_key(lane: int) -> str:

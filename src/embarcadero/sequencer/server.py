@@ -1,16 +1,19 @@
 """Drives a sequencer in an event loop: rounds while there is work, longer and longer sleeps while there is none.
 
-Told to stop, it brings everything that is ordered onto disks, and seals.
+Told to stop, it brings everything that is ordered onto disks, and seals. A candidate that does not reign sleeps, looks
+after the one that does, and takes over when that one is gone; a deposed sequencer is such a candidate again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Final, Protocol
 
 import numpy as np
 
-from embarcadero.limits import MIB
+from embarcadero.limits import HAND_OVER_S_MAX, MIB
+from embarcadero.sequencer.candidate import Candidate
 from embarcadero.sequencer.state import Sequencer
 
 _WAIT_S_FIRST: Final = 0.002
@@ -77,3 +80,60 @@ async def serve_sequencer(sequencer: Sequencer, bell: Bell, stop: asyncio.Event)
         sequencer.journal.warn("deposed", reason="a later epoch is open")
     else:
         sequencer.journal.note("left", epoch=sequencer.epoch, waiting=sequencer.held.used)
+
+
+class Throne(Protocol):
+    """What the driver of a candidate needs from its process."""
+
+    def follow(self, mark: str) -> None:
+        """Have the candidate told, and woken, when this process ends."""
+        ...
+
+    def prepare(self, epoch: int) -> bool:
+        """Have one thing more ready for a takeover from this epoch; True if there may be more to do."""
+        ...
+
+    def take(self, epoch: int) -> tuple[Sequencer, Bell]:
+        """Take over, and listen to the sequencer's bell."""
+        ...
+
+    def give_up(self) -> None:
+        """The reign is over: listen to that bell no more."""
+        ...
+
+    def successor(self) -> bool:
+        """Ask another candidate to take over, since we leave; False if there is none, or if all of it stops."""
+        ...
+
+
+async def serve_candidate(candidate: Candidate, throne: Throne, bell: Bell, stop: asyncio.Event) -> None:
+    """Stand by and reign in turn, until told to stop."""
+    while not stop.is_set():
+        epoch = candidate.look()
+        throne.follow(candidate.watched)
+        if epoch is None:
+            busy = throne.prepare(candidate.reigning)
+            await bell.wait(0 if busy else candidate.wait_us() / 1_000_000)
+            continue
+        sequencer, its_bell = throne.take(epoch)
+        throne.follow("")
+        await _reign(sequencer, its_bell, throne, stop)
+        throne.give_up()
+        del sequencer
+        gc.collect()  # its regions are memory that nobody else may have any more
+
+
+async def _reign(sequencer: Sequencer, bell: Bell, throne: Throne, stop: asyncio.Event) -> None:
+    """Until it is deposed, or told to stop: then somebody else reigns before it leaves, if there is somebody."""
+    end = asyncio.Event()
+    reign = asyncio.create_task(serve_sequencer(sequencer, bell, end))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({reign, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not reign.done() and throne.successor():
+            await asyncio.wait({reign}, timeout=HAND_OVER_S_MAX)
+        end.set()
+        await reign
+    finally:
+        reign.cancel()
+        stopping.cancel()

@@ -55,6 +55,7 @@ from embarcadero.sequencer.takeover import Legacy, readmit
 from embarcadero.storage.disk import Disk
 from embarcadero.types import Member, MemberState, Order, Outcome, Range, ReplicaMember, Topic
 
+_BEAT_US: Final = int(HEARTBEAT_S * 1_000_000)
 _LOOK_US: Final = 2_000
 """Looking whether the store has changed is cheap, but not as cheap as an empty round."""
 
@@ -73,7 +74,9 @@ class Sequencer:
         settings: Settings = DEFAULTS.sequencer,
         disks: Callable[[ReplicaMember], Disk] | None = None,
         workers: Workers | None = None,
+        epoch: int | None = None,
     ) -> None:
+        """`epoch`: one that was won in an election; without, it takes the next one, whoever reigns."""
         self.settings = settings
         self._past: Past = DiskPast(lambda: self.ranges.replicas.members, disks)
         self._workers = workers or Inline()
@@ -88,8 +91,10 @@ class Sequencer:
         self._told_full = False
         self.lanes: dict[int, Lane] = {}
         self._epochs = EpochTable(fabric, fabric.attach(EPOCHS_REGION, writable=True))
-        last = directory.started_epoch()
-        self.epoch = directory.next_epoch(last if self._epochs.superseded(last) else None)
+        if epoch is None:
+            last = directory.started_epoch()
+            epoch = directory.next_epoch(last if self._epochs.superseded(last) else None)
+        self.epoch = epoch
         self._epochs.open(self.epoch)
         earlier = directory.started_epoch()
         self._frontiers = fabric.create(
@@ -138,6 +143,9 @@ class Sequencer:
         topics = {topic.lane: topic for topic in self._directory.topics()}
         for topic in topics.values():
             self._make_lane(topic, legacy)
+            if self._clock.now_us() >= max(self._beat_us, self._began_us + _BEAT_US):
+                self._now_us = self._clock.now_us()
+                self._beat()  # many lanes take a while: others see that somebody works
         self.broker_ranges.update(topics, members, self._now_us)
         if legacy:
             orders = {number: lane.order for number, lane in self.lanes.items()}
@@ -336,7 +344,7 @@ class Sequencer:
 
     def _beat(self) -> None:
         if self._now_us >= self._beat_us:
-            self._beat_us = self._now_us + int(HEARTBEAT_S * 1_000_000)
+            self._beat_us = self._now_us + _BEAT_US
             self._heartbeat.advance(self._heartbeat.value + 1)
 
     def _offers(self) -> list[tuple[Source, int]]:

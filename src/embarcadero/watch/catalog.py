@@ -67,6 +67,7 @@ gauge embarcadero_followed_epoch{broker}: the epoch that the broker follows; 0 b
 """)
 
 SEQUENCER: Final = _table("""
+gauge embarcadero_sequencer_standby{candidate}: 1 while this process stands by, 0 while it reigns and has the others
 gauge embarcadero_epoch: the sequencer's epoch
 counter embarcadero_epoch_increments_total: epochs opened since the fabric was made
 counter embarcadero_sequencer_failovers_total: epochs opened after the first: each was a takeover

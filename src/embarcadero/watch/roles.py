@@ -29,7 +29,10 @@ _STARTED_S: Final = time.time()
 class WatchedRole(Protocol):
     """A role of this process."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What it is called now."""
+        ...
 
     def write(self, page: Page) -> None:
         """Put its metrics on the page."""
@@ -133,15 +136,15 @@ class WatchedSequencer:
     """The sequencer of an epoch."""
 
     def __init__(self, sequencer: Sequencer, clock: Clock) -> None:
-        self._sequencer, self._clock, self.name = sequencer, clock, f"sequencer-{sequencer.epoch}"
+        self.sequencer, self._clock, self.name = sequencer, clock, f"sequencer-{sequencer.epoch}"
 
     async def unready(self) -> str:
         """A sequencer is ready from the start of its epoch to that of the next."""
-        return "another sequencer has taken over" if self._sequencer.deposed else ""
+        return "another sequencer has taken over" if self.sequencer.deposed else ""
 
     def write(self, page: Page) -> None:
         """Everything of a sequencer."""
-        sequencer, counters = self._sequencer, self._sequencer.counters
+        sequencer, counters = self.sequencer, self.sequencer.counters
         orders = [lane.order for lane in sequencer.lanes.values()]
         page.put("embarcadero_epoch", sequencer.epoch)
         page.put("embarcadero_epoch_increments_total", sequencer.epoch)

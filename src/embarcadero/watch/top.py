@@ -100,7 +100,7 @@ def picture(facts: Facts, time: str, before: dict[str, Scrape], now: dict[str, S
     changes = {role: change for name, change in nodes.items() for role in name.split(",")}
     newest = {member.broker: member for member in facts.members}  # sorted by incarnation: the last one stays
     brokers = {number: changes.get(f"broker:{number}") for number in newest}
-    sequencer = changes.get("sequencer")
+    sequencer = _reigning(changes)
     known = list(nodes.values())
     return Picture(
         cluster=facts.cluster,
@@ -188,6 +188,12 @@ def _topic(
         sessions=of_sequencer("embarcadero_sessions", state="open"),
         held=of_sequencer("embarcadero_sequencer_hold_buffer_entries"),
     )
+
+
+def _reigning(changes: dict[str, Change]) -> Change | None:
+    """The sequencer of the newest epoch, of all candidates that answer; those that stand by have none."""
+    found = [change for role, change in changes.items() if role.partition(":")[0] == "sequencer"]
+    return max(found, key=lambda change: change.value("embarcadero_epoch"), default=None)
 
 
 def _sequencer(epoch: int, change: Change | None) -> SequencerLine:

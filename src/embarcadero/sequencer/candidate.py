@@ -1,0 +1,135 @@
+"""A sequencer that stands by: it watches the one that reigns, and stands for election when that one is gone.
+
+Theory of operation. Whoever won the last election is named in the store, with what names its process for ever, and
+beats its heart in the frontiers of its epoch. A candidate takes over
+- at once, when the driver has seen that process end (it can, on the same host);
+- when the heartbeat stands still for too long by the candidate's own clock: clocks of hosts are never compared;
+- when somebody asked for a planned move to this candidate.
+A winner that has not started its epoch yet gets longer, twice as long for each epoch that is not started: two
+candidates that both take the other for dead do not depose each other for ever. Being wrong costs a moment's pause and
+nothing else: a takeover is safe against a predecessor that lives.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Final
+
+from embarcadero.env import Clock, Journal, SilentJournal
+from embarcadero.errors import BadRegion
+from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable
+from embarcadero.fabric.frontier import FrontierReader
+from embarcadero.fabric.layout import SequencerLine, frontier_offset
+from embarcadero.fabric.region import Fabric
+from embarcadero.limits import STANDBY_LOOKS
+from embarcadero.placement.directory import Directory
+from embarcadero.placement.records import Epochs, HandOver, Reign
+
+_NOBODY: Final = ""
+
+
+class Candidate:
+    """One of the processes that may be the next sequencer. `look` now and then; it returns an epoch that was won."""
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        directory: Directory,
+        clock: Clock,
+        number: int,
+        mark: str,
+        after_us: int,
+        journal: Journal | None = None,
+    ) -> None:
+        self.number, self.mark = number, mark
+        self._fabric, self._directory, self._clock, self._after_us = fabric, directory, clock, after_us
+        self._journal = journal or SilentJournal()
+        self._table = EpochTable(fabric, fabric.attach(EPOCHS_REGION))
+        self._revision = -1
+        self._epochs = Epochs()
+        self._reign: Reign | None = None
+        self._asked: HandOver | None = None
+        self._stopping = False
+        self._ended = _NOBODY  # mark of the process that was seen to end
+        self._heart: FrontierReader | None = None
+        self._heart_of = 0
+        self._sign = (-1, -1)  # the last sign of life: (epoch handed out, beats)
+        self._sign_us = clock.now_us()
+
+    # --- what the driver asks -----------------------------------------------------------------------------------------
+    @property
+    def watched(self) -> str:
+        """What names the process whose end means that we take over; empty when there is none."""
+        reign = self._reign
+        if reign is None or reign.epoch != self._epochs.handed_out or reign.mark == self.mark:
+            return _NOBODY
+        return reign.mark
+
+    @property
+    def reigning(self) -> int:
+        """The newest started epoch, as last seen."""
+        return self._epochs.started
+
+    def process_ended(self, mark: str) -> None:
+        """The driver saw that a process is gone."""
+        self._ended = mark
+
+    @property
+    def patience_us(self) -> int:
+        """How long the heart of whoever was elected last may stand still."""
+        return self._after_us << max(0, self._epochs.handed_out - self._epochs.started)
+
+    def wait_us(self) -> int:
+        """How long to sleep at most until the next look."""
+        return max(1, self.patience_us // STANDBY_LOOKS)
+
+    # --- looking ------------------------------------------------------------------------------------------------------
+    def look(self) -> int | None:
+        """See how the one that reigns is. An epoch: it is ours, take over now."""
+        now_us = self._clock.now_us()
+        revision = self._directory.revision()
+        if revision != self._revision:
+            self._learn(revision)
+        sign = (self._epochs.handed_out, self._beats())
+        if sign != self._sign:
+            self._sign, self._sign_us = sign, now_us
+        reason = self._reason(now_us)
+        if not reason or self._stopping:
+            return None
+        last = self._epochs.started
+        superseded = last if self._table.superseded(last) else None
+        epoch = self._directory.elect(self.number, self.mark, self._epochs.handed_out, superseded)
+        self._revision = -1  # whoever won, the store has changed
+        self._sign_us = now_us
+        if epoch is not None:
+            self._journal.note("elected", epoch=epoch, candidate=self.number, reason=reason)
+        return epoch
+
+    def _learn(self, revision: int) -> None:
+        self._revision = revision
+        self._epochs, self._reign = self._directory.newest_epochs(), self._directory.reign()
+        self._asked, self._stopping = self._directory.asked_hand_over(), self._directory.stopping
+
+    def _beats(self) -> int:
+        """The heartbeat counter of the newest epoch handed out; -1 before its region is there."""
+        epoch = self._epochs.handed_out
+        if self._heart is None or self._heart_of != epoch:
+            self._heart = None
+            with suppress(BadRegion):  # removed since: then there is a later one, which the store will tell
+                if epoch and self._fabric.exists(name := f"epoch-{epoch}/frontiers"):
+                    line = frontier_offset(SequencerLine.HEARTBEAT)
+                    self._heart, self._heart_of = FrontierReader(self._fabric.attach(name), line), epoch
+        return -1 if self._heart is None else self._heart.load()
+
+    def _reason(self, now_us: int) -> str:
+        """Why we should take over; empty when we should not."""
+        handed_out, asked = self._epochs.handed_out, self._asked
+        if handed_out == 0 and self.number == 0:
+            return "the first"
+        if asked is not None and asked.to == self.number and asked.epoch == handed_out == self._epochs.started:
+            return "asked to"
+        if self.watched and self._ended == self.watched:
+            return "its process ended"
+        if now_us - self._sign_us >= self.patience_us:
+            return "its heart stands still"
+        return ""
