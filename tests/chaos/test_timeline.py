@@ -8,11 +8,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from embarcadero.chaos.kills import calm_ms, pauses_ms
 from embarcadero.chaos.page import index_page
+from embarcadero.chaos.pauses import calm_ms, concerned, pauses_ms
 from embarcadero.chaos.plots import draw_histogram, draw_timeline
 from embarcadero.chaos.timeline import Acks, acks_of, longest_pause_us, next_ack_us, percentiles, timeline
-from embarcadero.sim.history import Fault, History
+from embarcadero.sim.history import Fault, History, TopicMade
+from embarcadero.types import Order
 from tests.chaos.worlds import BATCHES, RECORDS, STEP_US, honest
 
 
@@ -60,13 +61,25 @@ def test_percentiles_are_measured_values() -> None:
 @pytest.mark.parametrize("role", ["sequencer", "broker", "replica", "hand-over"])
 def test_what_a_kill_cost(role: str) -> None:
     """After a kill in the middle of an unbroken flow the pause is one step, as in calm moments."""
-    events = [event for event in honest() if not isinstance(event, Fault)]
+    ack = 1 if role == "hand-over" else 2
+    events = [event for event in honest(ack) if not isinstance(event, Fault)]
     kills = [Fault(at=at, kind="kill", target=role, until=at + 1_000) for at in (100_500, 400_500)]
     history = History(sorted([*events, *kills], key=lambda event: event.at))
     for found in (pauses_ms(history, role), calm_ms(history, role)):
         assert all(pause is not None and 2.0 <= pause <= 2 * STEP_US / 1e3 for pause in found)
     assert len(pauses_ms(history, role)) == 2
     assert len(calm_ms(history, role)) == 1
+
+
+def test_only_streams_count_that_a_role_can_hold_up() -> None:
+    """A stream with ack 2 says nothing about a hand-over's own pause, one with ack 1 nothing about replicas."""
+    assert concerned(History(honest(ack=2)), "replica") == ["s"]
+    assert concerned(History(honest(ack=1)), "replica") == []
+    assert concerned(History(honest(ack=2)), "hand-over") == []
+    assert concerned(History(honest(ack=1)), "hand-over") == ["s"]
+    pinned = [msgspec.structs.replace(e, order=Order.BROKER) if isinstance(e, TopicMade) else e for e in honest()]
+    assert concerned(History(pinned), "sequencer") == []
+    assert concerned(History(pinned), "broker") == ["s"]
 
 
 def test_a_kill_that_nobody_recovers_from_has_no_figure() -> None:

@@ -142,7 +142,11 @@ CASES: Final = (
     # --- in order ---
     Case("rolling-restart", "all roles are restarted one by one, as for a new version",
          (Trouble(kind="roll", every_s=0.5),)),
+    Case("hand-over", "the sequencer hands over to a standby, again and again",
+         (Trouble(kind="hand-over", every_s=0.7),)),
     # --- several at once ---
+    Case("hand-over-and-kills", "the sequencer hands over while any process may die",
+         (Trouble(kind="hand-over", every_s=1.0), _kill("any", 1.5, 0.7))),
     Case("broker-and-sequencer", "a broker and the reigning sequencer die together", (_kill("broker+sequencer", 3.0),)),
     Case("zombies", "sequencer, a broker and a replica stand still at the same time, past every lease",
          (_pause("sequencer", BEYOND_LEASES_S), _pause("broker", BEYOND_LEASES_S), _pause("replica", BEYOND_LEASES_S))),

@@ -1,13 +1,6 @@
 """`embarcadero chaos kills`: one role is killed again and again under load, and each time the pause is measured.
 
-| role | what is measured each time |
-| --- | --- |
-| sequencer | from the kill of the one that reigns to the first ack of a batch sent after it |
-| broker | from the kill to the moment when every publisher has an ack of a batch that it sent after it |
-| replica | the longest pause of ack 2 that any stream had since the kill, until the replica was back |
-| hand-over | the longest pause of acks that any stream had while the sequencer handed over |
-
-In the end everything that was acked is checked, as in the matrix.
+What is measured is told in pauses.py. In the end everything that was acked is checked, as in the matrix.
 """
 
 from __future__ import annotations
@@ -16,13 +9,10 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,26 +24,21 @@ from embarcadero.bench.machine import commit, machine_facts
 from embarcadero.chaos.case import Outcome, Performance
 from embarcadero.chaos.cases import Case
 from embarcadero.chaos.load import StreamPlan, Writer
+from embarcadero.chaos.pauses import BOUNDS_MS, ROLES, calm_ms, pauses_ms
 from embarcadero.chaos.plots import draw_histogram, draw_timeline
-from embarcadero.chaos.timeline import Acks, acks_of, longest_pause_us, next_ack_us, percentiles, timeline
+from embarcadero.chaos.timeline import percentiles, timeline
 from embarcadero.chaos.verdict import Judgement
-from embarcadero.errors import BadValue, ClusterError, NotAvailable
+from embarcadero.errors import BadValue, NotAvailable
 from embarcadero.limits import MIB
-from embarcadero.sim.history import Began, Fault, Healed, History, RoleFailed
+from embarcadero.node.hand_over import hand_over
+from embarcadero.sim.history import History, RoleFailed
 from embarcadero.types import Ack, Order
 
-BOUNDS_MS: Final = {
-    "sequencer": {"p50 at most": 100.0, "p99 at most": 250.0, "p50 goal": 30.0, "p99 goal": 100.0},
-    "broker": {"p99 at most": 200.0, "p99 goal": 100.0},
-    "replica": {"p99 at most": 200.0, "p99 goal": 50.0},
-    "hand-over": {"p99 at most": 50.0, "p99 goal": 10.0},
-}
-"""What is asked for."""
-
-ROLES: Final = tuple(BOUNDS_MS)
 _BACK_S: Final = 60.0
-_PACE_S: Final = 0.02
-_CALM_US: Final = 100_000
+_PACE_S: Final = {"hand-over": 0.005, "sequencer": 0.01}
+_PACE_S_USUAL: Final = 0.02
+"""A stream can't tell of pauses that are shorter than the time between two of its batches."""
+
 _AFTER_S: Final = (0.3, 0.8)  # of load once the role is back, before the next kill
 
 
@@ -86,7 +71,9 @@ class Kills(Performance):
             topics = self.topics
         for topic in topics:
             for ack in (Ack.ORDERED, Ack.DURABLE):
-                plan = StreamPlan(f"{prefix}{topic.name}-ack{ack:d}", topic, int(ack), pace_s=_PACE_S, records=1)
+                quick = topic.order >= Order.TOTAL and not prefix
+                pace_s = _PACE_S.get(self.settings.role, _PACE_S_USUAL) if quick else _PACE_S_USUAL
+                plan = StreamPlan(f"{prefix}{topic.name}-ack{ack:d}", topic, int(ack), pace_s=pace_s, records=1)
                 writer = Writer(plan, self.observer, self.cluster.addresses, most=most)
                 writer.start()
                 self.writers.append(writer)
@@ -125,18 +112,16 @@ class Kills(Performance):
             os.kill(pid, signal.SIGKILL)
             self.stage.kills += 1
             flowing = self._acks_flow()
-            self._until(lambda: self.cluster.pids().get(role, pid) != pid and flowing() and not self._wrong())
+            self._until(lambda: self.cluster.pids().get(role, pid) != pid and flowing() and self._is_whole())
 
     def _hand_over(self) -> None:
-        before = self.cluster.reigning()
-        command = [sys.executable, "-m", "embarcadero.cli.main", "sequencer", "hand-over", "--data-dir"]
-        with self.stage.noting("hand-over", before):
-            command.append(str(self.cluster.folder.path))
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise ClusterError(f"the sequencer did not hand over: {done.stderr.strip()}", "are there standbys?")
+        with self.stage.noting("hand-over", self.cluster.reigning()):
+            hand_over(self.cluster.folder)
             flowing = self._acks_flow()
-            self._until(lambda: flowing() and not self._wrong())
+            self._until(lambda: flowing() and self._is_whole())
+
+    def _is_whole(self) -> bool:
+        return not self._wrong() and self.cluster.stands_by()
 
     def _acks_flow(self) -> Callable[[], bool]:
         """Whether each publisher has answers to all that it had sent when this was called, and one more."""
@@ -151,47 +136,6 @@ class Kills(Performance):
                 self.observer.saw(RoleFailed, process="cluster", error=error)
                 return
             time.sleep(0.02)
-
-
-def pauses_ms(history: History, role: str) -> list[float | None]:
-    """What each kill cost, in milliseconds; None where no ack came afterwards."""
-    return _pauses_at(history, role, history.of(Fault))
-
-
-def calm_ms(history: History, role: str) -> list[float]:
-    """The same, measured at moments when nothing was killed: what this machine does to acks all by itself."""
-    faults = history.of(Fault)
-    calm = [
-        Fault(at=one.until, kind="", target="", until=one.until + _CALM_US)
-        for one, following in pairwise(faults)
-        if following.at - one.until > 2 * _CALM_US
-    ]
-    return [pause for pause in _pauses_at(history, role, calm) if pause is not None]
-
-
-def _pauses_at(history: History, role: str, faults: list[Fault]) -> list[float | None]:
-    streams = sorted(_streams(history))
-    by_stream = {stream: acks_of(history, 2 if role == "replica" else None, [stream]) for stream in streams}
-    all_acks = acks_of(history, streams=streams)
-    concerned = {stream: acks for stream, acks in by_stream.items() if len(acks.acked_us)}
-    return [_pause_ms(role, fault, all_acks, concerned) for fault in faults]
-
-
-def _streams(history: History) -> set[str]:
-    """Streams that were there all the time."""
-    healed_us = min((event.at for event in history.of(Healed)), default=1 << 62)
-    return {event.stream for event in history.of(Began) if event.at < healed_us}
-
-
-def _pause_ms(role: str, fault: Fault, all_acks: Acks, by_stream: dict[str, Acks]) -> float | None:
-    if role == "sequencer":
-        found = [next_ack_us(all_acks, fault.at)]
-    elif role == "broker":
-        found = [next_ack_us(acks, fault.at) for acks in by_stream.values()]
-    else:
-        found = [longest_pause_us(acks, fault.at, fault.until) for acks in by_stream.values()]
-    known = [pause for pause in found if pause is not None]
-    return max(known) / 1e3 if known and len(known) == len(found) else None
 
 
 def run_cli(settings: Settings, json_out: bool) -> int:

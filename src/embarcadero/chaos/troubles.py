@@ -28,6 +28,7 @@ from embarcadero.chaos.disks import books
 from embarcadero.chaos.proxy import FAIR, Mood, Proxy
 from embarcadero.chaos.watch import Observer
 from embarcadero.errors import ClusterError, EmbarcaderoError
+from embarcadero.node.hand_over import hand_over
 from embarcadero.sim.history import FabricLost, RoleFailed
 
 _ROLE_BACK_S: Final = 20.0
@@ -62,8 +63,10 @@ class Stage:
     def _names(self, target: str, known: list[str]) -> list[str]:
         of_kind = {kind: [role for role in known if role.split(":")[0] == kind] for kind in _KINDS}
         nodes = [role for role in known if role != "supervisor"]
+        if target == "sequencer":
+            return [self.cluster.reigning()]
         if target in known:
-            return [self.cluster.reigning()] if target == "sequencer" else [target]
+            return [target]
         if target == "standby":
             reigning = self.cluster.reigning()
             return [role for role in of_kind["sequencer"] if role != reigning][:1] or [reigning]
@@ -165,6 +168,12 @@ def _until(stage: Stage, done: Callable[[], bool]) -> None:
         time.sleep(0.02)
     if not done():
         stage.observer.saw(RoleFailed, process="cluster", error=f"a role was not back within {_ROLE_BACK_S:.0f} s")
+
+
+def move(stage: Stage, trouble: Trouble, lasts_s: float) -> None:  # noqa: ARG001
+    """Have a standby take over from a sequencer that works."""
+    with stage.noting("hand-over", stage.cluster.reigning()):
+        hand_over(stage.cluster.folder)
 
 
 # --- connections ------------------------------------------------------------------------------------------------------
@@ -296,7 +305,7 @@ def _hold(stage: Stage, lasts_s: float) -> None:
 
 
 _DOERS: Final[dict[str, Callable[[Stage, Trouble, float], None]]] = {
-    "kill": kill, "pause": pause, "lose": lose, "roll": roll, "strangers": strangers, "full": full,
+    "kill": kill, "pause": pause, "lose": lose, "roll": roll, "hand-over": move, "strangers": strangers, "full": full,
     "no-files": no_files, "wipe": wipe, "delete": delete, "rot": rot, "store-locked": lock_store,
     "store-slow": slow_store, **dict.fromkeys(_MOODS, mistreat),
 }  # fmt: skip
