@@ -33,6 +33,7 @@ CALM_S: Final = 1.5
 
 
 _WELL_S: Final = 60.0
+_END_S: Final = 20.0
 _IMPATIENT: Final = load(None, {"client.fetch_wait_ms": 300})
 """A reader at the end of a topic hears of entries without records when its long poll ends."""
 
@@ -67,6 +68,7 @@ class Performance:
         self.writers: list[Writer] = []
         self.readers: list[Reader] = []
         self.asker: Asker | None = None
+        self.threads: list[threading.Thread] = []
 
     def run(self) -> Outcome:
         """The whole case; nothing of it is left when it returns or raises."""
@@ -93,6 +95,8 @@ class Performance:
             self.topics = [
                 make_topic(log, self.observer, name, order, REPLICAS, DURABLE_ON) for name, order in TOPICS.items()
             ]
+        self._wrong()  # in one thread first: several that are the first to decode a type crash msgspec
+        books(self.cluster.folder.store_path)
         self.asker = Asker(self.topics, self.observer, self.cluster.addresses)
         self.readers = [self._reader(topic, "durable") for topic in self.topics]
         self.readers.append(self._reader(self.topics[0], "ordered"))
@@ -115,13 +119,13 @@ class Performance:
 
     def _get_into_trouble(self) -> None:
         until_s = time.monotonic() + self.seconds
-        threads = [
+        self.threads = [
             threading.Thread(target=self.stage.keep_striking, args=(trouble, until_s), daemon=True)
             for trouble in self.case.troubles
         ]
-        for thread in threads:
+        for thread in self.threads:
             thread.start()
-        for thread in threads:
+        for thread in self.threads:
             thread.join()
         time.sleep(max(0.0, until_s - time.monotonic()))
 
@@ -176,10 +180,14 @@ class Performance:
             actor.join(5.0)
 
     def _clean_up(self) -> None:
+        """Threads end before the cluster does, and before the program: it may be Ctrl-C that brings us here."""
         self.stage.over.set()
-        for actor in (*self.writers, *self.readers, self.asker):
-            if actor is not None:
-                actor.finish()
+        actors = [actor for actor in (*self.writers, *self.readers, self.asker) if actor is not None and actor.ident]
+        for actor in actors:
+            actor.abandon()
+        for thread in (*self.threads, *actors):
+            if thread.ident:
+                thread.join(_END_S)
         self.observer.saw(Ended)
         self.cluster.end()
         if self.proxy is not None:

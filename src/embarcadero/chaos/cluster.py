@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +25,17 @@ _PORTS: Final = (20_000, 30_000)  # below where the kernel takes ports for clien
 _TRIES: Final = 50
 _GONE_S: Final = 30.0
 _STOP_S: Final = 30.0
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does: everything that it started is stopped before it goes."""
+
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def free_ports(rng: random.Random, count: int) -> int:

@@ -23,6 +23,7 @@ import embarcadero as emb
 from embarcadero.bench.machine import commit, machine_facts
 from embarcadero.chaos.case import Outcome, Performance
 from embarcadero.chaos.cases import Case
+from embarcadero.chaos.cluster import ended_by_signals
 from embarcadero.chaos.load import StreamPlan, Writer
 from embarcadero.chaos.pauses import BOUNDS_MS, ROLES, calm_ms, pauses_ms
 from embarcadero.chaos.plots import draw_histogram, draw_timeline
@@ -142,6 +143,7 @@ def run_cli(settings: Settings, json_out: bool) -> int:
     """Run, print the figures, save them with plots; 0 when nothing was lost and no lie was told."""
     columns = (TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with (
+        ended_by_signals(),
         tempfile.TemporaryDirectory(prefix="embarcadero-chaos-") as folder,
         Progress(*columns, console=Console(stderr=True)) as bar,
     ):

@@ -6,6 +6,7 @@ number of a batch is its sequence. Publishers and readers stay connected whateve
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -17,7 +18,7 @@ import embarcadero as emb
 from embarcadero.chaos.watch import Observer
 from embarcadero.client.futures import RecordFuture
 from embarcadero.config import Config
-from embarcadero.errors import EmbarcaderoError, OutcomeUnknown, RecordsLost
+from embarcadero.errors import EmbarcaderoError, OutcomeUnknown, RecordsLost, TimedOut
 from embarcadero.limits import BROKER_LANES_FIRST
 from embarcadero.sim.history import (
     Answered,
@@ -44,6 +45,7 @@ SETTLE_S: Final = 90.0
 
 _IN_FLIGHT_MAX: Final = 1_000
 _POLL_S: Final = 0.05
+_HURRY_S: Final = 0.5
 _ASK_EVERY_S: Final = 0.5
 
 Result = TypeVar("Result")
@@ -89,11 +91,16 @@ class Actor(threading.Thread, ABC):
     def __init__(self, name: str, observer: Observer, addresses: list[str], config: Config | None = None) -> None:
         super().__init__(name=name, daemon=True)
         self.observer, self.addresses, self.config = observer, addresses, config
-        self.over = threading.Event()
+        self.over, self.abandoned = threading.Event(), threading.Event()
 
     def finish(self) -> None:
         """Come to an end, in order."""
         self.over.set()
+
+    def abandon(self) -> None:
+        """Come to an end at once: nobody is interested any more."""
+        self.over.set()
+        self.abandoned.set()
 
     def run(self) -> None:
         """Act until told to finish."""
@@ -129,8 +136,15 @@ class Writer(Actor):
                     self._send(publisher)
                 due = max(due + plan.pace_s, time.monotonic())
                 self.over.wait(due - time.monotonic())
-            self._until_told(lambda: publisher.flush(timeout=SETTLE_S))
-            self._until_told(lambda: publisher.close(timeout=SETTLE_S))
+            self._flush(publisher)
+            self._until_told(lambda: publisher.close(timeout=_HURRY_S if self.abandoned.is_set() else SETTLE_S))
+
+    def _flush(self, publisher: emb.Publisher) -> None:
+        give_up = time.monotonic() + SETTLE_S
+        while not self.abandoned.is_set() and time.monotonic() < give_up:
+            with contextlib.suppress(TimedOut):
+                self._until_told(lambda: publisher.flush(timeout=_HURRY_S))
+                return
 
     def _send(self, publisher: emb.Publisher) -> None:
         plan, number = self.plan, self.sent

@@ -16,6 +16,7 @@ from rich.table import Column, Table
 from embarcadero.bench.machine import commit, machine_facts
 from embarcadero.chaos.case import Outcome, Performance
 from embarcadero.chaos.cases import CASES, Case
+from embarcadero.chaos.cluster import ended_by_signals
 from embarcadero.chaos.page import index_page
 from embarcadero.chaos.plots import draw_timeline
 from embarcadero.chaos.timeline import timeline
@@ -109,7 +110,7 @@ def run_cli(settings: Settings, json_out: bool) -> int:
     """Run, print a table, save; 0 when every case kept every promise under enough load."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description:<22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as bar:
+    with ended_by_signals(), Progress(*columns, console=console) as bar:
         result = run(settings, bar)
     if json_out:
         print(json.dumps(result))  # noqa: T201 - asked for

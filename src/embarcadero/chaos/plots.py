@@ -125,7 +125,8 @@ def draw_histogram(values_ms: Sequence[float], title: str, bounds: dict[str, flo
     axes.text(0, 1.03, f"{len(values_ms)} times: {summary}", transform=axes.transAxes, fontsize=8.5, color=_INK)
     most = max([*values_ms, *bounds.values(), 1.0]) * 1.05
     axes.hist(values_ms, bins=60, range=(0, most), color=_ACKS[1][1])
-    for name, value in bounds.items():
+    for value in sorted(set(bounds.values())):
+        name = ", ".join(name for name, other in bounds.items() if other == value)
         axes.axvline(value, color=_FAINT, linestyle=(0, (4, 4)), linewidth=1)
         axes.annotate(
             f"{name} {value:g} ms", (value, 1), xycoords=("data", "axes fraction"), xytext=(-3, -4), rotation=90,
@@ -133,6 +134,7 @@ def draw_histogram(values_ms: Sequence[float], title: str, bounds: dict[str, flo
         )  # fmt: skip
     axes.set_xlim(0, most)
     axes.set_ylabel("how often", fontsize=8, color=_INK)
+    axes.yaxis.get_major_locator().set_params(integer=True)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g} ms")
     figure.text(0.995, 0.005, footer, ha="right", va="bottom", fontsize=6.5, color=_FAINT)
     figure.get_layout_engine().set(rect=(0, 0.03, 1, 0.97))
