@@ -6,6 +6,8 @@ SEEDS  ?= 2000
 WORKERS ?= 2
 ROUNDS ?= 100
 SECONDS ?= 30
+SECONDS_PER_CASE ?= 8
+LOG_MIB ?= 2000
 
 .PHONY: help setup demo test check unit sim fuzz chaos bench stress plants system lock clean
 .DEFAULT_GOAL := help
@@ -41,7 +43,13 @@ fuzz: setup      ## hostile and damaged inputs for every decoder and every recov
 plants: setup    ## plant each known bug and see a test or a seed catch it
 	$(BIN)/embarcadero sim --plants
 
-chaos: setup     ## kill -9 of everything, 100 times, with a disk wiped 100 times more, and the pipeline under fire
+chaos: setup     ## real processes under kill -9, pauses, cut connections, full disks: all cases, all figures, about an hour
+	$(BIN)/embarcadero chaos matrix --seconds $(SECONDS_PER_CASE) --report build/chaos/matrix.json
+	$(BIN)/embarcadero chaos kills --role sequencer --times $(ROUNDS)
+	$(BIN)/embarcadero chaos kills --role sequencer --times $(ROUNDS) --log-mib $(LOG_MIB)
+	$(BIN)/embarcadero chaos kills --role broker --times $(ROUNDS)
+	$(BIN)/embarcadero chaos kills --role replica --times $(ROUNDS)
+	$(BIN)/embarcadero chaos kills --role hand-over --times $(ROUNDS)
 	$(BIN)/embarcadero chaos restarts --rounds $(ROUNDS) --report build/chaos/restarts.json
 	$(BIN)/embarcadero chaos restarts --rounds $(ROUNDS) --wipe --report build/chaos/restarts-wiped.json
 	$(BIN)/embarcadero chaos pipeline --report build/chaos/pipeline.html

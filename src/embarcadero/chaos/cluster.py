@@ -9,8 +9,9 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from embarcadero.config import load
 from embarcadero.errors import ClusterError, PortInUse
@@ -26,6 +27,17 @@ _GONE_S: Final = 30.0
 _STOP_S: Final = 30.0
 
 
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does: everything that it started is stopped before it goes."""
+
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def free_ports(rng: random.Random, count: int) -> int:
     """The first of `count` ports in a row that nobody uses."""
     for _ in range(_TRIES):
@@ -39,24 +51,34 @@ def free_ports(rng: random.Random, count: int) -> int:
 class MortalCluster:
     """A cluster in a folder, running or not."""
 
-    def __init__(self, folder: Path, brokers: int, replicas: int, rng: random.Random) -> None:
-        port = free_ports(rng, brokers)
+    def __init__(
+        self, folder: Path, brokers: int, replicas: int, rng: random.Random, *, by_proxy: bool = False, **more: Any
+    ) -> None:
+        """`by_proxy`: clients are told ports of their own, on which something has to lead to `ports`.
+
+        `more`: other keys of the configuration, with two underscores for the dot.
+        """
+        port = free_ports(rng, 2 * brokers if by_proxy else brokers)
         self.folder = ClusterFolder(folder)
-        self.replicas = replicas
-        self.addresses = [f"127.0.0.1:{port + number}" for number in range(brokers)]
-        self._config = load(
+        self.brokers, self.replicas = brokers, replicas
+        self.port, self.told_port = port, port + brokers if by_proxy else port
+        self.addresses = [f"127.0.0.1:{self.told_port + number}" for number in range(brokers)]
+        self.config = load(
             None,
             {
                 "cluster.data_dir": folder, "cluster.brokers": brokers, "cluster.replicas": replicas,
                 "broker.port": port, "metrics.port": 0,
+                **({"broker.advertised_port": self.told_port} if by_proxy else {}),
+                **{key.replace("__", "."): value for key, value in more.items()},
             },
         )  # fmt: skip
+        self.ever: set[int] = set()  # process ids that it was seen to have
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> float:
         """Start it; returns how many seconds it took to be ready."""
         began = time.monotonic()
-        self._process, _ = start(UpOptions(config=self._config, stop_with_stdin=True))
+        self._process, _ = start(UpOptions(config=self.config, stop_with_stdin=True))
         return time.monotonic() - began
 
     def report(self) -> ClusterReport:
@@ -69,19 +91,42 @@ class MortalCluster:
         os.kill(pid, signal.SIGKILL)
         return pid
 
-    def kill_all(self) -> int:
-        """SIGKILL every process, the supervisor first, and remove the fabric. Returns how many were killed."""
+    def pids(self) -> dict[str, int]:
+        """Process ids of all roles that run, and of the supervisor."""
+        info = self.folder.require_running()
+        roles = {role: node.pid for node in info.nodes for role in node.roles.split(",") if node.pid}
+        found = {"supervisor": info.supervisor, **roles}
+        self.ever.update(found.values())
+        return found
+
+    def reigning(self) -> str:
+        """The role of the sequencer that reigns: `sequencer`, or that of another candidate."""
+        pid = self.report().sequencer.pid
+        names = [role for role, known in self.pids().items() if known == pid and role.startswith("sequencer")]
+        return names[0] if names else "sequencer"
+
+    def stands_by(self) -> bool:
+        """Whether every sequencer that does not reign is ready to take over."""
+        return all(standby.state == "stands by" for standby in self.report().sequencer.standbys)
+
+    def kill_all(self, only_supervisor: bool = False) -> int:
+        """SIGKILL every process, the supervisor first, and remove the fabric. Returns how many were killed.
+
+        `only_supervisor`: the others end by themselves, since they end with it.
+        """
         info = self.folder.require_running()
         pids = [info.supervisor, *(node.pid for node in info.nodes if node.pid)]
-        for pid in pids:
+        for pid in pids[:1] if only_supervisor else pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if self._process is not None:
             self._process.wait()
+            if self._process.stdin is not None:
+                self._process.stdin.close()
         self._wait_until_gone(pids)
         shutil.rmtree(info.fabric, ignore_errors=True)
         self._process = None
-        return len(pids)
+        return 1 if only_supervisor else len(pids)
 
     def wipe(self, replica: int) -> None:
         """Take a replica's disk away: its folder is gone."""
@@ -96,16 +141,36 @@ class MortalCluster:
                     process.stdin.close()
             process.wait(_STOP_S)
 
+    def end(self) -> None:
+        """Leave nothing behind, whatever state it is in: what does not stop in order is killed."""
+        try:
+            pids = list(self.pids().values()) if self._process is not None else []
+        except ClusterError:
+            pids = []
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        try:
+            self.stop()
+        except subprocess.TimeoutExpired:
+            self._kill(pids)
+
+    def _kill(self, pids: list[int]) -> None:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._wait_until_gone(pids)
+
     @staticmethod
     def _wait_until_gone(pids: list[int]) -> None:
         give_up = time.monotonic() + _GONE_S
-        while any(_runs(pid) for pid in pids):
+        while any(runs(pid) for pid in pids):
             if time.monotonic() > give_up:
                 raise ClusterError("killed processes do not end", "see `ps`")
             time.sleep(0.005)
 
 
-def _runs(pid: int) -> bool:
+def runs(pid: int) -> bool:
     """Whether a process still executes; a zombie that nobody waits for does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

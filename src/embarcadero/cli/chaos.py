@@ -49,6 +49,71 @@ def restarts(
 
 
 @app.command()
+def matrix(
+    case: Annotated[list[str] | None, typer.Option(show_default=False, help="Only this; may be repeated.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Only print the cases.")] = False,
+    seconds: Annotated[float, typer.Option(min=1, max=3600, help="How long each case is in trouble.")] = 8.0,
+    seed: Annotated[int, typer.Option(help="Chooses victims and moments.")] = 0,
+    report: Annotated[Path, typer.Option(help="Where the report goes; a page and plots go beside it.")] = Path(
+        "build/chaos/matrix.json"
+    ),
+    histories: Annotated[bool, typer.Option("--histories", help="Keep what was seen in each case, too.")] = False,
+    json: Json = False,
+) -> None:
+    """Named cases of trouble for real processes under load, each checked by the simulator's checkers.
+
+    Processes are killed and paused, connections cut, slowed and held back by a proxy, disks full, rotten or gone, the
+    store locked. Publishers and readers stay connected; when all is healed, new ones come, everything is read back, and
+    disks are looked through. A case in which too little was acked counts as failed.
+
+    Examples:
+
+        embarcadero chaos matrix --list
+
+        embarcadero chaos matrix --case kill-broker --case storm --seconds 20
+    """
+    from embarcadero.chaos.cases import find
+    from embarcadero.chaos.matrix import Settings, list_cli, run_cli
+
+    if list_:
+        list_cli(json)
+        return
+    settings = Settings(
+        cases=tuple(find(case or [])), seconds=seconds, seed=seed, report=report, histories=histories
+    )
+    raise typer.Exit(run_cli(settings, json))
+
+
+@app.command()
+def kills(
+    role: Annotated[str, typer.Option(help="sequencer, broker, replica, or hand-over.")] = "sequencer",
+    times: Annotated[int, typer.Option(min=1, max=10_000, help="How often.")] = 100,
+    log_mib: Annotated[int, typer.Option(min=0, max=100_000, help="Fill the log with so much first.")] = 0,
+    seed: Annotated[int, typer.Option(help="Chooses victims and moments.")] = 0,
+    apart_s: Annotated[float, typer.Option(min=0, max=600, help="At least so long between two.")] = 0.0,
+    report: Annotated[Path | None, typer.Option(
+        show_default="build/chaos/kills-ROLE.json", help="Where figures go; plots go beside it.",
+    )] = None,
+    json: Json = False,
+) -> None:  # fmt: skip
+    """Kill one role again and again under load, and measure how long acks pause: p50, p99 and the longest.
+
+    hand-over: the sequencer is asked to hand over instead. In the end everything that was acked is checked.
+
+    Examples:
+
+        embarcadero chaos kills --role sequencer --times 100
+
+        embarcadero chaos kills --role sequencer --times 100 --log-mib 1000
+    """
+    from embarcadero.chaos.kills import Settings, run_cli
+
+    path = report or Path(f"build/chaos/kills-{role}{f'-{log_mib}-mib' if log_mib else ''}.json")
+    settings = Settings(role=role, times=times, log_mib=log_mib, seed=seed, apart_s=apart_s, report=path)
+    raise typer.Exit(run_cli(settings, json))
+
+
+@app.command()
 def pipeline(
     steps: Annotated[int, typer.Option(min=20, help="How long the shop is open; about 2,500 orders a step.")] = 400,
     report: Annotated[Path, typer.Option(help="Where the page with pictures goes.")] = Path(

@@ -84,7 +84,7 @@ class LanesCore:
 
     def positions(self) -> dict[int, int | None]:
         """By lane: index of the next batch; None while the cluster has not said where that is."""
-        return {lane: core.position for lane, core in self._cores.items()}
+        return {lane: core.position for lane, core in list(self._cores.items())}  # the event loop may add one meanwhile
 
     @property
     def ready(self) -> int:

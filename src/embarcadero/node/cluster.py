@@ -60,6 +60,9 @@ class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True):
         return next((node.pid for node in self.nodes if role in node.roles.split(",")), 0)
 
 
+_INFO = msgspec.json.Decoder(ClusterInfo)  # made here: two threads that are the first to decode a type crash msgspec
+
+
 class FabricChoice(NamedTuple):
     """Where a fabric goes, and what the user should know about it."""
 
@@ -200,7 +203,7 @@ class ClusterFolder:
     def read_info(self) -> ClusterInfo:
         """What was last started here."""
         try:
-            return msgspec.json.decode((self.path / "cluster.json").read_bytes(), type=ClusterInfo)
+            return _INFO.decode((self.path / "cluster.json").read_bytes())
         except FileNotFoundError:
             raise NotRunning(f"{self.path} has no cluster yet", "start one with `embarcadero up`") from None
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -237,8 +237,8 @@ class SegmentReader:
             known = np.array(self._learned.positions, dtype=np.int64)
         at = np.searchsorted(known, np.arange(begin + every, end, every))
         chosen = [int(position) for position in known[np.unique(at[at < len(known)])].tolist() if position < end]
-        marks = [(position, int(entry["index"][0]), int(entry["seq"][0]))
-                 for position in (begin, *chosen) if len(entry := self.entry(position)) and sealed(entry)[0]]  # fmt: skip
+        found = [(position, self.entry(position)) for position in (begin, *chosen)]
+        marks = [(at_byte, int(e["index"][0]), int(e["seq"][0])) for at_byte, e in found if len(e) and sealed(e)[0]]
         marks = [mark for mark in marks if first <= mark[1] < stop]  # a wrong index costs a cut, never truth
         if not marks or marks[0][1] != first:
             raise BadSegment(f"record {first} in {self.name} at {begin} is damaged", _REPAIR)

@@ -1,0 +1,222 @@
+"""`embarcadero chaos kills`: one role is killed again and again under load, and each time the pause is measured.
+
+What is measured is told in pauses.py. In the end everything that was acked is checked, as in the matrix.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+import embarcadero as emb
+from embarcadero.bench.machine import commit, machine_facts
+from embarcadero.chaos.case import Outcome, Performance
+from embarcadero.chaos.cases import Case
+from embarcadero.chaos.cluster import ended_by_signals
+from embarcadero.chaos.load import StreamPlan, Writer
+from embarcadero.chaos.pauses import BOUNDS_MS, ROLES, calm_ms, pauses_ms
+from embarcadero.chaos.plots import draw_histogram, draw_timeline
+from embarcadero.chaos.timeline import percentiles, timeline
+from embarcadero.chaos.verdict import Judgement
+from embarcadero.errors import BadValue, NotAvailable
+from embarcadero.limits import MIB
+from embarcadero.node.hand_over import hand_over
+from embarcadero.sim.history import History, RoleFailed
+from embarcadero.types import Ack, Order
+
+_BACK_S: Final = 60.0
+_PACE_S: Final = {"hand-over": 0.005, "sequencer": 0.01}
+_PACE_S_USUAL: Final = 0.02
+"""A stream can't tell of pauses that are shorter than the time between two of its batches."""
+
+_AFTER_S: Final = (0.3, 0.8)  # of load once the role is back, before the next kill
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a run does."""
+
+    role: str = "sequencer"
+    times: int = 100
+    log_mib: int = 0
+    seed: int = 0
+    apart_s: float = 0.0  # at least so long between two kills
+    report: Path = Path("build/chaos/kills.json")
+
+
+class Kills(Performance):
+    """One cluster, one role, many kills."""
+
+    def __init__(self, settings: Settings, folder: Path, progress: Progress) -> None:
+        if settings.role not in ROLES:
+            raise BadValue(f"there is no role {settings.role!r} to kill", f"use one of {', '.join(ROLES)}")
+        super().__init__(Case(f"kills-{settings.role}", f"{settings.role}, {settings.times} times"), folder, 0.0)
+        self.rng = random.Random(f"kills:{settings.role}:{settings.seed}")
+        self.settings, self.progress = settings, progress
+
+    def _publish(self, topics: list[Any], prefix: str, most: int | None = None) -> None:
+        """Before the load that is measured, so much that the log is as long as asked for."""
+        if not prefix and self.settings.log_mib:
+            self._fill()
+            topics = self.topics
+        for topic in topics:
+            for ack in (Ack.ORDERED, Ack.DURABLE):
+                quick = topic.order >= Order.TOTAL and not prefix
+                pace_s = _PACE_S.get(self.settings.role, _PACE_S_USUAL) if quick else _PACE_S_USUAL
+                plan = StreamPlan(f"{prefix}{topic.name}-ack{ack:d}", topic, int(ack), pace_s=pace_s, records=1)
+                writer = Writer(plan, self.observer, self.cluster.addresses, most=most)
+                writer.start()
+                self.writers.append(writer)
+
+    def _fill(self) -> None:
+        """Make the topics' logs long; what is there before is not on record, and readers begin behind it."""
+        task = self.progress.add_task("filling", total=self.settings.log_mib)
+        share, value = self.settings.log_mib // 2, os.urandom(16 * 1024)
+        with emb.connect(self.cluster.addresses) as log:
+            for place, topic in enumerate(self.topics):
+                if topic.order <= Order.BROKER:
+                    continue
+                with log.publisher(topic.name, ack=2) as publisher:
+                    for _ in range(share):
+                        for _ in range(MIB // len(value)):
+                            publisher.send(value)
+                        self.progress.advance(task)
+                    publisher.flush()
+                self.topics[place] = replace(topic, start=log.tail(topic.name).index)
+        self.readers = [self._reader(topic, "durable") for topic in self.topics]
+        self.progress.remove_task(task)
+
+    def _get_into_trouble(self) -> None:
+        task = self.progress.add_task(self.settings.role, total=self.settings.times)
+        strike = self._hand_over if self.settings.role == "hand-over" else self._kill
+        for _ in range(self.settings.times):
+            began = time.monotonic()
+            strike()
+            wait_s = max(self.settings.apart_s - (time.monotonic() - began), self.rng.uniform(*_AFTER_S))
+            time.sleep(wait_s)
+            self.progress.advance(task)
+
+    def _kill(self) -> None:
+        ((role, pid),) = self.stage.roles(self.settings.role).items()
+        with self.stage.noting("kill", role):
+            os.kill(pid, signal.SIGKILL)
+            self.stage.kills += 1
+            flowing = self._acks_flow()
+            self._until(lambda: self.cluster.pids().get(role, pid) != pid and flowing() and self._is_whole())
+
+    def _hand_over(self) -> None:
+        with self.stage.noting("hand-over", self.cluster.reigning()):
+            hand_over(self.cluster.folder)
+            flowing = self._acks_flow()
+            self._until(lambda: flowing() and self._is_whole())
+
+    def _is_whole(self) -> bool:
+        return not self._wrong() and self.cluster.stands_by()
+
+    def _acks_flow(self) -> Callable[[], bool]:
+        """Whether each publisher has answers to all that it had sent when this was called, and one more."""
+        before = [(writer, writer.sent) for writer in self.writers]
+        return lambda: all(writer.settled > sent for writer, sent in before)
+
+    def _until(self, done: Callable[[], bool]) -> None:
+        give_up = time.monotonic() + _BACK_S
+        while not done():
+            if time.monotonic() > give_up:
+                error = f"{self.settings.role} was not back within {_BACK_S:.0f} s"
+                self.observer.saw(RoleFailed, process="cluster", error=error)
+                return
+            time.sleep(0.02)
+
+
+def run_cli(settings: Settings, json_out: bool) -> int:
+    """Run, print the figures, save them with plots; 0 when nothing was lost and no lie was told."""
+    columns = (TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with (
+        ended_by_signals(),
+        tempfile.TemporaryDirectory(prefix="embarcadero-chaos-") as folder,
+        Progress(*columns, console=Console(stderr=True)) as bar,
+    ):
+        outcome = Kills(settings, Path(folder), bar).run()
+    pauses = pauses_ms(outcome.history, settings.role)
+    found = outcome.judgement
+    if missing := sum(pause is None for pause in pauses):
+        found.problems.append(f"after {missing} of {len(pauses)} kills no ack came")
+    result = _report(settings, outcome, [pause for pause in pauses if pause is not None])
+    settings.report.parent.mkdir(parents=True, exist_ok=True)
+    settings.report.write_text(json.dumps(result, indent=1) + "\n")
+    _draw(settings, result, outcome.history, found)
+    if json_out:
+        print(json.dumps(result))  # noqa: T201 - asked for
+    else:
+        _tell(Console(), result, settings.report)
+    return 0 if found.good else 1
+
+
+def _report(settings: Settings, outcome: Outcome, pauses: list[float]) -> dict[str, Any]:
+    calm = calm_ms(outcome.history, settings.role)
+    return {
+        "command": f"embarcadero chaos kills --role {settings.role} --times {settings.times} --log-mib "
+        f"{settings.log_mib} --seed {settings.seed}",
+        "commit": commit(),
+        "machine": machine_facts(),
+        "role": settings.role,
+        "log_mib": settings.log_mib,
+        "figures_ms": {name: round(value, 1) for name, value in percentiles(pauses).items()},
+        "bounds_ms": BOUNDS_MS[settings.role],
+        "pauses_ms": [round(pause, 1) for pause in pauses],
+        "calm_ms": {name: round(value, 1) for name, value in percentiles(calm).items()},
+        "kills": outcome.kills,
+        "good": outcome.judgement.good,
+        "seconds": outcome.seconds,
+        **asdict(outcome.judgement),
+    }
+
+
+def _draw(settings: Settings, result: dict[str, Any], history: History, found: Judgement) -> None:
+    machine, path = result["machine"], settings.report
+    footer = f"Embarcadero {result['commit']}, {machine['cores']} cores, {machine['cpu']}, {machine['when']}"
+    log = f", log of {settings.log_mib} MiB" if settings.log_mib else ""
+    words = {
+        "sequencer": "Sequencer killed: time to the next ack",
+        "broker": "Broker killed: time until all clients have an ack",
+        "replica": "Replica killed: longest pause of ack 2",
+        "hand-over": "Planned hand-over: longest pause of acks",
+    }
+    try:
+        draw_histogram(
+            result["pauses_ms"], words[settings.role] + log, BOUNDS_MS[settings.role], footer, path.with_suffix(".png")
+        )
+        draw_timeline(
+            timeline(history), f"{settings.role}, {settings.times} times",
+            "all promises kept" if found.good else f"{len(found.problems)} problems", found.good,
+            path.with_name(f"{path.stem}-timeline.png"),
+        )  # fmt: skip
+    except NotAvailable:
+        pass
+
+
+def _tell(console: Console, result: dict[str, Any], path: Path) -> None:
+    figures = ", ".join(f"{name} {value:,.1f} ms" for name, value in result["figures_ms"].items())
+    bounds = ", ".join(f"{name} {value:g} ms" for name, value in result["bounds_ms"].items())
+    console.print(f"[bold]{result['role']}[/], {len(result['pauses_ms'])} times: {figures}  [dim]({bounds})[/]")
+    if calm := ", ".join(f"{name} {value:,.1f} ms" for name, value in result["calm_ms"].items()):
+        console.print(f"the same when nothing was killed: {calm}")
+    console.print(
+        f"{result['kills']:,} processes killed, {result['acked']:,} batches acked, {result['delivered']:,} read, "
+        f"{result['seconds']:,.0f} s; see {path.with_suffix('.png')}"
+    )
+    if result["good"]:
+        console.print("[bold green]Every acked batch is there, once, at its position, in order.[/]")
+    for problem in result["problems"][:20]:
+        console.print(f"[red]{problem}[/]", highlight=False)

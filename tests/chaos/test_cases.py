@@ -1,0 +1,150 @@
+"""The table of cases is whole; the proxy treats connections as it is told; what is lost is told by the store."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from embarcadero.chaos.cases import CASES, find
+from embarcadero.chaos.cluster import free_ports
+from embarcadero.chaos.disks import Books, lost_spans
+from embarcadero.chaos.proxy import FAIR, Mood, Proxy, merged
+from embarcadero.chaos.troubles import KINDS
+from embarcadero.chaos.watch import Observer
+from embarcadero.errors import BadValue
+from embarcadero.sim.history import Fault, Healed, LaneMade
+from embarcadero.types import Range, TopicLane
+
+WAIT_S = 10
+
+
+def test_every_case_can_be_done_and_is_told_in_words() -> None:
+    """At least 25 cases, each with a name of its own, and no trouble that nobody knows how to make."""
+    assert len(CASES) >= 25
+    assert len({case.name for case in CASES}) == len(CASES)
+    for case in CASES:
+        assert case.words
+        assert {trouble.kind for trouble in case.troubles} <= KINDS
+    assert {trouble.kind for case in CASES for trouble in case.troubles} == KINDS
+
+
+def test_cases_are_found_by_name() -> None:
+    """None means all; a wrong name is an error that says where to look."""
+    assert [case.name for case in find(["storm", "calm"])] == ["storm", "calm"]
+    assert find([]) == list(CASES)
+    with pytest.raises(BadValue, match="no case 'typhoon'"):
+        find(["typhoon"])
+
+
+def test_an_observer_puts_faults_where_they_began() -> None:
+    """They go on record when they are over; a lane goes on record once; lanes of topics do not."""
+    times = iter(range(0, 1_000_000_000, 1_000_000))
+    observer = Observer(lambda: next(times))
+    began = observer.now_us()
+    observer.saw(Healed)
+    observer.broke("kill", "broker:0", began)
+    for lane in (5, 1 << 40, 1 << 40):
+        observer.saw_lane(lane, 1, 1)
+    events = observer.history().events
+    assert [type(event) for event in events] == [Fault, Healed, LaneMade]
+    assert events == sorted(events, key=lambda event: event.at)
+
+
+@contextlib.contextmanager
+def proxied_echo() -> Iterator[tuple[Proxy, socket.socket, int]]:
+    """A server that echoes, a proxy before it, and a client behind that."""
+    port = free_ports(random.Random(), 2)
+    server = socket.create_server(("127.0.0.1", port))
+
+    def echo() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                peer, _ = server.accept()
+                threading.Thread(target=serve, args=(peer,), daemon=True).start()
+
+    def serve(peer: socket.socket) -> None:
+        with peer, contextlib.suppress(OSError):
+            while data := peer.recv(65_536):
+                peer.sendall(data)
+
+    threading.Thread(target=echo, daemon=True).start()
+    proxy = Proxy(port + 1, port, 1)
+    proxy.start()
+    try:
+        with socket.create_connection(("127.0.0.1", port + 1), timeout=WAIT_S) as client:
+            yield proxy, client, port + 1
+    finally:
+        proxy.stop()
+        server.close()
+
+
+def received(client: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size and (more := client.recv(size - len(data))):
+        data += more
+    return data
+
+
+def test_the_proxy_carries_everything_unchanged() -> None:
+    """Also when it drips and is slow; what it holds back one way comes when it is fair again."""
+    data = random.Random(1).randbytes(100_000)
+    with proxied_echo() as (proxy, client, _):
+        for mood in (FAIR, Mood(drip=True), Mood(delay_s=0.001)):
+            proxy.treat(0, "test", mood)
+            client.sendall(data)
+            assert received(client, len(data)) == data
+        for mood in (Mood(deaf=True), Mood(mute=True)):
+            proxy.treat(0, "test", mood)
+            client.sendall(b"held back")
+            client.settimeout(0.1)
+            with pytest.raises(TimeoutError):
+                client.recv(1)
+            client.settimeout(WAIT_S)
+            proxy.treat(0, "test", FAIR)
+            assert received(client, 9) == b"held back"
+
+
+def test_the_proxy_cuts_and_refuses() -> None:
+    """A cut is a reset; while it refuses, a new connection ends at once; then all is fair again."""
+    with proxied_echo() as (proxy, client, port):
+        client.sendall(b"x")
+        assert client.recv(1) == b"x"
+        proxy.treat(0, "test", Mood(refuse=True))
+        with pytest.raises(ConnectionResetError):
+            client.recv(1)
+        with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as other:
+            other.settimeout(WAIT_S)
+            with contextlib.suppress(ConnectionResetError):
+                assert other.recv(1) == b""
+        proxy.treat(0, "test", FAIR)
+        with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as other:
+            other.sendall(b"y")
+            assert other.recv(1) == b"y"
+
+
+def test_moods_add_up() -> None:
+    """Two troubles with one broker at the same time do not undo each other."""
+    assert merged([Mood(deaf=True), Mood(delay_s=0.1), FAIR]) == Mood(deaf=True, delay_s=0.1)
+
+
+def test_what_is_lost_with_the_fabric() -> None:
+    """Between ranges; behind the end of a lane that was open then; and what a closed lane had not on disks."""
+
+    def span(lane: int, number: int, start: int, end: int | None) -> Range:
+        return Range(lane=lane, number=number, start=start, start_seq=start, replicas=[], durable_on=1, end=end)
+
+    def lane(number: int, end: int) -> TopicLane:
+        return TopicLane(lane=number, topic=1, broker=0, incarnation=1, handle=1, end=end)
+
+    known = Books(
+        [span(1, 1, 0, 10), span(1, 2, 100, None), span(7, 1, 0, 5), span(8, 1, 0, 3)], [lane(7, 5), lane(8, 4)]
+    )
+    found = lost_spans(known, cut_short=[7])
+    assert (1, 10, 100) in found
+    assert (8, 3, 4) in found
+    assert [(number, start) for number, start, stop in found if stop > 1 << 60] == [(7, 5)]

@@ -1,0 +1,114 @@
+"""Arithmetic of time lines: bins, next acks, longest pauses, percentiles; and the pictures and the page are made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from embarcadero.chaos.page import index_page
+from embarcadero.chaos.pauses import calm_ms, concerned, pauses_ms
+from embarcadero.chaos.plots import draw_histogram, draw_timeline
+from embarcadero.chaos.timeline import Acks, acks_of, longest_pause_us, next_ack_us, percentiles, timeline
+from embarcadero.sim.history import Fault, History, TopicMade
+from embarcadero.types import Order
+from tests.chaos.worlds import BATCHES, RECORDS, STEP_US, honest
+
+
+def acks(*pairs: tuple[int, int]) -> Acks:
+    """Batches sent and acked at these times."""
+    table = np.array(sorted(pairs, key=lambda pair: pair[1]), dtype=np.int64).reshape(-1, 2)
+    return Acks(table[:, 0], table[:, 1], np.ones(len(table), dtype=np.int64))
+
+
+def test_records_are_counted_in_bins_of_100_ms() -> None:
+    """Ten batches in each bin; all of them are counted; latency is from send to ack."""
+    line = timeline(History(honest()))
+    starts, counts = line.per_bin(2)
+    assert counts.sum() == BATCHES * RECORDS
+    assert counts[1] == 100_000 // STEP_US * RECORDS
+    assert starts[1] == pytest.approx(0.1)
+    assert set(line.acks[2].latency_ms) == {2.0}
+    assert [(span.kind, span.target) for span in line.faults] == [("kill", "broker:0")]
+    assert line.healed_s == pytest.approx((1_000 + BATCHES * STEP_US) / 1e6)
+
+
+def test_the_next_ack_is_of_something_sent_after_the_kill() -> None:
+    """Acks of what was on its way before say nothing about the one who died."""
+    some = acks((0, 5), (8, 12), (11, 40), (13, 30))
+    assert next_ack_us(some, 10) == 20
+    assert next_ack_us(some, 14) is None
+
+
+def test_the_longest_pause_overlaps_the_kill() -> None:
+    """From the last ack before it, over all acks since, up to the first one after the end; and no earlier ones."""
+    some = acks((0, 0), (0, 1_000), (0, 1_010), (0, 1_050), (0, 1_060), (0, 9_000))
+    assert longest_pause_us(some, 1_020, 1_055) == 40
+    assert longest_pause_us(some, 1_020, 2_000) == 9_000 - 1_060
+    assert longest_pause_us(acks((0, 5)), 10, 20) is None
+    assert longest_pause_us(acks((0, 15)), 10, 20) == 5
+
+
+def test_percentiles_are_measured_values() -> None:
+    """p99 of a hundred is the second largest, of a few the largest."""
+    assert percentiles([]) == {}
+    assert percentiles([float(n) for n in range(1, 101)]) == {"p50": 50.0, "p99": 99.0, "max": 100.0}
+    assert percentiles([3.0, 1.0]) == {"p50": 1.0, "p99": 3.0, "max": 3.0}
+
+
+@pytest.mark.parametrize("role", ["sequencer", "broker", "replica", "hand-over"])
+def test_what_a_kill_cost(role: str) -> None:
+    """After a kill in the middle of an unbroken flow the pause is one step, as in calm moments."""
+    ack = 1 if role == "hand-over" else 2
+    events = [event for event in honest(ack) if not isinstance(event, Fault)]
+    kills = [Fault(at=at, kind="kill", target=role, until=at + 1_000) for at in (100_500, 400_500)]
+    history = History(sorted([*events, *kills], key=lambda event: event.at))
+    for found in (pauses_ms(history, role), calm_ms(history, role)):
+        assert all(pause is not None and 2.0 <= pause <= 2 * STEP_US / 1e3 for pause in found)
+    assert len(pauses_ms(history, role)) == 2
+    assert len(calm_ms(history, role)) == 1
+
+
+def test_only_streams_count_that_a_role_can_hold_up() -> None:
+    """A stream with ack 2 says nothing about a hand-over's own pause, one with ack 1 nothing about replicas."""
+    assert concerned(History(honest(ack=2)), "replica") == ["s"]
+    assert concerned(History(honest(ack=1)), "replica") == []
+    assert concerned(History(honest(ack=2)), "hand-over") == []
+    assert concerned(History(honest(ack=1)), "hand-over") == ["s"]
+    pinned = [msgspec.structs.replace(e, order=Order.BROKER) if isinstance(e, TopicMade) else e for e in honest()]
+    assert concerned(History(pinned), "sequencer") == []
+    assert concerned(History(pinned), "broker") == ["s"]
+
+
+def test_a_kill_that_nobody_recovers_from_has_no_figure() -> None:
+    """It is counted, not left out."""
+    late = msgspec.structs.replace(Fault(at=0, kind="kill", target="x", until=0), at=10_000_000, until=10_000_001)
+    assert pauses_ms(History([*honest(), late]), "broker")[-1] is None
+
+
+def test_pictures_and_page(tmp_path: Path) -> None:
+    """Both kinds of plots are drawn, and the page names every case and every problem, as text."""
+    draw_timeline(timeline(History(honest())), "a case", "fine", True, tmp_path / "case.png")
+    draw_histogram([1.0, 2.0, 30.0], "pauses", {"goal": 10.0}, "somewhere", tmp_path / "pauses.png")
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.glob("*.png"))
+    case = {
+        "case": "storm", "words": "all at once", "good": False, "faults": {"kill": 2}, "kills": 2, "acked": 5,
+        "acked_in_trouble": 3, "unknown": 0, "seconds": 1.0, "problems": ["P1: <gone>"], "plot": "matrix/storm.png",
+    }  # fmt: skip
+    page = index_page({
+        "cases": [case], "machine": {"cores": 2, "cpu": "x", "when": "now"}, "kills": 2, "acked": 5, "delivered": 9,
+        "seconds": 1.0, "commit": "abc", "command": "embarcadero chaos matrix",
+    })  # fmt: skip
+    assert "0 of 1 cases" in page
+    assert "P1: &lt;gone&gt;" in page
+    assert 'src="matrix/storm.png"' in page
+
+
+def test_acks_of_some_streams_only() -> None:
+    """Streams and levels are told apart."""
+    history = History(honest())
+    assert len(acks_of(history, streams=["s"]).acked_us) == BATCHES
+    assert len(acks_of(history, streams=["other"]).acked_us) == 0
+    assert len(acks_of(history, level=1).acked_us) == 0
