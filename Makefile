@@ -25,7 +25,7 @@ demo: setup      ## a durable cluster under kill -9, then a whole pipeline on Sp
 
 test: setup check unit  ## all checks and tests
 unit: setup
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 check: setup     ## lint and types
 	$(BIN)/ruff check .
