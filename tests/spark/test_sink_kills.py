@@ -72,7 +72,7 @@ def first_life(log: emb.Log, tmp_path_factory: pytest.TempPathFactory) -> Path:
     topic, the second after half of the batches that it wrote. Then the driver was killed after a task."""
     folder = tmp_path_factory.mktemp("lives")
     prepare(log, TOPIC, folder, 4, order=5)
-    log.create_topic(READ_TOPIC, replicas=1)
+    log.create_topic(READ_TOPIC, replicas=1, order=5)
     with log.publisher(READ_TOPIC, ack=2, batch_bytes=1_000) as publisher:
         for future in [publisher.send(b"%d" % number) for number in range(READ_ROWS)]:
             future.result(60)
