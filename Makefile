@@ -28,7 +28,7 @@ demo: setup      ## kill -9 of a broker, the sequencer, everything; then a whole
 
 test: setup check unit  ## all checks and tests
 unit: setup
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 check: setup     ## lint and types
 	$(BIN)/ruff check .

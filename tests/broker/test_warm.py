@@ -122,10 +122,13 @@ def test_trims_reach_into_files(world: DiskWorld) -> None:
 
 
 def test_a_place_below_the_start_is_trimmed_wherever_it_is_looked_for(world: DiskWorld) -> None:
-    """By index and seq; in files, in memory, and when the files are gone. A fetch from there is led to the start."""
+    """By index, seq and time; in files, in memory, and when the files are gone. A fetch from there is led to the start.
+    """
     range_ = world.topic()
     client = fill(world, range_, 300, size=400)
     lane = range_.lane
+    entries = [world.fetch(client, lane, start=index, max_bytes=1).entries[0] for index in (3, 30, 295)]
+    times = {int(entry["index"]): int(entry["append_us"]) for entry in entries}
 
     def found(*places: tuple[str, int]) -> list[str | int]:
         answers = [world.ask(client, m.Find(lane=lane, by=by, start=value)) for by, value in places]
@@ -134,16 +137,18 @@ def test_a_place_below_the_start_is_trimmed_wherever_it_is_looked_for(world: Dis
     assert found(("seq", 0), ("seq", 41)) == [0, 20]
     for start in (30, 295):  # in files, in memory
         world.directory.trim("t", lane, start)
-        below = (("index", 3), ("seq", 0), ("seq", 2 * start - 1))
-        assert found(*below) == ["Trimmed"] * 3
+        below = (("index", 3), ("seq", 0), ("seq", 2 * start - 1), ("time", 0), ("time", times[3]))
+        assert found(*below) == ["Trimmed"] * 5
         assert found(("index", start), ("seq", 2 * start), ("seq", 2 * start + 3)) == [start, start, start + 1]
+        assert found(("time", times[start])) == [start]
         led = world.fetch(client, lane, by="seq", start=5, max_bytes=1)
         assert led.next_index == start + 1
         place = world.ask(client, m.Trim(lane=lane, by="seq", before=5))  # less than before: nothing changes
         assert (place.index, place.seq) == (start, 2 * start)
     for replica in world.of(range_):
         replica.log(range_).drop_below(295)
-    assert found(*below) == ["Trimmed"] * 3
+    assert found(*below) == ["Trimmed"] * 5
+    assert found(("time", times[295])) == [295]
 
 
 def test_what_retention_dropped_everywhere_is_trimmed(world: DiskWorld) -> None:

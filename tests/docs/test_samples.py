@@ -34,7 +34,9 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
     warm.close()
 
 
-WITH_SAMPLES = [page for page in PAGES if any(block.language in RUN for block in blocks(page))]
+SPARK = ROOT / "docs" / "spark.md"
+"""It takes long, and has a file of tests of its own (test_spark_page.py)."""
+WITH_SAMPLES = [page for page in PAGES if page != SPARK and any(block.language in RUN for block in blocks(page))]
 
 
 @pytest.fixture(params=WITH_SAMPLES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -82,7 +84,6 @@ def _delete_topics(address: str) -> None:
             log.delete_topic(topic.name)
 
 
-@pytest.mark.timeout(600)  # the page about Spark starts it twice
 def test_samples_run_and_print_what_is_shown(runner: Runner, page: Path) -> None:
     """Each page by itself, from top to bottom, as a reader would do it."""
     samples = blocks(page)

@@ -1,8 +1,10 @@
-"""A driver in a process of its own, for tests that kill: files -> shuffle -> topic, with planted faults.
+"""A driver in a process of its own, for tests that kill: a read of a topic if one is named, then files -> shuffle ->
+topic, with planted faults.
 
-`python -m tests.spark.sink_driver plan.json`. A fault strikes once: `batch` and `task` say in whose work, `when` says
-at which moment (half: half of its batches are sent; done: all of them are; commit: the sink has committed, Spark
-has not noted it yet), `what` says what happens: the task raises, or the driver's or executor's JVM is killed.
+`python -m tests.spark.sink_driver plan.json`. A fault strikes once: `batch` and `task` say in whose work (READ: the
+read's), `when` says at which moment (half: half of its rows are read, or half of its batches are sent; done: all of
+them are; commit: the sink has committed, Spark has not noted it yet), `what` says what happens: the task raises, or the
+driver's or executor's JVM is killed.
 """
 
 from __future__ import annotations
@@ -18,14 +20,20 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import WriterCommitMessage
+from pyspark.sql.datasource import InputPartition, WriterCommitMessage
 
 from embarcadero.spark import session, work
+from embarcadero.spark.options import read_options
+from embarcadero.spark.reading import BatchReader, frame_schema, span_reader
 from embarcadero.spark.sink import StreamSink, stream_writer
 from embarcadero.spark.source import EmbarcaderoSource
+from embarcadero.spark.tasks import SpanReader
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
+
+READ = -1
+"""The "batch" of a task that reads."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +102,43 @@ class FaultySink(StreamSink):
                 fault.strike()
 
 
+class FaultyReader(BatchReader):
+    """The reader, with faults."""
+
+    def __init__(self, reader: SpanReader, faults: tuple[Fault, ...]) -> None:
+        super().__init__(reader)
+        self._faults = faults
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """In a task: half of its rows are on their way when it strikes."""
+        context = TaskContext.get()
+        assert context is not None
+        for rows in super().read(partition):
+            half = rows.num_rows // 2
+            yield rows.slice(0, half)
+            for fault in self._faults:
+                if fault.strikes(READ, context.partitionId(), "half"):
+                    fault.strike()
+            yield rows.slice(half)
+
+
 class FaultySource(EmbarcaderoSource):
     """The data source, with faults."""
+
+    def schema(self) -> StructType:
+        """As it is without them."""
+        return frame_schema(self._plain()[0])
+
+    def reader(self, schema: StructType) -> FaultyReader:
+        """With the faults that the plan has."""
+        options, faults = self._plain()
+        return FaultyReader(span_reader(read_options(options, streaming=False), schema, fail_on_lost=False), faults)
+
+    def _plain(self) -> tuple[dict[str, str], tuple[Fault, ...]]:
+        """The options that the data source knows, and the faults."""
+        options = dict(self.options)
+        plan = json.loads(options.pop("plan"))
+        return options, tuple(Fault(plan["folder"], **fault) for fault in plan["faults"])
 
     @classmethod
     def name(cls) -> str:
@@ -104,14 +147,12 @@ class FaultySource(EmbarcaderoSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> FaultySink:  # noqa: N802
         """With the faults that the plan has."""
-        options = dict(self.options)
-        plan = json.loads(options.pop("plan"))
-        made = stream_writer(options, schema, overwrite)
-        return FaultySink(made.tasks, tuple(Fault(plan["folder"], **fault) for fault in plan["faults"]))
+        options, faults = self._plain()
+        return FaultySink(stream_writer(options, schema, overwrite).tasks, faults)
 
 
 def main(path: str) -> None:
-    """Run the stream until all files are in the topic."""
+    """Read what is to be read, then run the stream until all files are in the topic."""
     plan = json.loads(Path(path).read_text())
     folder = Path(plan["folder"])
     spark = session("driver", plan["master"], plan["config"])
@@ -119,6 +160,11 @@ def main(path: str) -> None:
     assert gateway is not None
     (folder / "driver.pid").write_text(str(gateway.proc.pid))
     spark.dataSource.register(FaultySource)
+    if "read" in plan:
+        asked = {"brokers": plan["options"]["brokers"], "topic": plan["read"], "minPartitions": "4"}
+        frame = spark.read.format("faulty").options(**asked, plan=json.dumps(plan)).load()
+        rows = frame.selectExpr("seq", "cast(string(value) as int) number").collect()
+        (folder / "read.json").write_text(json.dumps([[row.seq, row.number] for row in rows]))
     files = spark.readStream.schema("id bigint, name string").option("maxFilesPerTrigger", 1)
     writer = files.parquet(str(folder / "in")).repartition(3, "id").writeStream.format("faulty")
     options = {"checkpointLocation": str(folder / "checkpoint"), "plan": json.dumps(plan), **plan["options"]}

@@ -189,6 +189,20 @@ def test_rows_are_handed_on_as_they_lie_or_copied_together() -> None:
     assert [rows.column("_seq").to_pylist() for rows in many] == [list(range(11, 190, 2))]
 
 
+@pytest.mark.parametrize(("most", "sizes"), [(1 << 20, [100]), (500, [50, 50]), (300, [34, 34, 32]), (1, [1] * 100)])
+def test_a_row_group_goes_to_java_in_portions(monkeypatch: pytest.MonkeyPatch, most: int, sizes: list[int]) -> None:
+    """Of about the same size, without a copy, and all of it."""
+    monkeypatch.setattr(cold, "SPARK_ROWS_BYTES", most)
+    group = pa.record_batch({"_seq": list(range(150))}).slice(20, 100)
+    portions = list(cold._portions(group))
+
+    assert [rows.num_rows for rows in portions] == sizes
+    assert pa.Table.from_batches(portions) == pa.Table.from_batches([group])
+    assert {rows.column("_seq").buffers()[1].address for rows in portions} == {
+        group.column("_seq").buffers()[1].address
+    }
+
+
 def test_a_lost_part_of_a_table_stops_a_stream(log: emb.Log, filled: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it would if brokers had told it: one that reads what is not durable."""
     flow = stream(log, filled, startingOffsets="earliest", read="ordered")

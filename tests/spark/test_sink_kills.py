@@ -1,4 +1,5 @@
-"""Exactly once when things die: tasks, the driver between the sink's commit and Spark's, an executor in the middle."""
+"""Exactly once when things die: tasks, the driver between the sink's commit and Spark's, executors in the middle of
+reading and of writing. One cluster of executors for all of it: it takes long to start."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ import pytest
 
 import embarcadero as emb
 from tests.spark.conftest import QUICK_START
+from tests.spark.sink_driver import READ
 from tests.spark.test_sink import ids, stream
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent.parent
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 ROWS = 300  # of a file
+TOPIC = "written"
+READ_TOPIC, READ_ROWS = "read", 2_000
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 
@@ -37,13 +41,16 @@ def prepare(log: emb.Log, topic: str, folder: Path, files: int, **settings: Any)
         os.utime(folder / "in" / f"{number}.parquet", (number, 1_000_000 + number))
 
 
-def drive(log: emb.Log, topic: str, folder: Path, faults: list[dict[str, Any]], master: str, **config: str) -> int:
-    """One life of a driver; its exit code."""
+def drive(
+    log: emb.Log, topic: str, folder: Path, faults: list[dict[str, Any]], master: str, read: str | None = None,
+    **config: str,
+) -> int:  # fmt: skip
+    """One life of a driver, which reads a topic first if one is named; its exit code."""
     plan = {
         "folder": str(folder), "faults": faults, "master": master, "config": config | {JAVA_OPTIONS: QUICK_START},
         "options": {"brokers": log.address, "topic": topic, "batchBytes": "2000"},
     }  # fmt: skip
-    (folder / "plan.json").write_text(json.dumps(plan))
+    (folder / "plan.json").write_text(json.dumps(plan if read is None else plan | {"read": read}))
     environment = os.environ | {
         "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "SPARK_WORKER_DIR": str(folder / "workers"),
         "SPARK_LOCAL_DIRS": str(folder / "scratch"),
@@ -59,27 +66,53 @@ def struck(folder: Path) -> set[str]:
     return {flag.name for flag in folder.glob("struck-*")}
 
 
-@pytest.mark.timeout(600)
-def test_whatever_dies_every_row_is_there_once(
-    spark: SparkSession, log: emb.Log, topic: str, tmp_path: Path
-) -> None:
-    """Three lives of one query. An executor is killed after half of its task's batches, and the driver after a task; a
-    task of the second driver fails after half of its batches, and that driver is killed between two commits."""
-    prepare(log, topic, tmp_path, 4, order=5)
+@pytest.fixture(scope="module")
+def first_life(log: emb.Log, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a driver with two executors, each of which was killed in the middle: the first while it read a
+    topic, the second after half of the batches that it wrote. Then the driver was killed after a task."""
+    folder = tmp_path_factory.mktemp("lives")
+    prepare(log, TOPIC, folder, 4, order=5)
+    log.create_topic(READ_TOPIC, replicas=1, order=5)
+    with log.publisher(READ_TOPIC, ack=2, batch_bytes=1_000) as publisher:
+        for future in [publisher.send(b"%d" % number) for number in range(READ_ROWS)]:
+            future.result(60)
     paths = {"spark.executorEnv.PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "spark.executor.memory": "512m"}
     faults = [
+        {"batch": READ, "task": 1, "when": "half", "what": "executor"},
         {"batch": 0, "task": 1, "when": "half", "what": "executor"},
         {"batch": 1, "task": 0, "when": "done", "what": "driver"},
     ]
-    assert drive(log, topic, tmp_path, faults, "local-cluster[2,1,1024]", **paths) != 0
-    assert struck(tmp_path) == {"struck-0-1-half", "struck-1-0-done"}, (tmp_path / "output.txt").read_text()[-3000:]
+    assert drive(log, TOPIC, folder, faults, "local-cluster[2,1,1024]", read=READ_TOPIC, **paths) != 0
+    return folder
+
+
+def output(folder: Path) -> str:
+    """The last words of a driver."""
+    return (folder / "output.txt").read_text()[-3000:]
+
+
+@pytest.mark.timeout(600)
+def test_a_read_whose_executor_is_killed_has_every_record_once(first_life: Path) -> None:
+    """Half of a task's rows were on their way when its executor died."""
+    assert f"struck-{READ}-1-half" in struck(first_life), output(first_life)
+
+    rows = json.loads((first_life / "read.json").read_text())
+    assert sorted(rows) == [[number, number] for number in range(READ_ROWS)]
+
+
+@pytest.mark.timeout(600)
+def test_whatever_dies_every_row_is_there_once(spark: SparkSession, log: emb.Log, first_life: Path) -> None:
+    """Three lives of one query: the first is above. A task of the second driver fails after half of its batches, and
+    that driver is killed between two commits."""
+    before = struck(first_life)
+    assert {"struck-0-1-half", "struck-1-0-done"} <= before, output(first_life)
     faults = [
         {"batch": 1, "task": 1, "when": "half", "what": "task"},
         {"batch": 2, "task": -1, "when": "commit", "what": "driver"},
     ]
-    assert drive(log, topic, tmp_path, faults, "local[2,3]") != 0
-    assert len(struck(tmp_path)) == 4, (tmp_path / "output.txt").read_text()[-3000:]
-    assert ids(log, topic) == list(range(3 * ROWS))
-    stream(spark, log, topic, tmp_path, batchBytes="2000").awaitTermination()
+    assert drive(log, TOPIC, first_life, faults, "local[2,3]") != 0
+    assert len(struck(first_life) - before) == 2, output(first_life)
+    assert ids(log, TOPIC) == list(range(3 * ROWS))
+    stream(spark, log, TOPIC, first_life, batchBytes="2000").awaitTermination()
 
-    assert ids(log, topic) == list(range(4 * ROWS))
+    assert ids(log, TOPIC) == list(range(4 * ROWS))

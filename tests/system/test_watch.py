@@ -184,6 +184,20 @@ def test_topics_of_order_0_are_watched_too(cluster: Watched, loose: dict[str, An
     assert way_of["verdict"] == f"stored in {place}; payload readable"
 
 
+def test_what_is_not_in_a_table_yet_is_counted(cluster: Watched, traffic: dict[str, Any]) -> None:
+    """A topic whose table was opened, with nothing in it: its lag is all that is durable. Topics without one have none.
+    """
+    log, lag = cluster.log, "embarcadero_tier_lag_batches"
+    assert not any(cluster.total(lag, broker) for broker in BROKERS)
+    log.open_tier("orders", "watch", table_id="1", warehouse="file:///nowhere", table="embarcadero.orders")
+    lane, all_of_it = str(log.describe("orders").lane), log.tail("orders").durable_index
+
+    assert all_of_it
+    counted = [cluster.total("embarcadero_durable_index", broker, lane=lane) for broker in BROKERS]
+    assert [cluster.total(lag, broker, lane=lane) for broker in BROKERS] == counted
+    assert max(counted) == all_of_it  # a broker counts when somebody asks it
+
+
 def test_every_metric_of_the_catalog_is_served(
     cluster: Watched, traffic: dict[str, Any], loose: dict[str, Any]
 ) -> None:

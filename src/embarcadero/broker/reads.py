@@ -178,6 +178,14 @@ class Reads:
         topic = self._topics.get(lane if of_broker is None else of_broker.topic)
         return "" if topic is None else topic.name
 
+    def tiered(self, lane: int) -> int | None:
+        """Batches of a lane below this index are in its topic's table; None if it has none, or nobody can tell now."""
+        try:
+            tier = self._directory.tier(self._topic_name(lane))
+        except EmbarcaderoError:
+            return None
+        return None if tier is None else tier.frontier(lane)[0]
+
     def _cold_start(self, lane: int, hot: Place) -> Place:
         """Where the lane's part in the topic's table starts, if that is below what brokers have; else `hot` itself."""
         tier = self._directory.tier(self._topic_name(lane))

@@ -204,7 +204,31 @@ class Segments:
         return None if first is None else replace(first, instead=True)
 
     def _by_time(self, us: int) -> Place | None:
-        """The first batch appended at or after a time. Append times never go back."""
+        """The first batch appended at or after a time; the first that is left, where some of that time may be gone."""
+        found = self._since(us)
+        return found if found is None else replace(found, instead=self._may_be_gone(found, us))
+
+    def _may_be_gone(self, found: Place, us: int) -> bool:
+        """Whether batches since a time may have been trimmed: the first one left is younger, and none before it is
+        known to be older."""
+        first = self.first()
+        if first is None or found.index > first.index or found.index <= self._chain.after_lost(0):
+            return False
+        own, before = self._time_of(found.index), self._time_of(found.index - 1)
+        return (own is None or own > us) and (before is None or before >= us)
+
+    def _time_of(self, index: int) -> int | None:
+        """When a batch was appended, if a file still tells; it may be trimmed."""
+        if (range_ := self._chain.owner(index)) is None:
+            return None
+        try:
+            entry = self._best(range_, lambda files: files.entry(index))
+        except Corrupt:
+            return None
+        return None if entry is None else int(entry["append_us"][0])
+
+    def _since(self, us: int) -> Place | None:
+        """The first batch that is left of those since a time. Append times never go back."""
         later: Place | None = None
         for range_ in reversed(list(self._chain.from_index(self._trimmed))):
             if max(range_.start, self._trimmed) >= self._stop(range_):

@@ -130,9 +130,9 @@ async def find_place(
     cold = None if tier is None else await asyncio.to_thread(lambda: open_table(tier, brokers).find(lane, by, value))
     if cold is not None and not _below(tier, lane, by, value):
         return cold
-    if hot is None and by == "time":  # nobody has anything as young
+    if hot is None and by == "time":  # brokers can't know that what they gave up is older; the table does
         tail = await _asked(brokers, m.GetTail(lane=lane), m.TailIs)
-        return tail.index, tail.seq
+        return (tail.start_index, tail.start_seq) if tail.hot_index is None else (tail.hot_index, tail.hot_seq or 0)
     if hot is None or _below(tier, lane, by, value):
         raise Trimmed(f"the batch with {by} {value} of lane {lane} is trimmed", "start at what tail() tells")
     return hot.index, hot.seq

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embarcadero.errors import Corrupt
+from embarcadero.limits import SPARK_ROWS_BYTES
 from embarcadero.spark.offsets import Span
 from embarcadero.tier.cold import ColdFile, ColdTable
 from embarcadero.tier.settings import parse_properties
@@ -109,7 +110,7 @@ def table_rows(
         at = int(indices[-1]) + 1
         for rows in _runs(group, _wanted(group, span, partitions)):
             _check_damage(rows)
-            yield _with_columns(rows, columns)
+            yield from _portions(_with_columns(rows, columns))
     if at < stop:
         gone(Gap(GapKind.LOST, at, stop))
 
@@ -138,6 +139,14 @@ def _runs(group: pa.RecordBatch, wanted: Mask) -> Iterator[pa.RecordBatch]:
     for number, (first, last) in enumerate(pairwise(edges)):
         if number % 2 == 0:
             yield group.slice(first, last - first)
+
+
+def _portions(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Rows of a row group, as many at a time as batches of the log have: whole, they are long on their way to Java."""
+    portions = max(1, -(-rows.nbytes // SPARK_ROWS_BYTES))
+    step = max(1, -(-rows.num_rows // portions))
+    for start in range(0, rows.num_rows, step):
+        yield rows.slice(start, step)
 
 
 def _check_damage(rows: pa.RecordBatch) -> None:

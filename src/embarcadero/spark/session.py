@@ -22,6 +22,9 @@ _ALWAYS: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # Rows go to Python in batches of 10,000 by default. With records of 1 KiB that is 10 MiB at once, which takes
+    # the JVM two to three times as long as the same rows in batches of about 1 MiB.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }

@@ -56,6 +56,7 @@ gauge embarcadero_fetches_waiting{broker}: reads that wait for records
 gauge embarcadero_acks_waiting_for_disks{broker}: acks (ack=2) that wait until their batch is durable
 gauge embarcadero_log_kept_for_disks_ratio{broker}: share of the broker log that is kept for replicas
 gauge embarcadero_durable_index{broker,lane}: frontier: batches of the lane below are durable, as counted by the broker
+gauge embarcadero_tier_lag_batches{broker,lane}: durable batches of the lane that are not in its topic's table yet
 gauge embarcadero_warm_reads{broker}: reads of segment files that run or wait
 counter embarcadero_warm_reads_total{broker}: reads of segment files
 counter embarcadero_warm_reads_ahead_total{broker}: fetches whose segment file was read before they came

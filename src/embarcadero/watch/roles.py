@@ -120,6 +120,8 @@ class WatchedBroker:
         page.put("embarcadero_log_kept_for_disks_ratio", kept, broker=number)
         for lane, (through, _) in held.facts().items():
             page.put("embarcadero_durable_index", through, broker=number, lane=lane)
+            if (tiered := broker.reads.tiered(lane)) is not None:
+                page.put("embarcadero_tier_lag_batches", max(0, through - tiered), broker=number, lane=lane)
         page.put("embarcadero_warm_reads", warm.running + warm.waiting, broker=number)
         page.put("embarcadero_warm_reads_total", warm.jobs, broker=number)
         page.put("embarcadero_warm_reads_ahead_total", warm.ahead_used, broker=number)
