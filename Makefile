@@ -31,8 +31,8 @@ check: setup     ## lint and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-sim: setup       ## simulate SEEDS worlds (default 2000) on all cores
-	$(BIN)/embarcadero sim --seeds 0:$(SEEDS) --report build/sim.json
+sim: setup       ## simulate SEEDS worlds (default 2000) on all cores; stopped, it goes on where it was
+	$(BIN)/embarcadero sim --seeds 0:$(SEEDS) --results build/sim --report build/sim.json
 
 plants: setup    ## plant each known bug and see a test or a seed catch it
 	$(BIN)/embarcadero sim --plants

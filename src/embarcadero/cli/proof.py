@@ -19,13 +19,24 @@ def sim(
     plants: Annotated[bool, typer.Option("--plants", help="Plant each known bug, and see that it is caught.")] = False,
     jobs: Annotated[int, typer.Option(help="Processes. 0: one per core.")] = 0,
     trace: Annotated[bool, typer.Option("--trace", help="Tell the story of a single seed.")] = False,
+    results: Annotated[
+        Path | None,
+        typer.Option(show_default=False, help="Put each seed on record in this folder, or .jsonl file; go on there."),
+    ] = None,
+    show: Annotated[
+        Path | None, typer.Option(show_default=False, help="Only show what is on record in this folder or file.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Simulate whole clusters: incoherent memory, crashes, a bad network. Same seed, same history.
 
+    With --results a run can be stopped and started again: seeds that are on record for this commit are not run twice.
+
     Examples:
 
-        embarcadero sim --seeds 0:2000 --report build/sim.json
+        embarcadero sim --seeds 0:2000 --results build/sim --report build/sim.json
+
+        embarcadero sim --show build/sim
 
         embarcadero sim --seeds 17:18 --trace
 
@@ -34,7 +45,11 @@ def sim(
     first, last = _span(seeds)
     from embarcadero.sim.run import run_cli
 
-    raise typer.Exit(run_cli(first, last, jobs=jobs, report=report, json=json, trace=trace, plants=plants))
+    raise typer.Exit(
+        run_cli(
+            first, last, jobs=jobs, report=report, json=json, trace=trace, plants=plants, results=results, show=show
+        )
+    )  # fmt: skip
 
 
 def _span(text: str) -> tuple[int, int]:

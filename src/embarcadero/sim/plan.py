@@ -95,8 +95,7 @@ class Plan:
     resend_after_us: int
     delivery_timeout_us: int
     durable: DurablePlan = field(default_factory=DurablePlan)
-    probes: int = 1
-    kinds: list[str] = field(default_factory=list)
+    rest_us: int = 0  # how long nobody calls after all is settled; 0: the world ends then
 
     @property
     def has_lanes(self) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,9 +23,11 @@ from rich.table import Table
 from embarcadero.sim.checkers import CHECKERS
 from embarcadero.sim.checkers.ledger import Violation
 from embarcadero.sim.durable import Bias
-from embarcadero.sim.history import Delivered, Sent, Settled, TailRead, Verdict
+from embarcadero.sim.history import Copies, Delivered, Sent, Settled, TailRead, Verdict
 from embarcadero.sim.plan import make_plan
 from embarcadero.sim.plants import PLANTS, bias_of, planted
+from embarcadero.sim.record import Record, code_version, load, newest
+from embarcadero.sim.reports import RunReport, SeedReport, summary
 from embarcadero.sim.watch import Watch
 from embarcadero.sim.world import World
 
@@ -34,73 +38,6 @@ PLANT_SEEDS = 200
 """A planted bug has to be caught within this many seeds."""
 
 _STORY_BEFORE, _STORY_AFTER = 60, 5
-_SUMS = ("sent", "stored", "failed", "unknown", "delivered", "tails", "primitives", "steps")
-
-
-class SeedReport(msgspec.Struct, kw_only=True):
-    """What came of one seed."""
-
-    seed: int
-    trace: str
-    violations: list[Violation]
-    failures: list[str]  # tracebacks of roles
-    simulated_us: int
-    cpu_s: float
-    steps: int
-    sent: int
-    stored: int
-    failed: int
-    unknown: int
-    delivered: int
-    tails: int
-    faults: dict[str, int]
-    primitives: int
-
-    @property
-    def holds(self) -> bool:
-        """Whether every promise was kept."""
-        return not self.violations
-
-
-class RunReport(msgspec.Struct, kw_only=True):
-    """What came of many seeds."""
-
-    first: int
-    last: int
-    seeds: int
-    failing: dict[int, str]  # seed -> its first violation
-    verdicts: dict[str, int]  # promise -> seeds that broke it
-    simulated_hours: float
-    wall_s: float
-    cpu_s_per_seed: float
-    sent: int
-    stored: int
-    failed: int
-    unknown: int
-    delivered: int
-    tails: int
-    primitives: int
-    steps: int
-    faults: dict[str, int]
-
-    @property
-    def good(self) -> bool:
-        """Whether every seed kept every promise."""
-        return not self.failing
-
-    def table(self) -> Table:
-        """For people."""
-        table = Table(title=f"{self.seeds} seeds, {self.simulated_hours:.1f} simulated hours in {self.wall_s:.0f} s")
-        table.add_column("what")
-        table.add_column("how much", justify="right")
-        for name in _SUMS:
-            table.add_row(name, f"{getattr(self, name):,}")
-        for kind, count in self.faults.items():
-            table.add_row(f"fault: {kind}", f"{count:,}")
-        for promise, count in self.verdicts.items():
-            table.add_row(promise, "[green]holds" if not count else f"[red]broken by {count} seeds")
-        table.add_row("CPU seconds per seed", f"{self.cpu_s_per_seed:.2f}")
-        return table
 
 
 class PlantReport(msgspec.Struct, kw_only=True):
@@ -166,7 +103,7 @@ def run_seed(seed: int, plants: Sequence[str] = (), bias: Bias | None = None) ->
         failures=world.failures,
         simulated_us=world.queue.now_us,
         cpu_s=time.process_time() - began,
-        steps=world.trace.count,
+        events=world.queue.done,
         sent=len(history.of(Sent)),
         stored=verdicts[Verdict.STORED],
         failed=verdicts[Verdict.FAILED],
@@ -175,6 +112,8 @@ def run_seed(seed: int, plants: Sequence[str] = (), bias: Bias | None = None) ->
         tails=len(history.of(TailRead)),
         faults={**world.faults.counts, "frame": world.network.frames_spoilt},
         primitives=world.interrupts.primitives,
+        rest_us=world.rest.taken_us,
+        durable=bool(history.of(Copies)),
     )
 
 
@@ -195,33 +134,21 @@ def run_seeds(seeds: Sequence[int], jobs: int = 0, plants: Sequence[str] = ()) -
     if jobs == 1 or len(seeds) == 1:
         yield from map(partial(run_seed, plants=plants), seeds)
         return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        waiting, left = {pool.submit(run_seed, seed, plants) for seed in seeds[: 4 * jobs]}, seeds[4 * jobs :]
-        while waiting:
-            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            waiting |= {pool.submit(run_seed, seed, plants) for seed in left[: len(done)]}
-            left = left[len(done) :]
-            yield from (future.result() for future in done)
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_no_interrupts) as pool:
+        waiting, left = {pool.submit(run_seed, seed, plants) for seed in seeds[: 2 * jobs]}, seeds[2 * jobs :]
+        try:
+            while waiting:
+                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                waiting |= {pool.submit(run_seed, seed, plants) for seed in left[: len(done)]}
+                left = left[len(done) :]
+                yield from (future.result() for future in done)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
-def summary(first: int, last: int, reports: Sequence[SeedReport], wall_s: float) -> RunReport:
-    """All seeds in one report."""
-    faults: Counter[str] = Counter()
-    for report in reports:
-        faults.update(report.faults)
-    broken = Counter(p for report in reports for p in {violation.promise for violation in report.violations})
-    return RunReport(
-        first=first,
-        last=last,
-        seeds=len(reports),
-        failing={report.seed: _first_violation(report) for report in reports if not report.holds},
-        verdicts={promise: broken[promise] for promise in (*CHECKERS, "RUN")},
-        simulated_hours=sum(report.simulated_us for report in reports) / 3.6e9,
-        wall_s=wall_s,
-        cpu_s_per_seed=sum(report.cpu_s for report in reports) / max(1, len(reports)),
-        **{name: sum(getattr(report, name) for report in reports) for name in _SUMS},
-        faults=dict(sorted(faults.items())),
-    )  # fmt: skip
+def _no_interrupts() -> None:
+    """Ctrl-C is for the process that asked: workers finish the seed they are at."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def story(seed: int, plants: Sequence[str] = ()) -> str:
@@ -242,10 +169,15 @@ def story(seed: int, plants: Sequence[str] = ()) -> str:
 
 
 def run_cli(first: int, last: int, *, jobs: int = 0, report: Path | None = None, json: bool = False,
-            trace: bool = False, plants: bool = False) -> int:  # fmt: skip
-    """`embarcadero sim`: run seeds, or the planted bugs. Returns the exit code."""
+            trace: bool = False, plants: bool = False, results: Path | None = None,
+            show: Path | None = None) -> int:  # fmt: skip
+    """`embarcadero sim`: run seeds, or the planted bugs; or show what is on record. Returns the exit code."""
     console = Console(stderr=json)
-    result = _run_plants(console, jobs) if plants else _run_seeds(console, first, last, jobs)
+    result: RunReport | PlantsReport
+    if show is not None:
+        result = summary(sorted(load(newest(show)), key=lambda report: report.seed), 0.0)
+    else:
+        result = _run_plants(console, jobs) if plants else _run_seeds(console, first, last, jobs, results)
     encoded = msgspec.json.encode(result)
     if report is not None:
         report.parent.mkdir(parents=True, exist_ok=True)
@@ -254,26 +186,34 @@ def run_cli(first: int, last: int, *, jobs: int = 0, report: Path | None = None,
         print(encoded.decode())
     else:
         console.print(result.table())
-    if isinstance(result, RunReport):
+    if isinstance(result, RunReport) and show is None:
         for seed in [*result.failing][:3] or ([first] if trace and last - first == 1 else []):
             console.print(story(seed), markup=False, highlight=False)
     return 0 if result.good else 1
 
 
-def _run_seeds(console: Console, first: int, last: int, jobs: int) -> RunReport:
+def _run_seeds(console: Console, first: int, last: int, jobs: int, results: Path | None) -> RunReport:
+    """Run those that have no result yet, and put each on record as it is done."""
     began = time.monotonic()
-    reports: list[SeedReport] = []
-    with Watch(console, last - first) as watch:
-        for report in run_seeds(range(first, last), jobs):
-            reports.append(report)
-            watch.seed_done(report.seed, report.steps, report.simulated_us, _first_violation(report))
-    reports.sort(key=lambda report: report.seed)
-    return summary(first, last, reports, time.monotonic() - began)
-
-
-def _first_violation(report: SeedReport) -> str:
-    """In words; empty if every promise holds."""
-    return "" if report.holds else ": ".join(map(str, report.violations[0][::2]))
+    record = Record(results, code_version()) if results is not None else None
+    left: Sequence[int] = range(first, last) if record is None else record.missing(first, last)
+    done: list[SeedReport] = []
+    try:
+        with Watch(console, last - first, last - first - len(left)) as watch:
+            for report in run_seeds(left, jobs):
+                done.append(report)
+                if record is not None:
+                    record.add(report)
+                watch.seed_done(report.seed, report.events, report.simulated_us, report.first_violation)
+    except KeyboardInterrupt:
+        if record is None:
+            raise
+        console.print(f"stopped; {len(record.reports):,} seeds are on record, the same command goes on from there")
+    finally:
+        if record is not None:
+            record.close()
+    everything = sorted(done, key=lambda report: report.seed) if record is None else record.all()
+    return summary(everything, time.monotonic() - began, " ".join(["embarcadero", *sys.argv[1:]]))
 
 
 def _run_plants(console: Console, jobs: int) -> PlantsReport:
