@@ -19,6 +19,9 @@ def sim(
     plants: Annotated[bool, typer.Option("--plants", help="Plant each known bug, and see that it is caught.")] = False,
     jobs: Annotated[int, typer.Option(help="Processes. 0: one per core.")] = 0,
     trace: Annotated[bool, typer.Option("--trace", help="Tell the story of a single seed.")] = False,
+    shrink: Annotated[
+        bool, typer.Option("--shrink", help="Make failing worlds as small as they get, and tell their story.")
+    ] = False,
     results: Annotated[
         Path | None,
         typer.Option(show_default=False, help="Put each seed on record in this folder, or .jsonl file; go on there."),
@@ -40,6 +43,8 @@ def sim(
 
         embarcadero sim --seeds 17:18 --trace
 
+        embarcadero sim --seeds 123:124 --shrink
+
         embarcadero sim --plants
     """
     first, last = _span(seeds)
@@ -47,7 +52,8 @@ def sim(
 
     raise typer.Exit(
         run_cli(
-            first, last, jobs=jobs, report=report, json=json, trace=trace, plants=plants, results=results, show=show
+            first, last, jobs=jobs, report=report, json=json, trace=trace, plants=plants, results=results, show=show,
+            smaller=shrink,
         )
     )  # fmt: skip
 

@@ -10,6 +10,7 @@ from embarcadero.config import FabricSizes
 from embarcadero.limits import KIB
 from embarcadero.sim.durable import Bias, DurablePlan, make_durable
 from embarcadero.sim.network import Weather
+from embarcadero.sim.swarm import draw_rest_us, draw_swarm
 from embarcadero.types import OnGap, Order
 
 SECOND_US: Final = 1_000_000
@@ -95,6 +96,8 @@ class Plan:
     resend_after_us: int
     delivery_timeout_us: int
     durable: DurablePlan = field(default_factory=DurablePlan)
+    faults_max: int | None = None  # later ones do not happen: for shrinking
+    faults_off: frozenset[int] = frozenset()  # neither do these
     rest_us: int = 0  # how long nobody calls after all is settled; 0: the world ends then
 
     @property
@@ -103,8 +106,11 @@ class Plan:
         return any(topic.order <= Order.BROKER for topic in self.topics)
 
 
-def make_plan(seed: int, sequencer_faults: bool = True, bias: Bias | None = None) -> Plan:
-    """Draw a world; with a bias, one that has the trouble that it names and no other."""
+def make_plan(seed: int, sequencer_faults: bool = True, bias: Bias | None = None, swarm: bool = True) -> Plan:
+    """Draw a world; with a bias, one that has the trouble that it names and no other.
+
+    `swarm`: it may have further kinds of trouble, and rests in the end. Planted bugs are looked for without.
+    """
     rng = random.Random(f"{seed}:plan")
     topics = _topics(rng)
     dice = rng.random()
@@ -121,6 +127,9 @@ def make_plan(seed: int, sequencer_faults: bool = True, bias: Bias | None = None
     if durable.replicas:
         _add_copies(random.Random(f"{seed}:copies"), durable, topics, streams, readers, fault_phase_us)
         faults |= durable.faults
+    swarm = swarm and bias is None
+    if swarm and not quiet:
+        faults |= draw_swarm(seed, durable.replicas, len(durable.victims))
     return Plan(
         seed=seed,
         sizes=sizes,
@@ -139,6 +148,7 @@ def make_plan(seed: int, sequencer_faults: bool = True, bias: Bias | None = None
         resend_after_us=rng.choice([1, 2, 3]) * SECOND_US,
         delivery_timeout_us=rng.choice([20, 40]) * SECOND_US,
         durable=durable,
+        rest_us=draw_rest_us(seed) if swarm else 0,
     )
 
 

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -24,10 +24,12 @@ from embarcadero.sim.checkers import CHECKERS
 from embarcadero.sim.checkers.ledger import Violation
 from embarcadero.sim.durable import Bias
 from embarcadero.sim.history import Copies, Delivered, Sent, Settled, TailRead, Verdict
-from embarcadero.sim.plan import make_plan
+from embarcadero.sim.plan import Plan, make_plan
 from embarcadero.sim.plants import PLANTS, bias_of, planted
 from embarcadero.sim.record import Record, code_version, load, newest
 from embarcadero.sim.reports import RunReport, SeedReport, summary
+from embarcadero.sim.shrink import TRIES, Outcome, Shrinker, first_promise, left_out
+from embarcadero.sim.transcript import transcript
 from embarcadero.sim.watch import Watch
 from embarcadero.sim.world import World
 
@@ -81,19 +83,25 @@ def _no_collector() -> Iterator[None]:
 
 
 def run_world(
-    seed: int, plants: Sequence[str] = (), keep_trace: bool = False, bias: Bias | None = None
+    seed: int, plants: Sequence[str] = (), keep_trace: bool = False, bias: Bias | None = None, swarm: bool = True
 ) -> World:  # fmt: skip
-    """Run one seed's world to its end; with a bias, or with the one of the planted bugs."""
+    """Run one seed's world to its end; with a bias, or with the one of the planted bugs, and then without a swarm."""
+    plan = make_plan(seed, bias=bias or bias_of(plants), swarm=swarm and not plants)
+    return run_plan(plan, plants, keep_trace)
+
+
+def run_plan(plan: Plan, plants: Sequence[str] = (), keep_trace: bool = False) -> World:
+    """Run a world as planned."""
     with planted(plants) as wrap, _no_collector():
-        world = World(make_plan(seed, bias=bias or bias_of(plants)), wrap, keep_trace)
+        world = World(plan, wrap, keep_trace)
         world.run()
     return world
 
 
-def run_seed(seed: int, plants: Sequence[str] = (), bias: Bias | None = None) -> SeedReport:
+def run_seed(seed: int, plants: Sequence[str] = (), bias: Bias | None = None, swarm: bool = True) -> SeedReport:
     """Run one seed and let all checkers look at its history."""
     began = time.process_time()
-    world = run_world(seed, plants, bias=bias)
+    world = run_world(seed, plants, bias=bias, swarm=swarm)
     history = world.history
     verdicts = Counter(settled.verdict for settled in history.of(Settled))
     return SeedReport(
@@ -168,11 +176,44 @@ def story(seed: int, plants: Sequence[str] = ()) -> str:
     return "\n".join([head, *lines, *world.failures, f"replay it: embarcadero sim --seeds {seed}:{seed + 1} --trace"])
 
 
+def shrink(
+    seed: int, plants: Sequence[str] = (), tries: int = TRIES, told: Callable[[str], None] = lambda _line: None
+) -> tuple[Shrinker | None, str]:
+    """Make a failing world as small as it gets, and tell its story; None if every promise holds."""
+    bias, swarm = bias_of(plants), not plants
+
+    def run(plan: Plan) -> Outcome:
+        world = run_plan(plan, plants)
+        return Outcome(_violations(world), tuple(world.faults.happened), world.faults.numbered)
+
+    first = run(make_plan(seed, bias=bias, swarm=swarm))
+    if not first.violations:
+        return None, f"seed {seed}: every promise holds"
+    shrinker = Shrinker(seed, first_promise(first.violations), run, bias, swarm, tries, told)
+    shrinker.shrink()
+    world = run_plan(shrinker.plan(shrinker.cuts), plants, keep_trace=True)
+    broken = [v for v in _violations(world) if v.promise == shrinker.promise]
+    title = f"seed {seed}, {first.faults} faults at first, made smaller in {shrinker.tries} tries, without: "
+    return shrinker, transcript(world, broken, title + (", ".join(left_out(shrinker.cuts)) or "nothing"))
+
+
+def _shrink_all(console: Console, first: int, last: int) -> int:
+    """`--shrink`: the smallest story of each failing seed. Returns the exit code."""
+    code = 0
+    for seed in range(first, last):
+        shrinker, told = shrink(seed, told=lambda line: Console(stderr=True).print(line, markup=False, highlight=False))
+        console.print(told, markup=False, highlight=False, soft_wrap=True)
+        code = code if shrinker is None else 1
+    return code
+
+
 def run_cli(first: int, last: int, *, jobs: int = 0, report: Path | None = None, json: bool = False,
             trace: bool = False, plants: bool = False, results: Path | None = None,
-            show: Path | None = None) -> int:  # fmt: skip
+            show: Path | None = None, smaller: bool = False) -> int:  # fmt: skip
     """`embarcadero sim`: run seeds, or the planted bugs; or show what is on record. Returns the exit code."""
     console = Console(stderr=json)
+    if smaller:
+        return _shrink_all(console, first, last)
     result: RunReport | PlantsReport
     if show is not None:
         result = summary(sorted(load(newest(show)), key=lambda report: report.seed), 0.0)
@@ -229,7 +270,7 @@ def _run_plants(console: Console, jobs: int) -> PlantsReport:
 @lru_cache(maxsize=1_000)
 def _holds(seed: int, bias: Bias | None) -> bool:
     """Whether a seed keeps every promise when nothing is planted; several plants may ask for the same one."""
-    return run_seed(seed, bias=bias).holds
+    return run_seed(seed, bias=bias, swarm=False).holds
 
 
 def hunt_all(jobs: int = 0, seeds: int = PLANT_SEEDS) -> Iterable[PlantReport]:
@@ -245,7 +286,7 @@ def hunt(name: str, seeds: int = PLANT_SEEDS) -> PlantReport:
     """
     plant = PLANTS[name]
     for seed in (*plant.witnesses, *(seed for seed in range(seeds) if seed not in plant.witnesses)):
-        if plant.lanes and not make_plan(seed, bias=plant.bias).has_lanes:
+        if plant.lanes and not make_plan(seed, bias=plant.bias, swarm=False).has_lanes:
             continue
         report = run_seed(seed, (name,))
         if not report.holds and _holds(seed, plant.bias):

@@ -45,6 +45,8 @@ from embarcadero.sim.process import Process
 from embarcadero.sim.rest import Rest
 from embarcadero.sim.restart import Restarts
 from embarcadero.sim.roles import BrokerProcess, Poller, ReplicaProcess, SequencerProcess
+from embarcadero.sim.store import SimStore
+from embarcadero.sim.swarm import STORE_KINDS
 from embarcadero.sim.workload import PublisherProcess, Stream, SubscriberProcess
 from embarcadero.types import EntryKind, Order, TopicLane
 
@@ -82,6 +84,7 @@ class World:
         self.faults = Faults(self)
         self.interrupts = Interrupts(self)
         self.pollers: dict[str, Poller] = {}
+        self._stores: dict[Process, SimStore] = {}
         self.brokers: dict[int, BrokerProcess] = {}
         self.replicas: dict[int, ReplicaProcess] = {}
         self.publishers: list[PublisherProcess] = []
@@ -190,7 +193,7 @@ class World:
     def _begin(self) -> None:
         create_epochs(self.memory.host(self.hosts[0]))
         for replica in range(self.plan.durable.replicas):
-            self._start_replica(replica)
+            self.start_replica(replica)
         for topic in self.plan.topics:
             made = self.directory.create_topic(
                 topic.name, order=topic.order, partitions=topic.partitions, on_gap=topic.on_gap.value,
@@ -217,6 +220,12 @@ class World:
         self.sequencer.take_samples()
         self.queue.after(self.rest.sample_every_us, self._sample)
 
+    def store_of(self, process: Process) -> SimStore | MemoryStore:
+        """The store as a process reaches it: the same one each time."""
+        if not any(kind in self.plan.faults for kind in STORE_KINDS):
+            return self.store
+        return self._stores.setdefault(process, SimStore(self.store, process))
+
     def fabric_of(self, role: str, host: str) -> Fabric:
         """The fabric as a role on a host sees it."""
         return self._wrap(role, self.memory.host(host))
@@ -226,7 +235,7 @@ class World:
         """Start everything that is not there yet."""
         for process in [replica for replica in self.replicas.values() if not replica.alive]:
             if self.healed or self.rng.random() < 0.6:
-                self._start_replica(process.number)
+                self.start_replica(process.number)
             else:  # it takes longer: the others must not take its silence for anything
                 late_us = self.rng.randrange(8 * SECOND_US)
                 self.queue.after(late_us, lambda process=process: self.replace_replica(process))  # type: ignore[misc]
@@ -234,7 +243,8 @@ class World:
         for broker in range(self.plan.brokers):
             self._start_broker(broker)
 
-    def _start_replica(self, replica: int) -> None:
+    def start_replica(self, replica: int) -> None:
+        """Start a replica on some host."""
         host = self.rng.choice(self.hosts)
         self._replicas += 1
         process = ReplicaProcess(self, replica, f"replica-{replica}#{self._replicas}", host)
@@ -253,7 +263,7 @@ class World:
     def replace_replica(self, process: ReplicaProcess) -> None:
         """Start the next incarnation of a replica, unless that was done already."""
         if self.restarts.up and self.replicas[process.number] is process:
-            self._start_replica(process.number)
+            self.start_replica(process.number)
 
     def trim(self, rng: random.Random) -> tuple[str, int] | None:
         """Trim a lane, at most up to what some reader has read as durable."""
@@ -373,6 +383,7 @@ class World:
         self.healed = True
         self.network.calm()
         heal(list(self.disks.devices.values()))
+        self.faults.swarm.heal()
         for process in self.processes:
             process.unpause()
         self.restarts.begin()
