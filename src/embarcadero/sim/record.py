@@ -49,7 +49,6 @@ class Record:
         self.path = place if place.suffix == _SUFFIX else place / f"{version}{_SUFFIX}"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.reports = {report.seed: report for report in load(self.path, cut=True)} if self.path.exists() else {}
-        self._file = self.path.open("ab")
         self._encoder = msgspec.json.Encoder()
 
     def missing(self, first: int, last: int) -> list[int]:
@@ -60,16 +59,12 @@ class Record:
         """A seed is done. Once this returns, a stopped run knows it."""
         report.commit = self.version
         self.reports[report.seed] = report
-        self._file.write(self._encoder.encode(report) + b"\n")
-        self._file.flush()
+        with self.path.open("ab") as file:
+            file.write(self._encoder.encode(report) + b"\n")
 
     def all(self) -> list[SeedReport]:
         """All results, by seed."""
         return [self.reports[seed] for seed in sorted(self.reports)]
-
-    def close(self) -> None:
-        """Let go of the file."""
-        self._file.close()
 
 
 def load(path: Path, cut: bool = False) -> Iterator[SeedReport]:

@@ -28,7 +28,7 @@ from embarcadero.sim.plan import Plan, make_plan
 from embarcadero.sim.plants import PLANTS, bias_of, planted
 from embarcadero.sim.record import Record, code_version, load, newest
 from embarcadero.sim.reports import RunReport, SeedReport, summary
-from embarcadero.sim.shrink import TRIES, Outcome, Shrinker, first_promise, left_out
+from embarcadero.sim.shrink import TRIES, Outcome, Shrinker, left_out
 from embarcadero.sim.transcript import transcript
 from embarcadero.sim.watch import Watch
 from embarcadero.sim.world import World
@@ -136,18 +136,18 @@ def _violations(world: World) -> list[Violation]:
     return found
 
 
-def run_seeds(seeds: Sequence[int], jobs: int = 0, plants: Sequence[str] = ()) -> Iterable[SeedReport]:
+def run_seeds(seeds: Sequence[int], jobs: int = 0, swarm: bool = True) -> Iterable[SeedReport]:
     """Run many seeds on `jobs` processes (0: one per core); reports come as they are done."""
-    jobs = jobs or os.cpu_count() or 1
+    jobs, run = jobs or os.cpu_count() or 1, partial(run_seed, swarm=swarm)
     if jobs == 1 or len(seeds) == 1:
-        yield from map(partial(run_seed, plants=plants), seeds)
+        yield from map(run, seeds)
         return
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_no_interrupts) as pool:
-        waiting, left = {pool.submit(run_seed, seed, plants) for seed in seeds[: 2 * jobs]}, seeds[2 * jobs :]
+        waiting, left = {pool.submit(run, seed) for seed in seeds[: 2 * jobs]}, seeds[2 * jobs :]
         try:
             while waiting:
                 done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                waiting |= {pool.submit(run_seed, seed, plants) for seed in left[: len(done)]}
+                waiting |= {pool.submit(run, seed) for seed in left[: len(done)]}
                 left = left[len(done) :]
                 yield from (future.result() for future in done)
         finally:
@@ -189,7 +189,7 @@ def shrink(
     first = run(make_plan(seed, bias=bias, swarm=swarm))
     if not first.violations:
         return None, f"seed {seed}: every promise holds"
-    shrinker = Shrinker(seed, first_promise(first.violations), run, bias, swarm, tries, told)
+    shrinker = Shrinker(seed, first, run, bias, swarm, tries, told)
     shrinker.shrink()
     world = run_plan(shrinker.plan(shrinker.cuts), plants, keep_trace=True)
     broken = [v for v in _violations(world) if v.promise == shrinker.promise]
@@ -250,9 +250,6 @@ def _run_seeds(console: Console, first: int, last: int, jobs: int, results: Path
         if record is None:
             raise
         console.print(f"stopped; {len(record.reports):,} seeds are on record, the same command goes on from there")
-    finally:
-        if record is not None:
-            record.close()
     everything = sorted(done, key=lambda report: report.seed) if record is None else record.all()
     return summary(everything, time.monotonic() - began, " ".join(["embarcadero", *sys.argv[1:]]))
 

@@ -71,15 +71,16 @@ Run = Callable[[Plan], Outcome]
 
 
 class Shrinker:
-    """Makes the world of one seed smaller as long as it breaks `promise`."""
+    """Makes the world of one seed smaller as long as it breaks the promise that it broke at `first`."""
 
-    def __init__(self, seed: int, promise: str, run: Run, bias: Bias | None = None, swarm: bool = True,
+    def __init__(self, seed: int, first: Outcome, run: Run, bias: Bias | None = None, swarm: bool = True,
                  tries: int = TRIES, told: Callable[[str], None] = lambda _line: None) -> None:  # fmt: skip
-        self._seed, self.promise, self._run, self._bias, self._swarm = seed, promise, run, bias, swarm
+        self._seed, self._run, self._bias, self._swarm = seed, run, bias, swarm
+        self.first = self.outcome = first
+        self.promise = first_promise(first.violations)
         self._told, self._left = told, tries
         self.cuts = Cuts()
         self.tries = 0
-        self.outcome = run(self.plan(self.cuts))
 
     def plan(self, cuts: Cuts) -> Plan:
         """The seed's world without what is cut."""

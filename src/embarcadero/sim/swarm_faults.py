@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from embarcadero.errors import BadValue
 from embarcadero.sim.garbage import litter
 from embarcadero.sim.network import Partition
 from embarcadero.sim.plan import SECOND_US
@@ -136,6 +138,8 @@ class SwarmFaults:
         """Some processes can't write to the store, or can't reach it."""
         world, rng, for_us = self._world, self.rng, self._span_us()
         pollers = [p for p in world.processes if isinstance(p, Poller) and p.alive]
+        if not pollers:
+            return None
         chosen = pollers if rng.random() < 0.4 else rng.sample(pollers, min(len(pollers), rng.randint(1, 2)))
         for process in chosen:
             setattr(world.store_of(process), what, world.queue.now_us + for_us)
@@ -221,6 +225,6 @@ class SwarmFaults:
 
     def heal(self) -> None:
         """Everybody may have ranges again, and reaches the store."""
-        for member in self._world.directory.replicas():
-            if member.state is ReplicaState.DRAINING:
-                self._world.directory.undrain_replica(member.replica)
+        for number in self._world.replicas:
+            with suppress(BadValue):  # one that never came far enough to be known
+                self._world.directory.undrain_replica(number)

@@ -16,6 +16,7 @@ LINES_MAX: Final = 150
 """Of what happened before a violation; faults are told however long ago they were."""
 
 _AFTER_US: Final = 1_000
+_RUN_US: Final = 50_000
 _DULL: Final = (" bytes ", "connects ", "gives up wire")
 
 
@@ -31,11 +32,13 @@ class Line:
     place: int | None = None  # index of the first and of the last one
     last_place: int | None = None
     fault: bool = False
+    until: int = 0
 
     def goes_on(self, next_line: Line) -> bool:
-        """Whether the next line says the same of the next number."""
+        """Whether the next line says the same of the next number, soon after."""
         return (
             self.last is not None
+            and next_line.at - max(self.at, self.until) <= _RUN_US
             and (self.who, self.what) == (next_line.who, next_line.what)
             and next_line.first == self.last + 1
         )
@@ -47,7 +50,7 @@ class Line:
 
 
 def _span(first: int, last: int | None) -> str:
-    return str(first) if last is None or last == first else f"{first}-{last}"
+    return str(first) if last is None or last == first else f"{first}..{last}"
 
 
 def _sent(e: h.Sent) -> Line:
@@ -134,7 +137,7 @@ def merged(told: Iterator[Line]) -> list[Line]:
     for line in told:
         run = open_runs.get(line.who)
         if run is not None and run.goes_on(line):
-            run.last, run.last_place = line.last, line.place
+            run.last, run.last_place, run.until = line.last, line.place, line.at
             continue
         out.append(line)
         open_runs[line.who] = line
@@ -145,7 +148,7 @@ def transcript(world: World, violations: Sequence[Violation], title: str) -> str
     """The story of a world up to its first violation."""
     first = min(violations, key=lambda violation: violation.at) if violations else None
     until_us = world.queue.now_us if first is None else first.at + _AFTER_US
-    told = [line for line in merged(lines(world)) if line.at <= until_us]
+    told = merged(line for line in lines(world) if line.at <= until_us)
     recent = told[-LINES_MAX:]
     earlier = [line for line in told[:-LINES_MAX] if line.fault]
     plan = world.plan
