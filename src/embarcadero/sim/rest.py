@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 SLEEP_US: Final = 20 * SECOND_US
 """How long roles sleep while nobody calls: so long that minutes cost little."""
 
+_JOB_US: Final = 10 * SECOND_US
+"""Disks are slow then: replicas look through their segments again and again, and that need not be often."""
+
 _SAMPLE_US: Final = 2 * SECOND_US
 _BATCHES: Final = 4
 
@@ -37,11 +40,13 @@ class Rest:
         for process in world.processes:
             if isinstance(process, ClientProcess) and process.alive and not process.finished:
                 process.pause(world.plan.rest_us)
-        usual_us, world.plan.sleep_max_us = world.plan.sleep_max_us, SLEEP_US
-        world.queue.after(world.plan.rest_us, lambda: self._end(usual_us))
+        usual = world.plan.sleep_max_us, world.plan.durable.job_us
+        world.plan.sleep_max_us, world.plan.durable.job_us = SLEEP_US, _JOB_US
+        world.queue.after(world.plan.rest_us, lambda: self._end(*usual))
 
-    def _end(self, sleep_max_us: int) -> None:
+    def _end(self, sleep_max_us: int, job_us: int) -> None:
         world = self._world
+        world.plan.durable.job_us = job_us
         self.taken_us = world.plan.rest_us
         world.plan.sleep_max_us, self.sample_every_us = sleep_max_us, _SAMPLE_US
         world.note("cluster", "is called again")
