@@ -34,8 +34,8 @@ check: setup     ## lint and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-sim: setup       ## simulate SEEDS worlds (default 2000) on all cores
-	$(BIN)/embarcadero sim --seeds 0:$(SEEDS) --report build/sim.json
+sim: setup       ## simulate SEEDS worlds (default 2000) on all cores; stopped, it goes on where it was
+	$(BIN)/embarcadero sim --seeds 0:$(SEEDS) --results build/sim --report build/sim.json
 
 fuzz: setup      ## hostile and damaged inputs for every decoder and every recovery, SECONDS each (default 30)
 	$(BIN)/embarcadero fuzz --seconds $(SECONDS) --report build/fuzz/report.json

@@ -21,7 +21,7 @@ class _Clock:
 def test_without_a_terminal_there_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
     """Seeds done, events and simulated time per second, on stderr, when enough time has passed; never on stdout."""
     clock = _Clock()
-    with Watch(Console(), 3, clock) as seen:
+    with Watch(Console(), 3, clock=clock) as seen:
         clock.now += 1
         seen.seed_done(7, 500, 60_000_000, "")
         assert capsys.readouterr().err == ""
@@ -34,7 +34,7 @@ def test_without_a_terminal_there_is_a_line_now_and_then(capsys: pytest.CaptureF
 
 def test_a_failing_seed_is_named_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     """No time has passed, and yet it is told."""
-    with Watch(Console(), 2, _Clock()) as seen:
+    with Watch(Console(), 2, clock=_Clock()) as seen:
         seen.seed_done(9, 500, 1_000_000, "P1: a batch is gone")
         assert capsys.readouterr().err == "seed 9 fails: P1: a batch is gone\n"
         assert seen.facts().startswith("1 failed")

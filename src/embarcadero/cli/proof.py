@@ -20,15 +20,31 @@ def sim(
     steps: Annotated[bool, typer.Option("--steps", help="Crash and pause at each named step of the protocol.")] = False,
     jobs: Annotated[int, typer.Option(help="Processes. 0: one per core.")] = 0,
     trace: Annotated[bool, typer.Option("--trace", help="Tell the story of a single seed.")] = False,
+    shrink: Annotated[
+        bool, typer.Option("--shrink", help="Make failing worlds as small as they get, and tell their story.")
+    ] = False,
+    results: Annotated[
+        Path | None,
+        typer.Option(show_default=False, help="Put each seed on record in this folder, or .jsonl file; go on there."),
+    ] = None,
+    show: Annotated[
+        Path | None, typer.Option(show_default=False, help="Only show what is on record in this folder or file.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Simulate whole clusters: incoherent memory, crashes, a bad network. Same seed, same history.
 
+    With --results a run can be stopped and started again: seeds that are on record for this commit are not run twice.
+
     Examples:
 
-        embarcadero sim --seeds 0:2000 --report build/sim.json
+        embarcadero sim --seeds 0:2000 --results build/sim --report build/sim.json
+
+        embarcadero sim --show build/sim
 
         embarcadero sim --seeds 17:18 --trace
+
+        embarcadero sim --seeds 123:124 --shrink
 
         embarcadero sim --plants
 
@@ -41,7 +57,12 @@ def sim(
         raise typer.Exit(run_steps(jobs=jobs, first_seed=first, report=report, json_out=json))
     from embarcadero.sim.run import run_cli
 
-    raise typer.Exit(run_cli(first, last, jobs=jobs, report=report, json=json, trace=trace, plants=plants))
+    raise typer.Exit(
+        run_cli(
+            first, last, jobs=jobs, report=report, json=json, trace=trace, plants=plants, results=results, show=show,
+            smaller=shrink,
+        )
+    )  # fmt: skip
 
 
 def _span(text: str) -> tuple[int, int]:

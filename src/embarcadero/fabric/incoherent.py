@@ -110,22 +110,32 @@ class _Copy:
 class IncoherentRegion:
     """One region as one host sees it."""
 
-    __slots__ = ("_copy", "_host", "data", "name", "shape")
+    __slots__ = ("_copy", "_host", "_memory", "data", "name", "shape")
 
     def __init__(self, host: IncoherentHost, shape: Shape, copy: _Copy, writable: bool) -> None:
-        self._host, self._copy = host, copy
+        self._host, self._memory, self._copy = host, host.memory, copy
         self.name, self.shape = copy.medium.name, shape
         self.data = copy.data
         self.data.flags.writeable = writable
 
     def flush(self, offset: int, length: int) -> None:
         stop = self._last_line(offset, length)
-        if self._host.may("flush"):
+        memory = self._memory
+        if memory.interrupt is not None:
+            memory.interrupt(self._host.name)
+        if not memory.sabotage or self._host.works("flush"):
             self._copy.write_back(offset & _LINE_MASK, stop)
 
     def invalidate(self, offset: int, length: int) -> None:
-        stop = self._last_line(offset, length)
-        if self._host.may("invalidate"):
+        end = offset + length
+        stop = end + LINE_BYTES - 1 & _LINE_MASK
+        medium = self._copy.medium
+        if stop > medium.reach or offset < 0 or length < 0 or end > medium.size:
+            self._last_line(offset, length)
+        memory = self._memory
+        if memory.interrupt is not None:
+            memory.interrupt(self._host.name)
+        if not memory.sabotage or self._host.works("invalidate"):
             self._copy.renew(offset & _LINE_MASK, stop)
 
     def reserve(self, offset: int, length: int) -> None:
@@ -150,11 +160,11 @@ class IncoherentHost:
     coherent_only = False
 
     def __init__(self, memory: IncoherentMemory, name: str) -> None:
-        self._memory, self.name = memory, name
+        self.memory, self.name = memory, name
         self.generation = memory.generation
 
     def create(self, name: str, shape: Shape) -> IncoherentRegion:
-        regions = self._memory.regions
+        regions = self.memory.regions
         if check_name(name) in regions:
             raise BadRegion(f"region {name} exists already", "every incarnation makes its own regions, once")
         medium = _Medium(name, shape.size)
@@ -163,7 +173,7 @@ class IncoherentHost:
         return IncoherentRegion(self, shape, self._copy(medium), writable=True)
 
     def attach(self, name: str, writable: bool = False) -> IncoherentRegion:
-        medium = self._memory.regions.get(check_name(name))
+        medium = self.memory.regions.get(check_name(name))
         if medium is None:
             raise BadRegion(f"region {name} does not exist", "is the cluster up?")
         copy = self._copy(medium)
@@ -171,31 +181,29 @@ class IncoherentHost:
         return IncoherentRegion(self, read_superblock(name, copy.data, self.generation), copy, writable)
 
     def exists(self, name: str) -> bool:
-        return check_name(name) in self._memory.regions
+        return check_name(name) in self.memory.regions
 
     def names(self) -> list[str]:
-        return sorted(self._memory.regions)
+        return sorted(self.memory.regions)
 
     def remove(self, name: str) -> None:
-        self._memory.regions.pop(check_name(name), None)
-        self._memory.all_copies = None
+        self.memory.regions.pop(check_name(name), None)
+        self.memory.all_copies = None
 
     def fence(self) -> None:
         """Write-backs here are done when flush returns, so only the simulator may do something."""
-        self.may("fence")
+        if self.memory.interrupt is not None:
+            self.memory.interrupt(self.name)
 
-    def may(self, primitive: str) -> bool:
-        """Before each primitive: the simulator's moment; then whether it takes effect."""
-        memory = self._memory
-        if memory.interrupt is not None:
-            memory.interrupt(self.name)
-        return not memory.sabotage or primitive not in memory.sabotage or memory.rng.getrandbits(1) == 1
+    def works(self, primitive: str) -> bool:
+        """Whether a primitive that may be sabotaged takes effect."""
+        return primitive not in self.memory.sabotage or self.memory.rng.getrandbits(1) == 1
 
     def _copy(self, medium: _Medium) -> _Copy:
         copy = medium.copies.get(self.name)
         if copy is None:
             copy = medium.copies[self.name] = _Copy(medium)
-            self._memory.all_copies = None
+            self.memory.all_copies = None
         return copy
 
 

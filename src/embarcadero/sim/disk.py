@@ -49,13 +49,50 @@ class SimDisk:
 
     def flip_a_bit(self, chosen: Callable[[str], bool]) -> str | None:
         """Some bit of some file rots; its path, if there was a file to choose."""
-        paths = [(path, node) for path, node in self.names.walk(on_medium=True)
-                 if isinstance(node, SimFile) and node.medium and chosen(path)]  # fmt: skip
-        if not paths:
+        if not (paths := self._files(chosen)):
             return None
         path, file = self.rng.choice(paths)
         file.flip(self.rng.randrange(len(file.medium)), self.rng.randrange(8))
         return path
+
+    def lose_a_file(self, chosen: Callable[[str], bool]) -> str | None:
+        """Some file is not there any more; its path."""
+        if not (paths := self._files(chosen)):
+            return None
+        path, _ = self.rng.choice(paths)
+        folder: Node | None = self.names.root
+        for part in path.split("/")[:-1]:
+            folder = folder.medium.get(part) if isinstance(folder, SimFolder) else None
+        if isinstance(folder, SimFolder):
+            for names in (folder.live, folder.medium):
+                names.pop(path.rpartition("/")[2], None)
+        return path
+
+    def swap_files(self, chosen: Callable[[str], bool]) -> str | None:
+        """Two files have each other's content; their paths."""
+        paths = self._files(chosen)
+        if len(paths) < 2:
+            return None
+        (path, file), (other_path, other) = self.rng.sample(paths, 2)
+        file.live, other.live = other.live, file.live
+        file.medium, other.medium = other.medium, file.medium
+        return f"{path} and {other_path}"
+
+    def misplace_a_sector(self, chosen: Callable[[str], bool]) -> str | None:
+        """A write went to a wrong place: a sector has the content of another one; its file's path."""
+        if not (paths := self._files(chosen)):
+            return None
+        (path, file), (_, source) = self.rng.choice(paths), self.rng.choice(paths)
+        at = self.rng.randrange(len(file.medium)) // SECTOR_BYTES * SECTOR_BYTES
+        start = self.rng.randrange(len(source.medium)) // SECTOR_BYTES * SECTOR_BYTES
+        wrong = bytes(source.medium[start : start + SECTOR_BYTES][: len(file.medium) - at])
+        for target in (file.live, file.medium):
+            target[at : at + len(wrong)] = wrong
+        return path
+
+    def _files(self, chosen: Callable[[str], bool]) -> list[tuple[str, SimFile]]:
+        return [(path, node) for path, node in self.names.walk(on_medium=True)
+                if isinstance(node, SimFile) and node.medium and chosen(path)]  # fmt: skip
 
 
 class Mount:

@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from embarcadero.sim.disk import Mount, SimDisk
-from embarcadero.sim.history import Copies, DamageLeft, LostSpan, OnDisk, TrimmedTo
-from embarcadero.sim.truth import Truth, owner_of, stored, whole
+from embarcadero.sim.history import Copies, CopyDiffers, DamageLeft, LostSpan, OnDisk, TailRead, TrimmedTo
+from embarcadero.sim.truth import Truth, Unequal, owner_of, stored, unequal, whole
 from embarcadero.types import Range, ReplicaMember
 
 if TYPE_CHECKING:
@@ -131,6 +131,17 @@ class Disks:
                     found.append((ref.replica, f"range {range_.number} of lane {range_.lane} (more than it is)"))
         return found
 
+    def _differing(self) -> list[Unequal]:
+        """Of a world that has rested: copies below the durable end that are not there, or not the same."""
+        if not self._world.rest.taken_us:
+            return []
+        directory = self._world.directory
+        trims, ends = directory.trims(), dict[int, int]()
+        for tail in self._world.history.of(TailRead):
+            ends[tail.lane] = tail.durable_index
+        found = unequal(self.devices, directory.ranges(), ends)
+        return [copy for copy in found if copy.place >= trims.get(copy.lane, 0)]
+
     def see_all(self) -> None:
         """In the end: put on record which batches are on disks."""
         if not self.devices:
@@ -138,6 +149,10 @@ class Disks:
         self.see_gaps()
         for replica, what in self.unsettled():
             self._world.seen(DamageLeft(at=self._world.queue.now_us, replica=replica, path=what))
+        for replica, lane, index, what in self._differing():
+            self._world.seen(
+                CopyDiffers(at=self._world.queue.now_us, replica=replica, lane=lane, index=index, what=what)
+            )  # fmt: skip
         found = stored(list(self.devices.values()), self._world.directory.ranges())
         for (lane, index, digest), copies in found.items():
             self._world.seen(

@@ -77,13 +77,23 @@ class SimClock:
         self._start_us = rng.randrange(1, 10**12)
         self._drift_ppm = rng.randint(-500, 500)
         self._wall_us = 1_760_000_000_000_000 + rng.randint(-288_000_000, 288_000_000)
+        self._frozen_us = self._frozen_until_us = 0
 
     def now_us(self) -> int:
         elapsed = self._queue.now_us
         return self._start_us + elapsed + elapsed * self._drift_ppm // 1_000_000
 
     def wall_us(self) -> int:
-        return self._wall_us + self._queue.now_us
+        """The date; it may jump, go back, or stand still."""
+        return self._wall_us + (self._queue.now_us if self._queue.now_us >= self._frozen_until_us else self._frozen_us)
+
+    def shift(self, by_us: int) -> None:
+        """Somebody sets the date."""
+        self._wall_us += by_us
+
+    def freeze(self, until_us: int) -> None:
+        """The date stands still until then."""
+        self._frozen_us, self._frozen_until_us = self._queue.now_us, until_us
 
     def queue_time(self, local_us: int) -> int:
         """When, in simulated time, this clock will show `local_us`; rather a little late than early."""

@@ -12,6 +12,7 @@ from embarcadero.sim.history import Fault
 from embarcadero.sim.plan import CALM_KINDS, SECOND_US
 from embarcadero.sim.process import INTERRUPT_DEPTH_MAX, Crash, Process
 from embarcadero.sim.roles import BrokerProcess, SequencerProcess
+from embarcadero.sim.swarm_faults import SwarmFaults
 
 if TYPE_CHECKING:
     from embarcadero.sim.world import World
@@ -27,6 +28,8 @@ class Faults:
         self._world = world
         self.rng = random.Random(f"{world.seed}:faults")
         self.counts: Counter[str] = Counter()
+        self.numbered = 0  # faults that were about to happen
+        self.happened: list[int] = []  # the numbers of those that did
         self._kinds: dict[str, Callable[[], tuple[str, int] | None]] = {
             "broker-crash": self._broker_crash,
             "broker-pause": lambda: self._pause(self._brokers()),
@@ -44,26 +47,40 @@ class Faults:
             "sequencer-zombie": lambda: self.make_zombie(world.sequencer),
             "hand-over": world.candidates.hand_over,
         } | DiskFaults(world, self.rng).kinds
+        self.swarm = SwarmFaults(world)
 
     def start(self) -> None:
         """Plan the first fault of each kind."""
         for kind in self._world.plan.faults:
-            if kind in self._kinds:
+            if kind in self._kinds or kind in self.swarm.kinds:
                 self._next(kind)
 
     def _next(self, kind: str) -> None:
-        wait_us = int(self.rng.expovariate(1.0) * self._world.plan.faults[kind] * SECOND_US)
+        rng = self.rng if kind in self._kinds else self.swarm.rng
+        wait_us = int(rng.expovariate(1.0) * self._world.plan.faults[kind] * SECOND_US)
         self._world.queue.after(wait_us, lambda: self._happen(kind))
 
     def _happen(self, kind: str) -> None:
         if self._world.healed:
             return
-        done = self._kinds[kind]()
+        if (number := self.claim()) is None:
+            self._next(kind)
+            return
+        done = (self._kinds.get(kind) or self.swarm.kinds[kind])()
+        if done is not None:
+            self.happened.append(number)
         if done is not None and kind in CALM_KINDS:
             self.counts[kind] += 1
         elif done is not None:
             self.record(kind, *done)
         self._next(kind)
+
+    def claim(self) -> int | None:
+        """The number of the next fault; None: it shall not happen, since a world that is made smaller leaves it out."""
+        plan, number = self._world.plan, self.numbered
+        self.numbered += 1
+        wanted = number not in plan.faults_off and (plan.faults_max is None or number < plan.faults_max)
+        return number if wanted else None
 
     def record(self, kind: str, target: str, for_us: int) -> None:
         """A fault happened."""
@@ -209,7 +226,7 @@ class Interrupts:
         self._rng = random.Random(f"{world.seed}:interrupts")
         plan = world.plan
         self._rate = plan.churn_rate + plan.interrupt_rate
-        self._churn_share = plan.churn_rate / self._rate
+        self._churn_share = plan.churn_rate / self._rate  # caches are never idle
         self._left = self._gap()
         self.primitives = 0
 
@@ -242,8 +259,11 @@ class Interrupts:
     def _strike(self, process: Process) -> None:
         """Maybe end the process right here, or stop it here for so long that another takes its place."""
         world, faults = self._world, self._world.plan.faults
-        if (kind := f"{process.role}-crash-inside") in faults and self._rng.random() < 0.1:
-            world.faults.record(kind, process.name, SECOND_US)
+        crash, zombie = f"{process.role}-crash-inside", f"{process.role}-zombie"
+        if crash in faults and self._rng.random() < 0.1 and (number := world.faults.claim()) is not None:
+            world.faults.happened.append(number)
+            world.faults.record(crash, process.name, SECOND_US)
             raise Crash
-        if (kind := f"{process.role}-zombie") in faults and self._rng.random() < 0.25:
-            world.faults.record(f"{kind}-inside", *world.faults.make_zombie(process))
+        if zombie in faults and self._rng.random() < 0.25 and (number := world.faults.claim()) is not None:
+            world.faults.happened.append(number)
+            world.faults.record(f"{zombie}-inside", *world.faults.make_zombie(process))

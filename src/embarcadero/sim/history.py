@@ -231,6 +231,15 @@ class DamageLeft(Event):
     path: str
 
 
+class CopyDiffers(Event):
+    """When all had time to catch up, a replica lacks a batch below the durable end, or has other bytes than a peer."""
+
+    replica: int
+    lane: int
+    index: int
+    what: str
+
+
 class Asked(Event):
     """A process made a call other than a publish."""
 
@@ -297,7 +306,7 @@ class RoleFailed(Event):
 AnyEvent = (
     TopicMade | LaneMade | Began | Sent | Settled | SessionOpened | Moved | Delivered | GapSeen | Passed | TailRead
     | OrderedTo | StillThere | FabricLost | MirrorLeft | WrittenTo | LostSpan | LossTold | TrimmedTo | Copies | OnDisk
-    | DamageLeft | Asked | Answered | Died | Fault | Stuck | Healed | Ended | Sampled | RoleFailed
+    | DamageLeft | CopyDiffers | Asked | Answered | Died | Fault | Stuck | Healed | Ended | Sampled | RoleFailed
 )  # fmt: skip
 
 Kind = TypeVar("Kind", bound=Event)

@@ -11,7 +11,7 @@ import struct
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
 from embarcadero.invariants import invariant
@@ -49,6 +49,20 @@ class Weather:
         return self.drop_rate + self.repeat_rate + self.reorder_rate > 0
 
 
+class Partition(NamedTuple):
+    """Until when nothing gets through between these clients and these brokers (None: all of them), and which way."""
+
+    until_us: int
+    clients: frozenset[str] | None
+    brokers: frozenset[str] | None
+    way: str
+
+    def parts(self, wire: Wire) -> bool:
+        """Whether a connection goes across it."""
+        return (self.clients is None or wire.client.name in self.clients) and (
+            self.brokers is None or wire.broker.name in self.brokers)  # fmt: skip
+
+
 class Half:
     """One direction of a connection."""
 
@@ -63,7 +77,7 @@ class Half:
         network, wire = self._wire.network, self._wire
         if wire.is_cut:
             return
-        if network.weather.spoils_frames or wire.loses_next:
+        if network.weather.spoils_frames or wire.loses_next or network.queue.now_us < wire.loses_acks_until_us:
             data = network.spoil(wire, data)
         for piece in network.pieces(data):
             arrival_us = max(network.arrival_us(), self.last_arrival_us + 1, self.stuck_until_us)
@@ -94,7 +108,14 @@ class Wire:
         self.down = Half(self, "down", lambda data: client.tell(lambda: client.bytes_in(self, data)))
         self.is_cut = False
         self.loses_next = False  # the next BATCH frame gets lost on the way
+        self.loses_acks_until_us = 0  # until then ACK frames get lost on the way
         self.connection: Connection | None = None  # the broker's end
+
+    def clog(self, way: str, until_us: int) -> None:
+        """Nothing gets through `up`, `down` or both ways until then."""
+        for half, name in ((self.up, "up"), (self.down, "down")):
+            if way in (name, "both"):
+                half.stuck_until_us = max(half.stuck_until_us, until_us)
 
     def finish(self) -> None:
         """The broker closes it: what it has sent still arrives."""
@@ -125,6 +146,7 @@ class Network:
         self._made = 0
         self.ever_spoils = weather.spoils_frames
         self.frames_spoilt = 0
+        self._partitions: list[Partition] = []
 
     def note(self, who: str, what: str) -> None:
         """Leave a line in the trace."""
@@ -143,6 +165,8 @@ class Network:
         self._made += 1
         wire = self.wires[self._made] = Wire(self, self._made, client, broker)
         self.note(f"wire-{wire.number}", f"connects {client.name} to {broker.name}")
+        for partition in self._partitions:
+            self._apply(partition, wire)
         broker.tell(lambda: broker.wire_made(wire))  # a paused process accepts later; its kernel has done so already
         self.queue.at(self.arrival_us(), lambda: client.tell(lambda: client.wire_made(wire, address)))
 
@@ -155,11 +179,22 @@ class Network:
             elif wire.client is process:
                 wire.cut(None, learns_us)
 
+    def part(self, partition: Partition) -> None:
+        """Part clients and brokers for a while, also where they connect anew."""
+        self._partitions = [p for p in self._partitions if p.until_us > self.queue.now_us] + [partition]
+        for wire in self.wires.values():
+            self._apply(partition, wire)
+
+    def _apply(self, partition: Partition, wire: Wire) -> None:
+        if partition.until_us > self.queue.now_us and partition.parts(wire):
+            wire.clog(partition.way, partition.until_us)
+
     def calm(self) -> None:
         """Good weather from here on; what is stuck gets through."""
         self.weather = Weather(self.weather.latency_us, self.weather.jitter_us)
+        self._partitions.clear()
         for wire in self.wires.values():
-            wire.up.stuck_until_us = wire.down.stuck_until_us = 0
+            wire.up.stuck_until_us = wire.down.stuck_until_us = wire.loses_acks_until_us = 0
 
     # --- weather ------------------------------------------------------------------------------------------------------
     def arrival_us(self) -> int:
@@ -189,8 +224,9 @@ class Network:
                 frames.append(frame)
                 continue
             dice = rng.random()
-            if dice < weather.drop_rate or (wire.loses_next and kind is FrameKind.BATCH):
-                wire.loses_next = False
+            lost = kind is FrameKind.ACK and self.queue.now_us < wire.loses_acks_until_us
+            if lost or dice < weather.drop_rate or (wire.loses_next and kind is FrameKind.BATCH):
+                wire.loses_next = wire.loses_next and lost
                 self._spoilt(wire, kind, "drops")
                 if kind is FrameKind.BATCH and wire.connection is not None:
                     wire.connection.received_bytes += len(frame)  # it is lost behind the socket: it has used its credit

@@ -11,6 +11,7 @@ from embarcadero.limits import KIB
 from embarcadero.sim.durable import Bias, DurablePlan, make_durable
 from embarcadero.sim.network import Weather
 from embarcadero.sim.steps import StepFault, draw_step_faults
+from embarcadero.sim.swarm import draw_rest_us, draw_swarm
 from embarcadero.types import OnGap, Order
 
 SECOND_US: Final = 1_000_000
@@ -101,8 +102,9 @@ class Plan:
     durable: DurablePlan = field(default_factory=DurablePlan)
     candidates: int = 0  # sequencers that stand for election; 0: successors are started when one is gone
     steps: list[StepFault] = field(default_factory=list)  # trouble at named steps
-    probes: int = 1
-    kinds: list[str] = field(default_factory=list)
+    faults_max: int | None = None  # later ones do not happen: for shrinking
+    faults_off: frozenset[int] = frozenset()  # neither do these
+    rest_us: int = 0  # how long nobody calls after all is settled; 0: the world ends then
 
     @property
     def has_lanes(self) -> bool:
@@ -110,8 +112,11 @@ class Plan:
         return any(topic.order <= Order.BROKER for topic in self.topics)
 
 
-def make_plan(seed: int, sequencer_faults: bool = True, bias: Bias | None = None) -> Plan:
-    """Draw a world; with a bias, one that has the trouble that it names and no other."""
+def make_plan(seed: int, sequencer_faults: bool = True, bias: Bias | None = None, swarm: bool = True) -> Plan:
+    """Draw a world; with a bias, one that has the trouble that it names and no other.
+
+    `swarm`: it may have further kinds of trouble, and rests in the end. Planted bugs are looked for without.
+    """
     rng = random.Random(f"{seed}:plan")
     topics = _topics(rng)
     dice = rng.random()
@@ -129,6 +134,9 @@ def make_plan(seed: int, sequencer_faults: bool = True, bias: Bias | None = None
         _add_copies(random.Random(f"{seed}:copies"), durable, topics, streams, readers, fault_phase_us)
         faults |= durable.faults
     candidates = _candidates(random.Random(f"{seed}:candidates"), faults) if seed >= STANDBYS_FROM_SEED else 0
+    swarm = swarm and bias is None
+    if swarm and not quiet:
+        faults |= draw_swarm(seed, durable.replicas, len(durable.victims))
     return Plan(
         seed=seed,
         candidates=candidates,
@@ -149,6 +157,7 @@ def make_plan(seed: int, sequencer_faults: bool = True, bias: Bias | None = None
         delivery_timeout_us=rng.choice([20, 40]) * SECOND_US,
         durable=durable,
         steps=[] if quiet or bias is not None else draw_step_faults(seed, fault_phase_us),
+        rest_us=draw_rest_us(seed) if swarm else 0,
     )
 
 

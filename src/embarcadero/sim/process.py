@@ -13,6 +13,7 @@ import traceback
 from collections import deque
 from typing import TYPE_CHECKING
 
+from embarcadero.errors import Backpressure
 from embarcadero.sim.events import Action, SimClock
 from embarcadero.sim.history import Died, RoleFailed
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from embarcadero.sim.world import World
 
 INTERRUPT_DEPTH_MAX = 3
+
+STORE_SAYS = "the store does not answer"
+"""The error of a store that can't be reached."""
 
 
 class Crash(BaseException):
@@ -68,6 +72,10 @@ class Process:
             if not self.world.over():
                 self.die()
         except Exception as error:
+            if isinstance(error, Backpressure) and error.message == STORE_SAYS:
+                self.world.note(self.name, f"ends: {error}")  # as a real role does: it is started again
+                self.die()
+                return
             where = traceback.extract_tb(error.__traceback__)[-1]
             what = f"{type(error).__name__}: {error} ({where.filename.rsplit('/', 1)[-1]}:{where.lineno})"
             self.world.seen(RoleFailed(at=self.world.queue.now_us, process=self.name, error=what))

@@ -67,7 +67,7 @@ class Poller(Process):
 
     def __init__(self, world: World, name: str, host: str) -> None:
         super().__init__(world, name, host)
-        self.directory = Directory(world.store)
+        self.directory = Directory(world.store_of(self))
         self.fabric = world.fabric_of(self.role, host)
         self.bell = SimBell(self)
         self.journal = SimJournal(self)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
+import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -21,9 +23,13 @@ from rich.table import Table
 from embarcadero.sim.checkers import CHECKERS
 from embarcadero.sim.checkers.ledger import Violation
 from embarcadero.sim.durable import Bias
-from embarcadero.sim.history import Delivered, Sent, Settled, TailRead, Verdict
-from embarcadero.sim.plan import make_plan
+from embarcadero.sim.history import Copies, Delivered, Sent, Settled, TailRead, Verdict
+from embarcadero.sim.plan import Plan, make_plan
 from embarcadero.sim.plants import PLANTS, bias_of, planted
+from embarcadero.sim.record import Record, code_version, load, newest
+from embarcadero.sim.reports import RunReport, SeedReport, summary
+from embarcadero.sim.shrink import TRIES, Outcome, Shrinker, left_out
+from embarcadero.sim.transcript import transcript
 from embarcadero.sim.watch import Watch
 from embarcadero.sim.world import World
 
@@ -34,73 +40,6 @@ PLANT_SEEDS = 200
 """A planted bug has to be caught within this many seeds."""
 
 _STORY_BEFORE, _STORY_AFTER = 60, 5
-_SUMS = ("sent", "stored", "failed", "unknown", "delivered", "tails", "primitives", "steps")
-
-
-class SeedReport(msgspec.Struct, kw_only=True):
-    """What came of one seed."""
-
-    seed: int
-    trace: str
-    violations: list[Violation]
-    failures: list[str]  # tracebacks of roles
-    simulated_us: int
-    cpu_s: float
-    steps: int
-    sent: int
-    stored: int
-    failed: int
-    unknown: int
-    delivered: int
-    tails: int
-    faults: dict[str, int]
-    primitives: int
-
-    @property
-    def holds(self) -> bool:
-        """Whether every promise was kept."""
-        return not self.violations
-
-
-class RunReport(msgspec.Struct, kw_only=True):
-    """What came of many seeds."""
-
-    first: int
-    last: int
-    seeds: int
-    failing: dict[int, str]  # seed -> its first violation
-    verdicts: dict[str, int]  # promise -> seeds that broke it
-    simulated_hours: float
-    wall_s: float
-    cpu_s_per_seed: float
-    sent: int
-    stored: int
-    failed: int
-    unknown: int
-    delivered: int
-    tails: int
-    primitives: int
-    steps: int
-    faults: dict[str, int]
-
-    @property
-    def good(self) -> bool:
-        """Whether every seed kept every promise."""
-        return not self.failing
-
-    def table(self) -> Table:
-        """For people."""
-        table = Table(title=f"{self.seeds} seeds, {self.simulated_hours:.1f} simulated hours in {self.wall_s:.0f} s")
-        table.add_column("what")
-        table.add_column("how much", justify="right")
-        for name in _SUMS:
-            table.add_row(name, f"{getattr(self, name):,}")
-        for kind, count in self.faults.items():
-            table.add_row(f"fault: {kind}", f"{count:,}")
-        for promise, count in self.verdicts.items():
-            table.add_row(promise, "[green]holds" if not count else f"[red]broken by {count} seeds")
-        table.add_row("CPU seconds per seed", f"{self.cpu_s_per_seed:.2f}")
-        return table
 
 
 class PlantReport(msgspec.Struct, kw_only=True):
@@ -144,19 +83,25 @@ def _no_collector() -> Iterator[None]:
 
 
 def run_world(
-    seed: int, plants: Sequence[str] = (), keep_trace: bool = False, bias: Bias | None = None
+    seed: int, plants: Sequence[str] = (), keep_trace: bool = False, bias: Bias | None = None, swarm: bool = True
 ) -> World:  # fmt: skip
-    """Run one seed's world to its end; with a bias, or with the one of the planted bugs."""
+    """Run one seed's world to its end; with a bias, or with the one of the planted bugs, and then without a swarm."""
+    plan = make_plan(seed, bias=bias or bias_of(plants), swarm=swarm and not plants)
+    return run_plan(plan, plants, keep_trace)
+
+
+def run_plan(plan: Plan, plants: Sequence[str] = (), keep_trace: bool = False) -> World:
+    """Run a world as planned."""
     with planted(plants) as wrap, _no_collector():
-        world = World(make_plan(seed, bias=bias or bias_of(plants)), wrap, keep_trace)
+        world = World(plan, wrap, keep_trace)
         world.run()
     return world
 
 
-def run_seed(seed: int, plants: Sequence[str] = (), bias: Bias | None = None) -> SeedReport:
+def run_seed(seed: int, plants: Sequence[str] = (), bias: Bias | None = None, swarm: bool = True) -> SeedReport:
     """Run one seed and let all checkers look at its history."""
     began = time.process_time()
-    world = run_world(seed, plants, bias=bias)
+    world = run_world(seed, plants, bias=bias, swarm=swarm)
     history = world.history
     verdicts = Counter(settled.verdict for settled in history.of(Settled))
     return SeedReport(
@@ -166,7 +111,7 @@ def run_seed(seed: int, plants: Sequence[str] = (), bias: Bias | None = None) ->
         failures=world.failures,
         simulated_us=world.queue.now_us,
         cpu_s=time.process_time() - began,
-        steps=world.trace.count,
+        events=world.queue.done,
         sent=len(history.of(Sent)),
         stored=verdicts[Verdict.STORED],
         failed=verdicts[Verdict.FAILED],
@@ -175,6 +120,8 @@ def run_seed(seed: int, plants: Sequence[str] = (), bias: Bias | None = None) ->
         tails=len(history.of(TailRead)),
         faults={**world.faults.counts, "frame": world.network.frames_spoilt},
         primitives=world.interrupts.primitives,
+        rest_us=world.rest.taken_us,
+        durable=bool(history.of(Copies)),
     )
 
 
@@ -189,39 +136,27 @@ def _violations(world: World) -> list[Violation]:
     return found
 
 
-def run_seeds(seeds: Sequence[int], jobs: int = 0, plants: Sequence[str] = ()) -> Iterable[SeedReport]:
+def run_seeds(seeds: Sequence[int], jobs: int = 0, swarm: bool = True) -> Iterable[SeedReport]:
     """Run many seeds on `jobs` processes (0: one per core); reports come as they are done."""
-    jobs = jobs or os.cpu_count() or 1
+    jobs, run = jobs or os.cpu_count() or 1, partial(run_seed, swarm=swarm)
     if jobs == 1 or len(seeds) == 1:
-        yield from map(partial(run_seed, plants=plants), seeds)
+        yield from map(run, seeds)
         return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        waiting, left = {pool.submit(run_seed, seed, plants) for seed in seeds[: 4 * jobs]}, seeds[4 * jobs :]
-        while waiting:
-            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            waiting |= {pool.submit(run_seed, seed, plants) for seed in left[: len(done)]}
-            left = left[len(done) :]
-            yield from (future.result() for future in done)
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_no_interrupts) as pool:
+        waiting, left = {pool.submit(run, seed) for seed in seeds[: 2 * jobs]}, seeds[2 * jobs :]
+        try:
+            while waiting:
+                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                waiting |= {pool.submit(run, seed) for seed in left[: len(done)]}
+                left = left[len(done) :]
+                yield from (future.result() for future in done)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
-def summary(first: int, last: int, reports: Sequence[SeedReport], wall_s: float) -> RunReport:
-    """All seeds in one report."""
-    faults: Counter[str] = Counter()
-    for report in reports:
-        faults.update(report.faults)
-    broken = Counter(p for report in reports for p in {violation.promise for violation in report.violations})
-    return RunReport(
-        first=first,
-        last=last,
-        seeds=len(reports),
-        failing={report.seed: _first_violation(report) for report in reports if not report.holds},
-        verdicts={promise: broken[promise] for promise in (*CHECKERS, "RUN")},
-        simulated_hours=sum(report.simulated_us for report in reports) / 3.6e9,
-        wall_s=wall_s,
-        cpu_s_per_seed=sum(report.cpu_s for report in reports) / max(1, len(reports)),
-        **{name: sum(getattr(report, name) for report in reports) for name in _SUMS},
-        faults=dict(sorted(faults.items())),
-    )  # fmt: skip
+def _no_interrupts() -> None:
+    """Ctrl-C is for the process that asked: workers finish the seed they are at."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def story(seed: int, plants: Sequence[str] = ()) -> str:
@@ -241,11 +176,49 @@ def story(seed: int, plants: Sequence[str] = ()) -> str:
     return "\n".join([head, *lines, *world.failures, f"replay it: embarcadero sim --seeds {seed}:{seed + 1} --trace"])
 
 
+def shrink(
+    seed: int, plants: Sequence[str] = (), tries: int = TRIES, told: Callable[[str], None] = lambda _line: None
+) -> tuple[Shrinker | None, str]:
+    """Make a failing world as small as it gets, and tell its story; None if every promise holds."""
+    bias, swarm = bias_of(plants), not plants
+
+    def run(plan: Plan) -> Outcome:
+        world = run_plan(plan, plants)
+        return Outcome(_violations(world), tuple(world.faults.happened), world.faults.numbered)
+
+    first = run(make_plan(seed, bias=bias, swarm=swarm))
+    if not first.violations:
+        return None, f"seed {seed}: every promise holds"
+    shrinker = Shrinker(seed, first, run, bias, swarm, tries, told)
+    shrinker.shrink()
+    world = run_plan(shrinker.plan(shrinker.cuts), plants, keep_trace=True)
+    broken = [v for v in _violations(world) if v.promise == shrinker.promise]
+    title = f"seed {seed}, {first.faults} faults at first, made smaller in {shrinker.tries} tries, without: "
+    return shrinker, transcript(world, broken, title + (", ".join(left_out(shrinker.cuts)) or "nothing"))
+
+
+def _shrink_all(console: Console, first: int, last: int) -> int:
+    """`--shrink`: the smallest story of each failing seed. Returns the exit code."""
+    code = 0
+    for seed in range(first, last):
+        shrinker, told = shrink(seed, told=lambda line: Console(stderr=True).print(line, markup=False, highlight=False))
+        console.print(told, markup=False, highlight=False, soft_wrap=True)
+        code = code if shrinker is None else 1
+    return code
+
+
 def run_cli(first: int, last: int, *, jobs: int = 0, report: Path | None = None, json: bool = False,
-            trace: bool = False, plants: bool = False) -> int:  # fmt: skip
-    """`embarcadero sim`: run seeds, or the planted bugs. Returns the exit code."""
+            trace: bool = False, plants: bool = False, results: Path | None = None,
+            show: Path | None = None, smaller: bool = False) -> int:  # fmt: skip
+    """`embarcadero sim`: run seeds, or the planted bugs; or show what is on record. Returns the exit code."""
     console = Console(stderr=json)
-    result = _run_plants(console, jobs) if plants else _run_seeds(console, first, last, jobs)
+    if smaller:
+        return _shrink_all(console, first, last)
+    result: RunReport | PlantsReport
+    if show is not None:
+        result = summary(sorted(load(newest(show)), key=lambda report: report.seed), 0.0)
+    else:
+        result = _run_plants(console, jobs) if plants else _run_seeds(console, first, last, jobs, results)
     encoded = msgspec.json.encode(result)
     if report is not None:
         report.parent.mkdir(parents=True, exist_ok=True)
@@ -254,26 +227,31 @@ def run_cli(first: int, last: int, *, jobs: int = 0, report: Path | None = None,
         print(encoded.decode())
     else:
         console.print(result.table())
-    if isinstance(result, RunReport):
+    if isinstance(result, RunReport) and show is None:
         for seed in [*result.failing][:3] or ([first] if trace and last - first == 1 else []):
             console.print(story(seed), markup=False, highlight=False)
     return 0 if result.good else 1
 
 
-def _run_seeds(console: Console, first: int, last: int, jobs: int) -> RunReport:
+def _run_seeds(console: Console, first: int, last: int, jobs: int, results: Path | None) -> RunReport:
+    """Run those that have no result yet, and put each on record as it is done."""
     began = time.monotonic()
-    reports: list[SeedReport] = []
-    with Watch(console, last - first) as watch:
-        for report in run_seeds(range(first, last), jobs):
-            reports.append(report)
-            watch.seed_done(report.seed, report.steps, report.simulated_us, _first_violation(report))
-    reports.sort(key=lambda report: report.seed)
-    return summary(first, last, reports, time.monotonic() - began)
-
-
-def _first_violation(report: SeedReport) -> str:
-    """In words; empty if every promise holds."""
-    return "" if report.holds else ": ".join(map(str, report.violations[0][::2]))
+    record = Record(results, code_version()) if results is not None else None
+    left: Sequence[int] = range(first, last) if record is None else record.missing(first, last)
+    done: list[SeedReport] = []
+    try:
+        with Watch(console, last - first, last - first - len(left)) as watch:
+            for report in run_seeds(left, jobs):
+                done.append(report)
+                if record is not None:
+                    record.add(report)
+                watch.seed_done(report.seed, report.events, report.simulated_us, report.first_violation)
+    except KeyboardInterrupt:
+        if record is None:
+            raise
+        console.print(f"stopped; {len(record.reports):,} seeds are on record, the same command goes on from there")
+    everything = sorted(done, key=lambda report: report.seed) if record is None else record.all()
+    return summary(everything, time.monotonic() - began, " ".join(["embarcadero", *sys.argv[1:]]))
 
 
 def _run_plants(console: Console, jobs: int) -> PlantsReport:
@@ -289,7 +267,7 @@ def _run_plants(console: Console, jobs: int) -> PlantsReport:
 @lru_cache(maxsize=1_000)
 def _holds(seed: int, bias: Bias | None) -> bool:
     """Whether a seed keeps every promise when nothing is planted; several plants may ask for the same one."""
-    return run_seed(seed, bias=bias).holds
+    return run_seed(seed, bias=bias, swarm=False).holds
 
 
 def hunt_all(jobs: int = 0, seeds: int = PLANT_SEEDS) -> Iterable[PlantReport]:
@@ -305,7 +283,7 @@ def hunt(name: str, seeds: int = PLANT_SEEDS) -> PlantReport:
     """
     plant = PLANTS[name]
     for seed in (*plant.witnesses, *(seed for seed in range(seeds) if seed not in plant.witnesses)):
-        if plant.lanes and not make_plan(seed, bias=plant.bias).has_lanes:
+        if plant.lanes and not make_plan(seed, bias=plant.bias, swarm=False).has_lanes:
             continue
         report = run_seed(seed, (name,))
         if not report.holds and _holds(seed, plant.bias):

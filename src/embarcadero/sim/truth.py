@@ -77,6 +77,42 @@ def _number(pattern: re.Pattern[str], name: str) -> int | None:
     return None if match is None else int(match[1])
 
 
+class Unequal(NamedTuple):
+    """A copy that is not what it should be when all had time to catch up."""
+
+    replica: int
+    lane: int
+    place: int
+    what: str
+
+
+def unequal(disks: dict[int, SimDisk], ranges: list[Range], ends: dict[int, int]) -> list[Unequal]:
+    """Copies that lack something below the durable end (`ends`, by lane), or have other bytes there than a peer."""
+    found: list[Unequal] = []
+    for range_ in ranges:
+        end = range_.end if range_.end is not None else ends.get(range_.lane, 0)
+        first: dict[int, bytes] = {}
+        for ref in range_.replicas if range_.start < end else ():
+            there = _raw(disks[ref.replica], range_) if ref.replica in disks else {}
+            for index in range(range_.start, end):
+                if index not in there and range_.open:
+                    found.append(Unequal(ref.replica, range_.lane, index, "lacks"))
+                elif there.get(index) != first.setdefault(index, there.get(index, b"")):
+                    found.append(Unequal(ref.replica, range_.lane, index, "has other bytes at"))
+    return found
+
+
+def _raw(disk: SimDisk, range_: Range) -> dict[int, bytes]:
+    """index -> all bytes of its record, of one range on one disk."""
+    raw: dict[int, bytes] = {}
+    for lane, number, file in segments(disk):
+        at = _HEADER_BYTES
+        for record in records(file.medium) if (lane, number) == (range_.lane, range_.number) else ():
+            raw[record.place] = bytes(file.medium[at : record.end])
+            at = record.end
+    return raw
+
+
 class Truth:
     """What was ever synced, and where."""
 

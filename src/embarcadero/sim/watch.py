@@ -16,16 +16,18 @@ LINE_EVERY_S = 10.0
 class Watch:
     """Tells people how far a run is. What it says goes to stderr, unless `console` is a terminal."""
 
-    def __init__(self, console: Console, seeds: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, console: Console, seeds: int, before: int = 0, clock: Callable[[], float] = time.monotonic
+    ) -> None:  # fmt: skip
         self._clock, self._began = clock, clock()
         self._said = self._began
-        self._seeds, self._done = seeds, 0
+        self._seeds, self._done = seeds, before  # those that an earlier run did count as done
         self._failed: list[int] = []
-        self._steps = self._simulated_us = 0
+        self._events = self._simulated_us = 0
         self._console = console if console.is_terminal else Console(stderr=True)
         columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
         self._progress = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
-        self._task = self._progress.add_task("", total=seeds)
+        self._task = self._progress.add_task("", total=seeds, completed=before)
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -36,10 +38,10 @@ class Watch:
     ) -> None:  # fmt: skip
         self._progress.stop()
 
-    def seed_done(self, seed: int, steps: int, simulated_us: int, violation: str) -> None:
+    def seed_done(self, seed: int, events: int, simulated_us: int, violation: str) -> None:
         """A seed is done; `violation` says how it failed, if it did."""
         self._done += 1
-        self._steps += steps
+        self._events += events
         self._simulated_us += simulated_us
         if violation:
             self._failed.append(seed)
@@ -54,7 +56,7 @@ class Watch:
         passed_s = max(1e-3, self._clock() - self._began)
         failed = f"{len(self._failed)} failed" if self._failed else "all hold"
         ratio = self._simulated_us / 1e6 / passed_s
-        return f"{failed}, {self._steps / passed_s:,.0f} events/s, {ratio:.0f} x real time"
+        return f"{failed}, {self._events / passed_s:,.0f} events/s, {ratio:.0f} x real time"
 
     def _say(self, line: str) -> None:
         self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)

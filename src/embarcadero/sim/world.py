@@ -44,9 +44,12 @@ from embarcadero.sim.network import Address, Network
 from embarcadero.sim.plan import SECOND_US, Plan, ReaderPlan, StreamPlan, TopicPlan
 from embarcadero.sim.plants import Wrap
 from embarcadero.sim.process import Process
+from embarcadero.sim.rest import Rest
 from embarcadero.sim.restart import Restarts
 from embarcadero.sim.roles import BrokerProcess, Poller, ReplicaProcess, SequencerProcess
 from embarcadero.sim.steps import StepFaults
+from embarcadero.sim.store import SimStore
+from embarcadero.sim.swarm import STORE_KINDS
 from embarcadero.sim.workload import PublisherProcess, Stream, SubscriberProcess
 from embarcadero.types import EntryKind, Order, TopicLane
 
@@ -90,6 +93,7 @@ class World:
         self.interrupts = Interrupts(self)
         self.step_faults = StepFaults(self)
         self.pollers: dict[str, Poller] = {}
+        self._stores: dict[Process, SimStore] = {}
         self.brokers: dict[int, BrokerProcess] = {}
         self.replicas: dict[int, ReplicaProcess] = {}
         self.publishers: list[PublisherProcess] = []
@@ -100,6 +104,8 @@ class World:
         self._frontiers: dict[int, int] = {}
         self._lanes: dict[int, TopicLane] = {}  # lanes of brokers that are on record
         self._quiet_since_us = 0
+        self._late_us = plan.fault_phase_us + HEAL_US_MAX
+        self.rest = Rest(self)
 
     # --- looking ------------------------------------------------------------------------------------------------------
     def over(self) -> bool:
@@ -191,13 +197,13 @@ class World:
         """From the beginning to the end."""
         self._begin()
         self.queue.at(self.plan.fault_phase_us, self._heal)
-        self.queue.run(10 * HEAL_US_MAX, self.over)
+        self.queue.run(10 * HEAL_US_MAX + self.plan.rest_us, self.over)
         self.give_up()
 
     def _begin(self) -> None:
         create_epochs(self.bare_fabric(self.hosts[0]))
         for replica in range(self.plan.durable.replicas):
-            self._start_replica(replica)
+            self.start_replica(replica)
         for topic in self.plan.topics:
             made = self.directory.create_topic(
                 topic.name, order=topic.order, partitions=topic.partitions, on_gap=topic.on_gap.value,
@@ -211,8 +217,7 @@ class World:
         self.mirrors.interrupt(self.interrupts.before_primitive)
         self.start_roles()
         for plan in self.plan.streams:
-            stream = Stream(plan, self.seed, self.sizes.chunk_bytes)
-            self.queue.at(plan.start_us, lambda stream=stream: self._start_publisher(stream))  # type: ignore[misc]
+            self.start_stream(plan)
         for reader in self.plan.readers:
             self.queue.at(reader.start_us, lambda reader=reader: self._start_reader(reader))  # type: ignore[misc]
         self.probe = ProbeProcess(self, "probe")
@@ -224,7 +229,13 @@ class World:
         for broker in self.brokers.values():
             broker.take_samples()
         self.sequencer.take_samples()
-        self.queue.after(2 * SECOND_US, self._sample)
+        self.queue.after(self.rest.sample_every_us, self._sample)
+
+    def store_of(self, process: Process) -> SimStore | MemoryStore:
+        """The store as a process reaches it: the same one each time."""
+        if not any(kind in self.plan.faults for kind in STORE_KINDS):
+            return self.store
+        return self._stores.setdefault(process, SimStore(self.store, process))
 
     def fabric_of(self, role: str, host: str) -> Fabric:
         """The fabric as a role on a host sees it."""
@@ -239,7 +250,7 @@ class World:
         """Start everything that is not there yet."""
         for process in [replica for replica in self.replicas.values() if not replica.alive]:
             if self.healed or self.rng.random() < 0.6:
-                self._start_replica(process.number)
+                self.start_replica(process.number)
             else:  # it takes longer: the others must not take its silence for anything
                 late_us = self.rng.randrange(8 * SECOND_US)
                 self.queue.after(late_us, lambda process=process: self.replace_replica(process))  # type: ignore[misc]
@@ -247,7 +258,8 @@ class World:
         for broker in range(self.plan.brokers):
             self._start_broker(broker)
 
-    def _start_replica(self, replica: int) -> None:
+    def start_replica(self, replica: int) -> None:
+        """Start a replica on some host."""
         host = self.rng.choice(self.hosts)
         self._replicas += 1
         process = ReplicaProcess(self, replica, f"replica-{replica}#{self._replicas}", host)
@@ -266,7 +278,7 @@ class World:
     def replace_replica(self, process: ReplicaProcess) -> None:
         """Start the next incarnation of a replica, unless that was done already."""
         if self.restarts.up and self.replicas[process.number] is process:
-            self._start_replica(process.number)
+            self.start_replica(process.number)
 
     def trim(self, rng: random.Random) -> tuple[str, int] | None:
         """Trim a lane, at most up to what some reader has read as durable."""
@@ -374,6 +386,11 @@ class World:
         """Publishers that are still at work."""
         return (publisher for publisher in self.publishers if publisher.alive and not publisher.finished)
 
+    def start_stream(self, plan: StreamPlan, in_us: int = 0) -> None:
+        """Begin to publish a stream, some time from now."""
+        stream = Stream(plan, self.seed, self.sizes.chunk_bytes)
+        self.queue.after(in_us or plan.start_us, lambda: self._start_publisher(stream))
+
     def _start_publisher(self, stream: Stream) -> None:
         publisher = PublisherProcess(self, stream)
         self.publishers.append(publisher)
@@ -406,6 +423,7 @@ class World:
         self.healed = True
         self.network.calm()
         heal(list(self.disks.devices.values()))
+        self.faults.swarm.heal()
         for process in self.processes:
             process.unpause()
         self.restarts.begin()
@@ -426,13 +444,19 @@ class World:
                 self._start_reader(ReaderPlan(name, topic, "earliest", 0, None, 0, 0, 1 << 18, read=read))
             ack = 2 if topic.replicas and number % 2 == 0 else 1
             last = StreamPlan(f"last-{number}", topic, False, 10, 100_000, 4, 1 << 16, 0, 0.0, ack=ack)
-            stream = Stream(last, self.seed, self.sizes.chunk_bytes)
-            self.queue.after(5 * SECOND_US, lambda stream=stream: self._start_publisher(stream))  # type: ignore[misc]
-        self.queue.after(7 * SECOND_US, self._look)
+            self.start_stream(last, 5 * SECOND_US)
+        self.settle_by(7 * SECOND_US)
+
+    def settle_by(self, after_us: int) -> None:
+        """From here on all is well: everything has to come to an end, at the earliest after a while."""
+        self._late_us = self.queue.now_us + HEAL_US_MAX
+        self.queue.after(after_us, self._look)
 
     def _look(self) -> None:
-        late = self.queue.now_us >= self.plan.fault_phase_us + HEAL_US_MAX
-        if (self._all_done() or late) and not self.probe.waits:
+        late = self.queue.now_us >= self._late_us
+        if not self.rest.taken and self._all_done() and not self.probe.waits:
+            self.rest.begin()
+        elif (self._all_done() or late) and not self.probe.waits:
             for subscriber in self.subscribers:
                 subscriber.mark_passed()
                 subscriber.mark_missed()

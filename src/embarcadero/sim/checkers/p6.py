@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from embarcadero.sim.checkers.ledger import Violation
-from embarcadero.sim.history import Copies, History, OnDisk, TailRead
+from embarcadero.sim.history import Copies, CopyDiffers, History, OnDisk, TailRead
 
 
 def check(history: History) -> list[Violation]:
     """All violations of P6."""
-    return [*_enough_copies(history), *_tails(history), *_copies_agree(history)]
+    return [*_enough_copies(history), *_tails(history), *_copies_agree(history), *_copies_are_equal(history)]
 
 
 def _enough_copies(history: History) -> list[Violation]:
@@ -19,6 +19,14 @@ def _enough_copies(history: History) -> list[Violation]:
         for c in history.of(Copies)
         if c.copies < c.needed
     ]  # fmt: skip
+
+
+def _copies_are_equal(history: History) -> list[Violation]:
+    """Once all had time to catch up, every copy has the same bytes below the durable end."""
+    return [
+        Violation("P6", c.at, f"replica {c.replica} {c.what} index {c.index} of lane {c.lane}, below the durable end")
+        for c in history.of(CopyDiffers)
+    ]
 
 
 def _tails(history: History) -> list[Violation]:

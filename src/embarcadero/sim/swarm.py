@@ -1,0 +1,44 @@
+"""Which of the further kinds of trouble a seed has: each is on in some worlds and off in most.
+
+A world in which everything breaks all the time shows less than many worlds that each have a few kinds of trouble: one
+fault hides what another one would have shown. The generator is its own, so the rest of a world is drawn as without it.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Final
+
+SHARE: Final = 0.6
+"""Share of the troubled worlds that have any of these."""
+
+NETWORK_KINDS: Final = ("partition", "swizzle", "acks-lost")
+CLOCK_KINDS: Final = ("clock-jump", "clock-frozen", "clock-strobe")
+STORE_KINDS: Final = ("store-locked", "store-down")
+CLUSTER_KINDS: Final = ("rolling-restart", "garbage")
+MEMBER_KINDS: Final = ("replica-drain", "replica-add")
+"""Only where there are replicas."""
+
+VICTIM_KINDS: Final = ("lost-file", "swapped-files", "wrong-sector")
+"""Only where some replicas may lose what they synced."""
+
+KINDS: Final = (*NETWORK_KINDS, *CLOCK_KINDS, *STORE_KINDS, *CLUSTER_KINDS, *MEMBER_KINDS, *VICTIM_KINDS)
+
+REST_S: Final = (5 * 60, 60 * 60)
+"""How long a world rests when all is settled, from and to."""
+
+
+def draw_rest_us(seed: int) -> int:
+    """How long nobody calls in the end."""
+    return random.Random(f"{seed}:rest").randint(*REST_S) * 1_000_000
+
+
+def draw_swarm(seed: int, replicas: int, victims: int) -> dict[str, float]:
+    """kind -> mean seconds between two of them."""
+    rng = random.Random(f"{seed}:swarm")
+    if rng.random() >= SHARE:
+        return {}
+    kinds = [kind for kind in KINDS
+             if (replicas or kind not in MEMBER_KINDS) and (victims or kind not in VICTIM_KINDS)]  # fmt: skip
+    chosen = rng.sample(kinds, rng.randint(1, 4))
+    return {kind: rng.choice([3.0, 8.0, 20.0]) for kind in sorted(chosen)}
