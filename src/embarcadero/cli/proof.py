@@ -17,8 +17,11 @@ def sim(
     seeds: Annotated[str, typer.Option(help="Seeds FIRST:LAST, the last one excluded; each is one world.")] = "0:100",
     report: Report = None,
     plants: Annotated[bool, typer.Option("--plants", help="Plant each known bug, and see that it is caught.")] = False,
+    exhaustive: Annotated[
+        bool, typer.Option("--exhaustive", help="All interleavings of small scopes, instead of seeds.")
+    ] = False,
     jobs: Annotated[int, typer.Option(help="Processes. 0: one per core.")] = 0,
-    trace: Annotated[bool, typer.Option("--trace", help="Tell the story of a single seed.")] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Tell the story of a single seed, or of each scope.")] = False,
     json: Json = False,
 ) -> None:
     """Simulate whole clusters: incoherent memory, crashes, a bad network. Same seed, same history.
@@ -30,7 +33,13 @@ def sim(
         embarcadero sim --seeds 17:18 --trace
 
         embarcadero sim --plants
+
+        embarcadero sim --exhaustive
     """
+    if exhaustive:
+        from embarcadero.sim.exhaustive.scopes import run_cli as explore
+
+        raise typer.Exit(explore(report=report, json=json, stories=trace))
     first, last = _span(seeds)
     from embarcadero.sim.run import run_cli
 

@@ -34,6 +34,7 @@ from embarcadero.fabric.layout import (
 from embarcadero.fabric.region import Fabric, Shape
 from embarcadero.limits import HEARTBEAT_S
 from embarcadero.placement.directory import Directory
+from embarcadero.plants import planted
 from embarcadero.sequencer.broker_lanes import BrokerRanges
 from embarcadero.sequencer.brokers import Brokers
 from embarcadero.sequencer.control import detach_broker, fence
@@ -90,7 +91,8 @@ class Sequencer:
         self._epochs = EpochTable(fabric, fabric.attach(EPOCHS_REGION, writable=True))
         last = directory.started_epoch()
         self.epoch = directory.next_epoch(last if self._epochs.superseded(last) else None)
-        self._epochs.open(self.epoch)
+        if not planted("epoch-opened-late"):
+            self._epochs.open(self.epoch)
         earlier = directory.started_epoch()
         self._frontiers = fabric.create(
             f"epoch-{self.epoch}/frontiers", Shape(RegionKind.SEQUENCER_FRONTIERS, SEQUENCER_FRONTIERS_BYTES)
@@ -145,6 +147,8 @@ class Sequencer:
             self._write_held()
         self.brokers.update(members, legacy.brokers if legacy else {})
         ends = {number: lane.order.next_index for number, lane in self.lanes.items()}
+        if planted("epoch-opened-late"):
+            self._epochs.open(self.epoch)
         if not self._directory.start_epoch(self.epoch, ends):
             self.deposed = True
             return
@@ -427,6 +431,10 @@ class Sequencer:
 
     # --- writing ------------------------------------------------------------------------------------------------------
     def _write(self) -> None:
+        if planted("results-before-entries"):
+            early = [answer for lane in self.lanes.values() for answer in lane.order.out.take_answers()]
+            for source in self.brokers.answer(early):
+                source.publish()
         written = [lane for lane in self.lanes.values() if lane.write()]
         answers = self._refused.take_answers()
         for lane in self.lanes.values():

@@ -28,6 +28,7 @@ from embarcadero.fabric.layout import (
 )
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.ring import RingReader, attach_ring
+from embarcadero.plants import planted
 from embarcadero.sequencer.checkpoint import read_checkpoint, restore
 from embarcadero.sequencer.control import attach
 from embarcadero.sequencer.held import HeldSlots, Slots, read_held
@@ -55,8 +56,13 @@ class Legacy:
             for member in members
         }
         self.waiting = read_held(fabric, f"epoch-{epoch}/held")
+        if planted("held-not-read"):
+            self.waiting = self.waiting[:0]
         for member in members:
             self._read_broker(member)
+        if planted("takeover-reads-forwards"):
+            for handle, legacy in self.brokers.items():
+                legacy.start = FrontierReader(frontiers, frontier_offset(SequencerLine.BROKERS + handle)).load()
 
     def _read_broker(self, member: Member) -> None:
         legacy, name = self.brokers[member.handle], results_region(self._epoch, member)
@@ -67,7 +73,7 @@ class Legacy:
             frontiers = self._fabric.attach(f"{member.region_prefix}/frontiers")
             start = ResultsRead(frontiers).load(self._epoch)
             end = ring.valid_end(start)
-            legacy.answers = ring.read(start, end)
+            legacy.answers = ring.read(start, start if planted("answers-not-repeated") else end)
             answered = _valid_suffix(ring, max(0, end - ring.slots), end)["pending"]
         self.waiting = pick(self.waiting, ~(ours & np.isin(self.waiting["index"], answered)))
         held = self.waiting["index"][self.waiting["origin"] == member.handle]
@@ -102,6 +108,8 @@ class Legacy:
             restore(order, checkpoint, now_us)
             start = checkpoint.index
         after = _valid_from(ring, start)
+        if planted("ordered-end-from-frontier"):
+            after = after[: max(0, ring.frontier.load() - start)]
         end = start + len(after)
         if ring.frontier.load() > end:
             return None

@@ -24,8 +24,19 @@ GENERATION = 1
 _SMALL_BYTES = 4_096
 """Regions up to this size are compared as a whole to find stores; of larger ones, lines that a primitive named."""
 
+_POOLED_BYTES_MIN = 65_536
+
 _STEPS_MAX = 400
 """More steps of one actor mean that it does not come to an end."""
+
+
+_pool: dict[int, list[Bytes]] = {}
+"""Zeroed memory for large regions, by size: new memory is much more expensive than the few lines that were used."""
+
+
+def _blank(size: int) -> Bytes:
+    free = _pool.get(size)
+    return free.pop() if free else np.zeros(size, dtype=np.uint8)
 
 
 class Op(NamedTuple):
@@ -37,10 +48,9 @@ class Op(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What an actor sees when it goes on: lines that changed for it, regions that there are, the answer to a call."""
+    """What an actor sees when it goes on: lines that changed for it, the answer to a call."""
 
     lines: tuple[tuple[int, bytes], ...]
-    made: frozenset[str]
     answer: Any = None
 
 
@@ -71,8 +81,17 @@ class Node:
     asked: tuple[int, ...]  # lines that it looked at since it waited last
     error: str = ""
     above: tuple[int, Seen] | None = None
-    seen_made: frozenset[str] = frozenset()
+    missing: frozenset[str] = frozenset()  # regions that it looked for in vain since it waited last
     key: Any = None  # all that it remembers, if it said so since the step before
+    reads: set[int] = field(default_factory=set)  # lines that it may look at from here on, as far as is known
+    writes: set[int] = field(default_factory=set)
+    parents: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.op.kind in ("invalidate", "wait"):
+            self.reads.update(self.op.lines, self.asked)
+        elif self.op.kind == "flush":
+            self.writes.update(self.op.lines)
 
 
 class Lines:
@@ -101,7 +120,7 @@ class Lines:
         return f"{region}[{line * LINE_BYTES}]"
 
 
-class Suspended(BaseException):  # noqa: N818
+class Suspended(BaseException):
     """The actor is at its next primitive. Not an Exception: role code must not catch it."""
 
 
@@ -142,7 +161,8 @@ class Stage:
     _before: dict[str, bytes] = field(default_factory=dict)  # small regions as they were after the last step
     _before_lines: dict[int, bytes] = field(default_factory=dict)
     _made: set[str] = field(default_factory=set)
-    _seen_made: frozenset[str] = frozenset()
+    _there: set[str] = field(default_factory=set)  # regions that somebody has made, as it knows
+    _missing: set[str] = field(default_factory=set)
     _facts: list[Any] = field(default_factory=list)
     _key: Any = None
 
@@ -159,13 +179,14 @@ class Stage:
         """Go on when something changed of what was looked at since the last wait."""
         self._pause(Op("wait", tuple(self._asked)))
         self._asked.clear()
+        self._missing.clear()
 
     def wait_for(self, name: str) -> None:
         """Go on when a condition holds."""
         self._pause(Op("wait", (), (name,)))
 
     def remembers(self, *key: Any) -> None:
-        """All that the actor will do depends on this, and on the lines as it sees them: how it came here is forgotten."""
+        """All that it will do depends on this, and on the lines as it sees them: how it came here is forgotten."""
         self._key = key
 
     def without(self, step: str) -> bool:
@@ -174,11 +195,12 @@ class Stage:
 
     # --- the fabric ---------------------------------------------------------------------------------------------------
     def create(self, name: str, shape: Shape) -> StepRegion:
-        data = np.zeros(shape.size, dtype=np.uint8)
+        data = _blank(shape.size)
         write_superblock(data, shape, self.generation)
-        if name in self._made or name in self._seen_made or name in self.lines.regions:
+        if name in self._there or name in self.lines.regions:
             raise BadRegion(f"region {name} exists already", "")
         self._made.add(name)
+        self._there.add(name)
         self.lines.regions.setdefault(f"~{name}", (shape, bytes(data[: SUPERBLOCK.itemsize])))
         region = self._regions[name] = StepRegion(self, name, shape, data, True)
         self._before[name] = bytes(data[: SUPERBLOCK.itemsize]).ljust(min(shape.size, _SMALL_BYTES), b"\0")
@@ -192,17 +214,21 @@ class Stage:
         if not self.exists(name):
             raise BadRegion(f"region {name} does not exist", "")
         shape, head = self.lines.regions.get(name) or self.lines.regions[f"~{name}"]
-        data = np.zeros(shape.size, dtype=np.uint8)
+        data = _blank(shape.size)
         data[: len(head)] = np.frombuffer(head, dtype=np.uint8)
         region = self._regions[name] = StepRegion(self, name, shape, data, writable)
         self._before[name] = bytes(data[:_SMALL_BYTES])
         return region
 
     def exists(self, name: str) -> bool:
-        return name in self.lines.regions or name in self._seen_made or name in self._made
+        if name in self.lines.regions or name in self._there:
+            return True
+        found = bool(self._pause(Op("call", (), ("exists", name))))
+        (self._there if found else self._missing).add(name)
+        return found
 
     def names(self) -> list[str]:
-        return sorted({name for name in self.lines.regions if name[0] != "~"} | self._seen_made | self._made)
+        return sorted({name for name in self.lines.regions if name[0] != "~"} | self._there)
 
     def remove(self, name: str) -> None:
         """Regions stay: removing is for those who are done with all this."""
@@ -213,7 +239,7 @@ class Stage:
 
     def primitive(self, kind: str, region: StepRegion, offset: int, length: int) -> None:
         """A flush or an invalidate."""
-        invariant(0 <= offset and offset + length <= region.shape.size, "a primitive stays inside its region")
+        invariant(offset >= 0 and offset + length <= region.shape.size, "a primitive stays inside its region")
         first, last = offset // LINE_BYTES, (offset + max(1, length) - 1) // LINE_BYTES
         numbers = tuple(self.lines.number(region.name, line) for line in range(first, last + 1))
         for number in numbers:
@@ -232,7 +258,6 @@ class Stage:
         self._at += 1
         for number, data in seen.lines:
             self._line(number)[:] = np.frombuffer(data, dtype=np.uint8)
-        self._seen_made = seen.made
         if self._at == len(self.history):
             self._facts.clear()
             self._made.clear()
@@ -267,6 +292,14 @@ class Stage:
                     found[number] = now
         return found
 
+    def _give_back(self) -> None:
+        for number in self._named:
+            self._line(number)[:] = 0
+        for region in self._regions.values():
+            if region.shape.size > _POOLED_BYTES_MIN:
+                region.data[:_SMALL_BYTES] = 0
+                _pool.setdefault(region.shape.size, []).append(region.data)
+
     def run(self, play: Callable[[Stage], None]) -> Node:
         """Run the actor to its next step."""
         error = ""
@@ -281,9 +314,10 @@ class Stage:
             op, error = Op("end"), "it does not come to an end"
         stores = self._stores()
         view = {number: self._line(number).tobytes() for number in self._named}
+        self._give_back()
         return Node(
             op, tuple(sorted(stores.items())), tuple(self._facts), frozenset(self._made), view, tuple(self._asked),
-            error, None, self._seen_made, self._key,
+            error, None, frozenset(self._missing), self._key,
         )  # fmt: skip
 
 
@@ -300,6 +334,8 @@ class Tree:
         self.nodes: list[Node] = []
         self._below: dict[tuple[int, Seen], int] = {}
         self._same: dict[Any, int] = {}
+        self._is_poller = False
+        self.grown = False  # more is known than before of what it may look at
         self.root = self._run(None)
 
     def _run(self, above: tuple[int, Seen] | None) -> int:
@@ -313,11 +349,40 @@ class Tree:
         number = len(self.nodes)
         if node.key is not None:
             view = tuple(sorted(node.view.items()))
-            same = (node.key, node.op, node.stores, node.facts, node.made, node.seen_made, node.asked, view, node.error)
+            same = (node.key, node.op, node.stores, node.facts, node.made, node.missing, node.asked, view, node.error)
             number = self._same.setdefault(same, number)
         if number == len(self.nodes):
+            if self.nodes and self._polls(node):
+                node.reads, node.writes = self.nodes[0].reads, self.nodes[0].writes
             self.nodes.append(node)
+        if above is not None:
+            self.nodes[number].parents.append(above[0])
+            self._spread(number)
         return number
+
+    def _polls(self, node: Node) -> bool:
+        """Whether the actor goes round and round: then it may do again whatever it did."""
+        self._is_poller |= node.op.kind == "wait" and not node.op.call
+        return self._is_poller
+
+    def _spread(self, number: int) -> None:
+        """Let everybody before this node know what comes."""
+        waiting = [number]
+        while waiting:
+            node = self.nodes[waiting.pop()]
+            own = node.op.lines
+            if node.reads is self.nodes[0].reads and number and not (node.reads.issuperset(own)):
+                node.reads.update(own)
+                node.writes.update(own)
+                self.grown = True
+            writes = node.writes.union(line for line, _ in node.stores)
+            for above in node.parents:
+                parent = self.nodes[above]
+                if not (node.reads <= parent.reads and writes <= parent.writes):
+                    parent.reads |= node.reads
+                    parent.writes |= writes
+                    waiting.append(above)
+                    self.grown = True
 
     def child(self, node: int, seen: Seen) -> int:
         """Where an actor is after it has seen this."""

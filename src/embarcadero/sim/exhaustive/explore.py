@@ -1,8 +1,8 @@
 """Exploring: every state that actors, memory and crashes can reach, breadth first, so that a counterexample is short.
 
-A state is told by a 64-bit number once it was looked at. Steps of an actor that is alone on its host, on lines that
-nobody else looks at, are made at once: others could not tell when. Which lines these are is found by random walks
-first, and checked while exploring: if it was wrong, all begins again with what is known then.
+A state is told by a 64-bit number once it was looked at. A step that is about lines which nobody else will change (or,
+if it writes, look at) is made at once, before all others: they could not tell when. What an actor may still look at is
+learnt, by random walks first; whenever exploring finds more, all begins again with what is known then.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from embarcadero.errors import TooMany
@@ -17,8 +18,9 @@ from embarcadero.sim.exhaustive.actor import Leak, Lines, Node, Play, Seen, Tree
 from embarcadero.sim.exhaustive.memory import Coherent, Incoherent, Memory
 
 Facts = frozenset[Any]
-_DEAD = -1
-_WALKS = 60
+_GONE = -1
+"""In place of an actor's node: it has ended, or crashed."""
+_WALKS = 12
 
 
 class State(NamedTuple):
@@ -52,6 +54,7 @@ class Scope:
     final: Callable[[Any, Facts], str]
     mortal: tuple[str, ...] = ()  # actors that may crash at any time
     ready: Callable[[str, frozenset[str]], bool] = lambda _name, _ended: False  # `wait_for`, by who has ended
+    secret: Callable[[str, Any], bool] = lambda _region, _world: False  # regions that only their maker knows of yet
 
 
 class Placement(NamedTuple):
@@ -82,7 +85,7 @@ class Found:
     story: tuple[str, ...] = ()
 
 
-class _AgainWithMore(Exception):  # noqa: N818
+class _AgainWithMore(Exception):
     """Lines, or who looks at them, were not all known."""
 
 
@@ -104,31 +107,24 @@ class Explorer:
             if single
             else Incoherent(placement.hosts, placement.tear, placement.fetch)
         )
-        self._alone = [not single and placement.hosts.count(host) == 1 for host in placement.hosts]
         self._mortal = [number for number, name in enumerate(self.names) if crashes and name in scope.mortal]
-        self._access: dict[int, set[int]] = {}
-        self._shared: frozenset[int] = frozenset()
-        self._known = 0
+        self._ends: dict[tuple[int, ...], frozenset[str]] = {}
+        self._sets: dict[frozenset[str], frozenset[str]] = {}
 
     # --- beginning ----------------------------------------------------------------------------------------------------
-    def first(self) -> State:
+    def first(self, told: list[str] | None = None) -> State:
         """The state in which all begin."""
         memory = self._model.first(self.lines.first)
         state = State(tuple(tree.root for tree in self._trees), memory, frozenset(), self._world, frozenset())
         for actor, tree in enumerate(self._trees):
             state = self._after(state, actor, tree.nodes[tree.root])
-        return state
-
-    def _learn(self) -> None:
-        self._shared = frozenset(line for line, actors in self._access.items() if len(actors) > 1)
-        self._known = len(self.lines.names)
+        return self._forward(state, told)
 
     def _walk(self) -> None:
         """Find out who looks at which lines, more or less."""
         rng = random.Random(0)
         done = 0
         while done < _WALKS:
-            self._learn()
             try:
                 state = self.first()
                 while ways := [state for label, state in self.successors(state) if label.what != "crash"]:
@@ -140,32 +136,20 @@ class Explorer:
     # --- steps --------------------------------------------------------------------------------------------------------
     def _node(self, state: State, actor: int) -> Node | None:
         number = state.nodes[actor]
-        return None if number == _DEAD else self._trees[actor].nodes[number]
-
-    def _note(self, actor: int, numbers: Sequence[int]) -> None:
-        for number in numbers:
-            actors = self._access.setdefault(number, set())
-            if actor not in actors:
-                actors.add(actor)
-                if len(actors) > 1 and number not in self._shared:
-                    raise _AgainWithMore
-        if len(self.lines.names) != self._known:
-            raise _AgainWithMore
+        return None if number == _GONE else self._trees[actor].nodes[number]
 
     def _after(self, state: State, actor: int, node: Node) -> State:
         """What an actor did on its way to its next step."""
-        self._note(actor, node.op.lines)
-        self._note(actor, [number for number, _ in node.stores])
+        if len(self.lines.names) != len(state.memory.shared):
+            raise _AgainWithMore
+        if not (node.facts or node.made or node.stores):
+            return state
         memory = state.memory
         for number, line in node.stores:
             memory = self._model.store(memory, actor, number, line, self._model.load(memory, actor, number))
-        if node.facts or node.made or node.stores:
-            return state._replace(
-                memory=memory, made=state.made | node.made, facts=state.facts.union(node.facts)
-            )  # fmt: skip
-        return state
+        return State(state.nodes, memory, state.made | node.made, state.world, state.facts.union(node.facts))
 
-    def _enabled(self, state: State, actor: int, node: Node, ended: frozenset[str]) -> bool:
+    def _enabled(self, state: State, node: Node, ended: frozenset[str]) -> bool:
         op = node.op
         if op.kind == "end":
             return False
@@ -173,58 +157,92 @@ class Explorer:
             return True
         if op.call:
             return self.scope.ready(op.call[0], ended)
-        if state.made != node.seen_made:
+        if not state.made.isdisjoint(node.missing):
             return True
         shared = state.memory.shared
         return any(shared[number] != node.view[number] for number in node.asked)
 
     def _step(self, state: State, actor: int, node: Node) -> State:
         op, memory, world, answer = node.op, state.memory, state.world, None
-        if op.kind == "call":
+        if op.call[:1] == ("exists",):
+            answer = op.call[1] in state.made
+        elif op.kind == "call":
             world, answer = self.scope.call(world, self.names[actor], op.call)
         else:
             memory = self._model.primitive(memory, actor, op.kind, op.lines)
-        load = self._model.load
-        news = tuple(
-            (number, line) for number, before in node.view.items() if (line := load(memory, actor, number)) != before
-        )
+        load, view = self._model.load, node.view
+        near = view if self.placement.fetch else op.lines  # without luck, it sees what it asked for
+        news = tuple((number, line) for number in near if (line := load(memory, actor, number)) != view[number])
         tree = self._trees[actor]
-        child = tree.child(state.nodes[actor], Seen(news, state.made, answer))
-        nodes = (*state.nodes[:actor], child, *state.nodes[actor + 1 :])
-        return self._after(state._replace(nodes=nodes, memory=memory, world=world), actor, tree.nodes[child])
+        child = tree.child(state.nodes[actor], Seen(news, answer))
+        node = tree.nodes[child]
+        place = _GONE if node.op.kind == "end" and not node.error else child
+        nodes = (*state.nodes[:actor], place, *state.nodes[actor + 1 :])
+        return self._after(State(nodes, memory, state.made, world, state.facts), actor, node)
 
-    def _is_local(self, actor: int, node: Node) -> bool:
-        """Whether nobody else can tell when this step is made."""
-        if not self._alone[actor] or node.op.kind not in ("flush", "invalidate", "fence"):
+    def _is_local(self, state: State, actor: int, node: Node) -> bool:
+        """Whether nobody else can tell when this step is made: they do not look at, or change, what it is about."""
+        kind, lines = node.op.kind, node.op.lines
+        if self.placement.fetch or kind not in ("flush", "invalidate", "fence"):
             return False
-        return not any(number in self._shared for number in node.op.lines)
+        writes = self._model.written_by(state.memory, actor, kind, lines)
+        if kind == "invalidate" and self._model.stored_by_others(state.memory, actor, lines):
+            return False
+        for other, number in enumerate(state.nodes):
+            if other == actor or number == _GONE:
+                continue
+            theirs = self._trees[other].nodes[number]
+            if kind == "invalidate" and any(self._open(line, state) and line in theirs.writes for line in lines):
+                return False
+            if any(self._open(line, state) and (line in theirs.reads or line in theirs.writes) for line in writes):
+                return False
+        return True
+
+    def _open(self, line: int, state: State) -> bool:
+        """Whether others than its maker may know of a line."""
+        return not self.scope.secret(self.lines.names[line][0], state.world)
+
+    def _looked_at(self, state: State, line: int) -> bool:
+        nodes = (tree.nodes[n] for tree, n in zip(self._trees, state.nodes, strict=True) if n != _GONE)
+        return any(line in node.reads for node in nodes) and self._open(line, state)
 
     def _ended(self, state: State) -> frozenset[str]:
-        nodes = [self._node(state, actor) for actor in range(len(self.names))]
-        return frozenset(
-            name for name, node in zip(self.names, nodes, strict=True) if node is None or node.op.kind == "end"
-        )
+        found = self._ends.get(state.nodes)
+        if found is None:
+            nodes = [self._node(state, actor) for actor in range(len(self.names))]
+            pairs = zip(self.names, nodes, strict=True)
+            found = frozenset(name for name, node in pairs if node is None or node.op.kind == "end")
+            self._ends[state.nodes] = found = self._sets.setdefault(found, found)
+        return found
 
-    def successors(self, state: State) -> Iterator[tuple[Label, State]]:
-        """All that can happen next."""
+    def _forward(self, state: State, told: list[str] | None = None) -> State:
+        """Make all steps of which nobody can tell when."""
+        moved = True
+        while moved:
+            moved = False
+            for actor in range(len(self.names)):
+                node = self._node(state, actor)
+                while node is not None and self._is_local(state, actor, node):
+                    if told is not None:
+                        told.append(self._sentence(state, Label("step", actor)))
+                    state, moved = self._step(state, actor, node), True
+                    node = self._node(state, actor)
+        return state
+
+    def successors(self, state: State, told: list[str] | None = None) -> Iterator[tuple[Label, State]]:
+        """All that can happen next; what nobody can tell apart happens at once."""
         ended = self._ended(state)
-        ready = []
         for actor in range(len(self.names)):
             node = self._node(state, actor)
-            if node is not None and self._enabled(state, actor, node, ended):
-                if self._is_local(actor, node):
-                    yield Label("step", actor), self._step(state, actor, node)
-                    return
-                ready.append((actor, node))
-        for actor, node in ready:
-            yield Label("step", actor), self._step(state, actor, node)
-        for what, who, line, words, memory in self._model.by_itself(state.memory, self._shared):
-            yield Label(what, who, line, words), state._replace(memory=memory)
+            if node is not None and self._enabled(state, node, ended):
+                yield Label("step", actor), self._forward(self._step(state, actor, node), told)
+        for what, who, line, words, memory in self._model.by_itself(state.memory, partial(self._looked_at, state)):
+            yield Label(what, who, line, words), self._forward(state._replace(memory=memory), told)
         for actor in self._mortal:
             if self.names[actor] not in ended:
-                nodes = (*state.nodes[:actor], _DEAD, *state.nodes[actor + 1 :])
+                nodes = (*state.nodes[:actor], _GONE, *state.nodes[actor + 1 :])
                 memory = self._model.crash(state.memory, actor)
-                yield Label("crash", actor), state._replace(nodes=nodes, memory=memory)
+                yield Label("crash", actor), self._forward(state._replace(nodes=nodes, memory=memory), told)
 
     # --- judging ------------------------------------------------------------------------------------------------------
     def _wrong(self, state: State) -> str:
@@ -246,16 +264,19 @@ class Explorer:
         """Look at everything, or up to the first thing that is wrong. Raises TooMany beyond a bound."""
         self._walk()
         while True:
-            self._learn()
+            for tree in self._trees:
+                tree.grown = False
             try:
-                return self._explore(states_max)
+                found = self._explore(states_max)
             except _AgainWithMore:
                 continue
+            if found.wrong or not any(tree.grown for tree in self._trees):
+                return found
 
     def _explore(self, states_max: int) -> Found:
         first = self.first()
         found, came_from = Found(states=1), dict[int, tuple[int, Label] | None]({hash(first): None})
-        level, checked = [first], {(first.world, first.facts)}
+        level, checked = [first], set[Any]()
         if wrong := self._wrong(first):
             return self._end(found, wrong, first, came_from)
         while level:
@@ -272,7 +293,7 @@ class Explorer:
                     came_from[there] = here, label
                     found.states += 1
                     following.append(after)
-                    if label.what == "step" and (wrong := self._judge(after, label.who, checked)):
+                    if wrong := self._judge(after, checked):
                         return self._end(found, wrong, after, came_from)
                 wrong = self._wrong_at_end(state, labels)
                 found.ends += not labels
@@ -283,12 +304,9 @@ class Explorer:
             level = following
         return found
 
-    def _judge(self, state: State, actor: int, checked: set[tuple[Any, Facts]]) -> str:
-        """Only what has changed needs to be looked at."""
-        node = self._node(state, actor)
-        if node is not None and node.error:
-            return self._wrong(state)
-        key = (state.world, state.facts)
+    def _judge(self, state: State, checked: set[Any]) -> str:
+        """Only what is new needs to be looked at."""
+        key = (state.world, state.facts, state.nodes)
         if key in checked:
             return ""
         checked.add(key)
@@ -307,12 +325,19 @@ class Explorer:
         return found
 
     def _tell(self, labels: list[Label]) -> Iterator[str]:
-        state = self.first()
+        told: list[str] = []
+        state = self.first(told)
+        yield from told
         for label in labels:
-            following = next(after for other, after in self.successors(state) if other == label)
             yield self._sentence(state, label)
-            for fact in following.facts - state.facts:
-                yield f"  {self.names[label.who]}: {' '.join(map(str, fact))}"
+            told, following = [], state
+            for other, after in self.successors(state, told):
+                if other == label:
+                    following = after
+                    break
+                told.clear()
+            yield from told
+            yield from ("    so: " + " ".join(map(str, fact)) for fact in following.facts - state.facts)
             state = following
 
     def _sentence(self, state: State, label: Label) -> str:

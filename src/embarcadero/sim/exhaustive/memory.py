@@ -12,7 +12,7 @@ was asked for is done before anything that could notice is loaded, and takes eff
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from embarcadero.limits import LINE_BYTES
@@ -22,6 +22,9 @@ _ALL = (1 << WORDS) - 1
 
 Cache = tuple[tuple[bytes, ...], tuple[int, ...]]
 """Lines as a host sees them, and which words of each are dirty."""
+
+Watched = Callable[[int], bool]
+"""Whether anybody will ever look at a line."""
 
 Store = tuple[int, int, bytes]
 """In a store buffer: line, which words, the line that has them."""
@@ -93,11 +96,20 @@ class Coherent:
             memory = self.drain(memory, actor)
         return memory
 
-    def by_itself(self, memory: Memory, shared: frozenset[int]) -> Iterator[tuple[str, int, int, int, Memory]]:
+    def by_itself(self, memory: Memory, watched: Watched) -> Iterator[tuple[str, int, int, int, Memory]]:
         """What memory does on its own: (what, actor, line, words, memory then)."""
         for actor, buffer in enumerate(memory.buffers):
             if buffer:
                 yield "drain", actor, buffer[0][0], buffer[0][1], self.drain(memory, actor)
+
+    def written_by(self, memory: Memory, actor: int, kind: str, lines: tuple[int, ...]) -> list[int]:
+        """Lines that reach memory by this primitive."""
+        return [number for number, _, _ in memory.buffers[actor]] if kind == "fence" else []
+
+    def stored_by_others(self, memory: Memory, actor: int, lines: tuple[int, ...]) -> bool:
+        """Whether stores of others to these lines are on their way."""
+        others = [buffer for other, buffer in enumerate(memory.buffers) if other != actor]
+        return any(store[0] in lines for buffer in others for store in buffer)
 
     def settled(self, memory: Memory) -> bool:
         """Whether nothing is left that is certain to happen."""
@@ -158,19 +170,33 @@ class Incoherent:
                 memory = self._take(memory, host, number)
         return memory
 
-    def by_itself(self, memory: Memory, shared: frozenset[int]) -> Iterator[tuple[str, int, int, int, Memory]]:
+    def by_itself(self, memory: Memory, watched: Watched) -> Iterator[tuple[str, int, int, int, Memory]]:
         """What caches do on their own to lines that several look at: (what, host, line, words, memory then)."""
         for host, (mine, dirty) in enumerate(memory.caches):
-            for number in shared:
-                mask = dirty[number]
+            for number, mask in enumerate(dirty):
+                if not mask and (not self._fetch or mine[number] == memory.shared[number]):
+                    continue
+                if not watched(number):
+                    continue
                 if mask:
                     yield "write back", host, number, mask, self._write_back(memory, host, number, mask)
                     if self._tear and mask & (mask - 1):
                         for word in range(WORDS):
                             if mask >> word & 1:
                                 yield "tear", host, number, word, self._write_back(memory, host, number, 1 << word)
-                elif self._fetch and mine[number] != memory.shared[number]:
+                else:
                     yield "fetch", host, number, 0, self._take(memory, host, number)
+
+    def written_by(self, memory: Memory, actor: int, kind: str, lines: tuple[int, ...]) -> list[int]:
+        """Lines that reach memory by this primitive."""
+        dirty = memory.caches[self._hosts[actor]][1]
+        return [number for number in lines if kind == "flush" or dirty[number]]
+
+    def stored_by_others(self, memory: Memory, actor: int, lines: tuple[int, ...]) -> bool:
+        """Whether stores of others to these lines are on their way."""
+        mine = self._hosts[actor]
+        others = [masks for host, (_, masks) in enumerate(memory.caches) if host != mine]
+        return any(masks[number] for masks in others for number in lines)
 
     def settled(self, memory: Memory) -> bool:
         """Caches need not do anything, ever."""
