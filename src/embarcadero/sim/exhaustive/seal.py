@@ -10,14 +10,22 @@ from __future__ import annotations
 from typing import Any, Final
 
 from embarcadero.env import SilentBell, SilentJournal
-from embarcadero.fabric.durability import Durability, create_durable, create_ranges, durable_region, ranges_region
+from embarcadero.fabric.durability import (
+    Durability,
+    DurableLines,
+    create_durable,
+    create_ranges,
+    durable_region,
+    ranges_region,
+)
 from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable, create_epochs
 from embarcadero.fabric.frontier import FrontierWriter
 from embarcadero.fabric.layout import frontier_offset
-from embarcadero.fabric.tagged import FIRST_LINE
+from embarcadero.fabric.tagged import FIRST_LINE, TaggedWriter
 from embarcadero.plants import planted
 from embarcadero.sequencer.counters import SequencerCounters
 from embarcadero.sequencer.ranges import Kept, RangeKeeper
+from embarcadero.sequencer.replicas import Replicas
 from embarcadero.sim.exhaustive.actor import Lines, Play, Stage
 from embarcadero.sim.exhaustive.explore import Facts, Scope
 from embarcadero.sim.exhaustive.regions import FirstFabric
@@ -58,35 +66,26 @@ class _Store:
         return Range(lane=0, number=number + 1, start=end, start_seq=end_seq, replicas=refs, durable_on=1)
 
 
-class _NoWords:
-    """The range words are there already: epoch 1 made them before this begins."""
-
-    def __init__(self, stage: Stage) -> None:
-        self._fabric = stage
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._fabric, name)
-
-    def exists(self, name: str) -> bool:
-        return self._fabric.exists(name)
-
-
-def seal_scope(entries: int, replicas: int, durable_on: int) -> Scope:
+class _Seal:
     """Replicas follow `entries` entries; a broker counts; the range is sealed at some time."""
-    range_ = _range(replicas, durable_on)
 
-    def begin(lines: Lines) -> Any:
+    def __init__(self, entries: int, replicas: int, durable_on: int) -> None:
+        self._entries, self._range = entries, _range(replicas, durable_on)
+
+    def begin(self, lines: Lines) -> Any:
+        """The range is open, nothing is appended. The world: where it is sealed, what disks have."""
         fabric = FirstFabric(lines)
         create_epochs(fabric)
         table = EpochTable(fabric, fabric.attach(EPOCHS_REGION))
         table.open(1)
         table.start(1)
         create_ranges(fabric, 1).add((0, 0), 1 << 1)
-        for ref in range_.replicas:
+        for ref in self._range.replicas:
             create_durable(fabric, ref).add((0, 1), 0)
-        return (None, ((0, 0),) * replicas)
+        return (None, ((0, 0),) * len(self._range.replicas))
 
-    def call(world: Any, actor: str, asked: tuple[Any, ...]) -> tuple[Any, Any]:
+    def call(self, world: Any, actor: str, asked: tuple[Any, ...]) -> tuple[Any, Any]:
+        """The store, and disks."""
         sealed, disks = world
         if asked[0] == "seal":
             return (asked[1], disks), None
@@ -95,11 +94,13 @@ def seal_scope(entries: int, replicas: int, durable_on: int) -> Scope:
         disk = (appended + 1, synced) if asked[0] == "append" else (appended, appended)
         return (sealed, (*disks[:at], disk, *disks[at + 1 :])), None
 
-    def replica(number: int) -> Play:
+    def replica(self, number: int) -> Play:
+        """Append, sync, tell."""
+
         def play(stage: Stage) -> None:
-            region = stage.attach(durable_region(range_.replicas[number]), writable=True)
+            region = stage.attach(durable_region(self._range.replicas[number]), writable=True)
             line = FrontierWriter(region, frontier_offset(FIRST_LINE) + 16)
-            for end in range(1, entries + 1):
+            for end in range(1, self._entries + 1):
                 stage.remembers(end)
                 stage.call("append")
                 if planted("durable-before-sync"):
@@ -109,47 +110,46 @@ def seal_scope(entries: int, replicas: int, durable_on: int) -> Scope:
 
         return play
 
-    def counter(stage: Stage) -> None:
+    def counter(self, stage: Stage) -> None:
+        """Count once, at any time."""
         epochs = EpochTable(stage, stage.attach(EPOCHS_REGION))
-        durability = Durability(stage, epochs, lambda _lane, number: range_ if number == 1 else None)
+        durability = Durability(stage, epochs, lambda _lane, number: self._range if number == 1 else None)
         durability.follow(1)
-        counted = durability.through(0)
-        stage.tell("counted", counted)
-        stage.call("look", counted)
+        stage.tell("counted", durability.through(0))
 
-    def sealer(stage: Stage) -> None:
+    def sealer(self, stage: Stage) -> None:
+        """Seal once, at any time."""
         keeper = RangeKeeper.__new__(RangeKeeper)
-        _prepare(keeper, stage, range_)
-        kept = Kept(range_, _TOPIC, _Lane(entries))  # type: ignore[arg-type]
-        keeper.seal(kept, range_.replicas, "")
+        _prepare(keeper, stage, self._range)
+        keeper.seal(Kept(self._range, _TOPIC, _Lane(self._entries)), self._range.replicas, "")  # type: ignore[arg-type]
 
-    def look(world: Any, actor: str, asked: tuple[Any, ...]) -> tuple[Any, Any]:
-        return (world, None) if asked[0] == "look" else call(world, actor, asked)
-
-    def check(world: Any, facts: Facts) -> str:
+    def check(self, world: Any, facts: Facts) -> str:
+        """What was counted is on enough disks, and below the seal; and so is the seal."""
         sealed, disks = world
+        needed, synced = self._range.durable_on, [synced for _, synced in disks]
         counted = max((fact[1] for fact in facts if fact[0] == "counted"), default=0)
-        if sum(synced >= counted for _, synced in disks) < durable_on:
-            return f"{counted} entries were counted as durable, and disks have {[synced for _, synced in disks]}"
+        if sum(end >= counted for end in synced) < needed:
+            return f"{counted} entries were counted as durable, and disks have {synced}"
         if sealed is not None and counted > sealed:
             return f"{counted} entries were counted as durable, and the range was sealed at {sealed}"
-        if sealed is not None and sum(synced >= sealed for _, synced in disks) < durable_on:
-            return f"the range was sealed at {sealed}, and disks have {[synced for _, synced in disks]}"
+        if sealed is not None and sum(end >= sealed for end in synced) < needed:
+            return f"the range was sealed at {sealed}, and disks have {synced}"
         return ""
 
-    plays: dict[str, Play] = {f"replica-{number}": replica(number) for number in range(replicas)}
+
+def seal_scope(entries: int, replicas: int, durable_on: int) -> Scope:
+    """One replica may crash at any time."""
+    world = _Seal(entries, replicas, durable_on)
+    plays: dict[str, Play] = {f"replica-{number}": world.replica(number) for number in range(replicas)}
     return Scope(
-        f"seal against append, {replicas} replicas, {durable_on} count", plays | {"sealer": sealer, "counter": counter},
-        begin, look, check, check, mortal=("replica-0",),
+        f"seal against append, {replicas} replicas, {durable_on} count",
+        plays | {"sealer": world.sealer, "counter": world.counter}, world.begin, world.call, world.check, world.check,
+        mortal=("replica-0",),
     )  # fmt: skip
 
 
 def _prepare(keeper: RangeKeeper, stage: Stage, range_: Range) -> None:
     """A keeper that has kept this range for a while: its words are in memory, and it has nothing else to look after."""
-    from embarcadero.fabric.durability import DurableLines
-    from embarcadero.fabric.tagged import TaggedWriter
-    from embarcadero.sequencer.replicas import Replicas
-
     words = TaggedWriter(stage.attach(ranges_region(1), writable=True))
     at = frontier_offset(FIRST_LINE)
     words._values[0, 0] = (
