@@ -18,8 +18,11 @@ def sim(
     report: Report = None,
     plants: Annotated[bool, typer.Option("--plants", help="Plant each known bug, and see that it is caught.")] = False,
     steps: Annotated[bool, typer.Option("--steps", help="Crash and pause at each named step of the protocol.")] = False,
+    exhaustive: Annotated[
+        bool, typer.Option("--exhaustive", help="All interleavings of small scopes, instead of seeds.")
+    ] = False,
     jobs: Annotated[int, typer.Option(help="Processes. 0: one per core.")] = 0,
-    trace: Annotated[bool, typer.Option("--trace", help="Tell the story of a single seed.")] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Tell the story of a single seed, or of each scope.")] = False,
     shrink: Annotated[
         bool, typer.Option("--shrink", help="Make failing worlds as small as they get, and tell their story.")
     ] = False,
@@ -49,7 +52,13 @@ def sim(
         embarcadero sim --plants
 
         embarcadero sim --steps --report build/sim-steps.json
+
+        embarcadero sim --exhaustive
     """
+    if exhaustive:
+        from embarcadero.sim.exhaustive.scopes import run_cli as explore
+
+        raise typer.Exit(explore(report=report, json=json, stories=trace))
     first, last = _span(seeds)
     if steps:
         from embarcadero.sim.step_run import run_cli as run_steps

@@ -13,6 +13,7 @@ from embarcadero.errors import BadRegion, EmbarcaderoError
 from embarcadero.fabric.region import Fabric, Region
 from embarcadero.fabric.tagged import TaggedWriter
 from embarcadero.limits import BROKER_LANES_FIRST, LANES_MAX
+from embarcadero.plants import planted
 from embarcadero.replica.copies import Copy
 from embarcadero.replica.counters import ReplicaCounters
 from embarcadero.replica.reign import Reign
@@ -52,7 +53,7 @@ class Sessions:
 
     def look(self, copy: Copy, reign: Reign) -> bool:
         """Copy the newest checkpoint of a lane if it speaks of what is durable here. True if something was written."""
-        lane, line = copy.range_.lane, copy.log.synced
+        lane, line = copy.range_.lane, NO_INDEX if planted("checkpoint-above-end") else copy.log.synced
         if lane >= BROKER_LANES_FIRST or not reign.number or copy.tags not in self._lines:
             return False
         try:

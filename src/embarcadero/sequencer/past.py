@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator
 
 from embarcadero.errors import BadSegment, EmbarcaderoError
 from embarcadero.fabric.layout import Entries
+from embarcadero.plants import planted
 from embarcadero.storage.checkpoints import newest_checkpoint
 from embarcadero.storage.disk import Disk
 from embarcadero.storage.layout import lane_folder, range_folder
 from embarcadero.storage.reading import RangeReader
-from embarcadero.types import Range, ReplicaMember, ReplicaState
+from embarcadero.types import NO_INDEX, Range, ReplicaMember, ReplicaState
 
+_ABOVE = "checkpoint-above-end"
 _DO = "start the replicas that are missing"
 
 
@@ -51,7 +53,7 @@ class DiskPast:
         best: tuple[int, bytes] | None = None
         for disk in self._all([], live=True):
             try:
-                found = newest_checkpoint(disk, lane_folder(lane), at_most)
+                found = newest_checkpoint(disk, lane_folder(lane), at_most if not planted(_ABOVE) else NO_INDEX)
             except EmbarcaderoError:
                 continue
             if found is not None and (best is None or found[0] > best[0]):

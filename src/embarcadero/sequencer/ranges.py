@@ -140,7 +140,7 @@ class RangeKeeper:
         else:
             self._words.set(tags, target, _TARGET)
             self._words.set(tags, word)
-        if closing:
+        if closing and not planted("closing-not-fenced"):
             self._fabric.fence()
 
     # --- keeping ------------------------------------------------------------------------------------------------------
@@ -319,9 +319,10 @@ class RangeKeeper:
     def _close(self, kept: Kept) -> tuple[int, int | None]:
         """Say that the range is closing, then read where it ends: never the other way round."""
         kept.closing = True
+        early = durable_through(kept.range_, self.lines.load(kept.range_)) if planted("closing-said-late") else None
         self.say(kept.number, kept.range_.number, closing=True)
         self._steps.at(Step.SEAL_CLOSING)
-        end = durable_through(kept.range_, self.lines.load(kept.range_))
+        end = early if early is not None else durable_through(kept.range_, self.lines.load(kept.range_))
         if planted("seal-at-frontier"):
             end = kept.ordered()
         kept.durable = max(kept.durable, end)

@@ -34,6 +34,7 @@ from embarcadero.fabric.layout import (
 from embarcadero.fabric.region import Fabric, Shape
 from embarcadero.limits import HEARTBEAT_S
 from embarcadero.placement.directory import Directory
+from embarcadero.plants import planted
 from embarcadero.sequencer.broker_lanes import BrokerRanges
 from embarcadero.sequencer.brokers import Brokers
 from embarcadero.sequencer.control import detach_broker, fence
@@ -102,7 +103,8 @@ class Sequencer:
             epoch = directory.next_epoch(last if self._epochs.superseded(last) else None)
         self.epoch = epoch
         self._steps.at(Step.TAKEOVER_EPOCH_GIVEN)
-        self._epochs.open(self.epoch)
+        if not planted("epoch-opened-late"):
+            self._epochs.open(self.epoch)
         self._steps.at(Step.TAKEOVER_EPOCH_OPEN)
         earlier = directory.started_epoch()
         self._frontiers = fabric.create(
@@ -166,6 +168,8 @@ class Sequencer:
         self.brokers.update(members, legacy.brokers if legacy else {})
         self._steps.at(Step.TAKEOVER_ANSWERED)
         ends = {number: lane.order.next_index for number, lane in self.lanes.items()}
+        if planted("epoch-opened-late"):
+            self._epochs.open(self.epoch)
         if not self._directory.start_epoch(self.epoch, ends):
             self.deposed = True
             return
@@ -464,6 +468,10 @@ class Sequencer:
 
     # --- writing ------------------------------------------------------------------------------------------------------
     def _write(self) -> None:
+        if planted("results-before-entries"):
+            early = [answer for lane in self.lanes.values() for answer in lane.order.out.take_answers()]
+            for source in self.brokers.answer(early):
+                source.publish()
         written = [lane for lane in self.lanes.values() if lane.write()]
         if written:
             self._steps.at(Step.ROUND_ENTRIES)

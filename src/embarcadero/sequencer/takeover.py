@@ -29,6 +29,7 @@ from embarcadero.fabric.layout import (
 )
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.ring import RingReader, attach_ring
+from embarcadero.plants import planted
 from embarcadero.sequencer.checkpoint import read_checkpoint, restore
 from embarcadero.sequencer.control import attach
 from embarcadero.sequencer.held import HeldSlots, Slots, read_held
@@ -58,9 +59,14 @@ class Legacy:
         }
         steps.at(Step.TAKEOVER_MARKS_READ)
         self.waiting = read_held(fabric, f"epoch-{epoch}/held")
+        if planted("held-not-read"):
+            self.waiting = self.waiting[:0]
         steps.at(Step.TAKEOVER_HELD_READ)
         for member in members:
             self._read_broker(member)
+        if planted("takeover-reads-forwards"):
+            for handle, legacy in self.brokers.items():
+                legacy.start = FrontierReader(frontiers, frontier_offset(SequencerLine.BROKERS + handle)).load()
         steps.at(Step.TAKEOVER_ANSWERS_READ)
 
     def _read_broker(self, member: Member) -> None:
@@ -72,7 +78,7 @@ class Legacy:
             frontiers = self._fabric.attach(f"{member.region_prefix}/frontiers")
             start = ResultsRead(frontiers).load(self._epoch)
             end = ring.valid_end(start)
-            legacy.answers = ring.read(start, end)
+            legacy.answers = ring.read(start, start if planted("answers-not-repeated") else end)
             answered = valid_suffix(ring, max(0, end - ring.slots), end)["pending"]
         self.waiting = pick(self.waiting, ~(ours & np.isin(self.waiting["index"], answered)))
         held = self.waiting["index"][self.waiting["origin"] == member.handle]
@@ -108,6 +114,8 @@ class Legacy:
             restore(order, checkpoint, now_us)
             start = checkpoint.index
         after = valid_from(ring, start)
+        if planted("ordered-end-from-frontier"):
+            after = after[: max(0, ring.frontier.load() - start)]
         end = start + len(after)
         if ring.frontier.load() > end:
             return None

@@ -45,6 +45,14 @@ class Plant:
     lanes: bool = False  # it needs a world with a topic of order 0 or 1
     bias: Bias | None = None  # it needs a world with replicas, and this trouble
     witnesses: tuple[int, ...] = ()  # seeds that are known to catch it, the cheapest first
+    scope: str = ""  # a second net catches it in worlds: it is caught in this scope of sim/exhaustive instead
+
+    @property
+    def where(self) -> str:
+        """Where it is planted."""
+        if self.leak is not None:
+            return f"{self.leak.role}: {self.leak.primitive} of {self.leak.region.strip('/-')}"
+        return PATCH_POINTS[self.name]
 
 
 _POWER: Final = Bias(("power-cut", "slow-disk"), copies=(2, 2))
@@ -113,8 +121,51 @@ PLANTS: Final = {
               witnesses=(4,)),
         Plant("order-slot-reused-early", "order slots are reused before they are durable", bias=_SLOW,
               witnesses=(43,)),
+        Plant("epoch-opened-late", "a takeover reads first, and opens its epoch line then", scope="ack"),
+        Plant("epoch-checked-first", "a broker looks at epoch lines first, and loads results then", scope="ack"),
+        Plant("epoch-not-checked", "a broker acts on results without looking at epoch lines", scope="ack"),
+        Plant("epoch-not-fenced", "a takeover reads without a fence after it opened its epoch line",
+              scope="ack, one host"),
+        Plant("ordered-end-from-frontier", "a takeover takes the frontier for the end of the order", scope="ack"),
+        Plant("range-not-rechecked", "who counts as durable does not look at the range word again",
+              scope="seal, one host"),
+        Plant("closing-not-fenced", "a sealer reads durable lines without a fence after its closing word",
+              scope="seal, one host"),
+        Plant("closing-said-late", "a sealer reads durable lines first, and says closing then", scope="seal, one host"),
     )
 }  # fmt: skip
+
+
+PATCH_POINTS: Final = {
+    "lane-ack-unchecked": "broker/lanes.py",
+    "lane-frontier-before-entries": "broker/lane_writer.py",
+    "slot-reused-early": "sequencer/sources.py",
+    "frontier-before-entries": "sequencer/lane.py",
+    "dedupe-off": "sequencer/order.py",
+    "held-forgotten": "sequencer/order.py",
+    "durable-before-sync": "replica/copies.py",
+    "ack-before-durable": "broker/durable.py",
+    "serve-above-durable": "broker/stored.py",
+    "old-incarnation-counts": "fabric/durability.py",
+    "old-range-counts": "fabric/durability.py",
+    "seal-at-frontier": "sequencer/ranges.py",
+    "cut-left-out": "replica/ranges.py",
+    "damage-cut": "storage/scan.py",
+    "failover-statistic": "sequencer/recovery.py",
+    "too-few-replies": "sequencer/recovery.py",
+    "forgetful-counts": "sequencer/recovery.py",
+    "positions-reused": "sequencer/recovery.py",
+    "order-slot-reused-early": "sequencer/room.py",
+    "epoch-opened-late": "sequencer/state.py",
+    "epoch-checked-first": "broker/relay.py",
+    "epoch-not-checked": "broker/epoch.py",
+    "epoch-not-fenced": "fabric/epochs.py",
+    "ordered-end-from-frontier": "sequencer/takeover.py",
+    "range-not-rechecked": "fabric/durability.py",
+    "closing-not-fenced": "sequencer/ranges.py",
+    "closing-said-late": "sequencer/ranges.py",
+}
+"""Modules in which role code asks whether a bug is planted."""
 
 
 class LeakyRegion:

@@ -23,6 +23,7 @@ from rich.table import Table
 from embarcadero.sim.checkers import CHECKERS
 from embarcadero.sim.checkers.ledger import Violation
 from embarcadero.sim.durable import Bias
+from embarcadero.sim.exhaustive.scopes import CASES, VARIANTS, explore_case
 from embarcadero.sim.history import Copies, Delivered, Sent, Settled, TailRead, Verdict
 from embarcadero.sim.plan import Plan, make_plan
 from embarcadero.sim.plants import PLANTS, bias_of, planted
@@ -49,6 +50,12 @@ class PlantReport(msgspec.Struct, kw_only=True):
     seed: int | None
     promise: str = ""
     sentence: str = ""
+    seeds_needed: int = 0  # how many were run until one caught it
+
+    @property
+    def caught(self) -> bool:
+        """Whether anything caught it."""
+        return bool(self.promise)
 
 
 class PlantsReport(msgspec.Struct, kw_only=True):
@@ -59,14 +66,17 @@ class PlantsReport(msgspec.Struct, kw_only=True):
     @property
     def good(self) -> bool:
         """Whether each was caught."""
-        return all(plant.seed is not None for plant in self.plants)
+        return all(plant.caught for plant in self.plants)
 
     def table(self) -> Table:
         """For people."""
-        table = Table("planted bug", "what it is", "caught by", "seed", "how", title="planted bugs")
+        table = Table(
+            "planted bug", "what it is", "patch point", "caught by", "seed", "seeds needed", "how", title="planted bugs"
+        )
         for plant in self.plants:
-            caught = "[red]survives" if plant.seed is None else plant.promise
-            table.add_row(plant.name, PLANTS[plant.name].what, caught, str(plant.seed), plant.sentence)
+            known, caught = PLANTS[plant.name], plant.promise if plant.caught else "[red]survives"
+            seed, needed = ("", "") if plant.seed is None else (str(plant.seed), str(plant.seeds_needed))
+            table.add_row(plant.name, known.what, known.where, caught, seed, needed, plant.sentence)
         return table
 
 
@@ -270,23 +280,35 @@ def _holds(seed: int, bias: Bias | None) -> bool:
     return run_seed(seed, bias=bias, swarm=False).holds
 
 
-def hunt_all(jobs: int = 0, seeds: int = PLANT_SEEDS) -> Iterable[PlantReport]:
-    """Hunt every planted bug, each in a process of its own."""
+def hunt_all(jobs: int = 0, seeds: int = PLANT_SEEDS, names: Sequence[str] = ()) -> Iterable[PlantReport]:
+    """Hunt planted bugs (all, if none is named), each in a process of its own."""
     with ProcessPoolExecutor(jobs or os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        yield from pool.map(partial(hunt, seeds=seeds), PLANTS)
+        yield from pool.map(partial(hunt, seeds=seeds), names or PLANTS)
 
 
 def hunt(name: str, seeds: int = PLANT_SEEDS) -> PlantReport:
     """Run seeds with a planted bug until one breaks a promise: those known to catch it, then all others below `seeds`.
 
-    A seed counts only if it keeps every promise without the bug.
+    A seed counts only if it keeps every promise without the bug. Some are looked for in small scopes instead.
     """
-    plant = PLANTS[name]
+    plant, tried = PLANTS[name], 0
+    if plant.scope:
+        return _hunt_exhaustively(name, plant.scope)
     for seed in (*plant.witnesses, *(seed for seed in range(seeds) if seed not in plant.witnesses)):
         if plant.lanes and not make_plan(seed, bias=plant.bias, swarm=False).has_lanes:
             continue
         report = run_seed(seed, (name,))
+        tried += 1
         if not report.holds and _holds(seed, plant.bias):
             first = report.violations[0]
-            return PlantReport(name=name, seed=seed, promise=first.promise, sentence=first.sentence)
+            return PlantReport(
+                name=name, seed=seed, promise=first.promise, sentence=first.sentence, seeds_needed=tried
+            )  # fmt: skip
     return PlantReport(name=name, seed=None)
+
+
+def _hunt_exhaustively(name: str, scope: str) -> PlantReport:
+    """Look at all interleavings of a scope, without the bug and with it."""
+    case, variant = CASES[scope], VARIANTS[name]
+    found = explore_case(case, variant).wrong if explore_case(case).good else ""
+    return PlantReport(name=name, seed=None, promise=found and f"exhaustive: {scope}", sentence=found)
