@@ -29,7 +29,7 @@ def test_no_mirror_is_the_fabric_alone(tmp_path: Path) -> None:
     """Nothing is mirrored unless a folder is given; with one, the mirror is named after the cluster."""
     assert mirror_home("", "1234abcd") == ""
     assert mirror_home(str(tmp_path), "1234abcd") == str(tmp_path / "embarcadero-1234abcd-mirror")
-    fabric = open_fabric(str(tmp_path), "", CLUSTER | 1)
+    fabric = open_fabric(str(tmp_path), "", CLUSTER | 1).fabric
     create_epochs(fabric)
     assert fabric.names() == [EPOCHS_REGION]
 
@@ -38,7 +38,7 @@ def test_the_mirror_of_an_earlier_generation_is_found_and_another_is_refused(tmp
     """Its regions say to which generation they belong."""
     home = str(tmp_path / "home")
     (tmp_path / "first").mkdir()
-    create_epochs(open_fabric(str(tmp_path / "first"), str(make_mirror(home, CLUSTER | 3)), CLUSTER | 3))
+    create_epochs(open_fabric(str(tmp_path / "first"), str(make_mirror(home, CLUSTER | 3)), CLUSTER | 3).fabric)
     found = open_past(Past(generation=3, epoch=1, mirror=home), CLUSTER | 5)
     assert found is not None
     assert found.attach(EPOCHS_REGION).name == EPOCHS_REGION

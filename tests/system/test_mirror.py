@@ -36,10 +36,18 @@ def start(folder: Path) -> LocalCluster:
 
 
 def told(publisher: emb.Publisher) -> RecordsLost:
-    """What the publisher's caller hears is lost."""
-    with pytest.raises(RecordsLost) as lost:
-        publisher.flush(timeout=WAIT_S)
-    return lost.value
+    """What the publisher's caller hears is lost, once the publisher has heard of it."""
+
+    def heard() -> RecordsLost | None:
+        try:
+            publisher.flush(timeout=WAIT_S)
+        except RecordsLost as lost:
+            return lost
+        return None
+
+    found = until(heard)
+    assert isinstance(found, RecordsLost)
+    return found
 
 
 def test_losing_the_fabric_loses_no_ordered_entry(tmp_path: Path) -> None:

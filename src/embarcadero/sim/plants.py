@@ -137,6 +137,7 @@ PLANTS: Final = {
 
 
 PATCH_POINTS: Final = {
+    "mirror-after-primary": "fabric/mirror.py",
     "lane-ack-unchecked": "broker/lanes.py",
     "lane-frontier-before-entries": "broker/lane_writer.py",
     "slot-reused-early": "sequencer/sources.py",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from embarcadero.env import SilentBell, SilentJournal
+from embarcadero.env import NO_STEPS, SilentBell, SilentJournal
 from embarcadero.fabric.durability import (
     Durability,
     DurableLines,
@@ -158,5 +158,6 @@ def _prepare(keeper: RangeKeeper, stage: Stage, range_: Range) -> None:
     keeper._fabric, keeper._directory, keeper._bell = stage, _Store(stage, range_), SilentBell()  # type: ignore[assignment]
     keeper._epoch, keeper._now_us, keeper._journal = 1, 0, SilentJournal()
     keeper._counters, keeper._words, keeper._unsettled = SequencerCounters(), words, {}
+    keeper._steps = NO_STEPS
     keeper.lines = DurableLines(stage)
     keeper.replicas = Replicas(keeper.lines, 0)
