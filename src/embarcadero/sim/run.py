@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import contextmanager
 from functools import lru_cache, partial
-from multiprocessing import get_context
 from pathlib import Path
 
 import msgspec
@@ -27,6 +25,7 @@ from embarcadero.sim.exhaustive.scopes import CASES, VARIANTS, explore_case
 from embarcadero.sim.history import Copies, Delivered, Sent, Settled, TailRead, Verdict
 from embarcadero.sim.plan import Plan, make_plan
 from embarcadero.sim.plants import PLANTS, bias_of, planted
+from embarcadero.sim.pool import worker_pool
 from embarcadero.sim.record import Record, code_version, load, newest
 from embarcadero.sim.reports import RunReport, SeedReport, summary
 from embarcadero.sim.shrink import TRIES, Outcome, Shrinker, left_out
@@ -152,7 +151,7 @@ def run_seeds(seeds: Sequence[int], jobs: int = 0, swarm: bool = True) -> Iterab
     if jobs == 1 or len(seeds) == 1:
         yield from map(run, seeds)
         return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_no_interrupts) as pool:
+    with worker_pool(jobs) as pool:
         waiting, left = {pool.submit(run, seed) for seed in seeds[: 2 * jobs]}, seeds[2 * jobs :]
         try:
             while waiting:
@@ -162,11 +161,6 @@ def run_seeds(seeds: Sequence[int], jobs: int = 0, swarm: bool = True) -> Iterab
                 yield from (future.result() for future in done)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _no_interrupts() -> None:
-    """Ctrl-C is for the process that asked: workers finish the seed they are at."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def story(seed: int, plants: Sequence[str] = ()) -> str:
@@ -282,7 +276,7 @@ def _holds(seed: int, bias: Bias | None) -> bool:
 
 def hunt_all(jobs: int = 0, seeds: int = PLANT_SEEDS, names: Sequence[str] = ()) -> Iterable[PlantReport]:
     """Hunt planted bugs (all, if none is named), each in a process of its own."""
-    with ProcessPoolExecutor(jobs or os.cpu_count(), mp_context=get_context("spawn")) as pool:
+    with worker_pool(jobs) as pool:
         yield from pool.map(partial(hunt, seeds=seeds), names or PLANTS)
 
 

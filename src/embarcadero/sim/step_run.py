@@ -10,10 +10,8 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +28,7 @@ from embarcadero.sim.durable import Bias
 from embarcadero.sim.history import Settled, Verdict
 from embarcadero.sim.plan import SECOND_US, Plan, make_plan
 from embarcadero.sim.plants import planted
+from embarcadero.sim.pool import worker_pool
 from embarcadero.sim.steps import StepFault, Way
 from embarcadero.sim.world import World
 from embarcadero.steps import Step
@@ -194,7 +193,7 @@ def run_steps(
     if jobs == 1 or len(cases) == 1:
         yield from map(run_step, steps, ways, seeds)
         return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with worker_pool(jobs) as pool:
         yield from pool.map(run_step, steps, ways, seeds)
 
 
