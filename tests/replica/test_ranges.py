@@ -249,6 +249,25 @@ def test_a_damaged_copy_that_is_the_only_one_waits_for_the_operator(tmp_path: Pa
     assert world.files(0, lane) == writer.written[:2]
 
 
+def test_a_lost_segment_that_went_beyond_the_end_is_copied_up_to_the_end(tmp_path: Path) -> None:
+    """The range was sealed in the middle of it, so no peer has all of what the copy had there."""
+    world = World(tmp_path, replicas=2, segment_bytes=2_048)
+    lane = world.topic(replicas=2, durable_on=1)
+    writer = written(world, lane, 14)
+    world.kill_replica(1)
+    segments = sorted((world.folder(1) / range_folder(lane, 1)).glob("*.log"))
+    assert len(segments) >= 3
+    segments[1].write_bytes(bytes(500))
+    assert world.directory.seal_and_open(lane, 1, 6, 12, refs(world, 0), world.reign.number)
+    world.settle()
+    world.start_replica(1)
+    world.poll(60, step_us=200_000)
+    world.settle()
+
+    assert world.files(1, lane) == writer.written[:6]
+    assert world.replicas[1].count_ranges()["complete"] == 1
+
+
 def test_scrub_finds_rot_in_old_files_and_peers_repair_it(tmp_path: Path) -> None:
     """A sealed range that was whole is whole again."""
     world = World(tmp_path, replicas=2)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from embarcadero.storage.checkpoints import newest_checkpoint, write_checkpoint
 from embarcadero.storage.identity import open_folder, read_identity
-from embarcadero.storage.layout import FOOTER, HEADER, INDEX, lane_folder
+from embarcadero.storage.layout import FOOTER, HEADER, INDEX, MARK_FILE, START_FILE, decode_place, lane_folder
 from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.real import RealDisk
 from embarcadero.storage.verify import verify_folder
@@ -66,11 +66,19 @@ def test_version_1_is_still_recovered_and_appended_to(tmp_path: Path) -> None:
 
 
 def test_version_1_is_still_written_byte_for_byte(tmp_path: Path) -> None:
-    """A change of the format that nobody meant is seen here. Only the random disk id differs."""
+    """A change of the format that nobody meant is seen here. The random disk id differs; and start file and mark, which
+    say now whose they are, in bytes that were zero and that nobody read."""
     write_fixture(tmp_path / "new")
     made, kept = files(tmp_path / "new"), files(FIXTURE)
-    made.pop("identity.json")
-    kept.pop("identity.json")
+    assert made.keys() == kept.keys()
+    places = [f"{FOLDER}/{START_FILE}", f"{FOLDER}/{MARK_FILE}"]
+    for name in places:
+        there, before = decode_place(made[name]), decode_place(kept[name])
+        assert there is not None
+        assert before is not None
+        assert (there[:3], there[3:], before[3:]) == (before[:3], (LANE, RANGE), (0, 0))
+    for name in ("identity.json", *places):
+        del made[name], kept[name]
 
     assert made == kept
 

@@ -11,7 +11,7 @@ import pytest
 from embarcadero import plants
 from embarcadero.env import Clock
 from embarcadero.errors import BadSegment, DiskFailed, DiskFull, EmbarcaderoError
-from embarcadero.storage.layout import HEADER, MARK_FILE, START_FILE, segment_name
+from embarcadero.storage.layout import HEADER, MARK_FILE, START_FILE, Place, encode_place, segment_name
 from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.repair import copy_span, heal_tails, mend
 from embarcadero.storage.scrub import Scrub
@@ -444,6 +444,14 @@ def test_small_files_may_be_lost(copies: Copies, name: str, harm: Callable[[byte
     """Start file and mark: the segments say the rest."""
     harm(copies.world.names[f"{FOLDER}/{name}"].data)
     copies.whole(copies.open())
+    copies.whole(copies.open())
+
+
+@pytest.mark.parametrize("name", [START_FILE, MARK_FILE])
+def test_small_files_of_another_range_are_not_believed(copies: Copies, name: str) -> None:
+    """A disk that put a sector into a wrong place: it is a good one, but of another range."""
+    other = Place(START + COUNT + 9_000, START_SEQ + 900_000, 128, LANE, RANGE + 1)
+    copies.world.names[f"{FOLDER}/{name}"].data[:] = encode_place(other)
     copies.whole(copies.open())
 
 

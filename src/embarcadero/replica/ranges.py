@@ -26,7 +26,7 @@ from embarcadero.storage.disk import Disk
 from embarcadero.storage.layout import lane_folder, range_folder
 from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.recovery import remove_range
-from embarcadero.storage.writing import DamageKind, RangeSettings
+from embarcadero.storage.writing import Damage, DamageKind, RangeSettings
 from embarcadero.types import Range, ReplicaMember
 
 _LANE: Final = re.compile(r"lane-(\d{10})", re.ASCII)
@@ -239,6 +239,16 @@ class Ranges:
                 self._steps.at(Step.REPLICA_SEALED)
         except EmbarcaderoError as error:
             self._failed(copy.tags, error, "seal")
+
+    def cut_damaged_end(self, copy: Copy, damage: Damage) -> None:
+        """Damage that goes on above the end of a sealed range: no peer has all of it. It is copied anew."""
+        try:
+            copy.log.cut(damage.first)
+            for one in [one for one in copy.log.damage if one.first >= damage.first]:
+                if one.kind is not DamageKind.TAIL:
+                    copy.log.healed(one)
+        except EmbarcaderoError as error:
+            self._failed(copy.tags, error, "cut")
 
     def _remove_one(self) -> bool:
         for copy in self._leaving:

@@ -88,6 +88,10 @@ class Repair:
                     self._give_up(copy, now_us, "neither the fabric nor another replica has what follows")
                 self._heal(copy, goal)
                 continue
+            if damage is not None and copy.range_.end is not None and damage.end > copy.range_.end:
+                self._ranges.cut_damaged_end(copy, damage)
+                moved = True
+                continue
             if copy.range_.open or now_us >= self._free_us:
                 self._ask(copy, damage, goal, now_us)
                 moved = True

@@ -136,7 +136,7 @@ def make_plan(seed: int, sequencer_faults: bool = True, bias: Bias | None = None
     candidates = _candidates(random.Random(f"{seed}:candidates"), faults) if seed >= STANDBYS_FROM_SEED else 0
     swarm = swarm and bias is None
     if swarm and not quiet:
-        faults |= draw_swarm(seed, durable.replicas)
+        faults |= draw_swarm(seed, durable.replicas, len(durable.victims))
     return Plan(
         seed=seed,
         candidates=candidates,

@@ -20,10 +20,9 @@ MEMBER_KINDS: Final = ("replica-drain", "replica-add")
 """Only where there are replicas."""
 
 VICTIM_KINDS: Final = ("lost-file", "swapped-files", "wrong-sector")
-"""Only where some replicas may lose what they synced. Not drawn yet: a sealed range whose damage reaches beyond its end
-is never repaired (seed 2 with swapped files), and a `start` file of another range is believed (2009, wrong sectors)."""
+"""Only where some replicas may lose what they synced."""
 
-KINDS: Final = (*NETWORK_KINDS, *CLOCK_KINDS, *STORE_KINDS, *CLUSTER_KINDS, *MEMBER_KINDS)
+KINDS: Final = (*NETWORK_KINDS, *CLOCK_KINDS, *STORE_KINDS, *CLUSTER_KINDS, *MEMBER_KINDS, *VICTIM_KINDS)
 
 REST_S: Final = (5 * 60, 60 * 60)
 """How long a world rests when all is settled, from and to."""
@@ -34,11 +33,12 @@ def draw_rest_us(seed: int) -> int:
     return random.Random(f"{seed}:rest").randint(*REST_S) * 1_000_000
 
 
-def draw_swarm(seed: int, replicas: int) -> dict[str, float]:
+def draw_swarm(seed: int, replicas: int, victims: int) -> dict[str, float]:
     """kind -> mean seconds between two of them."""
     rng = random.Random(f"{seed}:swarm")
     if rng.random() >= SHARE:
         return {}
-    kinds = [kind for kind in KINDS if replicas or kind not in MEMBER_KINDS]
+    kinds = [kind for kind in KINDS
+             if (replicas or kind not in MEMBER_KINDS) and (victims or kind not in VICTIM_KINDS)]  # fmt: skip
     chosen = rng.sample(kinds, rng.randint(1, 4))
     return {kind: rng.choice([3.0, 8.0, 20.0]) for kind in sorted(chosen)}

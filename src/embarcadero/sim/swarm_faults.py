@@ -213,17 +213,14 @@ class SwarmFaults:
         return f"replica {number}", 0
 
     def _spoil_disk(self, what: str) -> Done:
-        """A victim's disk does to a segment what disks should not.
-
-        Only to segments: small files beside them (`start`) do not say whose they are, so a swapped one is believed.
-        """
+        """A victim's disk does to a file of a range what disks should not."""
         world = self._world
         victims = [r for r in world.replicas.values()
                    if isinstance(r, ReplicaProcess) and r.number in world.plan.durable.victims]  # fmt: skip
         if not victims:
             return None
         replica = self.rng.choice(victims)
-        path = getattr(replica.device, what)(lambda path: path.endswith(".log"))
+        path = getattr(replica.device, what)(lambda path: "/range-" in path)
         return None if path is None else (f"{replica.name} {path}", SECOND_US)
 
     def heal(self) -> None:

@@ -54,12 +54,13 @@ FOOTER: Final = table(
     bytes=("<u8", 40), last_us=("<u8", 48), last=("<u4", 56), check=("<u4", 68),
 )  # fmt: skip
 PLACE: Final = table(
-    64, magic=("<u8", 0), index=("<u8", 8), seq=("<u8", 16), position=("<u8", 24), check=("<u4", 60)
+    64, magic=("<u8", 0), index=("<u8", 8), seq=("<u8", 16), position=("<u8", 24), lane=("<u8", 32), range=("<u8", 40),
+    check=("<u4", 60),
 )  # fmt: skip
 CHECKPOINT: Final = table(
     64, magic=("<u8", 0), version=("<u4", 8), crc=("<u4", 12), index=("<u8", 16), bytes=("<u8", 24), check=("<u4", 60)
 )  # fmt: skip
-_PLACE_ROW: Final = struct.Struct("<4Q28x")
+_PLACE_ROW: Final = struct.Struct("<6Q12x")
 """All of a place but its check: one is written for every sync."""
 INDEX: Final = np.dtype([("key", ">u8"), ("position", ">u4")])
 
@@ -113,6 +114,12 @@ class Place(NamedTuple):
     index: int  # type: ignore[assignment]  # hides tuple.index
     seq: int
     position: int
+    lane: int = 0
+    range: int = 0  # whose place it is; 0: it does not say, as in files of earlier versions
+
+    def belongs_to(self, lane: int, number: int) -> bool:
+        """Whether it may be a place of this range."""
+        return not self.range or (self.lane, self.range) == (lane, number)
 
 
 def _sealed(row: Entries) -> bytes:
@@ -185,7 +192,9 @@ def encode_place(place: Place) -> bytes:
 def decode_place(data: bytes) -> Place | None:
     """A place; None if the bytes are damaged."""
     row = _open(data, PLACE, _PLACE)
-    return None if row is None else Place(int(row["index"]), int(row["seq"]), int(row["position"]))
+    if row is None:
+        return None
+    return Place(int(row["index"]), int(row["seq"]), int(row["position"]), int(row["lane"]), int(row["range"]))
 
 
 def encode_checkpoint(index: int, data: bytes) -> bytes:

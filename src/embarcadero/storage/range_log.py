@@ -240,7 +240,8 @@ class RangeLog:
 
     def _note_mark(self, written: _Written) -> None:
         """Leave a word about how far we are synced. It helps recovery; nothing is lost without it."""
-        place = Place(written.end, written.active.header.base_seq, written.position)
+        header = written.active.header
+        place = Place(written.end, header.base_seq, written.position, header.lane, header.range_number)
         with suppress(EmbarcaderoError):
             self._mark_file().pwrite([encode_place(place)], 0)
 
@@ -268,7 +269,7 @@ class RangeLog:
             keep -= 1  # nobody vouches for it yet: go on there
         base = segments[keep]
         position, seq, last_us = self._place_of(base, index)
-        self._lower(Place(index, base.base_seq, position))
+        self._lower(Place(index, base.base_seq, position, self._active.header.lane, self._active.header.range_number))
         for one in (*self._written.rolled, self._active):
             one.file.close()
         for number in range(len(segments) - 1, keep, -1):
@@ -354,8 +355,9 @@ class RangeLog:
         if not gone:
             return 0
         first = segments[gone]
-        write_whole(self.disk, join(self.folder, START_FILE),
-                    [encode_place(Place(first.base_index, first.base_seq, HEADER_BYTES))])  # fmt: skip
+        header = self._active.header
+        start = Place(first.base_index, first.base_seq, HEADER_BYTES, header.lane, header.range_number)
+        write_whole(self.disk, join(self.folder, START_FILE), [encode_place(start)])
         self._sealed_segments = self._sealed_segments[gone:]
         self.damage = [damage for damage in self.damage if damage.end > first.base_index]
         for info in segments[:gone]:

@@ -64,7 +64,7 @@ class RangeReader:
 
         The owner notes where its copy starts before it drops anything: a file that is missing above was deleted.
         """
-        start = read_place(self._disk, join_path(self.folder, START_FILE))
+        start = read_place(self._disk, join_path(self.folder, START_FILE), self._lane, self._range_number)
         if start is None:
             return self._base_index(self._bases[0]) if self._bases else None
         if start.seq not in self._bases:
