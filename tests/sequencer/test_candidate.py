@@ -97,6 +97,20 @@ def test_a_process_that_ended_is_replaced_at_once() -> None:
     assert (reign.epoch, reign.candidate, reign.mark, reign.pid) == (2, 1, "boot/101/1", 101)
 
 
+def test_a_mistake_about_a_process_is_forgotten_with_its_reign() -> None:
+    """It was taken for dead and lives: once another one has reigned, it may reign again, and is left alone."""
+    world = Standing(2)
+    world.first()
+    first, second = world.candidates
+    second.process_ended(second.watched)
+    assert second.look() == 2
+    world.take(1, 2).round()
+    world.directory.ask_hand_over(0, 2)
+    assert first.look() == 3
+    world.take(0, 3).round()
+    assert second.look() is None
+
+
 def test_of_two_that_notice_one_wins_and_the_other_waits_for_its_heart() -> None:
     """The loser sees the winner's epoch, gives it time, and takes over only when that one is silent, too."""
     world = Standing(3)

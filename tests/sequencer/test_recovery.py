@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 
 from embarcadero.fabric.durability import RangeWord
 from embarcadero.fabric.layout import ORDER, RegionKind
 from embarcadero.fabric.ring import create_ring
-from embarcadero.limits import CEILING_AHEAD, RECOVERY_REPLIES_S
+from embarcadero.limits import CEILING_AHEAD, CEILING_AHEAD_HANDLES, RECOVERY_REPLIES_S
 from embarcadero.plants import ACTIVE
 from embarcadero.sequencer.decisions import control_entry
+from embarcadero.sequencer.restoring import rows_for
+from embarcadero.sequencer.sessions import SessionTable
 from embarcadero.types import EntryKind, Outcome, Range
 from tests.sequencer.cluster import Crash
 from tests.sequencer.replicated import ReplicatedCluster
@@ -537,3 +540,16 @@ def test_a_successor_in_the_same_run_goes_on_after_a_clean_stop() -> None:
     sent = cluster.brokers[0].batches(lane, session, 6)
     cluster.run(3)
     assert cluster.brokers[0].answers[sent][:2] == (Outcome.ORDERED, 7)
+
+
+@pytest.mark.parametrize("opened", [5, 131, 70_000])
+def test_handles_that_were_passed_over_make_no_table_larger(opened: int) -> None:
+    """Without a checkpoint the table is made for the handles of the log; those after a loss go on in turn."""
+    table = SessionTable(100)
+    table.next_handle = opened
+    table.pass_over(CEILING_AHEAD_HANDLES * 3)
+    assert table.next_handle >= CEILING_AHEAD_HANDLES * 3
+
+    entries = np.zeros(opened + 20, dtype=ORDER)
+    entries["session"] = [*range(opened), *range(table.next_handle, table.next_handle + 20)]
+    assert rows_for(100, None, [entries]) <= max(100, 2 * (opened + 20))

@@ -100,6 +100,7 @@ class Candidate:
         superseded = last if self._table.superseded(last) else None
         epoch = self._directory.elect(self.number, self.mark, self._epochs.handed_out, superseded)
         self._revision = -1  # whoever won, the store has changed
+        self._ended = _NOBODY  # acted upon
         self._sign_us = now_us
         if epoch is not None:
             self._journal.note("elected", epoch=epoch, candidate=self.number, reason=reason)
@@ -109,6 +110,8 @@ class Candidate:
         self._revision = revision
         self._epochs, self._reign = self._directory.newest_epochs(), self._directory.reign()
         self._asked, self._stopping = self._directory.asked_hand_over(), self._directory.stopping
+        if self._ended != self.watched:
+            self._ended = _NOBODY  # of no use any more; if it was a mistake, that process may reign again one day
 
     def _beats(self) -> int:
         """The heartbeat counter of the newest epoch handed out; -1 before its region is there."""

@@ -62,7 +62,7 @@ def restore_lane(
             "start the replicas that are missing",
         )
     parts = _entries(past, ranges, start, end)
-    rows = _rows(sessions, saved, parts)
+    rows = rows_for(sessions, saved, parts)
     order = LaneOrder(topic, SessionTable(rows), held)
     order.table.sessions_max = sessions
     if saved is not None:
@@ -96,7 +96,7 @@ def _checkpoint(past: Past, lane: int, at_most: int) -> Checkpoint | None:
     return None
 
 
-def _rows(sessions: int, saved: Checkpoint | None, parts: list[Entries]) -> int:
+def rows_for(sessions: int, saved: Checkpoint | None, parts: list[Entries]) -> int:
     """How many sessions the table must have rows for: none may be in another's row."""
     if saved is not None:
         return max(sessions, saved.capacity - 1)

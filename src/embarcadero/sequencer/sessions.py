@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from embarcadero.limits import SESSION_WINDOW
+from embarcadero.limits import CEILING_AHEAD_HANDLES, SESSION_WINDOW
 from embarcadero.types import NO_INDEX, NO_SESSION
 
 FREE, OPEN, FENCED = 0, 1, 2
@@ -89,10 +89,12 @@ class SessionTable:
     def pass_over(self, reserved: int) -> None:
         """Handles below `reserved` may belong to sessions that are lost: they are never handed out again.
 
-        The rows go on in turn, so that handles of the log fall into rows as if none had been left out.
+        The rows go on in turn, in a table of any size: the handles of the log take no more room than if none were left
+        out, so that a table can be made of the log alone.
         """
         if reserved > self.next_handle:
-            self.next_handle = reserved + ((self.next_handle - reserved) & self.mask)
+            span = max(self.capacity, CEILING_AHEAD_HANDLES)
+            self.next_handle = reserved + (self.next_handle - reserved) % span
 
     def oldest_fenced(self, but: int | None) -> int | None:
         """The row of the fenced session that was quiet for longest, other than `but`; one to come back only at last."""

@@ -157,7 +157,7 @@ def make_plan(seed: int, sequencer_faults: bool = True, bias: Bias | None = None
         delivery_timeout_us=rng.choice([20, 40]) * SECOND_US,
         durable=durable,
         steps=[] if quiet or bias is not None else draw_step_faults(seed, fault_phase_us),
-        rest_us=draw_rest_us(seed) if swarm else 0,
+        rest_us=draw_rest_us(seed, lightly=candidates > 0) if swarm else 0,
     )
 
 

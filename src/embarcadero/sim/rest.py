@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 SLEEP_US: Final = 20 * SECOND_US
 """How long roles sleep while nobody calls: so long that minutes cost little."""
 
+LIGHT_SLEEP_US: Final = SECOND_US // 2
+"""The same where sequencers stand by: they would take one that sleeps longer for dead."""
+
 _JOB_US: Final = 10 * SECOND_US
 """Disks are slow then: replicas look through their segments again and again, and that need not be often."""
 
@@ -35,13 +38,15 @@ class Rest:
 
     def begin(self) -> None:
         """Everybody goes to sleep."""
-        world, self.taken, self.sample_every_us = self._world, True, 5 * SLEEP_US
+        world, self.taken = self._world, True
+        sleep_us = LIGHT_SLEEP_US if world.plan.candidates else SLEEP_US
+        self.sample_every_us = 5 * sleep_us
         world.note("cluster", f"rests for {world.plan.rest_us // SECOND_US} s")
         for process in world.processes:
             if isinstance(process, ClientProcess) and process.alive and not process.finished:
                 process.pause(world.plan.rest_us)
         usual = world.plan.sleep_max_us, world.plan.durable.job_us
-        world.plan.sleep_max_us, world.plan.durable.job_us = SLEEP_US, _JOB_US
+        world.plan.sleep_max_us, world.plan.durable.job_us = sleep_us, _JOB_US
         world.queue.after(world.plan.rest_us, lambda: self._end(*usual))
 
     def _end(self, sleep_max_us: int, job_us: int) -> None:

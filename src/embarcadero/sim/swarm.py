@@ -27,10 +27,13 @@ KINDS: Final = (*NETWORK_KINDS, *CLOCK_KINDS, *STORE_KINDS, *CLUSTER_KINDS, *MEM
 REST_S: Final = (5 * 60, 60 * 60)
 """How long a world rests when all is settled, from and to."""
 
+LIGHT_REST_S: Final = (60, 5 * 60)
+"""The same where roles sleep lightly."""
 
-def draw_rest_us(seed: int) -> int:
+
+def draw_rest_us(seed: int, lightly: bool = False) -> int:
     """How long nobody calls in the end."""
-    return random.Random(f"{seed}:rest").randint(*REST_S) * 1_000_000
+    return random.Random(f"{seed}:rest").randint(*(LIGHT_REST_S if lightly else REST_S)) * 1_000_000
 
 
 def draw_swarm(seed: int, replicas: int, victims: int) -> dict[str, float]:
