@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from embarcadero import limits
@@ -89,6 +89,8 @@ def test_sizes_are_shown_and_read_without_loss(value: int) -> None:
 
 
 @given(st.text(max_size=30), st.sampled_from(SETTABLE))
+@example("a\x85/", KEYS["cluster.data_dir"])
+@example("a/ /", KEYS["cluster.data_dir"])
 def test_any_text_is_a_value_or_a_problem(text: str, key: Any) -> None:
     """No text makes reading fail in another way."""
     with contextlib.suppress(BadQuantity):

@@ -123,7 +123,7 @@ class Key:
             case Kind.TEXT:
                 return text.strip()
             case Kind.PATH:
-                return absolute(text.strip()) if text.strip() else ""
+                return absolute(text)
             case Kind.LIST:
                 return [part.strip() for part in text.split(",") if part.strip()]
             case Kind.FLAG:

@@ -62,9 +62,11 @@ def yes_or_no(text: str) -> bool:
 
 
 def absolute(text: str) -> str:
-    """A path from the root on; `~` is the user's home."""
+    """A path from the root on, without space around it; `~` is the user's home. Nothing stays nothing."""
+    text = text.strip()
     try:
-        return str(Path(text).expanduser().absolute())
+        found = str(Path(text).expanduser().absolute()) if text else ""
+        return found if found == found.strip() else absolute(found)  # a name that ends in space, before a last slash
     except RuntimeError:
         raise BadQuantity(f"{text!r} begins with the home of nobody", "write ~/ for your own") from None
 
