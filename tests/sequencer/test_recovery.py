@@ -15,7 +15,7 @@ from embarcadero.plants import ACTIVE
 from embarcadero.sequencer.decisions import control_entry
 from embarcadero.sequencer.restoring import rows_for
 from embarcadero.sequencer.sessions import SessionTable
-from embarcadero.types import EntryKind, Outcome, Range
+from embarcadero.types import NO_SESSION, EntryKind, Outcome, Range
 from tests.sequencer.cluster import Crash
 from tests.sequencer.replicated import ReplicatedCluster
 
@@ -100,6 +100,20 @@ def test_the_handle_of_a_lost_session_is_never_handed_out_again() -> None:
     finally:
         ACTIVE.clear()
     assert opened == lost
+
+
+def test_no_handle_is_handed_out_that_the_store_has_not_reserved() -> None:
+    """Whoever asks for a session is told to wait; there are more as soon as the lane has grown."""
+    cluster, lane, _, _ = loaded()
+    table = cluster.sequencer.lanes[lane].order.table
+    assert table.next_handle < table.handles_reserved <= cluster.directory.handle_ceiling(lane)
+    table.handles_reserved = table.next_handle
+    asked = cluster.brokers[0].request(EntryKind.SESSION_OPEN, lane, NO_SESSION, 78)
+    cluster.run(1)
+    assert cluster.brokers[0].outcome(asked) == Outcome.BACKPRESSURE
+    cluster.brokers[0].batches(lane, 0, 6)
+    cluster.wait(0.1)
+    assert cluster.open(lane, name=78) == table.next_handle - 1
 
 
 def test_the_smallest_reply_would_lose_what_was_durable() -> None:
