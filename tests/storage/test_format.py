@@ -72,8 +72,8 @@ def test_version_1_is_still_written_byte_for_byte(tmp_path: Path) -> None:
     made, kept = files(tmp_path / "new"), files(FIXTURE)
     assert made.keys() == kept.keys()
     places = [f"{FOLDER}/{START_FILE}", f"{FOLDER}/{MARK_FILE}"]
-    for name in places:
-        there, before = decode_place(made[name]), decode_place(kept[name])
+    for name, file in zip(places, (START_FILE, MARK_FILE), strict=True):
+        there, before = decode_place(made[name], file), decode_place(kept[name], file)
         assert there is not None
         assert before is not None
         assert (there[:3], there[3:], before[3:]) == (before[:3], (LANE, RANGE), (0, 0))

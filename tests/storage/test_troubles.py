@@ -451,7 +451,16 @@ def test_small_files_may_be_lost(copies: Copies, name: str, harm: Callable[[byte
 def test_small_files_of_another_range_are_not_believed(copies: Copies, name: str) -> None:
     """A disk that put a sector into a wrong place: it is a good one, but of another range."""
     other = Place(START + COUNT + 9_000, START_SEQ + 900_000, 128, LANE, RANGE + 1)
-    copies.world.names[f"{FOLDER}/{name}"].data[:] = encode_place(other)
+    copies.world.names[f"{FOLDER}/{name}"].data[:] = encode_place(other, name)
+    copies.whole(copies.open())
+
+
+def test_start_file_and_mark_are_not_taken_for_each_other(copies: Copies) -> None:
+    """Swapped names: the mark's place would be a start behind everything."""
+    names = copies.world.names
+    start, mark = (names[f"{FOLDER}/{name}"] for name in (START_FILE, MARK_FILE))
+    start.data[:], mark.data[:] = bytes(mark.data), bytes(start.data)
+    copies.whole(copies.open())
     copies.whole(copies.open())
 
 

@@ -55,12 +55,12 @@ FOOTER: Final = table(
 )  # fmt: skip
 PLACE: Final = table(
     64, magic=("<u8", 0), index=("<u8", 8), seq=("<u8", 16), position=("<u8", 24), lane=("<u8", 32), range=("<u8", 40),
-    check=("<u4", 60),
+    kind=("<u4", 48), check=("<u4", 60),
 )  # fmt: skip
 CHECKPOINT: Final = table(
     64, magic=("<u8", 0), version=("<u4", 8), crc=("<u4", 12), index=("<u8", 16), bytes=("<u8", 24), check=("<u4", 60)
 )  # fmt: skip
-_PLACE_ROW: Final = struct.Struct("<6Q12x")
+_PLACE_ROW: Final = struct.Struct("<6QI8x")
 """All of a place but its check: one is written for every sync."""
 INDEX: Final = np.dtype([("key", ">u8"), ("position", ">u4")])
 
@@ -82,6 +82,8 @@ START_FILE: Final = "start"
 """Where a range's copy starts. What is missing above it was not dropped by us."""
 MARK_FILE: Final = "synced"
 """Up to where the copy was synced, as far as somebody had time to note it."""
+_PLACE_KINDS: Final = {START_FILE: 1, MARK_FILE: 2}
+"""So that neither is taken for the other; 0: it does not say, as in files of earlier versions."""
 _LOG_NAME = re.compile(r"(\d{20})\.log")
 _DAMAGED_NAME = re.compile(r"(\d{20})-(\d{20})-(span|file|tail)\.damaged")
 
@@ -183,16 +185,16 @@ def decode_footer(data: bytes) -> Footer | None:
     return Footer(base_index, base_seq, end_index, end_seq, size, last_us, bool(row["last"]))
 
 
-def encode_place(place: Place) -> bytes:
-    """The content of a start file or a mark."""
-    data = _PLACE_ROW.pack(_PLACE, *place)
+def encode_place(place: Place, name: str) -> bytes:
+    """The content of a start file or a mark, by the file's name."""
+    data = _PLACE_ROW.pack(_PLACE, *place, _PLACE_KINDS[name])
     return data + payload_crc(data).to_bytes(4, "little")
 
 
-def decode_place(data: bytes) -> Place | None:
-    """A place; None if the bytes are damaged."""
+def decode_place(data: bytes, name: str) -> Place | None:
+    """A place; None if the bytes are damaged, or of the other file."""
     row = _open(data, PLACE, _PLACE)
-    if row is None:
+    if row is None or int(row["kind"]) not in (0, _PLACE_KINDS[name]):
         return None
     return Place(int(row["index"]), int(row["seq"]), int(row["position"]), int(row["lane"]), int(row["range"]))
 

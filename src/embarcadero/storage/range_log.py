@@ -243,7 +243,7 @@ class RangeLog:
         header = written.active.header
         place = Place(written.end, header.base_seq, written.position, header.lane, header.range_number)
         with suppress(EmbarcaderoError):
-            self._mark_file().pwrite([encode_place(place)], 0)
+            self._mark_file().pwrite([encode_place(place, MARK_FILE)], 0)
 
     def _mark_file(self) -> File:
         if self._mark is None:
@@ -280,7 +280,7 @@ class RangeLog:
 
     def _lower(self, place: Place) -> None:
         """Before anything goes: the mark must not say that it was synced."""
-        self._mark_file().pwrite([encode_place(place)], 0)
+        self._mark_file().pwrite([encode_place(place, MARK_FILE)], 0)
         self._mark_file().sync()
 
     def _place_of(self, info: SegmentInfo, index: int) -> tuple[int, int, int]:
@@ -357,7 +357,7 @@ class RangeLog:
         first = segments[gone]
         header = self._active.header
         start = Place(first.base_index, first.base_seq, HEADER_BYTES, header.lane, header.range_number)
-        write_whole(self.disk, join(self.folder, START_FILE), [encode_place(start)])
+        write_whole(self.disk, join(self.folder, START_FILE), [encode_place(start, START_FILE)])
         self._sealed_segments = self._sealed_segments[gone:]
         self.damage = [damage for damage in self.damage if damage.end > first.base_index]
         for info in segments[:gone]:

@@ -15,7 +15,6 @@ import numpy as np
 from embarcadero.errors import BadSegment, Trimmed
 from embarcadero.fabric.layout import Entries, join, sealed
 from embarcadero.storage.disk import Disk, Missing
-from embarcadero.storage.disk import join as join_path
 from embarcadero.storage.layout import START_FILE, base_seqs, segment_name
 from embarcadero.storage.parse import NO_ENTRIES
 from embarcadero.storage.segment import Point, SegmentReader, Spot, read_place
@@ -64,7 +63,7 @@ class RangeReader:
 
         The owner notes where its copy starts before it drops anything: a file that is missing above was deleted.
         """
-        start = read_place(self._disk, join_path(self.folder, START_FILE), self._lane, self._range_number)
+        start = read_place(self._disk, self.folder, START_FILE, self._lane, self._range_number)
         if start is None:
             return self._base_index(self._bases[0]) if self._bases else None
         if start.seq not in self._bases:

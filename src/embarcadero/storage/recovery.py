@@ -93,8 +93,8 @@ class _Recovery:
         self._disk, self._folder, self._first, self._settings = disk, folder, first, settings
         self._damage: list[Damage] = []
         self._notes: list[str] = []
-        self._start = read_place(disk, join(folder, START_FILE), first.lane, first.range_number)
-        self._mark = read_place(disk, join(folder, MARK_FILE), first.lane, first.range_number)
+        self._start = read_place(disk, folder, START_FILE, first.lane, first.range_number)
+        self._mark = read_place(disk, folder, MARK_FILE, first.lane, first.range_number)
         self._infos: list[SegmentInfo] = []
         floor = self._start or Place(first.base_index, first.base_seq, HEADER_BYTES)
         self._index, self._seq = floor.index, floor.seq
@@ -311,7 +311,7 @@ class _Recovery:
             first = self._infos[0] if self._infos else active.info
             at = min(first.base_index, self._first.base_index), min(first.base_seq, self._first.base_seq)
             start = Place(*at, HEADER_BYTES, self._first.lane, self._first.range_number)
-            write_whole(self._disk, join(self._folder, START_FILE), [encode_place(start)])
+            write_whole(self._disk, join(self._folder, START_FILE), [encode_place(start, START_FILE)])
 
 
 def begin_nothing(file: File, header: Header, settings: RangeSettings) -> Writing:

@@ -64,10 +64,10 @@ def read_footer(disk_bytes: bytes, size: int, header: Header) -> Footer | None:
     return footer if (footer.base_index, footer.base_seq) == (header.base_index, header.base_seq) else None
 
 
-def read_place(disk: Disk, path: str, lane: int, number: int) -> Place | None:
-    """A start file or mark of a range; None if it is missing, damaged or another's."""
+def read_place(disk: Disk, folder: str, name: str, lane: int, number: int) -> Place | None:
+    """The start file or mark of a range, by its name; None if it is missing, damaged or another's."""
     try:
-        place = decode_place(read_whole(disk, path, LINE_BYTES))
+        place = decode_place(read_whole(disk, join(folder, name), LINE_BYTES), name)
     except DiskFailed:
         return None
     return place if place is not None and place.belongs_to(lane, number) else None

@@ -137,7 +137,7 @@ class _Copy:
     ) -> None:  # fmt: skip
         self._disk, self._folder, self.lane, self.number = disk, folder, lane, number
         self._identity, self._report, self._progress = identity, report, progress
-        self._mark = read_place(disk, join(folder, MARK_FILE), lane, number)
+        self._mark = read_place(disk, folder, MARK_FILE, lane, number)
         self.first = self.end = 0
 
     def verify(self) -> None:
@@ -152,7 +152,7 @@ class _Copy:
                 problem = "a file that was not what its name says, put aside"
                 self._report.add(Severity.NOTE, join(self._folder, name), problem, "remove it once you have seen it")
         bases = base_seqs(names)
-        start = read_place(self._disk, join(self._folder, START_FILE), self.lane, self.number)
+        start = read_place(self._disk, self._folder, START_FILE, self.lane, self.number)
         if start is None and bases:
             advice = "start the replica: it makes it anew"
             self._report.add(Severity.WARNING, join(self._folder, START_FILE), "it is missing or damaged", advice)
