@@ -50,8 +50,10 @@ def passed(at: int, index: int, reader: str = "r") -> h.Passed:
     return h.Passed(at=at, reader=reader, lane=LANE, index=index)
 
 
-def gap(at: int, kind: str, start: int, stop: int, session: int | None = None, reader: str = "r") -> h.GapSeen:
-    return h.GapSeen(at=at, reader=reader, lane=LANE, kind=kind, start=start, stop=stop, session=session)
+def gap(
+    at: int, kind: str, start: int, stop: int, session: int | None = None, reader: str = "r", index: int | None = None
+) -> h.GapSeen:
+    return h.GapSeen(at=at, reader=reader, lane=LANE, kind=kind, start=start, stop=stop, session=session, index=index)
 
 
 def tail(began: int, at: int, index: int) -> h.TailRead:
@@ -138,6 +140,9 @@ GOOD: dict[str, dict[str, list[Event]]] = {
             sent(5, 0, process="a.2"), settled(6, 0, 900, process="a.2"), moved(7, 900), got(8, 900, 0)],
     },
     "P3": {
+        "a batch that was skipped, which went with the fabric, is stored": [
+            topic(5, "skip", replicas=2), sent(1, 0), sent(1, 1), moved(2, 0), got(2, 0, 0),
+            gap(3, "SKIPPED", 1, 2, 1, index=1), *lost(4, 1, 900), h.Healed(at=5), moved(6, 900), got(7, 900, 1)],
         "a hole where batches were lost with the fabric": [
             topic(5, replicas=2), *(sent(1, n) for n in range(3)), settled(2, 0, 0), settled(2, 1, 1), *lost(3, 1, 9),
             moved(4, 0), got(5, 0, 0), gap(6, "LOST", 1, 9), got(7, 9, 2), passed(8, 10)],
@@ -296,6 +301,9 @@ BAD: dict[str, dict[str, list[Event]]] = {
         "a hole that is larger than its SKIPPED gap": [
             topic(5, "skip"), *(sent(1, n) for n in range(4)), moved(2, 0), got(2, 0, 0), gap(3, "SKIPPED", 1, 2, 1),
             got(4, 2, 3)],
+        "a skipped batch that appears after all, though something else was lost": [
+            topic(5, "skip", replicas=2), sent(1, 0), sent(1, 1), moved(2, 0), got(2, 0, 0),
+            gap(3, "SKIPPED", 1, 2, 1, index=1), *lost(4, 2, 900), h.Healed(at=5), moved(6, 900), got(7, 900, 1)],
         "a skipped batch that appears after all": [
             topic(5, "skip"), sent(1, 0), sent(1, 1), moved(2, 0), got(2, 0, 0), gap(3, "SKIPPED", 1, 2, 1),
             got(4, 2, 1)],

@@ -236,10 +236,10 @@ class Reader(Actor):
                 digest=digest_of(batch.payload), append_us=batch.append_us, durable=self.read == "durable",
             )  # fmt: skip
             return
-        gap = batch.gap
+        gap, skip = batch.gap, batch.gap.kind is GapKind.SKIPPED
         self.observer.saw(
             GapSeen, reader=self.name, lane=batch.lane, kind=gap.kind.name, start=gap.start, stop=gap.stop,
-            session=gap.session if gap.kind is GapKind.SKIPPED else None,
+            session=gap.session if skip else None, index=batch.index if skip else None,
         )  # fmt: skip
 
     def _is_there(self, subscriber: emb.Subscriber) -> bool:

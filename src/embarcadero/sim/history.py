@@ -120,7 +120,7 @@ class Delivered(Event):
 
 
 class GapSeen(Event):
-    """A reader got a typed gap. SKIPPED: sequences [start, stop) of `session`; else indices [start, stop).
+    """A reader got a typed gap. SKIPPED: sequences [start, stop) of `session`, told at `index`; else indices.
 
     END_OF_LANE: the lane is closed, and ends at `start`.
     """
@@ -131,6 +131,7 @@ class GapSeen(Event):
     start: int
     stop: int
     session: int | None = None
+    index: int | None = None
 
 
 class Passed(Event):

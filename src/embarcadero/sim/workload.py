@@ -311,11 +311,13 @@ class SubscriberProcess(ClientProcess):
         for batch in batches:
             lane = batch.lane
             if batch.gap is not None:
-                session = batch.gap.session if batch.gap.kind is GapKind.SKIPPED else None
+                skip = batch.gap.kind is GapKind.SKIPPED
                 if batch.gap.kind in (GapKind.TRIMMED, GapKind.LOST):
                     self.world.disks.see_gaps()
                 self.world.seen(GapSeen(at=now_us, reader=self.name, lane=lane, kind=batch.gap.kind.name,
-                                        start=batch.gap.start, stop=batch.gap.stop, session=session))  # fmt: skip
+                                        start=batch.gap.start, stop=batch.gap.stop,
+                                        session=batch.gap.session if skip else None,
+                                        index=batch.index if skip else None))  # fmt: skip
                 if batch.gap.kind is GapKind.TRIMMED:
                     self.world.see_trimmed(self.name, lane, batch.gap.stop - 1)
             else:

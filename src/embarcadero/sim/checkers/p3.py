@@ -123,12 +123,12 @@ def _submission_order(ledger: Ledger, topic: TopicMade) -> list[Violation]:
         before = (-1, -1, 0)
         for index, number, at in sorted(stored[stream]):
             where = f"lane {topic.lane}: {stream}"
-            if number in skipped[stream]:
+            if skipped[stream].get(number):
                 found.append(Violation("P3", at, f"{where}: batch {number} was declared skipped, yet it is at {index}"))
             if number <= before[1]:
                 found.append(Violation("P3", at, (
                     f"{where}: batch {number} (index {index}) comes after batch {before[1]} (index {before[0]})")))
-            missing = [n for n in range(before[1] + 1, number) if n not in skipped[stream] | lost[stream]]
+            missing = [n for n in range(before[1] + 1, number) if n not in skipped[stream].keys() | lost[stream]]
             seen_all = index == before[0] + 1 or inside(spans, before[0] + 1, index)  # else it may just be trimmed
             if missing and seen_all:
                 rule = "no SKIPPED gap says so" if topic.on_gap == OnGap.SKIP else "the topic allows no holes"
@@ -138,15 +138,17 @@ def _submission_order(ledger: Ledger, topic: TopicMade) -> list[Violation]:
     return found
 
 
-def _skipped(ledger: Ledger, lane: int) -> dict[str, set[int]]:
-    """Numbers that SKIPPED gaps declare lost, by stream."""
-    skipped: dict[str, set[int]] = defaultdict(set)
+def _skipped(ledger: Ledger, lane: int) -> dict[str, dict[int, bool]]:
+    """Numbers that SKIPPED gaps declare lost, by stream; and whether that stands, or went itself with the fabric."""
+    skipped: dict[str, dict[int, bool]] = defaultdict(dict)
     for gap in ledger.history.of(GapSeen):
         if gap.lane == lane and gap.kind == GapKind.SKIPPED.name and gap.session is not None:
             stream = ledger.stream_of.get((lane, gap.session))
             if stream is not None:
                 ahead = ledger.ahead.get((lane, gap.session), 0)
-                skipped[stream].update(range(gap.start + ahead, gap.stop + ahead))
+                stands = gap.index is None or not ledger.is_lost(lane, gap.index)
+                for number in range(gap.start + ahead, gap.stop + ahead):
+                    skipped[stream][number] = stands or skipped[stream].get(number, False)
     return skipped
 
 
