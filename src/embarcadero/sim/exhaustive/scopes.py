@@ -136,9 +136,10 @@ VARIANTS: Final = {
         Variant("epoch-checked-first", "ack", plant="epoch-checked-first", small=False),
         Variant("epoch-not-checked", "ack", plant="epoch-not-checked", small=False),
         Variant("ordered-end-from-frontier", "ack", plant="ordered-end-from-frontier", small=False),
-        Variant("results before entries", "ack", left_out="entries before results", small=False),
+        Variant("results-before-entries", "ack", plant="results-before-entries", small=False),
         Variant("epoch checked before reading", "read", left_out="entries before the epoch", small=False),
         Variant("answers-not-repeated", "answers", plant="answers-not-repeated", small=False),
+        Variant("start-unconditional", "rivals", plant="start-unconditional", small=False),
     )
 }
 

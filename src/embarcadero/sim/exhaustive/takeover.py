@@ -125,7 +125,7 @@ def old_sequencer(rounds: int) -> Play:
             line: Line = _pending(number).view(np.uint64).tolist()
             index, seq = ring.next, ring.next - 1
             entry, answer = order_line(line, number, index, seq, 1), result_line(line, index, seq)
-            if stage.without("entries before results"):
+            if planted("results-before-entries"):
                 results[number].write_line(answer, 0)
                 results[number].publish()
                 ring.write_line(entry, 0)
