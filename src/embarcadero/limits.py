@@ -115,6 +115,7 @@ WARM_JOBS_MAX = 2  # reads of segment files that one broker does at once
 WARM_JOBS_QUEUED_MAX = 1_024  # of one connection
 WARM_READERS_MAX = 64  # open readers of ranges that one broker keeps for the next read
 WARM_AHEAD_BYTES_MAX = 64 * MIB  # read ahead for all readers of one broker
+BROKER_SILENT_S = 5.0  # a broker whose heartbeat stands still for this long is closed, and replaced by its supervisor
 REPLICA_SILENT_S = 3.0  # a replica whose heartbeat stands still for this long is replaced in its ranges
 REPLICA_LAG_ENTRIES_MAX = 65_536  # a replica further behind than this, while others keep up, is late
 REPLICA_LAG_SHARE = 0.5  # likewise, as a share of the order ring

@@ -80,6 +80,8 @@ class Broker:
         self.ring = create_ring(self.fabric, f"{prefix}/pending", RegionKind.PENDING, PENDING, sizes.pending_slots)
         self._read = FrontierWriter(frontiers, frontier_offset(BrokerLine.RESULTS_READ))
         self._read_epoch = FrontierWriter(frontiers, frontier_offset(BrokerLine.RESULTS_EPOCH))
+        self._heartbeat = FrontierWriter(frontiers, frontier_offset(BrokerLine.HEARTBEAT))
+        self.stopped = False
         self._table = EpochTable(self.fabric, self.fabric.attach(EPOCHS_REGION))
         self.free_below = 0
         self.reading = True
@@ -113,6 +115,9 @@ class Broker:
 
     def poll(self) -> None:
         """Take answers and free slots, if the epoch's word may be acted on."""
+        if self.stopped:
+            return
+        self._heartbeat.advance(self._heartbeat.value + 1)
         epoch = self.cluster.directory.started_epoch()
         line = frontier_offset(SequencerLine.BROKERS + self.member.handle)
         through = self._views.word(f"epoch-{epoch}/frontiers", line)

@@ -11,7 +11,7 @@ import numpy as np
 from embarcadero.config import FabricSizes
 from embarcadero.env import SilentBell
 from embarcadero.fabric.layout import PENDING, SLOTS_OFFSET, SequencerLine, frontier_offset
-from embarcadero.limits import CONTROLS_PER_ROUND_MAX
+from embarcadero.limits import BROKER_SILENT_S, CONTROLS_PER_ROUND_MAX
 from embarcadero.sequencer.server import serve_sequencer
 from embarcadero.sequencer.state import Sequencer
 from embarcadero.types import NO_SESSION, EntryKind, MemberState, Outcome
@@ -554,3 +554,42 @@ def test_the_driver_ends_with_the_reign() -> None:
     asyncio.run(serve_sequencer(old, bell, asyncio.Event()))
 
     assert old.deposed
+
+
+# --- silence ----------------------------------------------------------------------------------------------------------
+def let_pass(cluster: Cluster, seconds: float, step_s: float = 0.1) -> None:
+    """Time goes by, with a round now and then."""
+    for _ in range(round(seconds / step_s)):
+        cluster.clock.us += int(step_s * 1e6)
+        cluster.run()
+
+
+def states(cluster: Cluster) -> dict[int, MemberState]:
+    return {member.broker: member.state for member in cluster.directory.members()}
+
+
+def test_a_silent_broker_is_closed() -> None:
+    """Its heart stands still: it is dead in the store, and told to close. What it published before is ordered."""
+    cluster = Cluster()
+    lane = cluster.topic(5)
+    session = cluster.open(lane)
+    stopped = cluster.brokers[0]
+    stopped.stopped = True
+    stopped.batches(lane, session, 0, 1)
+    let_pass(cluster, BROKER_SILENT_S - 0.5)
+    assert states(cluster)[0] is MemberState.LIVE
+
+    let_pass(cluster, 1.0)
+    assert cluster.stored(lane) == [(session, 0), (session, 1)]
+    assert states(cluster) in ({0: MemberState.DEAD, 1: MemberState.LIVE}, {1: MemberState.LIVE})
+    assert stopped.closing()
+    assert not cluster.brokers[1].closing()
+
+
+def test_a_pause_of_the_sequencer_is_nobody_elses_silence() -> None:
+    """It was stopped itself for an hour: whoever beats afterwards stays."""
+    cluster = Cluster()
+    let_pass(cluster, 1.0)
+    cluster.clock.us += 3_600_000_000
+    let_pass(cluster, 1.0)
+    assert states(cluster) == {0: MemberState.LIVE, 1: MemberState.LIVE}

@@ -121,6 +121,18 @@ def test_a_stopped_sequencer_stands_by_when_it_goes_on(log: emb.Log) -> None:
     assert {standby.pid for standby in reigning(log).standbys} | {reigning(log).pid} >= {stopped.pid}
 
 
+def test_a_stopped_broker_is_replaced(log: emb.Log) -> None:
+    """SIGSTOP and nothing else: the sequencer misses its heartbeat, the supervisor starts another; nothing is lost."""
+    stopped = log.cluster.report().brokers[0]
+    with Load(log, "halted") as load:
+        os.kill(stopped.pid, signal.SIGSTOP)
+        until(lambda: (found := log.cluster.report().brokers[0]).incarnation > stopped.incarnation and found.pid)
+        sent = len(load.sent)
+        until(lambda: len(load.sent) > sent + 50)
+    load.check()
+    assert "broker was silent" in (log.cluster.data_dir / "logs" / "supervisor.log").read_text()
+
+
 def test_a_sequencer_that_is_told_to_end_hands_over_first(log: emb.Log) -> None:
     """SIGTERM to its process alone: nothing is drained, another one reigns, and it comes back."""
     before = standing_by(log)

@@ -3,9 +3,10 @@
 Theory of operation. The supervisor holds the lock of the cluster's folder for as long as it lives. Each `up` begins a
 new generation: an empty fabric, so nothing of an earlier run can be mistaken for this one. When a node process dies,
 its brokers and replicas are marked dead in the directory at once (the sequencer then closes those broker incarnations,
-and opens ranges on other replicas) and the process is started again; it registers new incarnations by itself. The
-supervisor is not on the path of a publish or a read: while it is stopped or slow, the cluster goes on. Node processes
-die with it (see node.die_with).
+and opens ranges on other replicas) and the process is started again; it registers new incarnations by itself. A broker
+that is stopped or stuck is closed by the sequencer, which misses its heartbeat; the supervisor then kills the process.
+The supervisor is not on the path of a publish or a read: while it is stopped or slow, the cluster goes on. Node
+processes die with it (see node.die_with).
 """
 
 from __future__ import annotations
@@ -238,6 +239,16 @@ class Supervisor:
             if not self._stop.is_set():
                 self._start_added()
                 self._forget_past()
+                self._end_replaced()
+
+    def _end_replaced(self) -> None:
+        """Kill brokers that the sequencer has closed because they were silent: whoever is stopped can't end itself."""
+        with contextlib.suppress(EmbarcaderoError):  # the store is busy: next time
+            closed = {member.pid for member in self._directory.newest_members() if member.state is not MemberState.LIVE}
+            for child in self._children:
+                if child.pid in closed and any(role.broker is not None for role in child.roles):
+                    self._journal.warn("broker was silent", node=child.name, pid=child.pid, then="starting it again")
+                    child.signal(signal.SIGKILL)
 
     def _start_added(self) -> None:
         running = {role.replica for child in self._children for role in child.roles}

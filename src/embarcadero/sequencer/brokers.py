@@ -14,14 +14,17 @@ from embarcadero.env import NO_STEPS, Steps
 from embarcadero.errors import FabricFull
 from embarcadero.fabric.layout import Entries, join, pick, seal
 from embarcadero.fabric.region import Fabric, Region
+from embarcadero.limits import BROKER_SILENT_S
 from embarcadero.placement.directory import Directory
 from embarcadero.sequencer.broker_lanes import close_lanes
 from embarcadero.sequencer.decisions import words
+from embarcadero.sequencer.pulses import Pulses
 from embarcadero.sequencer.sources import BrokerLegacy, Source, results_region
 from embarcadero.steps import Step
 from embarcadero.types import Member, MemberState
 
 _RUNS_MAX: Final = 256
+_SILENT_US: Final = int(BROKER_SILENT_S * 1_000_000)
 
 Answers = list[tuple[npt.NDArray[np.uint16], Entries]]
 
@@ -39,6 +42,7 @@ class Brokers:
         self.sources: dict[int, Source] = {}
         self.awaited = False
         self.problems: list[str] = []  # for the log
+        self._pulses = Pulses[int]()
         self._dead: dict[int, int] = {}  # handle of a dead incarnation -> bytes that it keeps, oldest first
 
     def update(self, members: list[Member], legacies: dict[int, BrokerLegacy]) -> None:
@@ -74,6 +78,20 @@ class Brokers:
             return None
         self.sources[member.handle] = source
         return source
+
+    def look(self, now_us: int) -> list[Member]:
+        """Have incarnations closed whose heart stands still: they are stopped, or stuck, and their clients wait.
+
+        Being wrong costs them a new start: an incarnation that is closed acts no more.
+        """
+        live = {handle: source for handle, source in self.sources.items() if not source.closing}
+        self._pulses.keep(set(live))
+        late = [h for h, source in live.items() if self._pulses.silent_us(h, source.beats(), now_us) > _SILENT_US]
+        self._pulses.keep(live.keys() - set(late))  # asked for once, and again if that was in vain
+        silent = [live[handle].member for handle in late]
+        for member in silent:
+            self._directory.mark_dead(member.broker, member.incarnation)
+        return silent
 
     def in_turn(self, turn: int) -> list[Source]:
         """All sources that may have entries, beginning with another one each turn."""

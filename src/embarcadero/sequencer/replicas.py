@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from embarcadero.fabric.durability import DurableLines
 from embarcadero.limits import REPLICA_SILENT_S
+from embarcadero.sequencer.pulses import Pulses
 from embarcadero.types import ReplicaMember, ReplicaRef, ReplicaState
 
 _SILENT_US: Final = int(REPLICA_SILENT_S * 1_000_000)
@@ -14,20 +14,12 @@ _UNHEALTHY: Final = 7
 """Bits of a health word that speak of the whole disk. A replica that repairs one copy serves the others."""
 
 
-@dataclass(slots=True)
-class _Pulse:
-    """The last heartbeat seen of one incarnation, and when it was news to us."""
-
-    beat: int
-    since_us: int
-
-
 class Replicas:
     """All replica incarnations of the store. A heartbeat counts by our clock alone: theirs may be anything."""
 
     def __init__(self, lines: DurableLines, now_us: int) -> None:
         self._lines, self._now_us = lines, now_us
-        self._pulses: dict[ReplicaRef, _Pulse] = {}
+        self._pulses = Pulses[ReplicaRef]()
         self.members: list[ReplicaMember] = []
         self.good: set[ReplicaRef] = set()
         self.why: dict[ReplicaRef, str] = {}  # what is wrong with the others
@@ -35,9 +27,7 @@ class Replicas:
     def update(self, members: list[ReplicaMember]) -> None:
         """The store's word has changed."""
         self.members = members
-        known = {member.ref for member in members}
-        for ref in self._pulses.keys() - known:
-            del self._pulses[ref]
+        for ref in self._pulses.keep({member.ref for member in members}):
             self._lines.forget(ref)
 
     def look(self, now_us: int) -> None:
@@ -65,10 +55,7 @@ class Replicas:
             return str(member.state.value)
         table = self._lines.of(member.ref)
         beat = table.heartbeat.load() if table is not None else 0
-        pulse = self._pulses.get(member.ref)
-        if pulse is None or pulse.beat != beat:
-            pulse = self._pulses[member.ref] = _Pulse(beat, self._now_us)
-        if self._now_us - pulse.since_us > _SILENT_US:
+        if self._pulses.silent_us(member.ref, beat, self._now_us) > _SILENT_US:
             return "silent"
         if table is not None and (health := table.health.load() & _UNHEALTHY):
             return f"unhealthy ({health})"

@@ -86,6 +86,7 @@ class Source:
         theirs = fabric.attach(f"{prefix}/frontiers")
         self._results_read = ResultsRead(theirs)
         self._reads_waiting = FrontierReader(theirs, frontier_offset(BrokerLine.READS_WAITING))
+        self._heartbeat = FrontierReader(theirs, frontier_offset(BrokerLine.HEARTBEAT))
         self._read_through = FrontierWriter(frontiers, line)
         self._closing = FrontierWriter(frontiers, line + 8 * CLOSING_WORD)
         self._read = 0  # our answers below are read, as far as we know
@@ -163,6 +164,10 @@ class Source:
     def readers_wait(self) -> bool:
         """Whether somebody waits at this broker for the order to grow."""
         return not self.closing and self._reads_waiting.load() > 0
+
+    def beats(self) -> int:
+        """How often its heart has beaten."""
+        return self._heartbeat.load()
 
     # --- answering ----------------------------------------------------------------------------------------------------
     @property

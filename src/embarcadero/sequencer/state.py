@@ -374,6 +374,8 @@ class Sequencer:
         if self._now_us >= self._beat_us:
             self._beat_us = self._now_us + _BEAT_US
             self._heartbeat.advance(self._heartbeat.value + 1)
+            for member in self.brokers.look(self._now_us):
+                self.journal.warn("broker silent", broker=member.region_prefix, then="it is closed")
 
     def _offers(self) -> list[tuple[Source, int]]:
         """How many entries to take of which brokers, each round beginning with another one."""
