@@ -12,7 +12,7 @@ import pytest
 
 from embarcadero.sim.run import run_seed, run_seeds, story
 
-SEEDS = 26
+SEEDS = 16
 
 KEPT = list(csv.DictReader((Path(__file__).parent / "kept-seeds.tsv").read_text().splitlines(), delimiter="\t"))
 """Worlds that broke a promise once. World: `swarm`, or `plain` for one without the further kinds of trouble."""
@@ -26,7 +26,7 @@ STANDBYS = {
 
 @pytest.mark.timeout(900)
 def test_every_promise_holds_on_every_seed() -> None:
-    """Two dozen worlds and those kept, half of them with replicas, on all cores, without one violation."""
+    """Some worlds and those kept, half of them with replicas, on all cores, without one violation."""
     kept = {world: [int(row["seed"]) for row in KEPT if row["world"] == world] for world in ("swarm", "plain")}
     assert sum(map(len, kept.values())) == len(KEPT)
     reports = [*run_seeds([*range(SEEDS), *kept["swarm"], *STANDBYS]), *run_seeds(kept["plain"], swarm=False)]

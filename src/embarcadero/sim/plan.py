@@ -31,6 +31,10 @@ LANES_SHARE: Final = 0.4
 STANDBYS_FROM_SEED: Final = 1_000
 """Worlds of lower seeds are as they were before sequencers stood by: witnesses and kept seeds speak of those."""
 
+BRIEF_FROM_SEED: Final = 4_000
+BRIEF_TURN: Final = 4
+"""From then on all but one in so many worlds are brief: more beginnings for the same time. The others go on to rest."""
+
 SEQUENCER_FAULT_KINDS: Final = ("sequencer-crash", "sequencer-crash-inside", "sequencer-zombie")
 
 
@@ -125,9 +129,10 @@ def make_plan(seed: int, sequencer_faults: bool = True, bias: Bias | None = None
     faults = calm if quiet else _faults(rng, sequencer_faults)
     if bias is not None:
         faults = {}
-    fault_phase_us = rng.randint(10, 45) * SECOND_US
+    brief = swarm and bias is None and seed >= BRIEF_FROM_SEED and seed % BRIEF_TURN != 0
+    fault_phase_us = rng.randint(*((4, 12) if brief else (10, 45))) * SECOND_US
     sizes = _sizes(rng, crowded="publisher-crash" not in faults)
-    streams, readers = _streams(rng, topics, fault_phase_us), _readers(rng, topics, fault_phase_us)
+    streams, readers = _streams(rng, topics, fault_phase_us, brief), _readers(rng, topics, fault_phase_us)
     _add_lanes(random.Random(f"{seed}:lanes"), topics, streams, readers, fault_phase_us, faults)
     durable = make_durable(seed, len(topics), quiet, bias)
     if durable.replicas:
@@ -157,7 +162,7 @@ def make_plan(seed: int, sequencer_faults: bool = True, bias: Bias | None = None
         delivery_timeout_us=rng.choice([20, 40]) * SECOND_US,
         durable=durable,
         steps=[] if quiet or bias is not None else draw_step_faults(seed, fault_phase_us),
-        rest_us=draw_rest_us(seed, lightly=candidates > 0) if swarm else 0,
+        rest_us=draw_rest_us(seed, lightly=candidates > 0) if swarm and not brief else 0,
     )
 
 
@@ -201,9 +206,9 @@ def _topics(rng: random.Random) -> list[TopicPlan]:
     return topics
 
 
-def _streams(rng: random.Random, topics: list[TopicPlan], phase_us: int) -> list[StreamPlan]:
+def _streams(rng: random.Random, topics: list[TopicPlan], phase_us: int, brief: bool) -> list[StreamPlan]:
     count = rng.randint(2, 6)
-    total = rng.randint(310, 380)
+    total = rng.randint(*((90, 130) if brief else (310, 380)))
     streams = []
     for number in range(count):
         batches, burst = total // count, rng.choice([1, 4, 8, 16, 40])
