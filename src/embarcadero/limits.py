@@ -196,6 +196,7 @@ STORE_BUSY_S = 5.0  # longest wait for another process's transaction
 HEARTBEAT_S = 0.1
 SILENT_S = 2.0  # a role whose heartbeat stands still for this long is not ready
 TAKEOVER_AFTER_S = 2.0  # a standby waits this long for a heartbeat, by its own clock, unless it sees the process gone
+SEQUENCER_NICE = -10
 STANDBY_LOOKS = 8  # how often it looks in that time
 STANDBY_SPARE_BYTES_MAX = 128 * MIB  # regions that a standby has ready, so that a takeover need not make them
 HAND_OVER_S_MAX = 10.0  # a planned move that has not happened by then is called off

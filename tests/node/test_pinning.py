@@ -49,3 +49,15 @@ def test_a_pinned_process_stays_on_its_core() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == str({core})
+
+
+@pytest.mark.parametrize(("roles", "nice"), [("sequencer", 7), ("sequencer,broker:0", 0), ("broker:0", 0)])
+def test_sequencers_are_ranked_by_the_kernel(roles: str, nice: int) -> None:
+    """A process with nothing but a sequencer gets the priority that is asked for; others keep theirs."""
+    script = (
+        "import os; from embarcadero.node.pinning import come_first; from embarcadero.node.roles import parse_roles;"
+        f"come_first(parse_roles({roles!r}), 7); print(os.getpriority(os.PRIO_PROCESS, 0))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert int(done.stdout) == nice

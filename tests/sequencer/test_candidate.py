@@ -169,6 +169,23 @@ def test_a_hand_over_is_for_one_candidate_and_one_epoch() -> None:
     assert world.candidates[0].watched == "boot/102/1"
 
 
+def test_a_planned_move_is_rehearsed_before_anybody_waits() -> None:
+    """The one that is asked reads everything once while the other still reigns; after a death there is no time."""
+    world = Standing(3)
+    world.first()
+    seen: list[int] = []
+    for candidate in world.candidates:
+        candidate._rehearse = lambda: seen.append(world.directory.newest_epochs().handed_out)
+    world.directory.ask_hand_over(2, epoch=1)
+    assert world.candidates[2].look() == 2
+    assert seen == [1]
+    world.take(2, 2)
+    world.candidates[1].look()
+    world.candidates[1].process_ended("boot/102/1")
+    assert world.candidates[1].look() == 3
+    assert seen == [1]
+
+
 def test_a_stop_in_order_ends_elections() -> None:
     """Nobody takes over while the cluster stops; in the next generation somebody begins."""
     world = Standing(2)

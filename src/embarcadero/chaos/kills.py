@@ -36,7 +36,7 @@ from embarcadero.sim.history import History, RoleFailed
 from embarcadero.types import Ack, Order
 
 _BACK_S: Final = 60.0
-_PACE_S: Final = {"hand-over": 0.005, "sequencer": 0.01}
+_PACE_S: Final = {"hand-over": 0.01, "sequencer": 0.01}
 _PACE_S_USUAL: Final = 0.02
 """A stream can't tell of pauses that are shorter than the time between two of its batches."""
 
@@ -51,7 +51,7 @@ class Settings:
     times: int = 100
     log_mib: int = 0
     seed: int = 0
-    apart_s: float = 0.0  # at least so long between two kills
+    apart_s: float = 2.0  # at least so long between two kills
     report: Path = Path("build/chaos/kills.json")
 
 

@@ -90,7 +90,7 @@ def kills(
     times: Annotated[int, typer.Option(min=1, max=10_000, help="How often.")] = 100,
     log_mib: Annotated[int, typer.Option(min=0, max=100_000, help="Fill the log with so much first.")] = 0,
     seed: Annotated[int, typer.Option(help="Chooses victims and moments.")] = 0,
-    apart_s: Annotated[float, typer.Option(min=0, max=600, help="At least so long between two.")] = 0.0,
+    apart_s: Annotated[float, typer.Option(min=0, max=600, help="At least so long between two.")] = 2.0,
     report: Annotated[Path | None, typer.Option(
         show_default="build/chaos/kills-ROLE.json", help="Where figures go; plots go beside it.",
     )] = None,

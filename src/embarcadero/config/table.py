@@ -253,6 +253,9 @@ class Sequencer(msgspec.Struct, frozen=True, kw_only=True):
         "A standby takes over when the sequencer's heart stands still for this long; at once, when its process ends.",
         200, 600_000,
     )] = limits.TAKEOVER_AFTER_S * 1_000
+    nice: Annotated[int, count(
+        "Priority of sequencer processes, if the system permits it: -20 before all others; 0 as they are.", -20, 19,
+    )] = limits.SEQUENCER_NICE
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):

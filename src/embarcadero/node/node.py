@@ -35,7 +35,7 @@ from embarcadero.node.children import die_with
 from embarcadero.node.cluster import ClusterFolder, ClusterInfo
 from embarcadero.node.files import within_open_files
 from embarcadero.node.mirrors import open_fabric, open_past
-from embarcadero.node.pinning import parse_cores, pin
+from embarcadero.node.pinning import come_first, parse_cores, pin
 from embarcadero.node.ports import advertised_address, listen
 from embarcadero.node.roles import Role, candidate_role, metrics_offset, parse_roles
 from embarcadero.node.seat import Seat, candidate_bell
@@ -87,6 +87,7 @@ class Node:
             self._info.fabric, self._info.mirror, self._info.generation, hugepages=self._config.cluster.hugepages
         )
         pin(roles, parse_cores(self._config.cluster.pin))
+        come_first(roles, self._config.sequencer.nice)
         self._stop = asyncio.Event()  # first the brokers leave, then the sequencer, then replicas
         self._stop_sequencer = asyncio.Event()
         self._stop_replicas = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Pinning of node processes to cores, in turn.
+"""Where and before whom node processes run: pinned to cores, in turn; sequencers before others, if that is permitted.
 
 Sequencers get the first core of the list (one reigns, the others sleep), brokers the following; replicas begin with the
 last one.
@@ -6,8 +6,10 @@ last one.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from embarcadero.errors import BadValue
 from embarcadero.node.roles import Role
@@ -39,3 +41,15 @@ def pin(roles: Sequence[Role], cores: Sequence[int]) -> None:
     """Pin this process, if cores were given."""
     if cores:
         os.sched_setaffinity(0, cores_for(roles, cores))
+
+
+def come_first(roles: Sequence[Role], nice: int) -> None:
+    """Have the kernel prefer this process if it only hosts a sequencer: everybody waits for that one.
+
+    It takes a privilege; without, the process is as it is. Kernels that group processes by session rank those groups.
+    """
+    if nice and all(role.candidate is not None for role in roles):
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, nice)
+        with contextlib.suppress(OSError):
+            Path("/proc/self/autogroup").write_text(str(nice))

@@ -22,6 +22,7 @@ from embarcadero.placement.liveness import process_mark
 from embarcadero.sequencer.candidate import Candidate
 from embarcadero.sequencer.remains import Mirrors
 from embarcadero.sequencer.state import Sequencer
+from embarcadero.sequencer.takeover import rehearse
 from embarcadero.storage.real import RealDisk
 from embarcadero.types import ReplicaMember
 from embarcadero.watch.candidate import WatchedCandidate
@@ -62,10 +63,12 @@ class Seat:
         mark = process_mark(os.getpid())
         directory.register_candidate(number, mark, os.getpid())
         self.candidate = Candidate(
-            fabric, directory, self._clock, number, mark, int(settings.takeover_after_ms * 1_000), self._journal
-        )
+            fabric, directory, self._clock, number, mark, int(settings.takeover_after_ms * 1_000), self._journal,
+            self._rehearse,
+        )  # fmt: skip
         self._watch = ProcessWatch(self._ended)
         self._rest_us = 0  # until then nothing is prepared
+        self._rehearsed = 0  # the epoch whose takeover was rehearsed last
         self._heard: PipeBell | None = None  # the sequencer's bell, while we reign
         self._workers: Workers | None = None
         self.watched = WatchedCandidate(number, self._clock)
@@ -84,10 +87,20 @@ class Seat:
             self._heard.wake()
 
     def prepare(self, epoch: int) -> bool:
-        """Have the memory of one more region ready, when all that a takeover keeps busy has come to rest."""
-        if self._clock.now_us() < self._rest_us:
+        """Have one more region ready, when all that a takeover keeps busy has come to rest; in the end, rehearse."""
+        if self._clock.now_us() < self._rest_us or not epoch:
             return False
-        return bool(epoch) and any(part.keep_spares(f"epoch-{epoch}", STANDBY_SPARE_BYTES_MAX) for part in self._parts)
+        if any(part.keep_spares(f"epoch-{epoch}", STANDBY_SPARE_BYTES_MAX) for part in self._parts):
+            return True
+        if self._rehearsed != epoch:
+            self._rehearsed = epoch
+            self._rehearse()
+        return False
+
+    def _rehearse(self) -> None:
+        with contextlib.suppress(EmbarcaderoError):  # it is about what is warm, not about what was read
+            members, topics = self._directory.members(), self._directory.topics()
+            rehearse(self._fabric, self.candidate.reigning, members, topics, self._sizes, self._clock.now_us())
 
     def take(self, epoch: int) -> tuple[Sequencer, PipeBell]:
         """Take over."""

@@ -12,6 +12,7 @@ nothing else: a takeover is safe against a predecessor that lives.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -26,6 +27,7 @@ from embarcadero.placement.directory import Directory
 from embarcadero.placement.records import Epochs, HandOver, Reign
 
 _NOBODY: Final = ""
+_ASKED: Final = "asked to"
 
 
 class Candidate:
@@ -40,10 +42,12 @@ class Candidate:
         mark: str,
         after_us: int,
         journal: Journal | None = None,
+        rehearse: Callable[[], None] = lambda: None,
     ) -> None:
+        """`rehearse` is called before a planned move, while nobody waits for us yet."""
         self.number, self.mark = number, mark
         self._fabric, self._directory, self._clock, self._after_us = fabric, directory, clock, after_us
-        self._journal = journal or SilentJournal()
+        self._journal, self._rehearse = journal or SilentJournal(), rehearse
         self._table = EpochTable(fabric, fabric.attach(EPOCHS_REGION))
         self._revision = -1
         self._epochs = Epochs()
@@ -96,6 +100,8 @@ class Candidate:
         reason = self._reason(now_us)
         if not reason or self._stopping:
             return None
+        if reason == _ASKED:
+            self._rehearse()
         last = self._epochs.started
         superseded = last if self._table.superseded(last) else None
         epoch = self._directory.elect(self.number, self.mark, self._epochs.handed_out, superseded)
@@ -130,7 +136,7 @@ class Candidate:
         if handed_out == 0 and self.number == 0:
             return "the first"
         if asked is not None and asked.to == self.number and asked.epoch == handed_out == self._epochs.started:
-            return "asked to"
+            return _ASKED
         if self.watched and self._ended == self.watched:
             return "its process ended"
         if now_us - self._sign_us >= self.patience_us:

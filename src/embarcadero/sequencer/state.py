@@ -247,18 +247,26 @@ class Sequencer:
         self._told_full = True
 
     def _sweep(self, earlier: int) -> None:
-        """Remove what epochs before our predecessor and unknown incarnations left behind."""
-        names = self._fabric.names()
+        """Remove what epochs before our predecessor and unknown incarnations left behind, beside us: it may be much.
+
+        Their names are never used again, so it does not matter when that happens, or who reigns then.
+        """
         prefixes = {member.region_prefix for member in self._directory.members()}
         prefixes |= {member.ref.region_prefix for member in self._directory.replicas()}
-        for name in names:
-            owner = name.split("/")[0]
-            number = owner.removeprefix("epoch-")
-            old = (
-                owner.startswith("epoch-") and number.isdigit() and int(number) < self.epoch and int(number) != earlier
-            )
-            if old or (owner.startswith(("broker-", "replica-")) and owner not in prefixes):
+        left = [name for name in self._fabric.names() if self._is_left(name.split("/")[0], earlier, prefixes)]
+
+        def remove() -> None:
+            for name in left:
                 self._fabric.remove(name)
+
+        self._workers.run(remove, lambda _: self._steps.at(Step.TAKEOVER_SWEPT))
+
+    def _is_left(self, owner: str, earlier: int, prefixes: set[str]) -> bool:
+        """Whether regions of this owner are of no use any more."""
+        if owner.startswith("epoch-"):
+            number = owner.removeprefix("epoch-")
+            return number.isdigit() and int(number) < self.epoch and int(number) != earlier
+        return owner.startswith(("broker-", "replica-")) and owner not in prefixes
 
     # --- the round ----------------------------------------------------------------------------------------------------
     def round(self) -> int:
@@ -304,7 +312,6 @@ class Sequencer:
         if self._unswept is not None and (not work or self._now_us > self._began_us + _SWEEP_US):
             self._sweep(self._unswept)
             self._unswept = None
-            self._steps.at(Step.TAKEOVER_SWEPT)
         return work
 
     def _count(self, entries: int) -> None:
