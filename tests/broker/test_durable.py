@@ -438,3 +438,14 @@ def test_ranges_are_looked_up_again_when_a_newer_one_is_counted_by() -> None:
     assert frontiers._range_of(0, 2) == ranges[1]
     assert frontiers.chain(0).owner(20) is None
     assert frontiers.chain(0).lost == [(10, 100)]
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_a_broker_says_that_its_own_lanes_wait(world: DiskWorld, order: int) -> None:
+    """Nobody orders what it writes into its own lane: the replica that it rings must find the word at once."""
+    world.directory.create_topic("own", order=order, replicas=3, durable_on=2)
+    world.run(3)
+    client = Client(world.brokers[0])
+    opened = world.open(client, "own")
+    client.batch(opened, 0, payload(0), flags=WANT_DURABLE)
+    assert waiting_line(world) >= 1

@@ -185,10 +185,10 @@ class BrokerLanes:
             del turns[next(iter(turns))]
         return header.session_seq <= turns.get((header.lane, header.session), header.low)
 
-    def publish(self, connection: Connection) -> None:
-        """Write what one read of a socket brought, then ack it if we may."""
+    def publish(self, connection: Connection) -> bool:
+        """Write what one read of a socket brought, then ack it if we may. True: some of it is for disks first."""
         if not self._staged:
-            return
+            return False
         self._steps.at(Step.LANE_STAGED)
         acks: list[bytearray] = []
         for writer in self._staged:
@@ -210,6 +210,7 @@ class BrokerLanes:
         self._settle()
         self._wake_replicas(with_replicas)
         self._wake_readers()
+        return bool(with_replicas)
 
     def _settle(self) -> bool:
         """Send all acks that wait, if no sequencer counts us as closed; the flush was before."""

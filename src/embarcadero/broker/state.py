@@ -262,7 +262,9 @@ class Broker:
         if self.relay.for_disks:
             self._tell_waiting()  # before anybody can order it, and replicas sync it
         self._publish()
-        self.lanes.publish(connection)
+        if self.lanes.publish(connection):
+            self._tell_waiting()
+            self.held.settle()  # what became durable before that rang nobody
         self.grant(connection)
 
     def _publish(self) -> None:
