@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from functools import cache
+from threading import Lock
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -16,11 +18,21 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 TRIES_MAX = 1_000
 
+_MAKING: Final = Lock()
+
+
+@cache
+def _decoder_of(kind: type[S]) -> msgspec.json.Decoder[Any]:
+    """Made by one thread at a time: what the library learns of a type for the first time, it learns without a lock."""
+    with _MAKING:
+        return msgspec.json.Decoder(kind)
+
 
 def decode(key: str, value: bytes, kind: type[S]) -> S:
     """A value of the store as what it should be."""
     try:
-        return msgspec.json.decode(value, type=kind)
+        found: S = _decoder_of(kind).decode(value)
+        return found
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         hint = "restore the store from a backup, or remove the cluster's folder"
         raise Corrupt(f"the store's value of {key!r} makes no sense: {error}", hint) from error

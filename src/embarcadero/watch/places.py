@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -39,6 +40,9 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         return self.left is None and Path(f"/proc/{self.pid}").exists()
 
 
+_DECODER: Final = msgspec.json.Decoder(Place)
+
+
 class Places:
     """All of them, of one cluster."""
 
@@ -63,5 +67,5 @@ class Places:
         found = []
         for path in sorted(self._folder.glob("*.json")):
             with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
-                found.append(msgspec.json.decode(path.read_bytes(), type=Place))
+                found.append(_DECODER.decode(path.read_bytes()))
         return found
