@@ -125,6 +125,8 @@ CASES: Final = (
     # --- disks ---
     Case("full-disk", "one replica's disk is full", (_disk("full", "replica", (0.5, 2.5)),)),
     Case("full-disks", "all replicas' disks are full: ack 2 waits", (_disk("full", "replicas", (0.5, 2.0)),)),
+    Case("failing-disk", "no sync of one replica succeeds", (_disk("failing", "replica", (0.2, 2.5)),)),
+    Case("failing-disks", "no sync of any replica succeeds: ack 2 waits", (_disk("failing", "replicas", (0.2, 1.5)),)),
     Case("no-files", "one replica can open no more files", (_disk("no-files", "replica", (0.5, 2.5)),)),
     Case("lost-disk", "a replica is killed and comes back with an empty disk, always the same one",
          (_disk("wipe", "replica:0", every_s=3.0),)),
@@ -154,6 +156,8 @@ CASES: Final = (
          (_kill("any", 1.0), _net("slow", "brokers", (0.5, 1.5), 0.5), _net("cut", "broker", (0.0, 0.2), 0.8))),
     Case("disk-and-kills", "a replica's disk is full while others die",
          (_disk("full", "replica:0", (1.0, 3.0)), _kill("replica", 2.0))),
+    Case("failing-and-kills", "a replica's syncs fail while others die",
+         (_disk("failing", "replica:0", (0.5, 2.0)), _kill("replica", 2.0))),
     Case("storm", "kills, pauses, a slow store, a full disk, cut and stalled connections: all at once",
          (_kill("any", 1.0), _pause("any", (0.1, 1.5), 1.0), _disk("full", "replica:0", (0.5, 1.0)),
           Trouble(kind="store-slow", lasts_s=(0.5, 1.0), every_s=1.0), _net("cut", "broker", (0.0, 0.2), 1.0),

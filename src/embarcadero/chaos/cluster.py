@@ -17,6 +17,7 @@ from embarcadero.config import load
 from embarcadero.errors import ClusterError, PortInUse
 from embarcadero.node.background import start
 from embarcadero.node.cluster import ClusterFolder
+from embarcadero.node.failing import DISKS_VARIABLE
 from embarcadero.node.ports import check_ports
 from embarcadero.node.report import ClusterReport, report
 from embarcadero.node.supervisor import UpOptions
@@ -78,7 +79,11 @@ class MortalCluster:
     def start(self) -> float:
         """Start it; returns how many seconds it took to be ready."""
         began = time.monotonic()
-        self._process, _ = start(UpOptions(config=self.config, stop_with_stdin=True))
+        os.environ[DISKS_VARIABLE] = "1"  # its replicas' syncs fail when a case wants that
+        try:
+            self._process, _ = start(UpOptions(config=self.config, stop_with_stdin=True))
+        finally:
+            del os.environ[DISKS_VARIABLE]
         return time.monotonic() - began
 
     def report(self) -> ClusterReport:

@@ -2,7 +2,7 @@
 
 What needs no privileges: a full disk is a limit on the size of the files of one process (RLIMIT_FSIZE: writes fail with
 EFBIG, which the product treats as "no room"), no more files is RLIMIT_NOFILE, a locked store is a write transaction of
-ours.
+ours. Syncs that fail are replicas that say so when told to (node/failing.py): no disk here does it on demand.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from embarcadero.chaos.disks import books
 from embarcadero.chaos.proxy import FAIR, Mood, Proxy
 from embarcadero.chaos.watch import Observer
 from embarcadero.errors import ClusterError, EmbarcaderoError
+from embarcadero.node.failing import failing_mark
 from embarcadero.node.hand_over import hand_over
 from embarcadero.sim.history import FabricLost, RoleFailed
 
@@ -233,6 +234,20 @@ def _limit(stage: Stage, trouble: Trouble, lasts_s: float, what: str, which: int
                     resource.prlimit(pid, which, limits)
 
 
+def fail_syncs(stage: Stage, trouble: Trouble, lasts_s: float) -> None:
+    """No sync of these replicas succeeds."""
+    roles = stage.roles(trouble.target)
+    marks = [failing_mark(_folder(stage, role)) for role in roles]
+    with stage.noting("failing disk", ", ".join(roles)):
+        try:
+            for mark in marks:
+                mark.touch()
+            stage.over.wait(lasts_s)
+        finally:
+            for mark in marks:
+                mark.unlink(missing_ok=True)
+
+
 def wipe(stage: Stage, trouble: Trouble, lasts_s: float) -> None:  # noqa: ARG001
     """Take a replica's folder away and kill it: it comes back with an empty disk."""
     for role, pid in stage.roles(trouble.target).items():
@@ -306,7 +321,7 @@ def _hold(stage: Stage, lasts_s: float) -> None:
 
 _DOERS: Final[dict[str, Callable[[Stage, Trouble, float], None]]] = {
     "kill": kill, "pause": pause, "lose": lose, "roll": roll, "hand-over": move, "strangers": strangers, "full": full,
-    "no-files": no_files, "wipe": wipe, "delete": delete, "rot": rot, "store-locked": lock_store,
+    "failing": fail_syncs, "no-files": no_files, "wipe": wipe, "delete": delete, "rot": rot, "store-locked": lock_store,
     "store-slow": slow_store, **dict.fromkeys(_MOODS, mistreat),
 }  # fmt: skip
 KINDS: Final = frozenset(_DOERS)

@@ -33,6 +33,7 @@ from embarcadero.node.begin import keep_freed_memory, start_logging
 from embarcadero.node.bell import PipeBell
 from embarcadero.node.children import die_with
 from embarcadero.node.cluster import ClusterFolder, ClusterInfo
+from embarcadero.node.failing import disk_of_replica
 from embarcadero.node.files import within_open_files
 from embarcadero.node.mirrors import open_fabric, open_past
 from embarcadero.node.pinning import come_first, parse_cores, pin
@@ -199,7 +200,7 @@ class Node:
     def _make_replica(self, number: int) -> _Made:
         """Alone in its process it writes and syncs by itself; beside other roles threads do it."""
         path = self._folder.replica(number)
-        disk = self._open.enter_context(closing(RealDisk(path, create=True)))
+        disk = self._open.enter_context(closing(disk_of_replica(path)))
         generation = self._info.generation & 0xFFFF_FFFF
         identity = open_folder(disk, self._directory.cluster_id, number, generation)
         member = self._directory.register_replica(number, identity.disk, str(path), socket.gethostname(), os.getpid())

@@ -155,7 +155,10 @@ class RealDisk:
         flags = os.O_RDWR if writable or create else os.O_RDONLY
         flags |= os.O_CREAT | os.O_TRUNC if create else 0
         with _typed("open", self._at(path)):
-            return RealFile(self._at(path), os.open(self._at(path), flags | os.O_CLOEXEC, 0o644))
+            return self._file(self._at(path), os.open(self._at(path), flags | os.O_CLOEXEC, 0o644))
+
+    def _file(self, path: Path, descriptor: int) -> RealFile:
+        return RealFile(path, descriptor)
 
     def exists(self, path: str) -> bool:
         with _typed("look at", self._at(path)):
