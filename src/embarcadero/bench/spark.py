@@ -60,6 +60,7 @@ def measure(settings: Settings, trial: Trial, tell: Tell) -> None:
         while (step := worker.ready(RESULT_S)) is not None:
             tell(step)
             worker.go()
+        worker.go()  # its last word was that there is no further step
         trial.values |= worker.result()
 
 
