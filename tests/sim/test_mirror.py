@@ -15,12 +15,12 @@ def test_a_reader_that_had_read_everything_hears_of_the_loss() -> None:
 
 def test_mirrored_worlds_lose_positions_exactly() -> None:
     """Their LOST gaps are short, where others' reach up to a ceiling far above; the same seed is the same world."""
-    world = run_world(17)
+    world = run_world(10)
     assert len(world.history.of(MirrorLeft)) == len(world.history.of(FabricLost)) > 1
     lost = [span.stop - span.start for span in world.history.of(LostSpan) if span.stop < 1 << 62]
     assert lost
     assert max(lost) < 2 * world.sizes.order_slots
-    assert run_world(17).trace.digest() == world.trace.digest()
+    assert run_world(10).trace.digest() == world.trace.digest()
 
 
 def test_only_worlds_that_lose_their_fabric_have_one() -> None:
