@@ -31,10 +31,7 @@ from embarcadero.sim.reports import RunReport, SeedReport, summary
 from embarcadero.sim.shrink import TRIES, Outcome, Shrinker, left_out
 from embarcadero.sim.transcript import transcript
 from embarcadero.sim.watch import Watch
-from embarcadero.sim.world import World
-
-ACKS_MIN = 100
-"""A seed with fewer acks shows nothing, so it fails."""
+from embarcadero.sim.world import ACKS_MIN, World
 
 PLANT_SEEDS = 200
 """A planted bug has to be caught within this many seeds."""

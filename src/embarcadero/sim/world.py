@@ -35,9 +35,11 @@ from embarcadero.sim.history import (
     History,
     LaneMade,
     OrderedTo,
+    Settled,
     StillThere,
     TailRead,
     TopicMade,
+    Verdict,
 )
 from embarcadero.sim.mirrors import MIRROR, Mirrors
 from embarcadero.sim.network import Address, Network
@@ -62,6 +64,10 @@ REPAIR_US_MAX = 60 * SECOND_US
 EVENTS_MAX = 2_000_000
 """A world takes some ten thousand: one that takes more does not come to an end."""
 
+ACKS_MIN = 100
+"""A world with fewer acks shows nothing, so it fails."""
+
+_LAST_BATCHES = 10
 _LOOK_EVERY_US = SECOND_US // 4
 
 
@@ -438,12 +444,14 @@ class World:
         if not self.sequencer.alive:
             self._start_sequencer()
         self.seen(Healed(at=self.queue.now_us))
+        acked = sum(event.verdict is Verdict.STORED for event in self.history.of(Settled))
+        batches = max(_LAST_BATCHES, ACKS_MIN - acked)  # where hardly anything got through, more is tried now
         for number, topic in enumerate(self.plan.topics):
             for read in ("durable", "ordered") if topic.replicas else ("ordered",):
                 name = f"audit-{number}-{read}"
                 self._start_reader(ReaderPlan(name, topic, "earliest", 0, None, 0, 0, 1 << 18, read=read))
             ack = 2 if topic.replicas and number % 2 == 0 else 1
-            last = StreamPlan(f"last-{number}", topic, False, 10, 100_000, 4, 1 << 16, 0, 0.0, ack=ack)
+            last = StreamPlan(f"last-{number}", topic, False, batches, 100_000, 4, 1 << 16, 0, 0.0, ack=ack)
             self.start_stream(last, 5 * SECOND_US)
         self.settle_by(7 * SECOND_US)
 
