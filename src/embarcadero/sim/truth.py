@@ -98,17 +98,18 @@ def unequal(disks: dict[int, SimDisk], ranges: list[Range], ends: dict[int, int]
                 if index not in there and range_.open:
                     found.append(Unequal(ref.replica, range_.lane, index, "lacks"))
                 elif there.get(index) != first.setdefault(index, there.get(index, b"")):
-                    found.append(Unequal(ref.replica, range_.lane, index, "has other bytes at"))
+                    what = "has other bytes at" if index in there else "lacks"
+                    found.append(Unequal(ref.replica, range_.lane, index, what))
     return found
 
 
 def _raw(disk: SimDisk, range_: Range) -> dict[int, bytes]:
-    """index -> all bytes of its record, of one range on one disk."""
+    """index -> entry and payload of its record, of one range on one disk. Nobody reads or checks what pads it."""
     raw: dict[int, bytes] = {}
     for lane, number, file in segments(disk):
         at = _HEADER_BYTES
         for record in records(file.medium) if (lane, number) == (range_.lane, range_.number) else ():
-            raw[record.place] = bytes(file.medium[at : record.end])
+            raw[record.place] = bytes(file.medium[at : at + LINE_BYTES]) + record.payload
             at = record.end
     return raw
 
