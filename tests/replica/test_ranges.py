@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,6 +42,37 @@ def test_a_sealed_range_is_cut_above_its_end_and_the_next_one_begins_there(tmp_p
     assert world.files(0, lane, 2) == writer.written[6:]
     assert world.durable(lane, 2) == 10
     assert world.replicas[0].count_ranges() == {"open": 1, "complete": 1, "incomplete": 0, "not opened": 0}
+
+
+class Slow:
+    """Workers that do it at once, and tell when they are told to."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Callable[[], None]] = []
+
+    def run(self, job: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        self.jobs.append(partial(done, job()))
+
+
+def test_what_was_not_synced_when_its_range_was_sealed_is_synced_then(tmp_path: Path) -> None:
+    """A sync was under way, more was appended meanwhile, the range was sealed: all of it still gets there."""
+    world = World(tmp_path, replicas=2)
+    lane = world.topic(replicas=2, durable_on=1)
+    writer, late = written(world, lane, 4), world.replicas[1]
+    late.commits._workers, usual = Slow(), late.commits._workers
+    slow = late.commits._workers
+    for _ in range(2):
+        writer.batches(b"x" * 300)
+        world.poll()
+    assert len(slow.jobs) == 1
+    assert world.directory.seal_and_open(lane, 1, 6, 12, refs(world, 0, 1), world.reign.number)
+    world.poll(20)
+    late.commits._workers = usual
+    slow.jobs.pop()()
+    world.settle()
+
+    assert late.ranges.copies[lane, 1].log.synced == 6
+    assert late.count_ranges()["complete"] == 1
 
 
 def test_a_late_replica_completes_its_sealed_range_from_peers(tmp_path: Path) -> None:

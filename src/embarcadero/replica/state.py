@@ -250,12 +250,19 @@ class Replica:
     def _complete(self, now_us: int) -> bool:
         """Have copies completed by what peers have; finish those that are whole."""
         for copy in self._lacking:
+            self._sync_rest(copy, now_us)
             self.ranges.settle(copy)
             if copy.complete:
                 self.moving.completed(copy)
         self._lacking = [copy for copy in self._lacking if not copy.complete and copy.tags in self.ranges.copies]
         self.health.lacking(bool(self._lacking) or any(copy.log.damage for copy in self._open_copies))
         return self.repair.step([*self._open_copies, *self._lacking], now_us)
+
+    def _sync_rest(self, copy: Copy, now_us: int) -> None:
+        """What was appended and not synced when its range was sealed: nobody follows it any more."""
+        end = copy.range_.end
+        if copy.log.dirty and end is not None and copy.log.end <= end and self.commits.may_try(copy, now_us):
+            self.commits.sync(copy)
 
     def _scrub(self, now_us: int, idle: bool) -> None:
         """Look through a piece of old files, in idle moments; now and then also if there are none."""
