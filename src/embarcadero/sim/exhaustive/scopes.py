@@ -139,7 +139,6 @@ VARIANTS: Final = {
         Variant("results-before-entries", "ack", plant="results-before-entries", small=False),
         Variant("epoch checked before reading", "read", left_out="entries before the epoch", small=False),
         Variant("answers-not-repeated", "answers", plant="answers-not-repeated", small=False),
-        Variant("start-unconditional", "rivals", plant="start-unconditional", small=False),
     )
 }
 
