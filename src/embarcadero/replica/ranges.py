@@ -51,6 +51,7 @@ class Ranges:
         self.copies: dict[Tags, Copy] = {}
         self.adopted: dict[Tags, int] = {}  # ranges that we complete in place of another replica, by its number
         self.refilled: set[Tags] = set()  # open ranges of a disk that is gone, whose end is known: copied onto this one
+        self._trims: dict[int, int] = {}
         self._wanted: dict[Tags, Range] = {}  # to be opened
         self._leaving: list[Copy] = []  # to be closed and removed, once no worker has them
         self._on_disk = set(self._folders())
@@ -64,8 +65,9 @@ class Ranges:
                 yield int(lane[1]), int(number[1])
 
     # --- what the store says ------------------------------------------------------------------------------------------
-    def update(self, ranges: list[Range]) -> None:
-        """Take note of all ranges of the store."""
+    def update(self, ranges: list[Range], trims: dict[int, int]) -> None:
+        """Take note of all ranges of the store, and of where lanes start."""
+        self._trims = trims
         mine = {tags_of(range_): range_ for range_ in ranges if self._is_mine(range_)}
         for tags in [tags for tags in self.copies if tags not in mine]:
             self._leaving.append(self.copies.pop(tags))
@@ -154,7 +156,7 @@ class Ranges:
         return False
 
     def _reopen(self, copy: Copy, synced: int) -> None:
-        """Cutting failed half-way: the next try begins with what is on disk, and trusts no more of it."""
+        """Something failed half-way: the next try begins with what is on disk, and trusts no more of it."""
         with suppress(EmbarcaderoError):
             copy.log.close()
         self._doubts[copy.tags] = synced
@@ -190,15 +192,20 @@ class Ranges:
         return False
 
     def begin_at(self, copy: Copy, index: int, seq: int) -> bool:
-        """All other copies begin later, since what was before is trimmed: an empty one begins there too."""
-        range_ = copy.range_
-        if copy.log.end != range_.start or index <= range_.start or (range_.end is not None and index > range_.end):
+        """Another copy begins later than this one ends: since what was before is trimmed, this one begins there too.
+
+        A peer's word is not enough: its first files may just be gone.
+        """
+        range_, trimmed = copy.range_, self._trims.get(copy.tags[0], 0)
+        if not copy.log.end < index <= trimmed or (range_.end is not None and index > range_.end):
             return False
-        folder = range_folder(*copy.tags)
+        folder, told = range_folder(*copy.tags), [damage.end for damage in copy.log.damage if damage.end > index]
         try:
             copy.log.close()
             remove_range(self._disk, folder)
-            copy.log = RangeLog.create(self._disk, folder, *copy.tags, index, seq, self._settings)
+            copy.log, copy.behind = RangeLog.create(self._disk, folder, *copy.tags, index, seq, self._settings), False
+            if told:
+                copy.log.quarantine(index, max(told), DamageKind.TAIL, b"")
         except EmbarcaderoError as error:
             self._failed(copy.tags, error, "begin again")
             del self.copies[copy.tags]
@@ -239,6 +246,7 @@ class Ranges:
                 self._steps.at(Step.REPLICA_SEALED)
         except EmbarcaderoError as error:
             self._failed(copy.tags, error, "seal")
+            self._reopen(copy, copy.log.synced)
 
     def cut_damaged_end(self, copy: Copy, damage: Damage) -> None:
         """Damage that goes on above the end of a sealed range: no peer has all of it. It is copied anew."""

@@ -130,8 +130,9 @@ class Replica:
         self.brokers.update(self._directory.members(), lanes)
         ranges = self._ranges = self._directory.ranges()
         self.moving.update(members, ranges)
-        self.retention.update(self.topics, ranges, self._directory.trims(), self._directory.tiers())
-        self.ranges.update(ranges)
+        trims = self._directory.trims()
+        self.retention.update(self.topics, ranges, trims, self._directory.tiers())
+        self.ranges.update(ranges, trims)
         self.repair.update(members)
         self.reign.advance(self._directory.started_epoch())
         self._take_stock()
@@ -235,7 +236,7 @@ class Replica:
             self.retention.look(now_us)
             self._look_for_folder()
             if self.moving.look(now_us):
-                self.ranges.update(self._ranges)
+                self.ranges.update(self._ranges, self._directory.trims())
                 self._take_stock()
         self._tell()
         return moved

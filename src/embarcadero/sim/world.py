@@ -61,6 +61,9 @@ HEAL_US_MAX = 240 * SECOND_US
 REPAIR_US_MAX = 60 * SECOND_US
 """How long copies may take to be repaired then."""
 
+SCRUB_US_MAX = 200 * SECOND_US
+"""How long in the end: a scrub may have to go twice over all segments, since it leaves out a copy that has damage."""
+
 EVENTS_MAX = 2_000_000
 """A world takes some ten thousand: one that takes more does not come to an end."""
 
@@ -110,7 +113,8 @@ class World:
         self._frontiers: dict[int, int] = {}
         self._lanes: dict[int, TopicLane] = {}  # lanes of brokers that are on record
         self._quiet_since_us = 0
-        self._late_us = plan.fault_phase_us + HEAL_US_MAX
+        self._well_us = plan.fault_phase_us
+        self._successors = 0  # publishers that are about to begin
         self.rest = Rest(self)
 
     # --- looking ------------------------------------------------------------------------------------------------------
@@ -410,7 +414,12 @@ class World:
     def publisher_ended(self, process: PublisherProcess, failed: bool) -> None:
         """It is gone, or its session is. If it was not done, another process goes on."""
         if failed and process.stream.next_number < process.stream.plan.batches:
-            self.queue.after(self.rng.randrange(50_000, 4 * SECOND_US), lambda: self.succeed_publisher(process))
+            self._successors += 1
+            self.queue.after(self.rng.randrange(50_000, 4 * SECOND_US), lambda: self._succeed(process))
+
+    def _succeed(self, process: PublisherProcess) -> None:
+        self._successors -= 1
+        self.succeed_publisher(process)
 
     def succeed_publisher(self, process: PublisherProcess) -> None:
         """Go on with a stream: the same one if its session has a name, else a new one."""
@@ -457,11 +466,11 @@ class World:
 
     def settle_by(self, after_us: int) -> None:
         """From here on all is well: everything has to come to an end, at the earliest after a while."""
-        self._late_us = self.queue.now_us + HEAL_US_MAX
+        self._well_us = self.queue.now_us
         self.queue.after(after_us, self._look)
 
     def _look(self) -> None:
-        late = self.queue.now_us >= self._late_us
+        late = self.queue.now_us >= self._well_us + HEAL_US_MAX
         if not self.rest.taken and self._all_done() and not self.probe.waits:
             self.rest.begin()
         elif (self._all_done() or late) and not self.probe.waits:
@@ -479,7 +488,7 @@ class World:
     def _all_done(self) -> bool:
         """Whether all publishers are done and all readers have seen a tail that was asked for after that."""
         unanswered = any(broker.unanswered for broker in self.brokers.values())
-        if unanswered or not all(publisher.done for publisher in self.live_publishers()):
+        if unanswered or self._successors or not all(publisher.done for publisher in self.live_publishers()):
             self._quiet_since_us = self.queue.now_us
             return False
         tails = {tail.lane: tail.index for tail in self.history.of(TailRead) if tail.began > self._quiet_since_us}
@@ -492,4 +501,5 @@ class World:
         ]
         if not all(place is not None and place >= tails[lane] for lane, place in places):
             return False
-        return self.queue.now_us > self.plan.fault_phase_us + REPAIR_US_MAX or not self.disks.unsettled()
+        patience_us = SCRUB_US_MAX if self.rest.taken else REPAIR_US_MAX
+        return self.queue.now_us > self._well_us + patience_us or not self.disks.unsettled()

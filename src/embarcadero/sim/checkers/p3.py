@@ -6,7 +6,7 @@ from collections import defaultdict
 from itertools import pairwise
 
 from embarcadero.sim.checkers.ledger import Ledger, Violation, covered, inside, ledger_of
-from embarcadero.sim.history import Delivered, GapSeen, History, Settled, TopicMade, Verdict
+from embarcadero.sim.history import Delivered, FabricLost, GapSeen, History, Settled, TopicMade, Verdict
 from embarcadero.types import GapKind, OnGap, Order
 
 
@@ -153,11 +153,15 @@ def _skipped(ledger: Ledger, lane: int) -> dict[str, dict[int, bool]]:
 
 
 def _lost(ledger: Ledger, lane: int) -> dict[str, set[int]]:
-    """Numbers that had been stored, and went with the fabric, by stream."""
+    """Numbers that had been stored, or declared lost to their publisher, which went with the fabric, by stream."""
     lost: dict[str, set[int]] = defaultdict(set)
     for index, claims in ledger.claims[lane].items():
         for claim in claims if ledger.is_lost(lane, index) else ():
             batch = ledger.batch_of.get(claim.digest)
             if batch is not None:
                 lost[batch[0]].add(batch[1])
+    memory_went = max((event.at for event in ledger.history.of(FabricLost)), default=0)
+    for told in ledger.history.of(Settled):
+        if told.lane == lane and told.verdict is Verdict.FAILED and told.at < memory_went:
+            lost[told.stream].add(told.number)
     return lost
