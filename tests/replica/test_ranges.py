@@ -14,7 +14,7 @@ from embarcadero.limits import CEILING_AHEAD
 from embarcadero.plants import ACTIVE
 from embarcadero.replica.health import Trouble
 from embarcadero.storage.layout import range_folder
-from embarcadero.types import ReplicaRef
+from embarcadero.types import ReplicaRef, TopicLane
 from tests.replica.harness import Reign, World, Writer
 
 
@@ -300,6 +300,55 @@ def test_a_lost_segment_that_went_beyond_the_end_is_copied_up_to_the_end(tmp_pat
 
     assert world.files(1, lane) == writer.written[:6]
     assert world.replicas[1].count_ranges()["complete"] == 1
+
+
+def test_a_copy_whose_last_file_is_gone_when_its_range_is_sealed_is_completed(tmp_path: Path) -> None:
+    """It can't be cut at its end, as it is not there: it is opened anew, and peers have the records."""
+    world = World(tmp_path, replicas=2)
+    lane = world.topic(replicas=2, durable_on=1)
+    writer = written(world, lane)
+    for path in (world.folder(1) / range_folder(lane, 1)).glob("*.log"):
+        path.unlink()
+    assert world.directory.seal_and_open(lane, 1, 6, 12, refs(world, 0), world.reign.number)
+    world.poll(10, step_us=1_000_000)
+    world.settle()
+
+    assert world.files(1, lane, 1) == writer.written[:6]
+    assert world.replicas[1].count_ranges() == {"open": 0, "complete": 1, "incomplete": 0, "not opened": 0}
+
+
+@pytest.mark.parametrize("trimmed", [True, False])
+def test_a_copy_that_ends_before_its_peers_begin(tmp_path: Path, trimmed: bool) -> None:
+    """If that was trimmed, it begins where they do. If not, files of the peer are gone: that is no reason."""
+    world = World(tmp_path, replicas=2, segment_bytes=64 * 1024)
+    lane = world.topic(order=0, replicas=2, durable_on=1)
+    made = world.directory.make_lane(world.directory.topic("t"), world.broker.member)
+    assert isinstance(made, TopicLane)
+    lane, writer = made.lane, world.broker.lane(made)
+    world.settle()
+    writer.batches(*[b"a" * 4_000] * 5)
+    world.poll(2)
+    world.kill_replica(1)
+    for number in range(40):
+        writer.batches(bytes([number + 1]) * 4_000)
+        world.poll()
+    segments = world.replicas[0].ranges.copies[lane, 1].log.segments
+    assert world.directory.seal_and_open(lane, 1, 45, 90, refs(world, 0), world.reign.number)
+    world.settle()
+    begin = segments[1].base_index
+    assert begin > 5
+    if trimmed:
+        world.directory.trim("t", lane, begin + 1)
+        world.poll(10, step_us=500_000)
+    else:
+        files = sorted((world.folder(0) / range_folder(lane, 1)).iterdir())
+        for path in [*files[:3], *(path for path in files if path.name == "start")]:
+            path.unlink()
+    world.start_replica(1)
+    world.poll(20, step_us=100_000)
+
+    assert world.files(1, lane, 1) == (writer.written[begin:45] if trimmed else writer.written[:5])
+    assert bool(world.notes[1].count("can't complete a copy")) is not trimmed
 
 
 def test_scrub_finds_rot_in_old_files_and_peers_repair_it(tmp_path: Path) -> None:
