@@ -95,10 +95,11 @@ def _whole(column: pa.Array) -> list[Key]:
 
 
 def _ranks(column: pa.Array) -> Hashes:
-    """0 for null, else the place among the different values."""
-    ranks = pc.rank(column, sort_keys="ascending", tiebreaker="dense")
-    found: Hashes = np.asarray(ranks).astype(np.uint64)
-    return found if not column.null_count else np.where(_valid(column), found, np.uint64(0))
+    """0 for null, else the place among the different values. Those are found first: comparing equal texts is dear."""
+    different = column.dictionary_encode()
+    ranks = np.asarray(pc.rank(different.dictionary, sort_keys="ascending", tiebreaker="dense")).astype(np.uint64)
+    found: Hashes = np.append(ranks, np.uint64(0))[np.asarray(different.indices.fill_null(len(ranks)))]
+    return found
 
 
 def _hashes(column: pa.Array) -> Hashes:
