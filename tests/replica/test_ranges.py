@@ -144,6 +144,30 @@ def test_a_drained_replica_gives_its_ranges_away(tmp_path: Path) -> None:
 
 
 # --- after a restart --------------------------------------------------------------------------------------------------
+def test_a_range_that_is_ours_again_while_its_copy_is_still_being_given_up_stays(tmp_path: Path) -> None:
+    """A worker was busy with it when another replica was quicker; then that one is drained, too."""
+    world = World(tmp_path, replicas=2)
+    lane = world.topic(replicas=2, durable_on=1)
+    writer = written(world, lane)
+    assert world.directory.seal_and_open(lane, 1, 10, 20, refs(world, 0, 1), world.reign.number)
+    world.settle()
+    ranges, all_ranges = world.replicas[1].ranges, world.directory.ranges()
+    for open_ in (False, True):
+        tags = lane, 2 if open_ else 1
+        others = [range_ for range_ in all_ranges if (range_.lane, range_.number) != tags]
+        busy = ranges.copies[tags]
+        busy.reading = True
+        ranges.update(others, {})
+        ranges.update(all_ranges, {})
+        world.poll(5)
+        assert tags not in ranges.copies
+        busy.reading = False
+        world.settle()
+        assert ranges.copies[tags] is not busy
+    assert world.files(1, lane, 1) == writer.written
+    assert world.replicas[1].counters.ranges_removed == 0
+
+
 def test_a_restarted_replica_says_how_far_its_copy_goes(tmp_path: Path) -> None:
     """The fabric is gone; the reply is the end of what is on disk, and nothing is appended to that range."""
     world = World(tmp_path, replicas=1)

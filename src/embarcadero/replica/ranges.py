@@ -77,7 +77,7 @@ class Ranges:
         for tags, copy in self.copies.items():
             copy.range_ = mine[tags]
         for tags, range_ in list(self._wanted.items()):
-            if range_.open:
+            if range_.open and not self._is_open_here(tags):
                 self._open(tags, range_)
 
     def _is_mine(self, range_: Range) -> bool:
@@ -91,6 +91,7 @@ class Ranges:
         return tags_of(range_) in self.refilled or planted("forgotten-range-counts")
 
     def _is_open_here(self, tags: Tags) -> bool:
+        """Whether a worker may still be busy with a copy that was given up: nobody else may have its folder."""
         return any(copy.tags == tags for copy in self._leaving)
 
     def follows(self, copy: Copy) -> bool:
@@ -107,7 +108,7 @@ class Ranges:
         """Open, mend or remove one thing. True if something was done."""
         now_us = self._clock.now_us()
         for tags, range_ in self._wanted.items():
-            if self._health.may_try(tags, now_us):
+            if self._health.may_try(tags, now_us) and not self._is_open_here(tags):
                 self._open(tags, range_)
                 return True
         return self._restart_doubtful(now_us) or self._remove_one()
@@ -264,7 +265,8 @@ class Ranges:
                 self._leaving.remove(copy)
                 with suppress(EmbarcaderoError):
                     copy.log.close()
-                self._surplus.append(copy.tags)
+                if copy.tags not in self._wanted:  # it may be ours again since
+                    self._surplus.append(copy.tags)
                 self._health.worked(copy.tags)
                 return True
         if not self._surplus:
