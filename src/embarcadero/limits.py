@@ -122,6 +122,7 @@ REPLICA_LAG_SHARE = 0.5  # likewise, as a share of the order ring
 REPLICA_LAG_S = 3.0  # one that is late for this long is replaced
 REPLICA_LATE_S = 60.0  # and for this long it gets no range of that lane
 RANGE_GRACE_S = 1.0  # how long fewer replicas than asked for are put up with before a range changes because of it
+RANGE_CHANGES_SHARE = 50  # of all lanes, one in so many may change its range at a time, if nothing waits for that
 RANGE_RETRY_S = 0.2  # between two attempts to find a better set of replicas for one range
 CHECKPOINT_S = 5.0  # between two checkpoints of a lane with replicas that grows
 SEALS_PER_LOOK_MAX = 4  # a seal is a transaction of the store: ordering goes on in between

@@ -26,6 +26,7 @@ from embarcadero.limits import (
     CEILING_AHEAD,
     CEILING_AHEAD_HANDLES,
     CEILING_AHEAD_SEQ,
+    RANGE_CHANGES_SHARE,
     RANGE_GRACE_S,
     RANGE_RETRY_S,
     REPLICA_LAG_ENTRIES_MAX,
@@ -129,6 +130,7 @@ class RangeKeeper:
         self._look_us = self._members_us = 0
         self._lag_us = now_us + _LAG_US
         self._good: set[ReplicaRef] = set()
+        self._changing: list[Kept] = []  # lanes whose replicas begin a range that could have waited
 
     # --- words --------------------------------------------------------------------------------------------------------
     def say(self, lane: int, number: int, closing: bool, target: int = 0) -> None:
@@ -235,7 +237,7 @@ class RangeKeeper:
             if kept.broker_lane is None or kept.broker_lane.end is None:
                 self._unsettled.pop(kept.number, None)
             return False
-        if self._now_us < kept.retry_us:
+        if self._now_us < kept.retry_us or not (self._is_urgent(kept, bad) or self._may_change()):
             return False
         kept.retry_us = self._now_us + _us(RANGE_RETRY_S)
         refs = self._choose(kept, bad)
@@ -279,9 +281,23 @@ class RangeKeeper:
         if not bad:
             waited = kept.sealed_us is None or self._now_us - kept.sealed_us >= _us(RANGE_GRACE_S)
             return len(refs) > len(range_.replicas) and waited
-        stuck = len(range_.replicas) - len(bad) < range_.durable_on
         full = len(refs) >= kept.topic.replicas
-        return stuck or full or self._now_us - (kept.bad_us or 0) >= _us(RANGE_GRACE_S)
+        return self._is_urgent(kept, bad) or full or self._now_us - (kept.bad_us or 0) >= _us(RANGE_GRACE_S)
+
+    @staticmethod
+    def _is_urgent(kept: Kept, bad: list[ReplicaRef]) -> bool:
+        """Whether nothing of a lane becomes durable any more until its range has changed."""
+        range_ = kept.range_
+        return not range_.open or kept.closing or len(range_.replicas) - len(bad) < range_.durable_on
+
+    def _may_change(self) -> bool:
+        """Changes that can wait come a few at a time: its replicas make files, and a lane's acks wait for that."""
+        self._changing = [kept for kept in self._changing if self._is_beginning(kept)]
+        return len(self._changing) < max(1, len(self.kept) // RANGE_CHANGES_SHARE)
+
+    def _is_beginning(self, kept: Kept) -> bool:
+        late = kept.sealed_us is None or self._now_us - kept.sealed_us >= _us(RANGE_RETRY_S)
+        return not late and kept.range_.open and None in self.lines.load(kept.range_)
 
     def _reason(self, bad: Iterable[ReplicaRef]) -> str:
         told = [f"replica {ref.replica} is {self.replicas.problem(ref) or 'late'}" for ref in bad]
@@ -313,6 +329,7 @@ class RangeKeeper:
             if ref in self.replicas.good and self._is_late(kept, ref):
                 kept.late_us[ref.replica] = self._now_us
         self._go_on(kept, opened)
+        self._changing.append(kept)
         self._steps.at(Step.SEAL_OPENED)
         return True
 
