@@ -9,7 +9,7 @@ import pytest
 
 from embarcadero.fabric.durability import RangeWord
 from embarcadero.fabric.layout import PENDING
-from embarcadero.limits import CHECKPOINT_S, RANGE_GRACE_S, REPLICA_LAG_S, REPLICA_SILENT_S
+from embarcadero.limits import CHECKPOINT_S, RANGE_GRACE_S, RANGE_RETRY_S, REPLICA_LAG_S, REPLICA_SILENT_S
 from embarcadero.plants import ACTIVE
 from embarcadero.sequencer import ranges as ranges_module
 from embarcadero.types import EntryKind, Outcome
@@ -211,6 +211,28 @@ def test_a_new_incarnation_takes_the_place_of_the_old_one() -> None:
     sealed, opened = cluster.directory.ranges(lane)
     assert sealed.end == 3
     assert {(ref.replica, ref.incarnation) for ref in opened.replicas} == {(0, 1), (1, 2), (2, 1)}
+
+
+@pytest.mark.parametrize("durable_on", [2, 3])
+def test_ranges_that_can_wait_change_one_after_the_other(durable_on: int) -> None:
+    """The next lane once all replicas have begun the range before, or are late. Lanes that are stuck: at once."""
+    cluster = ReplicatedCluster()
+    lanes = [filled(cluster, durable_on=durable_on)[0] for _ in range(3)]
+    for lane in lanes:
+        cluster.lines(lane, 3, 3, 3)
+    cluster.replica(1)
+
+    def changed() -> list[int]:
+        return [lane for lane in lanes if len(cluster.directory.ranges(lane)) == 2]
+
+    settle(cluster, RANGE_RETRY_S / 2)
+    assert len(changed()) == (1 if durable_on == 2 else 3)
+    if durable_on == 2:
+        cluster.lines(changed()[0], 3, 3, 3)
+        settle(cluster, RANGE_RETRY_S / 2)
+        assert len(changed()) == 2
+        settle(cluster, RANGE_RETRY_S)
+        assert len(changed()) == 3
 
 
 @pytest.mark.parametrize("trouble", ["silent", "unhealthy", "draining"])

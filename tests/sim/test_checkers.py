@@ -140,6 +140,9 @@ GOOD: dict[str, dict[str, list[Event]]] = {
             sent(5, 0, process="a.2"), settled(6, 0, 900, process="a.2"), moved(7, 900), got(8, 900, 0)],
     },
     "P3": {
+        "a batch that its publisher knows to be lost, before that knowledge went with the fabric": [
+            topic(5, "skip"), sent(1, 0), sent(1, 1), sent(1, 2), moved(2, 0), got(2, 0, 0),
+            settled(3, 1, verdict=Verdict.FAILED), *lost(4, 1, 1), h.Healed(at=5), got(7, 1, 2)],
         "a batch that was skipped, which went with the fabric, is stored": [
             topic(5, "skip", replicas=2), sent(1, 0), sent(1, 1), moved(2, 0), got(2, 0, 0),
             gap(3, "SKIPPED", 1, 2, 1, index=1), *lost(4, 1, 900), h.Healed(at=5), moved(6, 900), got(7, 900, 1)],
@@ -298,6 +301,9 @@ BAD: dict[str, dict[str, list[Event]]] = {
         "order 5 reorders a stream": [topic(5), sent(1, 0), sent(1, 1), moved(2, 0), got(2, 0, 1), got(3, 1, 0)],
         "order 5 with a hole": [topic(5), sent(1, 0), sent(1, 1), sent(1, 2), moved(2, 0), got(2, 0, 0), got(3, 1, 2)],
         "order 5 that does not begin at 0": [topic(5), sent(1, 0), sent(1, 1), moved(2, 0), got(3, 0, 1)],
+        "a batch that its publisher took for lost only after the fabric went": [
+            topic(5, "skip"), sent(1, 0), sent(1, 1), sent(1, 2), moved(2, 0), got(2, 0, 0), *lost(3, 1, 1),
+            settled(4, 1, verdict=Verdict.FAILED), h.Healed(at=5), got(7, 1, 2)],
         "a hole that is larger than its SKIPPED gap": [
             topic(5, "skip"), *(sent(1, n) for n in range(4)), moved(2, 0), got(2, 0, 0), gap(3, "SKIPPED", 1, 2, 1),
             got(4, 2, 3)],

@@ -26,7 +26,7 @@ from embarcadero.fabric.layout import SUPERBLOCK, Entries, RegionKind, table
 from embarcadero.fabric.region import Fabric, Region, Shape, require_shape
 from embarcadero.invariants import invariant
 from embarcadero.sequencer.order import LaneOrder
-from embarcadero.sequencer.sessions import LOST, NEVER, NOBODY, OPEN, Ints, SessionTable, W
+from embarcadero.sequencer.sessions import LOST, NEVER, NOBODY, OPEN, Ints, SessionTable, W, zeros
 from embarcadero.steps import Step
 from embarcadero.types import NO_INDEX, NO_SESSION
 from embarcadero.wire.codec import payload_crc
@@ -66,7 +66,7 @@ class CheckpointWriter:
     def __init__(self, fabric: Fabric, name: str, rows: int, steps: Steps = NO_STEPS) -> None:
         self._steps = steps
         self._region = fabric.create(name, Shape(RegionKind.CHECKPOINT, _slot_offset(2, rows), rows, _BYTES))
-        self._image = np.zeros(rows, dtype=_ROW)  # rows as last written; most do not change between checkpoints
+        self._image = zeros(rows, _ROW)  # rows as last written; most do not change between checkpoints
         self._image_us = -NEVER
         self._number = 0
         self._reserved_rows = [0, 0]

@@ -15,12 +15,13 @@ opened the name, and the earlier holder is out.
 
 from __future__ import annotations
 
+from mmap import mmap
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from embarcadero.limits import CEILING_AHEAD_HANDLES, SESSION_WINDOW
+from embarcadero.limits import CEILING_AHEAD_HANDLES, KIB, SESSION_WINDOW
 from embarcadero.types import NO_INDEX, NO_SESSION
 
 FREE, OPEN, FENCED = 0, 1, 2
@@ -36,10 +37,22 @@ TAKEN: Final = NO_SESSION - 1
 LOST: Final = NO_INDEX - 1
 """As an index in a window: the sequence was skipped."""
 
+_LAZY_BYTES_MIN: Final = 64 * KIB
 W: Final = SESSION_WINDOW
 W_MASK: Final = W - 1
 
 Ints = npt.NDArray[np.int64]
+
+
+def zeros(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Zeros for which memory is committed when it is written to, and not before, however large the array is.
+
+    The C library may clear freed memory instead, and the system gives memory for all of it: a takeover waits for that.
+    """
+    size = count * np.dtype(dtype).itemsize
+    if size < _LAZY_BYTES_MIN:
+        return np.zeros(count, dtype)
+    return np.frombuffer(mmap(-1, size), dtype)
 
 
 class SessionTable:
@@ -52,19 +65,19 @@ class SessionTable:
         rows, slots = self.capacity, self.capacity * W
         self.handle = np.full(rows, NOBODY, dtype=np.int64)
         self.live = np.full(rows, NOBODY, dtype=np.int64)  # the handle while the session is open
-        self.state = np.zeros(rows, dtype=np.uint8)
-        self.expected = np.zeros(rows, dtype=np.int64)
-        self.low = np.zeros(rows, dtype=np.int64)
-        self.name = np.zeros(rows, dtype=np.uint64)
+        self.state = zeros(rows, dtype=np.uint8)
+        self.expected: Ints = zeros(rows, dtype=np.int64)
+        self.low: Ints = zeros(rows, dtype=np.int64)
+        self.name = zeros(rows, dtype=np.uint64)
         self.successor = np.full(rows, NO_SESSION, dtype=np.uint32)
-        self.active_us = np.zeros(rows, dtype=np.int64)  # when the row last changed
+        self.active_us = zeros(rows, dtype=np.int64)  # when the row last changed
         self.gap_us = np.full(rows, NEVER, dtype=np.int64)  # since when a gap is open
         self.departed_us = np.full(rows, NEVER, dtype=np.int64)  # since when no broker has a connection of it
-        self.held = np.zeros(rows, dtype=np.int64)  # how many of its batches wait
-        self.tag = np.zeros(slots, dtype=np.int64)
-        self.index = np.zeros(slots, dtype=np.uint64)
-        self.seq = np.zeros(slots, dtype=np.uint64)
-        self.crc = np.zeros(slots, dtype=np.uint32)
+        self.held = zeros(rows, dtype=np.int64)  # how many of its batches wait
+        self.tag = zeros(slots, dtype=np.int64)
+        self.index = zeros(slots, dtype=np.uint64)
+        self.seq = zeros(slots, dtype=np.uint64)
+        self.crc = zeros(slots, dtype=np.uint32)
         self.attached: dict[int, set[int]] = {}  # row -> region handles of brokers that have a connection of it
         self.by_name: dict[int, int] = {}  # hash of a name -> handle of its newest session
         self.next_handle = 0
