@@ -14,9 +14,8 @@ SEEDS = 40
 
 
 IMPORTANT = (
-    "missing-flush", "missing-flush-pending", "missing-invalidate", "missing-flush-held", "missing-flush-freed",
-    "lane-ack-unchecked", "slot-reused-early", "frontier-before-entries", "dedupe-off", "durable-before-sync",
-    "ack-before-durable", "serve-above-durable", "old-range-counts", "seal-at-frontier", "damage-cut",
+    "missing-flush", "missing-invalidate", "lane-ack-unchecked", "frontier-before-entries", "dedupe-off",
+    "durable-before-sync", "ack-before-durable", "serve-above-durable", "old-range-counts", "damage-cut",
     "failover-statistic", "positions-reused",
 )  # fmt: skip
 """One of each kind. All of them are hunted by `make plants`; those of small scopes are in test_exhaustive.py too."""
