@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
+from embarcadero.chaos.kills import no_pauses_of_our_own
 from embarcadero.chaos.page import index_page
 from embarcadero.chaos.pauses import calm_ms, concerned, pauses_ms
 from embarcadero.chaos.plots import draw_histogram, draw_timeline
 from embarcadero.chaos.timeline import Acks, acks_of, longest_pause_us, next_ack_us, percentiles, timeline
+from embarcadero.errors import BadValue
 from embarcadero.sim.history import Fault, History, TopicMade
 from embarcadero.types import Order
 from tests.chaos.worlds import BATCHES, RECORDS, STEP_US, honest
@@ -112,3 +117,14 @@ def test_acks_of_some_streams_only() -> None:
     assert len(acks_of(history, streams=["s"]).acked_us) == BATCHES
     assert len(acks_of(history, streams=["other"]).acked_us) == 0
     assert len(acks_of(history, level=1).acked_us) == 0
+
+
+def test_the_observer_makes_no_pauses_and_leaves_the_interpreter_as_it_was() -> None:
+    """Also when what it observes fails."""
+    turn_s = sys.getswitchinterval()
+    with suppress(BadValue), no_pauses_of_our_own():
+        assert not gc.isenabled()
+        assert sys.getswitchinterval() < turn_s
+        raise BadValue("anything")
+    assert gc.isenabled()
+    assert sys.getswitchinterval() == turn_s
