@@ -64,6 +64,7 @@ _REIGNS: Final = Bias(("sequencer-crash-inside",), interrupt_rate=0.05)
 _MIRROR: Final = Bias(("cluster-loss", "replica-crash"), job_us=100_000, mirror=True)
 _ENDS: Final = Bias(("broker-crash-inside", "broker-zombie"), interrupt_rate=0.05)
 _SLOW: Final = Bias(("slow-disk", "replica-pause"), every_s=2.0)
+_LATE: Final = Bias(("cluster-loss", "slow-disk", "replica-pause"), every_s=3.0, job_us=400_000)
 
 PLANTS: Final = {
     plant.name: plant
@@ -117,6 +118,8 @@ PLANTS: Final = {
               bias=_WIPES, witnesses=(6,)),
         Plant("positions-reused", "after a loss of the fabric positions are handed out again", bias=_LOSS,
               witnesses=(151,)),
+        Plant("checkpoint-above-end", "a session checkpoint on disk speaks of more than is durable", bias=_LATE,
+              witnesses=(44, 25)),
         Plant("mirror-after-primary", "the fabric's mirror is written some time after the fabric", bias=_MIRROR,
               witnesses=(4,)),
         Plant("order-slot-reused-early", "order slots are reused before they are durable", bias=_SLOW,
@@ -133,6 +136,8 @@ PLANTS: Final = {
         Plant("ordered-end-from-frontier", "a takeover takes the frontier for the end of the order", scope="ack"),
         Plant("results-before-entries", "a round answers before its entries are flushed", scope="ack"),
         Plant("answers-not-repeated", "a takeover does not repeat answers that were not read yet", scope="answers"),
+        Plant("takeover-reads-forwards", "a takeover reads how far pending rings were read after what was answered",
+              scope="answers, one host"),
         Plant("range-not-rechecked", "who counts as durable does not look at the range word again",
               scope="seal, one host"),
         Plant("closing-not-fenced", "a sealer reads durable lines without a fence after its closing word",
@@ -162,6 +167,7 @@ PATCH_POINTS: Final = {
     "too-few-replies": "sequencer/recovery.py",
     "forgetful-counts": "sequencer/recovery.py",
     "positions-reused": "sequencer/recovery.py",
+    "checkpoint-above-end": "replica/sessions.py",
     "order-slot-reused-early": "sequencer/room.py",
     "reissue-left-out": "sequencer/lane.py",
     "held-not-read": "sequencer/takeover.py",
@@ -172,6 +178,7 @@ PATCH_POINTS: Final = {
     "ordered-end-from-frontier": "sequencer/takeover.py",
     "results-before-entries": "sequencer/state.py",
     "answers-not-repeated": "sequencer/takeover.py",
+    "takeover-reads-forwards": "sequencer/takeover.py",
     "range-not-rechecked": "fabric/durability.py",
     "closing-not-fenced": "sequencer/ranges.py",
     "closing-said-late": "sequencer/ranges.py",

@@ -139,6 +139,7 @@ VARIANTS: Final = {
         Variant("results-before-entries", "ack", plant="results-before-entries", small=False),
         Variant("epoch checked before reading", "read", left_out="entries before the epoch", small=False),
         Variant("answers-not-repeated", "answers", plant="answers-not-repeated", small=False),
+        Variant("takeover-reads-forwards", "answers, one host", plant="takeover-reads-forwards", small=False),
     )
 }
 
