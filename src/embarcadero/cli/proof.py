@@ -58,7 +58,7 @@ def sim(
     if exhaustive:
         from embarcadero.sim.exhaustive.scopes import run_cli as explore
 
-        raise typer.Exit(explore(report=report, json=json, stories=trace))
+        raise typer.Exit(explore(jobs=jobs, report=report, json=json, stories=trace))
     first, last = _span(seeds)
     if steps:
         from embarcadero.sim.step_run import run_cli as run_steps
