@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -529,7 +530,7 @@ class StubBell:
         self.waits: list[float] = []
         self._at_wait = at_wait
 
-    async def wait(self, timeout_s: float) -> None:
+    async def wait(self, timeout_s: float, on_ring: Callable[[], bool] | None = None) -> None:  # noqa: ARG002
         self.waits.append(timeout_s)
         if len(self.waits) == 6:
             self._at_wait()
