@@ -15,6 +15,7 @@ from embarcadero.broker.connection import Connection
 from embarcadero.broker.state import Broker
 from embarcadero.errors import ProtocolError, TooMany
 from embarcadero.limits import GOODBYE_S_MAX, SETTLE_S_MAX
+from embarcadero.wire.short import descriptor_of, write_frames
 
 
 class WakingBell(Protocol):
@@ -39,6 +40,7 @@ class Live(set["BrokerProtocol"]):
         self._broker = broker
         self._planned: list[BrokerProtocol] = []
         self._polling = False
+        broker.on_settled = self._flush
 
     def poll(self) -> bool:
         """A pass of the broker; what it has to say is written at once. True if there may be more to do."""
@@ -74,11 +76,13 @@ class BrokerProtocol(asyncio.BufferedProtocol):
         self._said_goodbye = False
         self._connection: Connection | None = None
         self._transport: asyncio.Transport | None = None
+        self._descriptor = -1
         self._hello_timer: asyncio.TimerHandle | None = None
         self._flush_planned = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast(asyncio.Transport, transport)
+        self._descriptor = descriptor_of(transport)
         transport.set_write_buffer_limits(high=self._broker.settings.send_queue_bytes // 8)
         self._live_protocols.add(self)
         self._connection = self._broker.connect()
@@ -124,7 +128,7 @@ class BrokerProtocol(asyncio.BufferedProtocol):
         if self._connection is None or self._transport is None or self._said_goodbye or self._transport.is_closing():
             return
         if output := self._connection.take_output():
-            self._transport.writelines(output)
+            write_frames(self._transport, self._descriptor, output)
             if self._transport.get_write_buffer_size() > self._broker.settings.send_queue_bytes:
                 self._broker.hung_up(self._connection, TooMany("the client does not read what it asked for"))
                 self._transport.abort()  # a peer that does not read is let go
@@ -162,7 +166,7 @@ class BrokerProtocol(asyncio.BufferedProtocol):
             self._connection.on_output = lambda: None
             self._connection.closed()
             self._connection = None
-        self._transport = None
+        self._transport, self._descriptor = None, -1
         self._live_protocols.discard(self)
 
 

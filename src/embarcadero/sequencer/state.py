@@ -63,6 +63,8 @@ _SWEEP_US: Final = 100_000
 """After a takeover publishers come first: what earlier epochs left goes in the first idle round, or after this."""
 _LOOK_US: Final = 2_000
 """Looking whether the store has changed is cheap, but not as cheap as an empty round."""
+_LOOK_LONE_US: Final = 10_000
+"""While batches come one by one, somebody waits for each, and for the processor that we would use."""
 
 
 class Sequencer:
@@ -286,7 +288,7 @@ class Sequencer:
         self._now_us, self._wall_us = self._clock.now_us(), self._clock.wall_us()
         offers = self._offers()
         lone = len(offers) == 1 and offers[0][1] == 1 and self._one_batch(offers[0][0])
-        if self._now_us >= self._look_us:  # whoever waits for a lone answer need not wait for that as well
+        if self._now_us >= self._look_us + (_LOOK_LONE_US if lone else 0):
             self._look_us = self._now_us + _LOOK_US
             self._refresh()
             offers = self._offers() if not lone else []
