@@ -15,7 +15,7 @@ from embarcadero.broker.connection import Connection
 from embarcadero.broker.state import Broker
 from embarcadero.errors import ProtocolError, TooMany
 from embarcadero.limits import GOODBYE_S_MAX, SETTLE_S_MAX
-from embarcadero.wire.short import descriptor_of, write_frames
+from embarcadero.wire.sockets import descriptor_of, write_frames
 
 
 class WakingBell(Protocol):

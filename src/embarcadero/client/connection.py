@@ -16,7 +16,7 @@ from embarcadero.wire.codec import control_frame
 from embarcadero.wire.frames import PROTOCOL_VERSION, FrameKind
 from embarcadero.wire.messages import AnyMessage, Failed, Hello, Message, Welcome
 from embarcadero.wire.receiver import ControlReceived, CreditReceived, Event, FetchedReceived, FrameReceiver
-from embarcadero.wire.short import descriptor_of, write_frames
+from embarcadero.wire.sockets import descriptor_of, write_frames
 
 RECEIVES = frozenset({FrameKind.CONTROL, FrameKind.ACK, FrameKind.CREDIT, FrameKind.FULL, FrameKind.FETCHED})
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from embarcadero.env import NO_STEPS, Clock, Steps, Workers
 from embarcadero.errors import EmbarcaderoError
-from embarcadero.fabric.durability import DurableLines, durable_through
+from embarcadero.fabric.durability import DurableLines, durable_through, first_woken
 from embarcadero.fabric.layout import Entries
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.tagged import TaggedWriter, Tags
@@ -18,7 +18,7 @@ from embarcadero.steps import Step
 from embarcadero.storage.disk import Part
 from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.writing import Damage, DamageKind
-from embarcadero.types import Range
+from embarcadero.types import Range, ReplicaRef
 
 
 class Copy:
@@ -67,6 +67,7 @@ class Commits:
         self._health, self._counters = health, counters
         self.news = False  # something became durable; whoever rings the bells says no again
         self._unmarked: list[Copy] = []
+        self.lone: list[Copy] = []  # copies of which one entry alone was synced; whoever rings the bells forgets them
 
     def may_try(self, copy: Copy, now_us: int) -> bool:
         """Whether the disk took this copy's last write, or it is time to try again."""
@@ -97,6 +98,8 @@ class Commits:
             self._failed(copy, result, "sync")
             return
         self._unmarked.append(copy)
+        if result - before == 1 and copy.range_.durable_on > 1:
+            self.lone.append(copy)
         self._steps.at(Step.REPLICA_SYNCED)
         self.publish(copy)
         self._health.worked(copy.tags)
@@ -123,6 +126,15 @@ class Commits:
         through = durable_through(copy.range_, self._everybodys.load(copy.range_))
         more, copy.told = through > copy.told, through
         return more
+
+    def late(self, copy: Copy, me: ReplicaRef) -> list[ReplicaRef]:
+        """The replicas that wait for one of the first to wake them, if we are one of those, and they lag."""
+        range_, first = copy.range_, first_woken(copy.range_)
+        if len(first) == len(range_.replicas) or me not in first:
+            return []
+        lines = self._everybodys.load(range_)[len(first) :]
+        others = zip(range_.replicas[len(first) :], lines, strict=True)
+        return [ref for ref, line in others if line is None or line < copy.log.synced]
 
     def mark(self) -> None:
         """Note in the files how far they are synced, when everybody who waits for that has been woken."""

@@ -220,6 +220,9 @@ class Replica:
         if self.commits.news:
             self.commits.news = False
             self.brokers.ring_those_who_wait(self._bell)
+        while self.commits.lone:
+            for ref in self.commits.late(self.commits.lone.pop(), self.member.ref):
+                self._bell.ring(ref.region_prefix)
         self.commits.mark()
 
     # --- beside following ---------------------------------------------------------------------------------------------

@@ -416,8 +416,12 @@ class Sequencer:
         self._steps.at(Step.ROUND_FRONTIERS)
         source.give_free()
         self._steps.at(Step.ROUND_READ_THROUGH)
-        self._ring_replicas([lane])
-        rings = not (line[7] & 0xFF and lane.bells)  # else its broker has nothing to do before a replica rings there
+        if lane.room is not None:
+            self.ranges.grew(lane.order.topic.lane)
+        for who in lane.first_bells:
+            self._bell.ring(who)
+        # An ack that waits for one disk finds its broker prepared; for several, they need the processors more.
+        rings = not line[7] & 0xFF or len(lane.first_bells) <= 1
         self._ring_bells([source] if rings else [], grown=True)
         self._finish_closing()
         self._count(1)

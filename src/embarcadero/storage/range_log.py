@@ -209,8 +209,8 @@ class RangeLog:
     def sync_job(self, mark: bool = True) -> Callable[[], int]:
         """A job for a worker: sync whatever is written when it begins; returns the index synced through.
 
-        One job at a time. If it raises, the log has failed. Without `mark`, `note_mark` is to follow: somebody waits for
-        the sync, and nobody for the mark.
+        One job at a time. If it raises, the log has failed. Without `mark`, `note_mark` is to follow: somebody waits
+        for the sync, and nobody for the mark.
         """
         return self._sync if mark else self._sync_only
 
