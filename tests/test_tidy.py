@@ -39,7 +39,7 @@ PURE = [
     SRC / "client" / "subscriber.py", SRC / "client" / "lanes.py",
 ]  # fmt: skip
 """Role logic: it gets clock, memory and network from outside. Drivers (server.py) and real memory are not pure."""
-DRIVERS = {"server.py", "shared.py", "primitives.py", "pinning.py", "real.py"}
+DRIVERS = {"server.py", "shared.py", "sockets.py", "primitives.py", "pinning.py", "real.py"}
 ALLOWED = {"fabric/incoherent.py": {"random"}}  # it is given its generator
 
 

@@ -87,3 +87,39 @@ def test_a_successor_of_the_same_name_is_heard_by_those_who_rang_before(tmp_path
 async def _heard(bell: PipeBell) -> None:
     bell._loop = None  # a new loop in this test
     await asyncio.wait_for(bell.wait(3600), 60)
+
+
+def test_a_ring_in_a_sleep_is_answered_there(bells: tuple[PipeBell, PipeBell]) -> None:
+    """The sleep goes on for as long as the answer says that there is no more to do."""
+    sequencer, broker = bells
+    answers: list[int] = []
+
+    def rung() -> bool:
+        answers.append(len(answers))
+        if len(answers) < 3:
+            broker.ring("sequencer")
+        return len(answers) == 3
+
+    async def sleep() -> None:
+        asyncio.get_running_loop().call_soon(broker.ring, "sequencer")
+        await asyncio.wait_for(sequencer.wait(3600, rung), 60)
+
+    asyncio.run(sleep())
+
+    assert answers == [0, 1, 2]
+    assert not sequencer.rung
+
+
+def test_what_goes_wrong_in_an_answer_ends_the_sleep(bells: tuple[PipeBell, PipeBell]) -> None:
+    """The one who waits hears of it, as if it had done the work itself."""
+    sequencer, broker = bells
+
+    def rung() -> bool:
+        raise ValueError("broken")
+
+    async def sleep() -> None:
+        asyncio.get_running_loop().call_soon(broker.ring, "sequencer")
+        await asyncio.wait_for(sequencer.wait(3600, rung), 60)
+
+    with pytest.raises(ValueError, match="broken"):
+        asyncio.run(sleep())

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from embarcadero.storage.layout import MARK_FILE
 from embarcadero.storage.real import RealFile
+from embarcadero.storage.segment import read_place
 from embarcadero.types import TopicLane
 from tests.replica.harness import SIZES, Reign, World
 
@@ -216,3 +218,53 @@ def test_files_are_the_order_whatever_memory_does(
     assert world.files(0, lane) == writer.written
     assert world.durable(lane) == len(writer.written) == int(np.uint64(writer.ring.next))
     assert SIZES.order_slots >= len(writer.written)
+
+
+# --- who is woken -----------------------------------------------------------------------------------------------------
+def test_brokers_are_woken_when_enough_replicas_have_it(tmp_path: Path) -> None:
+    """Not by the first of two that are needed; and those that were not woken for a lone batch are, by the first."""
+    world = World(tmp_path, replicas=3)
+    lane = world.topic(replicas=3, durable_on=2)
+    writer = world.reign.lane(lane)
+    world.settle()
+    world.broker.waiting.restart(1)
+    first, second, third = (world.replicas[ref.replica] for ref in world.range_(lane).replicas)
+    broker, last = world.broker.member.region_prefix, third.member.ref.region_prefix
+
+    writer.batches(b"alone")
+    world.bell.rung.clear()
+    first.poll()
+    assert world.bell.rung == [last]
+    second.poll()
+    assert world.bell.rung == [last, broker, last]
+    world.bell.rung.clear()
+    third.poll()
+    assert set(world.bell.rung) <= {broker}
+
+
+def test_replicas_wake_no_others_for_many_batches_at_once(tmp_path: Path) -> None:
+    """Whoever ordered them has woken all."""
+    world = World(tmp_path, replicas=3)
+    lane = world.topic(replicas=3, durable_on=2)
+    writer = world.reign.lane(lane)
+    world.settle()
+    writer.batches(b"one", b"two")
+    world.bell.rung.clear()
+    world.replicas[world.range_(lane).replicas[0].replica].poll()
+
+    assert not world.bell.rung
+
+
+def test_the_mark_is_noted_after_the_bells(tmp_path: Path) -> None:
+    """It says what was synced, once nobody waits for us."""
+    world = World(tmp_path)
+    lane = world.topic()
+    writer = world.reign.lane(lane)
+    world.settle()
+    writer.batches(b"x")
+    world.poll()
+    copy = world.replicas[0].ranges.copies[lane, 1]
+    mark = read_place(copy.log.disk, copy.log.folder, MARK_FILE, lane, 1)
+
+    assert mark is not None
+    assert mark.index == 1

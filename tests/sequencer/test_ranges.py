@@ -60,6 +60,36 @@ def test_replicas_are_rung_when_a_lane_grows() -> None:
     assert {who for who in cluster.bells.rung if who.startswith("replica-")} == expected
 
 
+@pytest.mark.parametrize(("replicas", "durable_on", "rung"), [(3, 2, 2), (3, 1, 3), (4, 2, 4), (2, 2, 2), (1, 1, 1)])
+def test_a_lone_batch_wakes_enough_replicas(replicas: int, durable_on: int, rung: int) -> None:
+    """The others are woken by the first of these, if it is certain that one of these is there when enough are."""
+    cluster = ReplicatedCluster(replicas=4)
+    lane, session = filled(cluster, replicas=replicas, durable_on=durable_on)
+    made = np.zeros(1, dtype=PENDING)
+    made["kind"], made["lane"], made["session"], made["session_seq"] = EntryKind.BATCH, lane, session, 6
+    made["count"] = 1
+    cluster.bells.rung.clear()
+    cluster.brokers[0].publish(made)
+    cluster.run()
+
+    expected = [ref.region_prefix for ref in cluster.open_range(lane).replicas[:rung]]
+    assert [who for who in cluster.bells.rung if who.startswith("replica-")] == expected
+
+
+def test_a_broker_whose_ack_waits_for_one_disk_is_rung() -> None:
+    """While that disk is busy it passes on the outcome, and has only the ack to send then."""
+    cluster = ReplicatedCluster(replicas=1)
+    lane, session = filled(cluster, replicas=1, durable_on=1)
+    broker, made = cluster.brokers[0], np.zeros(1, dtype=PENDING)
+    made["kind"], made["lane"], made["session"], made["session_seq"] = EntryKind.BATCH, lane, session, 6
+    made["count"], made["waits"] = 1, True
+    cluster.bells.rung.clear()
+    broker.publish(made)
+    cluster.run()
+
+    assert [who.split("-")[0] for who in cluster.bells.rung] == ["replica", "broker"]
+
+
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_broker_whose_ack_waits_for_disks_is_not_rung_for_the_answer(waits: bool) -> None:
     """A lone batch: its broker is rung if the answer lets an ack go out; else a replica rings there, later."""

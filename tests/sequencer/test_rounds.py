@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -365,12 +366,12 @@ def test_a_dead_broker_is_closed_though_every_round_is_one_batch() -> None:
     dead = cluster.sequencer.brokers.sources[cluster.brokers[0].member.handle]
     session = cluster.open(lane)
     cluster.directory.mark_dead(0, cluster.brokers[0].member.incarnation)
-    for sequence in range(4):
+    for sequence in range(16):
         cluster.brokers[1].batches(lane, session, sequence)
         assert cluster.run() == 1
 
     assert dead.closed
-    assert cluster.stored(lane) == [(session, sequence) for sequence in range(4)]
+    assert cluster.stored(lane) == [(session, sequence) for sequence in range(16)]
 
 
 def test_a_broken_ring_closes_its_broker_and_no_other() -> None:
@@ -529,7 +530,7 @@ class StubBell:
         self.waits: list[float] = []
         self._at_wait = at_wait
 
-    async def wait(self, timeout_s: float) -> None:
+    async def wait(self, timeout_s: float, on_ring: Callable[[], bool] | None = None) -> None:
         self.waits.append(timeout_s)
         if len(self.waits) == 6:
             self._at_wait()

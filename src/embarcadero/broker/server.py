@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from typing import NamedTuple, Protocol, cast
 
 from embarcadero.broker.connection import Connection
 from embarcadero.broker.state import Broker
 from embarcadero.errors import ProtocolError, TooMany
 from embarcadero.limits import GOODBYE_S_MAX, SETTLE_S_MAX
+from embarcadero.wire.sockets import descriptor_of, write_frames
 
 
 class WakingBell(Protocol):
     """A doorbell that its owner can wait for."""
 
     def ring(self, who: str) -> None: ...
-    async def wait(self, timeout_s: float) -> None: ...
+    async def wait(self, timeout_s: float, on_ring: Callable[[], bool] | None = None) -> None: ...
 
 
 class Left(NamedTuple):
@@ -30,19 +32,57 @@ class Left(NamedTuple):
     unsettled: int
 
 
+class Live(set["BrokerProtocol"]):
+    """All protocols that have a transport; and those of them that have something to write."""
+
+    def __init__(self, broker: Broker) -> None:
+        super().__init__()
+        self._broker = broker
+        self._planned: list[BrokerProtocol] = []
+        self._polling = False
+        broker.on_settled = self._flush
+
+    def poll(self) -> bool:
+        """A pass of the broker; what it has to say is written at once. True if there may be more to do."""
+        self._polling = True
+        try:
+            more = self._broker.poll()
+        finally:
+            self._polling = False
+            self._flush()
+        return more
+
+    def rung(self) -> bool:
+        """The same in the middle of a sleep; True if that is to end."""
+        return self.poll() or self._broker.deposed
+
+    def plan(self, protocol: BrokerProtocol) -> None:
+        """Have a protocol write, soon."""
+        self._planned.append(protocol)
+        if len(self._planned) == 1 and not self._polling:
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        planned, self._planned = self._planned, []
+        for protocol in planned:
+            protocol.flush()
+
+
 class BrokerProtocol(asyncio.BufferedProtocol):
     """Moves bytes between a socket and a Connection. Payloads go from the kernel straight into the broker's log."""
 
-    def __init__(self, broker: Broker, live: set[BrokerProtocol]) -> None:
+    def __init__(self, broker: Broker, live: Live) -> None:
         self._broker, self._live_protocols = broker, live
         self._said_goodbye = False
         self._connection: Connection | None = None
         self._transport: asyncio.Transport | None = None
+        self._descriptor = -1
         self._hello_timer: asyncio.TimerHandle | None = None
         self._flush_planned = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast(asyncio.Transport, transport)
+        self._descriptor = descriptor_of(transport)
         transport.set_write_buffer_limits(high=self._broker.settings.send_queue_bytes // 8)
         self._live_protocols.add(self)
         self._connection = self._broker.connect()
@@ -68,9 +108,9 @@ class BrokerProtocol(asyncio.BufferedProtocol):
         return self._live().get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        connection = self._live()
+        connection, self._flush_planned = self._live(), True
         connection.received(nbytes)
-        self._flush()
+        self.flush()
 
     def _live(self) -> Connection:
         if self._connection is None:
@@ -80,14 +120,15 @@ class BrokerProtocol(asyncio.BufferedProtocol):
     def _plan_flush(self) -> None:
         if not self._flush_planned:
             self._flush_planned = True
-            asyncio.get_running_loop().call_soon(self._flush)
+            self._live_protocols.plan(self)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write what the connection has to say."""
         self._flush_planned = False
-        if self._connection is None or self._transport is None or self._said_goodbye:
+        if self._connection is None or self._transport is None or self._said_goodbye or self._transport.is_closing():
             return
         if output := self._connection.take_output():
-            self._transport.writelines(output)
+            write_frames(self._transport, self._descriptor, output)
             if self._transport.get_write_buffer_size() > self._broker.settings.send_queue_bytes:
                 self._broker.hung_up(self._connection, TooMany("the client does not read what it asked for"))
                 self._transport.abort()  # a peer that does not read is let go
@@ -97,7 +138,7 @@ class BrokerProtocol(asyncio.BufferedProtocol):
 
     def say_goodbye(self) -> None:
         """End our half: the client reads all that was sent to it, and then hangs up."""
-        self._flush()
+        self.flush()
         if self._connection is not None and self._transport is not None and not self._transport.is_closing():
             self._said_goodbye = self._connection.closing = True
             self._transport.write_eof()
@@ -125,7 +166,7 @@ class BrokerProtocol(asyncio.BufferedProtocol):
             self._connection.on_output = lambda: None
             self._connection.closed()
             self._connection = None
-        self._transport = None
+        self._transport, self._descriptor = None, -1
         self._live_protocols.discard(self)
 
 
@@ -137,12 +178,12 @@ def _address(peer: object) -> str:
 async def serve_broker(broker: Broker, sock: socket.socket, bell: WakingBell, stop: asyncio.Event) -> Left | None:
     """Serve until told to stop, or until somebody else has taken this broker's place (None)."""
     loop, idle_wait_s = asyncio.get_running_loop(), broker.settings.idle_wait_ms / 1_000
-    live: set[BrokerProtocol] = set()
+    live = Live(broker)
     server = await loop.create_server(lambda: BrokerProtocol(broker, live), sock=sock)
     try:
         while not stop.is_set() and not broker.deposed:
-            more = broker.poll()
-            await bell.wait(0 if more else idle_wait_s)
+            more = live.poll()
+            await bell.wait(0 if more else idle_wait_s, live.rung)
         server.close()
         if broker.deposed:
             broker.journal.warn("deposed", reason="it was taken for dead, or replaced")
@@ -154,14 +195,14 @@ async def serve_broker(broker: Broker, sock: socket.socket, bell: WakingBell, st
             protocol.hang_up()
 
 
-async def _leave(broker: Broker, bell: WakingBell, live: set[BrokerProtocol]) -> Left:
+async def _leave(broker: Broker, bell: WakingBell, live: Live) -> Left:
     """Settle what was taken; then part from all clients."""
     loop, idle_wait_s = asyncio.get_running_loop(), broker.settings.idle_wait_ms / 1_000
     connections, give_up = len(live), loop.time() + SETTLE_S_MAX
     settled, came, quiet = broker.unanswered, broker.taken, False
     broker.leave()
     while not quiet and loop.time() < give_up and not broker.deposed:
-        more = broker.poll()
+        more = live.poll()
         await bell.wait(0 if more else idle_wait_s)
         quiet = not more and not broker.unsettled and broker.taken == came
         settled, came = settled + broker.taken - came, broker.taken

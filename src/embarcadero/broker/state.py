@@ -54,6 +54,10 @@ _LONE: Final = 2
 """What one batch counts for when it becomes durable: a payload and an ack."""
 
 
+def _nothing() -> None:
+    """Nobody writes what we have to say."""
+
+
 def no_disks(member: ReplicaMember) -> Disk:
     """For brokers of clusters without replicas."""
     raise DiskFailed(f"this broker can't reach the disk of replica {member.replica}", "run it on the replica's host")
@@ -118,6 +122,8 @@ class Broker:
         self._starving: dict[int, int] = {}  # connections without credit as their lane is behind with disks: since when
         self.deposed = False
         self.leaving = False
+        self.on_settled: Callable[[], None] = _nothing  # acks are on their way out: before anything else is done
+        self._least_credit_bytes = max(self._largest_frame, self.settings.credit_bytes // 2)
         self.refresh()
 
     # --- the world around ---------------------------------------------------------------------------------------------
@@ -224,7 +230,9 @@ class Broker:
         self.deposed |= self.lanes.closed
         self._pay_owed()
         self._tell_waiting()
-        moved |= self.held.settle() > _LONE
+        if settled := self.held.settle():
+            moved |= settled > _LONE
+            self.on_settled()
         moved |= self.reads.retry(now_us)
         self._tell_waiting()
         self._regulate(now_us)
@@ -301,18 +309,24 @@ class Broker:
     def _credit_window(self) -> tuple[int, int]:
         """How much credit a connection gets, and what it must not fall below: the largest frame always fits it."""
         share = self.sizes.log_bytes // 4 // max(1, len(self.connections))
-        largest = self.ingest.frame_bytes_max + HEADER_BYTES[FrameKind.BATCH]
-        window = max(largest, min(self.settings.credit_bytes, share))
-        return window, max(largest, window // 2)
+        window = max(self._largest_frame, min(self.settings.credit_bytes, share))
+        return window, max(self._largest_frame, window // 2)
+
+    @property
+    def _largest_frame(self) -> int:
+        return self.ingest.frame_bytes_max + HEADER_BYTES[FrameKind.BATCH]
 
     def grant(self, connection: Connection) -> None:
         """Top up a connection's credit, unless we are above the mark."""
+        left = connection.granted_bytes - connection.received_bytes
+        if left >= self._least_credit_bytes and connection.number not in self._starving:
+            return  # whatever its share is, that is enough
         if not connection.greeted or connection.closing or self._above_since_us is not None or self.leaving:
             return
         if (self.held.pressed or self._starving) and self._behind_with_disks(connection):
             return
         window, least = self._credit_window()
-        if connection.granted_bytes - connection.received_bytes < least:
+        if left < least:
             connection.send_credit(connection.received_bytes + window)
 
     def _behind_with_disks(self, connection: Connection) -> bool:

@@ -633,13 +633,14 @@ class Publisher(PublisherCalls):
         """Wait until the window has room; raise why nothing is taken any more."""
         check_timeout(timeout)
         intake, moved = self._pump.intake, self._pump.moved
-        try:
-            async with asyncio.timeout(timeout):
-                while self._is_full():
-                    moved.clear()
-                    await moved.wait()
-        except TimeoutError:
-            raise Backpressure(f"no room in the window for {timeout:g} s", "the record was not taken") from None
+        if self._is_full():
+            try:
+                async with asyncio.timeout(timeout):
+                    while self._is_full():
+                        moved.clear()
+                        await moved.wait()
+            except TimeoutError:
+                raise Backpressure(f"no room in the window for {timeout:g} s", "the record was not taken") from None
         if intake.refusal is not None:
             raise fresh(intake.refusal)
 

@@ -16,6 +16,7 @@ from embarcadero.wire.codec import control_frame
 from embarcadero.wire.frames import PROTOCOL_VERSION, FrameKind
 from embarcadero.wire.messages import AnyMessage, Failed, Hello, Message, Welcome
 from embarcadero.wire.receiver import ControlReceived, CreditReceived, Event, FetchedReceived, FrameReceiver
+from embarcadero.wire.sockets import descriptor_of, write_frames
 
 RECEIVES = frozenset({FrameKind.CONTROL, FrameKind.ACK, FrameKind.CREDIT, FrameKind.FULL, FrameKind.FETCHED})
 
@@ -54,6 +55,7 @@ class Connection(asyncio.BufferedProtocol):
         self.error: EmbarcaderoError | None = None  # why it ended, if anybody told
         self._listener = listener
         self._transport: asyncio.Transport | None = None
+        self._descriptor = -1
         self._receiver = FrameReceiver(allowed=RECEIVES, scratch=scratch, control_bytes_max=CONTROL_BYTES_MAX)
         self.lost = asyncio.get_running_loop().create_future()
 
@@ -64,6 +66,7 @@ class Connection(asyncio.BufferedProtocol):
         if sock is not None:
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._descriptor = descriptor_of(self._transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the protocol's signature
         return self._receiver.get_buffer()
@@ -80,7 +83,7 @@ class Connection(asyncio.BufferedProtocol):
             self._listener.on_events(self, heard, now)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
+        self._transport, self._descriptor = None, -1
         if self.error is None and exc is not None:
             self.error = Unreachable(f"the connection broke: {exc}")
         if not self.lost.done():
@@ -98,9 +101,9 @@ class Connection(asyncio.BufferedProtocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def write(self, buffers: list[Any]) -> None:
-        """Write frames; nothing is copied, nothing waits. What may be queued is bounded by credit."""
+        """Write frames; nothing waits. What may be queued is bounded by credit."""
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.writelines(buffers)
+            write_frames(self._transport, self._descriptor, buffers)
 
     def drop(self, error: EmbarcaderoError | None = None) -> None:
         """Hang up at once."""

@@ -111,8 +111,8 @@ class PublisherDriver(CoreDriver):
                 self._on_settled(batch.token)
             while self._unsent and self._unsent[0].sent:
                 self._unsent.popleft().token.result.settle(None, None)
-            if not settled:
-                break
+            if not settled or not self._queue:
+                break  # settling makes room, and nothing else
         if self._closing and not self._queue and not self.core.closed:
             self._closing = False
             self.core.close(now_us())

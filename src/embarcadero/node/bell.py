@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +34,7 @@ class PipeBell:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.rung = False  # since the last wait
         self._sleeper: asyncio.Future[None] | None = None
+        self._on_ring: Callable[[], bool] | None = None
 
     def ring(self, who: str) -> None:
         """Wake `who`, if it listens."""
@@ -59,15 +61,19 @@ class PipeBell:
             os.close(fd)
         self._ringers.clear()
 
-    async def wait(self, timeout_s: float) -> None:
-        """Sleep until rung or until the time is over."""
+    async def wait(self, timeout_s: float, on_ring: Callable[[], bool] | None = None) -> None:
+        """Sleep until rung or until the time is over.
+
+        `on_ring` is called by each ring that finds us asleep, and we sleep on unless it says that there is more to do:
+        somebody waits for what it does, and to get there through a future, a task and a new timer takes longer.
+        """
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._loop.add_reader(self._fd, self._heard)
         if self.rung or timeout_s <= 0:
             await asyncio.sleep(0)
         else:
-            self._sleeper = self._loop.create_future()
+            self._sleeper, self._on_ring = self._loop.create_future(), on_ring
             timer = self._loop.call_later(timeout_s, self._wake)
             try:
                 await self._sleeper
@@ -85,10 +91,27 @@ class PipeBell:
             self._sleeper.set_result(None)
 
     def _heard(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        try:
             os.readv(self._fd, self._taken)
+        except BlockingIOError:
+            return
+        sleeper = self._sleeper
+        if sleeper is None or sleeper.done():
             self.rung = True
-        self._wake()
+        elif self._on_ring is None:
+            sleeper.set_result(None)
+        else:
+            self._answer(sleeper, self._on_ring)
+
+    @staticmethod
+    def _answer(sleeper: asyncio.Future[None], on_ring: Callable[[], bool]) -> None:
+        try:
+            if on_ring() and not sleeper.done():
+                sleeper.set_result(None)
+        except Exception as error:
+            if sleeper.done():
+                raise
+            sleeper.set_exception(error)  # whoever waits is whose work failed
 
     def close(self) -> None:
         """Stop listening."""

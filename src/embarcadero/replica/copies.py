@@ -7,7 +7,9 @@ from functools import partial
 
 from embarcadero.env import NO_STEPS, Clock, Steps, Workers
 from embarcadero.errors import EmbarcaderoError
+from embarcadero.fabric.durability import DurableLines, durable_through, first_woken
 from embarcadero.fabric.layout import Entries
+from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.tagged import TaggedWriter, Tags
 from embarcadero.plants import planted
 from embarcadero.replica.counters import ReplicaCounters
@@ -16,7 +18,7 @@ from embarcadero.steps import Step
 from embarcadero.storage.disk import Part
 from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.writing import Damage, DamageKind
-from embarcadero.types import Range
+from embarcadero.types import Range, ReplicaRef
 
 
 class Copy:
@@ -30,6 +32,7 @@ class Copy:
         self.reading = False  # a piece of another replica's files is on its way
         self.unsynced_bytes = 0  # appended since the last sync began
         self.complete = False  # sealed, and all of it is here, synced
+        self.told = 0  # how far the range was durable when we last rang those who wait for it
 
     @property
     def busy(self) -> bool:
@@ -56,13 +59,15 @@ class Commits:
     """Appends, and group commit: whatever was appended while the disk was busy is synced at once."""
 
     def __init__(
-        self, lines: TaggedWriter, workers: Workers, clock: Clock, health: Health, counters: ReplicaCounters,
-        steps: Steps = NO_STEPS,
+        self, fabric: Fabric, lines: TaggedWriter, everybodys: DurableLines, workers: Workers, clock: Clock,
+        health: Health, counters: ReplicaCounters, steps: Steps = NO_STEPS,
     ) -> None:  # fmt: skip
-        self._steps = steps
-        self.lines, self._workers, self._clock = lines, workers, clock
+        self._fabric, self._steps = fabric, steps
+        self.lines, self._everybodys, self._workers, self._clock = lines, everybodys, workers, clock
         self._health, self._counters = health, counters
-        self.news = False  # a line moved; whoever rings the bells says no again
+        self.news = False  # something became durable; whoever rings the bells says no again
+        self._unmarked: list[Copy] = []
+        self.lone: list[Copy] = []  # copies of which one entry alone was synced; whoever rings the bells forgets them
 
     def may_try(self, copy: Copy, now_us: int) -> bool:
         """Whether the disk took this copy's last write, or it is time to try again."""
@@ -84,26 +89,57 @@ class Commits:
         """Have what was appended synced, unless that is under way."""
         if not copy.syncing and not copy.doubtful and copy.log.dirty:
             copy.syncing, copy.unsynced_bytes = True, 0
-            self._workers.run(copy.log.sync_job(), partial(self._synced, copy, copy.log.synced, self._clock.now_us()))
+            done = partial(self._synced, copy, copy.log.synced, self._clock.now_us())
+            self._workers.run(copy.log.sync_job(mark=False), done)
 
     def _synced(self, copy: Copy, before: int, began_us: int, result: int | Exception) -> None:
         copy.syncing = False
         if isinstance(result, Exception):
             self._failed(copy, result, "sync")
             return
+        self._unmarked.append(copy)
+        if result - before == 1 and copy.range_.durable_on > 1:
+            self.lone.append(copy)
+        self._steps.at(Step.REPLICA_SYNCED)
+        self.publish(copy)
+        self._health.worked(copy.tags)
         self._counters.commits += 1
         self._counters.commit_entries.add(result - before)
         self._counters.sync_us.add(self._clock.now_us() - began_us)
-        self._health.worked(copy.tags)
-        self._steps.at(Step.REPLICA_SYNCED)
-        self.publish(copy)
 
     def publish(self, copy: Copy) -> None:
         """Say how far a copy is on disk, if it is one that counts."""
         if copy.tags in self.lines and copy.whole and copy.log.synced > self.lines.value(copy.tags):
             self.lines.set(copy.tags, copy.log.synced)
-            self.news = True
+            self.news |= self._is_news(copy)
             self._steps.at(Step.REPLICA_LINE)
+
+    def _is_news(self, copy: Copy) -> bool:
+        """Whether more of the range is durable than when we said so last.
+
+        Of replicas that sync the same entries, those that come too early or too late wake nobody: each looks at the
+        lines of all when its own is out, so the one that makes enough of them sees that, or another one did before.
+        """
+        if copy.range_.durable_on <= 1:
+            return True
+        self._fabric.fence()
+        through = durable_through(copy.range_, self._everybodys.load(copy.range_))
+        more, copy.told = through > copy.told, through
+        return more
+
+    def late(self, copy: Copy, me: ReplicaRef) -> list[ReplicaRef]:
+        """The replicas that wait for one of the first to wake them, if we are one of those, and they lag."""
+        range_, first = copy.range_, first_woken(copy.range_)
+        if len(first) == len(range_.replicas) or me not in first:
+            return []
+        lines = self._everybodys.load(range_)[len(first) :]
+        others = zip(range_.replicas[len(first) :], lines, strict=True)
+        return [ref for ref, line in others if line is None or line < copy.log.synced]
+
+    def mark(self) -> None:
+        """Note in the files how far they are synced, when everybody who waits for that has been woken."""
+        while self._unmarked:
+            self._unmarked.pop().log.note_mark()
 
     def _failed(self, copy: Copy, error: Exception, doing: str) -> None:
         self._counters.disk_errors += 1

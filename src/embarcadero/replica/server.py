@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 from embarcadero.replica.state import Replica
@@ -11,16 +12,20 @@ from embarcadero.replica.state import Replica
 class Bell(Protocol):
     """A doorbell that can be waited for."""
 
-    async def wait(self, timeout_s: float) -> None: ...
+    async def wait(self, timeout_s: float, on_ring: Callable[[], bool] | None = None) -> None: ...
 
 
 async def serve_replica(replica: Replica, bell: Bell, stop: asyncio.Event) -> None:
     """Run until stopped or deposed. What was appended is synced before it ends."""
     idle_wait_s = replica.settings.idle_wait_ms / 1_000
+
+    def rung() -> bool:
+        return replica.poll() or replica.deposed
+
     try:
         while not stop.is_set() and not replica.deposed:
             moved = replica.poll()
-            await bell.wait(0 if moved else idle_wait_s)
+            await bell.wait(0 if moved else idle_wait_s, rung)
         if replica.deposed:
             replica.journal.warn("deposed", reason="it was taken for dead, or replaced")
         else:

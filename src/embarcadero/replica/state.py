@@ -77,7 +77,8 @@ class Replica:
         self.deposed = False
         self.lines = create_durable(fabric, member.ref)
         self.health = Health(self.lines.health, self.journal)
-        self.commits = Commits(self.lines, workers, clock, self.health, self.counters, steps)
+        lines = DurableLines(fabric)
+        self.commits = Commits(fabric, self.lines, lines, workers, clock, self.health, self.counters, steps)
         self.reign = Reign(fabric, steps)
         self.brokers = Brokers(fabric, self._refresh)
         self.follower = Follower(self.reign, self.brokers)
@@ -85,7 +86,6 @@ class Replica:
             cluster=directory.cluster_id, segment_bytes=self.settings.segment_bytes,
             segment_age_s=self.settings.segment_s,
         )  # fmt: skip
-        lines = DurableLines(fabric)
         self.ranges = Ranges(disk, member, settings, clock, self.health, self.journal, self.counters, steps)
         self.sessions = Sessions(fabric, disk, self.lines, clock, self.journal, self.counters)
         self.ranges.folder_gone = self.sessions.forget
@@ -220,6 +220,10 @@ class Replica:
         if self.commits.news:
             self.commits.news = False
             self.brokers.ring_those_who_wait(self._bell)
+        while self.commits.lone:
+            for ref in self.commits.late(self.commits.lone.pop(), self.member.ref):
+                self._bell.ring(ref.region_prefix)
+        self.commits.mark()
 
     # --- beside following ---------------------------------------------------------------------------------------------
     def _tend(self, now_us: int, idle: bool) -> bool:

@@ -71,6 +71,7 @@ class Lane:
         self._unpublished = False
         self.room: Room | None = None  # bounds, if the lane has replicas
         self.bells: tuple[str, ...] = ()  # whom to wake when it grows
+        self.first_bells: tuple[str, ...] = ()  # whom to wake when it grows by a batch that came alone
         self.unfenced: list[int] = []  # rows of sessions that a restart ended: first of all the log has to say so
         order.reserve = self._reserve
 

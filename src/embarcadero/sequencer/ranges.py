@@ -18,7 +18,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from embarcadero.env import NO_STEPS, Doorbell, Journal, Steps
-from embarcadero.fabric.durability import NO_RANGE, DurableLines, RangeWord, create_ranges, durable_through
+from embarcadero.fabric.durability import (
+    NO_RANGE,
+    DurableLines,
+    RangeWord,
+    create_ranges,
+    durable_through,
+    first_woken,
+)
 from embarcadero.fabric.layout import ORDER
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.ring import RingReader, attach_ring
@@ -177,6 +184,7 @@ class RangeKeeper:
         kept.closing = False
         if kept.lane is not None:
             kept.lane.bells = tuple(ref.region_prefix for ref in kept.range_.replicas)
+            kept.lane.first_bells = tuple(ref.region_prefix for ref in first_woken(kept.range_))
         for ref in kept.range_.replicas:
             self._bell.ring(ref.region_prefix)
 

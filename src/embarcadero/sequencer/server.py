@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Callable
 from typing import Final, Protocol
 
 import numpy as np
@@ -31,7 +32,7 @@ class Bell(Protocol):
 
     @property
     def rung(self) -> bool: ...
-    async def wait(self, timeout_s: float) -> None: ...
+    async def wait(self, timeout_s: float, on_ring: Callable[[], bool] | None = None) -> None: ...
 
 
 def keep_freed_memory() -> None:
@@ -51,6 +52,26 @@ def _gathering_s(sequencer: Sequencer) -> float:
     return _GATHER_S_LEAST if sequencer.behind() else 0.0
 
 
+class _Rounds:
+    """Rounds of one sequencer: by its driver's own doing, or by a ring that finds the driver asleep."""
+
+    def __init__(self, sequencer: Sequencer) -> None:
+        self._sequencer = sequencer
+        self._unseen: int | None = None  # what a ring's round found, if the driver has to see to the rest
+
+    def next(self) -> int:
+        """How much the next round has to do: the one that a ring has just begun, or another."""
+        unseen, self._unseen = self._unseen, None
+        return self._sequencer.round() if unseen is None else unseen
+
+    def rung(self) -> bool:
+        """A round in the middle of a sleep; True if more follows at once, or shall gather first."""
+        sequencer, worked = self._sequencer, self._sequencer.round()
+        more = bool(sequencer.more or sequencer.deposed or sequencer.problems or (worked and _gathering_s(sequencer)))
+        self._unseen = worked if more else None
+        return more
+
+
 async def serve_sequencer(sequencer: Sequencer, bell: Bell, stop: asyncio.Event) -> None:
     """Run rounds until stopped or deposed.
 
@@ -60,11 +81,11 @@ async def serve_sequencer(sequencer: Sequencer, bell: Bell, stop: asyncio.Event)
     round.
     """
     idle_wait_s, gather_s = sequencer.settings.idle_wait_ms / 1_000, sequencer.settings.gather_ms / 1_000
-    wait_s = _WAIT_S_FIRST
+    wait_s, rounds = _WAIT_S_FIRST, _Rounds(sequencer)
     while not stop.is_set() and not sequencer.deposed:
         while sequencer.problems:
             sequencer.journal.warn("broken ring", problem=sequencer.problems.pop(0))
-        worked = sequencer.round()
+        worked = rounds.next()
         if sequencer.more:
             await asyncio.sleep(0)
             continue
@@ -75,7 +96,7 @@ async def serve_sequencer(sequencer: Sequencer, bell: Bell, stop: asyncio.Event)
         if sequencer.awake(False):
             continue  # what came since the last round did not ring
         wait_s = _WAIT_S_FIRST if worked else min(2 * wait_s, idle_wait_s)
-        await bell.wait(wait_s)
+        await bell.wait(wait_s, rounds.rung)
     while not sequencer.drain():
         await bell.wait(_DRAIN_WAIT_S)
     if sequencer.deposed:

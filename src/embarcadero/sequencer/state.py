@@ -63,6 +63,8 @@ _SWEEP_US: Final = 100_000
 """After a takeover publishers come first: what earlier epochs left goes in the first idle round, or after this."""
 _LOOK_US: Final = 2_000
 """Looking whether the store has changed is cheap, but not as cheap as an empty round."""
+_LOOK_LONE_US: Final = 10_000
+"""While batches come one by one, somebody waits for each, and for the processor that we would use."""
 
 
 class Sequencer:
@@ -286,7 +288,7 @@ class Sequencer:
         self._now_us, self._wall_us = self._clock.now_us(), self._clock.wall_us()
         offers = self._offers()
         lone = len(offers) == 1 and offers[0][1] == 1 and self._one_batch(offers[0][0])
-        if self._now_us >= self._look_us:  # whoever waits for a lone answer need not wait for that as well
+        if self._now_us >= self._look_us + (_LOOK_LONE_US if lone else 0):
             self._look_us = self._now_us + _LOOK_US
             self._refresh()
             offers = self._offers() if not lone else []
@@ -414,8 +416,12 @@ class Sequencer:
         self._steps.at(Step.ROUND_FRONTIERS)
         source.give_free()
         self._steps.at(Step.ROUND_READ_THROUGH)
-        self._ring_replicas([lane])
-        rings = not (line[7] & 0xFF and lane.bells)  # else its broker has nothing to do before a replica rings there
+        if lane.room is not None:
+            self.ranges.grew(lane.order.topic.lane)
+        for who in lane.first_bells:
+            self._bell.ring(who)
+        # An ack that waits for one disk finds its broker prepared; for several, they need the processors more.
+        rings = not line[7] & 0xFF or len(lane.first_bells) <= 1
         self._ring_bells([source] if rings else [], grown=True)
         self._finish_closing()
         self._count(1)

@@ -67,13 +67,15 @@ class RangeLog:
         self._finished: deque[Writing] = deque()
         self._syncing = self._failed = False
         self._mark: File | None = None
+        self._unmarked: _Written | None = None  # what was synced since the mark was noted
         self.synced = found.active.end
         self.sealed = found.closed
         self.damage: list[Damage] = found.damage
         self.notes: list[str] = found.notes
         """What recovery did, for people."""
         if not self.sealed:
-            self._note_mark(self._written)
+            self._unmarked = self._written
+            self.note_mark()
 
     @classmethod
     def create(
@@ -204,14 +206,20 @@ class RangeLog:
         self._written = _Written((*self._written.rolled, old), new, new.position, new.end)
 
     # --- syncing ------------------------------------------------------------------------------------------------------
-    def sync_job(self) -> Callable[[], int]:
+    def sync_job(self, mark: bool = True) -> Callable[[], int]:
         """A job for a worker: sync whatever is written when it begins; returns the index synced through.
 
-        One job at a time. If it raises, the log has failed.
+        One job at a time. If it raises, the log has failed. Without `mark`, `note_mark` is to follow: somebody waits
+        for the sync, and nobody for the mark.
         """
-        return self._sync
+        return self._sync if mark else self._sync_only
 
     def _sync(self) -> int:
+        end = self._sync_only()
+        self.note_mark()
+        return end
+
+    def _sync_only(self) -> int:
         invariant(not self._syncing, "one sync job at a time")
         written = self._written
         if self.sealed:
@@ -235,11 +243,14 @@ class RangeLog:
         finally:
             self._syncing = False
         self.synced = max(self.synced, written.end)
-        self._note_mark(written)
+        self._unmarked = written
         return written.end
 
-    def _note_mark(self, written: _Written) -> None:
+    def note_mark(self) -> None:
         """Leave a word about how far we are synced. It helps recovery; nothing is lost without it."""
+        written, self._unmarked = self._unmarked, None
+        if written is None:
+            return
         header = written.active.header
         place = Place(written.end, header.base_seq, written.position, header.lane, header.range_number)
         with suppress(EmbarcaderoError):
@@ -280,6 +291,7 @@ class RangeLog:
 
     def _lower(self, place: Place) -> None:
         """Before anything goes: the mark must not say that it was synced."""
+        self._unmarked = None
         self._mark_file().pwrite([encode_place(place, MARK_FILE)], 0)
         self._mark_file().sync()
 
@@ -417,6 +429,7 @@ class RangeLog:
     def close(self) -> None:
         """Let go of all files. What is not synced may be lost."""
         self._absorb()
+        self.note_mark()
         for one in (*self._written.rolled, self._active):
             one.file.close()
         if self._mark is not None:

@@ -8,7 +8,7 @@ with the time. What is constant, and where the numbers are, is learned once from
 from __future__ import annotations
 
 import struct
-from functools import cache
+from functools import cache, lru_cache
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ _ALIGN: Final = 8
 _SHORTER, _LONGER = 61, 70  # their lengths and their padded lengths differ by different numbers, so both are told apart
 _NUMBER: Final = struct.Struct("<I")
 _TIME: Final = struct.Struct("<q")
+_HEADS_KEPT: Final = 256
 _PADDING: Final = tuple(bytes(missing) for missing in range(_ALIGN))
 
 
@@ -67,15 +68,24 @@ def _padded(size: int) -> int:
     return (size + _ALIGN - 1) & -_ALIGN
 
 
-def lone_payload(value: bytes, time_s: float) -> bytes:
-    """The same bytes as `plain_batch` of one value and time (in seconds), encoded without compression."""
-    form, size = _form(), len(value)
+@lru_cache(maxsize=_HEADS_KEPT)
+def _head(size: int) -> bytes:
+    """What comes before a value of this many bytes: publishers send many of the same."""
+    form = _form()
     if form is None:
-        return bytes(memoryview(encode_batch(plain_batch([value], [time_s]))))
+        return b""
     head, room = bytearray(form.head), _padded(size)
     for at, beyond in form.lengths:
         _NUMBER.pack_into(head, at, size + beyond)
     for at, beyond in form.padded:
         _NUMBER.pack_into(head, at, room + beyond)
+    return bytes(head)
+
+
+def lone_payload(value: bytes, time_s: float) -> bytes:
+    """The same bytes as `plain_batch` of one value and time (in seconds), encoded without compression."""
+    form, size = _form(), len(value)
+    if form is None:
+        return bytes(memoryview(encode_batch(plain_batch([value], [time_s]))))
     time_us = _TIME.pack(round(time_s * 1e6))
-    return b"".join((head, value, _PADDING[room - size], form.before_time, time_us, form.after_time))
+    return b"".join((_head(size), value, _PADDING[-size % _ALIGN], form.before_time, time_us, form.after_time))

@@ -1,0 +1,85 @@
+"""Frames on a socket: short ones at once, whatever is before them first."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from typing import Any
+
+import pytest
+
+from embarcadero.wire.sockets import descriptor_of, write_frames
+
+
+class Transport(asyncio.Transport):
+    """Remembers what it was given."""
+
+    def __init__(self, sock: socket.socket | None, waiting: int = 0) -> None:
+        super().__init__(extra={"socket": sock})
+        self.written: list[bytes] = []
+        self._waiting = waiting
+
+    def get_write_buffer_size(self) -> int:
+        return self._waiting
+
+    def writelines(self, list_of_data: Any) -> None:
+        self.written += [bytes(part) for part in list_of_data]
+
+
+def test_a_short_frame_is_on_its_way_at_once() -> None:
+    """The transport has nothing to do."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        transport = Transport(ours)
+        write_frames(transport, descriptor_of(transport), [b"head", memoryview(b"body")])
+
+        assert theirs.recv(100) == b"headbody"
+        assert not transport.written
+
+
+@pytest.mark.parametrize("buffers", [[bytes(17 * 1024)], [b"x"] * 5], ids=["long", "many"])
+def test_others_are_left_to_the_transport(buffers: list[bytes]) -> None:
+    """There they go together with what comes next."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        transport = Transport(ours)
+        write_frames(transport, descriptor_of(transport), buffers)
+
+        assert transport.written == buffers
+
+
+def test_nothing_overtakes_what_waits() -> None:
+    """A transport that has bytes to write gets these, too; and so does one without a socket."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for transport in (Transport(ours, waiting=1), Transport(None)):
+            write_frames(transport, descriptor_of(transport), [b"frame"])
+
+            assert transport.written == [b"frame"]
+
+
+def test_what_a_full_socket_does_not_take_is_left_to_the_transport() -> None:
+    """In one piece, whatever part of it the socket took."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(ours.fileno(), bytes(1000))
+        transport = Transport(ours)
+        write_frames(transport, descriptor_of(transport), [b"a" * 100, b"b" * 100])
+
+        assert transport.written == [b"a" * 100, b"b" * 100]
+
+
+def test_half_a_frame_is_finished_by_the_transport(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No byte goes twice."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        monkeypatch.setattr(os, "writev", lambda descriptor, buffers: os.write(descriptor, buffers[0][:3]))
+        transport = Transport(ours)
+        write_frames(transport, descriptor_of(transport), [b"head", b"body"])
+
+        assert theirs.recv(100) + b"".join(transport.written) == b"headbody"
