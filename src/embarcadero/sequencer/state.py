@@ -59,8 +59,8 @@ from embarcadero.storage.disk import Disk
 from embarcadero.types import Member, MemberState, Order, Outcome, Range, ReplicaMember, ReplicaState, Topic
 
 _BEAT_US: Final = int(HEARTBEAT_S * 1_000_000)
-_SWEEP_US: Final = 100_000
-"""After a takeover publishers come first: what earlier epochs left goes in the first idle round, or after this."""
+_SWEEP_US: Final = 300_000
+"""After a takeover publishers come first: what earlier epochs left keeps its memory until then."""
 _NOT_SEEN: Final = (-1, (-1, -1))
 _LOOK_US: Final = 2_000
 """Looking whether the store has changed is cheap, but not as cheap as an empty round."""
@@ -312,7 +312,7 @@ class Sequencer:
         self._write()
         self._finish_closing()
         self._count(len(entries) if entries is not None else 0)
-        if self._unswept is not None and (not work or self._now_us > self._began_us + _SWEEP_US):
+        if self._unswept is not None and self._now_us > self._began_us + _SWEEP_US:
             self._sweep(self._unswept)
             self._unswept = None
         return work
