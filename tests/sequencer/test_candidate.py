@@ -108,7 +108,7 @@ def test_a_mistake_about_a_process_is_forgotten_with_its_reign() -> None:
     """It was taken for dead and lives: once another one has reigned, it may reign again, and is left alone."""
     world = Standing(2)
     world.first()
-    first, second = world.candidates
+    second = world.candidates[1]
     second.process_ended(second.watched)
     assert second.look() == 2
     world.take(1, 2).round()
