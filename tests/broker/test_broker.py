@@ -7,6 +7,7 @@ import pytest
 
 from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable
 from embarcadero.limits import BACKPRESSURE_AFTER_S
+from embarcadero.placement.directory import Directory
 from embarcadero.types import NO_SESSION, GapKind, Outcome
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import control_frame, payload_crc
@@ -504,3 +505,18 @@ def test_a_position_is_not_refused_on_the_word_of_a_deposed_sequencer(world: Wor
     assert _code(world.fetch(client, lane, by="index", start=99)) == "FuturePosition"
     world.sequencer._epochs.open(world.directory.next_epoch())
     assert _code(world.fetch(client, lane, by="index", start=99)) == "Retriable"
+
+
+def test_an_election_is_no_reason_to_read_the_store_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker follows the next epoch without looking at topics and members that did not change."""
+    world = World()
+    world.topic()
+    world.run()
+    looked = list[str]()
+    before = world.brokers[0].epoch.number
+    monkeypatch.setattr(Directory, "trims", lambda _self: looked.append("trims") or {})
+    world.restart_sequencer()
+    world.run(20)
+
+    assert world.brokers[0].epoch.number > before
+    assert looked == []

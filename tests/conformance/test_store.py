@@ -133,6 +133,23 @@ def test_list_takes_a_prefix_in_key_order(store: Store) -> None:
     assert store.list("nothing/") == []
 
 
+def test_an_outline_changes_with_the_values_that_it_speaks_of(store: Store) -> None:
+    """Writing, rewriting and deleting change it; what begins with a prefix that is left out does not."""
+    for key in ("a/1", "a/2", "b", "ba", "c"):
+        put(store, key, b"1")
+    seen = [store.outline(("a/", "b"))]
+    for writes in ([Put("c", b"1")], [Put("d", b"1")], [Delete("d")], [Delete("c"), Put("e", b"1")], [Delete("e")]):
+        put(store, "a/1", b"2")
+        assert store.transact([], [Delete("a/2"), Put("ba", b"2")])
+        assert store.outline(("a/", "b")) == seen[-1]
+        assert store.transact([], writes)
+        seen.append(store.outline(("a/", "b")))
+        assert seen[-1] != seen[-2]
+
+    assert seen[-1] == (0, 0)
+    assert store.outline(()) == (3, store.revision() - 1)
+
+
 def test_others_see_a_change_at_once(pair: tuple[Store, Store]) -> None:
     """After transact returned, every user of the store sees the value and the grown revision."""
     first, second = pair

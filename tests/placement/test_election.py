@@ -109,3 +109,20 @@ def test_what_is_volatile_is_seen_at_once_and_synced_with_the_next(tmp_path: Pat
     assert witness.read_bytes() != before
     first.close()
     second.close()
+
+
+def test_elections_are_nothing_that_roles_work_by(stores: list[Store]) -> None:
+    """Whoever follows the outline does not read everything again while a sequencer takes over; topics change it."""
+    directory = Directory(stores[0])
+    directory.create_topic("t", order=5)
+    before, revision = directory.outline(), directory.revision()
+    directory.register_candidate(1, "boot/1/1", os.getpid())
+    directory.ask_hand_over(1, 0)
+    assert directory.elect(1, "boot/1/1", over=0) == 1
+    assert directory.start_epoch(1, {0: 5})
+    directory.withdraw_candidate()
+
+    assert directory.revision() > revision
+    assert directory.outline() == before
+    directory.create_topic("u", order=5)
+    assert directory.outline() != before

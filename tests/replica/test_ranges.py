@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from embarcadero.limits import CEILING_AHEAD
+from embarcadero.placement.directory import Directory
 from embarcadero.plants import ACTIVE
 from embarcadero.replica.health import Trouble
 from embarcadero.storage.layout import range_folder
@@ -419,3 +420,18 @@ def test_a_later_reign_changes_nothing_on_disk(tmp_path: Path) -> None:
 
     assert world.files(0, lane) == theirs.written
     assert world.durable(lane) == 11
+
+
+def test_an_election_is_no_reason_to_read_the_store_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica follows the next epoch without looking at topics and ranges that did not change."""
+    world = World(tmp_path)
+    lane = world.topic()
+    world.settle()
+    looked = list[str]()
+    monkeypatch.setattr(Directory, "topics", lambda _self: looked.append("topics") or [])
+    world.reign = Reign(world)
+    world.reign.start()
+    world.reign.lane(lane)
+    world.poll(50)
+
+    assert (world.replicas[0].reign.number, looked) == (2, [])

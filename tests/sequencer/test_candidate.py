@@ -41,6 +41,13 @@ class Standing:
         fabric, clock = self.memory.host(f"host-{number}"), self.clocks[number]
         return Sequencer(fabric, self.directory, clock, SilentBell(), SIZES, epoch=epoch)
 
+    def move_to(self, number: int) -> int | None:
+        """A candidate that is asked to take over looks, lets others catch up, and looks again."""
+        candidate = self.candidates[number]
+        assert candidate.look() is None
+        self.clocks[number].us += candidate.wait_us()
+        return candidate.look()
+
     def first(self) -> Sequencer:
         """Candidate 0 reigns, and everybody has seen it."""
         epoch = self.candidates[0].look()
@@ -101,12 +108,12 @@ def test_a_mistake_about_a_process_is_forgotten_with_its_reign() -> None:
     """It was taken for dead and lives: once another one has reigned, it may reign again, and is left alone."""
     world = Standing(2)
     world.first()
-    first, second = world.candidates
+    second = world.candidates[1]
     second.process_ended(second.watched)
     assert second.look() == 2
     world.take(1, 2).round()
     world.directory.ask_hand_over(0, 2)
-    assert first.look() == 3
+    assert world.move_to(0) == 3
     world.take(0, 3).round()
     assert second.look() is None
 
@@ -157,7 +164,7 @@ def test_a_hand_over_is_for_one_candidate_and_one_epoch() -> None:
     reigning = world.first()
     world.directory.ask_hand_over(2, epoch=1)
     assert world.candidates[1].look() is None
-    assert world.candidates[2].look() == 2
+    assert world.move_to(2) == 2
     assert world.directory.asked_hand_over() is None
     successor = world.take(2, 2)
     assert not successor.deposed
@@ -170,20 +177,32 @@ def test_a_hand_over_is_for_one_candidate_and_one_epoch() -> None:
 
 
 def test_a_planned_move_is_rehearsed_before_anybody_waits() -> None:
-    """The one that is asked reads everything once while the other still reigns; after a death there is no time."""
+    """The one that is asked reads everything once while the other still reigns, and gives others time to catch up.
+
+    After a death there is no time for that, nor if the other dies meanwhile.
+    """
     world = Standing(3)
     world.first()
     seen: list[int] = []
     for candidate in world.candidates:
         candidate._rehearse = lambda: seen.append(world.directory.newest_epochs().handed_out)
     world.directory.ask_hand_over(2, epoch=1)
+    assert world.candidates[2].look() is None
+    assert seen == [1]
+    assert 0 < world.candidates[2].wait_us() < 100_000
+    world.clocks[2].us += world.candidates[2].wait_us() - 1
+    assert world.candidates[2].look() is None
+    world.clocks[2].us += 1
     assert world.candidates[2].look() == 2
     assert seen == [1]
     world.take(2, 2)
     world.candidates[1].look()
+    world.directory.ask_hand_over(1, epoch=2)
+    assert world.candidates[1].look() is None
+    assert seen == [1, 2]
     world.candidates[1].process_ended("boot/102/1")
     assert world.candidates[1].look() == 3
-    assert seen == [1]
+    assert seen == [1, 2]
 
 
 def test_a_stop_in_order_ends_elections() -> None:
@@ -225,9 +244,11 @@ def test_a_hundred_takeovers_leave_no_regions_behind() -> None:
     for turn in range(100):
         number = 1 - turn % 2
         world.directory.ask_hand_over(number, epoch=turn + 1)
-        epoch = world.candidates[number].look()
+        epoch = world.move_to(number)
         assert epoch == turn + 2
-        world.take(number, epoch).round()
+        successor = world.take(number, epoch)
+        world.clocks[number].us += 1_000_000
+        successor.round()
         sizes.append(len(_of(world, "epoch-")))
     assert sizes[-1] == sizes[1]
     assert {name.split("/")[0] for name in _of(world, "epoch-")} == {"epoch-100", "epoch-101"}

@@ -472,15 +472,23 @@ def test_a_candidate_that_was_overtaken_does_not_start() -> None:
 
 
 def test_regions_of_old_epochs_are_swept() -> None:
-    """Only the last started epoch and its predecessor keep their regions."""
+    """Only the last started epoch and its predecessor keep their regions; others go when publishers have gone on."""
     cluster = Cluster()
     cluster.topic(5)
     for _ in range(3):
         cluster.new_sequencer()
         cluster.run()
-    owners = {name.split("/")[0] for name in cluster.memory.host("x").names()}
+        early = _epochs(cluster)
+        cluster.clock.us += 1_000_000
+        cluster.run()
 
-    assert {owner for owner in owners if owner.startswith("epoch-")} == {"epoch-3", "epoch-4"}
+    assert early == {"epoch-2", "epoch-3", "epoch-4"}
+    assert _epochs(cluster) == {"epoch-3", "epoch-4"}
+
+
+def _epochs(cluster: Cluster) -> set[str]:
+    owners = {name.split("/")[0] for name in cluster.memory.host("x").names()}
+    return {owner for owner in owners if owner.startswith("epoch-")}
 
 
 def test_sessions_positions_and_waiting_batches_outlive_reigns() -> None:

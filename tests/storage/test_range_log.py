@@ -12,7 +12,7 @@ from embarcadero.errors import BadSegment, BadValue, Trimmed
 from embarcadero.invariants import InvariantBroken
 from embarcadero.storage.disk import join
 from embarcadero.storage.layout import INDEX, INDEX_FILE, TIME_INDEX_FILE, segment_name
-from embarcadero.storage.real import RealDisk
+from embarcadero.storage.real import RealDisk, RealFile
 from embarcadero.storage.recovery import remove_range
 from tests.storage.crash_disk import World
 from tests.storage.records import FOLDER, SMALL, START, START_SEQ, Source, fill, matches, open_log, open_reader
@@ -295,3 +295,15 @@ def test_start_up_reads_what_was_active_not_what_is_there() -> None:
     assert log.end == START + 2_000
     assert total > 20 * 100_000
     assert all(read[path] <= 300 for path in sealed)
+
+
+def test_a_new_copy_is_synced_from_the_file_upwards(disk: RealDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A journal writes all of it with the first sync, and whoever waits for the copy waits for one."""
+    synced = list[str]()
+    folders, files = RealDisk.sync_folder, RealFile.sync
+    monkeypatch.setattr(RealDisk, "sync_folder", lambda self, path: (synced.append(path), folders(self, path))[1])
+    monkeypatch.setattr(RealFile, "sync", lambda self: (synced.append("file"), files(self))[1])
+    open_log(disk)
+
+    above = FOLDER.rpartition("/")[0]
+    assert synced[:4] == ["file", FOLDER, above, ""]

@@ -109,7 +109,7 @@ class Broker:
         self._topics: dict[str, Topic] = {}
         self._lanes: dict[int, Topic] = {}
         self._members: list[Member] = []
-        self._revision = -1
+        self._revision, self._outline = -1, (-1, -1)
         self._store_poll_us = self._slow_look_us = 0
         self._slow: dict[int, tuple[Reservation, int]] = {}  # connection -> its batch under way, seen so often
         self._scratch = memoryview(bytearray(limits.SCRATCH_BYTES))
@@ -133,6 +133,10 @@ class Broker:
         if revision == self._revision:
             return
         self._revision = revision
+        if (outline := self._directory.outline()) == self._outline:
+            self._advance(self._directory.started_epoch())
+            return
+        self._outline = outline
         self._topics = {topic.name: topic for topic in self._directory.topics()}
         self.durable.changed()
         lanes, trims = {topic.lane: topic for topic in self._topics.values()}, self._directory.trims()

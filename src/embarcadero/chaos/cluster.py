@@ -110,9 +110,10 @@ class MortalCluster:
         names = [role for role, known in self.pids().items() if known == pid and role.startswith("sequencer")]
         return names[0] if names else "sequencer"
 
-    def stands_by(self) -> bool:
-        """Whether every sequencer that does not reign is ready to take over."""
-        return all(standby.state == "stands by" for standby in self.report().sequencer.standbys)
+    def is_whole(self) -> bool:
+        """Whether nothing is degraded, and every sequencer that does not reign is ready to take over."""
+        found = self.report()
+        return not found.degraded and all(standby.state == "stands by" for standby in found.sequencer.standbys)
 
     def kill_all(self, only_supervisor: bool = False) -> int:
         """SIGKILL every process, the supervisor first, and remove the fabric. Returns how many were killed.

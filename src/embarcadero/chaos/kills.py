@@ -43,6 +43,9 @@ _PACE_S: Final = {"hand-over": 0.01, "sequencer": 0.01}
 _PACE_S_USUAL: Final = 0.02
 """A stream can't tell of pauses that are shorter than the time between two of its batches."""
 
+_LOOK_S: Final = 0.1
+"""Asking whether all is whole again keeps this process busy for milliseconds, and its publishers wait meanwhile."""
+
 _TURN_S: Final = 0.000_5
 _AFTER_S: Final = (0.3, 0.8)  # of load once the role is back, before the next kill
 
@@ -117,30 +120,33 @@ class Kills(Performance):
             os.kill(pid, signal.SIGKILL)
             self.stage.kills += 1
             flowing = self._acks_flow()
-            self._until(lambda: self.cluster.pids().get(role, pid) != pid and flowing() and self._is_whole())
+            self._until(flowing)
+            self._until(lambda: self.cluster.pids().get(role, pid) != pid and self._is_whole(), _LOOK_S)
 
     def _hand_over(self) -> None:
         with self.stage.noting("hand-over", self.cluster.reigning()):
             hand_over(self.cluster.folder)
             flowing = self._acks_flow()
-            self._until(lambda: flowing() and self._is_whole())
+            self._until(flowing)
+            self._until(self._is_whole, _LOOK_S)
 
     def _is_whole(self) -> bool:
-        return not self._wrong() and self.cluster.stands_by()
+        down = any(not node.pid for node in self.cluster.folder.require_running().nodes)
+        return not down and self.cluster.is_whole()
 
     def _acks_flow(self) -> Callable[[], bool]:
         """Whether each publisher has answers to all that it had sent when this was called, and one more."""
         before = [(writer, writer.sent) for writer in self.writers]
         return lambda: all(writer.settled > sent for writer, sent in before)
 
-    def _until(self, done: Callable[[], bool]) -> None:
+    def _until(self, done: Callable[[], bool], look_s: float = 0.02) -> None:
         give_up = time.monotonic() + _BACK_S
         while not done():
             if time.monotonic() > give_up:
                 error = f"{self.settings.role} was not back within {_BACK_S:.0f} s"
                 self.observer.saw(RoleFailed, process="cluster", error=error)
                 return
-            time.sleep(0.02)
+            time.sleep(look_s)
 
 
 @contextmanager

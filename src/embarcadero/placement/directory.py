@@ -21,7 +21,7 @@ from embarcadero.placement.decisions import Plan
 from embarcadero.placement.election import Election
 from embarcadero.placement.lanes import BrokerLanes
 from embarcadero.placement.members import Members
-from embarcadero.placement.records import Cluster, Epochs, Past, Presence, Saved, Start, Trim, trim_key
+from embarcadero.placement.records import NOT_WORKED_BY, Cluster, Epochs, Past, Presence, Saved, Start, Trim, trim_key
 from embarcadero.placement.store import Store
 from embarcadero.placement.topics import Topics, next_lane
 from embarcadero.types import Member, ReplicaMember, ReplicaState, Topic, TopicLane
@@ -51,6 +51,13 @@ class Directory(Topics, BrokerLanes, Members, Election):
     def revision(self) -> int:
         """Grows with every change; cheap."""
         return self._store.revision()
+
+    def outline(self) -> tuple[int, int]:
+        """Changes with all that a broker, a sequencer or a replica does its work by.
+
+        Elections change the revision, at a moment when everybody has better things to do than to read it all again.
+        """
+        return self._store.outline(NOT_WORKED_BY)
 
     def expire(self) -> bool:
         """Let the revision tell of members whose lease has ended; True if there were any. Ask now and then."""

@@ -106,6 +106,14 @@ class SqliteStore:
                 self._seen_version = version
             return self._seen_revision
 
+    def outline(self, but: Sequence[str]) -> tuple[int, int]:
+        wanted = " AND ".join("(key < ? OR key >= ?)" for _ in but) or "1"
+        bounds = [bound for prefix in but for bound in (prefix, prefix + _LAST_CHARACTER)]
+        with self._lock, self._typed_errors():
+            query = f"SELECT count(*), coalesce(max(revision), 0) FROM items WHERE {wanted}"
+            count, newest = self._db.execute(query, bounds).fetchone()
+            return int(count), int(newest)
+
     def grant(self, ttl_s: float, pid: int = 0) -> int:
         row = (ttl_s, self._clock() + ttl_s, process_mark(pid) if pid else _NOBODY)
         with self._lock, self._typed_errors(), self._transaction():

@@ -54,6 +54,11 @@ class MemoryStore:
     def revision(self) -> int:
         return self._revision
 
+    def outline(self, but: Sequence[str]) -> tuple[int, int]:
+        with self._lock:
+            found = [item.revision for key, item in self._items.items() if not key.startswith(tuple(but))]
+            return len(found), max(found, default=0)
+
     def grant(self, ttl_s: float, pid: int = 0) -> int:
         with self._lock:
             self._granted += 1

@@ -28,10 +28,15 @@ saved/<lane>                     Saved: what a mirror told about a lane when the
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from embarcadero.limits import BROKER_LANES_FIRST, LANES_MAX
 from embarcadero.types import TopicLane
+
+NOT_WORKED_BY: Final = ("epochs", "starts/", "reign", "candidates/", "hand-over", "readers/")
+"""Keys of which whoever needs them asks the store each time, or, for the newest epoch, the fabric."""
 
 
 class Past(msgspec.Struct, frozen=True, kw_only=True):

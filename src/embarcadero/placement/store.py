@@ -82,6 +82,14 @@ class Store(Protocol):
         """The revision of the newest transaction that changed something. Cheap enough to ask in every poll."""
         ...
 
+    def outline(self, but: Sequence[str]) -> tuple[int, int]:
+        """How many values have keys that begin with none of `but`, and the newest revision among them.
+
+        While that is the same, so are these values: writing one has a revision that is newer than all, and deleting
+        some without writing any leaves fewer. Values of ended leases count until they are deleted.
+        """
+        ...
+
     def grant(self, ttl_s: float, pid: int = 0) -> int:
         """A new lease; its number never comes again. It ends `ttl_s` (may be infinite) after the last `keep_alive`.
 

@@ -99,7 +99,7 @@ class Replica:
         self.moving = Moving(self.ranges, self.reign, directory, member, self.journal)
         self.topics: dict[int, Topic] = {}  # by lane, those of brokers too
         self._ranges: list[Range] = []
-        self._revision = -1
+        self._revision, self._outline = -1, (-1, -1)
         self._beat_us = self._store_us = self._look_us = self._sessions_us = self._tend_us = 0
         self._following: list[Copy] = []
         self._open_copies: list[Copy] = []
@@ -116,6 +116,10 @@ class Replica:
         if revision == self._revision:
             return
         self._revision = revision
+        if (outline := self._directory.outline()) == self._outline:
+            self.reign.advance(self._directory.started_epoch())
+            return
+        self._outline = outline
         members = self._directory.replicas()
         me = next((m for m in members if m.ref == self.member.ref), None)
         self.deposed |= me is None or me.state is ReplicaState.DEAD

@@ -28,6 +28,8 @@ from embarcadero.placement.records import Epochs, HandOver, Reign
 
 _NOBODY: Final = ""
 _ASKED: Final = "asked to"
+_BREATH_US: Final = 40_000
+"""Before a planned move: a rehearsal takes the processor from brokers, and they catch up before they have to wait."""
 
 
 class Candidate:
@@ -53,6 +55,8 @@ class Candidate:
         self._epochs = Epochs()
         self._reign: Reign | None = None
         self._asked: HandOver | None = None
+        self._rehearsed: HandOver | None = None  # the move that we are ready for
+        self._ready_us = 0  # when it may begin
         self._stopping = False
         self._ended = _NOBODY  # mark of the process that was seen to end
         self._heart: FrontierReader | None = None
@@ -85,7 +89,10 @@ class Candidate:
 
     def wait_us(self) -> int:
         """How long to sleep at most until the next look."""
-        return max(1, self.patience_us // STANDBY_LOOKS)
+        wait_us = self.patience_us // STANDBY_LOOKS
+        if self._asked is not None and self._asked == self._rehearsed:
+            wait_us = min(wait_us, self._ready_us - self._clock.now_us())
+        return max(1, wait_us)
 
     # --- looking ------------------------------------------------------------------------------------------------------
     def look(self) -> int | None:
@@ -100,8 +107,8 @@ class Candidate:
         reason = self._reason(now_us)
         if not reason or self._stopping:
             return None
-        if reason == _ASKED:
-            self._rehearse()
+        if reason == _ASKED and not self._is_ready(now_us):
+            return None
         last = self._epochs.started
         superseded = last if self._table.superseded(last) else None
         epoch = self._directory.elect(self.number, self.mark, self._epochs.handed_out, superseded)
@@ -111,6 +118,14 @@ class Candidate:
         if epoch is not None:
             self._journal.note("elected", epoch=epoch, candidate=self.number, reason=reason)
         return epoch
+
+    def _is_ready(self, now_us: int) -> bool:
+        """Whether the move that was asked for is rehearsed, and others have had time to catch up since."""
+        if self._rehearsed != self._asked:
+            self._rehearse()
+            self._rehearsed, self._ready_us = self._asked, self._clock.now_us() + _BREATH_US
+            return False
+        return now_us >= self._ready_us
 
     def _learn(self, revision: int) -> None:
         self._revision = revision
@@ -135,10 +150,10 @@ class Candidate:
         handed_out, asked = self._epochs.handed_out, self._asked
         if handed_out == 0 and self.number == 0:
             return "the first"
-        if asked is not None and asked.to == self.number and asked.epoch == handed_out == self._epochs.started:
-            return _ASKED
         if self.watched and self._ended == self.watched:
             return "its process ended"
+        if asked is not None and asked.to == self.number and asked.epoch == handed_out == self._epochs.started:
+            return _ASKED
         if now_us - self._sign_us >= self.patience_us:
             return "its heart stands still"
         return ""

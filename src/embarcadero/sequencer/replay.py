@@ -24,7 +24,8 @@ def replay(order: LaneOrder, entries: Entries, now_us: int) -> None:
         done = at + 1
     _replay_batches(order.table, entries[done:], now_us)
     if not order.strong:  # entries do not carry `low`, but it is never more than a window behind
-        np.maximum(order.table.low, order.table.expected - W, out=order.table.low)
+        rows = np.flatnonzero(order.table.state)  # few of very many: the memory of the others is not touched
+        order.table.low[rows] = np.maximum(order.table.low[rows], order.table.expected[rows] - W)
     last = entries[-1]
     order.next_index, order.append_us = int(last["index"]) + 1, int(last["append_us"])
     order.next_seq = int(last["seq"]) + int(last["count"])

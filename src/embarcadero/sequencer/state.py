@@ -59,8 +59,9 @@ from embarcadero.storage.disk import Disk
 from embarcadero.types import Member, MemberState, Order, Outcome, Range, ReplicaMember, ReplicaState, Topic
 
 _BEAT_US: Final = int(HEARTBEAT_S * 1_000_000)
-_SWEEP_US: Final = 100_000
-"""After a takeover publishers come first: what earlier epochs left goes in the first idle round, or after this."""
+_SWEEP_US: Final = 300_000
+"""After a takeover publishers come first: what earlier epochs left keeps its memory until then."""
+_NOT_SEEN: Final = (-1, (-1, -1))
 _LOOK_US: Final = 2_000
 """Looking whether the store has changed is cheap, but not as cheap as an empty round."""
 _LOOK_LONE_US: Final = 10_000
@@ -118,7 +119,7 @@ class Sequencer:
         self._now_us, self._wall_us = clock.now_us(), clock.wall_us()
         self._refused = Decisions()
         self._backlog: Slots = np.empty(0, dtype=np.int64)
-        self._revision = -1
+        self._revision, self._outline = _NOT_SEEN  # of the store, as of the last look
         self._look_us = 0  # when to look into the store next
         self._all_on_disk = False  # every topic has replicas
         self._burials: dict[int, dict[int, int]] = {}  # dead broker's handle -> lane -> where its batches end
@@ -140,6 +141,7 @@ class Sequencer:
 
     # --- beginning ----------------------------------------------------------------------------------------------------
     def _begin(self, earlier: int) -> None:
+        self._revision, self._outline = self._directory.revision(), self._directory.outline()  # then the values
         members = self._directory.members()
         legacy = Legacy(self._fabric, earlier, members, self._steps) if earlier else None
         slots = min(self._sizes.held_slots, self._sizes.order_slots - 2 * self._sizes.round_entries)
@@ -161,6 +163,7 @@ class Sequencer:
                 self._now_us = self._clock.now_us()
                 self._beat()  # many lanes take a while: others see that somebody works
         self._steps.at(Step.TAKEOVER_REISSUED)
+        self._all_on_disk = _are_on_disk(topics)
         self.broker_ranges.update(topics, members, self._now_us)
         if legacy:
             orders = {number: lane.order for number, lane in self.lanes.items()}
@@ -239,7 +242,7 @@ class Sequencer:
         except FabricFull as error:
             self._no_room(topic, error)
             self.roomless.add(topic.lane)
-            self._revision = -1  # look again soon
+            self._revision, self._outline = _NOT_SEEN  # look again soon
 
     def _no_room(self, topic: Topic, error: FabricFull) -> None:
         for name in (order_region(self.epoch, topic.lane), checkpoint_region(self.epoch, topic.lane)):
@@ -311,7 +314,7 @@ class Sequencer:
         self._write()
         self._finish_closing()
         self._count(len(entries) if entries is not None else 0)
-        if self._unswept is not None and (not work or self._now_us > self._began_us + _SWEEP_US):
+        if self._unswept is not None and self._now_us > self._began_us + _SWEEP_US:
             self._sweep(self._unswept)
             self._unswept = None
         return work
@@ -346,8 +349,9 @@ class Sequencer:
         if revision == self._revision and not self.brokers.awaited:
             return
         if revision != self._revision:
-            self._revision = revision
-            self._follow_topics({topic.lane: topic for topic in self._directory.topics()})
+            self._revision, before, self._outline = revision, self._outline, self._directory.outline()
+            if self._outline != before:
+                self._follow_topics({topic.lane: topic for topic in self._directory.topics()})
         self.brokers.update(self.brokers.members, {})
         while self.brokers.problems:
             self.problems.append(self.brokers.problems.pop())
@@ -367,7 +371,7 @@ class Sequencer:
                     self.ranges.follow(number, topic)
         self.brokers.members = self._directory.members()
         self.broker_ranges.update(topics, self.brokers.members, self._now_us)
-        self._all_on_disk = bool(topics) and all(topic.replicas for topic in topics.values())
+        self._all_on_disk = _are_on_disk(topics)
 
     def _drop_lane(self, number: int) -> None:
         lane = self.lanes.pop(number)
@@ -576,3 +580,8 @@ class Sequencer:
                 raise
             self.deposed = True
             return True
+
+
+def _are_on_disk(topics: dict[int, Topic]) -> bool:
+    """Whether every topic has replicas: then readers do not need the logs of dead brokers."""
+    return bool(topics) and all(topic.replicas for topic in topics.values())

@@ -37,6 +37,10 @@ class SimStore:
         self._reach(self.down_until_us)
         return self._store.list(prefix)
 
+    def outline(self, but: Sequence[str]) -> tuple[int, int]:
+        self._reach(self.down_until_us)
+        return self._store.outline(but)
+
     def transact(self, checks: Sequence[Check], writes: Sequence[Write]) -> bool:
         self._reach(max(self.down_until_us, self.locked_until_us if writes else 0))
         return self._store.transact(checks, writes)

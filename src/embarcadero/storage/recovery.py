@@ -71,19 +71,24 @@ class Seen(NamedTuple):
 
 def recover_range(disk: Disk, folder: str, first: Header, settings: RangeSettings) -> Recovered:
     """Open what is in a folder, or begin it. `first` is what the header of the range's first segment says."""
-    make_folders(disk, folder)
+    for _, path in _way_to(folder):
+        if not disk.exists(path):
+            disk.make_folder(path)
     return _Recovery(disk, folder, first, settings).run()
 
 
 def make_folders(disk: Disk, folder: str) -> None:
     """Have a folder and all on the way to it, synced."""
-    parent = ""
-    for name in folder.split("/"):
-        path = join(parent, name)
+    for parent, path in _way_to(folder):
         if not disk.exists(path):
             disk.make_folder(path)
         disk.sync_folder(parent)  # also if it is there: whoever made it may have ended before its name was synced
-        parent = path
+
+
+def _way_to(folder: str) -> list[tuple[str, str]]:
+    """All folders on the way to one, and itself, each with the one that it is in."""
+    names = folder.split("/")
+    return [("/".join(names[:depth]), "/".join(names[: depth + 1])) for depth in range(len(names))]
 
 
 class _Recovery:
@@ -307,6 +312,8 @@ class _Recovery:
         if not closed:
             active.file.sync()
         self._disk.sync_folder(self._folder)
+        for parent, _ in reversed(_way_to(self._folder)):  # last: what a journal wrote with the file costs nothing now
+            self._disk.sync_folder(parent)
         if self._start is None:
             first = self._infos[0] if self._infos else active.info
             at = min(first.base_index, self._first.base_index), min(first.base_seq, self._first.base_seq)
