@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,9 +15,11 @@ import pytest
 from embarcadero.client.tables import partition_of, partitions_of
 from embarcadero.client.topics import TopicInfo
 from embarcadero.errors import BadSchema, BadValue
+from embarcadero.spark import writing
 from embarcadero.spark.shape import Shape, shape_of
+from embarcadero.spark.work import Work
 from embarcadero.spark.write_options import WriteOptions, write_options
-from embarcadero.spark.writing import cut
+from embarcadero.spark.writing import TaskWriter, cut
 from embarcadero.wire.payload import RAW_SCHEMA
 from embarcadero.wire.schemas import RAW, TopicSchemas
 
@@ -210,6 +214,26 @@ def test_the_partition_column_of_a_topic_with_a_schema() -> None:
     batch = pa.RecordBatch.from_pydict({"id": [1, 2], "_partition": [4, 0]})
     assert shape.partitions([batch], shape.rows([batch]), 0).tolist() == [4, 0]
     assert shape.rows([batch]).schema == WIDE
+
+
+# --- a worker ---
+def test_a_worker_does_not_collect_what_it_has_loaded_after_each_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark collects garbage between two tasks of a worker, and the second one waits for it."""
+
+    def no_rows() -> Iterator[pa.RecordBatch]:
+        raise BadValue("no rows", "")
+        yield
+
+    monkeypatch.setattr(writing, "shared_log", lambda _: None)
+    writer = TaskWriter(write_options(GIVEN, streaming=True), shaped(topic(), FRAME))
+    writing.settle_down.cache_clear()
+    gc.unfreeze()
+    try:
+        with pytest.raises(BadValue, match="no rows"):
+            writer.write(Work("q", 0, 0, "r"), no_rows())
+        assert gc.get_freeze_count()
+    finally:
+        gc.unfreeze()
 
 
 # --- cutting ---

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -48,6 +50,7 @@ class TaskWriter:
     def write(self, work: Work, rows: Iterator[pa.RecordBatch]) -> Written:
         """Have all rows in the log, once; or hand them to the driver, if only it can know whether that is right."""
         log, topic = shared_log(self.options.brokers), self.shape.topic
+        settle_down()
         batches = self.encode(log, work, rows)
         records = sum(batch.count for batch in batches)
         publisher = begin(log, topic, work)  # its session opens meanwhile
@@ -85,6 +88,12 @@ class TaskWriter:
         ]
         check_count(batches, work)
         return batches
+
+
+@cache
+def settle_down() -> None:
+    """All that this worker has loaded stays: Spark has it collect its garbage after every task, before the next one."""
+    gc.freeze()
 
 
 def _all_in(publisher: Publisher, batches: Sequence[Encoded]) -> bool:
