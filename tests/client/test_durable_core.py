@@ -140,6 +140,29 @@ def test_what_was_acked_and_lost_is_told_once_with_its_positions(order: int) -> 
     assert world.core.take_losses() is None
 
 
+@pytest.mark.parametrize("durable", range(5))
+def test_what_was_acked_between_others_and_is_lost_leaves_no_gap(durable: int) -> None:
+    """Acks come by two brokers. A session of order 5 would wait for what nobody sends again, until it is fenced."""
+    world = publishing()
+    world.settle()
+    batches = [add(world, b"%d" % n) for n in range(4)]
+    one, other = (batches[0].link, batches[1].link)
+    assert one != other
+    for number in (one, other):
+        while world.wires[number].outward:
+            world.outward(number)
+    world.inward(other)
+    assert [batch.done for batch in batches] == [False, True, False, True]
+    world.cluster.make_durable(below=durable)
+    start_anew(world)
+    last = add(world, b"last")
+    world.settle()
+    assert last.position is not None
+    assert stored(world) == [b"%d" % n for n in range(4) if n < durable or n % 2 == 0] + [b"last"]
+    told = world.core.take_losses()
+    assert (told.positions if told else ()) == tuple(batches[n].position for n in (1, 3) if n >= durable)
+
+
 @pytest.mark.parametrize("order", [2, 5])
 def test_what_was_not_acked_is_sent_again_and_stored_once(order: int) -> None:
     """Acks that were lost on the way: DUP_OF settles what is on disk, the rest gets a new place."""

@@ -99,7 +99,7 @@ def ready(cluster: LocalCluster) -> bool:
     return all(lane.state in ("open", "sealed") for lane in lanes)
 
 
-@pytest.mark.parametrize("order", [5, 2, 0])
+@pytest.mark.parametrize("order", [5, 0])
 def test_ack_2_survives_kill_9_of_everything(tmp_path: Path, order: int) -> None:
     """Twice: load, SIGKILL of all processes at a random moment, restart on the same folder. Nothing is missing."""
     rng = random.Random(order)

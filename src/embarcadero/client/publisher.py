@@ -360,8 +360,10 @@ class PublisherCore:
             self.first_sequence, self.found = 0, message.expected
         if self._at is not None:
             self._opened_at(message.expected, first)
-        elif first or renewed or (self._strong and message.expected < self._low):
-            self._shift(message.expected - self._low)
+        elif first or renewed:
+            self._go_on(message.expected, list(self._unsettled))
+        elif self._strong:
+            self._go_on(message.expected, self._outside(message.expected))
         self._turn = message.session  # publishers begin at different brokers
         for each in self._routes.values():
             each.in_flight.clear()
@@ -374,8 +376,8 @@ class PublisherCore:
     def _opened_at(self, expected: int, first: bool) -> None:
         """Numbers stay as they are, so order 5 can't go on behind batches that were acked and are lost."""
         if first:
-            self._shift((self._at or 0) - self._low)
-        elif self._strong and expected < self._low:
+            self._go_on(self._at or 0, list(self._unsettled))
+        elif self._strong and expected + len(self._outside(expected)) < self._next:
             self.fail(
                 SessionFenced(
                     f"batches of session {self._name!r} into {self.topic!r} were lost with the cluster's memory",
@@ -383,17 +385,22 @@ class PublisherCore:
                 )
             )
 
-    def _shift(self, by: int) -> None:
-        """Go on where the session goes on. What is unsettled here is not in it, so numbers may still move.
+    def _outside(self, expected: int) -> list[int]:
+        """Numbers of unsettled batches that are not in a session of order 5 which goes on at `expected`."""
+        return [sequence for sequence in self._unsettled if sequence >= expected]
+
+    def _go_on(self, expected: int, outside: list[int]) -> None:
+        """Go on where the session goes on. These batches are not in it, so their numbers may still move.
 
         A named session goes on behind its last holder's batches. An order-5 session that lost its newest batches has no
-        gap: what comes next takes the place of what was lost.
+        gap: what comes next takes the place of what was lost, also of what was acked in between.
         """
-        for batch in self._unsettled.values():
-            batch.sequence += by
-        self._unsettled = {batch.sequence: batch for batch in self._unsettled.values()}
-        self._low += by
-        self._next += by
+        moving = [self._unsettled.pop(sequence) for sequence in sorted(outside)]
+        for number, batch in enumerate(moving, expected):
+            batch.sequence = number
+            self._unsettled[number] = batch
+        by, self._next = expected + len(moving) - self._next, expected + len(moving)
+        self._low = min(self._unsettled, default=self._next)
         self.first_sequence = (self.first_sequence or 0) + by
 
     def _disown(self, route: _Route, message: Opened) -> None:
