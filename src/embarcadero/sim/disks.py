@@ -131,6 +131,10 @@ class Disks:
                     found.append((ref.replica, f"range {range_.number} of lane {range_.lane} (more than it is)"))
         return found
 
+    def wanting(self) -> bool:
+        """Whether some copy is not yet what it should be: rot in an open range waits for a scrub to come by."""
+        return bool(self.unsettled() or self._differing())
+
     def _differing(self) -> list[Unequal]:
         """Of a world that has rested: copies below the durable end that are not there, or not the same."""
         if not self._world.rest.taken_us:

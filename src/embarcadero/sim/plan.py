@@ -32,7 +32,7 @@ STANDBYS_FROM_SEED: Final = 1_000
 """Worlds of lower seeds are as they were before sequencers stood by: witnesses and kept seeds speak of those."""
 
 BRIEF_FROM_SEED: Final = 4_000
-BRIEF_TURN: Final = 4
+BRIEF_TURN: Final = 16
 """From then on all but one in so many worlds are brief: more beginnings for the same time. The others go on to rest."""
 
 SEQUENCER_FAULT_KINDS: Final = ("sequencer-crash", "sequencer-crash-inside", "sequencer-zombie")

@@ -502,4 +502,4 @@ class World:
         if not all(place is not None and place >= tails[lane] for lane, place in places):
             return False
         patience_us = SCRUB_US_MAX if self.rest.taken else REPAIR_US_MAX
-        return self.queue.now_us > self._well_us + patience_us or not self.disks.unsettled()
+        return self.queue.now_us > self._well_us + patience_us or not self.disks.wanting()
