@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from embarcadero.sim.clients import ClientProcess
 from embarcadero.sim.plan import SECOND_US, StreamPlan
+from embarcadero.sim.roles import Poller
 
 if TYPE_CHECKING:
     from embarcadero.sim.world import World
@@ -55,6 +56,9 @@ class Rest:
         self.taken_us = world.plan.rest_us
         world.plan.sleep_max_us, self.sample_every_us = sleep_max_us, _SAMPLE_US
         world.note("cluster", "is called again")
+        for process in world.processes:
+            if isinstance(process, Poller) and process.alive:
+                process.wake(0)  # one that slept on would be taken for silent by those who are awake
         for number, topic in enumerate(world.plan.topics):
             ack = 2 if topic.replicas and number % 2 else 1
             plan = StreamPlan(f"rested-{number}", topic, False, _BATCHES, 100_000, 4, 1 << 16, 0, 0.0, ack=ack)

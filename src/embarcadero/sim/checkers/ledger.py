@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from embarcadero.sim.history import (
     Delivered,
-    FabricLost,
     GapSeen,
     History,
     LaneMade,
@@ -68,8 +67,8 @@ class Ledger:
             self.lost[span.lane] = merge([*self.lost[span.lane], (span.start, span.stop)])
         self.known = {lane: sorted(at_index) for lane, at_index in self.claims.items()}
         self.stream_of = self._streams_of_sessions()
-        self.ahead = self._numbers_ahead()
-        """(lane, session) -> by how much numbers are ahead of sequences: 0, but for sessions opened after a loss"""
+        self.numbered = self._numbers_of_sessions()
+        """(lane, session) -> (sequence, number) of what readers found under it, sorted. They are equal before a loss"""
 
     def _collect_claims(self) -> None:
         for found in self.history.of(Delivered):
@@ -91,14 +90,24 @@ class Ledger:
                 streams.setdefault((found.lane, found.session), batch[0])
         return streams
 
-    def _numbers_ahead(self) -> dict[tuple[int, int], int]:
-        lost_us = min((event.at for event in self.history.of(FabricLost)), default=None)
-        ahead: dict[tuple[int, int], int] = {}
-        for found in self.history.of(Delivered) if lost_us is not None else ():
+    def _numbers_of_sessions(self) -> dict[tuple[int, int], list[tuple[int, int]]]:
+        numbered: dict[tuple[int, int], set[tuple[int, int]]] = defaultdict(set)
+        for found in self.history.of(Delivered):
             batch = self.batch_of.get(found.digest)
-            if batch is not None and batch[1] > found.session_seq:
-                ahead.setdefault((found.lane, found.session), batch[1] - found.session_seq)
-        return ahead
+            if batch is not None:
+                numbered[found.lane, found.session].add((found.session_seq, batch[1]))
+        return {session: sorted(pairs) for session, pairs in numbered.items()}
+
+    def ahead(self, lane: int, session: int, sequence: int) -> tuple[int, int]:
+        """By how much the number of a batch is ahead of its sequence: at least, at most.
+
+        A session that goes on after a loss closes up: what comes next takes the place of what was lost.
+        """
+        pairs = self.numbered.get((lane, session), [])
+        place = bisect_left(pairs, (sequence, -1))
+        around = pairs[max(0, place - 1) : place + 1]
+        steps = [number - at for at, number in around] or [0]
+        return min(steps), max(steps)
 
     def is_lost(self, lane: int, index: int) -> bool:
         """Whether what was at this index went with the fabric. Its publisher may have stored it again elsewhere."""

@@ -41,14 +41,21 @@ def _entry(event: Delivered) -> tuple[int, ...]:
 
 
 def _stamps(ledger: Ledger) -> list[Violation]:
-    """A batch is found under its number: its sequence, and how many of its stream were lost before its session."""
+    """A batch is found under its number: its sequence, and how many of its stream were lost before it."""
     found: list[Violation] = []
-    for event in ledger.history.of(Delivered):
-        batch = ledger.batch_of.get(event.digest)
-        if batch is not None and batch[1] != event.session_seq + ledger.ahead.get((event.lane, event.session), 0):
-            found.append(Violation("P3", event.at, (
-                f"batch {batch[1]} of {batch[0]} is at index {event.index} of lane {event.lane} under sequence "
-                f"{event.session_seq}")))  # fmt: skip
+    memory_went = bool(ledger.history.of(FabricLost))
+    gone = {lane: _lost(ledger, lane) if memory_went else {} for lane, _ in ledger.numbered}
+    for (lane, session), pairs in ledger.numbered.items():
+        lost = gone[lane].get(ledger.stream_of[lane, session], set())
+        before = pairs[0] if memory_went else (0, 0)
+        for sequence, number in pairs:
+            ahead = (number - before[1]) - (sequence - before[0])
+            explained = ahead and sum(between in lost for between in range(before[1] + 1, number))
+            if number < sequence or not 0 <= ahead <= explained:
+                found.append(Violation("P3", 0, (
+                    f"batch {number} of session {session} into lane {lane} is under sequence {sequence}, where batch "
+                    f"{before[1]} is under {before[0]}")))  # fmt: skip
+            before = sequence, number
     return found
 
 
@@ -145,9 +152,9 @@ def _skipped(ledger: Ledger, lane: int) -> dict[str, dict[int, bool]]:
         if gap.lane == lane and gap.kind == GapKind.SKIPPED.name and gap.session is not None:
             stream = ledger.stream_of.get((lane, gap.session))
             if stream is not None:
-                ahead = ledger.ahead.get((lane, gap.session), 0)
-                stands = gap.index is None or not ledger.is_lost(lane, gap.index)
-                for number in range(gap.start + ahead, gap.stop + ahead):
+                least, most = ledger.ahead(lane, gap.session, gap.start)
+                stands = least == most and (gap.index is None or not ledger.is_lost(lane, gap.index))
+                for number in range(gap.start + least, gap.stop + most):
                     skipped[stream][number] = stands or skipped[stream].get(number, False)
     return skipped
 
