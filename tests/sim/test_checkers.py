@@ -153,6 +153,9 @@ GOOD: dict[str, dict[str, list[Event]]] = {
             topic(5, replicas=2), *(sent(1, n) for n in range(4)), settled(2, 0, 0), settled(2, 1, 1), *lost(3, 1, 9),
             moved(4, 0), got(5, 0, 0), gap(6, "LOST", 1, 9), got(7, 9, 2, session=7, session_seq=1),
             got(7, 10, 3, session=7, session_seq=2)],
+        "after a loss a session closes up behind what was acked in between": [
+            topic(5, replicas=2), *(sent(1, n) for n in range(3)), settled(2, 1, 1), *lost(3, 0, 9), moved(4, 0),
+            gap(6, "LOST", 0, 9), got(7, 9, 0, session=7, session_seq=0), got(7, 10, 2, session=7, session_seq=1)],
         "two readers agree": [topic(), sent(1, 0), sent(1, 0, "b"), got(2, 0, 0), got(2, 1, 0, "b"),
                               got(3, 0, 0, reader="s"), got(3, 1, 0, "b", reader="s")],
         "order 2 may reorder one stream": [topic(2), sent(1, 0), sent(1, 1), moved(2, 0), got(2, 0, 1), got(3, 1, 0)],
@@ -316,6 +319,9 @@ BAD: dict[str, dict[str, list[Event]]] = {
         "a session that counts on wrongly after a loss": [
             topic(2, replicas=2), *(sent(1, n) for n in range(4)), *lost(3, 1, 9), moved(4, 0),
             got(7, 9, 2, session=7, session_seq=1), got(7, 10, 3, session=7, session_seq=1)],
+        "a session that closes up though nothing was lost in between": [
+            topic(2, replicas=2), *(sent(1, n) for n in range(3)), *lost(3, 0, 9), moved(4, 0),
+            got(7, 9, 0, session=7, session_seq=0), got(7, 10, 2, session=7, session_seq=1)],
         "a batch under another sequence": [topic(), sent(1, 0), moved(1, 0), got(2, 0, 0, session_seq=1)],
         "order 1 reorders a stream": [
             topic(1), lane(1), sent(1, 0), sent(1, 1), moved(2, 0), got(2, 0, 1), got(3, 1, 0)],
