@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from embarcadero.errors import Backpressure
 from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable
 from embarcadero.limits import BACKPRESSURE_AFTER_S
 from embarcadero.placement.directory import Directory
@@ -75,6 +76,24 @@ def test_a_retry_through_another_broker_names_the_first_position(world: World) -
 
     assert _outcomes(second) == [(0, Outcome.DUP_OF)]
     assert int(second.acks[0]["index"]) == int(first.acks[0]["index"])
+
+
+def test_a_store_that_ceases_to_answer_half_way_is_read_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asked gets the error; the broker does not take what it has read for all there is."""
+    broker = world.brokers[0]
+    made = world.directory.create_topic("late")
+
+    def silent() -> None:
+        raise Backpressure("the store does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(broker._directory, "trims", silent)
+        with pytest.raises(Backpressure):
+            broker.refresh()
+    world.directory.next_epoch()
+    broker.refresh()
+
+    assert made.lane in broker._lanes
 
 
 def test_only_a_sleeping_sequencer_is_woken(world: World) -> None:

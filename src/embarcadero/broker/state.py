@@ -53,6 +53,9 @@ from embarcadero.wire.frames import HEADER_BYTES, PROTOCOL_VERSION, WANT_DURABLE
 _LONE: Final = 2
 """What one batch counts for when it becomes durable: a payload and an ack."""
 
+_NOT_SEEN: Final = (-1, -1)
+"""An outline that no store has."""
+
 
 def _nothing() -> None:
     """Nobody writes what we have to say."""
@@ -109,7 +112,7 @@ class Broker:
         self._topics: dict[str, Topic] = {}
         self._lanes: dict[int, Topic] = {}
         self._members: list[Member] = []
-        self._revision, self._outline = -1, (-1, -1)
+        self._revision, self._outline = -1, _NOT_SEEN
         self._store_poll_us = self._slow_look_us = 0
         self._slow: dict[int, tuple[Reservation, int]] = {}  # connection -> its batch under way, seen so often
         self._scratch = memoryview(bytearray(limits.SCRATCH_BYTES))
@@ -132,11 +135,14 @@ class Broker:
         revision = self._directory.revision()
         if revision == self._revision:
             return
-        self._revision = revision
         if (outline := self._directory.outline()) == self._outline:
             self._advance(self._directory.started_epoch())
-            return
-        self._outline = outline
+        else:
+            self._outline = _NOT_SEEN  # the store may cease to answer half-way: then all of it is read again
+            self._read_all()
+        self._revision, self._outline = revision, outline
+
+    def _read_all(self) -> None:
         self._topics = {topic.name: topic for topic in self._directory.topics()}
         self.durable.changed()
         lanes, trims = {topic.lane: topic for topic in self._topics.values()}, self._directory.trims()

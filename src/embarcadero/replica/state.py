@@ -48,6 +48,9 @@ _TEND_US: Final = 5_000
 _SESSIONS_US: Final = 100_000
 _IDLE_US: Final = 100_000
 _SCRUB_ANYWAY_US: Final = 10_000_000
+_NOT_SEEN: Final = (-1, -1)
+"""An outline that no store has."""
+
 _BEAT_US: Final = int(HEARTBEAT_S * 1_000_000)
 
 
@@ -99,7 +102,7 @@ class Replica:
         self.moving = Moving(self.ranges, self.reign, directory, member, self.journal)
         self.topics: dict[int, Topic] = {}  # by lane, those of brokers too
         self._ranges: list[Range] = []
-        self._revision, self._outline = -1, (-1, -1)
+        self._revision, self._outline = -1, _NOT_SEEN
         self._beat_us = self._store_us = self._look_us = self._sessions_us = self._tend_us = 0
         self._following: list[Copy] = []
         self._open_copies: list[Copy] = []
@@ -115,11 +118,14 @@ class Replica:
         revision = self._directory.revision()
         if revision == self._revision:
             return
-        self._revision = revision
         if (outline := self._directory.outline()) == self._outline:
             self.reign.advance(self._directory.started_epoch())
-            return
-        self._outline = outline
+        else:
+            self._outline = _NOT_SEEN  # the store may cease to answer half-way: then all of it is read again
+            self._read_all()
+        self._revision, self._outline = revision, outline
+
+    def _read_all(self) -> None:
         members = self._directory.replicas()
         me = next((m for m in members if m.ref == self.member.ref), None)
         self.deposed |= me is None or me.state is ReplicaState.DEAD
