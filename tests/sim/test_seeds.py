@@ -12,7 +12,7 @@ import pytest
 
 from embarcadero.sim.run import run_seed, run_seeds, story
 
-SEEDS = 8
+SEEDS = 5
 
 KEPT = list(csv.DictReader((Path(__file__).parent / "kept-seeds.tsv").read_text().splitlines(), delimiter="\t"))
 """Worlds that broke a promise once. World: `swarm`, or `plain` for one without the further kinds of trouble."""
