@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from pathlib import Path
+
+import msgspec
 
 import embarcadero as emb
 from embarcadero.node.local import LocalCluster
-from embarcadero.node.nursery import Nursery
+from embarcadero.node.nursery import Born, Ended, Nursery
 
 
 def test_a_node_is_forked_and_its_end_is_told(tmp_path: Path) -> None:
@@ -25,6 +28,27 @@ def test_a_node_is_forked_and_its_end_is_told(tmp_path: Path) -> None:
 
     assert asyncio.run(asyncio.wait_for(main(), 60)) == [1, 1]
     assert all("NotRunning" in (tmp_path / f"{number}.log").read_text() for number in range(2))
+
+
+def test_a_node_that_ends_at_once_is_still_told(tmp_path: Path) -> None:
+    """Birth and end are heard in one breath, before who asked runs again: it gets the node, and the node its end."""
+    news = [msgspec.json.encode(word) for word in (Born(7), Ended(7, 3))]
+
+    async def main() -> tuple[int, int]:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        nursery = Nursery()
+        with ours, theirs:
+            nursery._socket = ours
+            asking = asyncio.ensure_future(nursery.bear("sequencer", tmp_path, tmp_path / "log"))
+            await asyncio.to_thread(theirs.recv, 4_096)
+            for word in news:
+                theirs.send(word)
+            nursery._hear(ours)
+            node = await asking
+            return node.pid, await node.wait()
+
+    assert asyncio.run(asyncio.wait_for(main(), 60)) == (7, 3)
 
 
 def test_a_signal_is_told_as_such(tmp_path: Path) -> None:

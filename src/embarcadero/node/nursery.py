@@ -78,7 +78,7 @@ class Nursery:
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
         self._socket: socket.socket | None = None
-        self._asked: deque[asyncio.Future[int]] = deque()
+        self._asked: deque[asyncio.Future[Newborn]] = deque()
         self._running: dict[int, asyncio.Future[int]] = {}
         self._starting = asyncio.Lock()
 
@@ -102,12 +102,11 @@ class Nursery:
         """Have a node."""
         async with self._starting:
             link = self._socket or await self.start()
-        asked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        asked: asyncio.Future[Newborn] = asyncio.get_running_loop().create_future()
         self._asked.append(asked)
         wanted = Wanted(roles=roles, data_dir=str(data_dir), log_path=str(log_path))
         await asyncio.get_running_loop().sock_sendall(link, msgspec.json.encode(wanted))
-        pid = await asked
-        return Newborn(pid, self._running[pid])
+        return await asked
 
     def _hear(self, link: socket.socket) -> None:
         while True:
@@ -124,12 +123,12 @@ class Nursery:
 
     def _take(self, news: Born | Ended) -> None:
         if isinstance(news, Born):
-            self._running[news.pid] = asyncio.get_running_loop().create_future()
+            ended = self._running[news.pid] = asyncio.get_running_loop().create_future()
             asked = self._asked.popleft()
             if not asked.done():
-                asked.set_result(news.pid)
-        elif (ended := self._running.pop(news.pid, None)) is not None:
-            ended.set_result(news.code)
+                asked.set_result(Newborn(news.pid, ended))  # now: its end may be the next word, before anyone looks
+        elif news.pid in self._running:
+            self._running.pop(news.pid).set_result(news.code)
 
     def _is_gone(self) -> None:
         """It was killed, and all its nodes with it."""
