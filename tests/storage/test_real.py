@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from embarcadero.errors import DiskFailed, DiskFull
+from embarcadero.limits import MIB
 from embarcadero.storage.real import RealDisk
 
 
@@ -51,6 +52,43 @@ def test_errors_are_typed_and_name_the_file(
             with pytest.raises(kind, match="some-file") as caught:
                 attempt()
             assert caught.value.hint
+
+
+def test_what_is_synced_leaves_the_page_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In whole pages, when there is much of it, once; never the page that is written to next."""
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda _, start, size, __: told.append((start, size)))
+    file = RealDisk(tmp_path, cached=False).open("a", create=True)
+    file.pwrite([b"x" * 1_000], 0)
+    file.sync()
+    assert not told  # a lone record is not worth it
+
+    file.pwrite([b"x" * MIB, b"y" * 500], 1_000)
+    assert not told  # nothing that is not synced
+    file.sync()
+    file.sync()
+    assert told == [(0, MIB)]
+    file.pwrite([bytes(MIB)], MIB + 1_500)
+    file.sync()
+    assert told[1:] == [(MIB, MIB)]
+
+
+def test_the_page_cache_is_left_alone_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`replica.cached`; and advice that the system refuses is no failure."""
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.EINVAL, "no")
+
+    monkeypatch.setattr(os, "posix_fadvise", refused)
+    for cached in (True, False):
+        file = RealDisk(tmp_path, cached=cached).open("a", create=True)
+        file.pwrite([bytes(2 * MIB)], 0)
+        file.sync()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fadvise", lambda *_: pytest.fail("it was to be left alone"))
+        file = RealDisk(tmp_path).open("a", create=True)
+        file.pwrite([bytes(2 * MIB)], 0)
+        file.sync()
 
 
 def test_parents_are_made_on_request(tmp_path: Path) -> None:

@@ -268,6 +268,10 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     segment_s: Annotated[float, seconds(
         "A segment file that began this long ago is closed.", 1, 366 * _DAY_S,
     )] = limits.SEGMENT_AGE_S
+    cached: Annotated[bool, flag(
+        "Leave what was written in the system's page cache. Off: it is dropped once it is synced; brokers have it in "
+        "memory, and whoever reads further back reads it from the disk.",
+    )] = False
     scrub_bytes_per_s: Annotated[int, size(
         "How much of the closed segments is read and checked in a second of idle time; 0: none.", 0, GIB,
     )] = limits.SCRUB_BYTES_PER_S

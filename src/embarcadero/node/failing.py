@@ -50,6 +50,6 @@ class _FailingDisk(RealDisk):
         super().sync_folder(path)
 
 
-def disk_of_replica(folder: Path) -> RealDisk:
+def disk_of_replica(folder: Path, cached: bool) -> RealDisk:
     """The disk of a replica of this process: a usual one, unless the environment wishes for another."""
-    return _FailingDisk(folder) if os.environ.get(DISKS_VARIABLE) else RealDisk(folder, create=True)
+    return _FailingDisk(folder) if os.environ.get(DISKS_VARIABLE) else RealDisk(folder, create=True, cached=cached)

@@ -200,7 +200,7 @@ class Node:
     def _make_replica(self, number: int) -> _Made:
         """Alone in its process it writes and syncs by itself; beside other roles threads do it."""
         path = self._folder.replica(number)
-        disk = self._open.enter_context(closing(disk_of_replica(path)))
+        disk = self._open.enter_context(closing(disk_of_replica(path, self._config.replica.cached)))
         generation = self._info.generation & 0xFFFF_FFFF
         identity = open_folder(disk, self._directory.cluster_id, number, generation)
         member = self._directory.register_replica(number, identity.disk, str(path), socket.gethostname(), os.getpid())

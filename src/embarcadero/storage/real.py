@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 from embarcadero.errors import DiskFailed, DiskFull, WrongFolder
-from embarcadero.limits import WRITE_PARTS_MAX
+from embarcadero.limits import PAGE_BYTES, UNCACHED_BYTES_MIN, WRITE_PARTS_MAX
 from embarcadero.storage.disk import Missing, Part
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of the disk, of a user's share, of what a file may have
@@ -41,12 +41,15 @@ def _as_ours(error: OSError, doing: str, path: str | Path) -> DiskFailed | DiskF
 
 
 class RealFile:
-    """A file descriptor."""
+    """A file descriptor. What was synced leaves the system's page cache, if there is much of it, unless `cached`."""
 
-    def __init__(self, path: Path, descriptor: int) -> None:
+    def __init__(self, path: Path, descriptor: int, cached: bool = True) -> None:
         self._path, self._descriptor = path, descriptor
+        self._cached = cached or not hasattr(os, "posix_fadvise")
+        self._written = self._uncached = 0  # where the last write ended, and up to where nothing is cached
 
     def pwrite(self, parts: Sequence[Part], offset: int) -> None:
+        self._written = offset + sum(map(len, parts))
         try:
             if len(parts) == 1:
                 _write_all(self._descriptor, memoryview(parts[0]), offset)
@@ -71,10 +74,21 @@ class RealFile:
             raise _as_ours(error, "read", self._path) from error
 
     def sync(self) -> None:
+        written = self._written
         try:
             os.fdatasync(self._descriptor)
         except OSError as error:
             raise _as_ours(error, "sync", self._path) from error
+        if not self._cached:
+            self._leave_cache(written)
+
+    def _leave_cache(self, written: int) -> None:
+        """Whole pages only: the last one is written to again, and would have to be read for that."""
+        start, end = min(self._uncached, written), written - written % PAGE_BYTES
+        if end - start >= UNCACHED_BYTES_MIN:
+            with suppress(OSError):  # it is advice
+                os.posix_fadvise(self._descriptor, start, end - start, os.POSIX_FADV_DONTNEED)
+            self._uncached = end
 
     def size(self) -> int:
         with _typed("look at", self._path):
@@ -129,8 +143,8 @@ class RealLock:
 class RealDisk:
     """Files below one folder, which is made with its parents if `create` is given."""
 
-    def __init__(self, root: Path | str, create: bool = False) -> None:
-        self.root = Path(root)
+    def __init__(self, root: Path | str, create: bool = False, cached: bool = True) -> None:
+        self.root, self._cached = Path(root), cached
         self._locks: list[RealLock] = []
         if create:
             with _typed("make", self.root):
@@ -158,7 +172,7 @@ class RealDisk:
             return self._file(self._at(path), os.open(self._at(path), flags | os.O_CLOEXEC, 0o644))
 
     def _file(self, path: Path, descriptor: int) -> RealFile:
-        return RealFile(path, descriptor)
+        return RealFile(path, descriptor, self._cached)
 
     def exists(self, path: str) -> bool:
         with _typed("look at", self._at(path)):
