@@ -97,7 +97,7 @@ PLANTS: Final = {
               bias=_ENDS, witnesses=(22,)),
         Plant("slot-reused-early", "pending slots are freed before what they hold is safe", witnesses=(14,)),
         Plant("frontier-before-entries", "the ordered frontier moves before the entries are flushed", bias=_REIGNS,
-              witnesses=(4, 1)),
+              witnesses=(10, 8)),
         Plant("dedupe-off", "a sequence seen before is ordered again", witnesses=(90,)),
         Plant("held-forgotten", "batches that wait for a gap are lost when it closes", witnesses=(90, 0)),
         Plant("durable-before-sync", "a replica's durable line moves before the sync", bias=_POWER, witnesses=(0,)),
