@@ -30,6 +30,7 @@ class Step(StrEnum):
 
     # --- taking over --------------------------------------------------------------------------------------------------
     TAKEOVER_EPOCH_GIVEN = "takeover.epoch-given", SEQUENCER, "the store gave the epoch; no line of the fabric says so"
+    TAKEOVER_FORESEEN = "takeover.foreseen", SEQUENCER, "lanes are re-issued so far; the predecessor may add to them"
     TAKEOVER_EPOCH_OPEN = "takeover.epoch-open", SEQUENCER, "the epoch line is open: nobody acts on earlier ones"
     TAKEOVER_MARKS_READ = "takeover.marks-read", SEQUENCER, "the predecessor's read-through marks are known, no more"
     TAKEOVER_HELD_READ = "takeover.held-read", SEQUENCER, "and its waiting batches"

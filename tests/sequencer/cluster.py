@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from embarcadero.config import FabricSizes
-from embarcadero.env import SilentBell
+from embarcadero.env import Doorbell, SilentBell
 from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable, create_epochs
 from embarcadero.fabric.frontier import FrontierReader, FrontierWriter
 from embarcadero.fabric.incoherent import IncoherentHost, IncoherentMemory, IncoherentRegion
@@ -186,6 +186,11 @@ class Cluster:
         fabric = self.memory.host(self.host)
         self.sequencer = Sequencer(fabric, self.directory, self.clock, SilentBell(), self.sizes)
         return self.sequencer
+
+    def ready_sequencer(self, bell: Doorbell | None = None) -> Sequencer:
+        """One that is ready to take over on a host of its own, while the other goes on."""
+        fabric = self.memory.host(f"ready-{self.reigns}")
+        return Sequencer(fabric, self.directory, self.clock, bell or SilentBell(), self.sizes, begins=False)
 
     def run(self, rounds: int = 1, churn: int = 0) -> int:
         """Rounds, with brokers and the reader in between. Returns the work done."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from embarcadero.types import EntryKind, Outcome
+from embarcadero.wire.messages import AlterTopic
 from tests.sequencer.cluster import Cluster, Crash
 
 STORED = {Outcome.ORDERED, Outcome.DUP_OF}
@@ -232,3 +233,104 @@ def test_what_waits_is_safe_before_a_successors_first_round() -> None:
 
     assert broker.outcome(waiting) == Outcome.ORDERED
     assert cluster.stored(lane) == [(session, 0), (session, 1)]
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 2, 4, 9])
+def test_the_one_that_reigns_goes_on_while_its_successor_gets_ready(rounds: int) -> None:
+    """Whatever it orders, answers, keeps waiting or laps until the successor begins is taken over like all before."""
+    for ready_at in range(12):
+        story = Story(seed=ready_at)
+        cluster, ready = story.cluster, None
+        for number, _ in enumerate(story.steps()):
+            cluster.run(churn=1)
+            if number == ready_at:
+                ready = cluster.ready_sequencer()
+            if ready is not None and number == ready_at + rounds:
+                ready.begin()
+                cluster.sequencer = ready
+        if ready is not None and cluster.sequencer is not ready:
+            ready.begin()
+            cluster.sequencer = ready
+        cluster.settle()
+        assert ready is None or cluster.directory.started_epoch() == ready.epoch
+        story.check()
+
+
+def test_what_was_ordered_since_is_all_that_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the epoch line open lanes are not read from their checkpoints: all waits for what is read then."""
+    cluster = Cluster()
+    lane = cluster.topic(5)
+    session = cluster.open(lane)
+    ready = cluster.ready_sequencer()
+    cluster.brokers[0].batches(lane, session, 0, 1)
+    cluster.run()
+    monkeypatch.setattr("embarcadero.sequencer.takeover.read_lane", None)
+    ready.begin()
+    cluster.sequencer = ready
+    cluster.settle()
+    assert cluster.stored(lane) == [(session, 0), (session, 1)]
+
+
+def test_topics_and_brokers_change_while_a_successor_gets_ready() -> None:
+    """What it made for a topic that is gone goes; what is new is begun; a broker that died is closed."""
+    cluster = Cluster()
+    gone, changed = cluster.topic(5), cluster.topic(5)
+    session = cluster.open(changed)
+    ready = cluster.ready_sequencer()
+    fabric = cluster.memory.host("admin")
+    assert fabric.exists(f"epoch-{ready.epoch}/order-{gone}")
+    cluster.directory.delete_topic("t0")
+    cluster.directory.alter_topic(AlterTopic(name="t1", gap_timeout_ms=77))
+    new = cluster.directory.create_topic("new", order=2).lane
+    dead = cluster.brokers.pop()
+    cluster.directory.mark_dead(dead.member.broker, dead.member.incarnation)
+    ready.begin()
+    cluster.sequencer = ready
+    assert not fabric.exists(f"epoch-{ready.epoch}/order-{gone}")
+    assert not fabric.exists(f"epoch-{ready.epoch}/checkpoint-{gone}")
+    assert ready.lanes[changed].order.gap_timeout_us == 77_000
+    cluster.brokers[0].batches(changed, session, 0)
+    assert cluster.open(new) == 0
+    assert cluster.stored(changed) == [(session, 0)]
+    assert ready.brokers.sources[dead.member.handle].closing
+
+
+def test_one_that_got_ready_too_late_changes_nothing() -> None:
+    """Two get ready; the one with the later epoch begins first, and the other one does not start any more."""
+    cluster = Cluster()
+    lane = cluster.topic(5)
+    session = cluster.open(lane)
+    early, late = cluster.ready_sequencer(), None
+    cluster.reigns += 1
+    late = cluster.ready_sequencer()
+    late.begin()
+    early.begin()
+    assert early.deposed
+    assert cluster.directory.started_epoch() == late.epoch
+    cluster.sequencer = late
+    cluster.brokers[0].batches(lane, session, 0)
+    cluster.settle()
+    assert cluster.stored(lane) == [(session, 0)]
+
+
+class Bells:
+    """Remembers who was rung."""
+
+    def __init__(self) -> None:
+        self.rung: list[str] = []
+
+    def ring(self, who: str) -> None:
+        self.rung.append(who)
+
+
+def test_answers_go_before_replicas_after_a_takeover() -> None:
+    """Replicas are woken when the first round is done: until then they would find nothing, and take the processors."""
+    cluster, bells = Cluster(), Bells()
+    replica = cluster.directory.register_replica(0, "disk", "folder", "host", 1)
+    cluster.directory.create_topic("kept", order=5, replicas=1, durable_on=1)
+    cluster.run(3)
+    ready = cluster.ready_sequencer(bells)
+    ready.begin()
+    assert replica.ref.region_prefix not in bells.rung
+    ready.round()
+    assert bells.rung.count(replica.ref.region_prefix) == 1

@@ -5,7 +5,7 @@
 | sequencer | from the kill to the first ack of a batch sent after it | of ordered topics: others need no sequencer |
 | broker | from the kill until every stream has an ack of a batch that it sent after it | all: each uses all brokers |
 | replica | longest pause of acks that a stream had from the kill until all was whole again | with ack 2 |
-| hand-over | the same, from the request | with ack 1, of ordered topics |
+| hand-over | the same, from the request until acks flow, and a moment more | with ack 1, of ordered topics |
 """
 
 from __future__ import annotations

@@ -6,6 +6,9 @@ then the frontier. Whether a slot may be reused is the caller's knowledge; it sa
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Final
+
 import numpy as np
 
 from embarcadero.fabric.frontier import FrontierReader, FrontierWriter
@@ -23,6 +26,9 @@ from embarcadero.fabric.layout import (
 )
 from embarcadero.fabric.region import Fabric, Region, Shape, require_shape
 from embarcadero.invariants import invariant
+
+_FIRST_RUN: Final = 64
+_RUN_MAX: Final = 4_096
 
 
 def ring_shape(kind: RegionKind, dtype: np.dtype[np.void], slots: int, owner: int = 0, incarnation: int = 0) -> Shape:
@@ -129,10 +135,19 @@ class RingReader(_Ring):
 
     def valid_end(self, start: int) -> int:
         """End of the valid contiguous entries from `start` on, whatever the frontier says (used at takeover)."""
-        end = start
-        while len(found := self.read(end, min(end + 4096, start + self.slots))):
-            end += len(found)
-        return end
+        return start + sum(map(len, self.valid_runs(start)))
+
+    def valid_runs(self, start: int) -> Iterator[Entries]:
+        """These entries, piece by piece, at most a lap. Often they are few: the first pieces are small."""
+        end, stop, count = start, start + self.slots, _FIRST_RUN
+        while end < stop:
+            asked = min(count, stop - end)
+            entries = self.read(end, end + asked)
+            if len(entries):
+                yield entries
+            if len(entries) < asked:
+                return
+            end, count = end + asked, min(2 * count, _RUN_MAX)
 
 
 def create_ring(

@@ -63,9 +63,8 @@ class Seat:
         mark = process_mark(os.getpid())
         directory.register_candidate(number, mark, os.getpid())
         self.candidate = Candidate(
-            fabric, directory, self._clock, number, mark, int(settings.takeover_after_ms * 1_000), self._journal,
-            self._rehearse,
-        )  # fmt: skip
+            fabric, directory, self._clock, number, mark, int(settings.takeover_after_ms * 1_000), self._journal
+        )
         self._watch = ProcessWatch(self._ended)
         self._rest_us = 0  # until then nothing is prepared
         self._rehearsed = 0  # the epoch whose takeover was rehearsed last
@@ -103,17 +102,21 @@ class Seat:
             rehearse(self._fabric, self.candidate.reigning, members, topics, self._sizes, self._clock.now_us())
 
     def take(self, epoch: int) -> tuple[Sequencer, PipeBell]:
-        """Take over."""
+        """Get ready to take over."""
         self._heard = bell = PipeBell(self._parts[0].folder, _BELL)
         self._workers = self._workers or self._threads(self._wake)
         sequencer = Sequencer(
             self._fabric, self._directory, self._clock, bell, self._sizes, self._journal, self._settings, self._disks,
-            self._workers, epoch, self._steps, self._mirrors,
+            self._workers, epoch, self._steps, self._mirrors, begins=False,
         )  # fmt: skip
+        return sequencer, bell
+
+    def begin(self, sequencer: Sequencer) -> None:
+        """Take over."""
+        sequencer.begin()
         self.watched.sequencer = sequencer
         self._journal.role = self.watched.name
         asyncio.get_running_loop().call_later(_REST_US / 1_000_000, self._give_up_spares)
-        return sequencer, bell
 
     def _give_up_spares(self) -> None:
         if self._heard is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 import numpy as np
@@ -40,10 +41,26 @@ class Brokers:
         self._directory, self._steps = directory, steps
         self.members: list[Member] = []
         self.sources: dict[int, Source] = {}
+        self._early: dict[int, Source] = {}  # made before it is known where they go on
         self.awaited = False
         self.problems: list[str] = []  # for the log
         self._pulses = Pulses[int]()
         self._dead: dict[int, int] = {}  # handle of a dead incarnation -> bytes that it keeps, oldest first
+
+    def foresee(self, members: list[Member]) -> None:
+        """Make what live incarnations will need, before it is known where each goes on."""
+        for member in members:
+            if member.state is MemberState.LIVE and self._fabric.exists(f"{member.region_prefix}/pending"):
+                with suppress(FabricFull):  # later there may be room
+                    self._early[member.handle] = self._source(member)
+
+    def _source(self, member: Member) -> Source:
+        early = self._early.pop(member.handle, None)
+        if early is not None and early.member == member:
+            return early
+        if early is not None:
+            self._fabric.remove(results_region(self._epoch, early.member))  # it has died since
+        return Source(self._fabric, self._epoch, member, self._sizes, self._frontiers, self._steps)
 
     def update(self, members: list[Member], legacies: dict[int, BrokerLegacy]) -> None:
         """Attach new incarnations, close dead ones."""
@@ -72,7 +89,8 @@ class Brokers:
                 self._remove(member)  # it died before it began
             return None
         try:
-            source = Source(self._fabric, self._epoch, member, self._sizes, self._frontiers, legacy, self._steps)
+            source = self._source(member)
+            source.inherit(legacy)
         except FabricFull:
             self.awaited = True  # its publishers wait until there is room
             return None

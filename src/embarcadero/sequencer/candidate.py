@@ -12,7 +12,6 @@ nothing else: a takeover is safe against a predecessor that lives.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -28,8 +27,6 @@ from embarcadero.placement.records import Epochs, HandOver, Reign
 
 _NOBODY: Final = ""
 _ASKED: Final = "asked to"
-_BREATH_US: Final = 40_000
-"""Before a planned move: a rehearsal takes the processor from brokers, and they catch up before they have to wait."""
 
 
 class Candidate:
@@ -44,19 +41,16 @@ class Candidate:
         mark: str,
         after_us: int,
         journal: Journal | None = None,
-        rehearse: Callable[[], None] = lambda: None,
     ) -> None:
-        """`rehearse` is called before a planned move, while nobody waits for us yet."""
         self.number, self.mark = number, mark
         self._fabric, self._directory, self._clock, self._after_us = fabric, directory, clock, after_us
-        self._journal, self._rehearse = journal or SilentJournal(), rehearse
+        self._journal = journal or SilentJournal()
+        self.hurries = True  # nobody may reign: the epoch that was won last has to start at once
         self._table = EpochTable(fabric, fabric.attach(EPOCHS_REGION))
         self._revision = -1
         self._epochs = Epochs()
         self._reign: Reign | None = None
         self._asked: HandOver | None = None
-        self._rehearsed: HandOver | None = None  # the move that we are ready for
-        self._ready_us = 0  # when it may begin
         self._stopping = False
         self._ended = _NOBODY  # mark of the process that was seen to end
         self._heart: FrontierReader | None = None
@@ -89,10 +83,7 @@ class Candidate:
 
     def wait_us(self) -> int:
         """How long to sleep at most until the next look."""
-        wait_us = self.patience_us // STANDBY_LOOKS
-        if self._asked is not None and self._asked == self._rehearsed:
-            wait_us = min(wait_us, self._ready_us - self._clock.now_us())
-        return max(1, wait_us)
+        return max(1, self.patience_us // STANDBY_LOOKS)
 
     # --- looking ------------------------------------------------------------------------------------------------------
     def look(self) -> int | None:
@@ -107,8 +98,6 @@ class Candidate:
         reason = self._reason(now_us)
         if not reason or self._stopping:
             return None
-        if reason == _ASKED and not self._is_ready(now_us):
-            return None
         last = self._epochs.started
         superseded = last if self._table.superseded(last) else None
         epoch = self._directory.elect(self.number, self.mark, self._epochs.handed_out, superseded)
@@ -116,16 +105,9 @@ class Candidate:
         self._ended = _NOBODY  # acted upon
         self._sign_us = now_us
         if epoch is not None:
+            self.hurries = reason != _ASKED
             self._journal.note("elected", epoch=epoch, candidate=self.number, reason=reason)
         return epoch
-
-    def _is_ready(self, now_us: int) -> bool:
-        """Whether the move that was asked for is rehearsed, and others have had time to catch up since."""
-        if self._rehearsed != self._asked:
-            self._rehearse()
-            self._rehearsed, self._ready_us = self._asked, self._clock.now_us() + _BREATH_US
-            return False
-        return now_us >= self._ready_us
 
     def _learn(self, revision: int) -> None:
         self._revision = revision

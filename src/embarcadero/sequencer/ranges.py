@@ -112,6 +112,8 @@ class Kept:
 class RangeKeeper:
     """The range words of one epoch, and everything that is decided about open ranges."""
 
+    rings = True  # whether replicas are woken for a range that is announced
+
     def __init__(
         self,
         fabric: Fabric,
@@ -185,7 +187,7 @@ class RangeKeeper:
         if kept.lane is not None:
             kept.lane.bells = tuple(ref.region_prefix for ref in kept.range_.replicas)
             kept.lane.first_bells = tuple(ref.region_prefix for ref in first_woken(kept.range_))
-        for ref in kept.range_.replicas:
+        for ref in kept.range_.replicas if self.rings else ():
             self._bell.ring(ref.region_prefix)
 
     def durable(self, lane: int) -> int:

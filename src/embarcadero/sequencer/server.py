@@ -25,6 +25,8 @@ _GATHER_S_PER_BATCH: Final = 0.000_5
 _GATHER_S_LEAST: Final = 0.001
 _KEPT_BYTES: Final = 24 * MIB
 _TIDY_S: Final = 0.3
+_BREATH_S: Final = 0.03
+"""Before a planned move: getting ready takes the processor from brokers; they catch up before they have to wait."""
 
 
 class Bell(Protocol):
@@ -117,7 +119,11 @@ class Throne(Protocol):
         ...
 
     def take(self, epoch: int) -> tuple[Sequencer, Bell]:
-        """Take over, and listen to the sequencer's bell."""
+        """Get ready to take over, while another one may reign, and listen to the sequencer's bell."""
+        ...
+
+    def begin(self, sequencer: Sequencer) -> None:
+        """Take over."""
         ...
 
     def give_up(self) -> None:
@@ -141,6 +147,9 @@ async def serve_candidate(candidate: Candidate, throne: Throne, bell: Bell, stop
             continue
         sequencer, its_bell = throne.take(epoch)
         throne.follow("")
+        if not candidate.hurries:
+            await asyncio.sleep(_BREATH_S)
+        throne.begin(sequencer)
         await _reign(sequencer, its_bell, throne, stop)
         throne.give_up()
         del sequencer

@@ -77,9 +77,9 @@ class Source:
         member: Member,
         sizes: FabricSizes,
         frontiers: Region,
-        legacy: BrokerLegacy,
         steps: Steps = NO_STEPS,
     ) -> None:
+        """`inherit` before anything else is asked of it."""
         self.member, self._epoch, self._fabric, self._steps = member, epoch, fabric, steps
         prefix, line = member.region_prefix, frontier_offset(SequencerLine.BROKERS + member.handle)
         self._pending = attach_ring(fabric, f"{prefix}/pending", PENDING)
@@ -90,25 +90,31 @@ class Source:
         self._read_through = FrontierWriter(frontiers, line)
         self._closing = FrontierWriter(frontiers, line + 8 * CLOSING_WORD)
         self._read = 0  # our answers below are read, as far as we know
-        self.next = legacy.start  # the next pending entry to take
+        self.next = 0  # the next pending entry to take
         self.requests = 0  # how many of the entries last taken were not batches
-        self._settled = legacy.settled
+        self._settled: U64 = np.empty(0, dtype=np.uint64)
         self._end: int | None = None  # where the ring ends, once it is closing
         self.closed = False
         self.lanes_closed = False  # the ends of its lanes (orders 0 and 1) are in the store
-        self._read_through.restart(legacy.start)
-        self._results = self._make_results(sizes, legacy.answers) if member.state is MemberState.LIVE else None
+        self._results = self._make_results(sizes.results_slots) if member.state is MemberState.LIVE else None
 
-    def _make_results(self, sizes: FabricSizes, answers: Entries) -> RingWriter:
-        slots = max(sizes.results_slots, 1 << (2 * len(answers)).bit_length())
+    def _make_results(self, slots: int) -> RingWriter:
         name, member = results_region(self._epoch, self.member), self.member
-        ring = create_ring(
+        return create_ring(
             self._fabric, name, RegionKind.RESULTS, RESULT, slots, "position", member.broker, member.incarnation
         )
-        if len(answers):
-            ring.write(answers, 0)
-            ring.publish()
-        return ring
+
+    def inherit(self, legacy: BrokerLegacy) -> None:
+        """Go on where an earlier epoch was, and repeat the answers that were not read."""
+        self.next, self._settled = legacy.start, legacy.settled
+        self._read_through.restart(legacy.start)
+        if self._results is None or not len(legacy.answers):
+            return
+        if 2 * len(legacy.answers) > self._results.slots:
+            self._fabric.remove(results_region(self._epoch, self.member))  # nobody reads it yet
+            self._results = self._make_results(1 << (2 * len(legacy.answers)).bit_length())
+        self._results.write(legacy.answers, 0)
+        self._results.publish()
 
     # --- taking -------------------------------------------------------------------------------------------------------
     def offer(self, limit: int, unresolved: int) -> int:

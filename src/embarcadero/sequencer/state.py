@@ -53,7 +53,7 @@ from embarcadero.sequencer.room import Room
 from embarcadero.sequencer.sessions import NEVER, SessionTable
 from embarcadero.sequencer.single import is_batch, result_line
 from embarcadero.sequencer.sources import Source, take_plain
-from embarcadero.sequencer.takeover import Legacy, readmit
+from embarcadero.sequencer.takeover import Foreseen, Legacy, read_lane, readmit
 from embarcadero.steps import Step
 from embarcadero.storage.disk import Disk
 from embarcadero.types import Member, MemberState, Order, Outcome, Range, ReplicaMember, ReplicaState, Topic
@@ -61,6 +61,7 @@ from embarcadero.types import Member, MemberState, Order, Outcome, Range, Replic
 _BEAT_US: Final = int(HEARTBEAT_S * 1_000_000)
 _SWEEP_US: Final = 300_000
 """After a takeover publishers come first: what earlier epochs left keeps its memory until then."""
+_ORDERED: Final = (Order.TOTAL, Order.STRONG)
 _NOT_SEEN: Final = (-1, (-1, -1))
 _LOOK_US: Final = 2_000
 """Looking whether the store has changed is cheap, but not as cheap as an empty round."""
@@ -85,8 +86,12 @@ class Sequencer:
         epoch: int | None = None,
         steps: Steps | None = None,
         mirrors: Mirrors | None = None,
+        begins: bool = True,
     ) -> None:
-        """`epoch`: one that was won in an election; without, it takes the next one, whoever reigns."""
+        """`epoch`: one that was won in an election; without, it takes the next one, whoever reigns.
+
+        `begins`: at once; else it is ready, and `begin` is called before anything else.
+        """
         self.settings, self._steps, self._mirrors = settings, steps or NO_STEPS, mirrors
         self._past: Past = DiskPast(lambda: self.ranges.replicas.members, disks)
         self._workers = workers or Inline()
@@ -100,16 +105,13 @@ class Sequencer:
         self.roomless: set[int] = set()  # lanes for which the fabric has no room
         self._told_full = False
         self.lanes: dict[int, Lane] = {}
+        self._early: dict[int, Lane] = {}  # lanes that our predecessor may still add to
         self._epochs = EpochTable(fabric, fabric.attach(EPOCHS_REGION, writable=True))
         if epoch is None:
             last = directory.started_epoch()
             epoch = directory.next_epoch(last if self._epochs.superseded(last) else None)
         self.epoch = epoch
         self._steps.at(Step.TAKEOVER_EPOCH_GIVEN)
-        if not planted("epoch-opened-late"):
-            self._epochs.open(self.epoch)
-        self._steps.at(Step.TAKEOVER_EPOCH_OPEN)
-        earlier = directory.started_epoch()
         self._frontiers = fabric.create(
             f"epoch-{self.epoch}/frontiers", Shape(RegionKind.SEQUENCER_FRONTIERS, SEQUENCER_FRONTIERS_BYTES)
         )
@@ -125,14 +127,13 @@ class Sequencer:
         self._burials: dict[int, dict[int, int]] = {}  # dead broker's handle -> lane -> where its batches end
         self._drain: Drain | None = None
         self._began_us = self._now_us
+        self._unseen = False  # replicas were not told yet that we reign
         self._unswept: int | None = None  # our predecessor's epoch, while there may be regions of earlier ones
         self.brokers = Brokers(fabric, self.epoch, sizes, self._frontiers, directory, self._steps)
-        try:
-            self._begin(earlier)
-        except BadRegion:
-            if not self._epochs.superseded(self.epoch):
-                raise
-            self.deposed = True  # our predecessor's regions are gone because others went past us
+        self._foreseen: Foreseen | None = None
+        self._unless_past(self._foresee)
+        if begins:
+            self.begin()
 
     @property
     def held(self) -> HeldSlots:
@@ -140,28 +141,72 @@ class Sequencer:
         return self._held
 
     # --- beginning ----------------------------------------------------------------------------------------------------
-    def _begin(self, earlier: int) -> None:
-        self._revision, self._outline = self._directory.revision(), self._directory.outline()  # then the values
-        members = self._directory.members()
-        legacy = Legacy(self._fabric, earlier, members, self._steps) if earlier else None
-        slots = min(self._sizes.held_slots, self._sizes.order_slots - 2 * self._sizes.round_entries)
-        slots = max(slots, len(legacy.waiting) if legacy else 0)
-        self._held, self._held_region = HeldSlots(slots), create_held(self._fabric, f"epoch-{self.epoch}/held", slots)
+    def begin(self) -> None:
+        """Take over: from the moment that our epoch line is open others wait until we have started."""
+        if not self.deposed:
+            self._now_us, self._wall_us = self._clock.now_us(), self._clock.wall_us()
+            if not planted("epoch-opened-late"):
+                self._epochs.open(self.epoch)
+            self._steps.at(Step.TAKEOVER_EPOCH_OPEN)
+            self._unless_past(self._begin)
+
+    def _unless_past(self, part: Callable[[], None]) -> None:
+        try:
+            part()
+        except BadRegion:
+            if not self._epochs.superseded(self.epoch):
+                raise
+            self.deposed = True  # our predecessor's regions are gone because others went past us
+
+    def _foresee(self) -> None:
+        """Before our epoch line is open: read, make and write what will not change, while nobody waits for us."""
+        self._make_held(min(self._sizes.held_slots, self._sizes.order_slots - 2 * self._sizes.round_entries))
         self.ranges = RangeKeeper(
             self._fabric, self._directory, self._bell, self.epoch, self._now_us, self.journal, self.counters,
             self._steps,
         )  # fmt: skip
+        if not (earlier := self._directory.started_epoch()):
+            return
+        members = self._directory.members()
+        self._foreseen = Foreseen(self._fabric, earlier, members)
+        self.brokers.foresee(members)
+        for topic in self._directory.topics():
+            if topic.order in _ORDERED and self._fabric.exists(order_region(earlier, topic.lane)):
+                found = read_lane(self._fabric, earlier, topic, self._sizes, self._held, self._now_us)
+                self._early[topic.lane] = self._new_lane(*found)
+            self._show_life()
+        self._steps.at(Step.TAKEOVER_FORESEEN)
+
+    def _make_held(self, slots: int) -> None:
+        self._held, self._held_region = HeldSlots(slots), create_held(self._fabric, f"epoch-{self.epoch}/held", slots)
+
+    def _show_life(self) -> None:
+        """Many lanes take a while: others see that somebody works."""
+        if self._clock.now_us() >= max(self._beat_us, self._began_us + _BEAT_US):
+            self._now_us = self._clock.now_us()
+            self._beat()
+
+    def _begin(self) -> None:
+        earlier = self._directory.started_epoch()
+        self._revision, self._outline = self._directory.revision(), self._directory.outline()  # then the values
+        members = self._directory.members()
+        legacy = Legacy(self._fabric, earlier, members, self._steps, self._foreseen) if earlier else None
+        if legacy and len(legacy.waiting) > self._held.slots:
+            self._fabric.remove(f"epoch-{self.epoch}/held")
+            self._make_held(len(legacy.waiting))
         self.recovery = Recovery(
             self._directory, self.epoch, self.ranges, self._past, self._workers, self.journal, self._held,
             self._sizes.sessions, self._new_order, self._begin_recovered, self._steps, self._mirrors,
         )  # fmt: skip
         self.broker_ranges = BrokerRanges(self._fabric, self._directory, self.ranges, self.recovery)
         topics = {topic.lane: topic for topic in self._directory.topics()}
+        self.ranges.rings = not earlier  # nobody follows us before we have started
         for topic in topics.values():
             self._make_lane(topic, legacy)
-            if self._clock.now_us() >= max(self._beat_us, self._began_us + _BEAT_US):
-                self._now_us = self._clock.now_us()
-                self._beat()  # many lanes take a while: others see that somebody works
+            self._show_life()
+        for number in list(self._early):
+            self._give_up_early(number)  # its topic is gone
+        self._foreseen = None
         self._steps.at(Step.TAKEOVER_REISSUED)
         self._all_on_disk = _are_on_disk(topics)
         self.broker_ranges.update(topics, members, self._now_us)
@@ -188,36 +233,67 @@ class Sequencer:
         )  # fmt: skip
         self._unswept = earlier
         self._ring_bells(list(self.brokers.sources.values()), grown=True)
-        for member in self._directory.replicas() if earlier else []:
+        self._unseen = earlier > 0
+
+    def _be_seen(self) -> None:
+        """Wake all replicas, for acks that wait for disks; whoever waits for an answer alone goes first."""
+        self._unseen = False
+        self.ranges.rings = True
+        for member in self._directory.replicas():
             if member.state is not ReplicaState.DEAD:
-                self._bell.ring(member.ref.region_prefix)  # acks that wait for disks wait for it to see us
+                self._bell.ring(member.ref.region_prefix)
 
     def _new_order(self, topic: Topic) -> LaneOrder:
         return LaneOrder(topic, SessionTable(self._sizes.sessions), self._held)
 
     def _make_lane(self, topic: Topic, legacy: Legacy | None = None) -> None:
-        if topic.order not in (Order.TOTAL, Order.STRONG):
+        if topic.order not in _ORDERED:
             return
         ranges = self._directory.ranges(topic.lane) if topic.replicas else []
+        if legacy and self._go_on_with(topic, legacy, ranges):
+            return
         inherited = legacy.lane(topic, self._sizes, self._held, self._now_us) if legacy else None
         if ranges and (inherited is None or inherited[0].next_index < ranges[-1].start):
             # Either its past is on disk only, or it is new and nobody has begun it; recovery knows.
             self.recovery.add(topic, ranges, None, self._now_us)
             return
         order, entries = (self._new_order(topic), None) if inherited is None else inherited
-        self._put_lane(order, entries, ranges[-1] if ranges else None)
+        self._put_lane(self._new_lane(order, entries), ranges[-1] if ranges else None)
 
-    def _put_lane(self, order: LaneOrder, entries: Entries | None, range_: Range | None) -> Lane:
-        number = order.topic.lane
+    def _go_on_with(self, topic: Topic, legacy: Legacy, ranges: list[Range]) -> bool:
+        """Bring a lane that was foreseen up to its end; False if there is none, or if it has to be read again."""
+        lane = self._early.get(topic.lane)
+        if lane is None:
+            return False
+        entries = legacy.rest(lane.order, self._now_us) if lane.order.topic == topic else None
+        if entries is None or (ranges and lane.order.next_index < ranges[-1].start):
+            self._give_up_early(topic.lane)
+            return False
+        lane.order.held = self._held
+        lane.inherit_more(entries)
+        del self._early[topic.lane]
+        self._put_lane(lane, ranges[-1] if ranges else None)
+        return True
+
+    def _give_up_early(self, number: int) -> None:
+        for name in self._early.pop(number).regions:
+            self._fabric.remove(name)
+
+    def _new_lane(self, order: LaneOrder, entries: Entries | None) -> Lane:
         order.make_room, order.journal = self._make_room, self.journal
         order.departed_timeout_us = min(order.gap_timeout_us, self.settings.departed_gap_timeout_ms * 1000)
         lane = Lane(self._fabric, self.epoch, order, self._sizes, self._frontiers, self._steps)
         lane.clock = self._clock
         if entries is not None:
             lane.inherit(entries, self._now_us)
+        return lane
+
+    def _put_lane(self, lane: Lane, range_: Range | None) -> Lane:
+        topic = lane.order.topic
+        number = topic.lane
         self.lanes[number] = lane
         if range_ is not None:
-            self.ranges.keep(range_, order.topic, lane)
+            self.ranges.keep(range_, topic, lane)
             lane.room = Room(lane.slots, self._sizes.round_entries, partial(self.ranges.durable, number))
             self.ranges.learn_ceiling(lane)
             self.ranges.reserve(lane)
@@ -226,7 +302,7 @@ class Sequencer:
     def _begin_recovered(self, found: Recovered) -> bool:
         """A lane has come back from disk. False: the fabric has no room for it now."""
         try:
-            lane = self._put_lane(found.order, np.empty(0, dtype=ORDER), found.range_)
+            lane = self._put_lane(self._new_lane(found.order, np.empty(0, dtype=ORDER)), found.range_)
         except FabricFull as error:
             self._no_room(found.order.topic, error)
             return False
@@ -280,7 +356,10 @@ class Sequencer:
             self.deposed = True
             return 0
         try:
-            return self._round()
+            work = self._round()
+            if self._unseen:
+                self._be_seen()
+            return work
         except BadRegion:
             if not self._epochs.superseded(self.epoch):
                 raise

@@ -7,11 +7,18 @@ still be writing: it may be paused in the middle of a round. It writes entries, 
 (never the frontier) tell where the order ends.
 A batch that has an answer is settled. One that waits and has none waits on, or is decided in our first round. What was
 taken but left no trace is still in its pending ring, and is taken again: if it was ordered, the answer is DUP_OF.
+
+What was written once stays true: an entry, or an answer, is valid at its index for good, whatever its writer does next.
+So most of it is read before our line is open, while nobody waits for us (`Foreseen`). With the line open all of the
+above is read on from there, in its order, and only what is found then says where the order ends, and what is settled.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
+import numpy.typing as npt
 
 from embarcadero.config import FabricSizes
 from embarcadero.env import NO_STEPS, Steps
@@ -41,16 +48,57 @@ from embarcadero.sequencer.sources import BrokerLegacy, ResultsRead, results_reg
 from embarcadero.steps import Step
 from embarcadero.types import NO_HANDLE, Member, MemberState, Topic
 
-_CHUNK = 4_096
 _TRIES_MAX = 4
 _REHEARSED_LANES = 4
+
+
+class Answered(NamedTuple):
+    """Answers of a predecessor to one broker: the pending indices of those before `end`, as far as they are known."""
+
+    end: int
+    pending: npt.NDArray[np.uint64]
+
+
+_NONE_ANSWERED = Answered(0, np.empty(0, dtype=np.uint64))
+
+
+class Foreseen:
+    """What a predecessor that may still reign has answered already, by the name of the ring."""
+
+    def __init__(self, fabric: Fabric, epoch: int, members: list[Member]) -> None:
+        self.epoch = epoch
+        self.answered: dict[str, Answered] = {}
+        for member in members:
+            name = results_region(epoch, member)
+            if member.state is MemberState.LIVE and fabric.exists(name):
+                ring, start = _results_of(fabric, epoch, member)
+                self.answered[name] = read_answered(ring, ring.valid_end(start), _NONE_ANSWERED)
+
+
+def _results_of(fabric: Fabric, epoch: int, member: Member) -> tuple[RingReader, int]:
+    """A broker's ring of answers, and how far the broker has read it."""
+    ring = attach_ring(fabric, results_region(epoch, member), RESULT, "position")
+    return ring, ResultsRead(fabric.attach(f"{member.region_prefix}/frontiers")).load(epoch)
+
+
+def read_answered(ring: RingReader, end: int, known: Answered) -> Answered:
+    """All that is known to be answered before `end`: what was known before, and what the ring still has."""
+    start = max(0, end - ring.slots)
+    if not known.end <= end:
+        known = _NONE_ANSWERED
+    later = valid_suffix(ring, max(start, known.end), end)["pending"]
+    return Answered(end, np.concatenate([known.pending, later])[-ring.slots :])
 
 
 class Legacy:
     """All that the predecessor left. Waiting batches are in `waiting`, by handle the rest."""
 
-    def __init__(self, fabric: Fabric, epoch: int, members: list[Member], steps: Steps = NO_STEPS) -> None:
+    def __init__(
+        self, fabric: Fabric, epoch: int, members: list[Member], steps: Steps = NO_STEPS,
+        foreseen: Foreseen | None = None,
+    ) -> None:  # fmt: skip
         self._fabric, self._epoch, self._steps = fabric, epoch, steps
+        self._answered = foreseen.answered if foreseen is not None and foreseen.epoch == epoch else {}
         frontiers = fabric.attach(f"epoch-{epoch}/frontiers")
         self.brokers = {
             member.handle: BrokerLegacy(
@@ -72,62 +120,92 @@ class Legacy:
 
     def _read_broker(self, member: Member) -> None:
         legacy, name = self.brokers[member.handle], results_region(self._epoch, member)
-        ours = self.waiting["origin"] == member.handle
         answered = np.empty(0, dtype=np.uint64)
         if member.state is MemberState.LIVE and self._fabric.exists(name):
-            ring = attach_ring(self._fabric, name, RESULT, "position")
-            frontiers = self._fabric.attach(f"{member.region_prefix}/frontiers")
-            start = ResultsRead(frontiers).load(self._epoch)
+            ring, start = _results_of(self._fabric, self._epoch, member)
             end = ring.valid_end(start)
             legacy.answers = ring.read(start, start if planted("answers-not-repeated") else end)
-            answered = valid_suffix(ring, max(0, end - ring.slots), end)["pending"]
-        self.waiting = pick(self.waiting, ~(ours & np.isin(self.waiting["index"], answered)))
+            answered = read_answered(ring, end, self._answered.get(name, _NONE_ANSWERED)).pending
+        if len(self.waiting):
+            ours = self.waiting["origin"] == member.handle
+            self.waiting = pick(self.waiting, ~(ours & np.isin(self.waiting["index"], answered)))
         held = self.waiting["index"][self.waiting["origin"] == member.handle]
-        settled = np.union1d(answered, held)
-        legacy.settled = settled[settled >= legacy.start]
+        legacy.settled = np.union1d(answered[answered >= legacy.start], held[held >= legacy.start])
 
     def lane(self, topic: Topic, sizes: FabricSizes, held: HeldSlots, now_us: int) -> tuple[LaneOrder, Entries] | None:
         """A lane as it was, and the entries to be issued again; None when the predecessor did not have it."""
         name = order_region(self._epoch, topic.lane)
         if not self._fabric.exists(name):
             return None
-        ring = attach_ring(self._fabric, name, ORDER)
         for _ in range(_TRIES_MAX):
-            found = self._try_lane(ring, topic, sizes, held, now_us)
-            if found is not None:
+            found = read_lane(self._fabric, self._epoch, topic, sizes, held, now_us)
+            if not _goes_on(attach_ring(self._fabric, name, ORDER), found[0].next_index):
                 self._steps.at(Step.TAKEOVER_READ)
                 return found
         raise Corrupt(f"the order ring of topic {topic.name} has a hole behind its checkpoint", "restart the cluster")
 
-    def _try_lane(
-        self, ring: RingReader, topic: Topic, sizes: FabricSizes, held: HeldSlots, now_us: int
-    ) -> tuple[LaneOrder, Entries] | None:
-        """None when the predecessor, still running, reused slots while we read them. It ends after that round."""
-        region, checkpoint = checkpoint_region(self._epoch, topic.lane), None
-        rows = sizes.sessions
-        if self._fabric.exists(region):
-            checkpoint = read_checkpoint(self._fabric, region)
-            rows = max(rows, self._fabric.attach(region).shape.slots - 1)
-        order = LaneOrder(topic, SessionTable(rows), held)
-        order.table.sessions_max = sizes.sessions
-        start = 0
-        if checkpoint is not None:
-            restore(order, checkpoint, now_us)
-            start = checkpoint.index
-        after = valid_from(ring, start)
-        if planted("ordered-end-from-frontier"):
-            after = after[: max(0, ring.frontier.load() - start)]
-        end = start + len(after)
-        if ring.frontier.load() > end:
+    def rest(self, order: LaneOrder, now_us: int) -> Entries | None:
+        """What was ordered since a lane was read: it goes on there. None when all of it has to be read again."""
+        ring = attach_ring(self._fabric, order_region(self._epoch, order.topic.lane), ORDER)
+        for _ in range(_TRIES_MAX):
+            after = _read_on(ring, order.next_index)
+            if not _goes_on(ring, order.next_index + len(after)):
+                break
+        else:
             return None
-        before = valid_suffix(ring, max(0, min(start, end - ring.slots + sizes.round_entries)), start)
-        learn_positions(order, before)
+        if planted("foreseen-is-the-end"):
+            after = after[:0]
         replay(order, after, now_us)
-        for row in np.flatnonzero(order.table.state == OPEN).tolist():
-            attach(order, int(order.table.handle[row]), NO_HANDLE)  # who is connected is not known: do not hurry
-        order.idle_due_us = now_us
-        readable = join([before, after])
-        return order, readable[max(0, len(readable) - (ring.slots - sizes.round_entries)) :]
+        _settle_in(order, now_us)
+        self._steps.at(Step.TAKEOVER_READ)
+        return after
+
+
+def read_lane(
+    fabric: Fabric, epoch: int, topic: Topic, sizes: FabricSizes, held: HeldSlots, now_us: int
+) -> tuple[LaneOrder, Entries]:
+    """A lane as a predecessor has it, and the entries to be issued again, as far as they were found."""
+    ring = attach_ring(fabric, order_region(epoch, topic.lane), ORDER)
+    region, checkpoint = checkpoint_region(epoch, topic.lane), None
+    rows = sizes.sessions
+    if fabric.exists(region):
+        checkpoint = read_checkpoint(fabric, region)
+        rows = max(rows, fabric.attach(region).shape.slots - 1)
+    order = LaneOrder(topic, SessionTable(rows), held)
+    order.table.sessions_max = sizes.sessions
+    start = 0
+    if checkpoint is not None:
+        restore(order, checkpoint, now_us)
+        start = checkpoint.index
+    after = _read_on(ring, start)
+    end = start + len(after)
+    before = valid_suffix(ring, max(0, min(start, end - ring.slots + sizes.round_entries)), start)
+    learn_positions(order, before)
+    replay(order, after, now_us)
+    _settle_in(order, now_us)
+    readable = join([before, after])
+    return order, readable[max(0, len(readable) - (ring.slots - sizes.round_entries)) :]
+
+
+def _read_on(ring: RingReader, start: int) -> Entries:
+    """The entries of a lane from `start` on."""
+    after = valid_from(ring, start)
+    return after[: max(0, ring.frontier.load() - start)] if planted("ordered-end-from-frontier") else after
+
+
+def _goes_on(ring: RingReader, end: int) -> bool:
+    """Whether more was ordered than we found: the predecessor, still running, reused slots while we read them.
+
+    With our line open it ends after that round.
+    """
+    return ring.frontier.load() > end
+
+
+def _settle_in(order: LaneOrder, now_us: int) -> None:
+    """Who is connected is not known: do not hurry."""
+    for row in np.flatnonzero(order.table.state == OPEN).tolist():
+        attach(order, int(order.table.handle[row]), NO_HANDLE)
+    order.idle_due_us = now_us
 
 
 def rehearse(
@@ -144,11 +222,7 @@ def rehearse(
 
 def valid_from(ring: RingReader, start: int) -> Entries:
     """The valid contiguous entries from `start` on."""
-    parts, end = [np.empty(0, dtype=ORDER)], start
-    while len(found := ring.read(end, min(end + _CHUNK, start + ring.slots))):
-        parts.append(found)
-        end += len(found)
-    return join(parts)
+    return join([np.empty(0, dtype=ORDER), *ring.valid_runs(start)])
 
 
 def valid_suffix(ring: RingReader, start: int, end: int) -> Entries:

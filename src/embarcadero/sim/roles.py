@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from embarcadero.sim.world import World
 
 _SLEEP_FIRST_US = 800
+_BREATH_US = 30_000
+"""Between getting ready for a planned move and beginning: those who reign go on meanwhile."""
 
 
 class SimBell:
@@ -300,6 +302,8 @@ class SequencerProcess(Poller):
         self.number = number
         self.candidate: Candidate | None = None
         self._draining = self.drained = False
+        self._ready: Sequencer | None = None  # asked to take over, while the other still reigns
+        self._begin_us = 0  # then
         if number is None:
             world.pollers["sequencer"] = self
 
@@ -315,12 +319,25 @@ class SequencerProcess(Poller):
         self.wake(0)
 
     def _reign(self, epoch: int | None) -> None:
-        self.sequencer = Sequencer(
+        self.sequencer = self._make(epoch, begins=True)
+        self.world.note(self.name, f"starts epoch {self.sequencer.epoch}")
+
+    def _make(self, epoch: int | None, begins: bool) -> Sequencer:
+        return Sequencer(
             self.fabric, self.directory, self.clock, self.bell, self.world.sizes, self.journal, workers=self.workers,
             disks=self.world.disks.seen_by(self), epoch=epoch, steps=self.steps,
-            mirrors=self.world.mirrors.seen_by(self.host),
+            mirrors=self.world.mirrors.seen_by(self.host), begins=begins,
         )  # fmt: skip
-        self.world.note(self.name, f"starts epoch {self.sequencer.epoch}")
+
+    def _begin(self, ready: Sequencer) -> bool:
+        if self.clock.now_us() < self._begin_us:
+            return False
+        self._ready = None
+        self.world.candidates.reigns(self)
+        ready.begin()
+        self.sequencer = ready
+        self.world.note(self.name, f"starts epoch {ready.epoch}, as asked")
+        return True
 
     def _stand_by(self, candidate: Candidate) -> bool:
         """Look after the one that reigns. A process of the same host that is gone is seen to be gone."""
@@ -329,11 +346,17 @@ class SequencerProcess(Poller):
             candidate.process_ended(watched.name)
         if self._draining or (epoch := candidate.look()) is None:
             return False
-        self.world.candidates.reigns(self)
-        self._reign(epoch)
+        if candidate.hurries:
+            self.world.candidates.reigns(self)
+            self._reign(epoch)
+        else:
+            self._ready, self._begin_us = self._make(epoch, begins=False), self.clock.now_us() + _BREATH_US
+            self.world.note(self.name, f"is ready for epoch {epoch}")
         return True
 
     def step(self) -> bool:
+        if self._ready is not None:
+            return self._begin(self._ready)
         if self.sequencer is None:
             return self.candidate is not None and self._stand_by(self.candidate)
         if self._draining:
@@ -353,6 +376,8 @@ class SequencerProcess(Poller):
         return moved
 
     def deadline_us(self) -> int | None:
+        if self._ready is not None:
+            return self._begin_us
         if self.sequencer is None and self.candidate is not None:
             return self.clock.now_us() + self.candidate.wait_us()
         return self.sequencer.next_deadline_us() if self.sequencer is not None else None

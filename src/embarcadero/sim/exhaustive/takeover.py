@@ -164,9 +164,8 @@ def new_sequencer(turn: int, after_old: bool = False) -> Play:
             lane.inherit(entries, 0)
         brokers = Brokers(stage, epoch, SIZES, frontiers, None)  # type: ignore[arg-type]
         for member in MEMBERS:
-            brokers.sources[member.handle] = Source(
-                stage, epoch, member, SIZES, frontiers, legacy.brokers[member.handle]
-            )
+            source = brokers.sources[member.handle] = Source(stage, epoch, member, SIZES, frontiers)
+            source.inherit(legacy.brokers[member.handle])
         if planted("epoch-opened-late"):
             table.open(epoch)
         if not stage.call("start epoch", epoch):
