@@ -1,11 +1,12 @@
-"""A Spark data source that reads nothing: the same Arrow batch again and again, which is what Spark alone costs.
+"""A Spark data source that reads nothing: the same few Arrow batches by turns, which is what Spark alone costs.
 
-It has the shape of what it is compared with: as many tasks, as many batches in each, and one of its own batches.
+It has the shape of what it is compared with: as many tasks, as many batches in each, and some of its own batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import cycle, islice
 from typing import Any
 
 import pyarrow as pa
@@ -13,14 +14,15 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 
-def keep(batch: pa.RecordBatch, path: str) -> None:
-    """Put a batch where `Nothing` finds it."""
-    with pa.OSFile(path, "wb") as file, pa.ipc.new_stream(file, batch.schema) as writer:
-        writer.write_batch(batch)
+def keep(batches: Sequence[pa.RecordBatch], path: str) -> None:
+    """Put batches where `Nothing` finds them."""
+    with pa.OSFile(path, "wb") as file, pa.ipc.new_stream(file, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
 
 
 class Nothing(DataSource):
-    """Options: `file` with an Arrow batch, how many `tasks`, and how many `batches` each of them yields."""
+    """Options: `file` with Arrow batches, how many `tasks`, and how many `batches` each of them yields."""
 
     @classmethod
     def name(cls) -> str:
@@ -44,10 +46,8 @@ class _Batches(DataSourceReader):
         return [InputPartition(number) for number in range(self._tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
-        with pa.OSFile(self._file) as file, pa.ipc.open_stream(file) as reader:
-            batch = reader.read_next_batch()
-        for _ in range(self._batches):
-            yield batch
+        with pa.memory_map(self._file) as file, pa.ipc.open_stream(file) as reader:
+            yield from islice(cycle(reader), self._batches)
 
 
 class _Stream(DataSourceStreamReader):

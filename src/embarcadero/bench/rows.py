@@ -240,6 +240,7 @@ def _spark_rows() -> list[Row]:
         ("spark_read", "spark read, memory", "nothing", "nothing", 0.6, 0.9),
         ("spark_cold", "spark read, tiered", "parquet", "parquet", 0.4, 0.8),
         ("spark_write", "spark stream, ack 2", "noop", "noop", 0.3, 0.6),
+        ("spark_write_all", "spark stream with headers", "noop", "noop", None, None),
         ("spark_python", "spark, dropped in python", "noop", "noop", None, None),
         ("spark_tier", "tiering", "parquet", "spark to parquet", 0.4, 0.8),
     ]

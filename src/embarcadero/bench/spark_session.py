@@ -5,9 +5,10 @@ from __future__ import annotations
 import secrets
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, cast
 
 import numpy as np
 import pyarrow as pa
@@ -32,10 +33,12 @@ from embarcadero.tier.settings import TierSettings
 from embarcadero.wire.payload import raw_batch
 
 _TASKS: Final = 4
+_WRITE_TASKS: Final = 16  # of a micro-batch: 16 MiB each, several in turn on each core
 _FEW: Final = 4  # batches of the log in a batch that stands for many
 _ACK_S: Final = 120.0
 _PAIR: Final = ("alone", "ours")
-_RAW: Final = "key binary, value binary, headers map<string, binary>, timestamp timestamp"
+_USUAL: Final = "key binary, value binary, timestamp timestamp"
+_RAW: Final = f"{_USUAL}, headers map<string, binary>"
 
 
 class Bench:
@@ -55,7 +58,7 @@ class Bench:
         reader = batch_reader(self._options(HOT), frame.schema)
         tasks = reader.partitions()
         batch = next(iter(reader.read(tasks[0])))
-        alone, size = self._nothing(batch, frame.schema, len(tasks))
+        alone, size = self._nothing([batch], frame.schema, len(tasks))
         times = self._in_turns(lambda: _drop(alone(self._spark.read)), lambda: _drop(self._topic(HOT)))
         return _values("spark_read", self._bytes, "nothing", size, times)
 
@@ -65,13 +68,15 @@ class Bench:
     def _options(self, topic: str) -> dict[str, str]:
         return {"brokers": ",".join(self._job.addresses), "topic": topic}
 
-    def _nothing(self, batch: pa.RecordBatch, schema: Any, tasks: int) -> tuple[Callable[[Any], DataFrame], int]:
-        """A frame of this batch again and again, about as many records as a topic has; and the bytes of its values."""
-        path = str(self._job.folder / f"{secrets.token_hex(4)}.arrow")
-        keep(pa.RecordBatch.from_arrays(batch.columns, schema=to_arrow_schema(schema, timezone="UTC")), path)
-        each = max(1, round(self._job.batches * self._job.records / tasks / batch.num_rows))
+    def _nothing(
+        self, batches: Sequence[pa.RecordBatch], schema: Any, tasks: int
+    ) -> tuple[Callable[[Any], DataFrame], int]:
+        """A frame of these batches by turns, about as many records as a topic has; and the bytes of its values."""
+        path, kept = str(self._job.folder / f"{secrets.token_hex(4)}.arrow"), to_arrow_schema(schema, timezone="UTC")
+        keep([pa.RecordBatch.from_arrays(batch.columns, schema=kept) for batch in batches], path)
+        each = max(1, round(self._job.batches * self._job.records / tasks / batches[0].num_rows))
         options = {"file": path, "tasks": str(tasks), "batches": str(each)}
-        size = each * tasks * batch.num_rows * self._job.record_bytes
+        size = each * tasks * batches[0].num_rows * self._job.record_bytes
         return lambda read: read.format("nothing").schema(schema).options(**options).load(), size
 
     # --- streams ------------------------------------------------------------------------------------------------------
@@ -93,8 +98,10 @@ class Bench:
         """A stream of one micro-batch from nothing into a topic, acked when it is durable; or dropped.
 
         Also dropped by Python, to which Spark has to hand the rows first: no sink in Python can be quicker than that.
+        No two rows of a task are equal, as is usual.
         """
-        frame, size = self._nothing(self._batch, StructType.fromDDL(_RAW), _TASKS)
+        numbers = range(max(1, self._job.batches // _WRITE_TASKS))
+        batches = [_batch(self._job.records, self._job.record_bytes, number) for number in numbers]
 
         def run(sink: str, made: DataFrame, **options: str) -> float:
             place = self._job.folder / f"checkpoint-{secrets.token_hex(4)}"
@@ -103,11 +110,16 @@ class Bench:
             query.awaitTermination()
             return sum(float(each["durationMs"].get("addBatch", 0)) for each in query.recentProgress) / 1e3
 
-        plan = frame(self._spark.readStream)
-        dropping, options = plan.mapInArrow(_none_of, plan.schema), self._options(COPY)
-        times = self._in_turns(lambda: run("noop", plan), lambda: run("embarcadero", plan, **options))
-        best = self._in_turns(lambda: run("noop", plan), lambda: run("noop", dropping))
-        return _values("spark_write", size, "noop", size, times) | _values("spark_python", size, "noop", size, best)
+        options, values = self._options(COPY), dict[str, float]()
+        for name, ddl in (("spark_write_all", _RAW), ("spark_write", _USUAL)):
+            schema = cast(StructType, StructType.fromDDL(ddl))
+            frame, size = self._nothing([batch.select(schema.names) for batch in batches], schema, _WRITE_TASKS)
+            plan = frame(self._spark.readStream)
+            times = self._in_turns(partial(run, "noop", plan), partial(run, "embarcadero", plan, **options))
+            values |= _values(name, size, "noop", size, times)
+        dropping = plan.mapInArrow(_none_of, plan.schema)
+        best = self._in_turns(partial(run, "noop", plan), partial(run, "noop", dropping))
+        return values | _values("spark_python", size, "noop", size, best)
 
     # --- the tier -----------------------------------------------------------------------------------------------------
     def tier(self) -> dict[str, float]:
@@ -118,7 +130,7 @@ class Bench:
         about = self._log.describe(TIERED)
         batches = next(iter(self._log.scan(TIERED, lane=about.lane)))[:_FEW]
         batch = rows(about.lane, batches, about.versions, control=True)
-        alone, size = self._nothing(batch, from_arrow_schema(batch.schema), _TASKS)
+        alone, size = self._nothing([batch], from_arrow_schema(batch.schema), _TASKS)
         pieces: list[int] = []
 
         def ours() -> float:
@@ -168,9 +180,9 @@ class Bench:
         return times
 
 
-def _batch(count: int, size: int) -> pa.RecordBatch:
-    """Records whose values look like text: random digits."""
-    digits = np.random.default_rng(0).bytes(count * size // 2 + size).hex().encode()
+def _batch(count: int, size: int, number: int = 0) -> pa.RecordBatch:
+    """Records whose values look like text: random digits; others for each number."""
+    digits = np.random.default_rng(number).bytes(count * size // 2 + size).hex().encode()
     values = [digits[number * size : (number + 1) * size] for number in range(count)]
     now_us = time.time_ns() // 1000
     return raw_batch([None] * count, values, [None] * count, [now_us] * count)

@@ -43,6 +43,7 @@ from embarcadero.fabric.layout import BrokerLine, Entries, frontier_offset
 from embarcadero.fabric.log import Reservation
 from embarcadero.fabric.region import Fabric
 from embarcadero.placement.directory import Directory
+from embarcadero.placement.store import NOT_SEEN
 from embarcadero.steps import Step
 from embarcadero.storage.disk import Disk
 from embarcadero.types import NO_SESSION, EntryKind, Member, MemberState, Order, Outcome, ReplicaMember, Topic
@@ -52,9 +53,6 @@ from embarcadero.wire.frames import HEADER_BYTES, PROTOCOL_VERSION, WANT_DURABLE
 
 _LONE: Final = 2
 """What one batch counts for when it becomes durable: a payload and an ack."""
-
-_NOT_SEEN: Final = (-1, -1)
-"""An outline that no store has."""
 
 
 def _nothing() -> None:
@@ -112,7 +110,7 @@ class Broker:
         self._topics: dict[str, Topic] = {}
         self._lanes: dict[int, Topic] = {}
         self._members: list[Member] = []
-        self._revision, self._outline = -1, _NOT_SEEN
+        self._revision, self._outline = -1, NOT_SEEN
         self._store_poll_us = self._slow_look_us = 0
         self._slow: dict[int, tuple[Reservation, int]] = {}  # connection -> its batch under way, seen so often
         self._scratch = memoryview(bytearray(limits.SCRATCH_BYTES))
@@ -138,7 +136,7 @@ class Broker:
         if (outline := self._directory.outline()) == self._outline:
             self._advance(self._directory.started_epoch())
         else:
-            self._outline = _NOT_SEEN  # the store may cease to answer half-way: then all of it is read again
+            self._outline = NOT_SEEN  # the store may cease to answer half-way: then all of it is read again
             self._read_all()
         self._revision, self._outline = revision, outline
 

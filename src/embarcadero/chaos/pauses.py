@@ -52,10 +52,15 @@ def concerned(history: History, role: str) -> list[str]:
     order_of = {event.stream: orders.get(event.lane, 0) for event in history.of(Sent)}
     ack_of = {event.stream: event.ack for event in history.of(Settled)}
     streams = sorted({event.stream for event in history.of(Began) if event.at < healed_us})
-    if role in ("sequencer", "hand-over"):
-        streams = [stream for stream in streams if order_of.get(stream, 0) >= Order.TOTAL]
+    return [stream for stream in streams if counts(role, order_of.get(stream, 0), ack_of.get(stream))]
+
+
+def counts(role: str, order: int, ack: int | None) -> bool:
+    """Whether a role can hold up the acks of such a stream."""
+    if role in ("sequencer", "hand-over") and order < Order.TOTAL:
+        return False
     wanted = {"replica": Ack.DURABLE, "hand-over": Ack.ORDERED}.get(role)
-    return [stream for stream in streams if wanted is None or ack_of.get(stream) == wanted]
+    return wanted is None or ack == wanted
 
 
 def _pauses_at(history: History, role: str, faults: list[Fault]) -> list[float | None]:

@@ -20,6 +20,9 @@ ABSENT = 0
 NO_LEASE = 0
 """The lease of a value that stays until it is deleted."""
 
+NOT_SEEN = (-1, -1)
+"""An outline that no store has."""
+
 
 class Item(NamedTuple):
     """A key's value, and the revision of the transaction that wrote it."""

@@ -21,6 +21,7 @@ from embarcadero.fabric.durability import DurableLines, create_durable
 from embarcadero.fabric.region import Fabric
 from embarcadero.limits import HEARTBEAT_S
 from embarcadero.placement.directory import Directory
+from embarcadero.placement.store import NOT_SEEN
 from embarcadero.replica.brokers import Brokers
 from embarcadero.replica.copies import Commits, Copy
 from embarcadero.replica.counters import ReplicaCounters
@@ -48,9 +49,6 @@ _TEND_US: Final = 5_000
 _SESSIONS_US: Final = 100_000
 _IDLE_US: Final = 100_000
 _SCRUB_ANYWAY_US: Final = 10_000_000
-_NOT_SEEN: Final = (-1, -1)
-"""An outline that no store has."""
-
 _BEAT_US: Final = int(HEARTBEAT_S * 1_000_000)
 
 
@@ -102,7 +100,7 @@ class Replica:
         self.moving = Moving(self.ranges, self.reign, directory, member, self.journal)
         self.topics: dict[int, Topic] = {}  # by lane, those of brokers too
         self._ranges: list[Range] = []
-        self._revision, self._outline = -1, _NOT_SEEN
+        self._revision, self._outline = -1, NOT_SEEN
         self._beat_us = self._store_us = self._look_us = self._sessions_us = self._tend_us = 0
         self._following: list[Copy] = []
         self._open_copies: list[Copy] = []
@@ -121,7 +119,7 @@ class Replica:
         if (outline := self._directory.outline()) == self._outline:
             self.reign.advance(self._directory.started_epoch())
         else:
-            self._outline = _NOT_SEEN  # the store may cease to answer half-way: then all of it is read again
+            self._outline = NOT_SEEN  # the store may cease to answer half-way: then all of it is read again
             self._read_all()
         self._revision, self._outline = revision, outline
 

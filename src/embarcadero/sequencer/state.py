@@ -34,6 +34,7 @@ from embarcadero.fabric.layout import (
 from embarcadero.fabric.region import Fabric, Shape
 from embarcadero.limits import HEARTBEAT_S
 from embarcadero.placement.directory import Directory
+from embarcadero.placement.store import NOT_SEEN
 from embarcadero.plants import planted
 from embarcadero.sequencer.broker_lanes import BrokerRanges
 from embarcadero.sequencer.brokers import Brokers
@@ -62,7 +63,6 @@ _BEAT_US: Final = int(HEARTBEAT_S * 1_000_000)
 _SWEEP_US: Final = 300_000
 """After a takeover publishers come first: what earlier epochs left keeps its memory until then."""
 _ORDERED: Final = (Order.TOTAL, Order.STRONG)
-_NOT_SEEN: Final = (-1, (-1, -1))
 _LOOK_US: Final = 2_000
 """Looking whether the store has changed is cheap, but not as cheap as an empty round."""
 _LOOK_LONE_US: Final = 10_000
@@ -121,7 +121,7 @@ class Sequencer:
         self._now_us, self._wall_us = clock.now_us(), clock.wall_us()
         self._refused = Decisions()
         self._backlog: Slots = np.empty(0, dtype=np.int64)
-        self._revision, self._outline = _NOT_SEEN  # of the store, as of the last look
+        self._revision, self._outline = -1, NOT_SEEN  # of the store, as of the last look
         self._look_us = 0  # when to look into the store next
         self._all_on_disk = False  # every topic has replicas
         self._burials: dict[int, dict[int, int]] = {}  # dead broker's handle -> lane -> where its batches end
@@ -318,7 +318,7 @@ class Sequencer:
         except FabricFull as error:
             self._no_room(topic, error)
             self.roomless.add(topic.lane)
-            self._revision, self._outline = _NOT_SEEN  # look again soon
+            self._revision, self._outline = -1, NOT_SEEN  # look again soon
 
     def _no_room(self, topic: Topic, error: FabricFull) -> None:
         for name in (order_region(self.epoch, topic.lane), checkpoint_region(self.epoch, topic.lane)):
