@@ -17,7 +17,7 @@ from embarcadero.sim.exhaustive.actor import Leak
 from embarcadero.sim.exhaustive.explore import Explorer, Found, Placement, Scope
 from embarcadero.sim.exhaustive.ring import ring_scope
 from embarcadero.sim.exhaustive.seal import seal_scope
-from embarcadero.sim.exhaustive.takeover import ack_scope, answers_scope, read_scope, rivals_scope
+from embarcadero.sim.exhaustive.takeover import ack_scope, answers_scope, foreseen_scope, read_scope, rivals_scope
 from embarcadero.sim.pool import worker_pool
 
 _SLOTS, _FRONTIER = 256, 128
@@ -65,6 +65,10 @@ def _read() -> Scope:
     return read_scope(1)
 
 
+def _foreseen() -> Scope:
+    return foreseen_scope(1)
+
+
 def _answers() -> Scope:
     return answers_scope(1)
 
@@ -95,6 +99,8 @@ CASES: Final = {
         Case("ack, old with broker", _ack, _OLD_WITH_BROKER, small=False),
         Case("read", _read, _THREE, small=False),
         Case("read, one host", _read, _ONE_3, small=False),
+        Case("foreseen", _foreseen, _THREE, small=False),
+        Case("foreseen, one host", _foreseen, _ONE_3, small=False),
         Case("answers", _answers, _THREE, small=False),
         Case("answers, one host", _answers, _ONE_3, small=False),
         Case("rivals", _rivals, Placement((0, 1, 2, 3)), small=False),
@@ -139,6 +145,7 @@ VARIANTS: Final = {
         Variant("ordered-end-from-frontier", "ack", plant="ordered-end-from-frontier", small=False),
         Variant("results-before-entries", "ack", plant="results-before-entries", small=False),
         Variant("epoch checked before reading", "read", left_out="entries before the epoch", small=False),
+        Variant("foreseen-is-the-end", "foreseen, one host", plant="foreseen-is-the-end", small=False),
         Variant("answers-not-repeated", "answers", plant="answers-not-repeated", small=False),
         Variant("takeover-reads-forwards", "answers, one host", plant="takeover-reads-forwards", small=False),
     )

@@ -1,4 +1,4 @@
-"""Scopes "ack", "read" and "rivals": acting on a sequencer's word while another one takes over.
+"""Scopes "ack", "read", "foreseen" and "rivals": acting on a sequencer's word while another one takes over.
 
 Two batches, X of broker 0 and Y of broker 1, are published. The old sequencer is about to order X, then Y; a new one
 takes them the other way round, so whatever it does not find gets another position. What runs here:
@@ -10,7 +10,7 @@ takes them the other way round, so whatever it does not find gets another positi
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from embarcadero.fabric.layout import (
     RESULT,
     SEQUENCER_FRONTIERS_BYTES,
     BrokerLine,
+    Entries,
     Line,
     RegionKind,
     SequencerLine,
@@ -34,6 +35,7 @@ from embarcadero.fabric.layout import (
 )
 from embarcadero.fabric.region import Shape
 from embarcadero.fabric.ring import RingReader, RingWriter, create_ring
+from embarcadero.invariants import invariant
 from embarcadero.plants import planted
 from embarcadero.sequencer.brokers import Brokers
 from embarcadero.sequencer.decisions import open_entry
@@ -43,7 +45,7 @@ from embarcadero.sequencer.order import LaneOrder
 from embarcadero.sequencer.sessions import SessionTable
 from embarcadero.sequencer.single import order_line, result_line
 from embarcadero.sequencer.sources import Source, results_region
-from embarcadero.sequencer.takeover import Legacy
+from embarcadero.sequencer.takeover import Foreseen, Legacy, read_lane
 from embarcadero.sim.exhaustive.actor import Lines, Play, Stage
 from embarcadero.sim.exhaustive.explore import Facts, Scope
 from embarcadero.sim.exhaustive.regions import FirstFabric
@@ -141,27 +143,33 @@ def old_sequencer(rounds: int) -> Play:
     return play
 
 
-def new_sequencer(turn: int, after_old: bool = False) -> Play:
-    """Take over from whoever reigns; order what is left, beginning with broker `turn`."""
+def new_sequencer(turn: int, after_old: bool = False, foresees: bool = False) -> Play:
+    """Take over from whoever reigns; order what is left, beginning with broker `turn`.
+
+    `foresees`: it has read and re-issued what it could before its line is open.
+    """
 
     def play(stage: Stage) -> None:
         if after_old:
             stage.wait_for("old")
         table = EpochTable(stage, stage.attach(EPOCHS_REGION, writable=True))
         epoch = stage.call("next epoch")
+        frontiers, held = stage.create(f"epoch-{epoch}/frontiers", _FRONTIERS), HeldSlots(1)
+        early = _Early(stage, epoch, held, frontiers) if foresees else None
         if not planted("epoch-opened-late"):
             table.open(epoch)
         earlier = stage.call("started epoch")
-        frontiers = stage.create(f"epoch-{epoch}/frontiers", _FRONTIERS)
-        legacy = Legacy(stage, earlier, MEMBERS)
-        held = HeldSlots(1)
+        legacy = Legacy(stage, earlier, MEMBERS, foreseen=early.foreseen if early else None)
         create_held(stage, f"epoch-{epoch}/held", 1)
-        found = legacy.lane(TOPIC, SIZES, held, 0)
-        order, entries = found if found is not None else (LaneOrder(TOPIC, SessionTable(1), held), None)
-        stage.remembers(epoch, earlier, *_found(legacy, entries))
-        lane = Lane(stage, epoch, order, SIZES, frontiers)
-        if entries is not None:
-            lane.inherit(entries, 0)
+        if early is not None:
+            lane = early.go_on(stage, legacy)
+        else:
+            found = legacy.lane(TOPIC, SIZES, held, 0)
+            order, entries = found if found is not None else (LaneOrder(TOPIC, SessionTable(1), held), None)
+            stage.remembers(epoch, earlier, *_found(legacy, entries))
+            lane = Lane(stage, epoch, order, SIZES, frontiers)
+            if entries is not None:
+                lane.inherit(entries, 0)
         brokers = Brokers(stage, epoch, SIZES, frontiers, None)  # type: ignore[arg-type]
         for member in MEMBERS:
             source = brokers.sources[member.handle] = Source(stage, epoch, member, SIZES, frontiers)
@@ -176,6 +184,24 @@ def new_sequencer(turn: int, after_old: bool = False) -> Play:
         _round(stage, lane, brokers, turn)
 
     return play
+
+
+class _Early:
+    """state.py `_foresee` and `_go_on_with`, for one lane that is never lapped."""
+
+    def __init__(self, stage: Stage, epoch: int, held: HeldSlots, frontiers: Any) -> None:
+        self.epoch, earlier = epoch, stage.call("started epoch")
+        self.foreseen = Foreseen(stage, earlier, MEMBERS)
+        order, self.entries = read_lane(stage, earlier, TOPIC, SIZES, held, 0)
+        self.lane = Lane(stage, epoch, order, SIZES, frontiers)
+        self.lane.inherit(self.entries, 0)
+
+    def go_on(self, stage: Stage, legacy: Legacy) -> Lane:
+        rest = legacy.rest(self.lane.order, 0)
+        invariant(rest is not None, "nobody laps it")
+        stage.remembers(self.epoch, self.entries.tobytes(), *_found(legacy, rest))
+        self.lane.inherit_more(cast(Entries, rest))
+        return self.lane
 
 
 def _found(legacy: Legacy, entries: Any) -> tuple[Any, ...]:
@@ -308,6 +334,12 @@ def read_scope(rounds: int) -> Scope:
     return takeover_scope(
         "read against takeover", {"old": old_sequencer(rounds), "new": new_sequencer(1), "reader": reader}
     )
+
+
+def foreseen_scope(rounds: int) -> Scope:
+    """The same, and the new one has read most of it before its line is open."""
+    plays = {"old": old_sequencer(rounds), "new": new_sequencer(1, foresees=True), "broker": broker(0, False)}
+    return takeover_scope("ack against a takeover that is foreseen", plays)
 
 
 def answers_scope(rounds: int) -> Scope:
