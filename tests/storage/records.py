@@ -66,7 +66,7 @@ def open_log(disk, settings: RangeSettings = SMALL) -> RangeLog:
 
 def open_reader(disk) -> RangeReader:
     """A reader of the range of these tests."""
-    return RangeReader(disk, FOLDER, LANE, RANGE)
+    return RangeReader(disk, FOLDER, LANE, RANGE, START)
 
 
 def fill(log: RangeLog, source: Source, count: int, sync: bool = True, group: int = 7) -> None:

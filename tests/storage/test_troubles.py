@@ -209,6 +209,20 @@ def test_readers_do_not_take_what_is_missing_for_dropped(copies: Copies, number:
                 assert reader.first
 
 
+def test_a_first_segment_that_went_with_the_start_file_was_not_dropped(copies: Copies) -> None:
+    """Nobody can tell where such a copy began: readers, and peers that mend by it, are not told Trimmed."""
+    del copies.world.names[f"{FOLDER}/{START_FILE}"]
+    assert open_reader(copies.world.disk()).first == START
+
+    del copies.world.names[copies.path(0)]
+    reader = open_reader(copies.world.disk())
+    with pytest.raises(BadSegment, match="start is missing"):
+        assert reader.first
+    with pytest.raises(BadSegment):
+        reader.read(START, copies.end, 1)
+    copies.repair(copies.open())
+
+
 def test_all_segments_deleted_is_not_an_empty_range(copies: Copies) -> None:
     """The start file remembers that there was something."""
     for number in range(len(copies.infos)):

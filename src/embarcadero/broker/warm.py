@@ -55,7 +55,7 @@ class DiskCopies:
             files = self._idle[self._key(range_, member)].pop()
         except (KeyError, IndexError):
             folder = range_folder(range_.lane, range_.number)
-            return RangeReader(self._disk(member), folder, range_.lane, range_.number)
+            return RangeReader(self._disk(member), folder, range_.lane, range_.number, range_.start)
         files.refresh()
         return files
 

@@ -44,6 +44,7 @@ class Piece(NamedTuple):
 class _Source(NamedTuple):
     member: ReplicaMember
     tags: Tags
+    start: int  # of the range
 
 
 class Repair:
@@ -146,7 +147,7 @@ class Repair:
         named = [self._members.get(ref.replica) for ref in range_.replicas if ref.replica != self._me.replica]
         found = [member for member in named if member is not None]
         found.sort(key=lambda member: member.state is ReplicaState.DEAD)
-        return [_Source(member, (range_.lane, range_.number)) for member in found] if self._disks else []
+        return [_Source(member, (range_.lane, range_.number), range_.start) for member in found] if self._disks else []
 
     def _reader(self, source: _Source) -> RangeReader:
         """In a worker. One job reads one range, so a reader has one user at a time."""
@@ -157,7 +158,7 @@ class Repair:
         if self._disks is None:
             raise NotAvailable("files of other replicas can't be read here")
         lane, number = source.tags
-        reader = RangeReader(self._disks(source.member), range_folder(lane, number), lane, number)
+        reader = RangeReader(self._disks(source.member), range_folder(lane, number), lane, number, source.start)
         self._readers[source] = reader
         return reader
 

@@ -63,7 +63,8 @@ class DiskPast:
     def entries(self, range_: Range, start: int, stop: int) -> Entries:
         """The entries [start, stop) of a range: all of them, from one good copy."""
         for disk in self._all([ref.replica for ref in range_.replicas]):
-            reader = RangeReader(disk, range_folder(range_.lane, range_.number), range_.lane, range_.number)
+            lane, number = range_.lane, range_.number
+            reader = RangeReader(disk, range_folder(lane, number), lane, number, range_.start)
             try:
                 found = reader.entries(start, stop)
             except EmbarcaderoError:

@@ -26,10 +26,14 @@ _PLACES_MAX = 64
 
 
 class RangeReader:
-    """One replica's copy of a range, for reading. A folder that is not there reads as an empty range."""
+    """One replica's copy of a range, for reading. A folder that is not there reads as an empty range.
 
-    def __init__(self, disk: Disk, folder: str, lane: int, range_number: int) -> None:
+    `start`: where the range begins. Who does not know it believes a copy that has lost its note of where it starts.
+    """
+
+    def __init__(self, disk: Disk, folder: str, lane: int, range_number: int, start: int | None = None) -> None:
         self._disk, self.folder, self._lane, self._range_number = disk, folder, lane, range_number
+        self._start = start
         self._open: OrderedDict[int, SegmentReader] = OrderedDict()
         self._places: OrderedDict[int, tuple[int, Spot]] = OrderedDict()
         self._bases: list[int] = []
@@ -65,12 +69,21 @@ class RangeReader:
         """
         start = read_place(self._disk, self.folder, START_FILE, self._lane, self._range_number)
         if start is None:
-            return self._base_index(self._bases[0]) if self._bases else None
+            return self._first_without_note()
         if start.seq not in self._bases:
             self.refresh()
         if start.seq not in self._bases:
             raise self._missing(start.seq)
         return start.index
+
+    def _first_without_note(self) -> int | None:
+        if not self._bases:
+            return None
+        first = self._base_index(self._bases[0])
+        if self._start is not None and first > self._start:
+            hint = "the replica gets what is missing from a peer"
+            raise BadSegment(f"{self.folder} begins at {first}, and {START_FILE} is missing: was more there?", hint)
+        return first
 
     def _missing(self, seq: int) -> BadSegment:
         return BadSegment(f"{segment_name(seq)} of {self.folder} is missing", "the replica gets it from a peer")

@@ -68,7 +68,8 @@ class Disks:
                 folder = self.folders.get(ref.replica)
                 if folder is None or not folder.is_dir() or only not in (None, ref.replica):
                     continue
-                reader = RangeReader(RealDisk(folder), range_folder(lane, range_.number), lane, range_.number)
+                disk, number = RealDisk(folder), range_.number
+                reader = RangeReader(disk, range_folder(lane, number), lane, number, range_.start)
                 try:
                     yield reader
                 finally:
