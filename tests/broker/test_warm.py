@@ -454,7 +454,8 @@ def test_a_scan_reads_across_ranges(world: DiskWorld) -> None:
     assert new is not None
     for replica in world.of(old):
         source = replica.log(old)
-        entries, payloads = RangeReader(replica.disk, source.folder, old.lane, old.number).read(40, 50, 1 << 20)
+        reader = RangeReader(replica.disk, source.folder, old.lane, old.number, old.start)
+        entries, payloads = reader.read(40, 50, 1 << 20)
         replica.log(new).append(entries, payloads)
         replica.log(new).sync_job()()
         source.cut(40)

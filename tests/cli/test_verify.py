@@ -218,7 +218,7 @@ def test_batches_that_left_memory_are_found_on_disk(tmp_path: Path) -> None:
     assert len(disks.find(lane + 1, 7, None)) == 0
 
     place = range_folder(lane, cluster.range.number)
-    _, payloads = RangeReader(RealDisk(cluster.folder.replica(0)), place, lane, 1).read(7, 8, 1)
+    _, payloads = RangeReader(RealDisk(cluster.folder.replica(0)), place, lane, 1, 0).read(7, 8, 1)
     stored = disks.payload(lane, entry)
     assert stored is not None
     assert (stored.payload, stored.replicas) == (bytes(payloads[0]), [0, 1])

@@ -265,8 +265,8 @@ class World:
 
     def files(self, replica: int, lane: int, number: int = 1, end: int = 1 << 40) -> list[tuple[bytes, bytes]]:
         """Entries and payloads in a replica's files."""
-        reader = RangeReader(RealDisk(self.folder(replica)), range_folder(lane, number), lane, number)
         start, found = self.range_(lane, number).start, list[tuple[bytes, bytes]]()
+        reader = RangeReader(RealDisk(self.folder(replica)), range_folder(lane, number), lane, number, start)
         start = max(start, reader.first or 0)
         while True:
             entries, payloads = reader.read(start, end, 1 << 20)

@@ -28,10 +28,10 @@ _PLACES_MAX = 64
 class RangeReader:
     """One replica's copy of a range, for reading. A folder that is not there reads as an empty range.
 
-    `start`: where the range begins. Who does not know it believes a copy that has lost its note of where it starts.
+    `start`: where the range begins. A copy that has lost its own note of that is believed only if it starts there.
     """
 
-    def __init__(self, disk: Disk, folder: str, lane: int, range_number: int, start: int | None = None) -> None:
+    def __init__(self, disk: Disk, folder: str, lane: int, range_number: int, start: int) -> None:
         self._disk, self.folder, self._lane, self._range_number = disk, folder, lane, range_number
         self._start = start
         self._open: OrderedDict[int, SegmentReader] = OrderedDict()
@@ -80,7 +80,7 @@ class RangeReader:
         if not self._bases:
             return None
         first = self._base_index(self._bases[0])
-        if self._start is not None and first > self._start:
+        if first > self._start:
             hint = "the replica gets what is missing from a peer"
             raise BadSegment(f"{self.folder} begins at {first}, and {START_FILE} is missing: was more there?", hint)
         return first

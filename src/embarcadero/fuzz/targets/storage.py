@@ -191,7 +191,7 @@ def _recover(data: bytes) -> str:
     disk, true = PlainDisk(files), MENDED not in files
     log = _log(disk)
     low, high = log.first, min(log.end, START + 2 * COUNT)
-    given, refused = _serve(RangeReader(disk, FOLDER, LANE, NUMBER), max(START, low), high, true)
+    given, refused = _serve(RangeReader(disk, FOLDER, LANE, NUMBER, START), max(START, low), high, true)
     vouched = true and _vouched(files)
     if vouched:  # behind damage in a segment that is not finished a reader may find nothing before it is repaired
         missing = set(range(max(START, low), high)) - given
@@ -221,7 +221,7 @@ def _pristine() -> tuple[bytes, ...]:
 
 def _repaired(disk: PlainDisk, log: RangeLog, vouched: bool) -> bool:
     """With a good peer a copy becomes whole again, or still says what it lacks."""
-    peer = RangeReader(PlainDisk(unpack(_pristine()[1])), FOLDER, LANE, NUMBER)
+    peer = RangeReader(PlainDisk(unpack(_pristine()[1])), FOLDER, LANE, NUMBER, START)
     try:
         for damage in list(log.damage):
             if damage.end <= START + COUNT:
@@ -235,7 +235,7 @@ def _repaired(disk: PlainDisk, log: RangeLog, vouched: bool) -> bool:
     finally:
         log.close()
     first, end = max(START, log.first), min(START + COUNT, log.end)
-    given, _ = _serve(RangeReader(disk, FOLDER, LANE, NUMBER), first, end, true=True)
+    given, _ = _serve(RangeReader(disk, FOLDER, LANE, NUMBER, START), first, end, true=True)
     if vouched and not log.damage:
         agree(len(given) == max(0, end - first), "a repaired copy lacks records, and does not know it")
     return not log.damage
@@ -245,7 +245,7 @@ def _read(data: bytes) -> str:
     """A reader in another process, over files that nobody has recovered; lookups, too."""
     files = unpack(data)
     disk, true = PlainDisk(files), MENDED not in files
-    reader = RangeReader(disk, FOLDER, LANE, NUMBER)
+    reader = RangeReader(disk, FOLDER, LANE, NUMBER, START)
     given, refused = _serve(reader, START - 1, START + COUNT + 2, true)
     entries, _ = truth()
     for number in (0, 1, COUNT // 2, COUNT - 1):
