@@ -27,7 +27,7 @@ from embarcadero.errors import ClusterError, Corrupt, Trimmed
 from embarcadero.node.local import LocalCluster
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
-from embarcadero.storage.layout import FOOTER_BYTES, HEADER_BYTES, range_folder
+from embarcadero.storage.layout import FOOTER_BYTES, HEADER_BYTES, decode_footer, range_folder
 from embarcadero.storage.real import RealDisk
 from embarcadero.storage.verify import Severity, verify_folder
 from embarcadero.types import GapKind
@@ -101,9 +101,14 @@ class Files:
         return sorted(self.folder.glob("*.log"))
 
     def bytes(self) -> dict[str, bytes]:
-        """Of segments with records: a range that was sealed right after a roll-over may end with an empty one."""
-        empty = HEADER_BYTES + FOOTER_BYTES
-        return {path.name: path.read_bytes() for path in self.logs() if path.stat().st_size > empty}
+        """Of segments with records, less their footers: a range that was sealed right after a roll-over may end with
+        an empty one, and then the footer before it does not say that it is the last."""
+        found = {path.name: self._less_footer(path.read_bytes()) for path in self.logs()}
+        return {name: data for name, data in found.items() if len(data) > HEADER_BYTES}
+
+    @staticmethod
+    def _less_footer(data: bytes) -> bytes:
+        return data[:-FOOTER_BYTES] if decode_footer(data[-FOOTER_BYTES:]) else data
 
 
 def flip(path: Path, place: int) -> None:
