@@ -53,16 +53,18 @@ class Outcome:
 class Performance:
     """One case on one cluster in a folder of its own."""
 
-    def __init__(self, case: Case, folder: Path, seconds: float, seed: int = 0, calm_s: float = CALM_S) -> None:
+    def __init__(
+        self, case: Case, folder: Path, seconds: float, seed: int = 0, calm_s: float = CALM_S, brokers: int = BROKERS
+    ) -> None:
         self.case, self.seconds, self.calm_s = case, max(seconds, case.least_s), calm_s
         self.rng = random.Random(f"{case.name}:{seed}")
         self.observer = Observer()
         self.cluster = MortalCluster(
-            folder, BROKERS, REPLICAS, self.rng, by_proxy=case.by_proxy, fabric__log_bytes=64 * MIB,
+            folder, brokers, REPLICAS, self.rng, by_proxy=case.by_proxy, fabric__log_bytes=64 * MIB,
             replica__segment_bytes=MIB,
         )  # fmt: skip
         ours = self.cluster
-        self.proxy = Proxy(ours.told_port, ours.port, BROKERS) if case.by_proxy else None
+        self.proxy = Proxy(ours.told_port, ours.port, brokers) if case.by_proxy else None
         self.stage = Stage(ours, self.proxy, self.observer, self.rng)
         self.topics: list[TopicPlan] = []
         self.writers: list[Writer] = []

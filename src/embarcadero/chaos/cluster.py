@@ -49,6 +49,14 @@ def free_ports(rng: random.Random, count: int) -> int:
     raise PortInUse(f"no {count} free ports in a row from {_PORTS[0]} to {_PORTS[1]}", "stop other programs")
 
 
+def is_whole(folder: ClusterFolder) -> bool:
+    """Whether all runs, nothing is degraded, and every sequencer that does not reign is ready to take over."""
+    if any(not node.pid for node in folder.require_running().nodes):
+        return False
+    found = report(folder)
+    return not found.degraded and all(standby.state == "stands by" for standby in found.sequencer.standbys)
+
+
 class MortalCluster:
     """A cluster in a folder, running or not."""
 
@@ -109,11 +117,6 @@ class MortalCluster:
         pid = self.report().sequencer.pid
         names = [role for role, known in self.pids().items() if known == pid and role.startswith("sequencer")]
         return names[0] if names else "sequencer"
-
-    def is_whole(self) -> bool:
-        """Whether nothing is degraded, and every sequencer that does not reign is ready to take over."""
-        found = self.report()
-        return not found.degraded and all(standby.state == "stands by" for standby in found.sequencer.standbys)
 
     def kill_all(self, only_supervisor: bool = False) -> int:
         """SIGKILL every process, the supervisor first, and remove the fabric. Returns how many were killed.

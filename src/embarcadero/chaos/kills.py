@@ -24,22 +24,22 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import embarcadero as emb
 from embarcadero.bench.machine import commit, machine_facts
-from embarcadero.chaos.case import Outcome, Performance
+from embarcadero.chaos.case import BROKERS, Outcome, Performance
 from embarcadero.chaos.cases import Case
 from embarcadero.chaos.cluster import ended_by_signals
 from embarcadero.chaos.load import StreamPlan, Writer
+from embarcadero.chaos.operator import Operator
 from embarcadero.chaos.pauses import BOUNDS_MS, ROLES, calm_ms, counts, pauses_ms
 from embarcadero.chaos.plots import draw_histogram, draw_timeline
 from embarcadero.chaos.timeline import percentiles, timeline
 from embarcadero.chaos.verdict import Judgement
 from embarcadero.errors import BadValue, NotAvailable
 from embarcadero.limits import MIB
-from embarcadero.node.hand_over import hand_over
 from embarcadero.sim.history import History, RoleFailed
 from embarcadero.types import Ack, Order
 
 _BACK_S: Final = 60.0
-_PACE_S: Final = {"hand-over": 0.01, "sequencer": 0.01}
+_PACE_S: Final = {"hand-over": 0.005, "sequencer": 0.01}
 _PACE_S_USUAL: Final = 0.02
 """A stream can't tell of pauses that are shorter than the time between two of its batches."""
 
@@ -51,7 +51,7 @@ _AT_REST_S: Final = 0.1
 """So long after a move acks still count: whoever reigned before tidies up, everybody reads the store."""
 
 _LOOK_S: Final = 0.1
-"""Asking whether all is whole again keeps this process busy for milliseconds, and its publishers wait meanwhile."""
+"""Asking whether all is whole again takes 20 ms of a processor."""
 
 _TURN_S: Final = 0.000_5
 _AFTER_S: Final = (0.3, 0.8)  # of load once the role is back, before the next kill
@@ -65,6 +65,7 @@ class Settings:
     times: int = 100
     log_mib: int = 0
     seed: int = 0
+    brokers: int = BROKERS
     apart_s: float = 2.0  # at least so long between two kills
     report: Path = Path("build/chaos/kills.json")
 
@@ -75,9 +76,19 @@ class Kills(Performance):
     def __init__(self, settings: Settings, folder: Path, progress: Progress) -> None:
         if settings.role not in ROLES:
             raise BadValue(f"there is no role {settings.role!r} to kill", f"use one of {', '.join(ROLES)}")
-        super().__init__(Case(f"kills-{settings.role}", f"{settings.role}, {settings.times} times"), folder, 0.0)
+        case = Case(f"kills-{settings.role}", f"{settings.role}, {settings.times} times")
+        super().__init__(case, folder, 0.0, brokers=settings.brokers)
         self.rng = random.Random(f"kills:{settings.role}:{settings.seed}")
         self.settings, self.progress = settings, progress
+        self.operator = Operator(self.cluster.folder)
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._until(self.operator.is_whole, _LOOK_S)
+
+    def _clean_up(self) -> None:
+        self.operator.close()
+        super()._clean_up()
 
     def _publish(self, topics: list[Any], prefix: str, most: int | None = None) -> None:
         """Before the load that is measured, so much that the log is as long as asked for."""
@@ -126,27 +137,24 @@ class Kills(Performance):
 
     def _kill(self) -> None:
         ((role, pid),) = self.stage.roles(self.settings.role).items()
+        time.sleep(_AT_REST_S)  # asking that has kept this process busy
         with self.stage.noting("kill", role):
             os.kill(pid, signal.SIGKILL)
             self.stage.kills += 1
             flowing = self._acks_flow()
             self._until(flowing)
-            self._until(lambda: self.cluster.pids().get(role, pid) != pid and self._is_whole(), _LOOK_S)
+            self._until(lambda: self.cluster.pids().get(role, pid) != pid and self.operator.is_whole(), _LOOK_S)
 
     def _hand_over(self) -> None:
         reigning = self.cluster.reigning()
-        time.sleep(_AT_REST_S)  # asking that keeps this process busy, as asking for all of the cluster does afterwards
+        time.sleep(_AT_REST_S)  # asking that has kept this process busy
         with self.stage.noting("hand-over", reigning):
-            hand_over(self.cluster.folder)
+            self.operator.hand_over()
             flowing = self._acks_flow()
             self._until(flowing)
             time.sleep(_AT_REST_S)
         time.sleep(2 * _AT_REST_S)  # when nothing happens: what this is compared with
-        self._until(self._is_whole, _LOOK_S)
-
-    def _is_whole(self) -> bool:
-        down = any(not node.pid for node in self.cluster.folder.require_running().nodes)
-        return not down and self.cluster.is_whole()
+        self._until(self.operator.is_whole, _LOOK_S)
 
     def _acks_flow(self) -> Callable[[], bool]:
         """Whether each publisher has answers to all that it had sent when this was called, and one more."""
@@ -211,11 +219,12 @@ def _report(settings: Settings, outcome: Outcome, pauses: list[float]) -> dict[s
     calm = calm_ms(outcome.history, settings.role)
     return {
         "command": f"embarcadero chaos kills --role {settings.role} --times {settings.times} --log-mib "
-        f"{settings.log_mib} --seed {settings.seed}",
+        f"{settings.log_mib} --seed {settings.seed} --brokers {settings.brokers}",
         "commit": commit(),
         "machine": machine_facts(),
         "role": settings.role,
         "log_mib": settings.log_mib,
+        "brokers": settings.brokers,
         "figures_ms": {name: round(value, 1) for name, value in percentiles(pauses).items()},
         "bounds_ms": BOUNDS_MS[settings.role],
         "pauses_ms": [round(pause, 1) for pause in pauses],
@@ -231,6 +240,7 @@ def _draw(settings: Settings, result: dict[str, Any], history: History, found: J
     machine, path = result["machine"], settings.report
     footer = f"Embarcadero {result['commit']}, {machine['cores']} cores, {machine['cpu']}, {machine['when']}"
     log = f", log of {settings.log_mib} MiB" if settings.log_mib else ""
+    log += f", brokers: {settings.brokers}" if settings.brokers != BROKERS else ""
     words = {
         "sequencer": "Sequencer killed: time to the next ack",
         "broker": "Broker killed: time until all clients have an ack",
