@@ -15,7 +15,7 @@ import pytest
 
 import embarcadero as emb
 from embarcadero.errors import BadValue, ClusterError, NotRunning
-from embarcadero.limits import MIB
+from embarcadero.limits import MIB, SEQUENCER_NICE
 from embarcadero.node.cluster import ClusterFolder
 from embarcadero.node.hand_over import hand_over
 from embarcadero.node.local import LocalCluster
@@ -100,6 +100,18 @@ def test_a_hand_over_disturbs_nobody(log: emb.Log) -> None:
     assert (there.before, back.now) == (first.candidate, first.candidate)
     assert there.now == back.before != first.candidate
     assert reigning(log).pid == first.pid  # the same process: nothing was started
+
+
+def test_only_who_reigns_comes_before_others(log: emb.Log) -> None:
+    """Where the system permits it: the one that has handed over is as all others again."""
+    nice = SEQUENCER_NICE if os.geteuid() == 0 else 0
+    for _ in range(2):
+        before = standing_by(log)
+        hand_over(log.cluster.folder)
+        after = reigning(log)
+        until(lambda before=before: os.getpriority(os.PRIO_PROCESS, before.pid) == 0)  # type: ignore[misc]
+        assert os.getpriority(os.PRIO_PROCESS, after.pid) == nice
+        assert after.pid != before.pid
 
 
 def test_a_stopped_sequencer_stands_by_when_it_goes_on(log: emb.Log) -> None:

@@ -254,7 +254,8 @@ class Sequencer(msgspec.Struct, frozen=True, kw_only=True):
         200, 600_000,
     )] = limits.TAKEOVER_AFTER_S * 1_000
     nice: Annotated[int, count(
-        "Priority of sequencer processes, if the system permits it: -20 before all others; 0 as they are.", -20, 19,
+        "Priority of the sequencer that reigns, if the system permits it: -20 before all others; 0 as they are.",
+        -20, 19,
     )] = limits.SEQUENCER_NICE
 
 

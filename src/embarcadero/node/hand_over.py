@@ -16,7 +16,7 @@ from embarcadero.node.seat import candidate_bell
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
 
-_POLL_S = 0.002
+_POLL_S = 0.01
 
 
 class HandedOver(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Where and before whom node processes run: pinned to cores, in turn; sequencers before others, if that is permitted.
+"""Where and before whom node processes run: pinned to cores, in turn; whoever reigns before others, if permitted.
 
 Sequencers get the first core of the list (one reigns, the others sleep), brokers the following; replicas begin with the
 last one.
@@ -43,12 +43,14 @@ def pin(roles: Sequence[Role], cores: Sequence[int]) -> None:
         os.sched_setaffinity(0, cores_for(roles, cores))
 
 
-def come_first(roles: Sequence[Role], nice: int) -> None:
-    """Have the kernel prefer this process if it only hosts a sequencer: everybody waits for that one.
+def rank(roles: Sequence[Role], nice: int) -> None:
+    """Have the kernel prefer this process, or not any more, if it only hosts a sequencer.
 
-    It takes a privilege; without, the process is as it is. Kernels that group processes by session rank those groups.
+    Everybody waits for the one that reigns, and nobody for those that stand by: what they have to get ready would keep
+    brokers from the processor. It takes a privilege; without, the process is as it is. Kernels that group processes by
+    session rank those groups.
     """
-    if nice and all(role.candidate is not None for role in roles):
+    if all(role.candidate is not None for role in roles):
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, 0, nice)
         with contextlib.suppress(OSError):

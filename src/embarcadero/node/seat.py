@@ -30,6 +30,7 @@ from embarcadero.watch.logs import LogJournal
 
 _BELL = "sequencer"
 _REST_US = 500_000
+_AS_OTHERS = 0
 
 
 def candidate_bell(candidate: int) -> str:
@@ -53,7 +54,9 @@ class Seat:
         threads: Callable[[Callable[[], None]], Workers],
         steps: Steps,
         mirrors: Mirrors,
+        rank: Callable[[int], None],
     ) -> None:
+        self._rank, self._nice = rank, settings.nice
         self._parts, self._mirrors = parts, mirrors
         self._fabric, self._directory, self._sizes, self._settings = fabric, directory, sizes, settings
         self._disks, self._bell, self._threads, self._steps = disks, bell, threads, steps
@@ -102,7 +105,9 @@ class Seat:
             rehearse(self._fabric, self.candidate.reigning, members, topics, self._sizes, self._clock.now_us())
 
     def take(self, epoch: int) -> tuple[Sequencer, PipeBell]:
-        """Get ready to take over."""
+        """Get ready to take over; before all others, if nobody reigns."""
+        if self.candidate.hurries:
+            self._rank(self._nice)
         self._heard = bell = PipeBell(self._parts[0].folder, _BELL)
         self._workers = self._workers or self._threads(self._wake)
         sequencer = Sequencer(
@@ -113,6 +118,7 @@ class Seat:
 
     def begin(self, sequencer: Sequencer) -> None:
         """Take over."""
+        self._rank(self._nice)
         sequencer.begin()
         self.watched.sequencer = sequencer
         self._journal.role = self.watched.name
@@ -125,6 +131,7 @@ class Seat:
 
     def give_up(self) -> None:
         """Listen to the sequencer's bell no more; whoever reigns now may have missed what we heard."""
+        self._rank(_AS_OTHERS)
         if self._heard is not None:
             self._heard.close()
             self._heard = None
