@@ -85,11 +85,16 @@ class Driver:
         return self._process is not None and self._process.poll() is None
 
     def check(self) -> None:
-        """Raise, if it ended by itself: whoever kills it starts it again at once."""
+        """Start it again, if it ended by itself: a query that begins while nobody answers fails at once.
+
+        Whoever kills it starts it at once, and need not be helped.
+        """
         if self.running:
             self._seen_s = time.monotonic()
         elif time.monotonic() - self._seen_s > _DEAD_S:
-            raise ClusterError("the driver ended by itself", f"see {self._folder / 'driver.log'}")
+            self._seen_s = time.monotonic()
+            self._pipeline.tell("the driver ended by itself; a new one goes on from the checkpoint")
+            self.start()
 
     def kill(self) -> int:
         """SIGKILL the driver and its JVM, executors and workers: all that began with it."""
