@@ -13,19 +13,22 @@ from embarcadero.errors import BadValue
 pytestmark = pytest.mark.system
 
 
-@pytest.mark.parametrize(("role", "kills"), [("hand-over", 0), ("replica", 2)])
-def test_each_time_is_measured_and_all_is_checked(role: str, kills: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("role", "kills", "replicas"), [("hand-over", 0, 1), ("replica", 2, 3)])
+def test_each_time_is_measured_and_all_is_checked(role: str, kills: int, replicas: int, tmp_path: Path) -> None:
     """Pauses of both times, calm moments to compare with, and every acked batch is there."""
     report = tmp_path / "kills.json"
-    assert run_cli(Settings(role=role, times=2, brokers=1, apart_s=0.5, report=report), json_out=True) == 0
+    settings = Settings(role=role, times=2, brokers=1, replicas=replicas, apart_s=0.5, report=report)
+    assert run_cli(settings, json_out=True) == 0
     found = json.loads(report.read_text())
     assert (found["good"], found["kills"], found["brokers"], len(found["pauses_ms"])) == (True, kills, 1, 2)
     assert min(found["pauses_ms"]) > 0
     assert found["calm_ms"]
-    assert "--brokers 1" in found["command"]
+    assert f"--brokers 1 --replicas {replicas}" in found["command"]
 
 
 def test_roles_that_nobody_plays(tmp_path: Path) -> None:
-    """Refused, with those that there are."""
+    """Refused, with those that there are; so are replicas that acks can't do without."""
     with pytest.raises(BadValue, match="no role 'captain'"):
         run_cli(Settings(role="captain", report=tmp_path / "kills.json"), json_out=True)
+    with pytest.raises(BadValue, match="can't go on without"):
+        run_cli(Settings(role="replica", replicas=2, report=tmp_path / "kills.json"), json_out=True)

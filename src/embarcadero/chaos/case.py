@@ -25,7 +25,6 @@ from embarcadero.types import Ack, Order
 
 BROKERS: Final = 3
 REPLICAS: Final = 3
-DURABLE_ON: Final = 2
 TOPICS: Final = {"strong": Order.STRONG, "total": Order.TOTAL, "pinned": Order.BROKER}
 NEWCOMERS_BATCHES: Final = 20
 CALM_S: Final = 1.5
@@ -54,13 +53,14 @@ class Performance:
     """One case on one cluster in a folder of its own."""
 
     def __init__(
-        self, case: Case, folder: Path, seconds: float, seed: int = 0, calm_s: float = CALM_S, brokers: int = BROKERS
-    ) -> None:
+        self, case: Case, folder: Path, seconds: float, seed: int = 0, calm_s: float = CALM_S, brokers: int = BROKERS,
+        replicas: int = REPLICAS,
+    ) -> None:  # fmt: skip
         self.case, self.seconds, self.calm_s = case, max(seconds, case.least_s), calm_s
         self.rng = random.Random(f"{case.name}:{seed}")
         self.observer = Observer()
         self.cluster = MortalCluster(
-            folder, brokers, REPLICAS, self.rng, by_proxy=case.by_proxy, fabric__log_bytes=64 * MIB,
+            folder, brokers, replicas, self.rng, by_proxy=case.by_proxy, fabric__log_bytes=64 * MIB,
             replica__segment_bytes=MIB,
         )  # fmt: skip
         ours = self.cluster
@@ -93,9 +93,10 @@ class Performance:
         if self.proxy is not None:
             self.proxy.start()
         self.cluster.start()
+        copies = self.cluster.replicas
         with emb.connect(self.cluster.addresses) as log:
             self.topics = [
-                make_topic(log, self.observer, name, order, REPLICAS, DURABLE_ON) for name, order in TOPICS.items()
+                make_topic(log, self.observer, name, order, copies, copies // 2 + 1) for name, order in TOPICS.items()
             ]
         self._wrong()  # in one thread first: several that are the first to decode a type crash msgspec
         books(self.cluster.folder.store_path)

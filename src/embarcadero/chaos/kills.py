@@ -24,7 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import embarcadero as emb
 from embarcadero.bench.machine import commit, machine_facts
-from embarcadero.chaos.case import BROKERS, Outcome, Performance
+from embarcadero.chaos.case import BROKERS, REPLICAS, Outcome, Performance
 from embarcadero.chaos.cases import Case
 from embarcadero.chaos.cluster import ended_by_signals
 from embarcadero.chaos.load import StreamPlan, Writer
@@ -66,6 +66,7 @@ class Settings:
     log_mib: int = 0
     seed: int = 0
     brokers: int = BROKERS
+    replicas: int = REPLICAS
     apart_s: float = 2.0  # at least so long between two kills
     report: Path = Path("build/chaos/kills.json")
 
@@ -76,8 +77,10 @@ class Kills(Performance):
     def __init__(self, settings: Settings, folder: Path, progress: Progress) -> None:
         if settings.role not in ROLES:
             raise BadValue(f"there is no role {settings.role!r} to kill", f"use one of {', '.join(ROLES)}")
+        if settings.role == "replica" and settings.replicas < REPLICAS:
+            raise BadValue("acks can't go on without the replica that is killed", f"have {REPLICAS} replicas, or more")
         case = Case(f"kills-{settings.role}", f"{settings.role}, {settings.times} times")
-        super().__init__(case, folder, 0.0, brokers=settings.brokers)
+        super().__init__(case, folder, 0.0, brokers=settings.brokers, replicas=settings.replicas)
         self.rng = random.Random(f"kills:{settings.role}:{settings.seed}")
         self.settings, self.progress = settings, progress
         self.operator = Operator(self.cluster.folder)
@@ -219,12 +222,14 @@ def _report(settings: Settings, outcome: Outcome, pauses: list[float]) -> dict[s
     calm = calm_ms(outcome.history, settings.role)
     return {
         "command": f"embarcadero chaos kills --role {settings.role} --times {settings.times} --log-mib "
-        f"{settings.log_mib} --seed {settings.seed} --brokers {settings.brokers}",
+        f"{settings.log_mib} --seed {settings.seed} --brokers {settings.brokers} "
+        f"--replicas {settings.replicas}",
         "commit": commit(),
         "machine": machine_facts(),
         "role": settings.role,
         "log_mib": settings.log_mib,
         "brokers": settings.brokers,
+        "replicas": settings.replicas,
         "figures_ms": {name: round(value, 1) for name, value in percentiles(pauses).items()},
         "bounds_ms": BOUNDS_MS[settings.role],
         "pauses_ms": [round(pause, 1) for pause in pauses],
@@ -240,7 +245,8 @@ def _draw(settings: Settings, result: dict[str, Any], history: History, found: J
     machine, path = result["machine"], settings.report
     footer = f"Embarcadero {result['commit']}, {machine['cores']} cores, {machine['cpu']}, {machine['when']}"
     log = f", log of {settings.log_mib} MiB" if settings.log_mib else ""
-    log += f", brokers: {settings.brokers}" if settings.brokers != BROKERS else ""
+    if (settings.brokers, settings.replicas) != (BROKERS, REPLICAS):
+        log += f"; brokers: {settings.brokers}, replicas: {settings.replicas}"
     words = {
         "sequencer": "Sequencer killed: time to the next ack",
         "broker": "Broker killed: time until all clients have an ack",

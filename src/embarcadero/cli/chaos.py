@@ -91,7 +91,8 @@ def kills(
     log_mib: Annotated[int, typer.Option(min=0, max=100_000, help="Fill the log with so much first.")] = 0,
     seed: Annotated[int, typer.Option(help="Chooses victims and moments.")] = 0,
     apart_s: Annotated[float, typer.Option(min=0, max=600, help="At least so long between two.")] = 2.0,
-    brokers: Annotated[int, typer.Option(min=1, max=16, help="How many brokers; replicas are always 3.")] = 3,
+    brokers: Annotated[int, typer.Option(min=1, max=16, help="How many brokers.")] = 3,
+    replicas: Annotated[int, typer.Option(min=1, max=7, help="How many replicas; each topic is on all of them.")] = 3,
     report: Annotated[Path | None, typer.Option(
         show_default="build/chaos/kills-ROLE.json", help="Where figures go; plots go beside it.",
     )] = None,
@@ -111,8 +112,9 @@ def kills(
 
     path = report or Path(f"build/chaos/kills-{role}{f'-{log_mib}-mib' if log_mib else ''}.json")
     settings = Settings(
-        role=role, times=times, log_mib=log_mib, seed=seed, apart_s=apart_s, brokers=brokers, report=path
-    )
+        role=role, times=times, log_mib=log_mib, seed=seed, apart_s=apart_s, brokers=brokers, replicas=replicas,
+        report=path,
+    )  # fmt: skip
     raise typer.Exit(run_cli(settings, json))
 
 
