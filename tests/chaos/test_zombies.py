@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from embarcadero.chaos.zombies import NOT_HERE, chosen, run_case
+from embarcadero.chaos.zombies import NOT_HERE, WAYS, chosen, run_case
 from embarcadero.errors import BadValue
 from embarcadero.steps import Step
 
@@ -27,3 +27,8 @@ def test_steps_are_chosen_by_name_or_group() -> None:
     assert {step.value.partition(".")[0] for step in chosen(["seal", "count"])} == {"seal", "count"}
     with pytest.raises(BadValue):
         chosen(["seal", "ack.lodaed"])
+
+
+def test_every_way_leads_to_a_step() -> None:
+    """A step that gets another name takes its way with it."""
+    assert not [start for start in WAYS if not any(step.value.startswith(start) for step in Step)]

@@ -63,14 +63,8 @@ _READ_S: Final = 120.0
 _NOTICED_S: Final = 3.0
 _AWAKE_S: Final = 1.0
 _SOME_RECORDS: Final = 64
+_HELD_UP_S: Final = 0.3
 _POLL_S: Final = 0.02
-_KILLS: Final = {
-    "takeover": SEQUENCER, "seal": "replica", "seal.last": BROKER, "recovery": "all", "closing": BROKER,
-    "burial": BROKER, "replica.seal": "replica", "replica.counting": "replica", "read.disk": "reader",
-    "lane.made": BROKER,
-}  # fmt: skip
-"""What is killed so that somebody gets to steps whose names begin like this; the longest beginning counts."""
-
 
 @dataclass(slots=True)
 class Case:
@@ -277,35 +271,35 @@ def run_case(step: Step, folder: Path) -> Case:
 def _reach(stage: Stage, case: Case) -> None:
     """Arm the step, do what leads there, and wait until somebody has stopped."""
     step, path = stage.step, stage.folder.path
-    fitting = [start for start in _KILLS if step.value.startswith(start)]
-    kill = _KILLS[max(fitting, key=len)] if fitting else ""
+    fitting = [start for start in WAYS if step.value.startswith(start)]
     arm(path)
-    if kill == "all":
-        _restart(stage)
-    elif kill == "reader":
-        _read_all(stage)
-    elif kill:
-        _kill(stage, kill)
+    if fitting:
+        WAYS[max(fitting, key=len)](stage)
     if not until(lambda: fired(path) is not None and _stopped(fired(path) or 0), _REACH_S):
         case.problems.append("nobody got to this step")
         return
     case.stopped = fired(path) or 0
 
 
-def _kill(stage: Stage, kind: str) -> None:
-    roles = {SEQUENCER: _reigning(stage), BROKER: "broker:0", "replica": _replica_in_use(stage)}
-    stage.kill(roles[kind])
-
-
-def _reigning(stage: Stage) -> str:
-    """The role of the sequencer that reigns, of those that may."""
+# --- ways to get to a step --------------------------------------------------------------------------------------------
+def _kill_sequencer(stage: Stage) -> None:
+    """The one that reigns, of those that may."""
     pid = cluster_report(stage.folder).sequencer.pid
-    return stage.role_of(pid) or SEQUENCER
+    stage.kill(stage.role_of(pid) or SEQUENCER)
 
 
-def _replica_in_use(stage: Stage) -> str:
+def _kill_broker(stage: Stage) -> None:
+    """One that has lanes of its own."""
     with stage.directory() as directory:
-        return f"replica:{next(range_ for range_ in directory.ranges() if range_.open).replicas[0].replica}"
+        broker = next(lane.broker for lane in directory.lanes() if lane.open)
+    stage.kill(f"{BROKER}:{broker}")
+
+
+def _kill_replica(stage: Stage) -> None:
+    """One that is in use."""
+    with stage.directory() as directory:
+        used = next(range_ for range_ in directory.ranges() if range_.open).replicas[0].replica
+    stage.kill(f"replica:{used}")
 
 
 def _restart(stage: Stage) -> None:
@@ -317,13 +311,56 @@ def _restart(stage: Stage) -> None:
     stage.streams, stage.watchers = streams, watchers
 
 
-def _read_all(stage: Stage) -> None:
-    """Read from the beginning, again and again: some day that has left memory."""
+def _again_and_again(stage: Stage) -> Iterator[emb.Log]:
+    """A new client each time, until somebody has got to the step; what it did may fail on the way."""
     give_up = time.monotonic() + _REACH_S
     while fired(stage.folder.path) is None and time.monotonic() < give_up:
         with contextlib.suppress(EmbarcaderoError), emb.connect(stage.addresses) as log:
+            yield log
+
+
+def _read_all(stage: Stage) -> None:
+    """Read from the beginning: some day that has left memory."""
+    for log in _again_and_again(stage):
+        with contextlib.suppress(EmbarcaderoError):
             log.read("total", end=_SOME_RECORDS, timeout=_NOTICED_S)
 
+
+def _ask_ends(stage: Stage) -> None:
+    """Ask where a topic ends."""
+    for log in _again_and_again(stage):
+        with contextlib.suppress(EmbarcaderoError):
+            log.tail("total", timeout=_NOTICED_S)
+
+
+def _make_lanes(stage: Stage) -> None:
+    """Publish to topics that are new: brokers have to make lanes for them."""
+    for number, log in enumerate(_again_and_again(stage)):
+        with contextlib.suppress(EmbarcaderoError):
+            log.create_topic(f"new-{number}", order=Order.BROKER, replicas=3, durable_on=2)
+            publisher = log.publisher(f"new-{number}", linger_ms=0)
+            publisher.send(b"the first")
+            publisher.close(timeout=_NOTICED_S)
+
+
+def _hold_up_a_broker(stage: Stage) -> None:
+    """A broker stands still for a moment: batches of a session that came by the other one wait for its own."""
+    pid = stage.folder.require_running().pid_of(f"{BROKER}:1")
+    for _ in _again_and_again(stage):
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(_HELD_UP_S)
+        os.kill(pid, signal.SIGCONT)
+
+
+WAYS: Final[dict[str, Callable[[Stage], None]]] = {
+    "takeover": _kill_sequencer, "round.held": _hold_up_a_broker, "seal": _kill_replica, "seal.last": _kill_broker,
+    "recovery": _restart, "closing": _kill_broker, "burial": _kill_broker, "lane.made": _make_lanes,
+    "read.disk": _read_all, "read.ends": _ask_ends, "replica.seal": _kill_replica, "replica.counting": _kill_replica,
+}  # fmt: skip
+"""What leads to steps whose names begin like this; the longest beginning counts. To others, load does."""
+
+
+# --- the stop ---------------------------------------------------------------------------------------------------------
 
 def _state(pid: int) -> str:
     try:
