@@ -260,11 +260,12 @@ def test_replicas_reach_the_target_of_a_recovering_lane(tmp_path: Path) -> None:
     assert world.replicas[1].count_ranges()["complete"] == 1
 
 
-def damage_middle(world: World, replica: int, lane: int) -> None:
-    """Flip a bit in the payload of the third record."""
+def damage_middle(world: World, replica: int, lane: int, records: int = 1) -> None:
+    """Flip a bit in the payload of the third record, and in some after it."""
     path = next((world.folder(replica) / range_folder(lane, 1)).glob("*.log"))
     data = bytearray(path.read_bytes())
-    data[128 + 2 * (64 + 320) + 100] ^= 1
+    for number in range(2, 2 + records):
+        data[128 + number * (64 + 320) + 100] ^= 1
     path.write_bytes(data)
 
 
@@ -276,12 +277,14 @@ def test_a_damaged_copy_does_not_reply_until_it_is_repaired(tmp_path: Path) -> N
     for number in list(world.replicas):
         world.kill_replica(number, known=False)
     damage_middle(world, 1, lane)
+    away = world.folder(0).rename(tmp_path / "away")
     world.directory.begin_generation()
     world._begin(0)
     damaged = world.start_replica(1).member.ref
     world.poll(10)
     assert world.line(damaged, lane) is None
 
+    away.rename(world.folder(0))
     world.start_replica(0)
     world.poll(300, step_us=50_000)
     world.settle()
@@ -325,6 +328,58 @@ def test_a_lost_segment_that_went_beyond_the_end_is_copied_up_to_the_end(tmp_pat
 
     assert world.files(1, lane) == writer.written[:6]
     assert world.replicas[1].count_ranges()["complete"] == 1
+
+
+def test_a_copy_that_lacks_its_start_and_is_all_above_the_end_begins_again(tmp_path: Path) -> None:
+    """The range was sealed inside its first segment, which is lost: nothing of what is left is to be kept."""
+    world = World(tmp_path, replicas=2, segment_bytes=2_048)
+    lane = world.topic(replicas=2, durable_on=1)
+    writer = written(world, lane, 14)
+    world.kill_replica(1)
+    sorted((world.folder(1) / range_folder(lane, 1)).glob("*.log"))[0].unlink()
+    assert world.directory.seal_and_open(lane, 1, 2, 4, refs(world, 0), world.reign.number)
+    world.settle()
+    world.start_replica(1)
+    world.poll(60, step_us=200_000)
+    world.settle()
+
+    assert world.files(1, lane) == writer.written[:2]
+    assert world.replicas[1].count_ranges()["complete"] == 1
+
+
+@pytest.mark.parametrize("target", [1, 2, 3, 4, 10])
+def test_damage_above_the_end_of_a_recovering_lane_is_cut(tmp_path: Path, target: int) -> None:
+    """No peer has all of it, and what is above never counted. The copy counts once it reaches the end again.
+
+    Records 2 and 3 are damaged. Where the peer has both of them, they are mended in place.
+    """
+    world = World(tmp_path, replicas=2)
+    lane = world.topic(replicas=2, durable_on=2)
+    writer = written(world, lane, target)
+    world.kill_replica(0, known=False)
+    if target < 10:
+        writer.batches(*(bytes([n + 1]) * 300 for n in range(target, 10)))
+    world.poll()
+    world.kill_replica(1, known=False)
+    damage_middle(world, 1, lane, records=2)
+    world.directory.begin_generation()
+    world._begin(2)
+    world.poll(10)
+    whole, damaged = world.replicas[0].member.ref, world.replicas[1].member.ref
+    assert (world.line(whole, lane), world.line(damaged, lane)) == (target, None if target < 4 else 10)
+
+    world.kill_replica(0)
+    away = world.folder(0).rename(tmp_path / "away")
+    world.reign.say(lane, 1, closing=True, target=target)
+    world.poll(40, step_us=100_000)
+    if target == 3:  # it had record 2, and that may have counted
+        assert world.line(damaged, lane) is None
+
+    away.rename(world.folder(0))
+    world.poll(40, step_us=100_000)
+    world.settle()
+    assert world.line(damaged, lane) == (10 if target >= 4 else max(2, target))
+    assert world.files(1, lane) == writer.written[: world.line(damaged, lane)]
 
 
 def test_a_copy_whose_last_file_is_gone_when_its_range_is_sealed_is_completed(tmp_path: Path) -> None:

@@ -77,3 +77,20 @@ def test_a_damaged_header_hides_only_its_own_segment(tmp_path: Path) -> None:
             else:
                 entries, _ = reader.read(index, index + 1, 10)
                 assert int(entries["index"][0]) == index
+
+
+def test_a_header_that_was_never_synced_hides_nothing_before_it(tmp_path: Path) -> None:
+    """Power went right after a roll-over: the segment before has no footer yet, and all its records."""
+    source, log = Source(), open_log(RealDisk(tmp_path))
+    while len(log.segments) < 2:
+        log.append(*source.span(log.end, log.end + 1))
+    first, last = log.segments
+    path = next(tmp_path.rglob(f"{last.base_seq:020d}.log"))
+    path.write_bytes(bytes(path.stat().st_size))
+    reader = open_reader(RealDisk(tmp_path))
+
+    for index in range(first.base_index, first.end_index):
+        entries, _ = reader.read(index, index + 1, 10)
+        assert int(entries["index"][0]) == index
+    with pytest.raises(BadSegment):
+        reader.read(last.base_index, last.end_index, 10)

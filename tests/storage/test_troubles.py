@@ -18,7 +18,7 @@ from embarcadero.storage.scrub import Scrub
 from embarcadero.storage.verify import verify_folder
 from embarcadero.storage.writing import DamageKind
 from embarcadero.wire.codec import payload_crc
-from tests.storage.crash_disk import Node, World
+from tests.storage.crash_disk import Died, Node, World
 from tests.storage.records import (
     FOLDER,
     LANE,
@@ -404,6 +404,36 @@ def test_harm_to_a_finished_segment_at_run_time_is_found_by_a_scrub(copies: Copi
 
     assert [damage.kind for damage in log.damage] == ([DamageKind.FILE] if harm in {"delete", "swap"} else [])
     copies.repair(log)
+
+
+@pytest.mark.parametrize("syncs", [None, *range(6)])
+def test_a_copy_without_its_start_is_cut_to_nothing(copies: Copies, syncs: int | None) -> None:
+    """All that is here comes after the cut. A crash on the way leaves a copy that lacks something, and says so."""
+    del copies.world.names[copies.path(0)]
+    del copies.world.safe_names[copies.path(0)]
+    log = copies.open()
+    copies.world.syncs_to_live = syncs
+    with suppress(Died):
+        log.cut(START)
+        assert (log.first, log.end, log.synced) == (START, START, START)
+        fill(log, copies.source, 5)
+    copies.world.syncs_to_live = None
+    copies.world.crash()
+    log = copies.open()
+    assert log.damage
+
+    for damage in log.damage:
+        if damage.kind is not DamageKind.TAIL and damage.end > log.end:
+            log.cut(damage.first)
+            log.healed(damage)
+    copies.repair(log)
+
+
+def test_a_copy_is_not_cut_in_what_is_missing(copies: Copies) -> None:
+    """Nobody could say where to go on."""
+    del copies.world.names[copies.path(0)]
+    with pytest.raises(BadSegment, match="can't be cut"):
+        copies.open().cut(START + 1)
 
 
 def test_the_last_segment_of_a_sealed_range_comes_back_as_its_end(copies: Copies) -> None:

@@ -46,8 +46,9 @@ class Copy:
 
     @property
     def in_place(self) -> Damage | None:
-        """Damage that is to be repaired where it is; a damaged tail is appended anew instead."""
-        return next((damage for damage in self.log.damage if damage.kind is not DamageKind.TAIL), None)
+        """The first damage that is to be repaired where it is; a damaged tail is appended anew instead."""
+        found = [damage for damage in self.log.damage if damage.kind is not DamageKind.TAIL]
+        return min(found, key=lambda damage: damage.first, default=None)
 
     @property
     def whole(self) -> bool:

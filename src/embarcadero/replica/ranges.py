@@ -249,13 +249,19 @@ class Ranges:
             self._failed(copy.tags, error, "seal")
             self._reopen(copy, copy.log.synced)
 
-    def cut_damaged_end(self, copy: Copy, damage: Damage) -> None:
-        """Damage that goes on above the end of a sealed range: no peer has all of it. It is copied anew."""
+    def cut_damaged_end(self, copy: Copy, damage: Damage, end: int) -> None:
+        """Damage that goes on above the end of a range, as it is decided: no peer has all of it. It is copied anew.
+
+        While the range is open the copy says nothing until it reaches that end again: what it had may have counted.
+        """
+        log = copy.log
         try:
-            copy.log.cut(damage.first)
-            for one in [one for one in copy.log.damage if one.first >= damage.first]:
+            if copy.range_.open and damage.first < end:
+                log.quarantine(damage.first, end, DamageKind.TAIL, b"")
+            log.cut(damage.first)
+            for one in [one for one in log.damage if one.first >= damage.first]:
                 if one.kind is not DamageKind.TAIL:
-                    copy.log.healed(one)
+                    log.healed(one)
         except EmbarcaderoError as error:
             self._failed(copy.tags, error, "cut")
 

@@ -62,6 +62,7 @@ class Repair:
         self._readers: dict[_Source, RangeReader] = {}
         self._tried: dict[Tags, tuple[int, int]] = {}  # how many peers were tried in vain, and when to go on
         self._free_us = 0  # when the allowance of bytes is paid back
+        self.on_whole: Callable[[], None] = lambda: None  # told when a copy is no longer damaged
 
     def update(self, members: list[ReplicaMember]) -> None:
         """Take note of the replicas there are."""
@@ -89,8 +90,9 @@ class Repair:
                     self._give_up(copy, now_us, "neither the fabric nor another replica has what follows")
                 self._heal(copy, goal)
                 continue
-            if damage is not None and copy.range_.end is not None and damage.end > copy.range_.end:
-                self._ranges.cut_damaged_end(copy, damage)
+            if damage is not None and goal is not None and damage.end > goal and not self._ranges.follows(copy):
+                self._ranges.cut_damaged_end(copy, damage, goal)
+                self._healed(copy)
                 moved = True
                 continue
             if copy.range_.open or now_us >= self._free_us:
@@ -117,7 +119,13 @@ class Repair:
             except EmbarcaderoError as error:
                 self._journal.warn("can't note a repair", lane=copy.tags[0], range=copy.tags[1], reason=str(error))
                 return
+            self._healed(copy)
+
+    def _healed(self, copy: Copy) -> None:
+        """Less of a copy is damaged. It counts again, or begins to, once nothing is."""
+        if copy.whole:
             self._commits.publish(copy)
+            self.on_whole()
 
     def _durable_elsewhere(self, range_: Range) -> Iterator[int]:
         for ref in range_.replicas:
@@ -185,7 +193,7 @@ class Repair:
             return
         self._tried.pop(copy.tags, None)
         self._journal.note("damage repaired", lane=copy.tags[0], range=copy.tags[1], peer=source.member.replica)
-        self._commits.publish(copy)
+        self._healed(copy)
 
     def _arrived(self, copy: Copy, source: _Source, start: int, tried: int, result: Piece | Exception) -> None:
         copy.reading = False

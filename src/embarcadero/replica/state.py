@@ -94,6 +94,7 @@ class Replica:
             self.ranges, self.commits, self.reign, lines, workers, member, disks, clock, self.journal,
             self.counters, self.settings.repair_bytes_per_s,
         )  # fmt: skip
+        self.repair.on_whole = self._take_stock
         self.retention = Retention(
             member.ref, self.ranges, self.sessions, lines, directory, clock, self.journal, self.counters
         )  # fmt: skip

@@ -74,6 +74,8 @@ class SimDisk:
         if len(paths) < 2:
             return None
         (path, file), (other_path, other) = self.rng.sample(paths, 2)
+        file.spoil()
+        other.spoil()
         file.live, other.live = other.live, file.live
         file.medium, other.medium = other.medium, file.medium
         return f"{path} and {other_path}"
@@ -86,6 +88,7 @@ class SimDisk:
         at = self.rng.randrange(len(file.medium)) // SECTOR_BYTES * SECTOR_BYTES
         start = self.rng.randrange(len(source.medium)) // SECTOR_BYTES * SECTOR_BYTES
         wrong = bytes(source.medium[start : start + SECTOR_BYTES][: len(file.medium) - at])
+        file.spoil()
         for target in (file.live, file.medium):
             target[at : at + len(wrong)] = wrong
         return path

@@ -44,6 +44,7 @@ class SimFile:
         self.live = bytearray()
         self.medium = bytearray()
         self.under_way: list[Write] = []
+        self.unspoiled: bytearray | None = None  # the medium as it would be, had it kept what it was given
         self._unsure = False
         self.cuts = 0  # how often it was made shorter
 
@@ -53,10 +54,20 @@ class SimFile:
         write.do(self.live)
         self.under_way.append(write)
 
+    def spoil(self) -> None:
+        """The medium is about to lose or change something that it had."""
+        if self.unspoiled is None:
+            self.unspoiled = bytearray(self.medium)
+
+    def _keep(self, write: Write) -> None:
+        write.do(self.medium)
+        if self.unspoiled is not None:
+            write.do(self.unspoiled)
+
     def arrive(self) -> None:
         """All that was written is on the medium."""
         for write in self.under_way:
-            write.do(self.medium)
+            self._keep(write)
         self.under_way.clear()
 
     def _arrive_partly(self, rng: random.Random) -> bool:
@@ -68,10 +79,10 @@ class SimFile:
             if write.data is None:
                 missed.clear()
                 if rng.random() < share:
-                    write.do(self.medium)
+                    self._keep(write)
             for sector, part in write.by_sector():
                 if sector not in missed and rng.random() < share:
-                    part.do(self.medium)
+                    self._keep(part)
                 else:
                     missed.add(sector)
         return bool(writes)
@@ -101,6 +112,7 @@ class SimFile:
 
     def flip(self, position: int, bit: int) -> None:
         """The medium rots, and the cache has not kept that page."""
+        self.spoil()
         for target in (self.live, self.medium):
             if position < len(target):
                 target[position] ^= 1 << bit

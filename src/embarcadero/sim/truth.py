@@ -115,7 +115,7 @@ def _raw(disk: SimDisk, range_: Range) -> dict[int, bytes]:
 
 
 class Truth:
-    """What was ever synced, and where."""
+    """What was ever synced, and where; also on a disk that spoiled it since, or its neighbours before."""
 
     def __init__(self) -> None:
         self._synced: dict[Place, set[SimDisk]] = defaultdict(set)
@@ -137,7 +137,7 @@ class Truth:
         if cuts != file.cuts:
             through = _HEADER_BYTES
         lane, number = self._known[file]
-        for found in records(file.medium, through):
+        for found in records(file.medium if file.unspoiled is None else file.unspoiled, through):
             self._synced[lane, number, found.place].add(disk)
             through = found.end
         self._read[file] = (file.cuts, through)

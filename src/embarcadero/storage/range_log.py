@@ -60,7 +60,7 @@ class RangeLog:
 
     def __init__(self, disk: Disk, folder: str, start: int, settings: RangeSettings, found: Recovered) -> None:
         self.disk, self.folder, self.settings = disk, folder, settings
-        self.start = start
+        self.start, self._floor = start, found.floor
         self._sealed_segments = found.segments
         self._active = found.active
         self._written = _Written((), found.active, found.active.position, found.active.end)
@@ -263,9 +263,14 @@ class RangeLog:
 
     # --- cutting, sealing, dropping -----------------------------------------------------------------------------------
     def cut(self, index: int) -> None:
-        """Drop everything at or above an index, synced on return. Also the way on after a failed sync."""
+        """Drop everything at or above an index, synced on return. Also the way on after a failed sync.
+
+        Where the copy's first segments are missing, what is here may all be above it: then it begins again.
+        """
         self._absorb()
-        invariant(not self._syncing and index >= self.first, "nothing is synced meanwhile, and the place is here")
+        invariant(not self._syncing, "nothing is synced meanwhile")
+        if index < self.first and index != self._floor.index:
+            raise BadSegment(f"{self.folder} can't be cut at {index}: it begins at {self.first}", "repair it first")
         if self.sealed and index < self.end:
             raise BadValue(f"{self.folder} is sealed at {self.end}, and can't be cut at {index}")
         if index >= self.end and not self._failed:
@@ -274,6 +279,9 @@ class RangeLog:
             invariant(index <= self.synced, "after a failed sync only what is synced is kept")
         elif self._written.rolled:
             self._sync()  # segments that stay are finished
+        if index < self.first:
+            self._begin_again()
+            return
         segments = self.segments
         keep = max(number for number, info in enumerate(segments) if info.base_index <= index)
         while keep and not segments[keep - 1].sealed:
@@ -281,13 +289,38 @@ class RangeLog:
         base = segments[keep]
         position, seq, last_us = self._place_of(base, index)
         self._lower(Place(index, base.base_seq, position, self._active.header.lane, self._active.header.range_number))
-        for one in (*self._written.rolled, self._active):
-            one.file.close()
+        self._close_written()
         for number in range(len(segments) - 1, keep, -1):
             self._strip(segments[number - 1])
             remove_segment(self.disk, self.folder, segments[number].base_seq)
             self.disk.sync_folder(self.folder)
         self._continue(segments, keep, position, index, seq, last_us)
+
+    def _begin_again(self) -> None:
+        """Drop all that is here, and go on where the copy starts."""
+        floor, header = self._floor, self._active.header
+        self._lower(Place(floor.index, floor.seq, HEADER_BYTES, header.lane, header.range_number))
+        self._close_written()
+        for info in reversed(self.segments):
+            remove_segment(self.disk, self.folder, info.base_seq)
+            self.disk.sync_folder(self.folder)
+        header = header._replace(base_index=floor.index, base_seq=floor.seq)
+        active = begin_segment(self.disk, self.folder, header, self.settings)
+        active.file.sync()
+        self.disk.sync_folder(self.folder)
+        self._go_on(active, ())
+
+    def _close_written(self) -> None:
+        for one in (*self._written.rolled, self._active):
+            one.file.close()
+
+    def _go_on(self, active: Writing, before: tuple[SegmentInfo, ...]) -> None:
+        """From what is synced, with these segments before it."""
+        self._sealed_segments = before
+        self._active = active
+        self._written = _Written((), active, active.position, active.end)
+        self.synced = active.end
+        self._failed = False
 
     def _lower(self, place: Place) -> None:
         """Before anything goes: the mark must not say that it was synced."""
@@ -336,11 +369,7 @@ class RangeLog:
         for entries, positions in reader.walk(HEADER_BYTES, base.base_index):
             active.index.add(entries, positions)
         reader.close()
-        self._sealed_segments = segments[:keep]
-        self._active = active
-        self._written = _Written((), active, position, index)
-        self.synced = index
-        self._failed = False
+        self._go_on(active, segments[:keep])
 
     def seal(self, end: int) -> None:
         """The range ends here for good: what is above goes, the rest is synced and never written again."""
@@ -370,6 +399,7 @@ class RangeLog:
         header = self._active.header
         start = Place(first.base_index, first.base_seq, HEADER_BYTES, header.lane, header.range_number)
         write_whole(self.disk, join(self.folder, START_FILE), [encode_place(start, START_FILE)])
+        self._floor = start
         self._sealed_segments = self._sealed_segments[gone:]
         self.damage = [damage for damage in self.damage if damage.end > first.base_index]
         for info in segments[:gone]:
@@ -430,8 +460,7 @@ class RangeLog:
         """Let go of all files. What is not synced may be lost."""
         self._absorb()
         self.note_mark()
-        for one in (*self._written.rolled, self._active):
-            one.file.close()
+        self._close_written()
         if self._mark is not None:
             with suppress(EmbarcaderoError):
                 self._mark.sync()

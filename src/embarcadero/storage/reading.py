@@ -124,7 +124,7 @@ class RangeReader:
                 found, bad = self._segment(base), None
             except BadSegment as error:
                 bad = error
-        if bad is not None and (found is None or found.footer is None or index >= found.footer.end_index):
+        if bad is not None and (found is None or index >= found.end_index):
             raise bad
         return found
 

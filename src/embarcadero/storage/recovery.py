@@ -53,6 +53,7 @@ from embarcadero.storage.writing import (
 class Recovered:
     """What was found: finished segments, the one to go on with, what is damaged. `closed`: the range is sealed."""
 
+    floor: Place  # where the copy starts, or should
     segments: tuple[SegmentInfo, ...]
     active: Writing
     damage: list[Damage] = field(default_factory=list)
@@ -101,8 +102,8 @@ class _Recovery:
         self._start = read_place(disk, folder, START_FILE, first.lane, first.range_number)
         self._mark = read_place(disk, folder, MARK_FILE, first.lane, first.range_number)
         self._infos: list[SegmentInfo] = []
-        floor = self._start or Place(first.base_index, first.base_seq, HEADER_BYTES)
-        self._index, self._seq = floor.index, floor.seq
+        self._floor = self._start or Place(first.base_index, first.base_seq, HEADER_BYTES)
+        self._index, self._seq = self._floor.index, self._floor.seq
         """Where the next segment should begin."""
 
     def run(self) -> Recovered:
@@ -128,7 +129,7 @@ class _Recovery:
         if active is None:
             active = self._begin()
         self._settle(active, closed)
-        return Recovered(tuple(self._infos), active, self._damage, self._notes, closed)
+        return Recovered(self._floor, tuple(self._infos), active, self._damage, self._notes, closed)
 
     # --- files --------------------------------------------------------------------------------------------------------
     def _path(self, base_seq: int) -> str:
