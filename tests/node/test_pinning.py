@@ -55,8 +55,8 @@ def test_a_pinned_process_stays_on_its_core() -> None:
 def test_sequencers_are_ranked_by_the_kernel(roles: str, nice: int) -> None:
     """A process with nothing but a sequencer gets the priority that is asked for; others keep theirs."""
     script = (
-        "import os; from embarcadero.node.pinning import rank; from embarcadero.node.roles import parse_roles;"
-        f"rank(parse_roles({roles!r}), 7); print(os.getpriority(os.PRIO_PROCESS, 0))"
+        "import os; from embarcadero.node.pinning import ranking; from embarcadero.node.roles import parse_roles;"
+        f"ranking(parse_roles({roles!r}), 7)(True); print(os.getpriority(os.PRIO_PROCESS, 0))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
 

@@ -36,7 +36,7 @@ from embarcadero.node.cluster import ClusterFolder, ClusterInfo
 from embarcadero.node.failing import disk_of_replica
 from embarcadero.node.files import within_open_files
 from embarcadero.node.mirrors import open_fabric, open_past
-from embarcadero.node.pinning import parse_cores, pin, rank
+from embarcadero.node.pinning import parse_cores, pin, ranking
 from embarcadero.node.ports import advertised_address, listen
 from embarcadero.node.roles import Role, candidate_role, metrics_offset, parse_roles
 from embarcadero.node.seat import Seat, candidate_bell
@@ -190,7 +190,7 @@ class Node:
         seat = Seat(
             number, self._fabric, self._parts, self._directory, self._info.sizes, self._config.sequencer, self._disks,
             bell, lambda wake: self._threads(1, "sequencer", wake), steps_of(candidate_role(number), self._folder.path),
-            lambda past: open_past(past, self._info.generation), lambda nice: rank(self._roles, nice),
+            lambda past: open_past(past, self._info.generation), ranking(self._roles, self._config.sequencer.nice),
         )  # fmt: skip
         self._open.callback(seat.close)
         work = serve_candidate(seat.candidate, seat, bell, self._stop_sequencer)

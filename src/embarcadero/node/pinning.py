@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from embarcadero.errors import BadValue
@@ -43,15 +43,21 @@ def pin(roles: Sequence[Role], cores: Sequence[int]) -> None:
         os.sched_setaffinity(0, cores_for(roles, cores))
 
 
-def rank(roles: Sequence[Role], nice: int) -> None:
-    """Have the kernel prefer this process, or not any more, if it only hosts a sequencer.
+def ranking(roles: Sequence[Role], nice: int) -> Callable[[bool], None]:
+    """Has the kernel prefer this process (True), or treat it as it did before (False), if it only hosts a sequencer.
 
     Everybody waits for the one that reigns, and nobody for those that stand by: what they have to get ready would keep
     brokers from the processor. It takes a privilege; without, the process is as it is. Kernels that group processes by
     session rank those groups.
     """
-    if all(role.candidate is not None for role in roles):
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
+    if not nice or any(role.candidate is None for role in roles):
+        return lambda _: None
+
+    def rank(first: bool) -> None:
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, 0, nice)
+            os.setpriority(os.PRIO_PROCESS, 0, nice if first else usual)
         with contextlib.suppress(OSError):
-            Path("/proc/self/autogroup").write_text(str(nice))
+            Path("/proc/self/autogroup").write_text(str(nice if first else usual))
+
+    return rank

@@ -30,7 +30,6 @@ from embarcadero.watch.logs import LogJournal
 
 _BELL = "sequencer"
 _REST_US = 500_000
-_AS_OTHERS = 0
 
 
 def candidate_bell(candidate: int) -> str:
@@ -54,10 +53,9 @@ class Seat:
         threads: Callable[[Callable[[], None]], Workers],
         steps: Steps,
         mirrors: Mirrors,
-        rank: Callable[[int], None],
+        rank: Callable[[bool], None],
     ) -> None:
-        self._rank, self._nice = rank, settings.nice
-        self._parts, self._mirrors = parts, mirrors
+        self._parts, self._mirrors, self._rank = parts, mirrors, rank
         self._fabric, self._directory, self._sizes, self._settings = fabric, directory, sizes, settings
         self._disks, self._bell, self._threads, self._steps = disks, bell, threads, steps
         self._clock = SystemClock()
@@ -107,7 +105,7 @@ class Seat:
     def take(self, epoch: int) -> tuple[Sequencer, PipeBell]:
         """Get ready to take over; before all others, if nobody reigns."""
         if self.candidate.hurries:
-            self._rank(self._nice)
+            self._rank(True)
         self._heard = bell = PipeBell(self._parts[0].folder, _BELL)
         self._workers = self._workers or self._threads(self._wake)
         sequencer = Sequencer(
@@ -118,7 +116,7 @@ class Seat:
 
     def begin(self, sequencer: Sequencer) -> None:
         """Take over."""
-        self._rank(self._nice)
+        self._rank(True)
         sequencer.begin()
         self.watched.sequencer = sequencer
         self._journal.role = self.watched.name
@@ -131,7 +129,7 @@ class Seat:
 
     def give_up(self) -> None:
         """Listen to the sequencer's bell no more; whoever reigns now may have missed what we heard."""
-        self._rank(_AS_OTHERS)
+        self._rank(False)
         if self._heard is not None:
             self._heard.close()
             self._heard = None
