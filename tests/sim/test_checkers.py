@@ -82,6 +82,10 @@ def ordered(at: int, index: int) -> h.OrderedTo:
     return h.OrderedTo(at=at, lane=LANE, index=index)
 
 
+def epoch(at: int, end: int, number: int = 2) -> h.EpochStarted:
+    return h.EpochStarted(at=at, epoch=number, ends={LANE: end})
+
+
 def ended(at: int) -> h.Ended:
     return h.Ended(at=at)
 
@@ -201,6 +205,23 @@ GOOD: dict[str, dict[str, list[Event]]] = {
         "only what is ordered is read": [topic(), sent(1, 0), ordered(2, 1), moved(2, 0), got(3, 0, 0)],
         "a lane that ends behind its last batch": [
             topic(0), lane(), sent(1, 0), settled(2, 0, 0), moved(2, 0), got(3, 0, 0), gap(4, "END_OF_LANE", 1, 1)],
+    },
+    "P5": {
+        "an epoch starts where the last one ended": [
+            topic(), sent(1, 0), settled(2, 0, 4), moved(2, 4), got(3, 4, 0), tail(3, 4, 5), epoch(5, 5)],
+        "an epoch starts above all that was told": [topic(), sent(1, 0), settled(2, 0, 4), epoch(3, 9)],
+        "what the new epoch orders": [topic(), epoch(3, 4), sent(4, 0), settled(5, 0, 4), epoch(6, 5, 3)],
+        "a lane that an epoch does not have yet": [
+            topic(), sent(1, 0), settled(2, 0, 4), h.EpochStarted(at=3, epoch=2, ends={LANE + 1: 0})],
+        "a session goes on with another": [
+            topic(), sent(1, 0), sent(1, 1), sent(1, 2), moved(1, 0), got(2, 0, 0), got(3, 2, 1),
+            got(4, 5, 2, session=3)],
+        "sessions of two streams side by side": [
+            topic(), sent(1, 0), sent(1, 1), sent(1, 0, "b"), moved(1, 0), got(2, 0, 0), got(3, 1, 0, "b"),
+            got(4, 2, 1)],
+        "a broker's lane has sessions side by side": [
+            topic(1), lane(1), sent(1, 0), sent(1, 1), sent(1, 2), moved(1, 0), got(2, 0, 0), got(3, 1, 1, session=3),
+            got(4, 2, 2)],
     },
     "P6": {
         "enough disks": [copies(1, 0, 2), copies(1, 1, 3)],
@@ -361,6 +382,19 @@ BAD: dict[str, dict[str, list[Event]]] = {
         "a reader that reaches the end of a lane without all of it": [
             topic(0), lane(), sent(1, 0), settled(2, 0, 0), moved(2, 0), gap(4, "END_OF_LANE", 1, 1)],
         "a partition nobody asked for": [topic(), sent(1, 0), moved(2, 0, partitions=(1,)), got(3, 0, 0)],
+    },
+    "P5": {
+        "an ack above the end of the order": [topic(), sent(1, 0), settled(2, 0, 4), epoch(3, 4)],
+        "a batch read above the end of the order": [topic(), sent(1, 0), moved(1, 4), got(2, 4, 0), epoch(3, 4)],
+        "a tail above the end of the order": [topic(), tail(1, 2, 5), epoch(3, 4)],
+        "an epoch that forgets what the last one ordered": [
+            topic(), epoch(1, 4), sent(2, 0), settled(3, 0, 4), epoch(5, 4, 3)],
+        "a batch of a fenced session behind the one that goes on with it": [
+            topic(), sent(1, 0), sent(1, 1), sent(1, 2), moved(1, 0), got(2, 0, 0), got(3, 1, 1, session=3),
+            got(4, 2, 2)],
+        "the same, as another reader sees it": [
+            topic(), sent(1, 0), sent(1, 1), sent(1, 2), moved(1, 0), got(2, 0, 0), got(3, 1, 1, session=3),
+            got(4, 2, 2, reader="s")],
     },
     "P6": {
         "an ack before a sync": [copies(1, 0, 0, needed=1)],

@@ -160,6 +160,13 @@ class OrderedTo(Event):
     index: int
 
 
+class EpochStarted(Event):
+    """One who sees the store saw that an epoch has started, and where it says that each lane ended: lane -> index."""
+
+    epoch: int
+    ends: dict[int, int]
+
+
 class StillThere(Event):
     """A reader was told that the batch at `index` is trimmed; one who sees everything found it in its place."""
 
@@ -306,8 +313,9 @@ class RoleFailed(Event):
 
 AnyEvent = (
     TopicMade | LaneMade | Began | Sent | Settled | SessionOpened | Moved | Delivered | GapSeen | Passed | TailRead
-    | OrderedTo | StillThere | FabricLost | MirrorLeft | WrittenTo | LostSpan | LossTold | TrimmedTo | Copies | OnDisk
-    | DamageLeft | CopyDiffers | Asked | Answered | Died | Fault | Stuck | Healed | Ended | Sampled | RoleFailed
+    | OrderedTo | EpochStarted | StillThere | FabricLost | MirrorLeft | WrittenTo | LostSpan | LossTold | TrimmedTo
+    | Copies | OnDisk | DamageLeft | CopyDiffers | Asked | Answered | Died | Fault | Stuck | Healed | Ended | Sampled
+    | RoleFailed
 )  # fmt: skip
 
 Kind = TypeVar("Kind", bound=Event)

@@ -14,9 +14,6 @@ from embarcadero.sim.checkers.ledger import Violation
 PROMISES: Final = ("P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P9", "RUN")
 """RUN: the world came to an end, and had enough acks to show something."""
 
-DEPOSED_BREAK: Final = ("P1", "P2", "P3", "P4")
-"""P5 has no checker of its own: whoever is deposed and acts would break one of these."""
-
 _SUMS: Final = ("sent", "stored", "failed", "unknown", "delivered", "tails", "primitives", "events")
 
 
@@ -61,8 +58,7 @@ class SeedReport(msgspec.Struct, kw_only=True):
     @property
     def broken(self) -> set[str]:
         """Promises that it broke."""
-        broken = {violation.promise for violation in self.violations}
-        return broken | ({"P5"} if "P5" in self.checked and broken & set(DEPOSED_BREAK) else set())
+        return {violation.promise for violation in self.violations}
 
 
 class PromiseVerdict(msgspec.Struct, kw_only=True):

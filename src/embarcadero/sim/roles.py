@@ -21,7 +21,7 @@ from embarcadero.placement.directory import Directory
 from embarcadero.replica.state import Replica
 from embarcadero.sequencer.candidate import Candidate
 from embarcadero.sequencer.state import Sequencer
-from embarcadero.sim.history import RoleFailed, Sampled
+from embarcadero.sim.history import EpochStarted, RoleFailed, Sampled
 from embarcadero.sim.network import Address, Wire
 from embarcadero.sim.process import Process
 from embarcadero.sim.steps import SimSteps
@@ -320,7 +320,7 @@ class SequencerProcess(Poller):
 
     def _reign(self, epoch: int | None) -> None:
         self.sequencer = self._make(epoch, begins=True)
-        self.world.note(self.name, f"starts epoch {self.sequencer.epoch}")
+        self._started(self.sequencer, f"starts epoch {self.sequencer.epoch}")
 
     def _make(self, epoch: int | None, begins: bool) -> Sequencer:
         return Sequencer(
@@ -336,8 +336,14 @@ class SequencerProcess(Poller):
         self.world.candidates.reigns(self)
         ready.begin()
         self.sequencer = ready
-        self.world.note(self.name, f"starts epoch {ready.epoch}, as asked")
+        self._started(ready, f"starts epoch {ready.epoch}, as asked")
         return True
+
+    def _started(self, sequencer: Sequencer, what: str) -> None:
+        self.world.note(self.name, what)
+        ends = None if sequencer.deposed else self.world.directory.epoch_ends(sequencer.epoch)
+        if ends is not None:
+            self.world.seen(EpochStarted(at=self.world.queue.now_us, epoch=sequencer.epoch, ends=ends))
 
     def _stand_by(self, candidate: Candidate) -> bool:
         """Look after the one that reigns. A process of the same host that is gone is seen to be gone."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from embarcadero.sim.checkers import p1, p2, p3, p4, p6, p7, p8, p9
+from embarcadero.sim.checkers import p1, p2, p3, p4, p5, p6, p7, p8, p9
 from embarcadero.sim.checkers.ledger import Violation
 from embarcadero.sim.history import History
 
@@ -14,6 +14,7 @@ CHECKERS: Final[dict[str, Callable[[History], list[Violation]]]] = {
     "P2": p2.check,
     "P3": p3.check,
     "P4": p4.check,
+    "P5": p5.check,
     "P6": p6.check,
     "P7": p7.check,
     "P8": p8.check,

@@ -1,0 +1,65 @@
+"""P5: who was deposed changes nothing that others read, and nothing is acked on its word.
+
+Sequencers: an epoch starts where the order ended, as the store has it. Whatever anybody was told of a lane before that
+is below this end, or it was told on the word of a sequencer that was deposed already. Publishers: a session that is
+continued by another one has all its batches before it. Brokers: a lane that was closed has one end (P4). Replicas: what
+was counted is on disks that count (P6).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from embarcadero.sim.checkers.ledger import Ledger, Violation, ledger_of
+from embarcadero.sim.history import Delivered, EpochStarted, Event, History, Settled, TailRead, Verdict
+
+
+def check(history: History) -> list[Violation]:
+    """All violations of P5."""
+    return [*_epochs_start_above_all(history), *_sessions_take_turns(ledger_of(history))]
+
+
+def _epochs_start_above_all(history: History) -> list[Violation]:
+    found: list[Violation] = []
+    told: dict[int, tuple[int, str]] = {}  # by lane: how far somebody was told that it goes, and who
+    for event in history:
+        if isinstance(event, EpochStarted):
+            for lane, end in event.ends.items():
+                index, who = told.get(lane, (0, ""))
+                if index > end:
+                    found.append(Violation("P5", event.at, (
+                        f"epoch {event.epoch} of lane {lane} starts at {end}, but {who} before that")))  # fmt: skip
+        elif (claim := _claim(event)) is not None and claim[1] > told.get(claim[0], (0, ""))[0]:
+            told[claim[0]] = claim[1:]
+    return found
+
+
+def _claim(event: Event) -> tuple[int, int, str] | None:
+    """(lane, how far it goes at least, who was told)"""
+    if isinstance(event, Settled) and event.verdict is Verdict.STORED and event.index is not None:
+        return event.lane, event.index + 1, f"{event.process} had an ack for index {event.index}"
+    if isinstance(event, Delivered):
+        return event.lane, event.index + 1, f"reader {event.reader} had got index {event.index}"
+    if isinstance(event, TailRead):
+        return event.lane, event.index, f"{event.process} had been told that it ends at {event.index}"
+    return None
+
+
+def _sessions_take_turns(ledger: Ledger) -> list[Violation]:
+    """Lanes of brokers have no sessions that are continued."""
+    spans: dict[tuple[int, str], dict[int, list[int]]] = defaultdict(dict)
+    for event in ledger.history.of(Delivered):
+        stream = ledger.stream_of.get((event.lane, event.session))
+        if stream is not None and event.lane not in ledger.broker_lanes:
+            span = spans[event.lane, stream].setdefault(event.session, [event.index, event.index, event.at])
+            span[:] = min(span[0], event.index), max(span[1], event.index), event.at
+    found: list[Violation] = []
+    for (lane, stream), sessions in spans.items():
+        before: tuple[int, list[int]] | None = None
+        for session, span in sorted(sessions.items(), key=lambda one: one[1][0]):
+            if before is not None and span[0] <= before[1][1]:
+                found.append(Violation("P5", max(span[2], before[1][2]), (
+                    f"session {before[0]} of {stream} in lane {lane} has a batch at index {before[1][1]}, though "
+                    f"session {session} goes on with it from index {span[0]}")))  # fmt: skip
+            before = session, span
+    return found
