@@ -100,7 +100,7 @@ def test_an_entry_that_is_not_checked_is_found(monkeypatch: pytest.MonkeyPatch) 
     """Without the check of entries, damaged ones are served."""
     monkeypatch.setattr(parse, "sealed", lambda entries: np.ones(len(entries), dtype=bool))
 
-    assert "disagreement" in found_in("segments", 120)
+    assert "disagreement" in found_in("segments", 60, "again")
 
 
 def test_an_untyped_error_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

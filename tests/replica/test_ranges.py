@@ -199,6 +199,27 @@ def test_a_replica_without_the_disk_does_not_reply(tmp_path: Path) -> None:
     assert world.line(world.replicas[1].member.ref, lane) is None
 
 
+def test_a_replica_without_the_folder_of_its_range_does_not_reply(tmp_path: Path) -> None:
+    """Somebody removed it while the replica was down, and the disk is still the same: that is not an empty copy."""
+    world = World(tmp_path, replicas=2)
+    lane = world.topic(replicas=2, durable_on=2)
+    writer = written(world, lane)
+    for number in list(world.replicas):
+        world.kill_replica(number, known=False)
+    shutil.rmtree(world.folder(1) / range_folder(lane, 1))
+    world.directory.begin_generation()
+    world._begin(2)
+    world.settle()
+    whole, emptied = world.replicas[0].member.ref, world.replicas[1].member.ref
+    assert (world.line(whole, lane), world.line(emptied, lane)) == (10, None)
+
+    world.reign.say(lane, 1, closing=True, target=10)
+    world.poll(5, step_us=100_000)
+    world.settle()
+    assert world.line(emptied, lane) == 10
+    assert world.files(1, lane) == writer.written
+
+
 def test_a_new_disk_is_filled_once_the_end_of_a_recovering_lane_is_known(tmp_path: Path) -> None:
     """Not before: its line is no reply. Then it is one of the copies that the seal waits for, and stays."""
     world = World(tmp_path, replicas=2)

@@ -13,6 +13,7 @@ from embarcadero.env import Clock
 from embarcadero.errors import BadSegment, DiskFailed, DiskFull, EmbarcaderoError
 from embarcadero.storage.layout import HEADER, MARK_FILE, START_FILE, Place, encode_place, segment_name
 from embarcadero.storage.range_log import RangeLog
+from embarcadero.storage.recovery import remove_range
 from embarcadero.storage.repair import copy_span, heal_tails, mend
 from embarcadero.storage.scrub import Scrub
 from embarcadero.storage.verify import verify_folder
@@ -403,6 +404,40 @@ def test_harm_to_a_finished_segment_at_run_time_is_found_by_a_scrub(copies: Copi
     scrub_all(log)
 
     assert [damage.kind for damage in log.damage] == ([DamageKind.FILE] if harm in {"delete", "swap"} else [])
+    copies.repair(log)
+
+
+@pytest.mark.parametrize("emptied", [False, True])
+def test_a_copy_whose_folder_is_gone_is_not_taken_for_one_that_was_never_begun(copies: Copies, emptied: bool) -> None:
+    """Or whose files are all gone: it lacks something, and nobody knows how much, until a peer says so."""
+    names = copies.world.names
+    for path in [path for path in names if path.startswith(f"{FOLDER}/") or (path == FOLDER and not emptied)]:
+        del names[path]
+    log = copies.open()
+    assert [damage.kind for damage in log.damage] == [DamageKind.TAIL]
+    assert (log.first, log.end) == (START, START)
+    copies.repair(log)
+
+
+def test_a_copy_that_was_removed_may_begin_anew(copies: Copies) -> None:
+    """On purpose, by its replica: then nothing is missing."""
+    copies.open().close()
+    remove_range(copies.world.disk(), FOLDER)
+    assert not [path for path in copies.world.names if path.startswith(FOLDER)]
+    assert not copies.open().damage
+
+
+def test_a_repair_that_was_interrupted_and_damaged_begins_anew(copies: Copies) -> None:
+    """What is left of it is of no use to anybody."""
+    del copies.world.names[copies.path(1)]
+    log = copies.open()
+    (damage,) = log.damage
+    parts = RangeLog.recover(
+        log.disk, f"{FOLDER}.repair", LANE, RANGE, damage.first, copies.source.seq(damage.first), SMALL
+    )
+    parts.close()
+    del copies.world.names[f"{FOLDER}.repair/{segment_name(copies.source.seq(damage.first))}"]
+    assert not mend(log, copies.peer, damage)
     copies.repair(log)
 
 

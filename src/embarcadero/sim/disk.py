@@ -60,13 +60,24 @@ class SimDisk:
         if not (paths := self._files(chosen)):
             return None
         path, _ = self.rng.choice(paths)
+        self._lose(path)
+        return path
+
+    def lose_a_folder(self, chosen: Callable[[str], bool]) -> str | None:
+        """The folder of some file is not there any more, with all that was in it; its path."""
+        if not (paths := self._files(chosen)):
+            return None
+        path = self.rng.choice(paths)[0].rpartition("/")[0]
+        self._lose(path)
+        return path
+
+    def _lose(self, path: str) -> None:
         folder: Node | None = self.names.root
         for part in path.split("/")[:-1]:
             folder = folder.medium.get(part) if isinstance(folder, SimFolder) else None
         if isinstance(folder, SimFolder):
             for names in (folder.live, folder.medium):
                 names.pop(path.rpartition("/")[2], None)
-        return path
 
     def swap_files(self, chosen: Callable[[str], bool]) -> str | None:
         """Two files have each other's content; their paths."""

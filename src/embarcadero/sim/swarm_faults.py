@@ -26,6 +26,10 @@ _JUMP_US_MAX = 288 * SECOND_US
 _STROBES = 20
 _STROBE_US = 50_000
 _ADDED_MAX = 2
+_FOLDERS_SHARE = 0.3
+
+FOLDERS_FROM_SEED = 10_000
+"""From then on some of the files that are lost are lost with all that is in their folder."""
 
 
 class SwarmFaults:
@@ -49,7 +53,7 @@ class SwarmFaults:
             "garbage": self._garbage,
             "replica-drain": self._drain,
             "replica-add": self._add,
-            "lost-file": lambda: self._spoil_disk("lose_a_file"),
+            "lost-file": self._lose_file,
             "swapped-files": lambda: self._spoil_disk("swap_files"),
             "wrong-sector": lambda: self._spoil_disk("misplace_a_sector"),
         }
@@ -211,6 +215,10 @@ class SwarmFaults:
         number = max(world.replicas, default=-1) + 1
         world.start_replica(number)
         return f"replica {number}", 0
+
+    def _lose_file(self) -> Done:
+        folder = self._world.seed >= FOLDERS_FROM_SEED and self.rng.random() < _FOLDERS_SHARE
+        return self._spoil_disk("lose_a_folder" if folder else "lose_a_file")
 
     def _spoil_disk(self, what: str) -> Done:
         """A victim's disk does to a file of a range what disks should not."""

@@ -78,6 +78,8 @@ for _name, _dtype, _size in (
 invariant(_PLACE_ROW.size == PLACE.itemsize - 4, "a place ends with its check")
 
 LOG, INDEX_FILE, TIME_INDEX_FILE, DAMAGED, MENDED = ".log", ".index", ".timeindex", ".damaged", ".mended"
+BEGUN: Final = ".begun"
+"""Beside a copy's folder, under its name: it was there once. Without, a folder that is gone was never made."""
 START_FILE: Final = "start"
 """Where a range's copy starts. What is missing above it was not dropped by us."""
 MARK_FILE: Final = "synced"

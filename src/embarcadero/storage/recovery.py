@@ -15,11 +15,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from embarcadero.errors import EmbarcaderoError
 from embarcadero.fabric.layout import ORDER, every, sealed
 from embarcadero.limits import LINE_BYTES, SCAN_BYTES
 from embarcadero.storage.disk import Disk, File, Missing, join, write_whole
 from embarcadero.storage.index import SparseIndex
 from embarcadero.storage.layout import (
+    BEGUN,
     DAMAGED,
     FOOTER_BYTES,
     HEADER_BYTES,
@@ -101,6 +103,7 @@ class _Recovery:
         self._notes: list[str] = []
         self._start = read_place(disk, folder, START_FILE, first.lane, first.range_number)
         self._mark = read_place(disk, folder, MARK_FILE, first.lane, first.range_number)
+        self._begun = disk.exists(folder + BEGUN)
         self._infos: list[SegmentInfo] = []
         self._floor = self._start or Place(first.base_index, first.base_seq, HEADER_BYTES)
         self._index, self._seq = self._floor.index, self._floor.seq
@@ -276,8 +279,7 @@ class _Recovery:
 
     def _begin(self) -> Writing:
         """Go on with an empty segment: the first one, or one in place of what is missing at the end."""
-        started = self._start is not None
-        if started or self._infos:
+        if self._begun or self._start is not None or self._infos:
             known = self._mark.index if self._mark is not None else 0
             self._note_damage(self._index, max(self._index + 1, known), DamageKind.TAIL, b"")
             self._notes.append(f"segment {segment_name(self._seq)} of {self._folder} is missing, nobody knows its end")
@@ -320,6 +322,9 @@ class _Recovery:
             at = min(first.base_index, self._first.base_index), min(first.base_seq, self._first.base_seq)
             start = Place(*at, HEADER_BYTES, self._first.lane, self._first.range_number)
             write_whole(self._disk, join(self._folder, START_FILE), [encode_place(start, START_FILE)])
+        if not self._begun:  # not synced: power and the folder would have to go at once for it to be missed
+            with suppress(EmbarcaderoError):
+                self._disk.open(self._folder + BEGUN, create=True).close()
 
 
 def begin_nothing(file: File, header: Header, settings: RangeSettings) -> Writing:
@@ -339,3 +344,5 @@ def remove_range(disk: Disk, folder: str) -> None:
                 disk.remove(join(folder, name))
         disk.remove_folder(folder)
         disk.sync_folder(folder.rpartition("/")[0])
+    with suppress(Missing):
+        disk.remove(folder + BEGUN)

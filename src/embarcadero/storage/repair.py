@@ -146,8 +146,12 @@ def _mend_file(log: RangeLog, peer: RangeReader, damage: Damage) -> bool:
     parts = RangeLog.recover(
         log.disk, folder, base.lane, base.range_number, base.base_index, base.base_seq, log.settings
     )  # fmt: skip
+    if parts.damage:
+        parts.close()
+        remove_range(log.disk, folder)  # what an interrupted repair left is of no use: the next try begins anew
+        return False
     copy_span(peer, parts, damage.end)
-    if parts.end < damage.end or parts.damage:
+    if parts.end < damage.end:
         parts.close()
         return False
     made = parts.finish(last=log.sealed and damage.end == log.end)
