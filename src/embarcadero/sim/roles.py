@@ -340,8 +340,10 @@ class SequencerProcess(Poller):
         return True
 
     def _started(self, sequencer: Sequencer, what: str) -> None:
+        """Unless another one has started since: it may have been stopped right after its transaction."""
         self.world.note(self.name, what)
-        ends = None if sequencer.deposed else self.world.directory.epoch_ends(sequencer.epoch)
+        directory = self.world.directory
+        ends = directory.epoch_ends(sequencer.epoch) if directory.started_epoch() == sequencer.epoch else None
         if ends is not None:
             self.world.seen(EpochStarted(at=self.world.queue.now_us, epoch=sequencer.epoch, ends=ends))
 
