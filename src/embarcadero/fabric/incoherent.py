@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from mmap import mmap
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 
 import numpy as np
 import numpy.typing as npt
@@ -65,12 +65,15 @@ class _Copy:
         return self.words.view(np.uint8)[: self.medium.size]
 
     def write_back(self, start: int, stop: int) -> None:
-        if self._mine[start:stop] == self._base[start:stop]:
+        mine, base = self._mine[start:stop], self._base[start:stop]
+        if mine == base:
             return
-        words = slice(start // 8, stop // 8)
-        mine = self.words[words]
-        np.putmask(self.shared[words], mine != self.base[words], mine)
-        self._base[start:stop] = self._mine[start:stop]
+        if self._shared[start:stop] == base:  # nobody else wrote there: usual, since lines have one writer
+            self._shared[start:stop] = mine
+        else:
+            words = slice(start // 8, stop // 8)
+            np.putmask(self.shared[words], self.words[words] != self.base[words], self.words[words])
+        self._base[start:stop] = mine
 
     def take(self, start: int, stop: int) -> None:
         self._mine[start:stop] = self._base[start:stop] = self._shared[start:stop]
@@ -240,8 +243,11 @@ class IncoherentMemory:
 
 
 def _blank(size: int) -> mmap:
-    """Zeroed whole lines for `size` bytes. Large ones are mostly unused: the operating system gives them lazily."""
-    return mmap(-1, size + LINE_BYTES - 1 & _LINE_MASK)
+    """Zeroed whole lines for `size` bytes. Large ones are mostly unused: the operating system gives memory lazily.
+
+    Private ones, since then it gives none for what is only read.
+    """
+    return mmap(-1, size + LINE_BYTES - 1 & _LINE_MASK, flags=MAP_PRIVATE | MAP_ANONYMOUS)
 
 
 def _words_of(memory: mmap) -> Words:
