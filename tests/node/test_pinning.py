@@ -58,6 +58,8 @@ def test_sequencers_are_ranked_by_the_kernel(roles: str, nice: int) -> None:
         "import os; from embarcadero.node.pinning import ranking; from embarcadero.node.roles import parse_roles;"
         f"ranking(parse_roles({roles!r}), 7)(True); print(os.getpriority(os.PRIO_PROCESS, 0))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(  # in a session of its own: the kernel may rank all of it, for good
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, start_new_session=True
+    )
 
     assert int(done.stdout) == nice

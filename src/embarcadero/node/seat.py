@@ -152,6 +152,7 @@ class Seat:
 
     def close(self) -> None:
         """Leave."""
+        self._rank(False)  # others of our session may have been ranked with us
         self._watch.close()
         if self._heard is not None:
             self._heard.close()
