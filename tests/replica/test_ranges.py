@@ -199,14 +199,16 @@ def test_a_replica_without_the_disk_does_not_reply(tmp_path: Path) -> None:
     assert world.line(world.replicas[1].member.ref, lane) is None
 
 
-def test_a_replica_without_the_folder_of_its_range_does_not_reply(tmp_path: Path) -> None:
+@pytest.mark.parametrize("of_lane", [False, True])
+def test_a_replica_without_the_folder_of_its_range_does_not_reply(tmp_path: Path, of_lane: bool) -> None:
     """Somebody removed it while the replica was down, and the disk is still the same: that is not an empty copy."""
     world = World(tmp_path, replicas=2)
     lane = world.topic(replicas=2, durable_on=2)
     writer = written(world, lane)
     for number in list(world.replicas):
         world.kill_replica(number, known=False)
-    shutil.rmtree(world.folder(1) / range_folder(lane, 1))
+    gone = world.folder(1) / range_folder(lane, 1)
+    shutil.rmtree(gone.parent if of_lane else gone)
     world.directory.begin_generation()
     world._begin(2)
     world.settle()
@@ -218,6 +220,23 @@ def test_a_replica_without_the_folder_of_its_range_does_not_reply(tmp_path: Path
     world.settle()
     assert world.line(emptied, lane) == 10
     assert world.files(1, lane) == writer.written
+
+
+def test_a_copy_that_was_there_once_is_forgotten_with_its_range(tmp_path: Path) -> None:
+    """Its folder is gone, and nobody wants it any more: no name is left that a later range could be mistaken by."""
+    world = World(tmp_path, replicas=2)
+    lane = world.topic(replicas=1)
+    written(world, lane)
+    (owner,) = (ref.replica for ref in world.range_(lane).replicas)
+    assert list(world.folder(owner).glob("*.begun"))
+    world.kill_replica(owner, known=False)
+    shutil.rmtree(world.folder(owner) / range_folder(lane, 1))
+    world.directory.delete_topic("t")
+    world.start_replica(owner)
+    world.poll(20)
+    world.settle()
+
+    assert not list(world.folder(owner).glob("*.begun"))
 
 
 def test_a_new_disk_is_filled_once_the_end_of_a_recovering_lane_is_known(tmp_path: Path) -> None:

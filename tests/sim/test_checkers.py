@@ -392,6 +392,8 @@ BAD: dict[str, dict[str, list[Event]]] = {
         "a batch of a fenced session behind the one that goes on with it": [
             topic(), sent(1, 0), sent(1, 1), sent(1, 2), moved(1, 0), got(2, 0, 0), got(3, 1, 1, session=3),
             got(4, 2, 2)],
+        "the only batch of a fenced session, behind all of the one that goes on with it": [
+            topic(), sent(1, 0), sent(1, 1), moved(1, 0), got(2, 0, 0, session=3), got(3, 1, 1)],
         "the same, as another reader sees it": [
             topic(), sent(1, 0), sent(1, 1), sent(1, 2), moved(1, 0), got(2, 0, 0), got(3, 1, 1, session=3),
             got(4, 2, 2, reader="s")],

@@ -13,7 +13,16 @@ from pathlib import Path
 
 from embarcadero.storage.checkpoints import newest_checkpoint, write_checkpoint
 from embarcadero.storage.identity import open_folder, read_identity
-from embarcadero.storage.layout import BEGUN, FOOTER, HEADER, INDEX, MARK_FILE, START_FILE, decode_place, lane_folder
+from embarcadero.storage.layout import (
+    FOOTER,
+    HEADER,
+    INDEX,
+    MARK_FILE,
+    START_FILE,
+    begun_name,
+    decode_place,
+    lane_folder,
+)
 from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.real import RealDisk
 from embarcadero.storage.verify import verify_folder
@@ -70,7 +79,7 @@ def test_version_1_is_still_written_byte_for_byte(tmp_path: Path) -> None:
     say now whose they are, in bytes that were zero and that nobody read. That a copy was begun is noted since."""
     write_fixture(tmp_path / "new")
     made, kept = files(tmp_path / "new"), files(FIXTURE)
-    assert made.pop(FOLDER + BEGUN) == b""
+    assert made.pop(begun_name(FOLDER)) == b""
     assert made.keys() == kept.keys()
     places = [f"{FOLDER}/{START_FILE}", f"{FOLDER}/{MARK_FILE}"]
     for name, file in zip(places, (START_FILE, MARK_FILE), strict=True):

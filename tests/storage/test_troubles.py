@@ -11,7 +11,7 @@ import pytest
 from embarcadero import plants
 from embarcadero.env import Clock
 from embarcadero.errors import BadSegment, DiskFailed, DiskFull, EmbarcaderoError
-from embarcadero.storage.layout import HEADER, MARK_FILE, START_FILE, Place, encode_place, segment_name
+from embarcadero.storage.layout import HEADER, MARK_FILE, START_FILE, Place, begun_name, encode_place, segment_name
 from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.recovery import remove_range
 from embarcadero.storage.repair import copy_span, heal_tails, mend
@@ -423,8 +423,45 @@ def test_a_copy_that_was_removed_may_begin_anew(copies: Copies) -> None:
     """On purpose, by its replica: then nothing is missing."""
     copies.open().close()
     remove_range(copies.world.disk(), FOLDER)
-    assert not [path for path in copies.world.names if path.startswith(FOLDER)]
+    assert not [path for path in copies.world.names if path.startswith((FOLDER, begun_name(FOLDER)))]
     assert not copies.open().damage
+
+
+def test_a_copy_that_begins_later_since_the_rest_is_trimmed_forgets_nothing(copies: Copies) -> None:
+    """Nobody knows how far the lost tail went: it lacks one still. A crash on the way changes nothing about that."""
+    names = copies.world.names
+    for path in [path for path in names if path.startswith(f"{FOLDER}/")]:
+        del names[path]
+    index = copies.infos[1].base_index
+    for syncs in (0, 1, 2, 3, 4, 5, None):
+        log = copies.open()
+        copies.world.syncs_to_live = syncs
+        with suppress(Died):
+            log.begin_at(index, copies.infos[1].base_seq)
+        copies.world.syncs_to_live = None
+        copies.world.crash()
+        assert [damage.kind for damage in copies.open().damage] == [DamageKind.TAIL] * len(copies.open().damage)
+        assert copies.open().damage
+    log = copies.open()
+    assert (log.first, log.end) == (index, index)
+    copy_span(copies.peer, log, copies.end)
+    log.sync_job()()
+    heal_tails(log, copies.end)
+    assert not copies.open().damage
+    assert matches(open_reader(copies.world.disk()), copies.source, index, copies.end)
+
+
+def test_a_repair_that_another_one_left_behind_is_not_gone_on_with(copies: Copies) -> None:
+    """It was for other records."""
+    del copies.world.names[copies.path(2)]
+    log = copies.open()
+    first = copies.infos[1]
+    parts = RangeLog.recover(log.disk, f"{FOLDER}.repair", LANE, RANGE, first.base_index, first.base_seq, SMALL)
+    parts.append(*copies.source.span(first.base_index, first.end_index))
+    parts.sync_job()()
+    parts.close()
+    assert not mend(log, copies.peer, log.damage[0])
+    copies.repair(log)
 
 
 def test_a_repair_that_was_interrupted_and_damaged_begins_anew(copies: Copies) -> None:

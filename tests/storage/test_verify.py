@@ -13,6 +13,7 @@ from embarcadero.storage.findings import Report, Severity
 from embarcadero.storage.identity import open_folder
 from embarcadero.storage.layout import lane_folder, segment_name
 from embarcadero.storage.verify import verify_data_dir, verify_folder
+from embarcadero.storage.verify_ranges import check_ranges
 from embarcadero.types import Range, ReplicaRef
 from tests.storage.crash_disk import World
 from tests.storage.records import FOLDER, LANE, RANGE, SMALL, START, START_SEQ, Source, fill, open_log
@@ -96,6 +97,18 @@ def test_missing_and_swapped_segments_are_errors() -> None:
     folder = Folder()
     folder.log(1)[:] = deepcopy(folder.log(2))
     assert "another place" in folder.verify().findings[0].problem
+
+
+def test_a_copy_that_was_there_once_and_is_gone_is_not_an_empty_one() -> None:
+    """Neither when all its files are gone, nor with its folder: recovery does not count it either."""
+    for gone in (f"{FOLDER}/", FOLDER):
+        folder = Folder()
+        for path in [path for path in folder.world.names if path.startswith(gone)]:
+            del folder.world.names[path]
+        report = folder.verify([folder.range(end=None)])
+        check_ranges([folder.range(end=None)], report)
+        assert not report.ok
+        assert any("0 of 1 copies" in finding.problem for finding in report.findings)
 
 
 def test_caches_and_torn_tails_are_no_errors() -> None:

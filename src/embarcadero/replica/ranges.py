@@ -22,8 +22,8 @@ from embarcadero.replica.copies import Copy
 from embarcadero.replica.counters import ReplicaCounters
 from embarcadero.replica.health import Health
 from embarcadero.steps import Step
-from embarcadero.storage.disk import Disk
-from embarcadero.storage.layout import lane_folder, range_folder
+from embarcadero.storage.disk import Disk, Missing
+from embarcadero.storage.layout import begun_range, lane_folder, range_folder
 from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.recovery import remove_range
 from embarcadero.storage.writing import Damage, DamageKind, RangeSettings
@@ -60,6 +60,8 @@ class Ranges:
         self.folder_gone: Callable[[int], None] = lambda _lane: None  # told of lanes whose checkpoints may be gone
 
     def _folders(self) -> Iterator[Tags]:
+        """Copies that are here, or were once."""
+        yield from filter(None, map(begun_range, self._disk.list("")))
         for lane in filter(None, map(_LANE.fullmatch, self._disk.list(""))):
             for number in filter(None, map(_RANGE.fullmatch, self._disk.list(lane[0]))):
                 yield int(lane[1]), int(number[1])
@@ -200,30 +202,27 @@ class Ranges:
         range_, trimmed = copy.range_, self._trims.get(copy.tags[0], 0)
         if not copy.log.end < index <= trimmed or (range_.end is not None and index > range_.end):
             return False
-        folder, told = range_folder(*copy.tags), [damage.end for damage in copy.log.damage if damage.end > index]
         try:
-            copy.log.close()
-            remove_range(self._disk, folder)
-            copy.log, copy.behind = RangeLog.create(self._disk, folder, *copy.tags, index, seq, self._settings), False
-            if told:
-                copy.log.quarantine(index, max(told), DamageKind.TAIL, b"")
+            copy.log.begin_at(index, seq)
+            copy.behind = False
         except EmbarcaderoError as error:
             self._failed(copy.tags, error, "begin again")
             del self.copies[copy.tags]
             self._wanted[copy.tags] = range_
         return True
 
-    def accept_loss(self, copy: Copy) -> None:
-        """An operator's word: go on with what is whole, and forget what came after it."""
+    def accept_loss(self, copy: Copy) -> bool:
+        """An operator's word: go on with what is whole, and forget what came after it. False if it did not work."""
         first = min(damage.first for damage in copy.log.damage)
         try:
-            copy.log.cut(max(min(first, copy.log.end), copy.log.first))
+            copy.log.cut(min(first, copy.log.end))
             for damage in list(copy.log.damage):
                 copy.log.healed(damage)
         except EmbarcaderoError as error:
             self._failed(copy.tags, error, "cut")
-            return
+            return False
         self._journal.warn("loss accepted", lane=copy.tags[0], range=copy.tags[1], has=copy.log.end)
+        return True
 
     def _failed(self, tags: Tags, error: Exception, doing: str) -> None:
         self._counters.disk_errors += 1
@@ -264,6 +263,7 @@ class Ranges:
                     log.healed(one)
         except EmbarcaderoError as error:
             self._failed(copy.tags, error, "cut")
+            self._reopen(copy, log.synced)
 
     def _remove_one(self) -> bool:
         for copy in self._leaving:
@@ -292,8 +292,9 @@ class Ranges:
         folder, lane = range_folder(*tags), lane_folder(tags[0])
         remove_range(self._disk, folder)
         if not any(other[0] == tags[0] for other in self._on_disk - {tags}):
-            for name in self._disk.list(lane):
-                self._disk.remove(f"{lane}/{name}")
+            with suppress(Missing):
+                for name in self._disk.list(lane):
+                    self._disk.remove(f"{lane}/{name}")
             self.folder_gone(tags[0])
             with suppress(DiskFailed):
                 self._disk.remove_folder(lane)

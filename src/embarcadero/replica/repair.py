@@ -62,7 +62,7 @@ class Repair:
         self._readers: dict[_Source, RangeReader] = {}
         self._tried: dict[Tags, tuple[int, int]] = {}  # how many peers were tried in vain, and when to go on
         self._free_us = 0  # when the allowance of bytes is paid back
-        self.on_whole: Callable[[], None] = lambda: None  # told when a copy is no longer damaged
+        self.on_change: Callable[[], None] = lambda: None  # told when a copy may count that did not, or is gone
 
     def update(self, members: list[ReplicaMember]) -> None:
         """Take note of the replicas there are."""
@@ -90,7 +90,7 @@ class Repair:
                     self._give_up(copy, now_us, "neither the fabric nor another replica has what follows")
                 self._heal(copy, goal)
                 continue
-            if damage is not None and goal is not None and damage.end > goal and not self._ranges.follows(copy):
+            if damage is not None and goal is not None and self._is_above(copy, damage, goal):
                 self._ranges.cut_damaged_end(copy, damage, goal)
                 self._healed(copy)
                 moved = True
@@ -101,6 +101,15 @@ class Repair:
                 if not copy.range_.open:
                     break
         return moved
+
+    def _is_above(self, copy: Copy, damage: Damage, end: int) -> bool:
+        """Whether damage goes on above the end that a range has, or gets: there is nothing to mend in place.
+
+        A copy of an open range that told how far it goes is not cut, so that this stays so.
+        """
+        if copy.range_.open and (self._ranges.follows(copy) or copy.tags in self._commits.lines):
+            return False
+        return damage.end > end or damage.first >= copy.log.end
 
     def _goal(self, copy: Copy) -> int | None:
         """The index that a copy shall reach by its peers' files; None if it lacks nothing, or nobody has it."""
@@ -122,10 +131,9 @@ class Repair:
             self._healed(copy)
 
     def _healed(self, copy: Copy) -> None:
-        """Less of a copy is damaged. It counts again, or begins to, once nothing is."""
-        if copy.whole:
-            self._commits.publish(copy)
-            self.on_whole()
+        """Less of a copy is damaged, or it is to be opened again. It counts, or begins to, once nothing is."""
+        self._commits.publish(copy)
+        self.on_change()
 
     def _durable_elsewhere(self, range_: Range) -> Iterator[int]:
         for ref in range_.replicas:

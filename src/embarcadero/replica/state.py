@@ -94,7 +94,7 @@ class Replica:
             self.ranges, self.commits, self.reign, lines, workers, member, disks, clock, self.journal,
             self.counters, self.settings.repair_bytes_per_s,
         )  # fmt: skip
-        self.repair.on_whole = self._take_stock
+        self.repair.on_change = self._take_stock
         self.retention = Retention(
             member.ref, self.ranges, self.sessions, lines, directory, clock, self.journal, self.counters
         )  # fmt: skip
@@ -149,18 +149,21 @@ class Replica:
     def _take_stock(self) -> None:
         """After copies came, went or changed: say how far they go, and see which ones follow."""
         for copy in self.ranges.copies.values():
-            if copy.range_.open and copy.whole and copy.tags not in self.lines:
-                self._begin_counting(copy)
-            elif copy.range_.open and copy.log.damage and not copy.busy and self._loss_accepted(copy):
-                self.ranges.accept_loss(copy)
+            if copy.range_.open and (self._has_begun_well(copy) or self._accept_loss(copy)):
                 self._begin_counting(copy)
         copies = self.ranges.copies.values()
         self._following = [copy for copy in copies if self.ranges.follows(copy)]
         self._open_copies = [copy for copy in copies if copy.range_.open]
         self._lacking = [copy for copy in copies if not copy.range_.open and not copy.complete]
 
-    def _loss_accepted(self, copy: Copy) -> bool:
-        return not self.ranges.follows(copy) and self._directory.loss_accepted(copy.range_.lane)
+    def _has_begun_well(self, copy: Copy) -> bool:
+        return copy.whole and copy.tags not in self.lines
+
+    def _accept_loss(self, copy: Copy) -> bool:
+        """If there is one, an operator said so, and the disk takes it."""
+        if not copy.log.damage or copy.busy or self.ranges.follows(copy):
+            return False
+        return self._directory.loss_accepted(copy.range_.lane) and self.ranges.accept_loss(copy)
 
     def _begin_counting(self, copy: Copy) -> None:
         """The first line of a copy. What recovery found may not have been synced by whoever wrote it."""

@@ -64,10 +64,11 @@ class SimDisk:
         return path
 
     def lose_a_folder(self, chosen: Callable[[str], bool]) -> str | None:
-        """The folder of some file is not there any more, with all that was in it; its path."""
+        """The folder of some file, or the one that has that folder, is gone with all that was in it; its path."""
         if not (paths := self._files(chosen)):
             return None
-        path = self.rng.choice(paths)[0].rpartition("/")[0]
+        folders = self.rng.choice(paths)[0].split("/")[:-1]
+        path = "/".join(folders[: self.rng.choice([1, 2, 2, 2])])
         self._lose(path)
         return path
 

@@ -48,6 +48,8 @@ class Report:
     """Replica's folder -> the id of the disk that it is."""
     copies: dict[tuple[str, int, int], Copy] = field(default_factory=dict)
     """(replica's folder, lane, range) -> its copy."""
+    begun: set[tuple[str, int, int]] = field(default_factory=set)
+    """The same of copies that were there once, whether they still are or not."""
 
     @property
     def errors(self) -> int:

@@ -78,14 +78,14 @@ for _name, _dtype, _size in (
 invariant(_PLACE_ROW.size == PLACE.itemsize - 4, "a place ends with its check")
 
 LOG, INDEX_FILE, TIME_INDEX_FILE, DAMAGED, MENDED = ".log", ".index", ".timeindex", ".damaged", ".mended"
-BEGUN: Final = ".begun"
-"""Beside a copy's folder, under its name: it was there once. Without, a folder that is gone was never made."""
+_BEGUN: Final = ".begun"
 START_FILE: Final = "start"
 """Where a range's copy starts. What is missing above it was not dropped by us."""
 MARK_FILE: Final = "synced"
 """Up to where the copy was synced, as far as somebody had time to note it."""
 _PLACE_KINDS: Final = {START_FILE: 1, MARK_FILE: 2}
 """So that neither is taken for the other; 0: it does not say, as in files of earlier versions."""
+_BEGUN_NAME = re.compile(r"lane-(\d{10})-range-(\d{10})\.begun")
 _LOG_NAME = re.compile(r"(\d{20})\.log")
 _DAMAGED_NAME = re.compile(r"(\d{20})-(\d{20})-(span|file|tail)\.damaged")
 
@@ -242,6 +242,17 @@ def lane_folder(lane: int) -> str:
 def range_folder(lane: int, number: int) -> str:
     """Folder of a range's copy in a replica's folder."""
     return f"{lane_folder(lane)}/range-{number:010d}"
+
+
+def begun_name(folder: str) -> str:
+    """An empty file in the replica's folder: this copy was there once. Without, no folder means that there was none."""
+    return folder.replace("/", "-") + _BEGUN
+
+
+def begun_range(name: str) -> tuple[int, int] | None:
+    """(lane, range) of such a name; None if it is another file's."""
+    match = _BEGUN_NAME.fullmatch(name)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def damaged_name(first: int, end: int, kind: str) -> str:

@@ -296,6 +296,26 @@ class RangeLog:
             self.disk.sync_folder(self.folder)
         self._continue(segments, keep, position, index, seq, last_us)
 
+    def begin_at(self, index: int, seq: int) -> None:
+        """Drop all that is here, and begin at a place above it: what comes before is trimmed. Synced on return.
+
+        What was missing above, or nobody knows how far, still is: a crash on the way leaves no less on record.
+        """
+        invariant(not self._syncing and index >= self.end, "it begins above what it has")
+        told = [one for one in self.damage if one.kind is DamageKind.TAIL or one.end > index]
+        if told:
+            self.quarantine(index, max(index + 1, *(one.end for one in told)), DamageKind.TAIL, b"")
+        self._note_start(index, seq)
+        self._begin_again()
+        for damage in [one for one in self.damage if one.first < index]:
+            self.healed(damage)
+
+    def _note_start(self, index: int, seq: int) -> None:
+        """Before anything goes: only what is below was dropped by us."""
+        header = self._active.header
+        self._floor = Place(index, seq, HEADER_BYTES, header.lane, header.range_number)
+        write_whole(self.disk, join(self.folder, START_FILE), [encode_place(self._floor, START_FILE)])
+
     def _begin_again(self) -> None:
         """Drop all that is here, and go on where the copy starts."""
         floor, header = self._floor, self._active.header
@@ -396,10 +416,7 @@ class RangeLog:
         if not gone:
             return 0
         first = segments[gone]
-        header = self._active.header
-        start = Place(first.base_index, first.base_seq, HEADER_BYTES, header.lane, header.range_number)
-        write_whole(self.disk, join(self.folder, START_FILE), [encode_place(start, START_FILE)])
-        self._floor = start
+        self._note_start(first.base_index, first.base_seq)
         self._sealed_segments = self._sealed_segments[gone:]
         self.damage = [damage for damage in self.damage if damage.end > first.base_index]
         for info in segments[:gone]:

@@ -21,7 +21,6 @@ from embarcadero.limits import LINE_BYTES, SCAN_BYTES
 from embarcadero.storage.disk import Disk, File, Missing, join, write_whole
 from embarcadero.storage.index import SparseIndex
 from embarcadero.storage.layout import (
-    BEGUN,
     DAMAGED,
     FOOTER_BYTES,
     HEADER_BYTES,
@@ -31,6 +30,7 @@ from embarcadero.storage.layout import (
     Header,
     Place,
     base_seqs,
+    begun_name,
     damaged_name,
     damaged_span,
     decode_header,
@@ -103,7 +103,7 @@ class _Recovery:
         self._notes: list[str] = []
         self._start = read_place(disk, folder, START_FILE, first.lane, first.range_number)
         self._mark = read_place(disk, folder, MARK_FILE, first.lane, first.range_number)
-        self._begun = disk.exists(folder + BEGUN)
+        self._begun = disk.exists(begun_name(folder))
         self._infos: list[SegmentInfo] = []
         self._floor = self._start or Place(first.base_index, first.base_seq, HEADER_BYTES)
         self._index, self._seq = self._floor.index, self._floor.seq
@@ -324,7 +324,7 @@ class _Recovery:
             write_whole(self._disk, join(self._folder, START_FILE), [encode_place(start, START_FILE)])
         if not self._begun:  # not synced: power and the folder would have to go at once for it to be missed
             with suppress(EmbarcaderoError):
-                self._disk.open(self._folder + BEGUN, create=True).close()
+                self._disk.open(begun_name(self._folder), create=True).close()
 
 
 def begin_nothing(file: File, header: Header, settings: RangeSettings) -> Writing:
@@ -345,4 +345,5 @@ def remove_range(disk: Disk, folder: str) -> None:
         disk.remove_folder(folder)
         disk.sync_folder(folder.rpartition("/")[0])
     with suppress(Missing):
-        disk.remove(folder + BEGUN)
+        disk.remove(begun_name(folder))  # last: while there is something to miss, it is missed
+        disk.sync_folder("")

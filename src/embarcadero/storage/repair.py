@@ -146,9 +146,9 @@ def _mend_file(log: RangeLog, peer: RangeReader, damage: Damage) -> bool:
     parts = RangeLog.recover(
         log.disk, folder, base.lane, base.range_number, base.base_index, base.base_seq, log.settings
     )  # fmt: skip
-    if parts.damage:
+    if parts.damage or parts.first != damage.first:
         parts.close()
-        remove_range(log.disk, folder)  # what an interrupted repair left is of no use: the next try begins anew
+        remove_range(log.disk, folder)  # what another repair left is of no use: the next try begins anew
         return False
     copy_span(peer, parts, damage.end)
     if parts.end < damage.end:

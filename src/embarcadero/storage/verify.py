@@ -30,6 +30,7 @@ from embarcadero.storage.layout import (
     Header,
     Place,
     base_seqs,
+    begun_range,
     damaged_span,
     decode_header,
     segment_name,
@@ -75,6 +76,7 @@ def verify_folder(
     report = report or Report()
     report.replicas += 1
     identity = _identity(disk, folder, report, cluster)
+    report.begun |= {(folder, *begun) for name in disk.list(folder) if (begun := begun_range(name))}
     for name in disk.list(folder):
         if (lane := _LANE.fullmatch(name)) is None:
             continue
@@ -84,7 +86,8 @@ def verify_folder(
                 before = report.errors
                 copy = _Copy(disk, join(path, inner), int(lane[1]), int(number[1]), identity, report, progress)
                 copy.verify()
-                whole = report.errors == before
+                emptied = copy.empty and (folder, copy.lane, copy.number) in report.begun
+                whole = report.errors == before and not emptied
                 report.copies[folder, copy.lane, copy.number] = Copy(copy.first, copy.end, whole)
         _check_checkpoints(disk, path, report)
     if ranges is not None and identity is not None:
@@ -139,6 +142,7 @@ class _Copy:
         self._identity, self._report, self._progress = identity, report, progress
         self._mark = read_place(disk, folder, MARK_FILE, lane, number)
         self.first = self.end = 0
+        self.empty = False
 
     def verify(self) -> None:
         """Look at all of it."""
@@ -153,6 +157,7 @@ class _Copy:
                 self._report.add(Severity.NOTE, join(self._folder, name), problem, "remove it once you have seen it")
         bases = base_seqs(names)
         start = read_place(self._disk, self._folder, START_FILE, self.lane, self.number)
+        self.empty = start is None and not bases
         if start is None and bases:
             advice = "start the replica: it makes it anew"
             self._report.add(Severity.WARNING, join(self._folder, START_FILE), "it is missing or damaged", advice)

@@ -53,7 +53,8 @@ def _whole_copies(range_: Range, report: Report, trims: Mapping[int, int]) -> in
         if disk not in disks:
             continue
         copy = report.copies.get((folder, range_.lane, range_.number))
-        whole = copy is None or copy.whole  # one that never began is honest: it has nothing
+        never = copy is None and (folder, range_.lane, range_.number) not in report.begun
+        whole = never or (copy is not None and copy.whole)  # one that never began is honest: it has nothing
         found += whole and (range_.end is None or not _problem(range_, copy, trim))
     return found
 

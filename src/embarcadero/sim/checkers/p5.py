@@ -9,6 +9,7 @@ was counted is on disks that count (P6).
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import pairwise
 
 from embarcadero.sim.checkers.ledger import Ledger, Violation, ledger_of
 from embarcadero.sim.history import Delivered, EpochStarted, Event, History, Settled, TailRead, Verdict
@@ -55,11 +56,9 @@ def _sessions_take_turns(ledger: Ledger) -> list[Violation]:
             span[:] = min(span[0], event.index), max(span[1], event.index), event.at
     found: list[Violation] = []
     for (lane, stream), sessions in spans.items():
-        before: tuple[int, list[int]] | None = None
-        for session, span in sorted(sessions.items(), key=lambda one: one[1][0]):
-            if before is not None and span[0] <= before[1][1]:
-                found.append(Violation("P5", max(span[2], before[1][2]), (
-                    f"session {before[0]} of {stream} in lane {lane} has a batch at index {before[1][1]}, though "
-                    f"session {session} goes on with it from index {span[0]}")))  # fmt: skip
-            before = session, span
+        for (earlier, span), (later, after) in pairwise(sorted(sessions.items())):  # handles are never used again
+            if after[0] <= span[1]:
+                found.append(Violation("P5", max(span[2], after[2]), (
+                    f"session {earlier} of {stream} in lane {lane} has a batch at index {span[1]}, though session "
+                    f"{later} goes on with it from index {after[0]}")))  # fmt: skip
     return found

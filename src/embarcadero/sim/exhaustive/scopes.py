@@ -17,7 +17,14 @@ from embarcadero.sim.exhaustive.actor import Leak
 from embarcadero.sim.exhaustive.explore import Explorer, Found, Placement, Scope
 from embarcadero.sim.exhaustive.ring import ring_scope
 from embarcadero.sim.exhaustive.seal import seal_scope
-from embarcadero.sim.exhaustive.takeover import ack_scope, answers_scope, foreseen_scope, read_scope, rivals_scope
+from embarcadero.sim.exhaustive.takeover import (
+    ack_scope,
+    answers_scope,
+    foreseen_scope,
+    read_scope,
+    rivals_ack_scope,
+    rivals_scope,
+)
 from embarcadero.sim.pool import worker_pool
 
 _SLOTS, _FRONTIER = 256, 128
@@ -103,7 +110,10 @@ CASES: Final = {
         Case("foreseen, one host", _foreseen, _ONE_3, small=False),
         Case("answers", _answers, _THREE, small=False),
         Case("answers, one host", _answers, _ONE_3, small=False),
-        Case("rivals", _rivals, Placement((0, 1, 2, 3)), small=False),
+        Case("rivals", _rivals, _THREE, small=False),
+        Case("rivals, one host", _rivals, _ONE_3, small=False),
+        Case("rivals, ack", rivals_ack_scope, _THREE, small=False),
+        Case("rivals, ack, one host", rivals_ack_scope, _ONE_3, small=False),
     )
 }
 

@@ -10,6 +10,8 @@ takes them the other way round, so whatever it does not find gets another positi
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, cast
 
 import numpy as np
@@ -33,7 +35,7 @@ from embarcadero.fabric.layout import (
     join,
     seal,
 )
-from embarcadero.fabric.region import Shape
+from embarcadero.fabric.region import Fabric, Shape
 from embarcadero.fabric.ring import RingReader, RingWriter, create_ring
 from embarcadero.invariants import invariant
 from embarcadero.plants import planted
@@ -68,8 +70,11 @@ def _pending(sequence: int) -> Any:
     return seal(entry)
 
 
-def begin_takeover(lines: Lines) -> Any:
-    """Epoch 1 reigns; its log has the start of a session; X and Y are published. The world: handed out, started."""
+def begin_takeover(lines: Lines, ordered: int = 0) -> Any:
+    """Epoch 1 reigns; its log has the start of a session; X and Y are published. The world: handed out, started.
+
+    `ordered`: so many of them are ordered and answered.
+    """
     fabric = FirstFabric(lines)
     create_epochs(fabric)
     table = EpochTable(fabric, fabric.attach(EPOCHS_REGION))
@@ -91,6 +96,8 @@ def begin_takeover(lines: Lines) -> Any:
             Shape(RegionKind.BROKER_FRONTIERS, frontier_offset(BrokerLine.CHUNKS)),
         )
         create_ring(fabric, results_region(1, member), RegionKind.RESULTS, RESULT, SIZES.results_slots, "position")
+    if ordered:
+        _reign(fabric, ordered)
     return (1, 1)
 
 
@@ -110,37 +117,37 @@ def call_store(world: Any, _actor: str, call: tuple[Any, ...]) -> tuple[Any, Any
 # --- sequencers -------------------------------------------------------------------------------------------------------
 def old_sequencer(rounds: int) -> Play:
     """Epoch 1 orders X, then Y, each in a round of its own."""
+    return lambda stage: _reign(stage, rounds, stage.remembers)
 
-    def play(stage: Stage) -> None:
-        table = EpochTable(stage, stage.attach(EPOCHS_REGION))
-        frontiers = stage.attach("epoch-1/frontiers", writable=True)
-        ring = RingWriter(stage.attach(order_region(1, LANE), writable=True), ORDER)
-        words = frontiers.data[_LANE_LINE : _LANE_LINE + 16].view(np.uint64)
-        results = [
-            RingWriter(stage.attach(results_region(1, member), writable=True), RESULT, "position") for member in MEMBERS
-        ]
-        read = [FrontierWriter(frontiers, frontier_offset(SequencerLine.BROKERS + m.handle)) for m in MEMBERS]
-        for number in range(rounds):
-            stage.remembers(number)
-            if table.superseded(1):
-                return
-            line: Line = _pending(number).view(np.uint64).tolist()
-            index, seq = ring.next, ring.next - 1
-            entry, answer = order_line(line, number, index, seq, 1), result_line(line, index, seq)
-            if planted("results-before-entries"):
-                results[number].write_line(answer, 0)
-                results[number].publish()
-                ring.write_line(entry, 0)
-            else:
-                ring.write_line(entry, 0)
-                results[number].write_line(answer, 0)
-            ring.publish()
-            words[1], words[0] = seq + 1, ring.next
-            frontiers.flush(_LANE_LINE, 16)
+
+def _reign(fabric: Fabric, rounds: int, begins: Callable[[int], None] = lambda _round: None) -> None:
+    table = EpochTable(fabric, fabric.attach(EPOCHS_REGION))
+    frontiers = fabric.attach("epoch-1/frontiers", writable=True)
+    ring = RingWriter(fabric.attach(order_region(1, LANE), writable=True), ORDER)
+    words = frontiers.data[_LANE_LINE : _LANE_LINE + 16].view(np.uint64)
+    results = [
+        RingWriter(fabric.attach(results_region(1, member), writable=True), RESULT, "position") for member in MEMBERS
+    ]
+    read = [FrontierWriter(frontiers, frontier_offset(SequencerLine.BROKERS + m.handle)) for m in MEMBERS]
+    for number in range(rounds):
+        begins(number)
+        if table.superseded(1):
+            return
+        line: Line = _pending(number).view(np.uint64).tolist()
+        index, seq = ring.next, ring.next - 1
+        entry, answer = order_line(line, number, index, seq, 1), result_line(line, index, seq)
+        if planted("results-before-entries"):
+            results[number].write_line(answer, 0)
             results[number].publish()
-            read[number].advance(1)
-
-    return play
+            ring.write_line(entry, 0)
+        else:
+            ring.write_line(entry, 0)
+            results[number].write_line(answer, 0)
+        ring.publish()
+        words[1], words[0] = seq + 1, ring.next
+        frontiers.flush(_LANE_LINE, 16)
+        results[number].publish()
+        read[number].advance(1)
 
 
 def new_sequencer(turn: int, after_old: bool = False, foresees: bool = False) -> Play:
@@ -310,11 +317,12 @@ def is_secret(region: str, world: Any) -> bool:
     return number.isdigit() and int(number) > world[1]
 
 
-def takeover_scope(name: str, plays: dict[str, Play], patient: bool = False) -> Scope:
-    """Epoch 1's sequencer may crash at any time."""
+def takeover_scope(name: str, plays: dict[str, Play], patient: bool = False, ordered: int = 0) -> Scope:
+    """Epoch 1's sequencer, where it is there, may crash at any time."""
     return Scope(
-        name, plays, begin_takeover, call_store, check_takeover, _all_acked if patient else check_takeover,
-        mortal=("old",), ready=lambda name, ended: name in ended, secret=is_secret,
+        name, plays, partial(begin_takeover, ordered=ordered), call_store, check_takeover,
+        _all_acked if patient else check_takeover, mortal=("old",), ready=lambda name, ended: name in ended,
+        secret=is_secret,
     )  # fmt: skip
 
 
@@ -351,8 +359,12 @@ def answers_scope(rounds: int) -> Scope:
 
 
 def rivals_scope(rounds: int) -> Scope:
-    """Two take over at once, and a broker acts by the word of the old one."""
-    return takeover_scope(
-        "ack against two takeovers",
-        {"old": old_sequencer(rounds), "new": new_sequencer(1), "next": new_sequencer(0), "broker": broker(0, False)},
-    )
+    """Two take over at once from an old one that may be a zombie: they agree on what it ordered."""
+    plays = {"old": old_sequencer(rounds), "new": new_sequencer(1), "next": new_sequencer(0)}
+    return takeover_scope("two takeovers at once", plays)
+
+
+def rivals_ack_scope() -> Scope:
+    """Two take over at once, and a broker acks X by the word of the old one, which has answered."""
+    plays = {"new": new_sequencer(1), "next": new_sequencer(0), "broker": broker(0, False)}
+    return takeover_scope("ack against two takeovers", plays, ordered=1)
