@@ -487,6 +487,29 @@ def test_scrub_finds_rot_in_old_files_and_peers_repair_it(tmp_path: Path) -> Non
     assert Trouble.DAMAGED not in world.replicas[1].health.trouble
 
 
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_folder_that_goes_while_its_range_is_written_comes_back(tmp_path: Path, sealed: bool) -> None:
+    """Files that are open can still be written, but no other can be made: the copy begins anew, and counts again.
+
+    Not before it has all that it told: peers have it.
+    """
+    world = World(tmp_path, replicas=2, segment_bytes=2_048, scrub_bytes_per_s=0)
+    lane = world.topic(replicas=2, durable_on=2)
+    writer = written(world, lane, 10)
+    shutil.rmtree(world.folder(1) / range_folder(lane, 1))
+    writer.batches(*(bytes([n + 1]) * 300 for n in range(20)))
+    if sealed:
+        world.poll(1)
+        assert world.directory.seal_and_open(lane, 1, 10, 20, refs(world, 0, 1), world.reign.number)
+    world.poll(100, step_us=100_000)
+    world.settle()
+
+    end = 10 if sealed else 30
+    assert world.files(1, lane) == world.files(0, lane) == writer.written[:end]
+    assert sealed or world.durable(lane) == 30
+    assert world.replicas[1].count_ranges()["complete"] == sealed
+
+
 def test_another_incarnation_deposes_this_one(tmp_path: Path) -> None:
     """Taken for dead, or replaced: it writes nothing more."""
     world = World(tmp_path)

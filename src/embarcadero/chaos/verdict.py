@@ -9,7 +9,7 @@ from typing import Final
 from embarcadero.sim.checkers import CHECKERS
 from embarcadero.sim.history import Delivered, Fault, Healed, History, Sent, Settled, Verdict
 
-PROMISES: Final = ("P1", "P2", "P3", "P4", "P6", "P7", "P8")
+PROMISES: Final = ("P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8")
 """Those that can be seen from outside a real cluster."""
 
 ACKS_LEAST: Final = 100

@@ -15,7 +15,7 @@ from embarcadero.plants import planted
 from embarcadero.replica.counters import ReplicaCounters
 from embarcadero.replica.health import Health
 from embarcadero.steps import Step
-from embarcadero.storage.disk import Part
+from embarcadero.storage.disk import Missing, Part
 from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.writing import Damage, DamageKind
 from embarcadero.types import Range, ReplicaRef
@@ -66,6 +66,7 @@ class Commits:
         self._fabric, self._steps = fabric, steps
         self.lines, self._everybodys, self._workers, self._clock = lines, everybodys, workers, clock
         self._health, self._counters = health, counters
+        self.missed = False  # files of a copy are not where they were; whoever looks for its folder says no again
         self.news = False  # something became durable; whoever rings the bells says no again
         self._unmarked: list[Copy] = []
         self.lone: list[Copy] = []  # copies of which one entry alone was synced; whoever rings the bells forgets them
@@ -108,6 +109,10 @@ class Commits:
         self._counters.commit_entries.add(result - before)
         self._counters.sync_us.add(self._clock.now_us() - began_us)
 
+    def told(self, copy: Copy) -> int | None:
+        """How far we said that a copy goes; None if we never did."""
+        return self.lines.value(copy.tags) if copy.tags in self.lines else None
+
     def publish(self, copy: Copy) -> None:
         """Say how far a copy is on disk, if it is one that counts."""
         if copy.tags in self.lines and copy.whole and copy.log.synced > self.lines.value(copy.tags):
@@ -143,5 +148,6 @@ class Commits:
             self._unmarked.pop().log.note_mark()
 
     def _failed(self, copy: Copy, error: Exception, doing: str) -> None:
+        self.missed |= isinstance(error, Missing)
         self._counters.disk_errors += 1
         self._health.failed(copy.tags, error, doing, self._clock.now_us())

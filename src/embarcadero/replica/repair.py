@@ -88,7 +88,7 @@ class Repair:
             if damage is None and (goal is None or goal <= copy.log.end):
                 if copy.behind and copy.range_.open:
                     self._give_up(copy, now_us, "neither the fabric nor another replica has what follows")
-                self._heal(copy, goal)
+                self._heal(copy, self._commits.told(copy) if goal is None and self._ranges.follows(copy) else goal)
                 continue
             if damage is not None and goal is not None and self._is_above(copy, damage, goal):
                 self._ranges.cut_damaged_end(copy, damage, goal)
@@ -121,7 +121,10 @@ class Repair:
         return max(self._durable_elsewhere(range_), default=None) if copy.behind else None
 
     def _heal(self, copy: Copy, goal: int | None) -> None:
-        """A tail that was damaged is whole again once the copy reaches an end that somebody vouches for."""
+        """A tail that was damaged is whole again once the copy reaches an end that somebody vouches for.
+
+        Of a copy that follows its lane nobody counted more than we said.
+        """
         if goal is not None and copy.log.damage and copy.log.synced >= goal:
             try:
                 heal_tails(copy.log, goal)

@@ -240,6 +240,9 @@ class Replica:
     # --- beside following ---------------------------------------------------------------------------------------------
     def _tend(self, now_us: int, idle: bool) -> bool:
         """A little of everything else. True if there is more to do at once."""
+        if self.commits.missed:
+            self.commits.missed = False
+            self._miss_folders()
         moved = self.ranges.step()
         if moved:
             self._take_stock()
@@ -301,9 +304,8 @@ class Replica:
         try:
             damage = self.scrub.note(logs, result)
         except EmbarcaderoError as error:
-            if not self.ranges.miss_folders():
+            if not self._miss_folders():
                 self.journal.warn("scrub failed", reason=str(error))
-            self._take_stock()
             return
         if damage:
             self.counters.damage_found += len(damage)
@@ -311,6 +313,12 @@ class Replica:
             for copy in self.ranges.copies.values():
                 copy.complete &= not copy.log.damage
             self._take_stock()
+
+    def _miss_folders(self) -> bool:
+        """Whether somebody removed folders of copies: those begin anew."""
+        gone = self.ranges.miss_folders()
+        self._take_stock()
+        return gone > 0
 
     def next_deadline_us(self) -> int:
         """When to be called again at the latest, though nobody rings."""

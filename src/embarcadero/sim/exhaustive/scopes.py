@@ -22,7 +22,6 @@ from embarcadero.sim.exhaustive.takeover import (
     answers_scope,
     foreseen_scope,
     read_scope,
-    rivals_ack_scope,
     rivals_scope,
 )
 from embarcadero.sim.pool import worker_pool
@@ -80,10 +79,6 @@ def _answers() -> Scope:
     return answers_scope(1)
 
 
-def _rivals() -> Scope:
-    return rivals_scope(1)
-
-
 _ONE_3, _THREE, _OLD_WITH_BROKER = Placement((0, 0, 0)), Placement((0, 1, 2)), Placement((0, 1, 0))
 CASES: Final = {
     case.name: case
@@ -110,10 +105,7 @@ CASES: Final = {
         Case("foreseen, one host", _foreseen, _ONE_3, small=False),
         Case("answers", _answers, _THREE, small=False),
         Case("answers, one host", _answers, _ONE_3, small=False),
-        Case("rivals", _rivals, _THREE, small=False),
-        Case("rivals, one host", _rivals, _ONE_3, small=False),
-        Case("rivals, ack", rivals_ack_scope, _THREE, small=False),
-        Case("rivals, ack, one host", rivals_ack_scope, _ONE_3, small=False),
+        Case("rivals", rivals_scope, _THREE, small=False),
     )
 }
 

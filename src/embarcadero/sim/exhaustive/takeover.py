@@ -358,13 +358,7 @@ def answers_scope(rounds: int) -> Scope:
     )  # fmt: skip
 
 
-def rivals_scope(rounds: int) -> Scope:
-    """Two take over at once from an old one that may be a zombie: they agree on what it ordered."""
-    plays = {"old": old_sequencer(rounds), "new": new_sequencer(1), "next": new_sequencer(0)}
-    return takeover_scope("two takeovers at once", plays)
-
-
-def rivals_ack_scope() -> Scope:
-    """Two take over at once, and a broker acks X by the word of the old one, which has answered."""
+def rivals_scope() -> Scope:
+    """Two take over at once, and a broker acks X by the word of the old one, which has answered and ended."""
     plays = {"new": new_sequencer(1), "next": new_sequencer(0), "broker": broker(0, False)}
     return takeover_scope("ack against two takeovers", plays, ordered=1)
