@@ -179,6 +179,8 @@ GOOD: dict[str, dict[str, list[Event]]] = {
             topic(0), lane(0), sent(1, 0), sent(1, 1), moved(2, 0), got(2, 0, 1), got(3, 1, 0)],
         "order 1 with holes and copies": [
             topic(1), lane(1), *(sent(1, n) for n in range(4)), moved(2, 0), got(2, 0, 1), got(3, 1, 3), got(4, 2, 1)],
+        "a broker's lane where nobody saw the first copies": [
+            topic(1), lane(1), sent(1, 0), sent(1, 1), moved(1, 1), got(2, 1, 1), got(3, 2, 0), got(4, 3, 1)],
     },
     "P4": {
         "a reader goes on index by index": [topic(), sent(1, 0), sent(1, 1), moved(2, 0), got(2, 0, 0), got(3, 1, 1)],

@@ -24,6 +24,8 @@ from embarcadero.wire.codec import payload_crc
 _HEADER_BYTES = 128
 _FIELDS = struct.Struct("<Q32xI4xI6xB")
 """index, size, crc and kind of an order entry"""
+_OWNER = struct.Struct("<QQ")
+"""lane and range in a segment's header"""
 
 _LANE, _RANGE = re.compile(r"lane-(\d{10})"), re.compile(r"range-(\d{10})")
 _SEGMENT = re.compile(r"(\d{20})\.log")
@@ -75,6 +77,11 @@ def _number(pattern: re.Pattern[str], name: str) -> int | None:
     """The number in a name; None if it is another kind of name."""
     match = pattern.fullmatch(name)
     return None if match is None else int(match[1])
+
+
+def _says(file: SimFile, lane: int, number: int) -> bool:
+    """Whether a segment's header says that it is of this range: two files may have changed places."""
+    return len(file.medium) >= _HEADER_BYTES and _OWNER.unpack_from(file.medium, 16) == (lane, number)
 
 
 class Unequal(NamedTuple):
@@ -171,7 +178,7 @@ def stored(disks: list[SimDisk], ranges: list[Range]) -> dict[tuple[int, int, in
         seen: set[tuple[int, int, int]] = set()
         for lane, number, file in segments(disk):
             range_ = by_key.get((lane, number))
-            for record in records(file.medium):
+            for record in records(file.medium) if _says(file, lane, number) else ():
                 owned = range_ is not None and range_.start <= record.place
                 if owned and record.kind == EntryKind.BATCH and (range_.end is None or record.place < range_.end):  # type: ignore[union-attr]
                     seen.add((lane, record.place, digest_of(record.payload)))

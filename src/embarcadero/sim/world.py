@@ -258,16 +258,21 @@ class World:
 
     # --- the cluster --------------------------------------------------------------------------------------------------
     def start_roles(self) -> None:
-        """Start everything that is not there yet."""
+        """Start everything that is not there yet, unless all of it is lost again before that is done."""
+        memory = self.memory
         for process in [replica for replica in self.replicas.values() if not replica.alive]:
+            if self.memory is not memory or not self.restarts.up:
+                return
             if self.healed or self.rng.random() < 0.6:
                 self.start_replica(process.number)
             else:  # it takes longer: the others must not take its silence for anything
                 late_us = self.rng.randrange(8 * SECOND_US)
                 self.queue.after(late_us, lambda process=process: self.replace_replica(process))  # type: ignore[misc]
-        self._start_sequencer()
+        if self.memory is memory and self.restarts.up:
+            self._start_sequencer()
         for broker in range(self.plan.brokers):
-            self._start_broker(broker)
+            if self.memory is memory and self.restarts.up:
+                self._start_broker(broker)
 
     def start_replica(self, replica: int) -> None:
         """Start a replica on some host."""
