@@ -135,6 +135,9 @@ GOOD: dict[str, dict[str, list[Event]]] = {
         "a refused batch that a second call stored": [
             topic(), sent(1, 0, process="a.1"), settled(2, 0, verdict=Verdict.FAILED, process="a.1"),
             sent(3, 0, process="a.2"), settled(4, 0, 1, process="a.2"), moved(5, 1), got(6, 1, 0)],
+        "a batch that was read, went with the fabric, and is refused when it is sent again": [
+            topic(replicas=2), sent(1, 0), moved(1, 4), got(2, 4, 0), *lost(3, 4, 9),
+            settled(5, 0, verdict=Verdict.FAILED)],
         "an acked batch that was trimmed before anyone looked": [
             topic(), sent(1, 0), settled(2, 0, 0), moved(3, 0), gap(4, "TRIMMED", 0, 3), passed(5, 3)],
         "orders 0 and 1 may store what is sent again": [
@@ -310,6 +313,12 @@ BAD: dict[str, dict[str, list[Event]]] = {
             topic(), sent(1, 0), settled(2, 0, 0), moved(3, 0), passed(4, 5)],
         "a refused batch that appears": [
             topic(), sent(1, 0), settled(2, 0, verdict=Verdict.FAILED), moved(2, 0), got(3, 0, 0)],
+        "a refused batch that appears, and then goes with the fabric": [
+            topic(replicas=2), sent(1, 0), settled(2, 0, verdict=Verdict.FAILED), moved(2, 4), got(3, 4, 0),
+            *lost(4, 4, 9)],
+        "a refused batch that is still there after a loss": [
+            topic(replicas=2), sent(1, 0), moved(1, 3), got(2, 3, 0), *lost(3, 4, 9),
+            settled(5, 0, verdict=Verdict.FAILED)],
         "one session sequence at two positions": [
             topic(), sent(1, 0), sent(1, 1), moved(1, 0), got(2, 0, 0, session_seq=3), got(3, 1, 1, session_seq=3)],
         "records that overlap": [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from embarcadero.sim.checkers.ledger import Batch, Claim, Ledger, Violation, covered, inside, ledger_of
-from embarcadero.sim.history import Delivered, History, Sent, Settled, Verdict
+from embarcadero.sim.history import Delivered, FabricLost, History, Sent, Settled, Verdict
 
 
 def check(history: History) -> list[Violation]:
@@ -88,8 +88,9 @@ def _records_do_not_overlap(ledger: Ledger) -> list[Violation]:
 
 
 def _refused_never_appear(ledger: Ledger) -> list[Violation]:
-    """A batch is not in the log if each call that sent it surely failed."""
+    """A batch is not in the log if each call that sent it surely failed. What was there before a loss may have been."""
     found: list[Violation] = []
+    lost_us = min((lost.at for lost in ledger.history.of(FabricLost)), default=None)
     failed = {(s.process, s.number): s for s in ledger.history.of(Settled) if s.verdict is Verdict.FAILED}
     refusals: dict[Batch, Settled | None] = {}
     for sent in ledger.history.of(Sent):
@@ -98,7 +99,9 @@ def _refused_never_appear(ledger: Ledger) -> list[Violation]:
     for event in ledger.history.of(Delivered):
         found_batch = ledger.batch_of.get(event.digest)
         refused = refusals.get(found_batch) if found_batch is not None else None
-        if refused is not None:
+        if refused is None:
+            continue
+        if lost_us is None or refused.at < lost_us or not ledger.is_lost(event.lane, event.index):
             found.append(Violation("P2", max(event.at, refused.at), (
                 f"{ledger.name(event.digest)} was refused ({refused.error}), but reader {event.reader} found it at "
                 f"index {event.index} of lane {event.lane}")))  # fmt: skip
