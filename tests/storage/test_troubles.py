@@ -11,11 +11,24 @@ import pytest
 from embarcadero import plants
 from embarcadero.env import Clock
 from embarcadero.errors import BadSegment, DiskFailed, DiskFull, EmbarcaderoError
-from embarcadero.storage.layout import HEADER, MARK_FILE, START_FILE, Place, begun_name, encode_place, segment_name
+from embarcadero.storage.layout import (
+    FOOTER_BYTES,
+    HEADER,
+    HEADER_BYTES,
+    MARK_FILE,
+    START_FILE,
+    Place,
+    begun_name,
+    encode_footer,
+    encode_place,
+    record_bytes,
+    segment_name,
+)  # fmt: skip
 from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.recovery import remove_range
-from embarcadero.storage.repair import copy_span, heal_tails, mend
+from embarcadero.storage.repair import copy_span, heal_tails, mend, take_anew
 from embarcadero.storage.scrub import Scrub
+from embarcadero.storage.segment import read_footer
 from embarcadero.storage.verify import verify_folder
 from embarcadero.storage.writing import DamageKind
 from embarcadero.wire.codec import payload_crc
@@ -521,6 +534,37 @@ def test_the_last_segment_of_a_sealed_range_comes_back_as_its_end(copies: Copies
     scrub_all(log)
     assert not log.damage
     assert copies.open().sealed
+
+
+@pytest.mark.parametrize("number", [1, -1])
+def test_a_segment_in_which_a_peers_records_do_not_fit_is_taken_anew(copies: Copies, number: int) -> None:
+    """Its header is ours, and what follows is not: what was written there belongs to another file."""
+    log = copies.open()
+    log.seal(copies.end)
+    node, info = copies.node(number), copies.infos[number]
+    before = bytes(node.data)
+    first = HEADER_BYTES + record_bytes(int(copies.source.span(info.base_index, info.base_index + 1)[0]["size"][0]))
+    node.data = bytearray(node.data[:HEADER_BYTES] + node.data[first:])  # its first record is not there
+    footer = read_footer(before[-FOOTER_BYTES:], len(before), log.header(info))
+    assert footer is not None
+    node.data[-FOOTER_BYTES:] = encode_footer(footer._replace(bytes=len(node.data) - FOOTER_BYTES))
+    node.safe = bytearray(node.data)
+    scrub_all(log)
+    assert [damage.kind for damage in log.damage] == [DamageKind.SPAN]
+    assert mend(log, copies.peer, log.damage[0])
+    assert (log.damage, bytes(copies.node(number).data)) == ([], before)
+    scrub_all(log)
+    copies.whole(log)
+    copies.whole(copies.open())
+
+
+def test_a_segment_in_which_records_do_not_fit_stays_while_the_peer_lacks_some_of_it(copies: Copies) -> None:
+    """Nothing is put aside for a part."""
+    log = copies.open()
+    info = copies.infos[1]
+    with pytest.raises(BadSegment, match="do not fit"):
+        take_anew(log, open_reader(World(3).disk()), info)
+    assert (log.damage, log.segments) == ([], copies.infos)
 
 
 def test_a_scrub_keeps_to_its_rate_and_goes_on_where_it_was(copies: Copies) -> None:

@@ -73,14 +73,23 @@ def _mend_span(log: RangeLog, peer: RangeReader, damage: Damage, entries: Entrie
         if position is None:
             return False  # damaged before, too: that comes first
         stop = position + sum(record_bytes(size) for size in entries["size"].tolist())
-        if not _fits(reader, stop, damage.end, info):
-            hint = "remove this segment's file and start the replica again: it then gets all of it from its peers"
-            raise BadSegment(f"the peer's records [{damage.first}, {damage.end}) do not fit {reader.name}", hint)
+        fits = _fits(reader, stop, damage.end, info)
     finally:
         reader.close()
+    if not fits:
+        return take_anew(log, peer, info)
     _write_over(log.disk, join(log.folder, segment_name(info.base_seq)), position, peer, damage)
     finish_segment(log, info)
     return True
+
+
+def take_anew(log: RangeLog, peer: RangeReader, info: SegmentInfo) -> bool:
+    """Records take the same room everywhere: a segment in which the peer's do not fit is not ours, header or not."""
+    held = len(peer.entries(info.base_index, info.end_index))
+    if not info.sealed or held < info.end_index - info.base_index:
+        hint = "remove this segment's file and start the replica again: it then gets all of it from its peers"
+        raise BadSegment(f"a peer's records do not fit {segment_name(info.base_seq)} of {log.folder}", hint)
+    return mend(log, peer, log.quarantine(info.base_index, info.end_index, DamageKind.FILE, b""))
 
 
 def _end_of(reader: SegmentReader, index: int) -> int | None:
