@@ -133,6 +133,7 @@ class Supervisor:
         self._failure: EmbarcaderoError | None = None
         self._ready = False
         self._missing: set[str] = set()  # replicas that did not start
+        self._untold = False  # cluster.json could not be written
         self._mirror: Path | None = None  # folder of the fabric's mirror
         self._past: tuple[Past, ...] = ()  # earlier generations whose mirrors are still needed
         self._journal = LogJournal(f"supervisor-{os.getpid()}")
@@ -239,6 +240,8 @@ class Supervisor:
             if not self._stop.is_set():
                 self._start_added()
                 self._forget_past()
+                if self._untold:
+                    self._tell()
                 self._end_replaced()
 
     def _end_replaced(self) -> None:
@@ -260,10 +263,13 @@ class Supervisor:
                 self._keepers.append(asyncio.create_task(self._keep(child)))
 
     async def _keep(self, child: Child) -> None:
-        try:
-            await child.keep(self._stop, self._write_info, self._died)
-        except OSError as error:
-            self._fail(ClusterError(f"can't start {child.name}: {error.strerror}", "see the limits of this machine"))
+        await child.keep(self._stop, self._tell, self._died, self._unborn)
+
+    def _unborn(self, child: Child, reason: str) -> None:
+        if self._ready:
+            self._journal.warn("can't start node", node=child.name, reason=reason, then="trying again")
+        else:
+            self._fail(ClusterError(f"can't start {child.name}: {reason}", "see the limits of this machine"))
 
     def _died(self, child: Child, pid: int, reason: str) -> None:
         if child is self._tierer:
@@ -284,9 +290,9 @@ class Supervisor:
                 self._directory.mark_dead(member.broker, member.incarnation)
             for replica in self._live_replicas(pid):
                 self._directory.mark_replica_dead(replica.replica, replica.incarnation)
-            self._write_info()
         except EmbarcaderoError as error:
             self._journal.warn("can't mark members dead", node=child.name, reason=error.message)  # they register anew
+        self._tell()
 
     def _goes_without(self, child: Child) -> bool:
         """A cluster starts without a replica that can't (it is tried again and again), unless none of them can."""
@@ -332,6 +338,15 @@ class Supervisor:
         if len(standing) < sum(role.candidate is not None for role in child.roles):
             return False
         return all([await answers(*own_address(self._config.broker, member), _HELLO_S) for member in members])
+
+    def _tell(self) -> None:
+        """Write who runs now, or do it later: a full disk is no reason to stop, and take the fabric away."""
+        try:
+            self._write_info()
+            self._untold = False
+        except OSError as error:
+            self._untold = True
+            self._journal.warn("can't write cluster.json", error=error.strerror, then="trying again")
 
     def _write_info(self) -> None:
         self._folder.write_info(
