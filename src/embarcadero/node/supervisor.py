@@ -5,6 +5,7 @@ new generation: an empty fabric, so nothing of an earlier run can be mistaken fo
 its brokers and replicas are marked dead in the directory at once (the sequencer then closes those broker incarnations,
 and opens ranges on other replicas) and the process is started again; it registers new incarnations by itself. A broker
 that is stopped or stuck is closed by the sequencer, which misses its heartbeat; the supervisor then kills the process.
+Any process that stays stopped is killed without asking the store: stopped in a transaction it would hold its lock.
 The supervisor is not on the path of a publish or a read: while it is stopped or slow, the cluster goes on. Node
 processes die with it (see node.die_with).
 """
@@ -28,7 +29,7 @@ import msgspec
 from embarcadero.config import Config
 from embarcadero.errors import BadValue, ClusterError, EmbarcaderoError, FabricFull
 from embarcadero.fabric.epochs import create_epochs
-from embarcadero.limits import DRAIN_S_MAX, GOODBYE_S_MAX, REPLICAS_MAX, SETTLE_S_MAX
+from embarcadero.limits import DRAIN_S_MAX, GOODBYE_S_MAX, REPLICAS_MAX, SETTLE_S_MAX, STOPPED_S
 from embarcadero.node.children import Child, TierChild
 from embarcadero.node.cluster import (
     ClusterFolder,
@@ -53,7 +54,9 @@ from embarcadero.node.ports import answers, check_ports, own_address
 from embarcadero.node.roles import SEQUENCER, Role, metrics_offset
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
+from embarcadero.placement.liveness import ticks_if_stopped
 from embarcadero.placement.records import Past
+from embarcadero.sequencer.pulses import Pulses
 from embarcadero.types import Member, MemberState, ReplicaMember, ReplicaState
 from embarcadero.watch.logs import LogJournal
 from embarcadero.watch.places import Places
@@ -65,6 +68,7 @@ _LEAVE_S = SETTLE_S_MAX + GOODBYE_S_MAX + 1.0
 _STOP_S = 3.0
 _LOOK_S = 0.5
 _REST_S = 0.25
+_STOPPED_US = int(STOPPED_S * 1_000_000)
 
 
 class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,6 +137,7 @@ class Supervisor:
         self._failure: EmbarcaderoError | None = None
         self._ready = False
         self._missing: set[str] = set()  # replicas that did not start
+        self._pulses: Pulses[int] = Pulses()  # of processes that are stopped
         self._untold = False  # cluster.json could not be written
         self._mirror: Path | None = None  # folder of the fabric's mirror
         self._past: tuple[Past, ...] = ()  # earlier generations whose mirrors are still needed
@@ -243,6 +248,7 @@ class Supervisor:
                 if self._untold:
                     self._tell()
                 self._end_replaced()
+                self._end_stopped(time.monotonic_ns() // 1_000)
 
     def _end_replaced(self) -> None:
         """Kill brokers that the sequencer has closed because they were silent: whoever is stopped can't end itself."""
@@ -252,6 +258,16 @@ class Supervisor:
                 if child.pid in closed and any(role.broker is not None for role in child.roles):
                     self._journal.warn("broker was silent", node=child.name, pid=child.pid, then="starting it again")
                     child.signal(signal.SIGKILL)
+
+    def _end_stopped(self, now_us: int) -> None:
+        """Kill who stays stopped: while it holds the store's lock, nobody can write that it is silent."""
+        ticks = {child.pid: ticks_if_stopped(child.pid) for child in self._everybody() if child.pid}
+        stopped = {pid: beat for pid, beat in ticks.items() if beat is not None}
+        self._pulses.keep(set(stopped))
+        for child in self._everybody():
+            if child.pid in stopped and self._pulses.silent_us(child.pid, stopped[child.pid], now_us) >= _STOPPED_US:
+                self._journal.warn("node was stopped", node=child.name, pid=child.pid, then="starting it again")
+                child.signal(signal.SIGKILL)
 
     def _start_added(self) -> None:
         running = {role.replica for child in self._children for role in child.roles}
