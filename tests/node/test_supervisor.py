@@ -1,4 +1,4 @@
-"""What the supervisor makes of nodes that can't be started, or are stopped."""
+"""What the supervisor makes of nodes that can't be started or are stopped, and of a store that can't be read."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 
 from embarcadero.config import load
-from embarcadero.errors import ClusterError
+from embarcadero.errors import ClusterError, DiskFailed
 from embarcadero.limits import STOPPED_S
 from embarcadero.node.children import Child
+from embarcadero.node.mirrors import make_mirror
 from embarcadero.node.roles import SEQUENCER
 from embarcadero.node.supervisor import Supervisor, UpOptions
 from embarcadero.placement.liveness import ticks_if_stopped
+from embarcadero.placement.records import Past
 
 LOOK_US = 500_000
 LOOKS = int(STOPPED_S * 1_000_000) // LOOK_US
@@ -120,3 +122,21 @@ def test_a_pause_of_the_supervisor_does_not_count(halted: tuple[Supervisor, subp
     look_on(supervisor, 0, 1)
     look_on(supervisor, 1_000 * LOOK_US, 1)
     assert ticks_if_stopped(process.pid) is not None
+
+
+class NoStore:
+    """A directory whose store can't be read."""
+
+    def past(self) -> tuple[Past, ...]:
+        raise DiskFailed("the store can't be read", "check its disk")
+
+
+def test_old_mirrors_wait_while_the_store_cannot_be_read(tmp_path: Path) -> None:
+    """They are needed, as far as anybody knows, and a cluster that runs goes on."""
+    supervisor = Supervisor(UpOptions(config=load(None, {"cluster.data_dir": tmp_path})))
+    mirror = make_mirror(str(tmp_path / "mirrors"), 1)
+    supervisor._past = (Past(generation=1, epoch=1, mirror=str(tmp_path / "mirrors")),)
+    supervisor._directory = NoStore()  # type: ignore[assignment]
+    supervisor._forget_past()
+    assert mirror.is_dir()
+    assert supervisor._past

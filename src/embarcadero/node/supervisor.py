@@ -210,9 +210,10 @@ class Supervisor:
 
     def _forget_past(self) -> None:
         """Mirrors of earlier generations go once the sequencer has recovered all lanes."""
-        if self._past and not self._directory.past():
-            remove_mirrors(self._past)
-            self._past = ()
+        with contextlib.suppress(EmbarcaderoError):  # the store can't be read: next time
+            if self._past and not self._directory.past():
+                remove_mirrors(self._past)
+                self._past = ()
 
     def _remove_leftovers(self) -> None:
         """A fabric of ours whose supervisor was killed."""
