@@ -197,6 +197,7 @@ IDLE_WAIT_S_MAX = 0.05  # longest sleep of a poller; a doorbell usually wakes it
 STORE_POLL_S = 0.05
 STORE_BUSY_S = 5.0  # longest wait for another process's transaction
 HEARTBEAT_S = 0.1
+STOPPED_S = 15.0  # a process that is stopped for this long is killed: while it holds the store's lock, all others wait
 SILENT_S = 2.0  # a role whose heartbeat stands still for this long is not ready
 TAKEOVER_AFTER_S = 2.0  # a standby waits this long for a heartbeat, by its own clock, unless it sees the process gone
 SEQUENCER_NICE = -10
@@ -223,4 +224,5 @@ invariant(ROUND_ENTRIES_MAX * 4 <= ORDER_SLOTS, "a round is a small part of the 
 invariant(SEGMENT_BYTES <= SEGMENT_BYTES_MAX, "a segment of the usual size is allowed")
 invariant(SEGMENT_BYTES_MAX + FRAME_BYTES_MAX + 2 * LINE_BYTES < 1 << 32, "positions in a segment fit 32 bits")
 invariant(HELLO_BYTES_MAX <= 4 * KIB, "a stranger can't make us hold more than 4 KiB")
+invariant(STOPPED_S > BROKER_SILENT_S, "a stopped broker is closed before it is killed, if the store can be written")
 invariant(DRAIN_DURABLE_S_MAX + DRAIN_CHECKPOINT_S_MAX < DRAIN_S_MAX, "a clean stop seals before its time is over")

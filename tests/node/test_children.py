@@ -50,7 +50,8 @@ def test_a_killed_child_is_started_again(tmp_path: Path) -> None:
             else:
                 twice.set()
 
-        keeper = asyncio.create_task(kept.keep(stop, started, lambda c, pid, why: deaths.append((pid, why))))
+        died = lambda _, pid, why: deaths.append((pid, why))  # noqa: E731
+        keeper = asyncio.create_task(kept.keep(stop, started, died, pytest.fail))
         await twice.wait()
         stop.set()
         kept.signal(signal.SIGTERM)
@@ -83,11 +84,43 @@ def test_a_crash_loop_backs_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
                 stop.set()
 
         monkeypatch.setattr(module.asyncio, "wait_for", no_wait)
-        await kept.keep(stop, lambda: None, died)
+        await kept.keep(stop, lambda: None, died, pytest.fail)
         return deaths
 
     assert asyncio.run(run()) == ["exit code 3"] * 9
     assert waits == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
+
+
+def test_a_child_that_cannot_be_started_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever keeps it from starting, it waits as after a death, and runs once that is over."""
+    troubles = [BlockingIOError(11, "no processes"), ClusterError("no nursery", "wait"), BrokenPipeError(32, "gone")]
+    waits: list[float] = []
+
+    class Hindered(Program):
+        async def _start(self) -> Any:
+            if troubles:
+                raise troubles.pop(0)
+            return await super()._start()
+
+    async def no_wait(future: Any, timeout_s: float) -> None:
+        waits.append(timeout_s)
+        future.close()
+        raise TimeoutError
+
+    async def run() -> list[str]:
+        kept, stop = Hindered(ClusterFolder(tmp_path), [Role(0)], Nursery()), asyncio.Event()
+        reasons: list[str] = []
+
+        def started() -> None:
+            stop.set()
+            kept.signal(signal.SIGKILL)
+
+        monkeypatch.setattr(module.asyncio, "wait_for", no_wait)
+        await kept.keep(stop, started, pytest.fail, lambda _, reason: reasons.append(reason))
+        return reasons
+
+    assert asyncio.run(run()) == ["no processes", "no nursery", "gone"]
+    assert waits == [0.2, 0.4]
 
 
 def test_exit_codes_have_words() -> None:

@@ -6,13 +6,17 @@ import asyncio
 import os
 import signal
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import pytest
 
 import embarcadero as emb
+from embarcadero.errors import ClusterError
+from embarcadero.node import nursery as module
 from embarcadero.node.local import LocalCluster
-from embarcadero.node.nursery import Born, Ended, Nursery
+from embarcadero.node.nursery import Born, Ended, Nursery, Unborn, Wanted, serve
 
 
 def test_a_node_is_forked_and_its_end_is_told(tmp_path: Path) -> None:
@@ -49,6 +53,81 @@ def test_a_node_that_ends_at_once_is_still_told(tmp_path: Path) -> None:
             return node.pid, await node.wait()
 
     assert asyncio.run(asyncio.wait_for(main(), 60)) == (7, 3)
+
+
+@pytest.fixture
+def own_signals() -> Iterator[None]:
+    """What `serve` sets is as it was before, afterwards."""
+    handler = signal.getsignal(signal.SIGCHLD)
+    yield
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, handler)
+
+
+@pytest.mark.usefixtures("own_signals")
+def test_a_fork_that_fails_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nursery says why, and goes on: the next one is born."""
+    outcomes = iter([BlockingIOError(11, "no processes left"), 7])
+
+    def fork(*_: object) -> int:
+        outcome = next(outcomes)
+        if isinstance(outcome, OSError):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(module, "_fork", fork)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        for _ in range(2):
+            ours.send(msgspec.json.encode(Wanted("sequencer", "", "")))
+        ours.shutdown(socket.SHUT_WR)
+        serve(theirs)
+        told = [msgspec.json.decode(ours.recv(4_096), type=Born | Unborn) for _ in range(2)]
+    assert told == [Unborn("no processes left"), Born(7)]
+
+
+def test_who_asked_hears_of_a_fork_that_failed(tmp_path: Path) -> None:
+    """The one that asked first, and nobody else."""
+
+    async def main() -> tuple[str, int]:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        nursery = Nursery()
+        with ours, theirs:
+            nursery._socket = ours
+            asking = [asyncio.ensure_future(nursery.bear("sequencer", tmp_path, tmp_path / "log")) for _ in range(2)]
+            for _ in asking:
+                await asyncio.to_thread(theirs.recv, 4_096)
+            for word in (Unborn("no processes left"), Born(7)):
+                theirs.send(msgspec.json.encode(word))
+            nursery._hear(ours)
+            with pytest.raises(ClusterError) as refused:
+                await asking[0]
+            return refused.value.message, (await asking[1]).pid
+
+    assert asyncio.run(asyncio.wait_for(main(), 60)) == ("can't fork: no processes left", 7)
+
+
+def test_a_question_that_nobody_heard_awaits_no_answer(tmp_path: Path) -> None:
+    """The nursery is gone before its end was heard: who asks is told, and another nursery is asked the next time."""
+
+    async def main() -> int:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        nursery = Nursery()
+        with ours:
+            nursery._socket = ours
+            theirs.close()
+            with pytest.raises(OSError, match="Broken pipe"):
+                await nursery.bear("sequencer", tmp_path, tmp_path / "log")
+            assert not nursery._asked
+            nursery._hear(ours)
+        again = await nursery.bear("sequencer", tmp_path, tmp_path / "log")
+        code = await again.wait()
+        await nursery.close()
+        return code
+
+    assert asyncio.run(asyncio.wait_for(main(), 60)) == 1
 
 
 def test_a_signal_is_told_as_such(tmp_path: Path) -> None:

@@ -552,3 +552,22 @@ def test_flipped_bits_in_the_store_are_noticed(tmp_path: Path) -> None:
         (folder / name).write_bytes(data)
     with cluster_in(folder, replicas=1) as cluster, emb.connect(cluster.addresses) as log:
         all_there(log, "t", 50)
+
+
+def test_a_cluster_whose_info_cannot_be_written_goes_on(tmp_path: Path) -> None:
+    """A broker is killed while `cluster.json` can't be replaced: another one starts, the memory stays, and the file
+    says who runs as soon as that is possible."""
+    with cluster_in(tmp_path, replicas=0) as cluster, emb.connect(cluster.addresses) as log:
+        log.create_topic("t", order=5, replicas=0)
+        publish(log, "t", 0, COUNT, ack=1)
+        hindrance = tmp_path / "cluster.json.new"
+        hindrance.mkdir()
+        before = cluster.pids()["broker:0"]
+        os.kill(before, signal.SIGKILL)
+        publish(log, "t", COUNT, 1, ack=1)
+        assert cluster.pids()["broker:0"] == before
+        hindrance.rmdir()
+        now = until(lambda: (pid := cluster.pids()["broker:0"]) != before and pid)
+        assert now == cluster.report().brokers[0].pid
+        all_there(log, "t", COUNT + 1)
+    assert "can't write cluster.json" in (tmp_path / "logs" / "supervisor.log").read_text()

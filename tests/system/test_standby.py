@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -20,6 +22,7 @@ from embarcadero.node.cluster import ClusterFolder
 from embarcadero.node.hand_over import hand_over
 from embarcadero.node.local import LocalCluster
 from embarcadero.node.report import SequencerReport
+from embarcadero.placement.liveness import process_mark
 
 
 def until(what: Callable[[], Any]) -> Any:
@@ -143,6 +146,22 @@ def test_a_stopped_broker_is_replaced(log: emb.Log) -> None:
         until(lambda: len(load.sent) > sent + 50)
     load.check()
     assert "broker was silent" in (log.cluster.data_dir / "logs" / "supervisor.log").read_text()
+
+
+def test_a_stopped_process_is_killed_although_the_store_is_locked(log: emb.Log) -> None:
+    """As by one that was stopped in a transaction: nobody can write that it is dead, and still it is replaced."""
+    stopped = standing_by(log)
+    with closing(sqlite3.connect(log.cluster.folder.store_path, isolation_level=None)) as store:
+        store.execute("BEGIN IMMEDIATE")
+        for pid in (stopped.pid, stopped.standbys[0].pid, log.cluster.report().brokers[0].pid):
+            os.kill(pid, signal.SIGSTOP)
+        until(lambda: not process_mark(stopped.pid))  # a lock of its own would go with it
+    with Load(log, "locked") as load:
+        sent = len(load.sent)
+        until(lambda: len(load.sent) > sent + 50)
+    load.check()
+    assert "node was stopped" in (log.cluster.data_dir / "logs" / "supervisor.log").read_text()
+    standing_by(log)
 
 
 def test_a_sequencer_that_is_told_to_end_hands_over_first(log: emb.Log) -> None:

@@ -1,7 +1,7 @@
 """Node processes as the supervisor's children: started, waited for, started again, stopped.
 
-A child that dies is started again at once, the first time; one that keeps dying soon after its start waits longer each
-time, so that a broken machine is not kept busy with starting processes.
+A child that dies is started again at once, the first time; one that keeps dying soon after its start, or can't be
+started, waits longer each time, so that a broken machine is not kept busy with starting processes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embarcadero.errors import ClusterError
+from embarcadero.errors import ClusterError, EmbarcaderoError
 from embarcadero.limits import MIB
 from embarcadero.node.cluster import ClusterFolder
 from embarcadero.node.roles import Role
@@ -53,27 +53,40 @@ class Child:
         return self._process.pid if self._process else 0
 
     async def keep(
-        self, stop: asyncio.Event, started: Callable[[], None], died: Callable[[Child, int, str], None]
+        self,
+        stop: asyncio.Event,
+        started: Callable[[], None],
+        died: Callable[[Child, int, str], None],
+        unborn: Callable[[Child, str], None],
     ) -> None:
-        """Keep the process running until told to stop; `started` and `died` hear of every change."""
+        """Keep the process running until told to stop; `started`, `died` and `unborn` hear of every change."""
         while not stop.is_set():
-            process = self._process = await self._start()
             began = time.monotonic()
-            if stop.is_set():
-                self.signal(signal.SIGTERM)
-            started()
-            code = await process.wait()
-            self._process = None
-            if stop.is_set():
-                return
-            died(self, process.pid, exit_reason(code))
+            try:
+                process = self._process = await self._start()
+            except (OSError, EmbarcaderoError) as error:
+                if stop.is_set():
+                    return
+                unborn(self, error.message if isinstance(error, EmbarcaderoError) else error.strerror or str(error))
+            else:
+                if stop.is_set():
+                    self.signal(signal.SIGTERM)
+                started()
+                code = await process.wait()
+                self._process = None
+                if stop.is_set():
+                    return
+                died(self, process.pid, exit_reason(code))
             self._failures = 0 if time.monotonic() - began > _LIVED_LONG_S else self._failures + 1
-            delay = self.rest_s
-            if self._failures > 1:
-                delay = max(delay, min(_BACK_OFF_S * 2 ** (self._failures - 1), _BACK_OFF_S_MAX))
-            if delay:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), delay)
+            await self._rest(stop)
+
+    async def _rest(self, stop: asyncio.Event) -> None:
+        delay = self.rest_s
+        if self._failures > 1:
+            delay = max(delay, min(_BACK_OFF_S * 2 ** (self._failures - 1), _BACK_OFF_S_MAX))
+        if delay:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), delay)
 
     async def _start(self) -> Newborn | Process:
         """In a session of its own: Ctrl-C is for the supervisor, which stops the rest in order."""

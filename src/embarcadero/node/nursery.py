@@ -5,7 +5,7 @@ starts one nursery, which loads all roles and waits. Asked over a socket, it for
 later how it ended. It has no threads, opens nothing, and dies with its supervisor; its nodes die with it.
 
     supervisor -> nursery   Wanted(roles, data_dir, log_path), as one datagram
-    nursery -> supervisor   Born(pid), in the order of asking; Ended(pid, code), whenever a node has ended
+    nursery -> supervisor   Born(pid) or Unborn(reason), in the order of asking; Ended(pid, code), whenever a node ended
 """
 
 from __future__ import annotations
@@ -46,6 +46,12 @@ class Born(msgspec.Struct, frozen=True, tag=True):
     """It runs."""
 
     pid: int
+
+
+class Unborn(msgspec.Struct, frozen=True, tag=True):
+    """It could not be forked."""
+
+    reason: str
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
@@ -105,7 +111,12 @@ class Nursery:
         asked: asyncio.Future[Newborn] = asyncio.get_running_loop().create_future()
         self._asked.append(asked)
         wanted = Wanted(roles=roles, data_dir=str(data_dir), log_path=str(log_path))
-        await asyncio.get_running_loop().sock_sendall(link, msgspec.json.encode(wanted))
+        try:
+            await asyncio.get_running_loop().sock_sendall(link, msgspec.json.encode(wanted))
+        except OSError:
+            if asked in self._asked:
+                self._asked.remove(asked)  # nobody heard it: the next answer is for another one
+            raise
         return await asked
 
     def _hear(self, link: socket.socket) -> None:
@@ -119,14 +130,18 @@ class Nursery:
             if not data:
                 self._is_gone()
                 return
-            self._take(msgspec.json.decode(data, type=Born | Ended))
+            self._take(msgspec.json.decode(data, type=Born | Unborn | Ended))
 
-    def _take(self, news: Born | Ended) -> None:
+    def _take(self, news: Born | Unborn | Ended) -> None:
         if isinstance(news, Born):
             ended = self._running[news.pid] = asyncio.get_running_loop().create_future()
             asked = self._asked.popleft()
             if not asked.done():
                 asked.set_result(Newborn(news.pid, ended))  # now: its end may be the next word, before anyone looks
+        elif isinstance(news, Unborn):
+            asked = self._asked.popleft()
+            if not asked.done():
+                asked.set_exception(ClusterError(f"can't fork: {news.reason}", "see the limits of this machine"))
         elif news.pid in self._running:
             self._running.pop(news.pid).set_result(news.code)
 
@@ -190,6 +205,13 @@ def _fork(wanted: Wanted, link: socket.socket) -> int:
         os._exit(code)
 
 
+def _bear(wanted: Wanted, link: socket.socket) -> Born | Unborn:
+    try:
+        return Born(_fork(wanted, link))
+    except OSError as error:  # too many processes, too little memory: the nodes that run go on
+        return Unborn(error.strerror or str(error))
+
+
 def _reap() -> list[Ended]:
     ended = []
     with contextlib.suppress(ChildProcessError):
@@ -218,7 +240,7 @@ def serve(link: socket.socket) -> None:
             data = link.recv(_MESSAGE_BYTES_MAX)
             if not data:
                 return
-            link.send(msgspec.json.encode(Born(_fork(msgspec.json.decode(data, type=Wanted), link))))
+            link.send(msgspec.json.encode(_bear(msgspec.json.decode(data, type=Wanted), link)))
 
 
 def main(descriptor: int, parent: int) -> None:

@@ -5,6 +5,7 @@ new generation: an empty fabric, so nothing of an earlier run can be mistaken fo
 its brokers and replicas are marked dead in the directory at once (the sequencer then closes those broker incarnations,
 and opens ranges on other replicas) and the process is started again; it registers new incarnations by itself. A broker
 that is stopped or stuck is closed by the sequencer, which misses its heartbeat; the supervisor then kills the process.
+Any process that stays stopped is killed without asking the store: stopped in a transaction it would hold its lock.
 The supervisor is not on the path of a publish or a read: while it is stopped or slow, the cluster goes on. Node
 processes die with it (see node.die_with).
 """
@@ -28,7 +29,7 @@ import msgspec
 from embarcadero.config import Config
 from embarcadero.errors import BadValue, ClusterError, EmbarcaderoError, FabricFull
 from embarcadero.fabric.epochs import create_epochs
-from embarcadero.limits import DRAIN_S_MAX, GOODBYE_S_MAX, REPLICAS_MAX, SETTLE_S_MAX
+from embarcadero.limits import DRAIN_S_MAX, GOODBYE_S_MAX, REPLICAS_MAX, SETTLE_S_MAX, STOPPED_S
 from embarcadero.node.children import Child, TierChild
 from embarcadero.node.cluster import (
     ClusterFolder,
@@ -53,7 +54,9 @@ from embarcadero.node.ports import answers, check_ports, own_address
 from embarcadero.node.roles import SEQUENCER, Role, metrics_offset
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
+from embarcadero.placement.liveness import ticks_if_stopped
 from embarcadero.placement.records import Past
+from embarcadero.sequencer.pulses import Pulses
 from embarcadero.types import Member, MemberState, ReplicaMember, ReplicaState
 from embarcadero.watch.logs import LogJournal
 from embarcadero.watch.places import Places
@@ -65,6 +68,7 @@ _LEAVE_S = SETTLE_S_MAX + GOODBYE_S_MAX + 1.0
 _STOP_S = 3.0
 _LOOK_S = 0.5
 _REST_S = 0.25
+_STOPPED_US = int(STOPPED_S * 1_000_000)
 
 
 class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,6 +137,8 @@ class Supervisor:
         self._failure: EmbarcaderoError | None = None
         self._ready = False
         self._missing: set[str] = set()  # replicas that did not start
+        self._pulses: Pulses[int] = Pulses()  # of processes that are stopped
+        self._untold = False  # cluster.json could not be written
         self._mirror: Path | None = None  # folder of the fabric's mirror
         self._past: tuple[Past, ...] = ()  # earlier generations whose mirrors are still needed
         self._journal = LogJournal(f"supervisor-{os.getpid()}")
@@ -204,9 +210,10 @@ class Supervisor:
 
     def _forget_past(self) -> None:
         """Mirrors of earlier generations go once the sequencer has recovered all lanes."""
-        if self._past and not self._directory.past():
-            remove_mirrors(self._past)
-            self._past = ()
+        with contextlib.suppress(EmbarcaderoError):  # the store can't be read: next time
+            if self._past and not self._directory.past():
+                remove_mirrors(self._past)
+                self._past = ()
 
     def _remove_leftovers(self) -> None:
         """A fabric of ours whose supervisor was killed."""
@@ -239,7 +246,10 @@ class Supervisor:
             if not self._stop.is_set():
                 self._start_added()
                 self._forget_past()
+                if self._untold:
+                    self._tell()
                 self._end_replaced()
+                self._end_stopped(time.monotonic_ns() // 1_000)
 
     def _end_replaced(self) -> None:
         """Kill brokers that the sequencer has closed because they were silent: whoever is stopped can't end itself."""
@@ -249,6 +259,16 @@ class Supervisor:
                 if child.pid in closed and any(role.broker is not None for role in child.roles):
                     self._journal.warn("broker was silent", node=child.name, pid=child.pid, then="starting it again")
                     child.signal(signal.SIGKILL)
+
+    def _end_stopped(self, now_us: int) -> None:
+        """Kill who stays stopped: while it holds the store's lock, nobody can write that it is silent."""
+        ticks = {child.pid: ticks_if_stopped(child.pid) for child in self._everybody() if child.pid}
+        stopped = {pid: beat for pid, beat in ticks.items() if beat is not None}
+        self._pulses.keep(set(stopped))
+        for child in self._everybody():
+            if child.pid in stopped and self._pulses.silent_us(child.pid, stopped[child.pid], now_us) >= _STOPPED_US:
+                self._journal.warn("node was stopped", node=child.name, pid=child.pid, then="starting it again")
+                child.signal(signal.SIGKILL)
 
     def _start_added(self) -> None:
         running = {role.replica for child in self._children for role in child.roles}
@@ -260,10 +280,13 @@ class Supervisor:
                 self._keepers.append(asyncio.create_task(self._keep(child)))
 
     async def _keep(self, child: Child) -> None:
-        try:
-            await child.keep(self._stop, self._write_info, self._died)
-        except OSError as error:
-            self._fail(ClusterError(f"can't start {child.name}: {error.strerror}", "see the limits of this machine"))
+        await child.keep(self._stop, self._tell, self._died, self._unborn)
+
+    def _unborn(self, child: Child, reason: str) -> None:
+        if self._ready:
+            self._journal.warn("can't start node", node=child.name, reason=reason, then="trying again")
+        else:
+            self._fail(ClusterError(f"can't start {child.name}: {reason}", "see the limits of this machine"))
 
     def _died(self, child: Child, pid: int, reason: str) -> None:
         if child is self._tierer:
@@ -284,9 +307,9 @@ class Supervisor:
                 self._directory.mark_dead(member.broker, member.incarnation)
             for replica in self._live_replicas(pid):
                 self._directory.mark_replica_dead(replica.replica, replica.incarnation)
-            self._write_info()
         except EmbarcaderoError as error:
             self._journal.warn("can't mark members dead", node=child.name, reason=error.message)  # they register anew
+        self._tell()
 
     def _goes_without(self, child: Child) -> bool:
         """A cluster starts without a replica that can't (it is tried again and again), unless none of them can."""
@@ -332,6 +355,15 @@ class Supervisor:
         if len(standing) < sum(role.candidate is not None for role in child.roles):
             return False
         return all([await answers(*own_address(self._config.broker, member), _HELLO_S) for member in members])
+
+    def _tell(self) -> None:
+        """Write who runs now, or do it later: a full disk is no reason to stop, and take the fabric away."""
+        try:
+            self._write_info()
+            self._untold = False
+        except OSError as error:
+            self._untold = True
+            self._journal.warn("can't write cluster.json", error=error.strerror, then="trying again")
 
     def _write_info(self) -> None:
         self._folder.write_info(

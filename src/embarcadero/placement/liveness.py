@@ -8,8 +8,10 @@ from pathlib import Path
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _STAT_BYTES_MAX = 4_096
+_USER_FIELD, _SYSTEM_FIELD = 11, 12
+"""Of /proc/<pid>/stat, counted after the command's name: the processor's time that it has had, in ticks."""
 _START_FIELD = 19
-"""Of /proc/<pid>/stat, counted after the command's name: when the process started, in ticks since the machine did."""
+"""Likewise: when the process started, in ticks since the machine did."""
 
 
 @cache
@@ -24,19 +26,28 @@ def process_mark(pid: int) -> str:
     Every transaction of a store asks for all who hold leases, so it reads without a file object.
     """
     try:
-        stat = _read(f"/proc/{pid}/stat")
+        fields = _stat(pid)
         boot = _boot()
     except OSError:
         return _mark_without_proc(pid)
-    fields = stat.rpartition(b")")[2].split()
     gone = len(fields) <= _START_FIELD or fields[0] in {b"Z", b"X"}
     return "" if gone else f"{boot}/{pid}/{int(fields[_START_FIELD])}"
 
 
-def _read(path: str) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def ticks_if_stopped(pid: int) -> int | None:
+    """The processor's time that a stopped process (SIGSTOP) has had; None if it is not stopped, or gone."""
     try:
-        return os.read(descriptor, _STAT_BYTES_MAX)
+        fields = _stat(pid)
+    except OSError:
+        return None
+    stopped = len(fields) > _SYSTEM_FIELD and fields[0] == b"T"  # "t" is a debugger's
+    return int(fields[_USER_FIELD]) + int(fields[_SYSTEM_FIELD]) if stopped else None
+
+
+def _stat(pid: int) -> list[bytes]:
+    descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, _STAT_BYTES_MAX).rpartition(b")")[2].split()
     finally:
         os.close(descriptor)
 

@@ -1,0 +1,142 @@
+"""What the supervisor makes of nodes that can't be started or are stopped, and of a store that can't be read."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from embarcadero.config import load
+from embarcadero.errors import ClusterError, DiskFailed
+from embarcadero.limits import STOPPED_S
+from embarcadero.node.children import Child
+from embarcadero.node.mirrors import make_mirror
+from embarcadero.node.roles import SEQUENCER
+from embarcadero.node.supervisor import Supervisor, UpOptions
+from embarcadero.placement.liveness import ticks_if_stopped
+from embarcadero.placement.records import Past
+
+LOOK_US = 500_000
+LOOKS = int(STOPPED_S * 1_000_000) // LOOK_US
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_only_a_first_start_that_fails_stops_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ready: bool
+) -> None:
+    """`up` says what keeps a node from starting; a cluster that runs tries again, and keeps its fabric."""
+    tries = 0
+
+    async def main() -> Supervisor:
+        supervisor = Supervisor(UpOptions(config=load(None, {"cluster.data_dir": tmp_path})))
+        supervisor._ready = ready
+
+        async def cannot(_: Child) -> None:
+            nonlocal tries
+            tries += 1
+            if tries == 2:
+                supervisor._stop.set()
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+
+        monkeypatch.setattr(Child, "_start", cannot)
+        await supervisor._keep(supervisor._children[0])
+        return supervisor
+
+    supervisor = asyncio.run(asyncio.wait_for(main(), 60))
+    if ready:
+        assert (tries, supervisor._failure) == (2, None)
+    else:
+        assert tries == 1
+        assert isinstance(supervisor._failure, ClusterError)
+        assert supervisor._failure.message == "can't start sequencer: Resource temporarily unavailable"
+
+
+class Halted(Child):
+    """A child of which we know the process only."""
+
+    process: subprocess.Popen[bytes]
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+
+@pytest.fixture
+def halted(tmp_path: Path) -> Iterator[tuple[Supervisor, subprocess.Popen[bytes]]]:
+    """A supervisor whose one child is stopped."""
+    supervisor = Supervisor(UpOptions(config=load(None, {"cluster.data_dir": tmp_path})))
+    child = Halted(supervisor._folder, [SEQUENCER], supervisor._nursery)
+    supervisor._children = [child]
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
+        child.process = process
+        halt(process)
+        yield supervisor, process
+        process.kill()
+
+
+def halt(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+
+
+def look_on(supervisor: Supervisor, first_us: int, looks: int) -> int:
+    """Look twice a second. Returns when the next look would be."""
+    for number in range(looks):
+        supervisor._end_stopped(first_us + number * LOOK_US)
+    return first_us + looks * LOOK_US
+
+
+def test_a_process_that_stays_stopped_is_killed(halted: tuple[Supervisor, subprocess.Popen[bytes]]) -> None:
+    """Not before its time is over, whatever its role."""
+    supervisor, process = halted
+    next_us = look_on(supervisor, 0, LOOKS)
+    assert ticks_if_stopped(process.pid) is not None
+    look_on(supervisor, next_us, 1)
+    assert process.wait() == -signal.SIGKILL
+
+
+def test_a_process_that_went_on_in_between_is_not_killed(halted: tuple[Supervisor, subprocess.Popen[bytes]]) -> None:
+    """Its time begins anew."""
+    supervisor, process = halted
+    next_us = look_on(supervisor, 0, LOOKS)
+    process.send_signal(signal.SIGCONT)
+    os.waitid(os.P_PID, process.pid, os.WCONTINUED)
+    next_us = look_on(supervisor, next_us, 1)
+    halt(process)
+    look_on(supervisor, next_us, LOOKS)
+    assert ticks_if_stopped(process.pid) is not None
+
+
+def test_a_pause_of_the_supervisor_does_not_count(halted: tuple[Supervisor, subprocess.Popen[bytes]]) -> None:
+    """All were stopped, and it goes on first: others have time to do so, too."""
+    supervisor, process = halted
+    look_on(supervisor, 0, 1)
+    look_on(supervisor, 1_000 * LOOK_US, 1)
+    assert ticks_if_stopped(process.pid) is not None
+
+
+class NoStore:
+    """A directory whose store can't be read."""
+
+    def past(self) -> tuple[Past, ...]:
+        raise DiskFailed("the store can't be read", "check its disk")
+
+
+def test_old_mirrors_wait_while_the_store_cannot_be_read(tmp_path: Path) -> None:
+    """They are needed, as far as anybody knows, and a cluster that runs goes on."""
+    supervisor = Supervisor(UpOptions(config=load(None, {"cluster.data_dir": tmp_path})))
+    mirror = make_mirror(str(tmp_path / "mirrors"), 1)
+    supervisor._past = (Past(generation=1, epoch=1, mirror=str(tmp_path / "mirrors")),)
+    supervisor._directory = NoStore()  # type: ignore[assignment]
+    supervisor._forget_past()
+    assert mirror.is_dir()
+    assert supervisor._past
