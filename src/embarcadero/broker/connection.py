@@ -161,14 +161,14 @@ class Connection:
         return None
 
     def _batch(self, header: BatchHeader) -> None:
-        arrived = self._arriving.popleft()
+        arrived = self._arriving[0]  # until somebody has it: hanging up gives its room back
         if payload_crc(arrived.view) != header.crc:
-            self._broker.ingest.abandon(arrived)
             raise ChecksumMismatch(
                 f"batch {header.session_seq} of session {header.session}: payload checksum differs",
                 "the bytes changed on the way; send it again",
             )
         self._broker.take_batch(self, header, arrived)
+        self._arriving.popleft()
 
     def refuse(self, header: BatchHeader, outcome: Outcome) -> None:
         """Tell the publisher that its batch was not taken, unless it wants no acks."""

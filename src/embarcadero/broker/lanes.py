@@ -218,6 +218,9 @@ class BrokerLanes:
             self.closed |= self._epoch.closing()
             return False
         self._steps.at(Step.LANE_CHECKED)
+        for _, _, held in self._unacked:
+            if held is not None:
+                self._durable.chain(held.lane)  # the store may not answer: before acks of anybody are taken out
         self._counters.ordered_here(self.unacked, self._clock.now_us() - self._unacked_since_us)
         settled, self._unacked, self.unacked = self._unacked, [], 0
         for connection, acks, held in settled:
