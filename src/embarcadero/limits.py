@@ -49,6 +49,7 @@ CANDIDATES_MAX = 16  # sequencers that stand for election; one of them reigns
 STANDBYS_DEFAULT = 1
 PARTITIONS_MAX = 65_535
 SESSIONS_PER_TOPIC_MAX = 100_000
+SESSIONS_PER_CONNECTION_MAX = 1_024  # that a broker keeps in mind; the one that came first makes room
 SCHEMA_BYTES_MAX = 64 * KIB  # a topic's newest schema as an Arrow message; older versions are its first columns
 SCHEMA_COLUMNS_MAX = 1_024  # so also of versions: each adds a column
 SCHEMA_DEPTH_MAX = 16  # types within types

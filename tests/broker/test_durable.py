@@ -9,6 +9,8 @@ import pytest
 
 from embarcadero import plants
 from embarcadero.broker.durable import DurableFrontiers
+from embarcadero.broker.state import Broker
+from embarcadero.errors import Backpressure
 from embarcadero.fabric.frontier import FrontierReader
 from embarcadero.fabric.layout import BrokerLine, frontier_offset
 from embarcadero.types import NO_INDEX, Gap, GapKind, Outcome, Range, ReplicaRef
@@ -449,3 +451,58 @@ def test_a_broker_says_that_its_own_lanes_wait(world: DiskWorld, order: int) -> 
     opened = world.open(client, "own")
     client.batch(opened, 0, payload(0), flags=WANT_DURABLE)
     assert waiting_line(world) >= 1
+
+
+def silence(patch: pytest.MonkeyPatch, broker: Broker, lane: int) -> None:
+    """The store does not tell a lane's ranges any more, and nobody remembers any."""
+    known = broker._directory.ranges
+
+    def ranges(of: int) -> list[Range]:
+        if of == lane:
+            raise Backpressure("the store does not answer")
+        return known(of)
+
+    patch.setattr(broker._directory, "ranges", ranges)
+    broker.durable.changed()
+
+
+def test_a_store_that_does_not_answer_one_client_keeps_no_acks_from_others(
+    world: DiskWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Acks that waited for a new reign are still there, once the ranges of their lane can be read."""
+    broker, lanes = world.brokers[0], []
+    first, second = Client(broker), Client(broker)
+    for client, topic in ((first, "one"), (second, "two")):
+        world.topic(topic, order=0)
+        lanes.append(world.open(client, topic))
+        client.batch(lanes[-1], 0, payload(0))
+        client.pump()
+        assert outcomes(client) == [(0, Outcome.ORDERED)]
+    with monkeypatch.context() as patch:
+        patch.setattr(broker.epoch, "still_open", lambda: False)
+        first.batch(lanes[0], 1, payload(1), flags=WANT_DURABLE)
+        first.batch(lanes[0], 2, payload(2))
+    with monkeypatch.context() as patch:
+        silence(patch, broker, int(first.acks[0]["extra"]))
+        with pytest.raises(Backpressure):
+            second.batch(lanes[1], 1, payload(1))
+    second.connection.closed()
+    world.run(1, first)
+    assert outcomes(first) == [(0, Outcome.ORDERED), (2, Outcome.ORDERED)]
+    assert broker.held.waiting == 1
+
+
+def test_a_batch_that_came_when_the_store_did_not_answer_leaves_nothing_behind(
+    world: DiskWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection ends, as nobody knows whether there is a slot for it; the room that it was given is free again."""
+    world.topic("zero", order=0)
+    client, broker = Client(world.brokers[0]), world.brokers[0]
+    opened = world.open(client, "zero")
+    client.batch(opened, 0, payload(0))
+    client.pump()
+    with monkeypatch.context() as patch:
+        silence(patch, broker, int(client.acks[0]["extra"]))
+        client.batch(opened, 1, payload(1))
+    assert client.connection.closing
+    assert (broker.ingest.arriving, broker.unsettled) == (0, 0)

@@ -510,6 +510,27 @@ def test_a_client_that_goes_leaves_no_jobs_behind(tmp_path: Path) -> None:
     assert world.brokers[1].fetches_waiting == 0
 
 
+def test_a_client_that_goes_before_its_next_span_is_read_gives_back_what_was_reserved_for_that(tmp_path: Path) -> None:
+    """It had asked for a span that was to be read ahead, and others had their turn first."""
+    later = Later()
+    world = DiskWorld(tmp_path, workers=lambda: later)
+    range_ = world.topic()
+    fill(world, range_, 100)
+    client, others, warm = Client(world.brokers[1]), Client(world.brokers[1]), world.brokers[1].reads.warm
+    client.ask(m.Fetch(lane=range_.lane, start=0, max_bytes=1_000))
+    for index in range(10):
+        others.ask(m.Fetch(lane=range_.lane, start=index, max_bytes=1_000))
+    later.step()
+    assert warm._ahead_bytes == 1_000
+    client.ask(m.Fetch(lane=range_.lane, start=1, max_bytes=1_000))
+    assert warm.ahead_used == 1
+    client.connection.closed()
+    others.connection.closed()
+    while later.jobs:
+        later.step()
+    assert (warm.running, warm.waiting, warm._ahead_bytes) == (0, 0, 0)
+
+
 def test_partitions_are_picked_from_files(world: DiskWorld) -> None:
     """A reader of one partition gets that one only, and gets on where others lie between."""
     range_ = world.topic()

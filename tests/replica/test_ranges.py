@@ -487,6 +487,29 @@ def test_scrub_finds_rot_in_old_files_and_peers_repair_it(tmp_path: Path) -> Non
     assert Trouble.DAMAGED not in world.replicas[1].health.trouble
 
 
+def test_a_peer_that_could_not_help_is_looked_at_anew(tmp_path: Path) -> None:
+    """Its file was too short, and another one has its name now."""
+    world = World(tmp_path, replicas=2)
+    lane = world.topic(replicas=2, durable_on=2)
+    writer = written(world, lane)
+    assert world.directory.seal_and_open(lane, 1, 10, 20, refs(world, 0, 1), world.reign.number)
+    world.settle()
+    world.kill_replica(0, known=False)
+    [peer] = (world.folder(0) / range_folder(lane, 1)).glob("*.log")
+    whole = peer.rename(tmp_path / "whole")
+    peer.write_bytes(whole.read_bytes()[:512])
+    damage_middle(world, 1, lane)
+    world.poll(60, step_us=200_000)
+    assert world.notes[1].count("can't complete a copy")
+    assert Trouble.DAMAGED in world.replicas[1].health.trouble
+
+    whole.replace(peer)
+    world.poll(60, step_us=200_000)
+    world.settle()
+    assert world.files(1, lane) == writer.written
+    assert Trouble.DAMAGED not in world.replicas[1].health.trouble
+
+
 @pytest.mark.parametrize("sealed", [False, True])
 def test_a_folder_that_goes_while_its_range_is_written_comes_back(tmp_path: Path, sealed: bool) -> None:
     """Files that are open can still be written, but no other can be made: the copy begins anew, and counts again.

@@ -10,7 +10,7 @@ import pytest
 
 from embarcadero.errors import BadSegment, Trimmed
 from embarcadero.storage.real import RealDisk
-from tests.storage.records import START, Source, open_log, open_reader
+from tests.storage.records import START, Source, matches, open_log, open_reader
 
 TOTAL = 1_500
 
@@ -94,3 +94,31 @@ def test_a_header_that_was_never_synced_hides_nothing_before_it(tmp_path: Path) 
         assert int(entries["index"][0]) == index
     with pytest.raises(BadSegment):
         reader.read(last.base_index, last.end_index, 10)
+
+
+@pytest.mark.parametrize("first", ["read", "entry", "find_seq", "find_time"])
+def test_a_segment_that_was_cut_away_and_made_again_is_read_anew(tmp_path: Path, first: str) -> None:
+    """It begins like the one that a reader had open; what only the new one has is found, too."""
+    source, log = Source(), open_log(RealDisk(tmp_path))
+    while len(log.segments) < 2:
+        log.append(*source.span(log.end, log.end + 1))
+    base, reader = log.segments[-1].base_index, open_reader(RealDisk(tmp_path))
+    assert matches(reader, source, base, log.end)
+    log.cut(base - 1)
+    assert len(log.segments) == 1
+    while log.end < base + 8:
+        log.append(*source.span(log.end, log.end + 1))
+    assert [info.base_index for info in log.segments][1:] == [base]
+    reader.refresh()
+
+    last, _ = source.span(log.end - 1, log.end)
+    if first == "read":
+        entries, _ = reader.read(log.end - 1, log.end, 10)
+        assert entries.tobytes() == last.tobytes()
+    elif first == "entry":
+        assert reader.entry(log.end - 1) is not None
+    elif first == "find_seq":
+        assert reader.find_seq(int(last["seq"][0])) == log.end - 1
+    else:
+        assert reader.find_time(int(last["append_us"][0])) is not None
+    assert matches(reader, source, START, log.end)

@@ -76,7 +76,7 @@ class Connection:
         self.acks_waiting = 0  # acks that wait for disks
         self.lanes: set[int] = set()  # lanes of brokers that it feeds (orders 0 and 1)
         self.received_bytes = self.granted_bytes = 0
-        self.sessions: set[tuple[int, int]] = set()
+        self.sessions: dict[tuple[int, int], None] = {}  # (lane, session) that it feeds (orders 2 and 5), oldest first
         self.turns: dict[tuple[int, int], int] = {}  # order 1: (lane, session) -> the sequence whose turn it is
         self.on_output: Callable[[], None] = _nothing
         self._arriving: deque[Reservation] = deque()  # room given to batches that are not whole yet, in order
@@ -161,14 +161,14 @@ class Connection:
         return None
 
     def _batch(self, header: BatchHeader) -> None:
-        arrived = self._arriving.popleft()
+        arrived = self._arriving[0]  # until somebody has it: hanging up gives its room back
         if payload_crc(arrived.view) != header.crc:
-            self._broker.ingest.abandon(arrived)
             raise ChecksumMismatch(
                 f"batch {header.session_seq} of session {header.session}: payload checksum differs",
                 "the bytes changed on the way; send it again",
             )
         self._broker.take_batch(self, header, arrived)
+        self._arriving.popleft()
 
     def refuse(self, header: BatchHeader, outcome: Outcome) -> None:
         """Tell the publisher that its batch was not taken, unless it wants no acks."""

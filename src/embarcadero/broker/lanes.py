@@ -29,7 +29,7 @@ from embarcadero.fabric.frontier import FrontierReader
 from embarcadero.fabric.layout import BrokerLine, frontier_offset
 from embarcadero.fabric.log import Reservation
 from embarcadero.fabric.region import Fabric
-from embarcadero.limits import FETCH_WAIT_MS_MAX, FETCHES_PARKED_PER_CONNECTION_MAX
+from embarcadero.limits import FETCH_WAIT_MS_MAX, FETCHES_PARKED_PER_CONNECTION_MAX, SESSIONS_PER_CONNECTION_MAX
 from embarcadero.placement.directory import Directory
 from embarcadero.plants import planted
 from embarcadero.steps import Step
@@ -40,8 +40,6 @@ from embarcadero.wire.frames import ACK, NO_ACK
 
 if TYPE_CHECKING:
     from embarcadero.broker.connection import Connection
-
-_SESSIONS_TRACKED_MAX = 1_024
 
 
 @dataclass(slots=True)
@@ -181,7 +179,7 @@ class BrokerLanes:
     def _in_turn(connection: Connection, header: BatchHeader) -> bool:
         """Order 1: a batch that overtook an earlier one (which was refused, or is elsewhere) has to come again."""
         turns = connection.turns
-        if len(turns) > _SESSIONS_TRACKED_MAX:
+        if len(turns) > SESSIONS_PER_CONNECTION_MAX:
             del turns[next(iter(turns))]
         return header.session_seq <= turns.get((header.lane, header.session), header.low)
 
@@ -220,6 +218,9 @@ class BrokerLanes:
             self.closed |= self._epoch.closing()
             return False
         self._steps.at(Step.LANE_CHECKED)
+        for _, _, held in self._unacked:
+            if held is not None:
+                self._durable.chain(held.lane)  # the store may not answer: before acks of anybody are taken out
         self._counters.ordered_here(self.unacked, self._clock.now_us() - self._unacked_since_us)
         settled, self._unacked, self.unacked = self._unacked, [], 0
         for connection, acks, held in settled:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from embarcadero.broker.connection import Connection
 
 _RESULTS_AT_ONCE = 4_096
+_ENDED: Final = frozenset(map(int, (Outcome.CLOSED, Outcome.FENCED, Outcome.UNKNOWN_SESSION)))
+"""After these a session takes no more batches."""
 
 
 @dataclass(slots=True)
@@ -58,6 +60,7 @@ class Relay:
         self._next = 0
         self.on_results: Callable[[Entries], None] = lambda _results: None
         self.on_result: Callable[[int, int], None] = lambda _pending, _outcome: None  # one alone
+        self.on_ended: Callable[[Connection, tuple[int, int]], None] = lambda _connection, _session: None
         self.lost: Callable[[int], list[tuple[int, int]]] = lambda _lane: []  # a lane's LOST gaps
 
     def wait(self, pending: int, waiting: Waiting) -> None:
@@ -98,6 +101,8 @@ class Relay:
         waiting = self.waiting.get(line[1])
         if waiting is None or waiting.kind != EntryKind.BATCH or waiting.location is None:
             return False
+        if line[6] >> 32 & 0xFF in _ENDED:
+            return False
         self._steps.at(Step.ACK_LOADED)
         if line[0] != self._next or fold_line(line) != line[7] >> 32 or not epoch.may_act():
             return False
@@ -137,6 +142,7 @@ class Relay:
         """Free what is settled; acks go out as one array per connection."""
         acks: dict[Connection, tuple[list[int], list[int]]] = {}
         for_disks: dict[tuple[Connection, HeldLane], list[int]] = {}
+        outcomes = results["outcome"].tolist()
         for row, pending in enumerate(results["pending"].tolist()):
             waiting = self.waiting.pop(pending, None)
             if waiting is None:
@@ -146,10 +152,12 @@ class Relay:
                 if waiting.held is None:
                     self._release(waiting.location)
                 else:
-                    waiting.held.answered(int(results["outcome"][row]), int(results["index"][row]), waiting.location)
+                    waiting.held.answered(outcomes[row], int(results["index"][row]), waiting.location)
             connection = waiting.connection
             if connection is None or connection.gone:
                 continue
+            if outcomes[row] in _ENDED:
+                self.on_ended(connection, (waiting.lane, int(results["session"][row])))
             if waiting.held is not None and waiting.durable:
                 for_disks.setdefault((connection, waiting.held), []).append(row)
             elif waiting.kind == EntryKind.BATCH:

@@ -7,6 +7,7 @@ above the high water mark no credit is granted, below the low one it is again; c
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from hashlib import blake2b
 from typing import Final
@@ -90,6 +91,7 @@ class Broker:
         self.epoch = EpochView(fabric, member, steps)
         self.relay = Relay(self.ingest.frontiers, self.ingest.log.release, steps)
         self.relay.on_results, self.relay.on_result = self._count_results, self._count_result
+        self.relay.on_ended = self._forget_session
         self._heartbeat = FrontierWriter(self.ingest.frontiers, frontier_offset(BrokerLine.HEARTBEAT))
         self._reads_waiting = FrontierWriter(self.ingest.frontiers, frontier_offset(BrokerLine.READS_WAITING))
         self._durable_waiting = FrontierWriter(self.ingest.frontiers, frontier_offset(BrokerLine.DURABLE_WAITING))
@@ -115,8 +117,8 @@ class Broker:
         self._slow: dict[int, tuple[Reservation, int]] = {}  # connection -> its batch under way, seen so often
         self._scratch = memoryview(bytearray(limits.SCRATCH_BYTES))
         self.connections: dict[int, Connection] = {}
-        self._attached: dict[tuple[int, int], int] = {}
-        self._owed: list[Entry] = []  # detach entries that found no slot yet
+        self._attached: dict[tuple[int, int], int] = {}  # (lane, session) -> connections that feed it
+        self._owed: deque[Entry] = deque()  # detach entries that have no slot yet
         self._connected = 0
         self._above_since_us: int | None = None
         self._told_full = False
@@ -266,10 +268,9 @@ class Broker:
         self.reads.disconnected(connection)
         self.lanes.disconnected(connection)
         self.held.disconnected(connection)
-        for key in sorted(connection.sessions):
-            self._attached[key] -= 1
-            if not self._attached[key]:
-                del self._attached[key]
+        for key in list(connection.sessions):
+            self._forget_session(connection, key)
+            if key not in self._attached:
                 self._owed.append(Entry(EntryKind.SESSION_DETACH, *key))
         self._pay_owed()
 
@@ -308,10 +309,13 @@ class Broker:
                 self._slow[number] = (arriving, looks + 1)
 
     def _pay_owed(self) -> None:
-        while self._owed and (pending := self.ingest.stage_control(self._owed[0])) is not None:
-            entry = self._owed.pop(0)
-            self.relay.waiting[pending] = Waiting(entry.kind, entry.lane, None, None)
+        self._stage_owed()
         self._publish()
+
+    def _stage_owed(self) -> None:
+        while self._owed and (pending := self.ingest.stage_control(self._owed[0])) is not None:
+            entry = self._owed.popleft()
+            self.relay.waiting[pending] = Waiting(entry.kind, entry.lane, None, None)
 
     # --- credit -------------------------------------------------------------------------------------------------------
     def _credit_window(self) -> tuple[int, int]:
@@ -411,14 +415,29 @@ class Broker:
         if key in connection.sessions:
             return True
         if key not in self._attached:
-            pending = self.ingest.stage_control(Entry(EntryKind.SESSION_ATTACH, lane, session))
-            if pending is None:
+            self._stage_owed()  # a detach of the same session that came later would undo this
+            entry = Entry(EntryKind.SESSION_ATTACH, lane, session)
+            if self._owed or (pending := self.ingest.stage_control(entry)) is None:
                 return False
             self.relay.waiting[pending] = Waiting(EntryKind.SESSION_ATTACH, lane, None, None)
             self._attached[key] = 0
         self._attached[key] += 1
-        connection.sessions.add(key)
+        connection.sessions[key] = None
+        if len(connection.sessions) > limits.SESSIONS_PER_CONNECTION_MAX:
+            self._forget_session(connection, next(iter(connection.sessions)))
         return True
+
+    def _forget_session(self, connection: Connection, key: tuple[int, int]) -> None:
+        """Have a session in mind no longer; another batch of it would attach it again.
+
+        The sequencer is not told: its publisher has not hung up, and gaps of one that goes on keep all their time.
+        """
+        if key not in connection.sessions:
+            return
+        del connection.sessions[key]
+        self._attached[key] -= 1
+        if not self._attached[key]:
+            del self._attached[key]
 
     def take_batch(self, connection: Connection, header: BatchHeader, arrived: Reservation) -> None:
         """A whole, right batch: stage its entry."""

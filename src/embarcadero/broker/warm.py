@@ -138,10 +138,10 @@ class Warm:
         span = self._ahead.pop((connection.number, ask.lane), None)
         if span is not None and span.key == _what(ask) and not isinstance(span.result, Exception):
             self.ahead_used += 1
+            self._ahead_bytes -= span.reserved  # from now on it is a read like others
             if span.result is None:
                 span.done = done
             else:
-                self._ahead_bytes -= span.reserved
                 done(span.result)
             return
         if span is not None:
@@ -175,10 +175,7 @@ class Warm:
 
     def _came(self, span: _Span, result: Any) -> None:
         span.result = result
-        if span.dropped:
-            return
         if span.done is not None:
-            self._ahead_bytes -= span.reserved
             span.done(result)
 
     def _drop(self, span: _Span) -> None:

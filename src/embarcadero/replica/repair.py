@@ -227,9 +227,9 @@ class Repair:
 
     def _in_vain(self, copy: Copy, source: _Source, tried: int, result: object) -> None:
         """This peer could not help: the next one may."""
+        if (reader := self._readers.pop(source, None)) is not None:
+            reader.close()
         if isinstance(result, Exception):
-            if (reader := self._readers.pop(source, None)) is not None:
-                reader.close()
             self._journal.note("a peer's copy can't be used", peer=source.member.replica, reason=str(result))
         self._tried[copy.tags] = (tried + 1, 0)
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
+from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 
@@ -18,6 +20,8 @@ from embarcadero.storage.disk import Disk, Missing
 from embarcadero.storage.layout import START_FILE, base_seqs, segment_name
 from embarcadero.storage.parse import NO_ENTRIES
 from embarcadero.storage.segment import Point, SegmentReader, Spot, read_place
+
+T = TypeVar("T")
 
 _OPEN_MAX = 16
 """Segments that a reader keeps open."""
@@ -60,6 +64,17 @@ class RangeReader:
         self._open.clear()
         self._places.clear()
         self._indices.clear()
+
+    def _look(self, look: Callable[[], T | None]) -> T | None:
+        """What a look finds; where that is nothing, what it finds in files that were opened anew.
+
+        A segment that was cut away and made again has the same name: what we had open may be the one that is gone.
+        """
+        found = look()
+        if found is None and self._open:
+            self.close()
+            found = look()
+        return found
 
     @property
     def first(self) -> int | None:
@@ -136,6 +151,7 @@ class RangeReader:
         """
         for again in (False, True):
             if again:
+                self.close()  # what we have open may be gone, see _look
                 self.refresh()
             try:
                 found = self._read(index, end, max_bytes)
@@ -190,6 +206,9 @@ class RangeReader:
 
     def entry(self, index: int) -> Entries | None:
         """One record's entry, checked; None if it is not here."""
+        return self._look(lambda: self._entry(index))
+
+    def _entry(self, index: int) -> Entries | None:
         found = self.entries(index, index + 1)
         return found if len(found) else None
 
@@ -234,6 +253,9 @@ class RangeReader:
     # --- finding ------------------------------------------------------------------------------------------------------
     def find_seq(self, seq: int) -> int | None:
         """Index of the batch that holds a record, or of the first one if all come after it; None if it is not here."""
+        return self._look(lambda: self._find_seq(seq))
+
+    def _find_seq(self, seq: int) -> int | None:
         self.refresh()
         number = bisect_right(self._bases, seq) - 1
         if number < 0:
@@ -248,6 +270,9 @@ class RangeReader:
 
     def find_time(self, us: int) -> int | None:
         """Index of the first batch that was appended at this time or later; None if that is not here."""
+        return self._look(lambda: self._find_time(us))
+
+    def _find_time(self, us: int) -> int | None:
         self.refresh()
         before: SegmentReader | None = None
         for base in self._bases[self._first_reaching(us) :]:
