@@ -41,6 +41,19 @@ def test_a_damaged_one_is_passed_over(place: int) -> None:
     assert newest_checkpoint(disk, FOLDER, 99) == (10, b"old" * 9)
 
 
+def test_one_that_cannot_be_read_is_passed_over() -> None:
+    """A bad sector is under the newest one: the older one holds."""
+    world = World()
+    disk = world.disk()
+    for index in (10, 20):
+        write_checkpoint(disk, FOLDER, index, b"table" * index)
+    world.unreadable.add(f"{FOLDER}/sessions-{20:020d}.checkpoint")
+    assert newest_checkpoint(disk, FOLDER, 99) == (10, b"table" * 10)
+
+    world.unreadable.add(f"{FOLDER}/sessions-{10:020d}.checkpoint")
+    assert newest_checkpoint(disk, FOLDER, 99) is None
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_crash_leaves_what_was_told(seed: int) -> None:
     """Once written it is there."""

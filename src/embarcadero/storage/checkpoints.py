@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from embarcadero.errors import BadValue
+from embarcadero.errors import BadValue, DiskFailed
 from embarcadero.limits import LINE_BYTES, SESSIONS_FILE_BYTES_MAX
 from embarcadero.storage.disk import Disk, Missing, join, read_whole, write_whole
 from embarcadero.storage.layout import decode_checkpoint, encode_checkpoint
@@ -36,11 +36,11 @@ def checkpoints(disk: Disk, lane_folder: str) -> list[int]:
 
 
 def read_checkpoint(disk: Disk, lane_folder: str, index: int) -> bytes | None:
-    """The checkpoint of an index; None if it is not there, or damaged. BadSegment if a newer program wrote it."""
+    """The checkpoint of an index; None if it can't be read, or is damaged. BadSegment if a newer program wrote it."""
     path = join(lane_folder, _name(index))
     try:
         data = read_whole(disk, path, SESSIONS_FILE_BYTES_MAX + LINE_BYTES)
-    except Missing:
+    except DiskFailed:  # a bad sector, or longer than ours are: as good as damaged, and no reason to stop
         return None
     header, table = decode_checkpoint(data[:LINE_BYTES], path), data[LINE_BYTES:]
     return table if header == (index, len(table), payload_crc(table)) else None
