@@ -146,15 +146,16 @@ def _mend_file(log: RangeLog, peer: RangeReader, damage: Damage) -> bool:
     parts = RangeLog.recover(
         log.disk, folder, base.lane, base.range_number, base.base_index, base.base_seq, log.settings
     )  # fmt: skip
-    if parts.damage or parts.first != damage.first:
+    usable, made = not parts.damage and parts.first == damage.first, None
+    try:
+        if usable and copy_span(peer, parts, damage.end) >= damage.end:
+            made = parts.finish(last=log.sealed and damage.end == log.end)
+    finally:
         parts.close()
+    if not usable:
         remove_range(log.disk, folder)  # what another repair left is of no use: the next try begins anew
+    if made is None:
         return False
-    copy_span(peer, parts, damage.end)
-    if parts.end < damage.end:
-        parts.close()
-        return False
-    made = parts.finish(last=log.sealed and damage.end == log.end)
     _move_in(log, folder)
     log.adopt(made)
     return True
