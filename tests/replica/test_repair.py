@@ -6,7 +6,9 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from embarcadero.storage.layout import range_folder
+from embarcadero.storage.checkpoints import write_checkpoint
+from embarcadero.storage.layout import lane_folder, range_folder, repair_folder
+from embarcadero.storage.real import RealDisk
 from tests.replica.harness import World, Writer
 from tests.replica.test_ranges import Slow, refs, written
 
@@ -65,3 +67,25 @@ def test_files_that_a_worker_reads_are_closed_when_it_is_done(tmp_path: Path) ->
     world.settle()
     assert not open_below(peers)
     assert late.counters.ranges_removed == 1
+
+
+def test_a_repair_that_never_ended_goes_with_its_range(tmp_path: Path) -> None:
+    """The range, the last of its lane, is given up before what it lacks has come: nothing of the lane is left."""
+    world = World(tmp_path, replicas=2, segment_bytes=2_048)
+    lane = world.topic(replicas=2, durable_on=1)
+    written(world, lane, 14)
+    world.kill_replica(1)
+    damaged, good = (sorted((world.folder(n) / range_folder(lane, 1)).glob("*.log")) for n in (1, 0))
+    damaged[1].unlink()
+    spoiled = bytearray(good[1].read_bytes())
+    spoiled[1_000] ^= 0xFF
+    good[1].write_bytes(bytes(spoiled))
+    assert world.directory.seal_and_open(lane, 1, 14, 28, refs(world, 0), world.reign.number)
+    world.start_replica(1)
+    world.poll(20)
+    assert (world.folder(1) / repair_folder(range_folder(lane, 1))).exists()
+    write_checkpoint(RealDisk(world.folder(1)), lane_folder(lane), 7, b"table")
+    world.directory.delete_topic("t")
+    world.settle()
+
+    assert not [path for path in world.folder(1).iterdir() if path.name.startswith("lane-")]

@@ -69,3 +69,17 @@ def test_a_checkpoint_that_cannot_be_read_stops_nobody(tmp_path: Path, others: i
 
     ref = world.replicas[0].member.ref
     assert (world.line(ref, lane), world.line(ref, lane, word=CHECKPOINT)) == (2, others)
+
+
+def test_a_crash_in_the_middle_of_a_checkpoint_leaves_no_file_for_good(tmp_path: Path) -> None:
+    """The next incarnation removes it when it first looks at the lane."""
+    world = World(tmp_path)
+    lane = world.topic()
+    world.reign.lane(lane)
+    world.settle()
+    folder = world.folder(0) / lane_folder(lane)
+    world.kill_replica(0)
+    (folder / f"sessions-{2:020d}.checkpoint.tmp").write_bytes(b"half")
+    world.start_replica(0)
+
+    assert [path.name for path in folder.iterdir()] == ["range-0000000001"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from embarcadero.storage.checkpoints import checkpoints, drop_older, newest_checkpoint, write_checkpoint
+from embarcadero.storage.checkpoints import checkpoints, drop_older, newest_checkpoint, sweep_drafts, write_checkpoint
 from embarcadero.storage.layout import lane_folder
 from tests.storage.crash_disk import World
 
@@ -62,3 +62,15 @@ def test_a_crash_leaves_what_was_told(seed: int) -> None:
     world.crash()
 
     assert newest_checkpoint(world.disk(), FOLDER, 10) == (10, b"a" * 5_000)
+
+
+def test_what_a_crash_left_half_written_is_swept() -> None:
+    """And nothing else: checkpoints stay, and so do drafts of others."""
+    disk = World().disk()
+    sweep_drafts(disk, FOLDER)
+    write_checkpoint(disk, FOLDER, 10, b"table")
+    for name in (f"sessions-{20:020d}.checkpoint.tmp", f"sessions-{30:020d}.checkpoint.tmp", "other.tmp"):
+        disk.open(f"{FOLDER}/{name}", create=True).close()
+    sweep_drafts(disk, FOLDER)
+
+    assert disk.list(FOLDER) == ["other.tmp", f"sessions-{10:020d}.checkpoint"]

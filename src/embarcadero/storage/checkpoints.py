@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 
 from embarcadero.errors import BadValue, DiskFailed
 from embarcadero.limits import LINE_BYTES, SESSIONS_FILE_BYTES_MAX
@@ -12,6 +13,7 @@ from embarcadero.storage.recovery import make_folders
 from embarcadero.wire.codec import payload_crc
 
 _NAME = re.compile(r"sessions-(\d{20})\.checkpoint")
+_DRAFT = re.compile(_NAME.pattern + r"\.tmp")
 
 
 def _name(index: int) -> str:
@@ -52,6 +54,13 @@ def newest_checkpoint(disk: Disk, lane_folder: str, at_most: int) -> tuple[int, 
         if index <= at_most and (data := read_checkpoint(disk, lane_folder, index)) is not None:
             return index, data
     return None
+
+
+def sweep_drafts(disk: Disk, lane_folder: str) -> None:
+    """Remove what a crash left of checkpoints that were being written. Only their writer may, while it writes none."""
+    with suppress(Missing):
+        for name in filter(_DRAFT.fullmatch, disk.list(lane_folder)):
+            disk.remove(join(lane_folder, name))
 
 
 def drop_older(disk: Disk, lane_folder: str, index: int) -> int:

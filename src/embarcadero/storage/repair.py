@@ -11,7 +11,7 @@ from embarcadero.errors import BadSegment
 from embarcadero.fabric.layout import Entries, every, sealed
 from embarcadero.limits import SCAN_BYTES
 from embarcadero.storage.disk import Disk, join
-from embarcadero.storage.layout import HEADER_BYTES, base_seqs, record_bytes, segment_name
+from embarcadero.storage.layout import HEADER_BYTES, base_seqs, record_bytes, repair_folder, segment_name
 from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.reading import RangeReader
 from embarcadero.storage.recovery import begin_nothing, remove_range
@@ -141,7 +141,7 @@ def _mend_file(log: RangeLog, peer: RangeReader, damage: Damage) -> bool:
     first = peer.entry(damage.first)
     if first is None:
         return False
-    folder = f"{log.folder}.repair"
+    folder = repair_folder(log.folder)
     base = log.header(log.segments[0])._replace(base_index=damage.first, base_seq=int(first["seq"][0]))
     parts = RangeLog.recover(
         log.disk, folder, base.lane, base.range_number, base.base_index, base.base_seq, log.settings
