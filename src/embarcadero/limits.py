@@ -33,6 +33,7 @@ HOST_DEFAULT = "127.0.0.1"  # reachable from this machine only
 PORT_DEFAULT = 9_092
 FREED_BYTES_KEPT = 64 * MIB  # by a process of a cluster, for what it copies next
 FILES_SPARE = 512  # open files that a process keeps for everything but connections: a region is one
+FILES_PER_REPLICA = 16_384  # open files that one may need at worst: some for each range that is not complete
 
 # --- names and counts -------------------------------------------------------------------------------------------------
 TOPIC_NAME_CHARS_MAX = 249

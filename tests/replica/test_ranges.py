@@ -7,9 +7,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from embarcadero.errors import NotAvailable
 from embarcadero.limits import CEILING_AHEAD
 from embarcadero.placement.directory import Directory
 from embarcadero.plants import ACTIVE
@@ -123,8 +125,12 @@ def test_a_range_that_is_not_ours_any_more_is_removed(tmp_path: Path) -> None:
     assert not any(name.startswith("lane-") for name in (path.name for path in world.folder(0).iterdir()))
 
 
-def test_a_drained_replica_gives_its_ranges_away(tmp_path: Path) -> None:
-    """Another one copies the sealed range; then the store and the disks agree that the drained one has nothing."""
+@pytest.mark.parametrize("refused", [0, 3])
+def test_a_drained_replica_gives_its_ranges_away(tmp_path: Path, refused: int) -> None:
+    """Another one copies the sealed range; then the store and the disks agree that the drained one has nothing.
+
+    A store that is out of reach when the copy is complete is told later.
+    """
     world = World(tmp_path, replicas=3)
     lane = world.topic(replicas=2, durable_on=2)
     writer = written(world, lane)
@@ -135,13 +141,23 @@ def test_a_drained_replica_gives_its_ranges_away(tmp_path: Path) -> None:
         lane, 1, 10, 20, refs(world, *sorted(before - {leaving}), spare), world.reign.number
     )  # fmt: skip
     world.directory.drain_replica(leaving)
-    for _ in range(5):
-        world.poll(20, step_us=200_000)
-    world.settle()
+    answers, usual = [NotAvailable("busy", "wait")] * refused, world.directory.replace_in_sealed
+
+    def replace(*what: Any) -> bool:
+        if answers:
+            raise answers.pop()
+        return usual(*what)
+
+    with patch.object(world.directory, "replace_in_sealed", replace):
+        for _ in range(5):
+            world.poll(20, step_us=200_000)
+        world.settle()
 
     assert not world.directory.ranges_on(leaving)
     assert world.files(spare, lane) == writer.written
     assert not (world.folder(leaving) / range_folder(lane, 1)).exists()
+    assert world.notes[spare].count("can't record a copy") == refused
+    assert world.notes[spare].count("copy completed") == 1
 
 
 # --- after a restart --------------------------------------------------------------------------------------------------

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from embarcadero.limits import SESSIONS_FILE_BYTES_MAX
 from embarcadero.replica.sessions import CHECKPOINT
 from embarcadero.sequencer.checkpoint import CheckpointWriter, read_checkpoint
 from embarcadero.sequencer.held import HeldSlots
 from embarcadero.sequencer.lane import checkpoint_region
 from embarcadero.sequencer.order import LaneOrder
 from embarcadero.sequencer.sessions import SessionTable
-from embarcadero.storage.checkpoints import newest_checkpoint
+from embarcadero.storage.checkpoints import newest_checkpoint, write_checkpoint
 from embarcadero.storage.layout import lane_folder
 from embarcadero.storage.real import RealDisk
 from embarcadero.types import NO_INDEX
@@ -45,3 +48,38 @@ def test_the_newest_checkpoint_below_the_line_is_kept(tmp_path: Path) -> None:
     world.lose_fabric(1)
     world.settle()
     assert world.line(world.replicas[0].member.ref, lane, word=CHECKPOINT) == 5
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_checkpoint_that_cannot_be_read_stops_nobody(tmp_path: Path, others: int) -> None:
+    """The replica starts, counts, and answers for an older one, or for none."""
+    world = World(tmp_path)
+    lane = world.topic()
+    writer = world.reign.lane(lane)
+    world.settle()
+    writer.batches(b"a", b"b")
+    world.settle()
+    world.kill_replica(0)
+    disk = RealDisk(world.folder(0))
+    for index in (1, 2)[1 - others :]:
+        write_checkpoint(disk, lane_folder(lane), index, b"table")
+    with (world.folder(0) / lane_folder(lane) / f"sessions-{2:020d}.checkpoint").open("r+b") as file:
+        file.truncate(SESSIONS_FILE_BYTES_MAX + 100)
+    world.start_replica(0)
+
+    ref = world.replicas[0].member.ref
+    assert (world.line(ref, lane), world.line(ref, lane, word=CHECKPOINT)) == (2, others)
+
+
+def test_a_crash_in_the_middle_of_a_checkpoint_leaves_no_file_for_good(tmp_path: Path) -> None:
+    """The next incarnation removes it when it first looks at the lane."""
+    world = World(tmp_path)
+    lane = world.topic()
+    world.reign.lane(lane)
+    world.settle()
+    folder = world.folder(0) / lane_folder(lane)
+    world.kill_replica(0)
+    (folder / f"sessions-{2:020d}.checkpoint.tmp").write_bytes(b"half")
+    world.start_replica(0)
+
+    assert [path.name for path in folder.iterdir()] == ["range-0000000001"]

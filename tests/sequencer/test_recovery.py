@@ -13,6 +13,7 @@ from embarcadero.fabric.ring import create_ring
 from embarcadero.limits import CEILING_AHEAD, CEILING_AHEAD_HANDLES, RECOVERY_REPLIES_S
 from embarcadero.plants import ACTIVE
 from embarcadero.sequencer.decisions import control_entry
+from embarcadero.sequencer.recovery import LaneRecovery
 from embarcadero.sequencer.restoring import rows_for
 from embarcadero.sequencer.sessions import SessionTable
 from embarcadero.types import NO_SESSION, EntryKind, Outcome, Range
@@ -418,6 +419,44 @@ def test_memory_lost_twice() -> None:
     again = cluster.brokers[0].request(EntryKind.SESSION_OPEN, lane, session)
     cluster.run(2)
     assert cluster.brokers[0].answers[again][4] == 6
+
+
+@pytest.mark.parametrize("memory", [False, True])
+@pytest.mark.parametrize("order", [2, 5])
+def test_a_checkpoint_of_what_was_lost_is_not_believed_later(order: int, memory: bool) -> None:
+    """One disk had more than those that replied, and comes back when the next range is open: a resend is stored.
+
+    Whoever opened that range died before the lane began, or memory was lost once more.
+    """
+    cluster, lane, session, range_ = loaded(order)
+    cluster.sequencer.lanes[lane].save(cluster.clock.us)
+    cluster.lines(lane, 7, 4, 4)
+    lost = cluster.disks.checkpoints[lane].pop(7)
+    longest, *others = disks_of(range_).items()
+    cluster.lose_memory(dict([*others, (3, "new")]))
+    reply(cluster, range_, None, 4, 4)
+    with patch.object(LaneRecovery, "_begin", side_effect=Crash), pytest.raises(Crash):
+        cluster.wait(RECOVERY_REPLIES_S + 0.5)
+    second = cluster.open_range(lane)
+    cluster.memory.crash(cluster.host)
+    cluster.disks.checkpoints[lane][7] = lost
+    if memory:
+        cluster.lose_memory(dict([longest, *others, (3, "new")]))
+        reply(cluster, second, *[second.start] * 3)
+    else:
+        cluster.replica(*longest)
+        cluster.new_sequencer()
+    cluster.wait(1)
+
+    assert cluster.directory.ranges(lane)[0].end == 4
+    again = cluster.brokers[0].request(EntryKind.SESSION_OPEN, lane, session)
+    cluster.run(2)
+    opened = cluster.brokers[0].answers[again][5]
+    sent = cluster.brokers[0].batches(lane, opened, 2, 3, 4)
+    cluster.run(2)
+    outcomes = [cluster.brokers[0].outcome(sent + at) for at in range(3)]
+    assert outcomes == [Outcome.DUP_OF, Outcome.ORDERED, Outcome.ORDERED]
+    assert cluster.brokers[0].answers[sent + 1][1] > second.start
 
 
 def test_more_sessions_than_fit_the_ring_are_fenced_in_portions() -> None:

@@ -64,6 +64,7 @@ class World:
         self.syncs_to_live: int | None = None  # then the host goes down
         self.read_only = False
         self.unreadable: set[str] = set()
+        self.open_files: set[CrashFile] = set()
 
     def disk(self) -> CrashDisk:
         return CrashDisk(self)
@@ -104,6 +105,7 @@ def _put(names: dict, path: str, node: object) -> None:
 class CrashFile:
     def __init__(self, world: World, path: str, node: Node, writable: bool) -> None:
         self._world, self._path, self.node, self._writable = world, path, node, writable
+        world.open_files.add(self)
 
     def _may_write(self) -> None:
         if not self._writable or self._world.read_only:
@@ -147,7 +149,7 @@ class CrashFile:
         self.node.truncate(size)
 
     def close(self) -> None:
-        pass
+        self._world.open_files.discard(self)
 
 
 class CrashLock:

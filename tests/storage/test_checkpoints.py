@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from embarcadero.storage.checkpoints import checkpoints, drop_older, newest_checkpoint, write_checkpoint
+from embarcadero.storage.checkpoints import checkpoints, drop_older, newest_checkpoint, sweep_drafts, write_checkpoint
 from embarcadero.storage.layout import lane_folder
 from tests.storage.crash_disk import World
 
@@ -41,6 +41,19 @@ def test_a_damaged_one_is_passed_over(place: int) -> None:
     assert newest_checkpoint(disk, FOLDER, 99) == (10, b"old" * 9)
 
 
+def test_one_that_cannot_be_read_is_passed_over() -> None:
+    """A bad sector is under the newest one: the older one holds."""
+    world = World()
+    disk = world.disk()
+    for index in (10, 20):
+        write_checkpoint(disk, FOLDER, index, b"table" * index)
+    world.unreadable.add(f"{FOLDER}/sessions-{20:020d}.checkpoint")
+    assert newest_checkpoint(disk, FOLDER, 99) == (10, b"table" * 10)
+
+    world.unreadable.add(f"{FOLDER}/sessions-{10:020d}.checkpoint")
+    assert newest_checkpoint(disk, FOLDER, 99) is None
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_crash_leaves_what_was_told(seed: int) -> None:
     """Once written it is there."""
@@ -49,3 +62,15 @@ def test_a_crash_leaves_what_was_told(seed: int) -> None:
     world.crash()
 
     assert newest_checkpoint(world.disk(), FOLDER, 10) == (10, b"a" * 5_000)
+
+
+def test_what_a_crash_left_half_written_is_swept() -> None:
+    """And nothing else: checkpoints stay, and so do drafts of others."""
+    disk = World().disk()
+    sweep_drafts(disk, FOLDER)
+    write_checkpoint(disk, FOLDER, 10, b"table")
+    for name in (f"sessions-{20:020d}.checkpoint.tmp", f"sessions-{30:020d}.checkpoint.tmp", "other.tmp"):
+        disk.open(f"{FOLDER}/{name}", create=True).close()
+    sweep_drafts(disk, FOLDER)
+
+    assert disk.list(FOLDER) == ["other.tmp", f"sessions-{10:020d}.checkpoint"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from copy import deepcopy
+from unittest.mock import patch
 
 import pytest
 
@@ -488,6 +489,19 @@ def test_a_repair_that_was_interrupted_and_damaged_begins_anew(copies: Copies) -
     parts.close()
     del copies.world.names[f"{FOLDER}.repair/{segment_name(copies.source.seq(damage.first))}"]
     assert not mend(log, copies.peer, damage)
+    copies.repair(log)
+
+
+def test_a_repair_for_which_a_peer_is_no_help_leaves_no_file_open(copies: Copies) -> None:
+    """It is tried again and again, until a peer has what is missing."""
+    del copies.world.names[copies.path(1)]
+    log = copies.open()
+    before = set(copies.world.open_files)
+    with patch.object(copies.peer, "read", side_effect=BadSegment("damaged", "try another")):
+        for _ in range(3):
+            with pytest.raises(BadSegment):
+                mend(log, copies.peer, log.damage[0])
+    assert copies.world.open_files == before
     copies.repair(log)
 
 

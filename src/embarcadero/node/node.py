@@ -75,7 +75,9 @@ class Node:
 
     def __init__(self, folder: ClusterFolder, roles: Sequence[Role], config: Config) -> None:
         self._info: ClusterInfo = folder.require_running()
-        self._config = within_open_files(config, sum(role.broker is not None for role in roles))
+        brokers = sum(role.broker is not None for role in roles)
+        replicas = sum(role.replica is not None for role in roles)
+        self._config = within_open_files(config, brokers, replicas)
         self._places = Places(folder.path)
         self._roles, self._folder = roles, folder
         self._open = ExitStack()

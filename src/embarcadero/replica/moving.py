@@ -14,6 +14,7 @@ from typing import Final
 
 from embarcadero.env import Journal
 from embarcadero.errors import EmbarcaderoError
+from embarcadero.fabric.tagged import Tags
 from embarcadero.placement.directory import Directory
 from embarcadero.replica.copies import Copy
 from embarcadero.replica.ranges import Ranges, tags_of
@@ -35,6 +36,7 @@ class Moving:
         self._sealed: list[Range] = []
         self._bereft: list[Range] = []  # open ranges that name a disk of ours which is gone
         self._leaving: set[int] = set()
+        self._untold: dict[Tags, Copy] = {}  # complete copies that the store could not be told of yet
         self._look_us = 0
 
     def update(self, members: list[ReplicaMember], ranges: list[Range]) -> None:
@@ -57,13 +59,16 @@ class Moving:
         """Take over what shall be here from now on. True if something was: copies are to be opened."""
         refill = {tags_of(range_) for range_ in self._bereft if self._reign.asked(range_)} - self._ranges.refilled
         self._ranges.refilled |= refill
-        return self._take_over(now_us) or bool(refill)
-
-    def _take_over(self, now_us: int) -> bool:
-        """Sealed ranges whose replica leaves, if they fall to us."""
-        if now_us < self._look_us or not self._leaving or self._me.replica in self._leaving:
-            return False
+        if now_us < self._look_us:
+            return bool(refill)
         self._look_us = now_us + _LOOK_US
+        self._tell_again()
+        return self._take_over() or bool(refill)
+
+    def _take_over(self) -> bool:
+        """Sealed ranges whose replica leaves, if they fall to us."""
+        if not self._leaving or self._me.replica in self._leaving:
+            return False
         before = len(self._ranges.adopted)
         for range_ in self._sealed:
             named = {ref.replica for ref in range_.replicas}
@@ -75,8 +80,15 @@ class Moving:
                 self._ranges.adopted[tags_of(range_)] = old
         return len(self._ranges.adopted) > before
 
+    def _tell_again(self) -> None:
+        """Let the store know of copies that are still here and whole."""
+        untold, self._untold = self._untold, {}
+        for tags, copy in untold.items():
+            if copy.complete and self._ranges.copies.get(tags) is copy:
+                self.completed(copy)
+
     def completed(self, copy: Copy) -> None:
-        """A sealed range is all here: let the store know, if it looks for it elsewhere."""
+        """A sealed range is all here: let the store know, if it looks for it elsewhere; again, if it is not heard."""
         range_ = copy.range_
         old = self._ranges.adopted.get(copy.tags)
         mine = next((ref for ref in range_.replicas if ref.replica == self._me.replica), None)
@@ -85,6 +97,7 @@ class Moving:
         try:
             self._directory.replace_in_sealed(*copy.tags, self._me.replica if old is None else old, self._me.ref)
         except EmbarcaderoError as error:
+            self._untold[copy.tags] = copy
             self._journal.warn("can't record a copy", lane=copy.tags[0], range=copy.tags[1], reason=str(error))
         else:
             self._journal.note("copy completed", lane=copy.tags[0], range=copy.tags[1], instead_of=old)

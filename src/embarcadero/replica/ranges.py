@@ -23,7 +23,7 @@ from embarcadero.replica.counters import ReplicaCounters
 from embarcadero.replica.health import Health
 from embarcadero.steps import Step
 from embarcadero.storage.disk import Disk, Missing
-from embarcadero.storage.layout import begun_range, lane_folder, range_folder
+from embarcadero.storage.layout import begun_range, lane_folder, range_folder, repair_folder
 from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.recovery import remove_range
 from embarcadero.storage.writing import Damage, DamageKind, RangeSettings
@@ -290,6 +290,7 @@ class Ranges:
 
     def _remove_folder(self, tags: Tags) -> None:
         folder, lane = range_folder(*tags), lane_folder(tags[0])
+        remove_range(self._disk, repair_folder(folder))  # first: without its range nobody would look for it
         remove_range(self._disk, folder)
         if not any(other[0] == tags[0] for other in self._on_disk - {tags}):
             with suppress(Missing):

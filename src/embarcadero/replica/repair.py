@@ -60,6 +60,7 @@ class Repair:
         self._journal, self._counters, self._bytes_per_s = journal, counters, bytes_per_s
         self._members: dict[int, ReplicaMember] = {}
         self._readers: dict[_Source, RangeReader] = {}
+        self._in_use: set[_Source] = set()  # a worker reads there just now
         self._tried: dict[Tags, tuple[int, int]] = {}  # how many peers were tried in vain, and when to go on
         self._free_us = 0  # when the allowance of bytes is paid back
         self.on_change: Callable[[], None] = lambda: None  # told when a copy may count that did not, or is gone
@@ -68,8 +69,7 @@ class Repair:
         """Take note of the replicas there are."""
         self._members = {member.replica: member for member in members}  # oldest first: the newest stays
         known = set(self._members.values())
-        for source in [source for source in self._readers if source.member not in known]:
-            self._readers.pop(source).close()
+        self._let_go([source for source in list(self._readers) if source.member not in known])
 
     def next_deadline_us(self) -> int | None:
         """When to try again, if something waits for that."""
@@ -78,7 +78,7 @@ class Repair:
     # --- a piece at a time --------------------------------------------------------------------------------------------
     def step(self, copies: list[Copy], now_us: int) -> bool:
         """Have one piece read for each copy of an open range that lacks something, and for one sealed range."""
-        moved = False
+        moved, asking = False, {copy.tags for copy in copies}
         for copy in copies:
             if copy.busy or copy.doubtful or now_us < self._tried.get(copy.tags, (0, 0))[1]:
                 continue
@@ -89,6 +89,7 @@ class Repair:
                 if copy.behind and copy.range_.open:
                     self._give_up(copy, now_us, "neither the fabric nor another replica has what follows")
                 self._heal(copy, self._commits.told(copy) if goal is None and self._ranges.follows(copy) else goal)
+                asking.discard(copy.tags)
                 continue
             if damage is not None and goal is not None and self._is_above(copy, damage, goal):
                 self._ranges.cut_damaged_end(copy, damage, goal)
@@ -100,7 +101,14 @@ class Repair:
                 moved = True
                 if not copy.range_.open:
                     break
+        self._let_go([source for source in list(self._readers) if source.tags not in asking])
         return moved
+
+    def _let_go(self, sources: list[_Source]) -> None:
+        """Close files of peers that no copy asks for any more, unless a worker is about to read them."""
+        for source in sources:
+            if source not in self._in_use:
+                self._readers.pop(source).close()
 
     def _is_above(self, copy: Copy, damage: Damage, end: int) -> bool:
         """Whether damage goes on above the end that a range has, or gets: there is nothing to mend in place.
@@ -155,6 +163,7 @@ class Repair:
             return
         copy.reading = True
         source, start = sources[tried], copy.log.end
+        self._in_use.add(source)
         if damage is not None:
             self._workers.run(partial(self._mend, source, copy, damage), partial(self._mended, copy, source, tried))
         elif goal is not None:
@@ -199,6 +208,7 @@ class Repair:
 
     def _mended(self, copy: Copy, source: _Source, tried: int, result: bool | Exception) -> None:
         copy.reading = False
+        self._in_use.discard(source)
         if result is not True:
             self._in_vain(copy, source, tried, result)
             return
@@ -208,6 +218,7 @@ class Repair:
 
     def _arrived(self, copy: Copy, source: _Source, start: int, tried: int, result: Piece | Exception) -> None:
         copy.reading = False
+        self._in_use.discard(source)
         if copy.doubtful or copy.log.end != start:
             return
         if isinstance(result, Exception) or not len(result.entries):

@@ -6,6 +6,7 @@ below the recovered end, and replays the entries after it; so entries below the 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Final
 
 from embarcadero.env import Clock, Journal
@@ -20,7 +21,7 @@ from embarcadero.replica.reign import Reign
 from embarcadero.sequencer.checkpoint import newest_index, read_checkpoint
 from embarcadero.sequencer.lane import checkpoint_region
 from embarcadero.steps import Step
-from embarcadero.storage.checkpoints import drop_older, newest_checkpoint, write_checkpoint
+from embarcadero.storage.checkpoints import drop_older, newest_checkpoint, sweep_drafts, write_checkpoint
 from embarcadero.storage.disk import Disk
 from embarcadero.storage.layout import lane_folder
 from embarcadero.types import NO_INDEX
@@ -43,6 +44,8 @@ class Sessions:
     def on_disk(self, lane: int) -> int:
         """As of which index the newest checkpoint of a lane on this disk is; 0 if there is none."""
         if lane not in self._known:
+            with suppress(EmbarcaderoError):  # they are in nobody's way
+                sweep_drafts(self._disk, lane_folder(lane))
             found = newest_checkpoint(self._disk, lane_folder(lane), NO_INDEX)
             self._known[lane] = 0 if found is None else found[0]
         return self._known[lane]

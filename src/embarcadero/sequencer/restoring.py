@@ -12,6 +12,7 @@ import numpy as np
 
 from embarcadero.errors import BadSegment, EmbarcaderoError
 from embarcadero.fabric.layout import ORDER, Entries
+from embarcadero.plants import planted
 from embarcadero.sequencer.checkpoint import Checkpoint, parse_checkpoint, restore
 from embarcadero.sequencer.control import attach
 from embarcadero.sequencer.held import HeldSlots
@@ -52,7 +53,7 @@ def restore_lane(
     past: Past, topic: Topic, ranges: Sequence[Range], end: int, sessions: int, held: HeldSlots, now_us: int
 ) -> LaneOrder:
     """The lane's sessions as of `end`; all ranges of it that there are, the last one of them ending at or above."""
-    saved = _checkpoint(past, topic.lane, end)
+    saved = _checkpoint(past, topic.lane, ranges, end)
     first = min((range_.start for range_ in ranges), default=0)
     start = saved.index if saved is not None else 0
     if start < first:  # a range is forgotten only below a checkpoint on enough disks: it is on others than these
@@ -84,16 +85,29 @@ def fence_all(order: LaneOrder, now_us: int) -> list[int]:
     return rows
 
 
-def _checkpoint(past: Past, lane: int, at_most: int) -> Checkpoint | None:
+def _checkpoint(past: Past, lane: int, ranges: Sequence[Range], end: int) -> Checkpoint | None:
+    """The newest good one at or below `end` that speaks only of what the lane has.
+
+    One from between two ranges speaks of what was lost: some disk had more than those that replied.
+    """
+    at_most = end
     for _ in range(_TRIES_MAX):
         found = past.checkpoint(lane, at_most)
         if found is None:
             return None
-        checkpoint = parse_checkpoint(found[1])
-        if checkpoint is not None and checkpoint.index == found[0]:
+        index, data = found
+        kept = index if planted("checkpoint-above-end") else _last_kept(ranges, index, end)
+        checkpoint = parse_checkpoint(data)
+        if kept == index and checkpoint is not None and checkpoint.index == index:
             return checkpoint
-        at_most = found[0] - 1
+        at_most = min(kept, index - 1)
     return None
+
+
+def _last_kept(ranges: Sequence[Range], index: int, end: int) -> int:
+    """The highest index at or below one at which some range is, or ends."""
+    ends = [end if range_.end is None else range_.end for range_ in ranges if range_.start <= index]
+    return min(index, max(ends, default=-1))
 
 
 def rows_for(sessions: int, saved: Checkpoint | None, parts: list[Entries]) -> int:

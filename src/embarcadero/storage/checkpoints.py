@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 
-from embarcadero.errors import BadValue
+from embarcadero.errors import BadValue, DiskFailed
 from embarcadero.limits import LINE_BYTES, SESSIONS_FILE_BYTES_MAX
 from embarcadero.storage.disk import Disk, Missing, join, read_whole, write_whole
 from embarcadero.storage.layout import decode_checkpoint, encode_checkpoint
@@ -12,6 +13,7 @@ from embarcadero.storage.recovery import make_folders
 from embarcadero.wire.codec import payload_crc
 
 _NAME = re.compile(r"sessions-(\d{20})\.checkpoint")
+_DRAFT = re.compile(_NAME.pattern + r"\.tmp")
 
 
 def _name(index: int) -> str:
@@ -36,11 +38,11 @@ def checkpoints(disk: Disk, lane_folder: str) -> list[int]:
 
 
 def read_checkpoint(disk: Disk, lane_folder: str, index: int) -> bytes | None:
-    """The checkpoint of an index; None if it is not there, or damaged. BadSegment if a newer program wrote it."""
+    """The checkpoint of an index; None if it can't be read, or is damaged. BadSegment if a newer program wrote it."""
     path = join(lane_folder, _name(index))
     try:
         data = read_whole(disk, path, SESSIONS_FILE_BYTES_MAX + LINE_BYTES)
-    except Missing:
+    except DiskFailed:  # a bad sector, or longer than ours are: as good as damaged, and no reason to stop
         return None
     header, table = decode_checkpoint(data[:LINE_BYTES], path), data[LINE_BYTES:]
     return table if header == (index, len(table), payload_crc(table)) else None
@@ -52,6 +54,13 @@ def newest_checkpoint(disk: Disk, lane_folder: str, at_most: int) -> tuple[int, 
         if index <= at_most and (data := read_checkpoint(disk, lane_folder, index)) is not None:
             return index, data
     return None
+
+
+def sweep_drafts(disk: Disk, lane_folder: str) -> None:
+    """Remove what a crash left of checkpoints that were being written. Only their writer may, while it writes none."""
+    with suppress(Missing):
+        for name in filter(_DRAFT.fullmatch, disk.list(lane_folder)):
+            disk.remove(join(lane_folder, name))
 
 
 def drop_older(disk: Disk, lane_folder: str, index: int) -> int:

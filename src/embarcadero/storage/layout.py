@@ -244,6 +244,11 @@ def range_folder(lane: int, number: int) -> str:
     return f"{lane_folder(lane)}/range-{number:010d}"
 
 
+def repair_folder(folder: str) -> str:
+    """Where missing segments of a range's copy are on their way back."""
+    return f"{folder}.repair"
+
+
 def begun_name(folder: str) -> str:
     """An empty file in the replica's folder: this copy was there once. Without, no folder means that there was none."""
     return folder.replace("/", "-") + _BEGUN

@@ -11,7 +11,7 @@ from embarcadero.errors import BadSegment
 from embarcadero.fabric.layout import Entries, every, sealed
 from embarcadero.limits import SCAN_BYTES
 from embarcadero.storage.disk import Disk, join
-from embarcadero.storage.layout import HEADER_BYTES, base_seqs, record_bytes, segment_name
+from embarcadero.storage.layout import HEADER_BYTES, base_seqs, record_bytes, repair_folder, segment_name
 from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.reading import RangeReader
 from embarcadero.storage.recovery import begin_nothing, remove_range
@@ -150,20 +150,21 @@ def _mend_file(log: RangeLog, peer: RangeReader, damage: Damage) -> bool:
     first = peer.entry(damage.first)
     if first is None:
         return False
-    folder = f"{log.folder}.repair"
+    folder = repair_folder(log.folder)
     base = log.header(log.segments[0])._replace(base_index=damage.first, base_seq=int(first["seq"][0]))
     parts = RangeLog.recover(
         log.disk, folder, base.lane, base.range_number, base.base_index, base.base_seq, log.settings
     )  # fmt: skip
-    if parts.damage or parts.first != damage.first:
+    usable, made = not parts.damage and parts.first == damage.first, None
+    try:
+        if usable and copy_span(peer, parts, damage.end) >= damage.end:
+            made = parts.finish(last=log.sealed and damage.end == log.end)
+    finally:
         parts.close()
+    if not usable:
         remove_range(log.disk, folder)  # what another repair left is of no use: the next try begins anew
+    if made is None:
         return False
-    copy_span(peer, parts, damage.end)
-    if parts.end < damage.end:
-        parts.close()
-        return False
-    made = parts.finish(last=log.sealed and damage.end == log.end)
     _move_in(log, folder)
     log.adopt(made)
     return True
