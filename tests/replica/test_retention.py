@@ -7,6 +7,7 @@ from pathlib import Path
 from embarcadero.replica.sessions import CHECKPOINT
 from embarcadero.storage.checkpoints import write_checkpoint
 from embarcadero.storage.layout import lane_folder, range_folder
+from embarcadero.storage.writing import DamageKind
 from embarcadero.types import TopicLane
 from embarcadero.wire.messages import AdvanceTier, OpenTier
 from tests.replica.harness import World, Writer
@@ -47,6 +48,41 @@ def test_a_trim_drops_whole_segments(tmp_path: Path) -> None:
     assert segments(world, lane) == before[2:]
     assert world.files(0, lane) == writer.written[before[2][0] :]
     assert world.replicas[0].counters.dropped_bytes > SEGMENT
+
+
+def test_damage_that_is_trimmed_away_keeps_no_copy_from_counting(tmp_path: Path) -> None:
+    """No peer could repair it, and nobody needs it any more: what came meanwhile counts, and after a restart."""
+    world, lane, writer = filled(tmp_path)
+    second = segments(world, lane)[1][0]
+    path = min((world.folder(0) / range_folder(lane, 1)).glob("*.log"))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+    world.poll(20, step_us=500_000)
+    assert world.replicas[0].counters.damage_found == 1
+    writer.batches(b"later")
+    world.poll(5)
+    assert world.durable(lane) == 60
+
+    world.directory.trim("t", lane, second)
+    world.poll(10, step_us=500_000)
+    assert world.durable(lane) == 61
+    world.kill_replica(0)
+    world.start_replica(0)
+    assert world.replicas[0].ranges.copies[lane, 1].whole
+
+
+def test_a_loss_can_be_accepted_though_the_copy_starts_above_it(tmp_path: Path) -> None:
+    """Nobody knows how far a lost tail went, but what was appended after it is whole."""
+    world, lane, writer = filled(tmp_path)
+    copy = world.replicas[0].ranges.copies[lane, 1]
+    world.directory.trim("t", lane, segments(world, lane)[1][0])
+    world.poll(10, step_us=500_000)
+    copy.log.quarantine(1, 2, DamageKind.TAIL, b"")
+    assert copy.log.first > 2
+    assert world.replicas[0].ranges.accept_loss(copy)
+    assert copy.whole
+    assert world.files(0, lane) == writer.written[copy.log.first :]
 
 
 def test_retention_by_bytes_becomes_a_trim(tmp_path: Path) -> None:

@@ -389,6 +389,51 @@ def test_rot_in_a_finished_segment_is_found_by_a_scrub(copies: Copies, number: i
     copies.repair(log)
 
 
+@pytest.mark.parametrize("syncs", [None, *range(5)])
+def test_damage_goes_with_the_segment_that_it_is_in(copies: Copies, syncs: int | None) -> None:
+    """For good: a later start does not find it either, though a crash came between a drop and the word of it."""
+    copies.flip(copies.path(0), copies.infos[0].bytes // 2)
+    log = copies.open()
+    scrub_all(log)
+    assert len(log.damage) == 1
+    copies.world.syncs_to_live = syncs
+    with suppress(Died):
+        log.drop_below(copies.infos[0].end_index)
+        assert not log.damage
+    copies.world.syncs_to_live = None
+    copies.world.crash()
+    log = copies.open()
+    assert not [one for one in log.damage if one.end <= log.first]
+    log.drop_below(copies.infos[0].end_index)
+    assert not copies.open().damage
+    assert (log.first, log.end) == (copies.infos[1].base_index, copies.end)
+
+
+def test_what_is_missing_below_a_trim_is_no_loss(copies: Copies) -> None:
+    """A trimmed copy that lost its start file seems to lack its first segments: the trim says that it does not."""
+    log, first = copies.open(), copies.infos[2].base_index
+    log.drop_below(first)
+    log.close()
+    copies.world.names[f"{FOLDER}/{START_FILE}"].data.clear()
+    log = copies.open()
+    assert [damage[:3] for damage in log.damage] == [(START, first, DamageKind.FILE)]
+    log.drop_below(first - 1)
+    assert log.damage
+    log.drop_below(first)
+    assert not log.damage
+    assert not copies.open().damage
+
+
+def test_a_lost_tail_is_not_trimmed_away(copies: Copies) -> None:
+    """Nobody knows how far it went: it may have gone on above all that is here now."""
+    log = copies.open()
+    log.quarantine(START + 1, START + 2, DamageKind.TAIL, b"")
+    log.drop_below(copies.infos[2].base_index)
+    assert log.first > START + 2
+    assert [damage.kind for damage in log.damage] == [DamageKind.TAIL]
+    assert [damage.kind for damage in copies.open().damage] == [DamageKind.TAIL]
+
+
 @pytest.mark.parametrize("harm", ["delete", "swap", "header", "footer"])
 def test_harm_to_a_finished_segment_at_run_time_is_found_by_a_scrub(copies: Copies, harm: str) -> None:
     """Deleted, swapped, or with a damaged header or footer, while the replica runs."""

@@ -213,9 +213,9 @@ class Ranges:
 
     def accept_loss(self, copy: Copy) -> bool:
         """An operator's word: go on with what is whole, and forget what came after it. False if it did not work."""
-        first = min(damage.first for damage in copy.log.damage)
+        inside = [damage.first for damage in copy.log.damage if damage.kind is not DamageKind.TAIL]
         try:
-            copy.log.cut(min(first, copy.log.end))
+            copy.log.cut(min([*inside, copy.log.end]))
             for damage in list(copy.log.damage):
                 copy.log.healed(damage)
         except EmbarcaderoError as error:

@@ -151,6 +151,7 @@ class Replica:
         for copy in self.ranges.copies.values():
             if copy.range_.open and (self._has_begun_well(copy) or self._accept_loss(copy)):
                 self._begin_counting(copy)
+            self.commits.publish(copy)
         copies = self.ranges.copies.values()
         self._following = [copy for copy in copies if self.ranges.follows(copy)]
         self._open_copies = [copy for copy in copies if copy.range_.open]
@@ -252,7 +253,8 @@ class Replica:
             self._sessions_us = now_us + _SESSIONS_US
             for copy in self._following:
                 self.sessions.look(copy, self.reign)
-            self.retention.look(now_us)
+            if self.retention.look(now_us):
+                self._take_stock()
             self._look_for_folder()
             if self.moving.look(now_us):
                 self.ranges.update(self._ranges, self._directory.trims())

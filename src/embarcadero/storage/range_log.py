@@ -413,12 +413,12 @@ class RangeLog:
         gone = 0
         while gone < len(sealed) and sealed[gone].end_index <= index:
             gone += 1
-        if not gone:
-            return 0
         first = segments[gone]
-        self._note_start(first.base_index, first.base_seq)
+        if self._floor.index < first.base_index <= index or gone:  # also if what was before is only missing
+            self._note_start(first.base_index, first.base_seq)
         self._sealed_segments = self._sealed_segments[gone:]
-        self.damage = [damage for damage in self.damage if damage.end > first.base_index]
+        for damage in [one for one in self.damage if one.is_below(self._floor.index)]:
+            self.healed(damage)
         for info in segments[:gone]:
             remove_segment(self.disk, self.folder, info.base_seq)
         return sum(info.bytes for info in segments[:gone])

@@ -25,6 +25,7 @@ from embarcadero.storage.layout import (
     FOOTER_BYTES,
     HEADER_BYTES,
     MARK_FILE,
+    MENDED,
     START_FILE,
     Footer,
     Header,
@@ -113,7 +114,7 @@ class _Recovery:
         self._sweep()
         for name in self._disk.list(self._folder):
             if (span := damaged_span(name)) is not None:
-                self._damage.append(Damage(span[0], span[1], DamageKind(span[2]), name))
+                self._recall(Damage(span[0], span[1], DamageKind(span[2]), name))
         seen = [one for base_seq in self._bases() if (one := self._see(base_seq)) is not None]
         active: Writing | None = None
         closed = False
@@ -295,6 +296,14 @@ class _Recovery:
         else:
             self._note_damage(wrong.first, wrong.end or limit or wrong.first + 1, DamageKind.SPAN, found)
         self._notes.append(f"{self._folder}: records from {wrong.first} on are damaged; they were put aside")
+
+    def _recall(self, damage: Damage) -> None:
+        """Damage that was noted before. What was dropped since is no loss: a crash came before that was noted, too."""
+        if damage.is_below(self._floor.index):
+            path = join(self._folder, damage.name)
+            self._disk.rename(path, path.removesuffix(DAMAGED) + MENDED)
+        else:
+            self._damage.append(damage)
 
     def _note_damage(self, first: int, end: int, kind: DamageKind, found: bytes) -> None:
         damage = Damage(first, end, kind, damaged_name(first, end, kind))

@@ -88,6 +88,10 @@ class Damage(NamedTuple):
     kind: DamageKind
     name: str
 
+    def is_below(self, start: int) -> bool:
+        """Whether a copy that starts there need not have it. Nobody knows that of a tail."""
+        return self.kind is not DamageKind.TAIL and self.end <= start
+
 
 @dataclass(slots=True)
 class Writing:
