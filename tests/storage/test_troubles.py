@@ -330,6 +330,51 @@ def test_a_hole_in_what_was_synced_is_damage(copies: Copies, records: int) -> No
     copies.repair(log)
 
 
+def test_what_was_never_synced_is_cut_behind_damage_too(copies: Copies) -> None:
+    """A segment with rot in it rolled over; all but the name of the next one was lost, and nobody had promised it."""
+    log, active = copies.open(), copies.infos[-1]
+    while log.segments[-1].base_seq == active.base_seq:
+        fill(log, copies.source, 7, sync=False)
+    copies.node(-1).data[active.bytes :] = bytes(len(copies.node(-1).data) - active.bytes)
+    copies.flip(copies.path(-1), 128 + 3)
+    del copies.world.names[f"{FOLDER}/{segment_name(log.segments[-1].base_seq)}"].data[128:]
+    log = copies.open()
+
+    assert log.end == copies.end
+    assert [damage.first for damage in log.damage] == [active.base_index]
+    copies.repair(log)
+
+
+@pytest.mark.parametrize("torn_bytes", [0, 64])
+def test_an_end_that_is_missing_behind_damage_is_missed(copies: Copies, torn_bytes: int) -> None:
+    """A later segment vouches for it. A repair of the damage alone makes nothing whole."""
+    info = copies.infos[2]
+    entries, _ = copies.source.span(info.base_index, info.end_index - 3)
+    size = sum(64 + -(-one // 64) * 64 for one in entries["size"].tolist())
+    copies.flip(copies.path(2), 128 + 3)
+    del copies.node(2).data[128 + size - torn_bytes :]
+    log = copies.open()
+    one, two = log.damage
+    assert (one.first, two.end) == (info.base_index, info.end_index)
+    assert one.end < two.first
+    log.damage = [one]
+    assert not mend(log, copies.peer, one)
+    log.damage = [one, two]
+    copies.repair(log)
+    assert log.segments == copies.infos
+
+
+def test_a_segment_that_lacks_only_its_footer_is_known_as_before(copies: Copies) -> None:
+    """Its footer is made anew, and is none of its records' bytes."""
+    info = copies.infos[2]
+    del copies.node(2).data[info.bytes :]
+    log = copies.open()
+
+    assert log.segments == copies.infos
+    log.close()
+    copies.whole(copies.open())
+
+
 def test_a_program_that_cut_damage_would_be_noticed(copies: Copies, monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted bug: records that were synced are gone, and nobody says so."""
     monkeypatch.setattr(plants, "ACTIVE", {"damage-cut"})

@@ -458,10 +458,10 @@ class RangeLog:
         return self._active.header._replace(base_index=info.base_index, base_seq=info.base_seq)
 
     def adopt(self, made: Sequence[SegmentInfo]) -> None:
-        """Segments that were missing are there again."""
-        known = {info.base_seq for info in (*self._sealed_segments, self._active.info)}
-        added = [info for info in made if info.base_seq not in known]
-        self._sealed_segments = tuple(sorted((*self._sealed_segments, *added)))
+        """Segments that were missing, or damaged, are whole again."""
+        known = {info.base_seq: info for info in (*self._sealed_segments, *made)}
+        known.pop(self._active.header.base_seq, None)
+        self._sealed_segments = tuple(sorted(known.values()))
 
     def finish(self, last: bool) -> tuple[SegmentInfo, ...]:
         """Sync, and leave all segments finished, to become part of another copy, perhaps its end; closes this one."""

@@ -232,7 +232,8 @@ class _Recovery:
         active.position, active.end, active.end_seq = scan.position, scan.end, scan.end_seq
         active.last_us, active.index = scan.last_us, scan.sparse
         short = later and scan.end < limit
-        if later and (not short or scan.wrong or vouched):
+        damaged = bool(scan.wrong) and scan.wrong[-1].end is None  # up to its end: that is never cut
+        if later and (not short or damaged or vouched):
             self._complete(file, active, scan, one, later[0])
             return None
         if short:
@@ -246,16 +247,17 @@ class _Recovery:
 
     def _complete(self, file: File, active: Writing, scan: Scan, one: Seen, after: Seen) -> None:
         """A segment that lacks only its footer: all of it is there, or what is not is noted as damage."""
-        if scan.end < after.header.base_index and not scan.wrong:
+        size = file.size()
+        if scan.end < after.header.base_index:
             self._note_damage(scan.end, after.header.base_index, DamageKind.SPAN, b"")
-        if scan.end == after.header.base_index:
-            file.truncate(scan.position)
-            self._write_again(file, HEADER_BYTES, scan.position)
+        else:
+            size = scan.position
+            file.truncate(size)
+            self._write_again(file, HEADER_BYTES, size)
             self._sync_following(after)
             active.finish(self._disk, self._folder, last=False)
         info = SegmentInfo(
-            one.header.base_index, one.base_seq, after.header.base_index, after.base_seq, file.size(),
-            scan.last_us, True,
+            one.header.base_index, one.base_seq, after.header.base_index, after.base_seq, size, scan.last_us, True
         )  # fmt: skip
         file.close()
         self._infos.append(info)

@@ -70,7 +70,7 @@ class Scrub:
             (log, info)
             for log in sorted(logs, key=lambda log: log.folder)
             for info in log.segments
-            if info.sealed and not any(one.first < info.end_index and one.end > info.base_index for one in log.damage)
+            if info.sealed and not any(one.overlaps(info) for one in log.damage)
         ]
         return lambda: self._step(segments)
 
