@@ -10,7 +10,7 @@ from embarcadero.storage.layout import lane_folder, range_folder
 from embarcadero.storage.writing import DamageKind
 from embarcadero.types import TopicLane
 from embarcadero.wire.messages import AdvanceTier, OpenTier
-from tests.replica.harness import World, Writer
+from tests.replica.harness import Slow, World, Writer
 
 SEGMENT = 64 * 1024
 
@@ -70,6 +70,30 @@ def test_damage_that_is_trimmed_away_keeps_no_copy_from_counting(tmp_path: Path)
     world.kill_replica(0)
     world.start_replica(0)
     assert world.replicas[0].ranges.copies[lane, 1].whole
+
+
+def test_nothing_is_dropped_while_it_is_scrubbed(tmp_path: Path) -> None:
+    """What a scrub finds is noted before its segment goes: nothing is left on record of what the copy has no more."""
+    world, lane, _ = filled(tmp_path)
+    replica, before = world.replicas[0], segments(world, lane)
+    path = min((world.folder(0) / range_folder(lane, 1)).glob("*.log"))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+    replica._workers, usual = Slow(), replica._workers
+    slow = replica._workers
+    world.poll(3, step_us=500_000)
+    assert len(slow.jobs) == 1
+    world.directory.trim("t", lane, before[1][0])
+    world.poll(10, step_us=500_000)
+    assert segments(world, lane) == before
+
+    replica._workers = usual
+    slow.jobs.pop()()
+    world.poll(10, step_us=500_000)
+    assert replica.counters.damage_found == 1
+    assert segments(world, lane) == before[1:]
+    assert replica.ranges.copies[lane, 1].whole
 
 
 def test_a_loss_can_be_accepted_though_the_copy_starts_above_it(tmp_path: Path) -> None:

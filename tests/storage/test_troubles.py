@@ -613,6 +613,24 @@ def test_the_last_segment_of_a_sealed_range_comes_back_as_its_end(copies: Copies
     assert copies.open().sealed
 
 
+def test_a_scrub_goes_on_behind_what_cannot_be_read(copies: Copies) -> None:
+    """A bad sector is told of; rot in later files is found all the same, and in earlier ones in the next round."""
+    log, clock, failed, found = copies.open(), ManualClock(), 0, list[int]()
+    copies.world.unreadable.add(copies.path(1))
+    copies.flip(copies.path(3), 128 + 3)
+    scrub = Scrub(clock)
+    for _ in range(3 * len(copies.infos)):
+        try:
+            found += [damage.first for damage in scrub.note([log], scrub.job([log])())]
+        except DiskFailed:
+            failed += 1
+        clock.us = scrub.due_us
+    assert found == [copies.infos[3].base_index]
+    assert failed == scrub.rounds + 1
+    copies.world.unreadable.clear()
+    copies.repair(log)
+
+
 def test_a_scrub_keeps_to_its_rate_and_goes_on_where_it_was(copies: Copies) -> None:
     """Due times grow with the bytes read; a new scrub continues from a place."""
     log, clock = copies.open(), ManualClock()
