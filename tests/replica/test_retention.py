@@ -139,15 +139,36 @@ def test_retention_stops_at_the_frontier_of_the_table(tmp_path: Path) -> None:
 
 
 def test_retention_by_age_becomes_a_trim(tmp_path: Path) -> None:
-    """Segments whose newest record is older go."""
+    """Segments whose newest record is older go, also the last one: it is closed by its age."""
     world, lane, _ = filled(tmp_path, retention_s=3_600)
     world.poll(4, step_us=500_000)
     assert lane not in world.directory.trims()
 
     before = segments(world, lane)
     world.poll(10, step_us=1_000_000_000)
-    assert world.directory.trims()[lane] == before[-2][1]
-    assert segments(world, lane) == before[-1:]
+    assert world.directory.trims()[lane] == before[-1][1] == 60
+    assert segments(world, lane) == [(60, 60)]
+
+
+def test_records_of_a_slow_topic_grow_old_too(tmp_path: Path) -> None:
+    """They never fill a segment: it is closed by its age, and goes when its last record is old enough."""
+    world = World(tmp_path, segment_s=60)
+    world.topic(order=0, retention_s=3_600)
+    made = world.directory.make_lane(world.directory.topic("t"), world.broker.member)
+    assert isinstance(made, TopicLane)
+    lane, writer = made.lane, world.broker.lane(made)
+    world.settle()
+    for _ in range(2):
+        writer.batches(b"seldom")
+        world.poll(10, step_us=20_000_000)
+    assert segments(world, lane) == [(0, 1), (1, 2), (2, 2)]
+    assert world.files(0, lane) == writer.written
+    world.poll(10, step_us=1_000_000_000)
+    assert world.directory.trims()[lane] == 2
+    assert segments(world, lane) == [(2, 2)]
+    writer.batches(b"next")
+    world.poll(5)
+    assert world.durable(lane) == 3
 
 
 def test_a_clock_that_is_set_makes_nothing_old(tmp_path: Path) -> None:
@@ -163,7 +184,7 @@ def test_a_clock_that_is_set_makes_nothing_old(tmp_path: Path) -> None:
     world.clock.wall_us = right  # type: ignore[method-assign]
     world.replicas[0].retention._offset_us = None  # as after a restart
     world.poll(10, step_us=1_000_000_000)
-    assert segments(world, lane) == before[-1:]
+    assert segments(world, lane) == [(60, 60)]
 
 
 def test_entries_stay_until_a_checkpoint_covers_them(tmp_path: Path) -> None:

@@ -60,6 +60,22 @@ def test_a_disk_that_takes_nothing_stops_counting_until_it_does(
     assert world.notes[0].count("disk trouble") == world.notes[0].count("disk trouble is over") == 1
 
 
+def test_a_segment_that_cannot_be_begun_is_begun_later(ill: tuple[Ill, int, Writer]) -> None:
+    """The old one is closed by its age when there is room for the next."""
+    world, lane, writer = ill
+    world.poll(2, step_us=1_000_000)
+    world.disk.full = True
+    world.poll(3, step_us=4_000_000_000)
+    assert world.trouble == Trouble.DISK_FULL
+    world.disk.full = False
+    world.poll(5, step_us=4_000_000)
+    assert not world.trouble
+    assert [info.sealed for info in world.replicas[0].ranges.copies[lane, 1].log.segments] == [True, False]
+    writer.batches(b"second")
+    world.poll()
+    assert world.files(0, lane) == writer.written
+
+
 def test_after_a_failed_sync_nothing_unsynced_is_trusted(ill: tuple[Ill, int, Writer]) -> None:
     """The system may have dropped the pages, and taken them for clean: they are written again, from the fabric."""
     world, lane, writer = ill

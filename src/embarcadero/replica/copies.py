@@ -88,6 +88,15 @@ class Commits:
         self._steps.at(Step.REPLICA_APPENDED)
         return True
 
+    def roll(self, copy: Copy, now_us: int) -> None:
+        """Begin the next segment of a copy if the last one is old, so that retention by age can drop it."""
+        if copy.busy or not self.may_try(copy, now_us):
+            return
+        try:
+            copy.log.roll_if_due(now_us)
+        except EmbarcaderoError as error:
+            self._failed(copy, error, "roll")
+
     def sync(self, copy: Copy) -> None:
         """Have what was appended synced, unless that is under way."""
         if not copy.syncing and not copy.doubtful and copy.log.dirty:

@@ -252,6 +252,7 @@ class Replica:
             self._sessions_us = now_us + _SESSIONS_US
             for copy in self._following:
                 self.sessions.look(copy, self.reign)
+                self.commits.roll(copy, now_us)
             if self.retention.look(now_us):
                 self._take_stock()
             self._look_for_folder()
