@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -18,7 +16,7 @@ from embarcadero.plants import ACTIVE
 from embarcadero.replica.health import Trouble
 from embarcadero.storage.layout import range_folder
 from embarcadero.types import ReplicaRef, TopicLane
-from tests.replica.harness import Reign, World, Writer
+from tests.replica.harness import Reign, Slow, World, Writer
 
 
 def written(world: World, lane: int, count: int = 10) -> Writer:
@@ -45,16 +43,6 @@ def test_a_sealed_range_is_cut_above_its_end_and_the_next_one_begins_there(tmp_p
     assert world.files(0, lane, 2) == writer.written[6:]
     assert world.durable(lane, 2) == 10
     assert world.replicas[0].count_ranges() == {"open": 1, "complete": 1, "incomplete": 0, "not opened": 0}
-
-
-class Slow:
-    """Workers that do it at once, and tell when they are told to."""
-
-    def __init__(self) -> None:
-        self.jobs: list[Callable[[], None]] = []
-
-    def run(self, job: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        self.jobs.append(partial(done, job()))
 
 
 def test_what_was_not_synced_when_its_range_was_sealed_is_synced_then(tmp_path: Path) -> None:

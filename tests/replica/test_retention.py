@@ -7,9 +7,10 @@ from pathlib import Path
 from embarcadero.replica.sessions import CHECKPOINT
 from embarcadero.storage.checkpoints import write_checkpoint
 from embarcadero.storage.layout import lane_folder, range_folder
+from embarcadero.storage.writing import DamageKind
 from embarcadero.types import TopicLane
 from embarcadero.wire.messages import AdvanceTier, OpenTier
-from tests.replica.harness import World, Writer
+from tests.replica.harness import Slow, World, Writer
 
 SEGMENT = 64 * 1024
 
@@ -49,6 +50,65 @@ def test_a_trim_drops_whole_segments(tmp_path: Path) -> None:
     assert world.replicas[0].counters.dropped_bytes > SEGMENT
 
 
+def test_damage_that_is_trimmed_away_keeps_no_copy_from_counting(tmp_path: Path) -> None:
+    """No peer could repair it, and nobody needs it any more: what came meanwhile counts, and after a restart."""
+    world, lane, writer = filled(tmp_path)
+    second = segments(world, lane)[1][0]
+    path = min((world.folder(0) / range_folder(lane, 1)).glob("*.log"))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+    world.poll(20, step_us=500_000)
+    assert world.replicas[0].counters.damage_found == 1
+    writer.batches(b"later")
+    world.poll(5)
+    assert world.durable(lane) == 60
+
+    world.directory.trim("t", lane, second)
+    world.poll(10, step_us=500_000)
+    assert world.durable(lane) == 61
+    world.kill_replica(0)
+    world.start_replica(0)
+    assert world.replicas[0].ranges.copies[lane, 1].whole
+
+
+def test_nothing_is_dropped_while_it_is_scrubbed(tmp_path: Path) -> None:
+    """What a scrub finds is noted before its segment goes: nothing is left on record of what the copy has no more."""
+    world, lane, _ = filled(tmp_path)
+    replica, before = world.replicas[0], segments(world, lane)
+    path = min((world.folder(0) / range_folder(lane, 1)).glob("*.log"))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+    replica._workers, usual = Slow(), replica._workers
+    slow = replica._workers
+    world.poll(3, step_us=500_000)
+    assert len(slow.jobs) == 1
+    world.directory.trim("t", lane, before[1][0])
+    world.poll(10, step_us=500_000)
+    assert segments(world, lane) == before
+
+    replica._workers = usual
+    slow.jobs.pop()()
+    world.poll(10, step_us=500_000)
+    assert replica.counters.damage_found == 1
+    assert segments(world, lane) == before[1:]
+    assert replica.ranges.copies[lane, 1].whole
+
+
+def test_a_loss_can_be_accepted_though_the_copy_starts_above_it(tmp_path: Path) -> None:
+    """Nobody knows how far a lost tail went, but what was appended after it is whole."""
+    world, lane, writer = filled(tmp_path)
+    copy = world.replicas[0].ranges.copies[lane, 1]
+    world.directory.trim("t", lane, segments(world, lane)[1][0])
+    world.poll(10, step_us=500_000)
+    copy.log.quarantine(1, 2, DamageKind.TAIL, b"")
+    assert copy.log.first > 2
+    assert world.replicas[0].ranges.accept_loss(copy)
+    assert copy.whole
+    assert world.files(0, lane) == writer.written[copy.log.first :]
+
+
 def test_retention_by_bytes_becomes_a_trim(tmp_path: Path) -> None:
     """At the start of a segment, so that all agree where the lane starts; what is kept is no less than asked for."""
     world, lane, _ = filled(tmp_path, retention_bytes=2 * SEGMENT)
@@ -79,15 +139,36 @@ def test_retention_stops_at_the_frontier_of_the_table(tmp_path: Path) -> None:
 
 
 def test_retention_by_age_becomes_a_trim(tmp_path: Path) -> None:
-    """Segments whose newest record is older go."""
+    """Segments whose newest record is older go, also the last one: it is closed by its age."""
     world, lane, _ = filled(tmp_path, retention_s=3_600)
     world.poll(4, step_us=500_000)
     assert lane not in world.directory.trims()
 
     before = segments(world, lane)
     world.poll(10, step_us=1_000_000_000)
-    assert world.directory.trims()[lane] == before[-2][1]
-    assert segments(world, lane) == before[-1:]
+    assert world.directory.trims()[lane] == before[-1][1] == 60
+    assert segments(world, lane) == [(60, 60)]
+
+
+def test_records_of_a_slow_topic_grow_old_too(tmp_path: Path) -> None:
+    """They never fill a segment: it is closed by its age, and goes when its last record is old enough."""
+    world = World(tmp_path, segment_s=60)
+    world.topic(order=0, retention_s=3_600)
+    made = world.directory.make_lane(world.directory.topic("t"), world.broker.member)
+    assert isinstance(made, TopicLane)
+    lane, writer = made.lane, world.broker.lane(made)
+    world.settle()
+    for _ in range(2):
+        writer.batches(b"seldom")
+        world.poll(10, step_us=20_000_000)
+    assert segments(world, lane) == [(0, 1), (1, 2), (2, 2)]
+    assert world.files(0, lane) == writer.written
+    world.poll(10, step_us=1_000_000_000)
+    assert world.directory.trims()[lane] == 2
+    assert segments(world, lane) == [(2, 2)]
+    writer.batches(b"next")
+    world.poll(5)
+    assert world.durable(lane) == 3
 
 
 def test_a_clock_that_is_set_makes_nothing_old(tmp_path: Path) -> None:
@@ -103,7 +184,7 @@ def test_a_clock_that_is_set_makes_nothing_old(tmp_path: Path) -> None:
     world.clock.wall_us = right  # type: ignore[method-assign]
     world.replicas[0].retention._offset_us = None  # as after a restart
     world.poll(10, step_us=1_000_000_000)
-    assert segments(world, lane) == before[-1:]
+    assert segments(world, lane) == [(60, 60)]
 
 
 def test_entries_stay_until_a_checkpoint_covers_them(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import pytest
 
 from embarcadero.plants import ACTIVE
 from embarcadero.replica.health import Trouble, health_in_words, trouble_of
+from embarcadero.storage.layout import MENDED, damaged_name, range_folder
+from embarcadero.storage.writing import DamageKind
 from tests.replica.faulty import FaultyDisk
 from tests.replica.harness import World, Writer
 
@@ -58,6 +60,22 @@ def test_a_disk_that_takes_nothing_stops_counting_until_it_does(
     assert world.notes[0].count("disk trouble") == world.notes[0].count("disk trouble is over") == 1
 
 
+def test_a_segment_that_cannot_be_begun_is_begun_later(ill: tuple[Ill, int, Writer]) -> None:
+    """The old one is closed by its age when there is room for the next."""
+    world, lane, writer = ill
+    world.poll(2, step_us=1_000_000)
+    world.disk.full = True
+    world.poll(3, step_us=4_000_000_000)
+    assert world.trouble == Trouble.DISK_FULL
+    world.disk.full = False
+    world.poll(5, step_us=4_000_000)
+    assert not world.trouble
+    assert [info.sealed for info in world.replicas[0].ranges.copies[lane, 1].log.segments] == [True, False]
+    writer.batches(b"second")
+    world.poll()
+    assert world.files(0, lane) == writer.written
+
+
 def test_after_a_failed_sync_nothing_unsynced_is_trusted(ill: tuple[Ill, int, Writer]) -> None:
     """The system may have dropped the pages, and taken them for clean: they are written again, from the fabric."""
     world, lane, writer = ill
@@ -88,6 +106,28 @@ def test_what_a_failed_sync_left_is_not_trusted_after_a_failed_cut_either(ill: t
     world.poll(50, step_us=100_000)
     assert world.durable(lane) == 3
     assert world.replicas[0].counters.entries == taken + 2
+    assert world.files(0, lane) == writer.written
+
+
+def test_a_failed_sync_of_a_copy_with_rot_in_it_is_got_over(ill: tuple[Ill, int, Writer]) -> None:
+    """It can't be cut where it was synced: so from the rot on. That is missing until it has all that had counted."""
+    world, lane, writer = ill
+    writer.batches(b"second" * 30, b"third")
+    world.poll()
+    assert world.durable(lane) == 3
+    (path,) = (world.folder(0) / range_folder(lane, 1)).glob("*.log")
+    data = bytearray(path.read_bytes())
+    data[data.index(writer.written[1][0]) + 3] ^= 4
+    path.write_bytes(data)
+    world.disk.sync_errors, world.disk.shows_lost = 1, True
+    writer.batches(b"fourth")
+    world.poll()
+    world.poll(50, step_us=100_000)
+
+    assert world.durable(lane) == 4
+    assert world.replicas[0].ranges.copies[lane, 1].whole
+    assert path.with_name(damaged_name(1, 3, DamageKind.TAIL)).with_suffix(MENDED).exists()
+    assert not world.trouble
     assert world.files(0, lane) == writer.written
 
 

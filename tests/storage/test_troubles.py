@@ -344,6 +344,51 @@ def test_a_hole_in_what_was_synced_is_damage(copies: Copies, records: int) -> No
     copies.repair(log)
 
 
+def test_what_was_never_synced_is_cut_behind_damage_too(copies: Copies) -> None:
+    """A segment with rot in it rolled over; all but the name of the next one was lost, and nobody had promised it."""
+    log, active = copies.open(), copies.infos[-1]
+    while log.segments[-1].base_seq == active.base_seq:
+        fill(log, copies.source, 7, sync=False)
+    copies.node(-1).data[active.bytes :] = bytes(len(copies.node(-1).data) - active.bytes)
+    copies.flip(copies.path(-1), 128 + 3)
+    del copies.world.names[f"{FOLDER}/{segment_name(log.segments[-1].base_seq)}"].data[128:]
+    log = copies.open()
+
+    assert log.end == copies.end
+    assert [damage.first for damage in log.damage] == [active.base_index]
+    copies.repair(log)
+
+
+@pytest.mark.parametrize("torn_bytes", [0, 64])
+def test_an_end_that_is_missing_behind_damage_is_missed(copies: Copies, torn_bytes: int) -> None:
+    """A later segment vouches for it. A repair of the damage alone makes nothing whole."""
+    info = copies.infos[2]
+    entries, _ = copies.source.span(info.base_index, info.end_index - 3)
+    size = sum(64 + -(-one // 64) * 64 for one in entries["size"].tolist())
+    copies.flip(copies.path(2), 128 + 3)
+    del copies.node(2).data[128 + size - torn_bytes :]
+    log = copies.open()
+    one, two = log.damage
+    assert (one.first, two.end) == (info.base_index, info.end_index)
+    assert one.end < two.first
+    log.damage = [one]
+    assert not mend(log, copies.peer, one)
+    log.damage = [one, two]
+    copies.repair(log)
+    assert log.segments == copies.infos
+
+
+def test_a_segment_that_lacks_only_its_footer_is_known_as_before(copies: Copies) -> None:
+    """Its footer is made anew, and is none of its records' bytes."""
+    info = copies.infos[2]
+    del copies.node(2).data[info.bytes :]
+    log = copies.open()
+
+    assert log.segments == copies.infos
+    log.close()
+    copies.whole(copies.open())
+
+
 def test_a_program_that_cut_damage_would_be_noticed(copies: Copies, monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted bug: records that were synced are gone, and nobody says so."""
     monkeypatch.setattr(plants, "ACTIVE", {"damage-cut"})
@@ -401,6 +446,51 @@ def test_rot_in_a_finished_segment_is_found_by_a_scrub(copies: Copies, number: i
     for damage in log.damage:  # padding may have been hit: that is nobody's
         assert copies.infos[number].base_index <= damage.first < damage.end <= copies.infos[number].end_index
     copies.repair(log)
+
+
+@pytest.mark.parametrize("syncs", [None, *range(5)])
+def test_damage_goes_with_the_segment_that_it_is_in(copies: Copies, syncs: int | None) -> None:
+    """For good: a later start does not find it either, though a crash came between a drop and the word of it."""
+    copies.flip(copies.path(0), copies.infos[0].bytes // 2)
+    log = copies.open()
+    scrub_all(log)
+    assert len(log.damage) == 1
+    copies.world.syncs_to_live = syncs
+    with suppress(Died):
+        log.drop_below(copies.infos[0].end_index)
+        assert not log.damage
+    copies.world.syncs_to_live = None
+    copies.world.crash()
+    log = copies.open()
+    assert not [one for one in log.damage if one.end <= log.first]
+    log.drop_below(copies.infos[0].end_index)
+    assert not copies.open().damage
+    assert (log.first, log.end) == (copies.infos[1].base_index, copies.end)
+
+
+def test_what_is_missing_below_a_trim_is_no_loss(copies: Copies) -> None:
+    """A trimmed copy that lost its start file seems to lack its first segments: the trim says that it does not."""
+    log, first = copies.open(), copies.infos[2].base_index
+    log.drop_below(first)
+    log.close()
+    copies.world.names[f"{FOLDER}/{START_FILE}"].data.clear()
+    log = copies.open()
+    assert [damage[:3] for damage in log.damage] == [(START, first, DamageKind.FILE)]
+    log.drop_below(first - 1)
+    assert log.damage
+    log.drop_below(first)
+    assert not log.damage
+    assert not copies.open().damage
+
+
+def test_a_lost_tail_is_not_trimmed_away(copies: Copies) -> None:
+    """Nobody knows how far it went: it may have gone on above all that is here now."""
+    log = copies.open()
+    log.quarantine(START + 1, START + 2, DamageKind.TAIL, b"")
+    log.drop_below(copies.infos[2].base_index)
+    assert log.first > START + 2
+    assert [damage.kind for damage in log.damage] == [DamageKind.TAIL]
+    assert [damage.kind for damage in copies.open().damage] == [DamageKind.TAIL]
 
 
 @pytest.mark.parametrize("harm", ["delete", "swap", "header", "footer"])
@@ -579,6 +669,24 @@ def test_a_segment_in_which_records_do_not_fit_stays_while_the_peer_lacks_some_o
     with pytest.raises(BadSegment, match="do not fit"):
         take_anew(log, open_reader(World(3).disk()), info)
     assert (log.damage, log.segments) == ([], copies.infos)
+
+
+def test_a_scrub_goes_on_behind_what_cannot_be_read(copies: Copies) -> None:
+    """A bad sector is told of; rot in later files is found all the same, and in earlier ones in the next round."""
+    log, clock, failed, found = copies.open(), ManualClock(), 0, list[int]()
+    copies.world.unreadable.add(copies.path(1))
+    copies.flip(copies.path(3), 128 + 3)
+    scrub = Scrub(clock)
+    for _ in range(3 * len(copies.infos)):
+        try:
+            found += [damage.first for damage in scrub.note([log], scrub.job([log])())]
+        except DiskFailed:
+            failed += 1
+        clock.us = scrub.due_us
+    assert found == [copies.infos[3].base_index]
+    assert failed == scrub.rounds + 1
+    copies.world.unreadable.clear()
+    copies.repair(log)
 
 
 def test_a_scrub_keeps_to_its_rate_and_goes_on_where_it_was(copies: Copies) -> None:

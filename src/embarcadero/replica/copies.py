@@ -30,6 +30,7 @@ class Copy:
         self.behind = False  # what follows left the fabric: another replica's files have it
         self.syncing = False
         self.reading = False  # a piece of another replica's files is on its way
+        self.scrubbing = False  # its old files are looked through; more may be appended and synced
         self.unsynced_bytes = 0  # appended since the last sync began
         self.complete = False  # sealed, and all of it is here, synced
         self.told = 0  # how far the range was durable when we last rang those who wait for it
@@ -37,7 +38,7 @@ class Copy:
     @property
     def busy(self) -> bool:
         """Whether a worker has it: its files are not to be cut, sealed or closed now."""
-        return self.syncing or self.reading
+        return self.syncing or self.reading or self.scrubbing
 
     @property
     def doubtful(self) -> bool:
@@ -86,6 +87,15 @@ class Commits:
             self.lines.set(copy.tags, copy.log.end)
         self._steps.at(Step.REPLICA_APPENDED)
         return True
+
+    def roll(self, copy: Copy, now_us: int) -> None:
+        """Begin the next segment of a copy if the last one is old, so that retention by age can drop it."""
+        if copy.busy or not self.may_try(copy, now_us):
+            return
+        try:
+            copy.log.roll_if_due(now_us)
+        except EmbarcaderoError as error:
+            self._failed(copy, error, "roll")
 
     def sync(self, copy: Copy) -> None:
         """Have what was appended synced, unless that is under way."""

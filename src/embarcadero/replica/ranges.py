@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Final
 
 from embarcadero.env import NO_STEPS, Clock, Journal, Steps
-from embarcadero.errors import DiskFailed, EmbarcaderoError
+from embarcadero.errors import BadSegment, DiskFailed, EmbarcaderoError
 from embarcadero.fabric.tagged import Tags
 from embarcadero.plants import planted
 from embarcadero.replica.copies import Copy
@@ -36,6 +36,28 @@ _RANGE: Final = re.compile(r"range-(\d{10})", re.ASCII)
 def tags_of(range_: Range) -> Tags:
     """How a range is called in tables."""
     return range_.lane, range_.number
+
+
+def _cut_doubts(log: RangeLog, synced: int) -> None:
+    """Keep only what was synced. If damage is in the way, only what is before it: the rest that counted is missing."""
+    index = min(max(synced, log.first), log.end)
+    try:
+        log.cut(index)
+    except BadSegment:
+        base = max(info.base_index for info in log.segments if info.base_index <= index)
+        in_the_way = [one.first for one in log.damage if base <= one.first < index]
+        if not in_the_way:
+            raise
+        _cut_from(log, min(in_the_way), synced)
+
+
+def _cut_from(log: RangeLog, first: int, counted: int) -> None:
+    """Cut a log where damage begins: what is to be mended in place goes. What had counted is a tail that is missing."""
+    if first < counted:
+        log.quarantine(first, counted, DamageKind.TAIL, b"")
+    log.cut(first)
+    for one in [one for one in log.damage if one.first >= first and one.kind is not DamageKind.TAIL]:
+        log.healed(one)
 
 
 class Ranges:
@@ -135,7 +157,7 @@ class Ranges:
         log = RangeLog.recover(self._disk, folder, *tags, range_.start, range_.start_seq, self._settings)
         if (synced := self._doubts.get(tags)) is not None:
             try:
-                log.cut(min(max(synced, log.first), log.end))
+                _cut_doubts(log, synced)
             except EmbarcaderoError:
                 with suppress(EmbarcaderoError):
                     log.close()
@@ -213,9 +235,9 @@ class Ranges:
 
     def accept_loss(self, copy: Copy) -> bool:
         """An operator's word: go on with what is whole, and forget what came after it. False if it did not work."""
-        first = min(damage.first for damage in copy.log.damage)
+        inside = [damage.first for damage in copy.log.damage if damage.kind is not DamageKind.TAIL]
         try:
-            copy.log.cut(min(first, copy.log.end))
+            copy.log.cut(min([*inside, copy.log.end]))
             for damage in list(copy.log.damage):
                 copy.log.healed(damage)
         except EmbarcaderoError as error:
@@ -253,17 +275,11 @@ class Ranges:
 
         While the range is open the copy says nothing until it reaches that end again: what it had may have counted.
         """
-        log = copy.log
         try:
-            if copy.range_.open and damage.first < end:
-                log.quarantine(damage.first, end, DamageKind.TAIL, b"")
-            log.cut(damage.first)
-            for one in [one for one in log.damage if one.first >= damage.first]:
-                if one.kind is not DamageKind.TAIL:
-                    log.healed(one)
+            _cut_from(copy.log, damage.first, end if copy.range_.open else damage.first)
         except EmbarcaderoError as error:
             self._failed(copy.tags, error, "cut")
-            self._reopen(copy, log.synced)
+            self._reopen(copy, copy.log.synced)
 
     def _remove_one(self) -> bool:
         for copy in self._leaving:

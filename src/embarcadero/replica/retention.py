@@ -76,11 +76,12 @@ class Retention:
         table = self._lines.of(ref)
         return (table.load((open_.lane, open_.number), CHECKPOINT) or 0) if table is not None else 0
 
-    def look(self, now_us: int) -> None:
-        """Ask for trims that bounds demand, and drop what is trimmed."""
+    def look(self, now_us: int) -> bool:
+        """Ask for trims that bounds demand, and drop what is trimmed. True if damage went with it."""
         if now_us < self._look_us:
-            return
+            return False
         self._look_us = now_us + _LOOK_US
+        healed = False
         by_lane: dict[int, list[Copy]] = defaultdict(list)
         for tags in sorted(self._ranges.copies):
             by_lane[tags[0]].append(self._ranges.copies[tags])
@@ -94,7 +95,8 @@ class Retention:
                 trim = self._demanded(topic, lane, copies, trim, needed)
             if needed is not None:
                 self._forget(lane, min(trim, needed), needed)
-            self._drop(copies, trim if needed is None else min(trim, needed))
+            healed |= self._drop(copies, trim if needed is None else min(trim, needed))
+        return healed
 
     def _demanded(self, topic: Topic, lane: int, copies: list[Copy], trim: int, needed: int | None) -> int:
         """Trim a lane as its topic's bounds ask for; returns where it starts then.
@@ -157,17 +159,19 @@ class Retention:
             large = sum(total >= topic.retention_bytes for total in kept[:-1])
         return sealed[: max(old, large)]
 
-    def _drop(self, copies: list[Copy], below: int) -> None:
+    def _drop(self, copies: list[Copy], below: int) -> bool:
+        healed = False
         for copy in copies:
-            if copy.busy or copy.doubtful or copy.log.first >= below:
+            if copy.busy or copy.doubtful:
                 continue
+            damage = copy.log.damage
             try:
                 freed = copy.log.drop_below(below)
-                for damage in [damage for damage in copy.log.damage if damage.end <= copy.log.first]:
-                    copy.log.healed(damage)
             except EmbarcaderoError as error:
                 self._journal.warn("can't drop segments", lane=copy.tags[0], range=copy.tags[1], reason=str(error))
                 continue
+            healed |= copy.log.damage != damage
             self._counters.dropped_bytes += freed
             if freed:
                 self._journal.note("segments dropped", lane=copy.tags[0], range=copy.tags[1], bytes=freed, below=below)
+        return healed

@@ -36,7 +36,6 @@ from embarcadero.replica.sessions import Sessions
 from embarcadero.steps import Step
 from embarcadero.storage.disk import Disk
 from embarcadero.storage.identity import IDENTITY_FILE
-from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.scrub import Found, Scrub
 from embarcadero.storage.writing import RangeSettings
 from embarcadero.types import Range, ReplicaMember, ReplicaState, Topic
@@ -151,6 +150,7 @@ class Replica:
         for copy in self.ranges.copies.values():
             if copy.range_.open and (self._has_begun_well(copy) or self._accept_loss(copy)):
                 self._begin_counting(copy)
+            self.commits.publish(copy)
         copies = self.ranges.copies.values()
         self._following = [copy for copy in copies if self.ranges.follows(copy)]
         self._open_copies = [copy for copy in copies if copy.range_.open]
@@ -252,7 +252,9 @@ class Replica:
             self._sessions_us = now_us + _SESSIONS_US
             for copy in self._following:
                 self.sessions.look(copy, self.reign)
-            self.retention.look(now_us)
+                self.commits.roll(copy, now_us)
+            if self.retention.look(now_us):
+                self._take_stock()
             self._look_for_folder()
             if self.moving.look(now_us):
                 self.ranges.update(self._ranges, self._directory.trims())
@@ -292,17 +294,22 @@ class Replica:
         if self._scrubbing or not rested or not self.scrub.due or self.ranges.opening:
             return
         self._scrubbing, self._scrubbed_us = True, now_us
-        logs = [copy.log for copy in self.ranges.copies.values() if copy.whole and not copy.busy]
-        self._workers.run(self.scrub.job(logs), partial(self._scrubbed, logs))
+        copies = [copy for copy in self.ranges.copies.values() if copy.whole and not copy.busy]
+        job = self.scrub.job([copy.log for copy in copies])
+        for copy in copies:
+            copy.scrubbing = copy.log is self.scrub.log
+        self._workers.run(job, partial(self._scrubbed, copies))
 
-    def _scrubbed(self, logs: list[RangeLog], result: list[Found] | Exception) -> None:
+    def _scrubbed(self, copies: list[Copy], result: list[Found] | Exception) -> None:
         self._scrubbing = False
+        for copy in copies:
+            copy.scrubbing = False
         if isinstance(result, Exception):
             self.journal.warn("scrub failed", reason=str(result))
             return
         self.counters.scrubbed_bytes = self.scrub.checked_bytes
         try:
-            damage = self.scrub.note(logs, result)
+            damage = self.scrub.note([copy.log for copy in copies], result)
         except EmbarcaderoError as error:
             if not self._miss_folders():
                 self.journal.warn("scrub failed", reason=str(error))

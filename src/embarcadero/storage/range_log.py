@@ -413,12 +413,12 @@ class RangeLog:
         gone = 0
         while gone < len(sealed) and sealed[gone].end_index <= index:
             gone += 1
-        if not gone:
-            return 0
         first = segments[gone]
-        self._note_start(first.base_index, first.base_seq)
+        if self._floor.index < first.base_index <= index or gone:  # also if what was before is only missing
+            self._note_start(first.base_index, first.base_seq)
         self._sealed_segments = self._sealed_segments[gone:]
-        self.damage = [damage for damage in self.damage if damage.end > first.base_index]
+        for damage in [one for one in self.damage if one.is_below(self._floor.index)]:
+            self.healed(damage)
         for info in segments[:gone]:
             remove_segment(self.disk, self.folder, info.base_seq)
         return sum(info.bytes for info in segments[:gone])
@@ -458,10 +458,10 @@ class RangeLog:
         return self._active.header._replace(base_index=info.base_index, base_seq=info.base_seq)
 
     def adopt(self, made: Sequence[SegmentInfo]) -> None:
-        """Segments that were missing are there again."""
-        known = {info.base_seq for info in (*self._sealed_segments, self._active.info)}
-        added = [info for info in made if info.base_seq not in known]
-        self._sealed_segments = tuple(sorted((*self._sealed_segments, *added)))
+        """Segments that were missing, or damaged, are whole again."""
+        known = {info.base_seq: info for info in (*self._sealed_segments, *made)}
+        known.pop(self._active.header.base_seq, None)
+        self._sealed_segments = tuple(sorted(known.values()))
 
     def finish(self, last: bool) -> tuple[SegmentInfo, ...]:
         """Sync, and leave all segments finished, to become part of another copy, perhaps its end; closes this one."""

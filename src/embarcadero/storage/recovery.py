@@ -25,6 +25,7 @@ from embarcadero.storage.layout import (
     FOOTER_BYTES,
     HEADER_BYTES,
     MARK_FILE,
+    MENDED,
     START_FILE,
     Footer,
     Header,
@@ -113,7 +114,7 @@ class _Recovery:
         self._sweep()
         for name in self._disk.list(self._folder):
             if (span := damaged_span(name)) is not None:
-                self._damage.append(Damage(span[0], span[1], DamageKind(span[2]), name))
+                self._recall(Damage(span[0], span[1], DamageKind(span[2]), name))
         seen = [one for base_seq in self._bases() if (one := self._see(base_seq)) is not None]
         active: Writing | None = None
         closed = False
@@ -231,7 +232,8 @@ class _Recovery:
         active.position, active.end, active.end_seq = scan.position, scan.end, scan.end_seq
         active.last_us, active.index = scan.last_us, scan.sparse
         short = later and scan.end < limit
-        if later and (not short or scan.wrong or vouched):
+        damaged = bool(scan.wrong) and scan.wrong[-1].end is None  # up to its end: that is never cut
+        if later and (not short or damaged or vouched):
             self._complete(file, active, scan, one, later[0])
             return None
         if short:
@@ -245,16 +247,17 @@ class _Recovery:
 
     def _complete(self, file: File, active: Writing, scan: Scan, one: Seen, after: Seen) -> None:
         """A segment that lacks only its footer: all of it is there, or what is not is noted as damage."""
-        if scan.end < after.header.base_index and not scan.wrong:
+        size = file.size()
+        if scan.end < after.header.base_index:
             self._note_damage(scan.end, after.header.base_index, DamageKind.SPAN, b"")
-        if scan.end == after.header.base_index:
-            file.truncate(scan.position)
-            self._write_again(file, HEADER_BYTES, scan.position)
+        else:
+            size = scan.position
+            file.truncate(size)
+            self._write_again(file, HEADER_BYTES, size)
             self._sync_following(after)
             active.finish(self._disk, self._folder, last=False)
         info = SegmentInfo(
-            one.header.base_index, one.base_seq, after.header.base_index, after.base_seq, file.size(),
-            scan.last_us, True,
+            one.header.base_index, one.base_seq, after.header.base_index, after.base_seq, size, scan.last_us, True
         )  # fmt: skip
         file.close()
         self._infos.append(info)
@@ -295,6 +298,14 @@ class _Recovery:
         else:
             self._note_damage(wrong.first, wrong.end or limit or wrong.first + 1, DamageKind.SPAN, found)
         self._notes.append(f"{self._folder}: records from {wrong.first} on are damaged; they were put aside")
+
+    def _recall(self, damage: Damage) -> None:
+        """Damage that was noted before. What was dropped since is no loss: a crash came before that was noted, too."""
+        if damage.is_below(self._floor.index):
+            path = join(self._folder, damage.name)
+            self._disk.rename(path, path.removesuffix(DAMAGED) + MENDED)
+        else:
+            self._damage.append(damage)
 
     def _note_damage(self, first: int, end: int, kind: DamageKind, found: bytes) -> None:
         damage = Damage(first, end, kind, damaged_name(first, end, kind))

@@ -79,8 +79,13 @@ def _mend_span(log: RangeLog, peer: RangeReader, damage: Damage, entries: Entrie
     if not fits:
         return take_anew(log, peer, info)
     _write_over(log.disk, join(log.folder, segment_name(info.base_seq)), position, peer, damage)
-    finish_segment(log, info)
-    return True
+    if not info.sealed:
+        return True
+    if (made := finish_segment(log, info)) is not None:
+        if made != info:  # recovery had not seen all of it
+            log.adopt([made])
+        return True
+    return any(one != damage and one.overlaps(info) for one in log.damage)  # it is finished when those are mended
 
 
 def take_anew(log: RangeLog, peer: RangeReader, info: SegmentInfo) -> bool:
@@ -127,20 +132,20 @@ def _write_over(disk: Disk, path: str, position: int, peer: RangeReader, damage:
         file.close()
 
 
-def finish_segment(log: RangeLog, info: SegmentInfo) -> None:
-    """Vouch for a segment that is whole again: footer and indexes."""
-    if not info.sealed:
-        return
+def finish_segment(log: RangeLog, info: SegmentInfo) -> SegmentInfo | None:
+    """Vouch for a sealed segment that is whole again: footer and indexes. None: it is not whole."""
     header = log.header(info)
     file = log.disk.open(join(log.folder, segment_name(info.base_seq)), writable=True)
     try:
         every_bytes = log.settings.index_every_bytes
         scan = scan_segment(file, header, every_bytes, synced=1 << 63, limit=info.end_index)
-        if not scan.wrong and scan.end == info.end_index:
-            whole = begin_nothing(file, header, log.settings)
-            whole.position, whole.end, whole.end_seq = scan.position, scan.end, scan.end_seq
-            whole.last_us, whole.index = scan.last_us, scan.sparse
-            whole.finish(log.disk, log.folder, last=log.sealed and info.end_index == log.end)
+        if scan.wrong or scan.end < info.end_index:
+            return None
+        whole = begin_nothing(file, header, log.settings)
+        whole.position, whole.end, whole.end_seq = scan.position, scan.end, scan.end_seq
+        whole.last_us, whole.index = scan.last_us, scan.sparse
+        whole.finish(log.disk, log.folder, last=log.sealed and info.end_index == log.end)
+        return whole.info
     finally:
         file.close()
 

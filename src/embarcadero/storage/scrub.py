@@ -1,18 +1,20 @@
 """Scrubbing: finished segments are read through again and again, slowly, so that rot is found while peers are whole.
 
 A step reads a little and says when the next one is due. Steps are jobs for a worker; what they find is noted in the
-role's own thread. `place` says how far it came: give it to the next scrub to go on there.
+role's own thread. A step may write a footer or an index anew: nobody cuts, drops or seals its log meanwhile. `place`
+says how far it came: give it to the next scrub to go on there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from embarcadero.env import Clock
-from embarcadero.errors import BadSegment
+from embarcadero.errors import BadSegment, EmbarcaderoError
 from embarcadero.limits import SCRUB_BYTES_PER_S, SCRUB_ROUND_S, SCRUB_STEP_BYTES
-from embarcadero.storage.disk import File, Missing, join
+from embarcadero.storage.disk import File, join
 from embarcadero.storage.index import load_index
 from embarcadero.storage.layout import (
     HEADER_BYTES,
@@ -58,6 +60,7 @@ class Scrub:
         self.due_us = clock.now_us()
         self._round_us = 0  # the next round does not begin before
         self.checked_bytes = self.rounds = 0
+        self.log: RangeLog | None = None  # that the step under way, or the last one, is about
 
     @property
     def due(self) -> bool:
@@ -70,9 +73,15 @@ class Scrub:
             (log, info)
             for log in sorted(logs, key=lambda log: log.folder)
             for info in log.segments
-            if info.sealed and not any(one.first < info.end_index and one.end > info.base_index for one in log.damage)
+            if info.sealed and not any(one.overlaps(info) for one in log.damage)
         ]
-        return lambda: self._step(segments)
+        chosen = self._choose(segments)
+        if chosen is None:
+            self.log = None
+            self.due_us = max(self._clock.now_us() + 1_000_000, self._round_us)
+            return list
+        self.log = chosen[0]
+        return partial(self._step, *chosen)
 
     def note(self, logs: Sequence[RangeLog], found: list[Found]) -> list[Damage]:
         """Quarantine what a step found. In the role's thread."""
@@ -83,23 +92,18 @@ class Scrub:
             if one.folder in by_folder
         ]
 
-    def _step(self, segments: list[tuple[RangeLog, SegmentInfo]]) -> list[Found]:
-        chosen = self._choose(segments)
-        if chosen is None:
-            self.due_us = max(self._clock.now_us() + 1_000_000, self._round_us)
-            return []
-        log, info = chosen
+    def _step(self, log: RangeLog, info: SegmentInfo) -> list[Found]:
         checked = SCRUB_STEP_BYTES
         try:
             checked = self._check(log, info)
             return []
-        except Missing:
-            self.place = ScrubPlace(log.folder, info.base_seq, info.end_index, info.bytes)
-            gone = not log.disk.exists(join(log.folder, segment_name(info.base_seq))) and info in log.segments
-            return [Found(log.folder, info.base_index, info.end_index, DamageKind.FILE, b"")] if gone else []
-        except BadSegment:
-            self.place = ScrubPlace(log.folder, info.base_seq, info.end_index, info.bytes)
-            return self._explain(log, info)
+        except EmbarcaderoError as error:
+            self.place = ScrubPlace(log.folder, info.base_seq, info.end_index, info.bytes)  # the next one goes on after
+            if isinstance(error, BadSegment):
+                return self._explain(log, info)
+            if log.disk.exists(join(log.folder, segment_name(info.base_seq))):
+                raise  # a disk that can't read some of it: put aside, the rest would be gone, too
+            return [Found(log.folder, info.base_index, info.end_index, DamageKind.FILE, b"")]
         finally:
             self.checked_bytes += checked
             self.due_us = self._clock.now_us() + checked * 1_000_000 // self._bytes_per_s

@@ -88,6 +88,14 @@ class Damage(NamedTuple):
     kind: DamageKind
     name: str
 
+    def overlaps(self, info: SegmentInfo) -> bool:
+        """Whether some of it is in a segment."""
+        return self.first < info.end_index and self.end > info.base_index
+
+    def is_below(self, start: int) -> bool:
+        """Whether a copy that starts there need not have it. Nobody knows that of a tail."""
+        return self.kind is not DamageKind.TAIL and self.end <= start
+
 
 @dataclass(slots=True)
 class Writing:
