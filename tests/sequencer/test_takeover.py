@@ -235,6 +235,33 @@ def test_what_waits_is_safe_before_a_successors_first_round() -> None:
     assert cluster.stored(lane) == [(session, 0), (session, 1)]
 
 
+def test_a_waiting_batch_of_a_topic_that_goes_gives_its_slot_free_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was ordered and not answered when its sequencer died; then its topic went, and somebody else has the slot."""
+    cluster = Cluster()
+    gone, lane = cluster.topic(5), cluster.topic(5)
+    doomed, one, two = cluster.open(gone), cluster.open(lane), cluster.open(lane)
+    broker = cluster.brokers[0]
+    broker.batches(gone, doomed, 1)
+    cluster.run()
+    broker.batches(gone, doomed, 0)
+    monkeypatch.setattr(cluster.sequencer.brokers, "answer", lambda _: crash())
+    with pytest.raises(Crash):
+        cluster.run()
+    cluster.memory.crash(cluster.host)
+    cluster.new_sequencer()
+    cluster.directory.delete_topic("t0")
+    broker.batches(lane, one, 1)
+    cluster.run()
+    broker.batches(lane, two, 1)
+    cluster.run()
+
+    assert cluster.sequencer.held.used == 2
+    broker.batches(lane, one, 0)
+    broker.batches(lane, two, 0)
+    cluster.settle()
+    assert cluster.stored(lane) == [(one, 0), (one, 1), (two, 0), (two, 1)]
+
+
 @pytest.mark.parametrize("rounds", [0, 1, 2, 4, 9])
 def test_the_one_that_reigns_goes_on_while_its_successor_gets_ready(rounds: int) -> None:
     """Whatever it orders, answers, keeps waiting or laps until the successor begins is taken over like all before."""

@@ -459,6 +459,7 @@ class Sequencer:
         self._refused.answers += lane.order.out.take_answers()
         self._refused.answer_all(pick(self._held.entries, slots), Outcome.UNKNOWN_TOPIC)
         self._held.release(slots)
+        self._backlog = self._backlog[~np.isin(self._backlog, slots)]  # a slot is given free once
         for name in lane.regions:
             self._fabric.remove(name)
 
