@@ -332,9 +332,10 @@ class Sequencer:
 
         Their names are never used again, so it does not matter when that happens, or who reigns then.
         """
+        names = self._fabric.names()  # first: who makes a region is in the store by then
         prefixes = {member.region_prefix for member in self._directory.members()}
         prefixes |= {member.ref.region_prefix for member in self._directory.replicas()}
-        left = [name for name in self._fabric.names() if self._is_left(name.split("/")[0], earlier, prefixes)]
+        left = [name for name in names if self._is_left(name.split("/")[0], earlier, prefixes)]
 
         def remove() -> None:
             for name in left:
