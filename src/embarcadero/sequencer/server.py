@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from embarcadero.errors import Backpressure
+from embarcadero.errors import LATER
 from embarcadero.limits import HAND_OVER_S_MAX, MIB
 from embarcadero.sequencer.candidate import Candidate
 from embarcadero.sequencer.state import Sequencer
@@ -158,10 +158,10 @@ async def serve_candidate(candidate: Candidate, throne: Throne, bell: Bell, stop
 
 
 def _look(candidate: Candidate) -> int | None:
-    """An epoch that was won. While the store is locked nobody is elected: the next look tries again."""
+    """An epoch that was won. While the store fails nobody is elected: the next look tries again."""
     try:
         return candidate.look()
-    except Backpressure:
+    except LATER:
         return None
 
 
