@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from embarcadero.errors import FabricFull
+from embarcadero.fabric.incoherent import IncoherentRegion
+from embarcadero.fabric.region import Shape
 from embarcadero.types import EntryKind, Outcome
 from embarcadero.wire.messages import AlterTopic
 from tests.sequencer.cluster import Cluster, Crash
@@ -320,6 +323,30 @@ def test_topics_and_brokers_change_while_a_successor_gets_ready() -> None:
     assert cluster.open(new) == 0
     assert cluster.stored(changed) == [(session, 0)]
     assert ready.brokers.sources[dead.member.handle].closing
+
+
+def test_what_there_is_no_room_for_yet_is_made_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A successor gets ready while the fabric is full; when it begins, there is room."""
+    cluster = Cluster()
+    lanes = [cluster.topic(5), cluster.topic(5)]
+    sessions = [cluster.open(lane) for lane in lanes]
+    fabric = cluster.memory.host(f"ready-{cluster.reigns}")
+    create = fabric.create
+
+    def full(name: str, shape: Shape) -> IncoherentRegion:
+        if name.endswith(f"/checkpoint-{lanes[1]}"):
+            raise FabricFull("no room", "make it larger")
+        return create(name, shape)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fabric, "create", full)
+        ready = cluster.ready_sequencer()
+    ready.begin()
+    cluster.sequencer = ready
+    for lane, session in zip(lanes, sessions, strict=True):
+        cluster.brokers[0].batches(lane, session, 0)
+        cluster.settle()
+        assert cluster.stored(lane) == [(session, 0)]
 
 
 def test_one_that_got_ready_too_late_changes_nothing() -> None:

@@ -32,7 +32,7 @@ from embarcadero.fabric.layout import (
     pick,
 )
 from embarcadero.fabric.region import Fabric, Shape
-from embarcadero.limits import HEARTBEAT_S
+from embarcadero.limits import EPOCHS_AHEAD_MAX, HEARTBEAT_S
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.store import NOT_SEEN
 from embarcadero.plants import planted
@@ -178,7 +178,11 @@ class Sequencer:
         for topic in self._directory.topics():
             if topic.order in _ORDERED and self._fabric.exists(order_region(earlier, topic.lane)):
                 found = read_lane(self._fabric, earlier, topic, self._sizes, self._held, self._now_us)
-                self._early[topic.lane] = self._new_lane(*found)
+                try:
+                    self._early[topic.lane] = self._new_lane(*found)
+                except FabricFull:
+                    self._remove_lane(topic.lane)
+                    break  # when it is needed there may be room
             self._show_life()
         self._steps.at(Step.TAKEOVER_FORESEEN)
 
@@ -330,11 +334,15 @@ class Sequencer:
             self.roomless.add(topic.lane)
 
     def _no_room(self, topic: Topic, error: FabricFull) -> None:
-        for name in (order_region(self.epoch, topic.lane), checkpoint_region(self.epoch, topic.lane)):
-            self._fabric.remove(name)
+        self._remove_lane(topic.lane)
         if not self._told_full:
             self.journal.warn("topic waits", topic=topic.name, reason=error.message)
         self._told_full = True
+
+    def _remove_lane(self, number: int) -> None:
+        """Remove what was made of a lane before the fabric was full."""
+        for name in (order_region(self.epoch, number), checkpoint_region(self.epoch, number)):
+            self._fabric.remove(name)
 
     def _sweep(self, earlier: int) -> None:
         """Remove what epochs before our predecessor and unknown incarnations left behind, beside us: it may be much.
@@ -711,3 +719,21 @@ class Sequencer:
 def _are_on_disk(topics: dict[int, Topic]) -> bool:
     """Whether every topic has replicas: then readers do not need the logs of dead brokers."""
     return bool(topics) and all(topic.replicas for topic in topics.values())
+
+
+def give_up_epoch(fabric: Fabric, directory: Directory, epoch: int) -> None:
+    """Taking over in this epoch has failed: leave no memory behind, and let others try.
+
+    Nobody reads regions of an epoch that has not started, and of those before ours none will: only the newest handed
+    out starts. If no more would be handed out, our line is opened, as if we had died right after that: then the last
+    started one is superseded, and more may run ahead.
+    """
+    started = directory.started_epoch()
+    if started >= epoch:
+        return
+    vain = {f"epoch-{number}" for number in range(started + 1, epoch + 1)}
+    for name in fabric.names():
+        if name.split("/")[0] in vain:
+            fabric.remove(name)
+    if epoch - started >= EPOCHS_AHEAD_MAX:
+        EpochTable(fabric, fabric.attach(EPOCHS_REGION, writable=True)).open(epoch)
