@@ -148,6 +148,10 @@ class DiskFull(ClusterError): ...
 class DiskFailed(ClusterError): ...
 
 
+LATER = (Retriable, DiskFull, DiskFailed)
+"""What a call of the store ends with when it did nothing, and may be made again later."""
+
+
 def _tree(root: type[EmbarcaderoError]) -> dict[str, type[EmbarcaderoError]]:
     found = {root.__name__: root}
     for child in root.__subclasses__():

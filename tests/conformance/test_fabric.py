@@ -302,6 +302,19 @@ def test_the_newest_started_epoch_is_found(hosts: Hosts) -> None:
     assert one.newest_started(after=3) is None
 
 
+def test_the_last_started_epoch_is_found_however_far_it_is(hosts: Hosts) -> None:
+    """For one who comes when all is over; those that were only opened do not count."""
+    one, two = epoch_tables(hosts)
+    assert two.last_started() == 0
+    one.open(1)
+    one.start(1)
+    far = 1 + 3 * EPOCHS_AHEAD_MAX
+    one.open(far)
+    one.start(far)
+    one.open(far + 1)
+    assert two.last_started() == far
+
+
 def test_epochs_do_not_outgrow_the_table(hosts: Hosts) -> None:
     """Near its end the table still answers."""
     one, two = epoch_tables(hosts)

@@ -14,6 +14,7 @@ from embarcadero.fabric.durability import (
     RangeWord,
     create_durable,
     create_ranges,
+    durable_region,
     durable_through,
 )
 from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable, create_epochs
@@ -128,6 +129,19 @@ def test_lines_of_an_old_incarnation_do_not_count() -> None:
     cluster.ranges[2] = Range(lane=LANE, number=2, start=3, start_seq=3, replicas=[later], durable_on=1)
     cluster.words.set((LANE, 0), RangeWord(2, False).encode())
     assert cluster.counts.through(LANE) == 3
+
+
+def test_lines_that_were_removed_are_let_go() -> None:
+    """Those that are still there are not loaded anew."""
+    range_ = a_range()
+    cluster = Cluster(range_)
+    lines, (gone, *others) = cluster.counts.lines, range_.replicas
+    before = [lines.of(ref) for ref in range_.replicas]
+    cluster.memory.host("s").remove(durable_region(gone))
+    assert lines.of(gone) is before[0]
+    lines.forget_removed()
+    assert lines.of(gone) is None
+    assert [lines.of(ref) for ref in others] == before[1:]
 
 
 def test_nothing_is_counted_on_the_word_of_a_deposed_sequencer() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 
 import msgspec
@@ -10,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embarcadero.errors import BadName, BadValue, Corrupt, TooMany, TopicExists, UnknownTopic
+from embarcadero.fabric import epochs as fabric_epochs
+from embarcadero.fabric.incoherent import IncoherentMemory
 from embarcadero.limits import (
     BROKER_LANES_FIRST,
     EPOCHS_AHEAD_MAX,
@@ -333,14 +336,19 @@ def test_more_epochs_run_ahead_once_the_last_started_one_is_superseded(directory
 
 
 def test_epochs_fit_the_table(directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last epoch that the fabric has a line for is the last that is handed out."""
+    """The last epoch that is handed out has a line after it: whoever acts on its word looks there."""
     assert EPOCHS_MAX == 65_536
-    monkeypatch.setattr(epochs, "EPOCHS_MAX", 3)
+    monkeypatch.setattr(epochs, "EPOCHS_MAX", 4)
+    monkeypatch.setattr(fabric_epochs, "EPOCHS_MAX", 4)
+    fabric = IncoherentMemory(random.Random(1), directory.generation).host("anybody")
+    fabric_epochs.create_epochs(fabric)
+    table = fabric_epochs.EpochTable(fabric, fabric.attach(fabric_epochs.EPOCHS_REGION, writable=True))
     for epoch in (1, 2):
         assert directory.start_epoch(directory.next_epoch(), {})
         assert directory.started_epoch() == epoch
     with pytest.raises(TooMany, match="restart"):
         directory.next_epoch()
+    assert (table.superseded(2), table.newest_started(2)) == (False, None)
 
 
 def test_old_starts_are_forgotten(directory: Directory) -> None:

@@ -87,6 +87,18 @@ def test_a_lane_of_a_broker_has_ranges_of_its_own() -> None:
 # --- sealing ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("again", [True, False])
+def test_no_range_opens_on_an_incarnation_that_is_gone(directory: Directory, again: bool) -> None:
+    """It was chosen before it went: whoever chose it chooses anew, and nobody counts by its lines any more."""
+    chosen = refs(directory, 0, 1, 4)
+    if again:
+        add_replica(directory, 4)
+    else:
+        directory.mark_replica_dead(4, 1)
+    assert directory.seal_and_open(0, 1, 5, 5, chosen, 1) is None
+    assert directory.open_range(0) == directory.range_of(0, 1)
+
+
 def test_seal_and_open_is_one_step(directory: Directory) -> None:
     """The old range ends where the new one starts; positions do not move, and more are reserved."""
     opened = directory.seal_and_open(0, 1, 100, 900, refs(directory, 0, 1, 3), 1)

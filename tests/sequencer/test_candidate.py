@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+
+import pytest
 
 from embarcadero.config import FabricSizes
 from embarcadero.env import SilentBell
+from embarcadero.errors import Backpressure, DiskFull, EmbarcaderoError, FabricFull
 from embarcadero.fabric.epochs import create_epochs
 from embarcadero.fabric.incoherent import IncoherentMemory
+from embarcadero.fabric.region import Fabric, Region, Shape
+from embarcadero.limits import EPOCHS_AHEAD_MAX
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.memory import MemoryStore
 from embarcadero.sequencer.candidate import Candidate
-from embarcadero.sequencer.state import Sequencer
+from embarcadero.sequencer.server import serve_candidate
+from embarcadero.sequencer.state import Sequencer, give_up_epoch
 from tests.clocks import ManualClock
 
 AFTER_US = 2_000_000
@@ -237,6 +244,103 @@ def test_a_hundred_takeovers_leave_no_regions_behind() -> None:
         sizes.append(len(_of(world, "epoch-")))
     assert sizes[-1] == sizes[1]
     assert {name.split("/")[0] for name in _of(world, "epoch-")} == {"epoch-100", "epoch-101"}
+
+
+def _without_room_for(monkeypatch: pytest.MonkeyPatch, fabric: Fabric, part: str) -> None:
+    create = fabric.create
+
+    def full(name: str, shape: Shape) -> Region:
+        if part in name:
+            raise FabricFull("no room", "make it larger")
+        return create(name, shape)
+
+    monkeypatch.setattr(fabric, "create", full)
+
+
+@pytest.mark.parametrize("part", ["/frontiers", "/held", "/order-0"])
+def test_takeovers_without_room_leave_nothing_behind_and_use_up_no_epochs(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often it is tried in vain: once there is room, somebody reigns."""
+    world = Standing(2)
+    world.directory.create_topic("t", order=5)
+    reigning, candidate, fabric = world.first(), world.candidates[1], world.memory.host("host-1")
+    for turn in range(2 * EPOCHS_AHEAD_MAX):
+        assert candidate.look() is None
+        world.clocks[1].us += candidate.patience_us
+        epoch = candidate.look()
+        assert epoch == turn + 2
+        with monkeypatch.context() as patch:
+            _without_room_for(patch, fabric, part)
+            with pytest.raises(FabricFull):
+                world.take(1, epoch)
+        give_up_epoch(fabric, world.directory, epoch)
+        assert {name.split("/")[0] for name in _of(world, "epoch-")} == {"epoch-1"}
+    assert candidate.look() is None
+    world.clocks[1].us += candidate.patience_us
+    epoch = candidate.look()
+    assert epoch is not None
+    assert not world.take(1, epoch).deposed
+    assert (reigning.round(), reigning.deposed) == (0, True)
+
+
+def test_what_an_epoch_left_that_has_started_is_not_removed() -> None:
+    """It failed after its transaction: what it wrote is the order."""
+    world = Standing(1)
+    reigning = world.first()
+    before = _of(world, "epoch-")
+    give_up_epoch(world.memory.host("host-0"), world.directory, reigning.epoch)
+    assert _of(world, "epoch-") == before
+
+
+class Chair:
+    """A throne on which nobody can sit at first."""
+
+    def __init__(self, world: Standing, error: EmbarcaderoError, tries: int, stop: asyncio.Event) -> None:
+        self.world, self.error, self.tries, self.stop = world, error, tries, stop
+        self.failed: list[int] = []
+        self.follow = lambda _: None
+        self.prepare = lambda _: False
+        self.successor = lambda: False
+        self.give_up = lambda: None
+
+    def take(self, epoch: int) -> tuple[Sequencer, Chair]:
+        if len(self.failed) < self.tries:
+            raise self.error
+        return self.world.take(1, epoch), self
+
+    def begin(self, sequencer: Sequencer) -> None:
+        assert not sequencer.deposed
+        self.stop.set()
+
+    def fail(self, epoch: int, why: str) -> None:
+        assert why == self.error.message
+        self.failed.append(epoch)
+
+    rung = False
+
+    async def wait(self, timeout_s: float, on_ring: object = None) -> None:
+        self.world.clocks[1].us += int(timeout_s * 1_000_000)
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("error", [FabricFull("full", ""), Backpressure("locked", ""), DiskFull("full", "")])
+def test_a_takeover_that_fails_for_now_is_tried_again(error: EmbarcaderoError) -> None:
+    """The process stands by again instead of ending; the first one of all ends, and says why."""
+    world = Standing(2)
+    world.first()
+
+    async def stand(tries: int) -> Chair:
+        stop = asyncio.Event()
+        chair = Chair(world, error, tries, stop)
+        await serve_candidate(world.candidates[1], chair, chair, stop)
+        return chair
+
+    assert asyncio.run(stand(2)).failed == [2, 3]
+    assert world.directory.started_epoch() == 4
+    world = Standing(2)
+    with pytest.raises(type(error)):
+        asyncio.run(stand(1))
 
 
 def _of(world: Standing, prefix: str) -> list[str]:

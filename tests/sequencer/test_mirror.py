@@ -117,6 +117,24 @@ def test_a_mirror_that_cannot_be_trusted_is_not(trouble: str) -> None:
     assert bool(cluster.diary.of("mirror has less than disks")) == (trouble == "behind")
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_an_epoch_that_the_store_has_forgotten_speaks_all_the_same(whole: bool) -> None:
+    """Its start was not synced when the power went, and it had ordered. If what it wrote is not there: the ceiling."""
+    cluster, lane, session, range_ = mirrored()
+    cluster.lines(lane, 4, 4, 4)
+    forgotten = cluster.directory.newest_epochs()
+    cluster.memory.crash(cluster.host)
+    cluster.new_sequencer()
+    cluster.brokers[0].batches(lane, session, 6, 7, 8)
+    cluster.run(2)
+    ceiling = cluster.directory.ceiling(lane)
+    cluster.directory._decide(lambda plan: plan.put("epochs", forgotten))
+    if not whole:
+        del cluster.mirrors[1].regions[f"epoch-{cluster.sequencer.epoch}/frontiers"]
+    lose(cluster, range_, 4)
+    assert cluster.directory.ranges(lane)[-1].start == (ORDERED + 3 + 1 if whole else ceiling[0])
+
+
 def test_a_lane_of_a_broker_ends_where_it_was_written_to() -> None:
     """Its readers hear of a LOST gap up to the exact end, its publishers from where on it is lost."""
     cluster = ReplicatedCluster(replicas=3)

@@ -243,6 +243,57 @@ def test_a_new_incarnation_takes_the_place_of_the_old_one() -> None:
     assert {(ref.replica, ref.incarnation) for ref in opened.replicas} == {(0, 1), (1, 2), (2, 1)}
 
 
+def _with_lines(cluster: ReplicatedCluster) -> set[str]:
+    """Replica incarnations whose durable lines are there."""
+    return {name.split("/")[0] for name in cluster.memory.host("looker").names() if name.endswith("/durable")}
+
+
+def test_a_replica_that_dies_again_and_again_leaves_no_lines_behind() -> None:
+    """Only those of incarnations that are there, or that open ranges name, keep their memory."""
+    cluster = ReplicatedCluster()
+    lane, _ = filled(cluster)
+    cluster.lines(lane, 3, 2, 3)
+    for _ in range(4):
+        cluster.replica(1)
+        settle(cluster, 4 * RANGE_RETRY_S)
+    assert _with_lines(cluster) == {"replica-0.1", "replica-1.5", "replica-2.1"}
+    assert _with_lines(cluster) == {ref.region_prefix for ref in cluster.open_range(lane).replicas}
+
+
+def test_lines_that_an_open_range_names_stay() -> None:
+    """Nobody can go on without them: what they say was counted. Then others go on, and they go."""
+    cluster = ReplicatedCluster(replicas=2)
+    lane, _ = filled(cluster, replicas=2)
+    cluster.lines(lane, 3, 3)
+    for replica in list(cluster.replicas):
+        replica.die()
+    settle(cluster)
+    cluster.directory.remove_replica(0, force=True)  # the store does not list it any more
+    settle(cluster)
+    assert _with_lines(cluster) == {"replica-0.1", "replica-1.1"}
+    for number in range(2):
+        cluster.replica(number)
+    settle(cluster, 4 * RANGE_RETRY_S)
+    assert cluster.open_range(lane).start == 3
+    assert _with_lines(cluster) == {"replica-0.2", "replica-1.2"}
+
+
+def test_a_replica_that_comes_while_old_regions_are_swept_keeps_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its region is found, and its name in the store, too."""
+    cluster = ReplicatedCluster()
+    cluster.new_sequencer()
+    fabric = cluster.sequencer._fabric
+    names = fabric.names
+
+    def late_names() -> list[str]:
+        cluster.replica(3)
+        return names()
+
+    monkeypatch.setattr(fabric, "names", late_names)
+    settle(cluster, 0.5)
+    assert "replica-3.1" in _with_lines(cluster)
+
+
 @pytest.mark.parametrize("durable_on", [2, 3])
 def test_ranges_that_can_wait_change_one_after_the_other(durable_on: int) -> None:
     """The next lane once all replicas have begun the range before, or are late. Lanes that are stuck: at once."""

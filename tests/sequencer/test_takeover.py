@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from embarcadero.errors import FabricFull
+from embarcadero.fabric.incoherent import IncoherentRegion
+from embarcadero.fabric.region import Shape
 from embarcadero.types import EntryKind, Outcome
 from embarcadero.wire.messages import AlterTopic
 from tests.sequencer.cluster import Cluster, Crash
@@ -235,6 +238,33 @@ def test_what_waits_is_safe_before_a_successors_first_round() -> None:
     assert cluster.stored(lane) == [(session, 0), (session, 1)]
 
 
+def test_a_waiting_batch_of_a_topic_that_goes_gives_its_slot_free_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was ordered and not answered when its sequencer died; then its topic went, and somebody else has the slot."""
+    cluster = Cluster()
+    gone, lane = cluster.topic(5), cluster.topic(5)
+    doomed, one, two = cluster.open(gone), cluster.open(lane), cluster.open(lane)
+    broker = cluster.brokers[0]
+    broker.batches(gone, doomed, 1)
+    cluster.run()
+    broker.batches(gone, doomed, 0)
+    monkeypatch.setattr(cluster.sequencer.brokers, "answer", lambda _: crash())
+    with pytest.raises(Crash):
+        cluster.run()
+    cluster.memory.crash(cluster.host)
+    cluster.new_sequencer()
+    cluster.directory.delete_topic("t0")
+    broker.batches(lane, one, 1)
+    cluster.run()
+    broker.batches(lane, two, 1)
+    cluster.run()
+
+    assert cluster.sequencer.held.used == 2
+    broker.batches(lane, one, 0)
+    broker.batches(lane, two, 0)
+    cluster.settle()
+    assert cluster.stored(lane) == [(one, 0), (one, 1), (two, 0), (two, 1)]
+
+
 @pytest.mark.parametrize("rounds", [0, 1, 2, 4, 9])
 def test_the_one_that_reigns_goes_on_while_its_successor_gets_ready(rounds: int) -> None:
     """Whatever it orders, answers, keeps waiting or laps until the successor begins is taken over like all before."""
@@ -293,6 +323,30 @@ def test_topics_and_brokers_change_while_a_successor_gets_ready() -> None:
     assert cluster.open(new) == 0
     assert cluster.stored(changed) == [(session, 0)]
     assert ready.brokers.sources[dead.member.handle].closing
+
+
+def test_what_there_is_no_room_for_yet_is_made_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A successor gets ready while the fabric is full; when it begins, there is room."""
+    cluster = Cluster()
+    lanes = [cluster.topic(5), cluster.topic(5)]
+    sessions = [cluster.open(lane) for lane in lanes]
+    fabric = cluster.memory.host(f"ready-{cluster.reigns}")
+    create = fabric.create
+
+    def full(name: str, shape: Shape) -> IncoherentRegion:
+        if name.endswith(f"/checkpoint-{lanes[1]}"):
+            raise FabricFull("no room", "make it larger")
+        return create(name, shape)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fabric, "create", full)
+        ready = cluster.ready_sequencer()
+    ready.begin()
+    cluster.sequencer = ready
+    for lane, session in zip(lanes, sessions, strict=True):
+        cluster.brokers[0].batches(lane, session, 0)
+        cluster.settle()
+        assert cluster.stored(lane) == [(session, 0)]
 
 
 def test_one_that_got_ready_too_late_changes_nothing() -> None:

@@ -51,8 +51,9 @@ class DurableFrontiers:
         self._chains: dict[int, Chain] = {}
 
     def changed(self) -> None:
-        """The store has changed: ranges are looked up again."""
+        """The store has changed: ranges are looked up again, and lines of replicas that are gone are let go."""
         self._chains.clear()
+        self._durability.lines.forget_removed()
 
     def _range_of(self, lane: int, number: int) -> Range | None:
         """The range that is to be counted by. Ranges that were looked up before it was opened are looked up again.

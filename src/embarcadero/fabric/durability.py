@@ -101,6 +101,13 @@ class DurableLines:
         """Let go of an incarnation's region."""
         self._readers.pop((ref.replica, ref.incarnation), None)
 
+    def forget_removed(self) -> None:
+        """Let go of regions that were removed: else their memory stays. No open range names these incarnations."""
+        for replica, incarnation in list(self._readers):
+            ref = ReplicaRef(replica=replica, incarnation=incarnation, disk="")
+            if not self._fabric.exists(durable_region(ref)):
+                self.forget(ref)
+
 
 def durable_through(range_: Range, lines: list[int | None]) -> int:
     """The A-th largest line; the range's start while fewer than A replicas have begun."""

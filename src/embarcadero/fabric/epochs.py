@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
+
 from embarcadero.fabric.layout import EPOCH_LINE, SUPERBLOCK, RegionKind
 from embarcadero.fabric.region import Fabric, Region, Shape, require_shape
 from embarcadero.invariants import invariant
@@ -66,3 +68,9 @@ class EpochTable:
         if not any(started := self._started[after + 1 : last + 1]):
             return None
         return next((epoch for epoch in range(last, after, -1) if started[epoch - after - 1] == epoch + 1), None)
+
+    def last_started(self) -> int:
+        """The newest started epoch of all, for one who comes when nobody writes any more; 0: none has started."""
+        self._region.invalidate(self._offset(0), len(self._lines) * EPOCH_LINE.itemsize)
+        started = np.flatnonzero(self._lines["started"] == np.arange(1, len(self._lines) + 1, dtype=np.uint64))
+        return int(started[-1]) if len(started) else 0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from embarcadero.config import FabricSizes
 from embarcadero.config.table import Sequencer as Settings
 from embarcadero.env import Steps, SystemClock, Workers
-from embarcadero.errors import EmbarcaderoError
+from embarcadero.errors import LATER, EmbarcaderoError
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.shared import SharedFabric
 from embarcadero.limits import STANDBY_SPARE_BYTES_MAX
@@ -21,7 +21,7 @@ from embarcadero.placement.directory import Directory
 from embarcadero.placement.liveness import process_mark
 from embarcadero.sequencer.candidate import Candidate
 from embarcadero.sequencer.remains import Mirrors
-from embarcadero.sequencer.state import Sequencer
+from embarcadero.sequencer.state import Sequencer, give_up_epoch
 from embarcadero.sequencer.takeover import rehearse
 from embarcadero.storage.real import RealDisk
 from embarcadero.types import ReplicaMember
@@ -126,6 +126,15 @@ class Seat:
         if self._heard is not None:
             for part in self._parts:
                 part.give_up_spares()
+
+    def fail(self, epoch: int, why: str) -> None:
+        """Taking over has failed: its memory is given back, spares too."""
+        self._journal.warn("takeover failed", epoch=epoch, reason=why, then="it is tried again later")
+        self.give_up()
+        for part in self._parts:
+            part.give_up_spares()
+        with contextlib.suppress(*LATER):  # then whoever is next sweeps it
+            give_up_epoch(self._fabric, self._directory, epoch)
 
     def give_up(self) -> None:
         """Listen to the sequencer's bell no more; whoever reigns now may have missed what we heard."""

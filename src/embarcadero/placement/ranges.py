@@ -31,7 +31,7 @@ from embarcadero.placement.records import (
     trim_key,
 )
 from embarcadero.placement.replicas import Replicas
-from embarcadero.types import Range, ReplicaMember, ReplicaRef, Topic, TopicLane
+from embarcadero.types import Range, ReplicaMember, ReplicaRef, ReplicaState, Topic, TopicLane
 
 
 def lost_spans(ranges: Sequence[Range]) -> list[tuple[int, int]]:
@@ -83,7 +83,7 @@ class Ranges(Replicas):
         """Seal an open range at `end` and open the next one there, on `refs`. Returns the new one.
 
         None, and nothing changes: when the range is not the open one, a later epoch is handed out, the topic is gone,
-        or `refs` are fewer than the topic's `durable_on`.
+        one of `refs` is, or they are fewer than the topic's `durable_on`.
         """
 
         def plan_it(plan: Plan) -> Range | None:
@@ -257,9 +257,15 @@ class Ranges(Replicas):
     def _open(
         self, plan: Plan, chain: Chain, lane: int, start: tuple[int, int], refs: Sequence[ReplicaRef]
     ) -> Range | None:
-        """The next range of a chain; None when the topic is gone, or needs more replicas to be durable."""
+        """The next range of a chain; None when the topic is gone, or needs more replicas to be durable.
+
+        Nor on one that is gone: once no open range names a dead incarnation, none ever will, and its lines may go.
+        """
         topic = plan.read(f"topics/{chain.topic}", Topic)
         if topic is None or len({ref.replica for ref in refs}) < max(1, topic.durable_on):
+            return None
+        members = [plan.read(replica_key(ref.replica, ref.incarnation), ReplicaMember) for ref in refs]
+        if any(member is None or member.state is ReplicaState.DEAD for member in members):
             return None
         return self._put_range(plan, chain, lane, start, refs, topic.durable_on)
 

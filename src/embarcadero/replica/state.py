@@ -77,7 +77,7 @@ class Replica:
         self.deposed = False
         self.lines = create_durable(fabric, member.ref)
         self.health = Health(self.lines.health, self.journal)
-        lines = DurableLines(fabric)
+        self._everybodys = lines = DurableLines(fabric)
         self.commits = Commits(fabric, self.lines, lines, workers, clock, self.health, self.counters, steps)
         self.reign = Reign(fabric, steps)
         self.brokers = Brokers(fabric, self._refresh)
@@ -132,6 +132,7 @@ class Replica:
         )
         if self.deposed:
             return
+        self._everybodys.forget_removed()
         lanes, topics = self._directory.lanes(), self._directory.topics()
         self.topics = {topic.lane: topic for topic in topics}
         self.topics |= {lane.lane: self.topics[lane.topic] for lane in lanes if lane.topic in self.topics}

@@ -5,9 +5,9 @@ beats its heart in the frontiers of its epoch. A candidate takes over
 - at once, when the driver has seen that process end (it can, on the same host);
 - when the heartbeat stands still for too long by the candidate's own clock: clocks of hosts are never compared;
 - when somebody asked for a planned move to this candidate.
-A winner that has not started its epoch yet gets longer, twice as long for each epoch that is not started: two
-candidates that both take the other for dead do not depose each other for ever. Being wrong costs a moment's pause and
-nothing else: a takeover is safe against a predecessor that lives.
+A winner that has not started its epoch yet gets longer, twice as long for each epoch that is not started, up to a few:
+two candidates that both take the other for dead do not depose each other for ever. Being wrong costs a moment's pause
+and nothing else: a takeover is safe against a predecessor that lives.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable
 from embarcadero.fabric.frontier import FrontierReader
 from embarcadero.fabric.layout import SequencerLine, frontier_offset
 from embarcadero.fabric.region import Fabric
-from embarcadero.limits import STANDBY_LOOKS
+from embarcadero.limits import EPOCHS_AHEAD_MAX, STANDBY_LOOKS
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.records import Epochs, HandOver, Reign
 
@@ -79,7 +79,7 @@ class Candidate:
     @property
     def patience_us(self) -> int:
         """How long the heart of whoever was elected last may stand still."""
-        return self._after_us << max(0, self._epochs.handed_out - self._epochs.started)
+        return self._after_us << min(EPOCHS_AHEAD_MAX, max(0, self._epochs.handed_out - self._epochs.started))
 
     def wait_us(self) -> int:
         """How long to sleep at most until the next look."""

@@ -23,6 +23,7 @@ from embarcadero.fabric.durability import (
     DurableLines,
     RangeWord,
     create_ranges,
+    durable_region,
     durable_through,
     first_woken,
 )
@@ -139,6 +140,7 @@ class RangeKeeper:
         self._look_us = self._members_us = 0
         self._lag_us = now_us + _LAG_US
         self._good: set[ReplicaRef] = set()
+        self._gone: set[ReplicaRef] = set()  # incarnations that the store lists no more and whose lines are still there
         self._changing: list[Kept] = []  # lanes whose replicas begin a range that could have waited
 
     # --- words --------------------------------------------------------------------------------------------------------
@@ -225,11 +227,21 @@ class RangeKeeper:
         """Who is there, and who can be relied on."""
         if now_us >= self._members_us:
             self._members_us = now_us + _MEMBERS_US
-            self.replicas.update(self._directory.replicas())
+            self._gone |= self.replicas.update(self._directory.replicas())
+            if self._gone:
+                self._remove_lines()
         self.replicas.look(now_us)
         if self.replicas.good != self._good:
             self._good = self.replicas.good
             self._unsettled = dict(self.kept)
+
+    def _remove_lines(self) -> None:
+        """Remove the durable lines of incarnations that no open range names: nobody will ever count by them."""
+        named = {ref for range_ in self._directory.ranges() if range_.open for ref in range_.replicas}
+        for ref in self._gone - named:
+            self._fabric.remove(durable_region(ref))
+            self.lines.forget(ref)
+        self._gone &= named
 
     def _settle(self, kept: Kept) -> bool:
         """Do what a lane needs. True if its range was sealed, or that was tried."""

@@ -253,9 +253,10 @@ class LaneRecovery:
             return
         order = restored if restored is not None else self._desk.empty(self.topic)
         if self._fenced is None:
+            handles = self._desk.directory.handle_ceiling(opened.lane) if self._lost else 0  # first: the store may fail
             self._fenced = fence_all(order, now_us) if self._lost else []
             if self._lost and not planted("handles-reused"):
-                order.table.pass_over(self._desk.directory.handle_ceiling(opened.lane))
+                order.table.pass_over(handles)
         order.next_index, order.next_seq = opened.start, opened.start_seq
         if self._desk.begin(Recovered(opened, order, self._fenced)):
             self.stage = Stage.DONE

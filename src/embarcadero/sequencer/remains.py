@@ -3,9 +3,11 @@
 Theory of operation. A writer's entries are in the mirror before anybody sees them (fabric/mirror.py), and the processes
 of a lost generation are gone for good before the next one begins, so its mirror does not change any more. A lane is
 read as a takeover reads it: the newest whole checkpoint, and the valid contiguous entries after it, in the ring of
-the newest epoch that the store knows to have started; never the frontier, which only has to be at or below that end. A
-broker's lane ends behind the valid entries at its frontier. Everything acked, read or copied to a disk is below this
-end, and positions from there on were never handed out.
+the newest epoch that started; never the frontier, which only has to be at or below that end. The mirror's own epoch
+table is asked, too, which epoch that is: starts are not synced, so the store may have forgotten it with its power. One
+that was open and had not started has ordered nothing of its own. A broker's lane ends behind the valid entries at its
+frontier. Everything acked, read or copied to a disk is below this end, and positions from there on were never handed
+out.
 
 The newest lost generation that has the lane's ring speaks for it. One that has none never began it: its recovery was
 not done when that generation went, and the one before speaks. A generation without a mirror, or with a damaged one,
@@ -25,6 +27,7 @@ import numpy as np
 
 from embarcadero.errors import EmbarcaderoError
 from embarcadero.fabric.durability import RangeWord, ranges_region
+from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable
 from embarcadero.fabric.layout import ORDER, Entries, join
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.ring import RingReader, attach_ring
@@ -87,12 +90,15 @@ class Remains:
         return self._never_begun(range_)
 
     def _newest_first(self) -> list[tuple[Fabric | None, int]]:
-        return [(self._open(past), past.epoch) for past in reversed(self._past)]
+        return [self._open(past) for past in reversed(self._past)]
 
-    def _open(self, past: Past) -> Fabric | None:
-        """A mirror without what its newest epoch made first is not whole."""
+    def _open(self, past: Past) -> tuple[Fabric | None, int]:
+        """A mirror, and its newest epoch. Without what that one made first it is not whole."""
         found = None if self._mirrors is None or not past.mirror else self._mirrors(past)
-        return found if found is not None and found.exists(f"epoch-{past.epoch}/frontiers") else None
+        if found is None or not found.exists(EPOCHS_REGION):
+            return None, past.epoch
+        epoch = max(past.epoch, EpochTable(found, found.attach(EPOCHS_REGION)).last_started())
+        return found if found.exists(f"epoch-{epoch}/frontiers") else None, epoch
 
     def _never_begun(self, range_: Range) -> LaneRemains | None:
         """No generation that could have ordered something in this range ever began to."""

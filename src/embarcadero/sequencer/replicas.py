@@ -24,11 +24,13 @@ class Replicas:
         self.good: set[ReplicaRef] = set()
         self.why: dict[ReplicaRef, str] = {}  # what is wrong with the others
 
-    def update(self, members: list[ReplicaMember]) -> None:
-        """The store's word has changed."""
+    def update(self, members: list[ReplicaMember]) -> set[ReplicaRef]:
+        """The store's word has changed. Returns incarnations that it lists no more."""
+        listed = {member.ref for member in members}
+        gone = {member.ref for member in self.members} - listed
         self.members = members
-        for ref in self._pulses.keep({member.ref for member in members}):
-            self._lines.forget(ref)
+        self._pulses.keep(listed)
+        return gone
 
     def look(self, now_us: int) -> None:
         """Look at everybody's heartbeat and health."""

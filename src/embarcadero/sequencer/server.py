@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from embarcadero.errors import Backpressure
+from embarcadero.errors import LATER, FabricFull
 from embarcadero.limits import HAND_OVER_S_MAX, MIB
 from embarcadero.sequencer.candidate import Candidate
 from embarcadero.sequencer.state import Sequencer
@@ -126,6 +126,10 @@ class Throne(Protocol):
         """Take over."""
         ...
 
+    def fail(self, epoch: int, why: str) -> None:
+        """Taking over has failed: leave nothing of it behind, so that we or others may try again."""
+        ...
+
     def give_up(self) -> None:
         """The reign is over: listen to that bell no more."""
         ...
@@ -145,11 +149,17 @@ async def serve_candidate(candidate: Candidate, throne: Throne, bell: Bell, stop
             busy = throne.prepare(candidate.reigning)
             await bell.wait(0 if busy else candidate.wait_us() / 1_000_000)
             continue
-        sequencer, its_bell = throne.take(epoch)
-        throne.follow("")
-        if not candidate.hurries:
-            await asyncio.sleep(_BREATH_S)
-        throne.begin(sequencer)
+        try:
+            sequencer, its_bell = throne.take(epoch)
+            throne.follow("")
+            if not candidate.hurries:
+                await asyncio.sleep(_BREATH_S)
+            throne.begin(sequencer)
+        except (*LATER, FabricFull) as error:
+            if not candidate.reigning:
+                raise  # whoever starts the cluster reads it
+            throne.fail(epoch, error.message)
+            continue
         await _reign(sequencer, its_bell, throne, stop)
         throne.give_up()
         del sequencer
@@ -158,10 +168,10 @@ async def serve_candidate(candidate: Candidate, throne: Throne, bell: Bell, stop
 
 
 def _look(candidate: Candidate) -> int | None:
-    """An epoch that was won. While the store is locked nobody is elected: the next look tries again."""
+    """An epoch that was won. While the store fails nobody is elected: the next look tries again."""
     try:
         return candidate.look()
-    except Backpressure:
+    except LATER:
         return None
 
 

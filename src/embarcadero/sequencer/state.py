@@ -17,7 +17,7 @@ import numpy as np
 from embarcadero.config import DEFAULTS, FabricSizes
 from embarcadero.config.table import Sequencer as Settings
 from embarcadero.env import NO_STEPS, Clock, Doorbell, Inline, Journal, SilentJournal, Steps, Workers
-from embarcadero.errors import BadRegion, FabricFull
+from embarcadero.errors import LATER, BadRegion, FabricFull
 from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable
 from embarcadero.fabric.frontier import FrontierWriter
 from embarcadero.fabric.layout import (
@@ -32,7 +32,7 @@ from embarcadero.fabric.layout import (
     pick,
 )
 from embarcadero.fabric.region import Fabric, Shape
-from embarcadero.limits import HEARTBEAT_S
+from embarcadero.limits import EPOCHS_AHEAD_MAX, HEARTBEAT_S
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.store import NOT_SEEN
 from embarcadero.plants import planted
@@ -65,6 +65,10 @@ _SWEEP_US: Final = 300_000
 _ORDERED: Final = (Order.TOTAL, Order.STRONG)
 _LOOK_US: Final = 2_000
 """Looking whether the store has changed is cheap, but not as cheap as an empty round."""
+_STORE_REST_US: Final = 100_000
+"""After the store has failed it is left alone for so long, and for as long as it has kept us waiting."""
+_STORE_TOLD_US: Final = 60_000_000
+"""Failures of the store that follow each other more closely are one to the journal."""
 _LOOK_LONE_US: Final = 10_000
 """While batches come one by one, somebody waits for each, and for the processor that we would use."""
 
@@ -119,6 +123,7 @@ class Sequencer:
         self._awake = FrontierWriter(self._frontiers, frontier_offset(SequencerLine.AWAKE))
         self._beat_us = 0
         self._now_us, self._wall_us = clock.now_us(), clock.wall_us()
+        self._store_us = self._now_us - _STORE_TOLD_US  # until then the store is not asked: it has failed
         self._refused = Decisions()
         self._backlog: Slots = np.empty(0, dtype=np.int64)
         self._revision, self._outline = -1, NOT_SEEN  # of the store, as of the last look
@@ -173,7 +178,11 @@ class Sequencer:
         for topic in self._directory.topics():
             if topic.order in _ORDERED and self._fabric.exists(order_region(earlier, topic.lane)):
                 found = read_lane(self._fabric, earlier, topic, self._sizes, self._held, self._now_us)
-                self._early[topic.lane] = self._new_lane(*found)
+                try:
+                    self._early[topic.lane] = self._new_lane(*found)
+                except FabricFull:
+                    self._remove_lane(topic.lane)
+                    break  # when it is needed there may be room
             self._show_life()
         self._steps.at(Step.TAKEOVER_FORESEEN)
 
@@ -226,7 +235,7 @@ class Sequencer:
         self._steps.at(Step.TAKEOVER_DECIDED)
         self._epochs.start(self.epoch)
         self._steps.at(Step.TAKEOVER_STARTED)
-        self.recovery.finish()
+        self._ask_store(self.recovery.finish)
         self.journal.note(
             "epoch started", epoch=self.epoch, after=earlier, lanes=len(self.lanes), brokers=len(self.brokers.sources),
             waiting=self._held.used, recovering=len(self.recovery.lanes),
@@ -237,9 +246,10 @@ class Sequencer:
 
     def _be_seen(self) -> None:
         """Wake all replicas, for acks that wait for disks; whoever waits for an answer alone goes first."""
+        members = self._directory.replicas()
         self._unseen = False
         self.ranges.rings = True
-        for member in self._directory.replicas():
+        for member in members:
             if member.state is not ReplicaState.DEAD:
                 self._bell.ring(member.ref.region_prefix)
 
@@ -295,9 +305,13 @@ class Sequencer:
         if range_ is not None:
             self.ranges.keep(range_, topic, lane)
             lane.room = Room(lane.slots, self._sizes.round_entries, partial(self.ranges.durable, number))
-            self.ranges.learn_ceiling(lane)
-            self.ranges.reserve(lane)
+            if not self._ask_store(partial(self._learn_ceiling, lane)):
+                self.ranges.grew(number)  # the next look tries again
         return lane
+
+    def _learn_ceiling(self, lane: Lane) -> None:
+        self.ranges.learn_ceiling(lane)
+        self.ranges.reserve(lane)
 
     def _begin_recovered(self, found: Recovered) -> bool:
         """A lane has come back from disk. False: the fabric has no room for it now."""
@@ -318,28 +332,33 @@ class Sequencer:
         except FabricFull as error:
             self._no_room(topic, error)
             self.roomless.add(topic.lane)
-            self._revision, self._outline = -1, NOT_SEEN  # look again soon
 
     def _no_room(self, topic: Topic, error: FabricFull) -> None:
-        for name in (order_region(self.epoch, topic.lane), checkpoint_region(self.epoch, topic.lane)):
-            self._fabric.remove(name)
+        self._remove_lane(topic.lane)
         if not self._told_full:
             self.journal.warn("topic waits", topic=topic.name, reason=error.message)
         self._told_full = True
+
+    def _remove_lane(self, number: int) -> None:
+        """Remove what was made of a lane before the fabric was full."""
+        for name in (order_region(self.epoch, number), checkpoint_region(self.epoch, number)):
+            self._fabric.remove(name)
 
     def _sweep(self, earlier: int) -> None:
         """Remove what epochs before our predecessor and unknown incarnations left behind, beside us: it may be much.
 
         Their names are never used again, so it does not matter when that happens, or who reigns then.
         """
+        names = self._fabric.names()  # first: who makes a region is in the store by then
         prefixes = {member.region_prefix for member in self._directory.members()}
         prefixes |= {member.ref.region_prefix for member in self._directory.replicas()}
-        left = [name for name in self._fabric.names() if self._is_left(name.split("/")[0], earlier, prefixes)]
+        left = [name for name in names if self._is_left(name.split("/")[0], earlier, prefixes)]
 
         def remove() -> None:
             for name in left:
                 self._fabric.remove(name)
 
+        self._unswept = None
         self._workers.run(remove, lambda _: self._steps.at(Step.TAKEOVER_SWEPT))
 
     def _is_left(self, owner: str, earlier: int, prefixes: set[str]) -> bool:
@@ -358,7 +377,7 @@ class Sequencer:
         try:
             work = self._round()
             if self._unseen:
-                self._be_seen()
+                self._ask_store(self._be_seen)
             return work
         except BadRegion:
             if not self._epochs.superseded(self.epoch):
@@ -372,12 +391,10 @@ class Sequencer:
         lone = len(offers) == 1 and offers[0][1] == 1 and self._one_batch(offers[0][0])
         if self._now_us >= self._look_us + (_LOOK_LONE_US if lone else 0):
             self._look_us = self._now_us + _LOOK_US
-            self._refresh()
+            self._ask_store(self._refresh)
             offers = self._offers() if not lone else []
         self._beat()
-        self.ranges.look(self._now_us)
-        if self.recovery.lanes:
-            self.recovery.step(self._now_us)
+        self._ask_store(self._look_after_ranges)
         if lone:
             return 1
         entries = self._take(offers)
@@ -394,9 +411,35 @@ class Sequencer:
         self._finish_closing()
         self._count(len(entries) if entries is not None else 0)
         if self._unswept is not None and self._now_us > self._began_us + _SWEEP_US:
-            self._sweep(self._unswept)
-            self._unswept = None
+            self._ask_store(partial(self._sweep, self._unswept))
         return work
+
+    def _ask_store(self, part: Callable[[], object]) -> bool:
+        """Do what needs the store. False if it fails, or has just failed: it is done later, and ordering goes on.
+
+        Each part leaves things so that it can be done again.
+        """
+        if self._store_is_failing:
+            return False
+        began_us = self._clock.now_us()
+        try:
+            part()
+        except LATER as error:
+            now_us = self._clock.now_us()
+            if now_us - self._store_us >= _STORE_TOLD_US:
+                self.journal.warn("store fails", reason=error.message, then="what needs it waits")
+            self._store_us = now_us + _STORE_REST_US + now_us - began_us
+            return False
+        return True
+
+    @property
+    def _store_is_failing(self) -> bool:
+        return self._now_us < self._store_us
+
+    def _look_after_ranges(self) -> None:
+        self.ranges.look(self._now_us)
+        if self.recovery.lanes:
+            self.recovery.step(self._now_us)
 
     def _count(self, entries: int) -> None:
         if entries:
@@ -427,11 +470,13 @@ class Sequencer:
         revision = self._directory.revision()
         if revision == self._revision and not self.brokers.awaited:
             return
-        if revision != self._revision:
-            self._revision, before, self._outline = revision, self._outline, self._directory.outline()
-            if self._outline != before:
-                self._follow_topics({topic.lane: topic for topic in self._directory.topics()})
+        before, self._revision, self._outline = self._outline, -1, NOT_SEEN  # all of it again, if the store fails
+        outline = self._directory.outline()
+        if outline != before:
+            self._follow_topics({topic.lane: topic for topic in self._directory.topics()})
         self.brokers.update(self.brokers.members, {})
+        if not self.roomless:  # else look again soon
+            self._revision, self._outline = revision, outline
         while self.brokers.problems:
             self.problems.append(self.brokers.problems.pop())
 
@@ -459,6 +504,7 @@ class Sequencer:
         self._refused.answers += lane.order.out.take_answers()
         self._refused.answer_all(pick(self._held.entries, slots), Outcome.UNKNOWN_TOPIC)
         self._held.release(slots)
+        self._backlog = self._backlog[~np.isin(self._backlog, slots)]  # a slot is given free once
         for name in lane.regions:
             self._fabric.remove(name)
 
@@ -466,8 +512,11 @@ class Sequencer:
         if self._now_us >= self._beat_us:
             self._beat_us = self._now_us + _BEAT_US
             self._heartbeat.advance(self._heartbeat.value + 1)
-            for member in self.brokers.look(self._now_us):
-                self.journal.warn("broker silent", broker=member.region_prefix, then="it is closed")
+            self._ask_store(self._close_silent)
+
+    def _close_silent(self) -> None:
+        for member in self.brokers.look(self._now_us):
+            self.journal.warn("broker silent", broker=member.region_prefix, then="it is closed")
 
     def _offers(self) -> list[tuple[Source, int]]:
         """How many entries to take of which brokers, each round beginning with another one."""
@@ -546,14 +595,17 @@ class Sequencer:
 
     def _decide_lane(self, number: int, entries: Entries) -> None:
         if number not in self.lanes:
-            self._refresh()
-            self.recovery.step(self._now_us)  # a new topic begins at once
+            self._ask_store(self._meet_new_topic)
         lane = self.lanes.get(number)
         if lane is None:
-            waits = number in self.roomless or number in self.recovery.lanes
+            waits = self._store_is_failing or number in self.roomless or number in self.recovery.lanes
             self._refused.answer_all(entries, Outcome.BACKPRESSURE if waits else Outcome.UNKNOWN_TOPIC)
         else:
             lane.decide(entries, self._now_us, self._wall_us)
+
+    def _meet_new_topic(self) -> None:
+        self._refresh()
+        self.recovery.step(self._now_us)  # it begins at once
 
     def _make_room(self, count: int) -> None:
         """Fence the sessions with the oldest gaps, of any lane, until so many held slots are free."""
@@ -623,6 +675,9 @@ class Sequencer:
                 self.journal.warn("broker closed", broker=source.member.region_prefix)
             for lane in self.lanes.values():
                 detach_broker(lane.order, source.member.handle, self._now_us)
+        self._ask_store(self._bury)
+
+    def _bury(self) -> None:
         self.brokers.bury(self._held.by_origin, self._is_on_disk, keeps=not self._all_on_disk)
 
     def _is_on_disk(self, member: Member) -> bool:
@@ -650,9 +705,9 @@ class Sequencer:
         if self._drain is None:
             self._drain = Drain(self.lanes, self.ranges, self.journal, self._now_us)
         try:
-            self._refresh()
+            self._ask_store(self._refresh)
             self._beat()
-            self.ranges.look(self._now_us)
+            self._ask_store(partial(self.ranges.look, self._now_us))
             return self._drain.step(self._now_us)
         except BadRegion:
             if not self._epochs.superseded(self.epoch):
@@ -664,3 +719,21 @@ class Sequencer:
 def _are_on_disk(topics: dict[int, Topic]) -> bool:
     """Whether every topic has replicas: then readers do not need the logs of dead brokers."""
     return bool(topics) and all(topic.replicas for topic in topics.values())
+
+
+def give_up_epoch(fabric: Fabric, directory: Directory, epoch: int) -> None:
+    """Taking over in this epoch has failed: leave no memory behind, and let others try.
+
+    Nobody reads regions of an epoch that has not started, and of those before ours none will: only the newest handed
+    out starts. If no more would be handed out, our line is opened, as if we had died right after that: then the last
+    started one is superseded, and more may run ahead.
+    """
+    started = directory.started_epoch()
+    if started >= epoch:
+        return
+    vain = {f"epoch-{number}" for number in range(started + 1, epoch + 1)}
+    for name in fabric.names():
+        if name.split("/")[0] in vain:
+            fabric.remove(name)
+    if epoch - started >= EPOCHS_AHEAD_MAX:
+        EpochTable(fabric, fabric.attach(EPOCHS_REGION, writable=True)).open(epoch)

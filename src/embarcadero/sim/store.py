@@ -1,7 +1,8 @@
 """The store as one process reaches it: at once, after a wait for a lock, or not at all.
 
 As with the embedded store: a locked one makes writers wait for so long, and then they get a typed error; one that is
-down answers nobody. A role that gets such an error in its own work ends, and is started again by whoever watches it.
+down answers nobody. A sequencer that reigns goes on and asks again later; another role that gets such an error in its
+own work ends, and is started again by whoever watches it.
 """
 
 from __future__ import annotations
