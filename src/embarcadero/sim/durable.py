@@ -42,6 +42,13 @@ class Bias:
     mirror: bool = False  # the fabric has a mirror
 
 
+SEGMENT_S: Final = 100.0
+"""An active segment is closed when it is so old: a scrub finds what rots in it only then, and worlds wait for that."""
+
+AGES_FROM_SEED: Final = 40_000
+"""From then on segments may also be closed by their age while there is trouble."""
+
+
 @dataclass(slots=True)
 class DurablePlan:
     """What a seed has of disks and replicas; no replicas: nothing."""
@@ -50,6 +57,7 @@ class DurablePlan:
     copies: list[tuple[int, int]] = field(default_factory=list)  # (R, A) by topic
     victims: list[int] = field(default_factory=list)
     segment_bytes: int = 64 * KIB
+    segment_s: float = SEGMENT_S
     job_us: int = 200  # what a job beside a process takes, about
     faults: dict[str, float] = field(default_factory=dict)
     mirror: bool = False  # the fabric has a mirror
@@ -79,6 +87,8 @@ def make_durable(seed: int, topics: int, quiet: bool, bias: Bias | None = None) 
         faults={} if quiet else _faults(rng, restarts, victims=least > 1) if bias is None else dict.fromkeys(
             bias.faults, bias.every_s),
     )  # fmt: skip
+    if seed >= AGES_FROM_SEED:
+        plan.segment_s = random.Random(f"{seed}:age").choice([1.0, 5.0, SEGMENT_S])
     _add_mirror(random.Random(f"{seed}:mirror"), plan, bias)
     return plan
 

@@ -260,7 +260,10 @@ class ReplicaProcess(Poller):
                 self.number, identity.disk, f"/replica-{self.number}", self.host, pid=1
             )
             world.pollers[self.member.ref.region_prefix] = self
-            settings = msgspec.structs.replace(DEFAULTS.replica, segment_bytes=world.plan.durable.segment_bytes)
+            plan = world.plan.durable
+            settings = msgspec.structs.replace(
+                DEFAULTS.replica, segment_bytes=plan.segment_bytes, segment_s=plan.segment_s
+            )
             self.replica = Replica(
                 self.fabric, directory, self.clock, self.bell, self.workers, self._disk, self.member, world.sizes,
                 self.journal, msgspec.structs.replace(DEFAULTS, replica=settings), world.disks.seen_by(self),
