@@ -129,6 +129,7 @@ RANGE_RETRY_S = 0.2  # between two attempts to find a better set of replicas for
 CHECKPOINT_S = 5.0  # between two checkpoints of a lane with replicas that grows
 SEALS_PER_LOOK_MAX = 4  # a seal is a transaction of the store: ordering goes on in between
 RECOVERY_REPLIES_S = 1.0  # once enough replicas have told how far they are, the others may still do so for this long
+RECOVERY_STUCK_S = 20.0  # without a step ahead in copying: then what surely never was durable is given up
 RECOVERY_RETRY_S = 0.5  # between two attempts to read what replicas have on disk
 DRAIN_DURABLE_S_MAX = 8.0  # of DRAIN_S_MAX, for everything ordered to be durable
 DRAIN_CHECKPOINT_S_MAX = 1.0  # and for the last checkpoints to be on a disk

@@ -10,7 +10,7 @@ import pytest
 from embarcadero.fabric.durability import RangeWord
 from embarcadero.fabric.layout import ORDER, RegionKind
 from embarcadero.fabric.ring import create_ring
-from embarcadero.limits import CEILING_AHEAD, CEILING_AHEAD_HANDLES, RECOVERY_REPLIES_S
+from embarcadero.limits import CEILING_AHEAD, CEILING_AHEAD_HANDLES, RECOVERY_REPLIES_S, RECOVERY_STUCK_S
 from embarcadero.plants import ACTIVE
 from embarcadero.sequencer.decisions import control_entry
 from embarcadero.sequencer.recovery import LaneRecovery
@@ -182,6 +182,37 @@ def test_a_new_disk_may_have_the_copy_that_a_wiped_one_had() -> None:
     cluster.wait(0.3)
     assert cluster.directory.ranges(lane)[0].end == 5
     assert lane in cluster.sequencer.lanes
+
+
+def test_what_never_was_durable_is_given_up_if_nobody_can_copy_it() -> None:
+    """The only disk that has it is damaged there: the lane goes on where another one ends, and not before."""
+    cluster, lane, _, range_ = loaded(replicas=2, durable_on=2)
+    cluster.lines(lane, 6, 3)
+    cluster.lose_memory(disks_of(range_))
+    reply(cluster, range_, 6, 3)
+    cluster.wait(RECOVERY_STUCK_S - 1.0)
+    assert cluster.word(lane) == (RangeWord(range_.number, True), 6)
+    reply(cluster, range_, 6, 4)  # copying goes on, and everybody has patience again
+    cluster.wait(RECOVERY_STUCK_S - 1.0)
+    assert cluster.directory.ranges(lane)[0].open
+    cluster.wait(2.0)
+
+    assert cluster.directory.ranges(lane)[0].end == 4
+    assert lane in cluster.sequencer.lanes
+
+
+@pytest.mark.parametrize(("replies", "end"), [((6, 3, None), 6), ((6, 3, 3), 3), ((6, 2, 1), 2)])
+def test_what_may_have_been_durable_is_never_given_up(replies: tuple[int | None, ...], end: int) -> None:
+    """Two of three: a disk that does not answer may have been the second one that had it all."""
+    cluster, lane, _, range_ = loaded()
+    cluster.lines(lane, *replies)
+    cluster.lose_memory(disks_of(range_))
+    reply(cluster, range_, *replies)
+    cluster.wait(2 * RECOVERY_STUCK_S)
+    found = cluster.directory.ranges(lane)[0]
+
+    assert cluster.word(lane)[1] == 6 if found.open else found.end == end
+    assert found.open == (None in replies)
 
 
 def test_of_an_empty_range_there_need_be_no_copies() -> None:

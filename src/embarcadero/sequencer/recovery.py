@@ -2,15 +2,17 @@
 
 Theory of operation. The last range of a lane is sealed: the stop was clean, everything ordered is durable, and the lane
 goes on at that very place with its sessions as they were. Or it is open: memory was lost. Then the range is closing;
-replicas of this run that have the very disks which the range names tell by their durable lines how far their copies
-go. A disk that was wiped, or a copy that is damaged, is silent: silence is not "nothing". Whatever was durable is on A
-of R disks, so among R-A+1 replies at least one has it all: the largest reply is the end, and no copy that others may
-have been shown is cut off. When A replicas have copied up to it, on the range's own disks or on new ones in place of
-wiped ones, one transaction seals the range there and opens the next one at the ceiling, below which any position may
-have been handed out; the space between is lost. Sessions are fenced, since publishers may have been told of what is
-lost; they go on by themselves from what the log has. If the fabric had a mirror (remains.py), the next range opens
-just where the order ended: the space between is what was ordered and is on no disk (and one position more, so that
-readers who were there hear of it), and often there is none. Then nothing is lost, and sessions go on as they were.
+replicas of this run that have the very disks which the range names tell by their durable lines how far their copies go.
+A disk that was wiped, or a copy that is damaged, is silent: silence is not "nothing". Whatever was durable is on A of R
+disks, so among R-A+1 replies at least one has it all: the largest reply is the end, and no copy that others may have
+been shown is cut off. If that one turns out to be damaged where no other has a copy, the lane does not wait for ever:
+with all replies, no more was durable than the A-th largest has. When A replicas have copied up to it, on the range's
+own disks or on new ones in place of wiped ones, one transaction seals the range there and opens the next one at the
+ceiling, below which any position may have been handed out; the space between is lost. Sessions are fenced, since
+publishers may have been told of what is lost; they go on by themselves from what the log has. If the fabric had a
+mirror (remains.py), the next range opens just where the order ended: the space between is what was ordered and is on no
+disk (and one position more, so that readers who were there hear of it), and often there is none. Then nothing is lost,
+and sessions go on as they were.
 
     range open    -> collect -> copy -> read -> seal, open at the ceiling -> begin, sessions fenced
     range sealed  ->                    read -> reopen where it ends      -> begin, sessions as they were
@@ -27,7 +29,7 @@ from typing import Final, NamedTuple
 
 from embarcadero.env import NO_STEPS, Journal, Steps, Workers
 from embarcadero.errors import EmbarcaderoError
-from embarcadero.limits import RECOVERY_REPLIES_S, RECOVERY_RETRY_S
+from embarcadero.limits import RECOVERY_REPLIES_S, RECOVERY_RETRY_S, RECOVERY_STUCK_S
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.records import Saved
 from embarcadero.plants import planted
@@ -41,6 +43,7 @@ from embarcadero.types import Range, ReplicaRef, Topic, TopicLane
 
 _REPLIES_US: Final = int(RECOVERY_REPLIES_S * 1_000_000)
 _SOON_US: Final = 20_000
+_STUCK_US: Final = int(RECOVERY_STUCK_S * 1_000_000)
 _RETRY_US: Final = int(RECOVERY_RETRY_S * 1_000_000)
 _DO: Final = "start the replicas that are missing; or give up what only they have: topic recover --accept-loss"
 
@@ -78,6 +81,7 @@ class LaneRecovery:
         self._seal = self._open_above  # what the store is told once all is read
         self._lost = True  # whether something may be lost: then sessions are fenced
         self._enough_us: int | None = None
+        self._copied, self._copied_us = 0, now_us  # how far copies are, and since when
         self._retry_us = 0
         self._failure: Exception | None = None
         self._told: set[str] = set()
@@ -162,14 +166,22 @@ class LaneRecovery:
         choose = min if planted("failover-statistic") else max
         self._end = choose(replies.values(), default=range_.start)
         self._needed = min(range_.durable_on, len(replies)) if accepted else range_.durable_on
+        self._copied_us = now_us
+        self._ask_for_copies()
+        self.stage = Stage.COPY
+
+    def _ask_for_copies(self) -> None:
+        desk, range_ = self._desk, self.range_
         desk.keeper.say(range_.lane, range_.number, closing=True, target=self._end)
         desk.steps.at(Step.RECOVERY_TARGET)
         desk.wake(range_)
-        self.stage = Stage.COPY
 
     def _copy(self, now_us: int) -> None:
         """Wait until enough disks have everything up to the end."""
-        there = [line for line in self._copies() if line >= self._end]
+        copies = self._copies()
+        there = [line for line in copies if line >= self._end]
+        if sum(copies) != self._copied:
+            self._copied, self._copied_us = sum(copies), now_us
         if len(there) >= self._needed or self._end == self.range_.start:  # of nothing there need be no copies
             self.stage = Stage.READ
         elif not there:
@@ -178,6 +190,25 @@ class LaneRecovery:
             self._tell_once("lane waits for copies", end=self._end, have=len(there), needed=self._needed, do=_DO)
             if self._desk.directory.loss_accepted(self.range_.lane):
                 self.stage = Stage.READ
+            elif now_us - self._copied_us > _STUCK_US:
+                self._settle_for_less(copies)
+
+    def _settle_for_less(self, copies: list[int]) -> None:
+        """Nobody can copy what only a damaged disk has: give up what was surely never durable.
+
+        Disks that do not answer may have all of it, so each of them stands for one of those that made it durable.
+        """
+        replies = sorted(self._replies().values(), reverse=True)
+        others = self.range_.durable_on - (len(self.range_.replicas) - len(replies))
+        if others < 1:
+            return
+        end = max([replies[others - 1], *sorted(copies, reverse=True)[self._needed - 1 : self._needed]])
+        if end < self._end:
+            self._desk.journal.warn(
+                "lane gives up a damaged end", topic=self.topic.name, lane=self.range_.lane, of=self._end, end=end
+            )
+            self._end = end
+            self._ask_for_copies()
 
     def _read(self, now_us: int) -> None:
         """Have a worker read what is on disk."""
