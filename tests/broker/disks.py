@@ -22,8 +22,10 @@ from embarcadero.fabric.layout import (
     PENDING,
     RESULT,
     SEQUENCER_FRONTIERS_BYTES,
+    STANDING_WORD,
     RegionKind,
     SequencerLine,
+    Standing,
     frontier_offset,
 )
 from embarcadero.fabric.region import Shape
@@ -63,6 +65,11 @@ class Hand:
         """Start the epoch, in the store and in memory."""
         assert self._world.directory.start_epoch(self.epoch, {})
         self._table.start(self.epoch)
+
+    def count(self, handle: int, standing: Standing) -> None:
+        """Say what a broker incarnation is taken for."""
+        line = frontier_offset(SequencerLine.BROKERS + handle) + 8 * STANDING_WORD
+        FrontierWriter(self._frontiers, line).restart(standing)
 
     def open_lane(self, lane: int, index: int = 0, seq: int = 0) -> None:
         """Have a lane's order ring, empty, from an index on."""
@@ -207,6 +214,7 @@ class DiskWorld:
     def start_broker(self, number: int) -> Broker:
         """A new incarnation of a broker, on a host of its own."""
         member = self.directory.register_broker(number, "127.0.0.1", 9092 + number, 1)
+        self.hand.count(member.handle, Standing.OPEN)
         fabric = self.memory.host(f"host-{number}.{member.incarnation}")
         return Broker(
             fabric, self.directory, self.clock, self.bell, member, self.sizes, workers=self.workers(),

@@ -12,7 +12,7 @@ from embarcadero.broker.durable import DurableFrontiers
 from embarcadero.broker.state import Broker
 from embarcadero.errors import Backpressure
 from embarcadero.fabric.frontier import FrontierReader
-from embarcadero.fabric.layout import BrokerLine, frontier_offset
+from embarcadero.fabric.layout import BrokerLine, Standing, frontier_offset
 from embarcadero.types import NO_INDEX, Gap, GapKind, Outcome, Range, ReplicaRef
 from embarcadero.wire import messages as m
 from embarcadero.wire.frames import WANT_DURABLE
@@ -318,6 +318,27 @@ def test_a_broker_lane_is_acked_and_read_when_durable(world: DiskWorld) -> None:
     world.run(3, writer, reader)
     assert outcomes(writer) == [(0, Outcome.ORDERED), (1, Outcome.ORDERED)]
     assert texts(reader.fetched[request]) == [payload(0), payload(1)]
+
+
+def test_a_broker_of_which_an_epoch_says_nothing_acks_nothing_of_its_own(world: DiskWorld) -> None:
+    """It may have slept since an earlier epoch closed it. Nor does anybody serve what it writes."""
+    world.topic("zero", order=0)
+    writer, reader = Client(world.brokers[0]), Client(world.brokers[1])
+    opened = writer.answers[writer.ask(m.OpenSession(topic="zero"))]
+    assert isinstance(opened, m.Opened)
+    writer.batch(opened, 0, payload(0))
+    writer.pump()
+    [lane] = world.directory.lanes()
+    world.hand.count(world.brokers[0].member.handle, Standing.UNHEARD)
+    writer.batch(opened, 1, payload(1))
+    request = reader.ask(m.Fetch(lane=lane.lane, start=1, max_bytes=1_000, wait_ms=20_000, read="ordered"))
+    world.run(3, writer, reader)
+    assert outcomes(writer) == [(0, Outcome.ORDERED)]
+    assert request not in reader.fetched
+
+    world.hand.count(world.brokers[0].member.handle, Standing.OPEN)
+    world.run(3, writer, reader)
+    assert outcomes(writer) == [(0, Outcome.ORDERED), (1, Outcome.ORDERED)]
 
 
 def test_one_who_read_above_the_end_of_a_broker_lane_is_told_where_it_ends(world: DiskWorld) -> None:

@@ -18,14 +18,15 @@ from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable, create_epochs
 from embarcadero.fabric.frontier import FrontierWriter
 from embarcadero.fabric.incoherent import IncoherentMemory
 from embarcadero.fabric.layout import (
-    CLOSING_WORD,
     ORDER,
     PENDING,
     SEQUENCER_FRONTIERS_BYTES,
+    STANDING_WORD,
     BrokerLine,
     Entries,
     RegionKind,
     SequencerLine,
+    Standing,
     frontier_offset,
 )
 from embarcadero.fabric.log import LogWriter, create_log
@@ -39,7 +40,7 @@ from embarcadero.storage.identity import open_folder
 from embarcadero.storage.layout import range_folder
 from embarcadero.storage.reading import RangeReader
 from embarcadero.storage.real import RealDisk
-from embarcadero.types import EntryKind, Range, ReplicaMember, ReplicaRef, TopicLane
+from embarcadero.types import EntryKind, MemberState, Range, ReplicaMember, ReplicaRef, TopicLane
 from embarcadero.wire.codec import payload_crc
 from tests.clocks import ManualClock
 
@@ -157,6 +158,9 @@ class Reign:
         self.words = create_ranges(self.fabric, self.number)
 
     def start(self) -> None:
+        for member in self.world.directory.members():
+            if member.state is MemberState.LIVE:
+                self.count(member.handle, Standing.OPEN)
         assert self.world.directory.start_epoch(self.number, {})
         self._table.start(self.number)
 
@@ -175,9 +179,13 @@ class Reign:
         self.words.set((lane, 0), target, 1)
         self.words.set((lane, 0), word)
 
+    def count(self, handle: int, standing: Standing) -> None:
+        """Say what a broker incarnation is taken for."""
+        line = frontier_offset(SequencerLine.BROKERS + handle) + 8 * STANDING_WORD
+        FrontierWriter(self.frontiers, line).restart(standing)
+
     def close_broker(self, handle: int) -> None:
-        line = frontier_offset(SequencerLine.BROKERS + handle) + 8 * CLOSING_WORD
-        FrontierWriter(self.frontiers, line).advance(1)
+        self.count(handle, Standing.CLOSING)
 
 
 class World:

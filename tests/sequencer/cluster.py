@@ -14,14 +14,15 @@ from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable, create_epochs
 from embarcadero.fabric.frontier import FrontierReader, FrontierWriter
 from embarcadero.fabric.incoherent import IncoherentHost, IncoherentMemory, IncoherentRegion
 from embarcadero.fabric.layout import (
-    CLOSING_WORD,
     ORDER,
     PENDING,
     RESULT,
+    STANDING_WORD,
     BrokerLine,
     Entries,
     RegionKind,
     SequencerLine,
+    Standing,
     frontier_offset,
     join,
 )
@@ -145,8 +146,8 @@ class Broker:
     def closing(self) -> bool:
         """Whether the sequencer closed this incarnation."""
         epoch = self.cluster.directory.started_epoch()
-        line = frontier_offset(SequencerLine.BROKERS + self.member.handle) + 8 * CLOSING_WORD
-        return self._views.word(f"epoch-{epoch}/frontiers", line) == 1
+        line = frontier_offset(SequencerLine.BROKERS + self.member.handle) + 8 * STANDING_WORD
+        return self._views.word(f"epoch-{epoch}/frontiers", line) == Standing.CLOSING
 
     def outcome(self, number: int) -> Outcome | None:
         """What became of an entry, as far as known."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from embarcadero.env import NO_STEPS, Steps
 from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable
 from embarcadero.fabric.frontier import FrontierReader
-from embarcadero.fabric.layout import CLOSING_WORD, ORDER, RESULT, SequencerLine, frontier_offset
+from embarcadero.fabric.layout import ORDER, RESULT, STANDING_WORD, SequencerLine, Standing, frontier_offset
 from embarcadero.fabric.region import Fabric, Region
 from embarcadero.fabric.ring import RingReader, attach_ring
 from embarcadero.plants import planted
@@ -21,12 +21,12 @@ class EpochView:
         self.number = 0
         self._frontiers: Region | None = None
         self._read_through: FrontierReader | None = None
-        self._closing: FrontierReader | None = None
+        self._standing: FrontierReader | None = None
         self._awake: FrontierReader | None = None
         self._heartbeat: FrontierReader | None = None
         self._results: RingReader | None = None
         self._orders: dict[int, RingReader] = {}
-        self._others: dict[int, FrontierReader] = {}  # closing words of other incarnations, by region handle
+        self._others: dict[int, FrontierReader] = {}  # standings of other incarnations, by region handle
 
     def advance(self, hint: int) -> bool:
         """Move on to the newest started epoch, known from the table or from the store (`hint`). True if it moved."""
@@ -37,7 +37,7 @@ class EpochView:
         self._frontiers = self._fabric.attach(f"epoch-{newest}/frontiers")
         mine = frontier_offset(SequencerLine.BROKERS + self._member.handle)
         self._read_through = FrontierReader(self._frontiers, mine)
-        self._closing = FrontierReader(self._frontiers, mine + 8 * CLOSING_WORD)
+        self._standing = FrontierReader(self._frontiers, mine + 8 * STANDING_WORD)
         self._awake = FrontierReader(self._frontiers, frontier_offset(SequencerLine.AWAKE))
         self._heartbeat = FrontierReader(self._frontiers, frontier_offset(SequencerLine.HEARTBEAT))
         self._results = None
@@ -55,7 +55,7 @@ class EpochView:
 
     def closing(self) -> bool:
         """Whether the sequencer has closed this broker incarnation: somebody took it for dead."""
-        return bool(self._closing and self._closing.load())
+        return self._standing is not None and self._standing.load() == Standing.CLOSING
 
     def sequencer_sleeps(self) -> bool:
         """Whether the sequencer must be woken to see what was published just now."""
@@ -67,13 +67,14 @@ class EpochView:
         return self.number, self._heartbeat.load() if self._heartbeat else 0
 
     def still_open(self) -> bool:
-        """The last question before acking what we wrote ourselves: does no sequencer count us as closed?
+        """The last question before acking what we wrote ourselves: does this epoch's sequencer count us as open?
 
         It comes after the flush of what is acked. A sequencer that closes us says so first and reads our lanes then,
-        so either we see that here, or it sees what we wrote.
+        so either we see that here, or it sees what we wrote. One that has not heard of us may come after one that
+        closed us: then we were asleep for so long that nobody knows us any more.
         """
         self._fabric.fence()
-        return not self.closing() and self.may_act()
+        return self._standing is not None and self._standing.load() == Standing.OPEN and self.may_act()
 
     def counts_as_open(self, handle: int) -> bool:
         """The last question before serving what another incarnation wrote: is it still open?"""
@@ -81,9 +82,9 @@ class EpochView:
             return False
         if (word := self._others.get(handle)) is None:
             line = frontier_offset(SequencerLine.BROKERS + handle)
-            word = self._others[handle] = FrontierReader(self._frontiers, line + 8 * CLOSING_WORD)
+            word = self._others[handle] = FrontierReader(self._frontiers, line + 8 * STANDING_WORD)
         self._fabric.fence()
-        return not word.load() and self.may_act()
+        return word.load() == Standing.OPEN and self.may_act()
 
     def results(self) -> RingReader | None:
         """The outcomes of our entries, once the sequencer has made the region."""

@@ -164,8 +164,16 @@ class SequencerLine(IntEnum):
 
 
 SEQUENCER_FRONTIERS_BYTES: Final = SUPERBLOCK.itemsize + (SequencerLine.BROKERS + REGION_HANDLES + 1) * FRONTIER_BYTES
-CLOSING_WORD: Final = 1
-"""Second word of a broker's line in the sequencer's frontiers: 1 once that incarnation is closing."""
+STANDING_WORD: Final = 1
+"""Second word of a broker's line in the sequencer's frontiers: what it takes that incarnation for."""
+
+
+class Standing(IntEnum):
+    """Of a broker incarnation, by the word of one epoch. Who was closed in an earlier one is never heard of again."""
+
+    UNHEARD = 0
+    OPEN = 1
+    CLOSING = 2
 
 
 def frontier_offset(line: int) -> int:

@@ -6,7 +6,7 @@ from embarcadero.env import NO_STEPS, Steps
 from embarcadero.fabric.durability import RangeWord, ranges_region
 from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable
 from embarcadero.fabric.frontier import FrontierReader
-from embarcadero.fabric.layout import CLOSING_WORD, ORDER, SequencerLine, frontier_offset
+from embarcadero.fabric.layout import ORDER, STANDING_WORD, SequencerLine, Standing, frontier_offset
 from embarcadero.fabric.region import Fabric, Region
 from embarcadero.fabric.ring import RingReader, attach_ring
 from embarcadero.fabric.tagged import TaggedReader
@@ -26,7 +26,7 @@ class Reign:
         self._frontiers: Region | None = None
         self._words: TaggedReader | None = None
         self._orders: dict[int, RingReader] = {}
-        self._closing: dict[int, FrontierReader] = {}
+        self._standings: dict[int, FrontierReader] = {}
 
     def advance(self, hint: int) -> bool:
         """Move on to the newest started epoch, known from the table or from the store (`hint`). True if it moved."""
@@ -37,7 +37,7 @@ class Reign:
         self._frontiers = self._fabric.attach(f"epoch-{newest}/frontiers")
         self._words = None
         self._orders.clear()
-        self._closing.clear()
+        self._standings.clear()
         return True
 
     def may_act(self) -> bool:
@@ -48,11 +48,11 @@ class Reign:
         """The last question before appending what a broker incarnation ordered: does it count as open?"""
         if self._frontiers is None:
             return False
-        if (word := self._closing.get(handle)) is None:
+        if (word := self._standings.get(handle)) is None:
             line = frontier_offset(SequencerLine.BROKERS + handle)
-            word = self._closing[handle] = FrontierReader(self._frontiers, line + 8 * CLOSING_WORD)
+            word = self._standings[handle] = FrontierReader(self._frontiers, line + 8 * STANDING_WORD)
         self._fabric.fence()
-        return not word.load() and self.may_act()
+        return word.load() == Standing.OPEN and self.may_act()
 
     def order(self, lane: int) -> RingReader | None:
         """The order index of a lane of the sequencer, once it is there."""

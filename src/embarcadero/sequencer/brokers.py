@@ -13,7 +13,17 @@ import numpy.typing as npt
 from embarcadero.config import FabricSizes
 from embarcadero.env import NO_STEPS, Steps
 from embarcadero.errors import FabricFull
-from embarcadero.fabric.layout import Entries, join, pick, seal
+from embarcadero.fabric.frontier import FrontierWriter
+from embarcadero.fabric.layout import (
+    STANDING_WORD,
+    Entries,
+    SequencerLine,
+    Standing,
+    frontier_offset,
+    join,
+    pick,
+    seal,
+)
 from embarcadero.fabric.region import Fabric, Region
 from embarcadero.limits import BROKER_SILENT_S
 from embarcadero.placement.directory import Directory
@@ -81,7 +91,19 @@ class Brokers:
                     source.lanes_closed = closed[0]
                     self.problems += closed[1]
 
+    def _count_as_open(self, member: Member) -> None:
+        """From now on it may ack what it writes to lanes of its own, and others may act on that.
+
+        Nobody may who was not heard of: it was closed in an earlier epoch and is forgotten since, or it is too new.
+        """
+        line = frontier_offset(SequencerLine.BROKERS + member.handle)
+        standing = FrontierWriter(self._frontiers, line + 8 * STANDING_WORD)
+        if standing.value == Standing.UNHEARD:
+            standing.advance(Standing.OPEN)
+
     def _attach(self, member: Member, legacy: BrokerLegacy) -> Source | None:
+        if member.state is MemberState.LIVE:
+            self._count_as_open(member)
         if not self._fabric.exists(f"{member.region_prefix}/pending"):
             if member.state is MemberState.LIVE:
                 self.awaited = True

@@ -17,14 +17,15 @@ from embarcadero.config import FabricSizes
 from embarcadero.env import NO_STEPS, Steps
 from embarcadero.fabric.frontier import FrontierReader, FrontierWriter
 from embarcadero.fabric.layout import (
-    CLOSING_WORD,
     PENDING,
     RESULT,
+    STANDING_WORD,
     BrokerLine,
     Entries,
     Line,
     RegionKind,
     SequencerLine,
+    Standing,
     every,
     frontier_offset,
     join,
@@ -88,7 +89,7 @@ class Source:
         self._reads_waiting = FrontierReader(theirs, frontier_offset(BrokerLine.READS_WAITING))
         self._heartbeat = FrontierReader(theirs, frontier_offset(BrokerLine.HEARTBEAT))
         self._read_through = FrontierWriter(frontiers, line)
-        self._closing = FrontierWriter(frontiers, line + 8 * CLOSING_WORD)
+        self._standing = FrontierWriter(frontiers, line + 8 * STANDING_WORD)
         self._read = 0  # our answers below are read, as far as we know
         self.next = 0  # the next pending entry to take
         self.requests = 0  # how many of the entries last taken were not batches
@@ -203,7 +204,7 @@ class Source:
     # --- closing ------------------------------------------------------------------------------------------------------
     def close(self, whole: bool) -> None:
         """Tell the incarnation that it is over; a `whole` ring is still read to its valid end."""
-        self._closing.restart(1)
+        self._standing.restart(Standing.CLOSING)
         self._fabric.fence()
         self._steps.at(Step.CLOSING_SAID)
         self._end = self._pending.valid_end(self.next) if whole else self.next

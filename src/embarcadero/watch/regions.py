@@ -12,17 +12,18 @@ import numpy as np
 from embarcadero.errors import BadRegion, EmbarcaderoError
 from embarcadero.fabric.durability import RangeWord
 from embarcadero.fabric.layout import (
-    CLOSING_WORD,
     EPOCH_LINE,
     ORDER,
     PENDING,
     RESULT,
     SLOTS_OFFSET,
+    STANDING_WORD,
     SUPERBLOCK,
     BrokerLine,
     Entries,
     RegionKind,
     SequencerLine,
+    Standing,
     frontier_offset,
     sealed,
 )
@@ -205,7 +206,7 @@ def _words(region: Region, line: int) -> list[int]:
 
 def _sequencer_frontiers(region: Region, limit: int) -> Facts:
     lines = region.data[SUPERBLOCK.itemsize :].view(np.uint64).reshape(-1, FRONTIER_BYTES // 8)
-    used = np.flatnonzero(lines[:, 0] | lines[:, CLOSING_WORD]).tolist()
+    used = np.flatnonzero(lines[:, 0] | lines[:, STANDING_WORD]).tolist()
     made: list[Facts] = []
     for line in itertools.islice((line for line in used if line >= SequencerLine.LANES), limit):
         first, second = lines[line, 0].item(), lines[line, 1].item()
@@ -213,7 +214,8 @@ def _sequencer_frontiers(region: Region, limit: int) -> Facts:
             made.append({"of": "lane", "number": line - SequencerLine.LANES, "index": first, "seq": second})
         else:
             number = line - SequencerLine.BROKERS
-            made.append({"of": "broker handle", "number": number, "read_through": first, "closing": bool(second)})
+            closing = second == Standing.CLOSING
+            made.append({"of": "broker handle", "number": number, "read_through": first, "closing": closing})
     return {"heartbeat": lines[SequencerLine.HEARTBEAT, 0].item(), "rows": made}
 
 
