@@ -498,7 +498,9 @@ class World:
         if unanswered or self._successors or not all(publisher.done for publisher in self.live_publishers()):
             self._quiet_since_us = self.queue.now_us
             return False
-        tails = {tail.lane: tail.index for tail in self.history.of(TailRead) if tail.began > self._quiet_since_us}
+        settled = self.history.of(Settled)  # all may have been done before anybody looked
+        quiet_us = max(self._quiet_since_us, settled[-1].at if settled else 0)
+        tails = {tail.lane: tail.index for tail in self.history.of(TailRead) if tail.began > quiet_us}
         if any(lane not in tails for topic in self.plan.topics for lane in self.lanes_of(topic)):
             return False
         places = [
