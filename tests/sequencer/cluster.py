@@ -143,11 +143,15 @@ class Broker:
             self.answered.append(number)
         self._read.advance(self._read.value + len(found))
 
-    def closing(self) -> bool:
-        """Whether the sequencer closed this incarnation."""
+    def standing(self) -> Standing:
+        """What the newest sequencer takes this incarnation for."""
         epoch = self.cluster.directory.started_epoch()
         line = frontier_offset(SequencerLine.BROKERS + self.member.handle) + 8 * STANDING_WORD
-        return self._views.word(f"epoch-{epoch}/frontiers", line) == Standing.CLOSING
+        return Standing(self._views.word(f"epoch-{epoch}/frontiers", line))
+
+    def closing(self) -> bool:
+        """Whether the sequencer closed this incarnation."""
+        return self.standing() is Standing.CLOSING
 
     def outcome(self, number: int) -> Outcome | None:
         """What became of an entry, as far as known."""

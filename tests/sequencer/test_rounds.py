@@ -11,7 +11,7 @@ import numpy as np
 
 from embarcadero.config import FabricSizes
 from embarcadero.env import SilentBell
-from embarcadero.fabric.layout import PENDING, SLOTS_OFFSET, SequencerLine, frontier_offset
+from embarcadero.fabric.layout import PENDING, SLOTS_OFFSET, SequencerLine, Standing, frontier_offset
 from embarcadero.limits import BROKER_SILENT_S, CONTROLS_PER_ROUND_MAX
 from embarcadero.sequencer.server import serve_sequencer
 from embarcadero.sequencer.state import Sequencer
@@ -593,6 +593,22 @@ def test_a_silent_broker_is_closed() -> None:
     assert states(cluster) in ({0: MemberState.DEAD, 1: MemberState.LIVE}, {1: MemberState.LIVE})
     assert stopped.closing()
     assert not cluster.brokers[1].closing()
+
+
+def test_each_epoch_says_anew_which_brokers_are_open() -> None:
+    """Of one that an earlier epoch has closed and buried it says nothing, though it may still be asleep somewhere."""
+    cluster = Cluster()
+    cluster.run()
+    asleep, other = cluster.brokers
+    assert (asleep.standing(), other.standing()) == (Standing.OPEN, Standing.OPEN)
+    again = cluster.brokers[0] = Broker(cluster, 0, "broker-0-again")
+    cluster.run(3)
+    assert (asleep.standing(), again.standing()) == (Standing.CLOSING, Standing.OPEN)
+    cluster.directory.mark_removed(0, asleep.member.incarnation, cluster.sequencer.epoch)
+
+    cluster.new_sequencer()
+    assert asleep.standing() is Standing.UNHEARD
+    assert {broker.standing() for broker in (again, other)} == {Standing.OPEN}
 
 
 def test_a_pause_of_the_sequencer_is_nobody_elses_silence() -> None:
