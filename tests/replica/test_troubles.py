@@ -156,3 +156,15 @@ def test_every_trouble_comes_with_what_to_do() -> None:
     """In words, for `status`."""
     assert [len(health_in_words(word)) for word in (0, 1, 3, 15)] == [0, 1, 2, 4]
     assert trouble_of(ValueError()) == Trouble.DISK_FAILED
+
+
+def test_a_range_that_could_not_be_opened_and_is_not_ours_any_more_is_no_trouble(tmp_path: Path) -> None:
+    """Else nobody would ever choose this replica again."""
+    world = Ill(tmp_path)
+    world.disk.full = True
+    world.topic()
+    world.poll(3, step_us=4_000_000)
+    assert world.trouble == Trouble.DISK_FULL
+    world.directory.delete_topic("t")
+    world.poll(3, step_us=4_000_000)
+    assert not world.trouble

@@ -9,6 +9,7 @@ import pytest
 from embarcadero.errors import FabricFull
 from embarcadero.fabric.incoherent import IncoherentRegion
 from embarcadero.fabric.region import Shape
+from embarcadero.limits import EPOCHS_AHEAD_MAX
 from embarcadero.types import EntryKind, Outcome
 from embarcadero.wire.messages import AlterTopic
 from tests.sequencer.cluster import Cluster, Crash
@@ -388,3 +389,17 @@ def test_answers_go_before_replicas_after_a_takeover() -> None:
     assert replica.ref.region_prefix not in bells.rung
     ready.round()
     assert bells.rung.count(replica.ref.region_prefix) == 1
+
+
+def test_any_number_of_sequencers_may_end_before_they_open_their_line() -> None:
+    """Few epochs run ahead of the last started one. Who comes after one that failed opens its line before all else."""
+    cluster = Cluster()
+    lane = cluster.topic(5)
+    session = cluster.open(lane)
+    for _ in range(2 * EPOCHS_AHEAD_MAX):
+        cluster.ready_sequencer()
+        cluster.reigns += 1
+    cluster.new_sequencer()
+    cluster.brokers[0].batches(lane, session, 0)
+    cluster.run(2)
+    assert cluster.stored(lane) == [(session, 0)]

@@ -93,6 +93,11 @@ class Health:
             self._journal.note("disk trouble is over", was=ill.trouble.name, lane=tags[0], range=tags[1])
             self._tell()
 
+    def keep(self, tags: set[Tags]) -> None:
+        """All others are not ours any more: what was wrong with them never succeeds, and is over."""
+        for gone in self._ill.keys() - tags:
+            self.worked(gone)
+
     def lacking(self, now: bool) -> None:
         """Whether copies are damaged or incomplete, and being repaired."""
         if now != self._lacking:

@@ -98,6 +98,7 @@ class Ranges:
         self._surplus = [tags for tags in self._on_disk if tags not in mine and not self._is_open_here(tags)]
         self._wanted = {tags: range_ for tags, range_ in mine.items() if tags not in self.copies}
         self._doubts = {tags: synced for tags, synced in self._doubts.items() if tags in mine}
+        self._health.keep({*mine, *(copy.tags for copy in self._leaving)})
         for tags, copy in self.copies.items():
             copy.range_ = mine[tags]
         for tags, range_ in list(self._wanted.items()):

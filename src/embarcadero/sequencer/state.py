@@ -116,6 +116,8 @@ class Sequencer:
             epoch = directory.next_epoch(last if self._epochs.superseded(last) else None)
         self.epoch = epoch
         self._steps.at(Step.TAKEOVER_EPOCH_GIVEN)
+        if epoch > directory.started_epoch() + 1 and not planted("epoch-opened-late"):
+            self._epochs.open(epoch)  # others came before us and never started: if we end like them, more may follow
         self._frontiers = fabric.create(
             f"epoch-{self.epoch}/frontiers", Shape(RegionKind.SEQUENCER_FRONTIERS, SEQUENCER_FRONTIERS_BYTES)
         )
