@@ -1,11 +1,16 @@
-"""Shared by all tests: long files come first; tests that were not run are named, and CI does not accept any."""
+"""Shared by all tests: long files come first; a failure comes with the logs of its cluster; tests that were not run are
+named, and CI does not accept any."""
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+from collections.abc import Generator
 
 import pytest
+
+from embarcadero.node.local import LocalCluster
 
 LONG = (
     "docs/test_spark_page.py", "sim/test_plants.py", "sim/test_seeds.py", "spark/test_sink_kills.py",
@@ -14,6 +19,7 @@ LONG = (
 """Files and folders of tests that take long, the longest first. Files are given to processes in this order (see the
 Makefile), so that what is left for the end is short and all processes end at about the same time. The two that start
 Spark more than once are not beside each other: it takes both cores."""
+LOG_CHARACTERS = 4_000
 
 
 def pytest_configure() -> None:
@@ -28,6 +34,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _rank(path: str) -> int:
     return next((place for place, name in enumerate(LONG) if f"/tests/{name}" in path), len(LONG))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """With a test that failed, tell what clusters that still run have logged."""
+    report = yield
+    if report.failed:
+        clusters = [found for found in gc.get_objects() if isinstance(found, LocalCluster)]
+        for path in (path for cluster in clusters for path in sorted(cluster.data_dir.glob("logs/*.log"))):
+            report.sections.append((f"{item.name}: end of {path.name}", path.read_text()[-LOG_CHARACTERS:]))
+    return report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

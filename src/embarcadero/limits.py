@@ -177,7 +177,7 @@ WINDOW_BYTES_DEFAULT = 64 * MIB
 RESEND_AFTER_S = 3.0  # a broker silent for this long with batches of ours is given up
 DELIVERY_TIMEOUT_S = 120.0
 CONNECT_TIMEOUT_S = 5.0
-REQUEST_TIMEOUT_S = 10.0
+REQUEST_TIMEOUT_S = 30.0  # in that time a broker that hangs is closed, and the ends of its lanes are known again
 CLOSE_TIMEOUT_S = 30.0  # for the outcomes of what was sent before
 CLOSE_INTERRUPTED_S = 2.0  # likewise, when Ctrl-C or a cancellation ended the block
 PREFETCH_FETCHES = 2
@@ -228,4 +228,8 @@ invariant(SEGMENT_BYTES <= SEGMENT_BYTES_MAX, "a segment of the usual size is al
 invariant(SEGMENT_BYTES_MAX + FRAME_BYTES_MAX + 2 * LINE_BYTES < 1 << 32, "positions in a segment fit 32 bits")
 invariant(HELLO_BYTES_MAX <= 4 * KIB, "a stranger can't make us hold more than 4 KiB")
 invariant(STOPPED_S > BROKER_SILENT_S, "a stopped broker is closed before it is killed, if the store can be written")
+invariant(
+    REQUEST_TIMEOUT_S > BROKER_SILENT_S + 3 * STORE_BUSY_S,
+    "a question is answered though a broker hangs, and the store is locked for once, and left alone then",
+)
 invariant(DRAIN_DURABLE_S_MAX + DRAIN_CHECKPOINT_S_MAX < DRAIN_S_MAX, "a clean stop seals before its time is over")

@@ -32,7 +32,7 @@ from embarcadero.fabric.layout import (
     pick,
 )
 from embarcadero.fabric.region import Fabric, Shape
-from embarcadero.limits import EPOCHS_AHEAD_MAX, HEARTBEAT_S
+from embarcadero.limits import HEARTBEAT_S
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.store import NOT_SEEN
 from embarcadero.plants import planted
@@ -727,8 +727,7 @@ def give_up_epoch(fabric: Fabric, directory: Directory, epoch: int) -> None:
     """Taking over in this epoch has failed: leave no memory behind, and let others try.
 
     Nobody reads regions of an epoch that has not started, and of those before ours none will: only the newest handed
-    out starts. If no more would be handed out, our line is opened, as if we had died right after that: then the last
-    started one is superseded, and more may run ahead.
+    out starts.
     """
     started = directory.started_epoch()
     if started >= epoch:
@@ -737,5 +736,3 @@ def give_up_epoch(fabric: Fabric, directory: Directory, epoch: int) -> None:
     for name in fabric.names():
         if name.split("/")[0] in vain:
             fabric.remove(name)
-    if epoch - started >= EPOCHS_AHEAD_MAX:
-        EpochTable(fabric, fabric.attach(EPOCHS_REGION, writable=True)).open(epoch)
