@@ -640,6 +640,43 @@ def test_the_last_segment_of_a_sealed_range_comes_back_as_its_end(copies: Copies
     assert copies.open().sealed
 
 
+@pytest.mark.parametrize("gone", [False, True])
+def test_what_an_empty_last_segment_follows_is_not_the_end(copies: Copies, gone: bool) -> None:
+    """A range that was sealed right after a segment was rolled over by age: the one before gets its own footer back."""
+    log = copies.open()
+    log.roll_if_due(0)
+    assert log.roll_if_due(1 << 60)
+    log.sync_job()()
+    log.seal(copies.end)
+    assert log.segments[-1].base_index == copies.end
+    path = copies.path(-1)
+    before = bytes(copies.world.names[path].data)
+    if gone:
+        del copies.world.names[path]
+    else:
+        copies.flip(path, HEADER_BYTES + 8)
+    scrub_all(log)
+    assert mend(log, copies.peer, log.damage[0])
+    assert bytes(copies.world.names[path].data) == before
+    copies.whole(log)
+    copies.whole(copies.open())
+
+
+def test_a_segment_that_says_it_is_the_last_is_not_if_another_follows(copies: Copies) -> None:
+    """Such footers were written once: what they vouch for is a part of the copy all the same."""
+    log = copies.open()
+    log.seal(copies.end)
+    node, info = copies.node(1), copies.infos[1]
+    footer = read_footer(bytes(node.data[-FOOTER_BYTES:]), len(node.data), log.header(info))
+    assert footer is not None
+    node.data[-FOOTER_BYTES:] = encode_footer(footer._replace(last=True))
+    node.safe = bytearray(node.data)
+    log = copies.open()
+    assert [one.base_seq for one in log.segments] == [one.base_seq for one in copies.infos]
+    assert log.sealed
+    copies.whole(log)
+
+
 @pytest.mark.parametrize("number", [1, -1])
 def test_a_segment_in_which_a_peers_records_do_not_fit_is_taken_anew(copies: Copies, number: int) -> None:
     """Its header is ours, and what follows is not: what was written there belongs to another file."""

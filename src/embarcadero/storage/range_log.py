@@ -457,6 +457,10 @@ class RangeLog:
         """What the header of one of its segments says."""
         return self._active.header._replace(base_index=info.base_index, base_seq=info.base_seq)
 
+    def closes_at(self, end: int) -> bool:
+        """Whether a segment that ends here is the last one of a sealed copy: an empty one may follow it."""
+        return self.sealed and self.segments[-1].base_index < end
+
     def adopt(self, made: Sequence[SegmentInfo]) -> None:
         """Segments that were missing, or damaged, are whole again."""
         known = {info.base_seq: info for info in (*self._sealed_segments, *made)}

@@ -123,9 +123,9 @@ class _Recovery:
                 continue
             later = seen[number + 1 :]
             if one.footer is not None:
-                self._trust(one.footer)
-                if one.footer.last and not later:
-                    closed, active = True, self._closed(one.footer, one.header)
+                closed = one.footer.last and not later
+                self._trust(one.footer, closed)
+                active = self._closed(one.footer, one.header) if closed else None
                 continue
             active = self._open(one, later)
             if active is not None:
@@ -205,8 +205,8 @@ class _Recovery:
         self._index, self._seq = one.header.base_index, one.base_seq
         return True
 
-    def _trust(self, footer: Footer) -> None:
-        if not footer.last:
+    def _trust(self, footer: Footer, closed: bool) -> None:
+        if not closed:  # also one that was said to be the last, when another follows it
             self._infos.append(SegmentInfo(*footer[:-1], True))
         self._index, self._seq = footer.end_index, footer.end_seq
 

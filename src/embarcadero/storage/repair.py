@@ -144,7 +144,7 @@ def finish_segment(log: RangeLog, info: SegmentInfo) -> SegmentInfo | None:
         whole = begin_nothing(file, header, log.settings)
         whole.position, whole.end, whole.end_seq = scan.position, scan.end, scan.end_seq
         whole.last_us, whole.index = scan.last_us, scan.sparse
-        whole.finish(log.disk, log.folder, last=log.sealed and info.end_index == log.end)
+        whole.finish(log.disk, log.folder, last=log.closes_at(info.end_index))
         return whole.info
     finally:
         file.close()
@@ -163,7 +163,7 @@ def _mend_file(log: RangeLog, peer: RangeReader, damage: Damage) -> bool:
     usable, made = not parts.damage and parts.first == damage.first, None
     try:
         if usable and copy_span(peer, parts, damage.end) >= damage.end:
-            made = parts.finish(last=log.sealed and damage.end == log.end)
+            made = parts.finish(last=log.closes_at(damage.end))
     finally:
         parts.close()
     if not usable:
