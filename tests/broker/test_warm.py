@@ -13,7 +13,7 @@ from embarcadero.limits import WARM_JOBS_MAX
 from embarcadero.storage.reading import RangeReader
 from embarcadero.types import Gap, GapKind, Range
 from embarcadero.wire import messages as m
-from tests.broker.disks import DiskWorld, payload, texts
+from tests.broker.disks import DiskWorld, Hand, payload, texts
 from tests.broker.harness import Client
 
 
@@ -87,6 +87,32 @@ def test_what_left_memory_is_read_from_files_and_the_reader_cannot_tell(world: D
     assert world.brokers[1].reads.warm.jobs > 0
     assert world.brokers[1].reads.warm.ahead_used > 0
     assert scan(world, reader, range_.lane, read="ordered", max_bytes=8_000) == (expected, [])
+
+
+def test_a_ring_may_be_looked_into_before_its_lane_goes_on_there(world: DiskWorld) -> None:
+    """A new sequencer's ring is empty at first: where it begins is not known yet, and what is below is on disk."""
+    range_ = world.topic()
+    fill(world, range_, 20)
+    world.brokers = [world.start_broker(broker.member.broker) for broker in world.brokers]
+    world.hand = Hand(world)
+    world.hand.start()
+    world.hand.open_lane(range_.lane)
+    reader = Client(world.brokers[1])
+    assert not world.fetch(reader, range_.lane, by="index", start=0, read="ordered").payloads
+
+    refs = [replica.member.ref for replica in world.replicas]
+    opened = world.directory.seal_and_open(range_.lane, range_.number, 20, 40, refs, world.hand.epoch)
+    assert opened is not None
+    ring = world.hand.rings[range_.lane]
+    ring.next, world.hand.seqs[range_.lane] = opened.start, opened.start_seq
+    ring.publish()
+    world.hand.word(range_.lane, opened.number)
+    for replica in world.of(opened):
+        replica.say(opened, opened.start)
+    client = Client(world.brokers[0])
+    world.publish(client, world.open(client), 20, 5)
+    everything = [payload(sequence, 1_500) for sequence in range(20)] + [payload(n) for n in range(20, 25)]
+    assert scan(world, reader, range_.lane, read="ordered") == (everything, [])
 
 
 def test_places_are_found_in_files_too(world: DiskWorld) -> None:

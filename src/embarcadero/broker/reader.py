@@ -218,6 +218,8 @@ class LaneReader:
             while low < high:  # all entries from some index on are there
                 middle = (low + high) // 2
                 low, high = (low, middle) if len(ring.read(middle, middle + 1)) else (middle + 1, high)
+            if low == ordered:
+                return low  # nothing is in it yet: what its sequencer goes on with may begin above
             self._begins = self._epoch.number, low
         return self._begins[1]
 
@@ -291,6 +293,8 @@ class LaneReader:
             )
         floor = self._ring_floor(ring, ordered)
         entries = ring.read(floor, ordered)
+        if len(entries) < ordered - floor:
+            return None  # overtaken by the writer since the frontier was loaded
         if self.stored is not None and seq < (int(entries["seq"][0]) if len(entries) else next_seq):
             return ON_DISK
         if floor > 0 and len(entries) and seq < int(entries["seq"][0]):
