@@ -57,6 +57,21 @@ def test_a_lane_without_room_refuses_and_nobody_else_waits(order: int, one_by_on
     assert got == [Outcome.ORDERED] * 4 + [Outcome.BACKPRESSURE] * 2
 
 
+@pytest.mark.parametrize("order", [2, 5])
+def test_a_full_lane_knows_what_it_ordered(order: int) -> None:
+    """A successor finds entries whose answers are missing: refused, their payloads would go before disks have them."""
+    cluster = ReplicatedCluster()
+    lane = cluster.replicated(order)
+    session = cluster.open(lane)
+    stored = fill(cluster, lane, session, order).count(Outcome.ORDERED)
+    cluster.memory.crash(cluster.host)
+    cluster.new_sequencer()
+    again = cluster.brokers[0].batches(lane, session, stored - 2, stored - 1, stored, low=stored - 2)
+    cluster.run(3)
+    got = [cluster.brokers[0].outcome(again + at) for at in range(3)]
+    assert got == [Outcome.DUP_OF, Outcome.DUP_OF, Outcome.BACKPRESSURE]
+
+
 def test_requests_have_a_reserve_and_then_wait_too() -> None:
     """A full lane still opens a session; when the reserve is used up, that is refused as well, and comes back."""
     cluster = ReplicatedCluster()

@@ -138,7 +138,10 @@ class Lane:
         return place
 
     def _admit(self, room: Room, entries: Entries) -> Entries:
-        """What there is room for; the rest is answered."""
+        """What there is room for, and what needs none; the rest is answered.
+
+        A batch that our predecessor ordered and did not answer is not refused: its broker would free the payload.
+        """
         order, waiting = self.order, self.order.table.waiting
         if self.unfenced:
             order.out.answer_all(entries, Outcome.BACKPRESSURE)
@@ -149,6 +152,7 @@ class Lane:
         if room.admits(order.next_index, order.next_seq, entries, waiting, records):
             return entries
         admitted = room.admitted(order.next_index, order.next_seq, entries, waiting, records)
+        admitted |= order.ordered_before(entries)
         order.counters.roomless += len(entries) - int(np.count_nonzero(admitted))
         order.out.answer_all(pick(entries, ~admitted), Outcome.BACKPRESSURE)
         return pick(entries, admitted)

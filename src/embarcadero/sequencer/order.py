@@ -30,7 +30,7 @@ from embarcadero.sequencer.counters import LaneCounters
 from embarcadero.sequencer.decisions import Decisions, order_entries, words
 from embarcadero.sequencer.held import HeldSlots
 from embarcadero.sequencer.sessions import FENCED, LOST, NEVER, W_MASK, Ints, SessionTable, W
-from embarcadero.types import NO_INDEX, OnGap, Order, Outcome, Topic
+from embarcadero.types import NO_INDEX, EntryKind, OnGap, Order, Outcome, Topic
 
 _WAITS: Final = 255
 """Not an outcome: the batch waits for its gap to close."""
@@ -128,6 +128,14 @@ class LaneOrder:
                 self._hold(step, waiting, now_us)
             self._settle(step, (step.outcome == 0).nonzero()[0])
         self._answer(step)
+
+    def ordered_before(self, entries: Entries) -> Flags:
+        """Which of these are batches that have a position already: whoever decides on them again needs none."""
+        step, table = _Step(entries, self.table), self.table
+        found: Flags = (table.handle.take(step.rows) == step.sessions) & (table.tag.take(step.slots) == step.seqs + 1)
+        if self.strong:
+            found &= step.seqs < table.expected.take(step.rows)  # others with their slots wait
+        return found & (entries["kind"] == EntryKind.BATCH)
 
     def release(self, rows: Ints, now_us: int) -> None:
         """The holes at `expected` of these sessions are gone: order what waited right behind them."""
