@@ -11,6 +11,7 @@ from embarcadero import plants
 from embarcadero.broker.durable import DurableFrontiers
 from embarcadero.broker.state import Broker
 from embarcadero.errors import Backpressure
+from embarcadero.fabric.durability import NO_RANGE
 from embarcadero.fabric.frontier import FrontierReader
 from embarcadero.fabric.layout import BrokerLine, Standing, frontier_offset
 from embarcadero.types import NO_INDEX, Gap, GapKind, Outcome, Range, ReplicaRef
@@ -368,6 +369,34 @@ def test_one_who_read_above_the_end_of_a_broker_lane_is_told_where_it_ends(world
     beyond = reader.ask(m.Fetch(lane=lane.lane, start=4, max_bytes=1_000))
     world.run(3, reader)
     assert reader.answers[beyond].code == "FuturePosition"
+
+
+def test_the_end_of_a_broker_lane_that_is_wholly_trimmed_is_told_by_those_who_have_read_it(world: DiskWorld) -> None:
+    """Its ranges are gone from the store: nothing is counted by them any more."""
+    world.topic("zero", order=0)
+    writer, reader = Client(world.brokers[0]), Client(world.brokers[1])
+    opened = writer.answers[writer.ask(m.OpenSession(topic="zero"))]
+    for sequence in range(4):
+        writer.batch(opened, sequence, payload(sequence))
+    range_ = broker_lane(world)
+    [lane] = world.directory.lanes()
+    for replica in world.of(range_):
+        replica.copy(range_, 4, lane.region)
+    assert len(texts(world.fetch(reader, lane.lane))) == 4
+    waiting = reader.ask(m.Fetch(lane=lane.lane, start=4, max_bytes=1_000, wait_ms=20_000))
+
+    world.directory.mark_dead(lane.broker, lane.incarnation)
+    assert world.directory.close_lanes([msgspec.structs.replace(lane, end=4, end_seq=4)], world.hand.epoch)
+    assert world.directory.seal_clean(lane.lane, range_.number, 4, 4, world.hand.epoch)
+    world.hand.words.set((lane.lane, 0), NO_RANGE)
+    world.directory.trim("zero", lane.lane, 4)
+    world.brokers = world.brokers[1:]
+    world.run(3, reader)
+
+    assert reader.fetched[waiting].gap == Gap(GapKind.END_OF_LANE, 4, 4)
+    tail = world.ask(reader, m.GetTail(lane=lane.lane))
+    assert (tail.index, tail.start_index, tail.durable_index) == (4, 4, 4)
+    assert world.fetch(reader, lane.lane, start=1).gap == Gap(GapKind.TRIMMED, 1, 4)
 
 
 def test_what_a_closed_broker_lane_lost_is_a_gap_up_to_its_end(

@@ -250,6 +250,7 @@ def test_lanes_of_brokers_are_read_from_the_table_too(log: Any, tmp_path: Path) 
     """Order 0: each lane has its part of the table, also one whose broker is gone; all readers give all of it."""
     log.create_topic("lanes", order=0, replicas=1, partitions=2)
     _publish(log, "lanes", 0, 30)
+    assert {log.tail("lanes").durable_index for _ in range(4)} == {30}  # every broker has the lane's memory now
     log.cluster.kill_broker(1)
     _publish(log, "lanes", 30, 10)
     tierer = Tierer(log, "lanes", tmp_path)

@@ -93,8 +93,9 @@ class BrokerLanes:
                 self._held.forget(writer.lane.lane)
         for topic in self._roomless.keys() - set(topics):
             del self._roomless[topic]
-        for lane in self.readers.keys() - self.known.keys():
-            del self.readers[lane]
+        for lane, reader in list(self.readers.items()):
+            if lane not in self.known or (self.known[lane].removed and not reader.lane_is.removed):
+                del self.readers[lane]  # the next one finds that nothing is on disk, or in memory, any more
         for lane, reader in self.readers.items():
             reader.lane_is, reader.trimmed = self.known[lane], trims.get(lane, 0)
         self._live = [member.region_prefix for member in members if member.state is MemberState.LIVE]
