@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from embarcadero.broker.lane_writer import lane_margin, lane_slots
-from embarcadero.errors import FabricFull
+from embarcadero.errors import Backpressure, DiskFailed, DiskFull, EmbarcaderoError, FabricFull
 from embarcadero.types import Gap, GapKind, Outcome
 from embarcadero.wire import messages as m
 from embarcadero.wire.frames import NO_ACK
@@ -350,12 +350,52 @@ def test_a_lane_that_finds_no_room_is_recorded_once(world: World, monkeypatch: p
         client.batch(session, sequence)
         client.pump()
     assert {outcome for _, outcome in outcomes(client)} == {Outcome.BACKPRESSURE}
-    assert len(lanes(client)) == 1
+    [lane] = lanes(client)
+    for reader in (client, Client(world.brokers[1])):  # all of the topic can be read all the same
+        tail = reader.answers[reader.ask(m.GetTail(lane=lane.lane))]
+        assert isinstance(tail, m.TailIs), tail
+        assert (tail.index, tail.start_index) == (0, 0)
     full = False
     client.batch(session, 0)
     client.pump()
     assert outcomes(client)[-1] == (0, Outcome.ORDERED)
     assert len(lanes(client)) == 1
+
+
+@pytest.mark.parametrize("error", [Backpressure("locked", ""), DiskFull("full", ""), DiskFailed("broken", "")])
+def test_a_store_that_fails_is_left_alone_and_costs_nobody_else_anything(
+    world: World, monkeypatch: pytest.MonkeyPatch, error: EmbarcaderoError
+) -> None:
+    """Each try may take seconds, and all clients of the broker wait that long: after one, others are refused at once.
+
+    The connection stays, and once the store answers the lane is made.
+    """
+    client = Client(world.brokers[0])
+    session = opened(client)
+    tries = 0
+
+    def fails(*_: object) -> None:
+        nonlocal tries
+        tries += 1
+        world.clock.us += 5_000_000
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.brokers[0].lanes._directory, "make_lane", fails)
+        for sequence in range(20):
+            client.batch(session, sequence)
+            client.pump()
+            world.clock.us += 200_000
+        assert tries == 1
+        world.clock.us += 5_000_000
+        client.batch(session, 0)
+        client.pump()
+        assert tries == 2
+    assert {outcome for _, outcome in outcomes(client)} == {Outcome.BACKPRESSURE}
+    world.clock.us += 6_000_000
+    client.batch(session, 0)
+    client.pump()
+    assert outcomes(client)[-1] == (0, Outcome.ORDERED)
 
 
 def test_a_lane_is_trimmed_and_searched_by_time_through_any_broker(world: World) -> None:

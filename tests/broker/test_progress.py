@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from embarcadero.errors import Backpressure
 from embarcadero.limits import READER_KEPT_S, READERS_PER_TOPIC_MAX
 from embarcadero.placement.progress import ReaderNote
 from embarcadero.wire import messages as m
@@ -64,6 +66,28 @@ def test_the_store_is_written_once_a_second_at_most(readers: Readers) -> None:
     readers.pass_s(1.1)
     assert readers.world.directory.revision() == before + 1
     assert readers.seen(1) == {"a": 49}
+
+
+def test_a_store_that_is_locked_is_asked_half_of_the_time_at_most(
+    readers: Readers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for it holds up all clients of the broker. What was told is written once it answers."""
+    tries = []
+
+    def locked(*_: object) -> None:
+        tries.append(readers.world.clock.us)
+        readers.world.clock.us += 5_000_000
+        raise Backpressure("the store stayed locked", "try again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(readers.world.brokers[0]._reader_notes._directory, "note_progress", locked)
+        readers.note("a", 1)
+        for _ in range(60):
+            readers.pass_s(0.2)
+    assert len(tries) > 1
+    assert all(second - first > 10_000_000 for first, second in pairwise(tries))
+    readers.pass_s(6)
+    assert readers.seen(1) == {"a": 1}
 
 
 def test_silent_readers_are_forgotten_and_others_go_with_their_topic(readers: Readers) -> None:

@@ -63,14 +63,23 @@ class BrokerLaneReader(LaneReader):
 
     def ends(self) -> Ends | None:
         end, end_seq = self.lane_is.end, self.lane_is.end_seq or 0
+        if self._is_unwritten():
+            return Ends(0, 0, 0, 0)
         if end is not None and (end == 0 or self.ring() is None):
             if end and self.stored is not None and self.stored.chain.replicas:
                 return None  # memory is lost, and it is not known yet what disks have
             return Ends(end, end_seq, end, end_seq)
         return super().ends()
 
+    def _is_unwritten(self) -> bool:
+        """Whether its writer has found no memory for it yet: then nothing in it was ever acked."""
+        self._basis = self.lane_is
+        return self._basis.open and self.ring() is None and self.may_serve()
+
     def start(self, now_us: int) -> tuple[int, int] | None:
         end = self.lane_is.end
+        if self._is_unwritten():
+            return 0, 0
         if end is not None and (end == 0 or self.ring() is None):
             return end, self.lane_is.end_seq or 0
         return super().start(now_us)

@@ -24,13 +24,14 @@ from embarcadero.broker.reader import Logs
 from embarcadero.broker.stored import StoredLane
 from embarcadero.config import FabricSizes
 from embarcadero.env import NO_STEPS, Clock, Doorbell, Steps
-from embarcadero.errors import BadFrame, BadValue, FabricFull, Retriable, TooMany
+from embarcadero.errors import LATER, BadFrame, BadValue, FabricFull, TooMany
 from embarcadero.fabric.frontier import FrontierReader
 from embarcadero.fabric.layout import BrokerLine, frontier_offset
 from embarcadero.fabric.log import Reservation
 from embarcadero.fabric.region import Fabric
 from embarcadero.limits import FETCH_WAIT_MS_MAX, FETCHES_PARKED_PER_CONNECTION_MAX, SESSIONS_PER_CONNECTION_MAX
 from embarcadero.placement.directory import Directory
+from embarcadero.placement.store import rested_us
 from embarcadero.plants import planted
 from embarcadero.steps import Step
 from embarcadero.types import Member, MemberState, Order, Outcome, Topic, TopicLane
@@ -76,6 +77,7 @@ class BrokerLanes:
         self.taken = 0  # all batches that ever got a position
         self._sessions = 0
         self._trims: dict[int, int] = {}  # lane -> index below which it was trimmed
+        self._store_us = 0  # until then the store is not asked for lanes: it has failed
         self._roomless: dict[int, TopicLane] = {}  # lanes of ours that found no memory yet, by topic
         self._watches: list[_Watch] = []
         self._waiting_at: dict[str, FrontierReader] = {}  # region prefix of live brokers -> do reads wait there
@@ -141,18 +143,27 @@ class BrokerLanes:
             return Outcome.BACKPRESSURE
         if (writer := self._writers.get(topic.lane)) is not None:
             return Outcome.BACKPRESSURE if writer.held is not None and self._held.crowded(writer.lane.lane) else None
+        return None if self._make_lane(topic) else Outcome.BACKPRESSURE
+
+    def _make_lane(self, topic: Topic) -> bool:
+        """Have a lane of our own for a topic. False: not now."""
+        lane, began_us = self._roomless.get(topic.lane), self._clock.now_us()
+        if lane is None and began_us < self._store_us:
+            return False
         try:
-            lane = self._roomless.get(topic.lane) or self._directory.make_lane(topic, self._member)
-            if lane is None:
-                return Outcome.BACKPRESSURE
+            if lane is None and (lane := self._directory.make_lane(topic, self._member)) is None:
+                return False
             self._roomless[topic.lane] = lane
             self._steps.at(Step.LANE_MADE)
             held = self._held.of(lane.lane) if topic.replicas else None
             self._writers[topic.lane] = LaneWriter(self._fabric, lane, self._sizes, held)
-        except (FabricFull, Retriable, BadValue):
-            return Outcome.BACKPRESSURE
+        except LATER:
+            self._store_us = rested_us(began_us, self._clock.now_us())
+            return False
+        except (FabricFull, BadValue):
+            return False
         del self._roomless[topic.lane]
-        return None
+        return True
 
     def take(self, connection: Connection, topic: Topic, header: BatchHeader, arrived: Reservation) -> bool:
         """A whole, right batch: give it a position in our lane, or refuse it (False)."""

@@ -13,6 +13,7 @@ from embarcadero.limits import (
 )
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.progress import ReaderNote
+from embarcadero.placement.store import rested_us
 from embarcadero.types import ReaderProgress
 from embarcadero.wire import messages as m
 
@@ -46,12 +47,12 @@ class ReaderNotes:
         """Write what waits, if it is time."""
         if self._notes and now_us >= self._write_from_us:
             self._write_from_us = now_us + int(READER_NOTES_S * 1_000_000)
-            self._write()
+            self._write(now_us)
 
     def readers(self, topic: str) -> m.ReadersAre:
         """What readers of a topic told, whichever broker they told it."""
         self._directory.topic(topic)
-        self._write()
+        self._write(self._clock.now_us())
         now_us, room, found = self._clock.wall_us(), READERS_ANSWER_BYTES_MAX, []
         for note in self._directory.readers(topic, now_us):
             room -= len(note.reader.encode()) + _PLACE_BYTES * (1 + len(note.places))
@@ -61,7 +62,7 @@ class ReaderNotes:
             found.append(ReaderProgress(reader=note.reader, places=note.places, ago_s=ago_s))
         return m.ReadersAre(topic=topic, readers=found)
 
-    def _write(self) -> None:
+    def _write(self, began_us: int) -> None:
         if not self._notes:
             return
         notes, self._notes = self._notes, {}
@@ -69,3 +70,4 @@ class ReaderNotes:
             self._directory.note_progress(notes, self._clock.wall_us())
         except EmbarcaderoError:
             self._notes = notes | self._notes  # the store is busy, or its disk is full: with the next write
+            self._write_from_us = max(self._write_from_us, rested_us(began_us, self._clock.now_us()))

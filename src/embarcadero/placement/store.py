@@ -12,7 +12,7 @@ store that can see processes. An ended lease never comes back.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 ABSENT = 0
 """The revision of a key that has no value."""
@@ -22,6 +22,16 @@ NO_LEASE = 0
 
 NOT_SEEN = (-1, -1)
 """An outline that no store has."""
+
+_REST_US: Final = 100_000
+
+
+def rested_us(began_us: int, now_us: int) -> int:
+    """When to ask a store again that has just failed one who asked it at `began_us`.
+
+    It is left alone for a moment, and for as long as it has kept that one waiting: there is other work to do.
+    """
+    return now_us + _REST_US + now_us - began_us
 
 
 class Item(NamedTuple):

@@ -135,7 +135,8 @@ class LaneOrder:
         found: Flags = (table.handle.take(step.rows) == step.sessions) & (table.tag.take(step.slots) == step.seqs + 1)
         if self.strong:
             found &= step.seqs < table.expected.take(step.rows)  # others with their slots wait
-        return found & (entries["kind"] == EntryKind.BATCH)
+        found &= entries["kind"] == EntryKind.BATCH
+        return found
 
     def release(self, rows: Ints, now_us: int) -> None:
         """The holes at `expected` of these sessions are gone: order what waited right behind them."""

@@ -34,7 +34,7 @@ from embarcadero.fabric.layout import (
 from embarcadero.fabric.region import Fabric, Shape
 from embarcadero.limits import HEARTBEAT_S
 from embarcadero.placement.directory import Directory
-from embarcadero.placement.store import NOT_SEEN
+from embarcadero.placement.store import NOT_SEEN, rested_us
 from embarcadero.plants import planted
 from embarcadero.sequencer.broker_lanes import BrokerRanges
 from embarcadero.sequencer.brokers import Brokers
@@ -65,8 +65,6 @@ _SWEEP_US: Final = 300_000
 _ORDERED: Final = (Order.TOTAL, Order.STRONG)
 _LOOK_US: Final = 2_000
 """Looking whether the store has changed is cheap, but not as cheap as an empty round."""
-_STORE_REST_US: Final = 100_000
-"""After the store has failed it is left alone for so long, and for as long as it has kept us waiting."""
 _STORE_TOLD_US: Final = 60_000_000
 """Failures of the store that follow each other more closely are one to the journal."""
 _LOOK_LONE_US: Final = 10_000
@@ -430,7 +428,7 @@ class Sequencer:
             now_us = self._clock.now_us()
             if now_us - self._store_us >= _STORE_TOLD_US:
                 self.journal.warn("store fails", reason=error.message, then="what needs it waits")
-            self._store_us = now_us + _STORE_REST_US + now_us - began_us
+            self._store_us = rested_us(began_us, now_us)
             return False
         return True
 
