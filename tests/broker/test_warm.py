@@ -208,6 +208,16 @@ def test_missing_files_and_replicas_that_are_behind_are_passed_over(world: DiskW
     assert world.fetch(Client(world.brokers[1]), range_.lane, start=0).code == "Corrupt"
 
 
+def test_disks_of_replicas_that_can_not_be_read_are_no_reason_to_ask_again(world: DiskWorld) -> None:
+    """Only the store's disk is: without a good copy it is Corrupt, and says which disks there are."""
+    range_ = world.topic()
+    fill(world, range_, 100)
+    world.brokers[1].reads.warm.copies.members = {}
+    answer = world.fetch(Client(world.brokers[1]), range_.lane, start=0)
+    assert answer.code == "Corrupt"
+    assert answer.message.count("is not known") == 3
+
+
 def test_files_deleted_by_hand_are_never_a_gap_and_never_skipped(world: DiskWorld) -> None:
     """The first file of one copy: the start and all places are found in the others. Of all copies: an error."""
     range_ = world.topic()
