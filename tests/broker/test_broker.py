@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from embarcadero.broker.reader import Logs
 from embarcadero.errors import Backpressure, DiskFailed, DiskFull, EmbarcaderoError
 from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable
 from embarcadero.limits import BACKPRESSURE_AFTER_S
@@ -121,6 +122,16 @@ def test_a_store_whose_disk_fails_is_asked_again(
             answer = client.answers[client.ask(question)]
             assert answer == m.Failed(code="Retriable", message=error.message, hint=error.hint)
     assert isinstance(client.answers[client.ask(m.DescribeTopic(name="t"))], m.TopicIs)
+
+
+@pytest.mark.parametrize("gone", ["frontiers", "log"])
+def test_a_log_that_is_being_removed_is_one_that_was(world: World, gone: str) -> None:
+    """In the midst of a burial some regions are left: readers that come then learn that payloads left memory."""
+    member = world.brokers[1].member
+    logs = Logs(world.memory.host("reader"), lambda: None)
+    logs.update([member])
+    world.memory.host("sequencer").remove(f"{member.region_prefix}/{gone}")
+    assert logs.of(member.handle) is None
 
 
 def test_only_a_sleeping_sequencer_is_woken(world: World) -> None:
