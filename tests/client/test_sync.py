@@ -281,6 +281,17 @@ def test_a_callback_that_fails_is_logged_and_harms_nobody_else(caplog: pytest.Lo
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError] * 2
 
 
+def test_brokers_that_hang_up_after_each_welcome_are_left_alone_for_a_while() -> None:
+    """Pauses grow, as with brokers that do not answer; all is well as soon as they are."""
+    with FakeServer(brokers=2, order=5) as server, emb.connect(server.addresses) as log:
+        server.curt = True
+        server.cut()
+        time.sleep(0.5)
+        assert 2 < server.accepted < 100
+        server.curt = False
+        assert [topic.name for topic in log.topics(timeout=20)] == ["t"]
+
+
 def test_closing_without_a_cluster_does_not_hang(server: FakeServer, log: Any) -> None:
     """What was sent and not answered has an unknown outcome, and closing says that something is wrong."""
     publisher = log.publisher("t", linger_ms=0)
