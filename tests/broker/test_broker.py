@@ -5,7 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from embarcadero.errors import Backpressure
+from embarcadero.broker.reader import Logs
+from embarcadero.errors import Backpressure, DiskFailed, DiskFull, EmbarcaderoError
 from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable
 from embarcadero.limits import BACKPRESSURE_AFTER_S
 from embarcadero.placement.directory import Directory
@@ -94,6 +95,43 @@ def test_a_store_that_ceases_to_answer_half_way_is_read_again(world: World, monk
     broker.refresh()
 
     assert made.lane in broker._lanes
+
+
+@pytest.mark.parametrize("error", [DiskFull("the store is full", "make room"), DiskFailed("EIO", "check its disk")])
+def test_a_store_whose_disk_fails_is_asked_again(
+    world: World, monkeypatch: pytest.MonkeyPatch, error: EmbarcaderoError
+) -> None:
+    """Clients are told what is wrong, and that it may pass: readers and publishers ask again by themselves."""
+    client = Client(world.brokers[0])
+    lane = world.brokers[0]._topics["t"].lane
+
+    def fails(*_: object, **_options: object) -> None:
+        raise error
+
+    questions = [
+        m.DescribeTopic(name="t"),
+        m.OpenSession(topic="t"),
+        m.GetLanes(lane=lane),
+        m.Fetch(lane=lane, by="earliest", start=0, max_bytes=1_000, wait_ms=0),
+        m.CreateTopic(name="another", replicas=0),
+    ]
+    with monkeypatch.context() as patch:
+        for call in ("revision", "described", "create_topic"):
+            patch.setattr(world.directory, call, fails)
+        for question in questions:
+            answer = client.answers[client.ask(question)]
+            assert answer == m.Failed(code="Retriable", message=error.message, hint=error.hint)
+    assert isinstance(client.answers[client.ask(m.DescribeTopic(name="t"))], m.TopicIs)
+
+
+@pytest.mark.parametrize("gone", ["frontiers", "log"])
+def test_a_log_that_is_being_removed_is_one_that_was(world: World, gone: str) -> None:
+    """In the midst of a burial some regions are left: readers that come then learn that payloads left memory."""
+    member = world.brokers[1].member
+    logs = Logs(world.memory.host("reader"), lambda: None)
+    logs.update([member])
+    world.memory.host("sequencer").remove(f"{member.region_prefix}/{gone}")
+    assert logs.of(member.handle) is None
 
 
 def test_only_a_sleeping_sequencer_is_woken(world: World) -> None:

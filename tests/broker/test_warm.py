@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
+from time import sleep
 from typing import Any
 
 import pytest
 
 from embarcadero import plants
+from embarcadero.broker import warm
+from embarcadero.broker.segments import Segments
+from embarcadero.errors import Backpressure
 from embarcadero.limits import WARM_JOBS_MAX
 from embarcadero.storage.reading import RangeReader
 from embarcadero.types import Gap, GapKind, Range
@@ -232,6 +238,16 @@ def test_missing_files_and_replicas_that_are_behind_are_passed_over(world: DiskW
     for file in second.folder.rglob("*.log"):
         file.unlink()
     assert world.fetch(Client(world.brokers[1]), range_.lane, start=0).code == "Corrupt"
+
+
+def test_disks_of_replicas_that_can_not_be_read_are_no_reason_to_ask_again(world: DiskWorld) -> None:
+    """Only the store's disk is: without a good copy it is Corrupt, and says which disks there are."""
+    range_ = world.topic()
+    fill(world, range_, 100)
+    world.brokers[1].reads.warm.copies.members = {}
+    answer = world.fetch(Client(world.brokers[1]), range_.lane, start=0)
+    assert answer.code == "Corrupt"
+    assert answer.message.count("is not known") == 3
 
 
 def test_files_deleted_by_hand_are_never_a_gap_and_never_skipped(world: DiskWorld) -> None:
@@ -555,6 +571,83 @@ def test_a_client_that_goes_before_its_next_span_is_read_gives_back_what_was_res
     while later.jobs:
         later.step()
     assert (warm.running, warm.waiting, warm._ahead_bytes) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("call", ["fetch", "first"])
+def test_a_read_that_fails_in_an_unknown_way_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Nobody waits for ever, and the bug is seen: it rises where drivers log it."""
+
+    def fails(*_: Any) -> None:
+        raise ArithmeticError("nobody has thought of this")
+
+    later = Later()
+    world = DiskWorld(tmp_path, workers=lambda: later)
+    range_ = world.topic()
+    fill(world, range_, 100)
+    client = Client(world.brokers[1])
+    ask = {"fetch": m.Fetch(lane=range_.lane, start=0, max_bytes=1_000), "first": m.GetTail(lane=range_.lane)}[call]
+    with monkeypatch.context() as patch:
+        patch.setattr(Segments, call, fails)
+        request = client.ask(ask)
+        with pytest.raises(ArithmeticError):
+            later.step()
+    world.run(2, client)
+    failed = client.answers[request]
+    assert isinstance(failed, m.Failed)
+    assert (failed.code, "nobody has thought" in failed.message) == ("Corrupt", True)
+    assert world.brokers[1].fetches_waiting == world.brokers[1].reads.warm.running == 0
+
+
+def test_a_store_that_fails_while_a_file_is_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is gone, and whether it was trimmed nobody knows now: the client asks again, and does not wait for it."""
+
+    def locked() -> int:
+        raise Backpressure("the store is locked", "try again")
+
+    later = Later()
+    world = DiskWorld(tmp_path, workers=lambda: later)
+    range_ = world.topic()
+    fill(world, range_, 100)
+    for replica in world.replicas:
+        for file in replica.folder.rglob("*.log"):
+            file.unlink()
+    client = Client(world.brokers[1])
+    request = client.ask(m.Fetch(lane=range_.lane, start=0, max_bytes=1_000, wait_ms=10_000))
+    with monkeypatch.context() as patch:
+        patch.setattr(world.directory, "revision", locked)
+        later.step()
+    client.pump()
+    assert client.answers[request] == m.Failed(code="Backpressure", message="the store is locked", hint="try again")
+
+
+def test_a_reader_of_files_that_is_let_go_is_in_nobody_elses_hands(
+    world: DiskWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One worker is about to take it while another finds that too many are kept: one of them gets it."""
+    taking, closed = Event(), list[RangeReader]()
+
+    class Shelf(list[RangeReader]):
+        def pop(self, _at: Any = -1) -> RangeReader:
+            taking.set()
+            sleep(0.05)
+            return super().pop()
+
+    range_ = world.topic()
+    first, second, _ = range_.replicas
+    copies = world.brokers[1].reads.warm.copies
+    monkeypatch.setattr(RangeReader, "close", lambda files: closed.append(files))  # noqa: PLW0108 - to be bound
+    kept, other = copies.borrow(range_, first), copies.borrow(range_, second)
+    copies.give_back(range_, first, kept, good=True)
+    copies._idle = {key: Shelf(files) for key, files in copies._idle.items()}
+    monkeypatch.setattr(warm, "WARM_READERS_MAX", 0)
+    with ThreadPoolExecutor(1) as pool:
+        taken = pool.submit(copies.borrow, range_, first)
+        assert taking.wait(10)
+        copies.give_back(range_, second, other, good=True)
+        assert taken.result(10) not in closed
+    assert (taken.result() is kept) != (kept in closed)
 
 
 def test_partitions_are_picked_from_files(world: DiskWorld) -> None:

@@ -26,6 +26,7 @@ class _Socket(asyncio.Protocol):
         self.transport = transport
         self.far = FakeConnection(self.server.cluster, self.broker, self.server.credit, greeted=False)
         self.server.sockets.append(self)
+        self.server.accepted += 1
 
     def data_received(self, data: bytes) -> None:
         if self.far is not None and not self.server.deaf:
@@ -33,6 +34,8 @@ class _Socket(asyncio.Protocol):
             if self.server.credit and self.far.granted - self.far.received_bytes < self.server.credit // 2:
                 self.far.grant()
             self.server.flush()
+            if self.server.curt:
+                self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.far is not None:
@@ -50,6 +53,8 @@ class FakeServer:
         self.cluster = FakeCluster(order, partitions, replicas)
         self.credit = credit
         self.deaf = False  # takes connections, ignores bytes
+        self.curt = False  # hangs up after the first answer
+        self.accepted = 0  # connections, in all
         self.sockets: list[_Socket] = []
         self._brokers = brokers
         self._servers: dict[int, asyncio.Server] = {}

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import re
+from types import SimpleNamespace
+from typing import Any, cast
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from embarcadero.client import cold
 from embarcadero.client.batch import Batch, OrderEntry
 from embarcadero.client.reading import nothing_came
 from embarcadero.client.subscriber import ColdAsk, SubscriberCore
-from embarcadero.errors import BadValue, Corrupt, Unreachable
-from embarcadero.types import EntryKind, Gap, GapKind
+from embarcadero.errors import BadTable, BadValue, Corrupt, Unreachable
+from embarcadero.types import EntryKind, Gap, GapKind, Tier
 from tests.client.fake_cluster import LANE, FakeCluster, World
 
 SILENT_US = 3_000_000
@@ -88,6 +93,32 @@ def test_what_the_table_has_not_either_is_a_gap() -> None:
         Gap(GapKind.TRIMMED, 0, 2), None, None, Gap(GapKind.TRIMMED, 4, 6)
     ]  # fmt: skip
     assert [batch.index for batch in found[4:]] == [6, 7, 8, 9]
+
+
+def test_a_table_that_fails_in_an_unknown_way_fails_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was raised: nobody waits for ever, and the error names the topic and the place."""
+    world, _ = make_world(records=10)
+    world.cluster.start_index = 5
+    world.settle()
+
+    async def described(*_: Any) -> Any:
+        return SimpleNamespace(tier=Tier(id="", warehouse="", table="t", frontiers={LANE: (7, 14)}))
+
+    def opened(*_: Any) -> Any:
+        raise ArithmeticError("nobody has thought of this")
+
+    async def main() -> None:
+        told = asyncio.Event()
+        reads = cold.ColdReads(cast("Any", None), "t", told.set)
+        reads.begin(world.core.take_cold())
+        async with asyncio.timeout(10):
+            await told.wait()
+
+    monkeypatch.setattr(cold, "describe", described)
+    monkeypatch.setattr(cold, "open_table", opened)
+    asyncio.run(main())
+    assert isinstance(world.core.failed, BadTable)
+    assert re.search(r"table of 't'.*lane 7, span 0: .*nobody has thought", world.core.failed.message)
 
 
 def test_a_stop_holds_for_the_table_too() -> None:

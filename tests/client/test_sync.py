@@ -261,6 +261,37 @@ def test_callbacks_are_called_once_with_their_future(log: Any) -> None:
     assert called == [future, future]
 
 
+def test_a_callback_that_fails_is_logged_and_harms_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
+    """Batches that end in the same moment end, other callbacks are called, connections stay."""
+    called: list[Any] = []
+    with FakeServer(brokers=1, order=5, replicas=1) as server, emb.connect(server.addresses) as log:
+        with log.publisher("t", ack=2, linger_ms=0, batch_bytes=1) as publisher:
+            futures = [publisher.send(b"%d" % n) for n in range(5)]
+            futures[0].add_done_callback(lambda _: 1 // 0)
+            futures[0].add_done_callback(called.append)
+            while server.do(lambda: len(server.cluster.log)) < 5:
+                time.sleep(0.01)
+            sockets = list(server.sockets)
+            server.do(server.cluster.make_durable)
+            assert [future.result(10) for future in futures] == [Position(LANE, n, n) for n in range(5)]
+            futures[0].add_done_callback(lambda _: 1 // 0)  # at once, in this thread
+            publisher.flush(10)
+        assert called == [futures[0]]
+        assert server.sockets == sockets
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError] * 2
+
+
+def test_brokers_that_hang_up_after_each_welcome_are_left_alone_for_a_while() -> None:
+    """Pauses grow, as with brokers that do not answer; all is well as soon as they are."""
+    with FakeServer(brokers=2, order=5) as server, emb.connect(server.addresses) as log:
+        server.curt = True
+        server.cut()
+        time.sleep(0.5)
+        assert 2 < server.accepted < 100
+        server.curt = False
+        assert [topic.name for topic in log.topics(timeout=20)] == ["t"]
+
+
 def test_closing_without_a_cluster_does_not_hang(server: FakeServer, log: Any) -> None:
     """What was sent and not answered has an unknown outcome, and closing says that something is wrong."""
     publisher = log.publisher("t", linger_ms=0)

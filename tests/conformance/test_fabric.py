@@ -6,6 +6,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ from embarcadero.fabric.incoherent import IncoherentMemory
 from embarcadero.fabric.layout import LAYOUT_VERSION, ORDER, PENDING, SUPERBLOCK, Entries, RegionKind, superblock_check
 from embarcadero.fabric.log import LogReader, LogWriter, create_log
 from embarcadero.fabric.mirror import MirroredFabric
-from embarcadero.fabric.region import Fabric, Region, Shape, write_superblock
+from embarcadero.fabric.region import Fabric, Region, Shape, attach_unless_removed, write_superblock
 from embarcadero.fabric.ring import attach_ring, create_ring
 from embarcadero.fabric.shared import SharedFabric
 from embarcadero.invariants import InvariantBroken
@@ -131,6 +133,29 @@ def test_a_missing_region_is_a_typed_error(hosts: Hosts) -> None:
     """Attaching what nobody made says so, with its name."""
     with pytest.raises(BadRegion, match=r"region broker-1\.1/pending"):
         hosts[0].attach("broker-1.1/pending")
+
+
+def test_regions_that_go_while_they_are_attached_are_told_from_damaged_ones(hosts: Hosts) -> None:
+    """All of them, or None if one is not there, also if it went in between; damage stays an error."""
+    near, far = hosts
+    made = [near.create(f"broker-0.1/{name}", SHAPE) for name in ("log", "frontiers")]
+    names = [region.name for region in made]
+
+    def attach_late(name: str) -> Region:
+        near.remove(names[1])
+        return far.attach(name)
+
+    found = attach_unless_removed(far, *names)
+    assert found is not None
+    assert [region.name for region in found] == names
+    for damaged in (True, False):
+        made[0].data[0] ^= 1
+        made[0].flush(0, 64)
+        if damaged:
+            with pytest.raises(BadRegion, match="magic"):
+                attach_unless_removed(far, *names)
+    assert attach_unless_removed(cast("Fabric", SimpleNamespace(exists=far.exists, attach=attach_late)), *names) is None
+    assert attach_unless_removed(far, *names) is None
 
 
 @pytest.mark.parametrize("name", ["", "..", "/abs", "a/../../b", ".x"])

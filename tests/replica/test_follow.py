@@ -10,10 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from embarcadero.fabric.layout import Standing
+from embarcadero.replica.brokers import Brokers
 from embarcadero.storage.layout import MARK_FILE
 from embarcadero.storage.real import RealFile
 from embarcadero.storage.segment import read_place
 from embarcadero.types import TopicLane
+from embarcadero.wire.codec import payload_crc
 from tests.replica.harness import SIZES, Reign, World
 
 
@@ -178,6 +180,17 @@ def test_what_left_memory_comes_from_another_replica(tmp_path: Path) -> None:
     writer.batches(b"last")
     world.poll()
     assert world.line(sleeper.member.ref, lane) == 321
+
+
+@pytest.mark.parametrize("gone", ["frontiers", "log"])
+def test_a_log_that_is_being_removed_has_no_payloads(tmp_path: Path, gone: str) -> None:
+    """In the midst of a burial some regions are left: whoever comes then looks for another copy."""
+    world = World(tmp_path)
+    member, brokers = world.broker.member, Brokers(world.memory.host("reader"), lambda: None)
+    location = world.broker.store(b"payload")
+    world.memory.host("sequencer").remove(f"{member.region_prefix}/{gone}")
+    brokers.update([member], [])
+    assert brokers.payload(member.handle, location, 7, payload_crc(b"payload")) is None
 
 
 def test_a_payload_that_is_overwritten_is_never_stored(tmp_path: Path) -> None:

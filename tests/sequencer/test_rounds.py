@@ -8,9 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from embarcadero.config import FabricSizes
 from embarcadero.env import SilentBell
+from embarcadero.fabric.incoherent import IncoherentHost
 from embarcadero.fabric.layout import PENDING, SLOTS_OFFSET, SequencerLine, Standing, frontier_offset
 from embarcadero.limits import BROKER_SILENT_S, CONTROLS_PER_ROUND_MAX
 from embarcadero.sequencer.server import serve_sequencer
@@ -416,6 +418,19 @@ def test_old_dead_logs_are_removed() -> None:
     assert kept == [1, 4]
     assert "broker-0.1/log" in names
     assert not [name for name in names if name.startswith(("broker-0.2/", "broker-0.3/"))]
+
+
+def test_the_region_by_which_readers_know_a_broker_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made last, too: while it is there so are the others."""
+    removed: list[str] = []
+    remove = IncoherentHost.remove
+    monkeypatch.setattr(IncoherentHost, "remove", lambda host, name: (removed.append(name), remove(host, name)))
+    cluster = Cluster(sizes=replace(SIZES, dead_log_bytes=0))
+    cluster.brokers[0] = Broker(cluster, 0, "again")
+    cluster.run(3)
+    buried = dict.fromkeys(name for name in removed if name.startswith("broker-0.1/"))
+
+    assert list(buried) == [f"broker-0.1/{name}" for name in ("pending", "frontiers", "log")]
 
 
 def test_a_broker_that_died_before_it_began_is_forgotten() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from embarcadero.client.batch import Batch
@@ -322,6 +324,33 @@ def test_no_flipped_bit_is_served(table: TierTable) -> None:
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(BadTable, match="damaged"):
         taken(cold(loaded))
+
+
+def test_values_that_somebody_else_wrote_and_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    """Too large for the table's type: the file is named; for the topic's: the table, and the place in it."""
+    wide, narrow = (TopicSchemas(pa.schema([("n", kind)]), (1,)) for kind in (pa.int32(), pa.int8()))
+    table = TierTable(TierSettings.local(tmp_path), "numbers")
+    table.create("numbers", "id-1", table_schema(wide, control=True))
+    span = Span(lane=0, start=0, stop=1, start_seq=0, stop_seq=1)
+    batch = batch_of(pa.record_batch({"n": pa.array([300], pa.int32())}), 0, 0, wide)
+    facts = write(table, span, [batch], wide)
+    loaded = commit(table, facts, table_schema(wide, control=True))
+    with pytest.raises(BadTable, match=r"table orders, lane 0, from index 0 on, .*300"):
+        taken(cold(loaded), narrow)
+
+    reader, theirs = cold(loaded), f"file://{tmp_path}/part-0.parquet"
+    rewritten = pq.read_table(facts.path).drop_columns("n").append_column("n", pa.array([2**40]))
+    pq.write_table(rewritten.replace_schema_metadata(None), tmp_path / "part-0.parquet")
+    (file,) = reader.files(0, 0, 1)
+    with pytest.raises(BadTable, match=f"{theirs} is damaged: .*{2**40}"):
+        list(reader.file_rows(replace(file, path=theirs), 0, 1, ["n"]))
+
+
+def test_a_place_that_nobody_knows_is_a_typed_error() -> None:
+    """A scheme that there is no file system for."""
+    with pytest.raises(BadTable, match="carrier-pigeon://coop/file is no place") as caught:
+        Storage({}).open("carrier-pigeon://coop/file")
+    assert "tier.properties" in caught.value.hint
 
 
 def test_a_scan_that_is_not_the_span_is_no_file(table: TierTable) -> None:

@@ -15,9 +15,12 @@ from embarcadero.errors import (
     BadFrame,
     BadVersion,
     ChecksumMismatch,
+    DiskFailed,
+    DiskFull,
     EmbarcaderoError,
     FrameTooLarge,
     OverCredit,
+    Retriable,
     TimedOut,
     TooMany,
 )
@@ -239,8 +242,13 @@ class Connection:
         self._send(control_frame(message, request))
 
     def fail(self, request: int, error: EmbarcaderoError) -> None:
-        """Tell the peer what went wrong; request 0 means the connection itself."""
-        self.answer(request, m.Failed(code=type(error).__name__, message=error.message, hint=error.hint))
+        """Tell the peer what went wrong; request 0 means the connection itself.
+
+        A disk that fails here is the store's: copies that can't be read are Corrupt before they get here. The call did
+        nothing and may be made again, also by clients that go on by themselves.
+        """
+        kind = Retriable if isinstance(error, DiskFull | DiskFailed) else type(error)
+        self.answer(request, m.Failed(code=kind.__name__, message=error.message, hint=error.hint))
 
     def send_acks(self, acks: Entries) -> None:
         """Outcomes of this client's batches."""

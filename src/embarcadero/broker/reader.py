@@ -21,7 +21,7 @@ from embarcadero.broker.stored import ON_DISK, StoredLane, at_index
 from embarcadero.errors import FuturePosition
 from embarcadero.fabric.layout import Entries, join, pick
 from embarcadero.fabric.log import LogReader
-from embarcadero.fabric.region import Fabric
+from embarcadero.fabric.region import Fabric, attach_unless_removed
 from embarcadero.fabric.ring import RingReader
 from embarcadero.limits import FETCH_ENTRIES_MAX
 from embarcadero.steps import Step
@@ -54,8 +54,9 @@ class Logs:
         if reader is None and (member := self._members.get(handle)) is not None:
             prefix = member.region_prefix
             if self._fabric.exists(f"{prefix}/pending"):
-                frontiers, log = self._fabric.attach(f"{prefix}/frontiers"), self._fabric.attach(f"{prefix}/log")
-                reader = self._readers[handle] = LogReader(log, frontiers)
+                regions = attach_unless_removed(self._fabric, f"{prefix}/log", f"{prefix}/frontiers")
+                if regions is not None:
+                    reader = self._readers[handle] = LogReader(*regions)
         return reader
 
     def gone(self, entries: Entries) -> npt.NDArray[np.bool_]:

@@ -269,8 +269,9 @@ class Reads:
                 if isinstance(result, Exception):
                     raise result
                 message = answer(result)
-            except EmbarcaderoError as error:
-                connection.fail(request, error)
+            except Exception as error:
+                connection.fail(request, _typed(error))
+                _raise_unknown(error)
                 return
             if message is not None:
                 connection.answer(request, message)
@@ -385,14 +386,17 @@ class Reads:
             self._epoch.steps.at(Step.READ_DISK)
             if parked.connection.gone or parked.done:
                 return
-            if isinstance(result, Corrupt) and (self._changed(stored, chain) or reader.trimmed > trimmed):
-                parked.seen = _NOT_TRIED  # it was sealed meanwhile, and goes on in the next range; or it was trimmed
-            elif isinstance(result, Exception):
-                self._fail(parked, result)
-            elif not parked.connection.clogged and reader.trimmed <= _first_index(result):
-                self._answer_from_disk(parked, reader, ask, result, tail, now_us)
-            else:
-                parked.seen = _NOT_TRIED  # it has to be read again
+            try:
+                if isinstance(result, Corrupt) and (self._changed(stored, chain) or reader.trimmed > trimmed):
+                    parked.seen = _NOT_TRIED  # sealed meanwhile, and goes on in the next range; or it was trimmed
+                elif isinstance(result, Exception):
+                    raise result
+                elif not parked.connection.clogged and reader.trimmed <= _first_index(result):
+                    self._answer_from_disk(parked, reader, ask, result, tail, now_us)
+                else:
+                    parked.seen = _NOT_TRIED  # it has to be read again
+            except Exception as error:
+                self._fail(parked, error)
 
         self.warm.fetch(parked.connection, ask, segments, done)
 
@@ -420,10 +424,23 @@ class Reads:
 
     @staticmethod
     def _fail(parked: Parked, error: Exception) -> None:
-        if not isinstance(error, EmbarcaderoError):
-            raise error
-        parked.connection.fail(parked.request, error)
-        parked.done = True
+        if not parked.done:
+            parked.connection.fail(parked.request, _typed(error))
+            parked.done = True
+        _raise_unknown(error)
+
+
+def _typed(error: Exception) -> EmbarcaderoError:
+    """What a client is told: also of an error that nobody thought of, for nobody else answers it."""
+    if isinstance(error, EmbarcaderoError):
+        return error
+    return Corrupt(f"this can't be read: {error!r}", "look at the broker's log, and report it: this is a bug")
+
+
+def _raise_unknown(error: Exception) -> None:
+    """Let what is a bug be seen: on an event loop that is a line in the log, with its place."""
+    if not isinstance(error, EmbarcaderoError):
+        raise error
 
 
 def _first_index(found: Found) -> int:

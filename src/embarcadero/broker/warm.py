@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -83,10 +84,15 @@ class DiskCopies:
         return self._open[key]
 
     def _let_go(self) -> None:
-        """Close the readers of the copy that was opened first, and forget who answered for what nobody reads."""
+        """Close the readers of the copy that was opened first, and forget who answered for what nobody reads.
+
+        Another worker may be about to borrow one of them: whoever takes it out of the list has it alone.
+        """
         for oldest in list(self._idle)[:1]:
-            for files in self._idle.pop(oldest, []):
-                files.close()
+            idle = self._idle.pop(oldest, [])
+            with suppress(IndexError):
+                while True:
+                    idle.pop().close()
         if len(self._good) > 16 * WARM_READERS_MAX:
             self._good.clear()
 

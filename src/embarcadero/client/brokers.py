@@ -44,6 +44,30 @@ _ADDRESSES_KEPT = 64
 Address = tuple[str, int]
 
 
+class _Pauses:
+    """Growing pauses between tries to connect; short ones again after a connection that has lasted."""
+
+    def __init__(self) -> None:
+        self._next = _PAUSE_FIRST_S
+        self._since = 0.0
+
+    def connected(self) -> None:
+        """There is a connection."""
+        self._since = asyncio.get_running_loop().time()
+
+    def lost(self) -> bool:
+        """It is gone. True if it had lasted: then pauses are short again, and the first may be left out."""
+        if asyncio.get_running_loop().time() - self._since < _PAUSE_LAST_S:
+            return False
+        self._next = _PAUSE_FIRST_S
+        return True
+
+    async def wait(self) -> None:
+        """Let some time pass; the next time, more."""
+        await asyncio.sleep(self._next)
+        self._next = min(2 * self._next, _PAUSE_LAST_S)
+
+
 class Brokers:
     """The connections of one client, on one event loop."""
 
@@ -102,14 +126,14 @@ class Brokers:
 
     async def _find_when_alone(self) -> None:
         """When every connection is gone the members may have moved: ask wherever brokers were, and the seeds."""
-        pause = _PAUSE_FIRST_S
+        pauses = _Pauses()
         while True:
+            pauses.connected()
             while self._live:
                 self._changed.clear()
                 await self._changed.wait()
-                pause = _PAUSE_FIRST_S
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _PAUSE_LAST_S)
+            pauses.lost()
+            await pauses.wait()
             if not self._live:
                 known = list(dict.fromkeys([*self._seeds, *self._heard_of]))
                 with contextlib.suppress(EmbarcaderoError):
@@ -126,19 +150,20 @@ class Brokers:
 
     async def _keep(self, broker: int, connection: Connection | None = None) -> None:
         """Connect to a broker again and again, until it is no member."""
-        pause = _PAUSE_FIRST_S
+        pauses = _Pauses()
         while True:
             if connection is None:
                 try:
                     connection, welcome = await self._open(self._addresses[broker], self.settings.connect_timeout_s)
                     self._welcomed(connection, welcome)
-                    pause = _PAUSE_FIRST_S
                 except EmbarcaderoError:
-                    await asyncio.sleep(pause)
-                    pause = min(2 * pause, _PAUSE_LAST_S)
+                    await pauses.wait()
                     continue
+            pauses.connected()
             await connection.lost
             connection = None
+            if not pauses.lost():
+                await pauses.wait()  # a broker may hang up after each welcome
 
     def _welcomed(self, connection: Connection, welcome: Welcome) -> None:
         if not connection.usable:

@@ -13,7 +13,7 @@ from embarcadero.client.batch import Batch
 from embarcadero.client.connection import now_us
 from embarcadero.client.subscriber import ColdAsk
 from embarcadero.client.topics import TopicInfo
-from embarcadero.errors import BadFrame, EmbarcaderoError, Trimmed
+from embarcadero.errors import BadFrame, BadTable, EmbarcaderoError, Trimmed
 from embarcadero.types import Cut, Tier
 from embarcadero.wire import messages as m
 
@@ -62,6 +62,10 @@ class ColdReads:
                 ask.core.on_place(ask, await self._place(ask), now_us())
         except EmbarcaderoError as error:
             ask.core.on_cold_failed(ask, error, now_us())
+        except Exception as error:  # whatever it is, the reader must not wait for ever
+            problem = f"the table of {self._topic!r} can't be read, lane {ask.lane}, {ask.by} {ask.start}: {error!r}"
+            bad = BadTable(problem, "see whether somebody else has written to it, and restore what they changed")
+            ask.core.on_cold_failed(ask, bad, now_us())
         self._run()
 
     async def _read(self, ask: ColdAsk) -> None:

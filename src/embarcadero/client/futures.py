@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -12,6 +13,8 @@ from embarcadero.errors import EmbarcaderoError, TimedOut
 from embarcadero.types import NO_INDEX, Position
 
 FutureType = TypeVar("FutureType", bound="RecordFuture")
+
+_LOG: Final = logging.getLogger("embarcadero.client")
 
 
 class BatchResult:
@@ -38,7 +41,7 @@ class BatchResult:
             callbacks, self._callbacks = self._callbacks, []
             self.condition.notify_all()
         for callback in callbacks:
-            callback()
+            _call(callback)
 
     def on_done(self, callback: Callable[[], object]) -> None:
         """Call back once it has ended: in the client's own thread, or at once if it has."""
@@ -46,7 +49,7 @@ class BatchResult:
             if not self.done:
                 self._callbacks.append(callback)
                 return
-        callback()
+        _call(callback)
 
     def wait(self, timeout: float | None) -> None:
         """Wait until it has ended. Ctrl-C gets through."""
@@ -54,6 +57,14 @@ class BatchResult:
             return
         if not self.condition.wait_for(lambda: self.done, timeout):
             raise TimedOut(f"no outcome within {timeout:g} s", "the record may still be stored; ask again later")
+
+
+def _call(callback: Callable[[], object]) -> None:
+    """A callback that fails is its author's trouble: others are called, other batches end, connections stay."""
+    try:
+        callback()
+    except Exception:
+        _LOG.exception("a callback of a published record failed")
 
 
 def fresh(error: EmbarcaderoError) -> EmbarcaderoError:
@@ -89,7 +100,10 @@ class RecordFuture(msgspec.Struct, eq=False, gc=False):
         return self._result.error
 
     def add_done_callback(self: FutureType, callback: Callable[[FutureType], object]) -> None:
-        """Call `callback(self)` once the outcome is known, in the client's own thread: it should be quick."""
+        """Call `callback(self)` once the outcome is known, in the client's own thread: it should be quick.
+
+        What it raises is logged and goes no further.
+        """
         self._result.on_done(lambda: callback(self))
 
     def _outcome(self) -> Position | None:

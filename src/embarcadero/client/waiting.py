@@ -30,14 +30,17 @@ class Waitable:
         while True:
             waiter = allocate_lock()
             waiter.acquire()
+            left = _SLICE_S if give_up is None else min(_SLICE_S, give_up - time.monotonic())
             with self.lock:
                 if predicate():
                     return True
+                if left <= 0:
+                    return False
                 self._waiters.append(waiter)
-            left = _SLICE_S if give_up is None else min(_SLICE_S, give_up - time.monotonic())
-            if left <= 0:
-                return False
-            waiter.acquire(True, left)
+            if not waiter.acquire(True, left):
+                with self.lock:
+                    if waiter in self._waiters:  # nobody else would take it away while nothing changes
+                        self._waiters.remove(waiter)
 
     def notify_all(self) -> None:
         """With the lock held: let everybody look again."""

@@ -96,6 +96,18 @@ class Fabric(Protocol):
     def fence(self) -> None: ...
 
 
+def attach_unless_removed(fabric: Fabric, *names: str) -> list[Region] | None:
+    """Regions of an incarnation that may be removed at any time; None if one is not there. BadRegion: damaged."""
+    if not all(map(fabric.exists, names)):
+        return None
+    try:
+        return [fabric.attach(name) for name in names]
+    except BadRegion:
+        if all(map(fabric.exists, names)):
+            raise
+        return None  # it went in between, for good: each incarnation has names of its own
+
+
 _REGION_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}(/[a-z0-9][a-z0-9._-]{0,99})*", re.ASCII)
 
 

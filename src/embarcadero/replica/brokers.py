@@ -8,8 +8,8 @@ from embarcadero.env import Doorbell
 from embarcadero.fabric.frontier import FrontierReader
 from embarcadero.fabric.layout import ORDER, BrokerLine, frontier_offset
 from embarcadero.fabric.log import LogReader
-from embarcadero.fabric.region import Fabric
-from embarcadero.fabric.ring import RingReader, attach_ring
+from embarcadero.fabric.region import Fabric, attach_unless_removed
+from embarcadero.fabric.ring import RingReader
 from embarcadero.types import Member, MemberState, TopicLane
 from embarcadero.wire.codec import payload_crc
 
@@ -33,9 +33,9 @@ class Brokers:
         live = {handle for handle, member in self._members.items() if member.state is MemberState.LIVE}
         self._waiting = {handle: word for handle, word in self._waiting.items() if handle in live}
         for handle in live - self._waiting.keys():
-            if self._fabric.exists(name := f"{self._members[handle].region_prefix}/frontiers"):
-                at = frontier_offset(BrokerLine.DURABLE_WAITING)
-                self._waiting[handle] = FrontierReader(self._fabric.attach(name), at)
+            name = f"{self._members[handle].region_prefix}/frontiers"
+            if regions := attach_unless_removed(self._fabric, name):
+                self._waiting[handle] = FrontierReader(regions[0], frontier_offset(BrokerLine.DURABLE_WAITING))
         self._lanes = {lane.lane: lane for lane in lanes}
         for number in [n for n in self._rings if n not in self._lanes]:
             del self._rings[number]
@@ -47,8 +47,8 @@ class Brokers:
     def ring(self, number: int) -> RingReader | None:
         """The order ring of a lane of a broker, while its region is there."""
         ring, lane = self._rings.get(number), self._lanes.get(number)
-        if ring is None and lane is not None and self._fabric.exists(lane.region):
-            ring = self._rings[number] = attach_ring(self._fabric, lane.region, ORDER)
+        if ring is None and lane is not None and (regions := attach_unless_removed(self._fabric, lane.region)):
+            ring = self._rings[number] = RingReader(regions[0], ORDER)
         return ring
 
     def payload(self, handle: int, location: int, size: int, crc: int) -> bytes | None:
@@ -64,8 +64,10 @@ class Brokers:
         if member is None or not self._fabric.exists(f"{member.region_prefix}/pending"):
             return None
         prefix = member.region_prefix
-        log = LogReader(self._fabric.attach(f"{prefix}/log"), self._fabric.attach(f"{prefix}/frontiers"))
-        self._logs[handle] = log
+        regions = attach_unless_removed(self._fabric, f"{prefix}/log", f"{prefix}/frontiers")
+        if regions is None:
+            return None
+        log = self._logs[handle] = LogReader(*regions)
         return log
 
     def ring_those_who_wait(self, bell: Doorbell) -> None:

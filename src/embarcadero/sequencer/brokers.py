@@ -205,6 +205,7 @@ class Brokers:
         if not self._directory.mark_removed(member.broker, member.incarnation, self._epoch):
             return
         self._steps.at(Step.BURIAL_TOLD)
+        self._fabric.remove(f"{member.region_prefix}/pending")  # made last, gone first: with it all others are there
         for name in self._fabric.names():
             if name.startswith(f"{member.region_prefix}/"):
                 self._fabric.remove(name)

@@ -17,6 +17,7 @@ from embarcadero.client.batch import Batch, OrderEntry
 from embarcadero.client.tables import encoded
 from embarcadero.errors import BadTable
 from embarcadero.tier.cold import ColdTable
+from embarcadero.tier.storage import reading
 from embarcadero.tier.types import from_table
 from embarcadero.types import EntryKind, Gap, GapKind
 from embarcadero.wire.schemas import TopicSchemas
@@ -82,7 +83,8 @@ def cold_batches(
         yield [Batch.of_gap(lane, Gap(GapKind.TRIMMED, start, at), None)]
     names = [*_ENTRY.values(), *_KEPT, *(name for name in schemas.newest.names if name in table.schema.names)]
     for group in table.rows(lane, at, high, names) if at < high else ():
-        found = _batches(lane, group, schemas, at)
+        with reading(f"table {table.tier.table}, lane {lane}, from index {at} on,"):  # values may not fit the topic
+            found = _batches(lane, group, schemas, at)
         at = int(group.column("_index")[-1].as_py()) + 1
         if wanted := [batch for batch in found if _wanted(batch, partitions, control)]:
             yield wanted

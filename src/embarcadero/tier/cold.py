@@ -178,12 +178,14 @@ class ColdTable:
                 if first < stop and last >= start:
                     with reading(file.path):
                         group = parquet.read_row_group(number, columns=wanted).combine_chunks()
-                    yield from self._cut(group, start, stop, columns)
+                        batches = self._cut(group, start, stop, columns)
+                    yield from batches
 
-    def _cut(self, group: pa.Table, start: int, stop: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def _cut(self, group: pa.Table, start: int, stop: int, columns: Sequence[str]) -> list[pa.RecordBatch]:
         indices = group.column("_index").to_numpy()
         first, last = np.searchsorted(indices, [start, stop]).tolist()
         schema = pa.schema([self.schema.field(name) for name in columns])
+        cut: list[pa.RecordBatch] = []
         for batch in group.slice(first, last - first).to_batches():
             arrays = [
                 batch.column(field.name).cast(field.type)
@@ -191,7 +193,8 @@ class ColdTable:
                 for field in schema
             ]  # fmt: skip
             if batch.num_rows:
-                yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+                cut.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
+        return cut
 
     # --- places -------------------------------------------------------------------------------------------------------
     def find(self, lane: int, by: str, value: int) -> tuple[int, int] | None:

@@ -39,9 +39,14 @@ class Storage:
         self.io = PyArrowFileIO(self.properties)
 
     def place(self, location: str) -> tuple[pafs.FileSystem, str]:
-        """The file system of a location, and its path there."""
-        scheme, netloc, path = self.io.parse_location(location, self.properties)
-        return self.io.fs_by_scheme(scheme, netloc), path
+        """The file system of a location, and its path there. BadTable, if nobody knows such a place."""
+        try:
+            with typed_errors(location):
+                scheme, netloc, path = self.io.parse_location(location, self.properties)
+                return self.io.fs_by_scheme(scheme, netloc), path
+        except (ValueError, ImportError) as error:
+            problem = f"{location} is no place to read or write: {_short(error)}"
+            raise BadTable(problem, "check where the table is, and tier.properties") from error
 
     def open(self, location: str) -> Any:
         """A file to read from anywhere in it. BadTable, if it is not there."""

@@ -1,0 +1,41 @@
+"""Waiting for a change: who waits in vain leaves nothing behind."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from embarcadero.client import waiting
+from embarcadero.client.waiting import Waitable
+
+
+def test_nothing_piles_up_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither waits that end in vain nor the slices of a long one."""
+    monkeypatch.setattr(waiting, "_SLICE_S", 0.001)
+    idle = Waitable()
+    for timeout in (0, 0.0005, 0.02):
+        assert not idle.wait_for(lambda: False, timeout)
+    assert idle._waiters == []
+
+
+def test_others_go_on_waiting_when_one_gives_up() -> None:
+    """Each takes only its own place away, and a change wakes all that are left."""
+    shared, changed = Waitable(), False
+    found: list[bool] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(shared.wait_for(lambda: changed, 20)), daemon=True)
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    while len(shared._waiters) < 3:
+        time.sleep(0.001)
+    assert not shared.wait_for(lambda: False, 0.01)
+    with shared.lock:
+        changed = True
+        shared.notify_all()
+    for thread in threads:
+        thread.join(10)
+    assert found == [True] * 3
