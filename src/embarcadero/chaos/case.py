@@ -83,10 +83,11 @@ class Performance:
         finally:
             self._clean_up()
         history = self._history()
+        found = judge(history)
+        found.problems += self.stage.problems
         return Outcome(
-            self.case.name, self.case.words, round(time.monotonic() - began, 1), self.stage.kills, judge(history),
-            history,
-        )  # fmt: skip
+            self.case.name, self.case.words, round(time.monotonic() - began, 1), self.stage.kills, found, history
+        )
 
     # --- acts ---------------------------------------------------------------------------------------------------------
     def _begin(self) -> None:

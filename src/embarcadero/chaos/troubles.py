@@ -50,15 +50,18 @@ class Stage:
         self.over = threading.Event()  # troubles end now
         self.upheaval = threading.Lock()  # held while the whole cluster is down
         self.kills = 0
+        self.problems: list[str] = []  # why what was done to the cluster is not what the case says
         self.cut_short: set[int] = set()  # lanes of brokers that were open when the fabric was lost
 
     # --- whom ---------------------------------------------------------------------------------------------------------
     def roles(self, target: str) -> dict[str, int]:
-        """Roles that a target names, with their process ids, as far as they run."""
+        """Roles that a target names, with their process ids, as far as they run; ClusterError if none does."""
         pids = self.cluster.pids()
         found: dict[str, int] = {}
         for one in target.split("+"):
             found |= {role: pids[role] for role in self._names(one, sorted(pids)) if role in pids}
+        if not found:
+            raise ClusterError(f"no {target} runs", "see the logs")
         return found
 
     def _names(self, target: str, known: list[str]) -> list[str]:
@@ -90,28 +93,34 @@ class Stage:
         _DOERS[trouble.kind](self, trouble, lasts_s)
 
     def keep_striking(self, trouble: Trouble, until_s: float) -> None:
-        """Again and again until a moment of the monotonic clock."""
+        """Again and again until a moment of the monotonic clock. One that never struck is a problem of the case."""
+        name, struck, why = f"{trouble.kind} {trouble.target}".strip(), False, "there was no time"
         self.over.wait(trouble.first_s)
         while not self.over.is_set() and (left_s := until_s - time.monotonic()) > 0:
             lasts_s = min(self.rng.uniform(*trouble.lasts_s), left_s)
             try:
                 self.strike(trouble, lasts_s)
-            except (ClusterError, ProcessLookupError, FileNotFoundError):
+            except (ClusterError, ProcessLookupError, FileNotFoundError) as error:
+                why = f"{type(error).__name__}: {error}"
                 self.over.wait(0.05)  # whom it was meant for is down just now
                 continue
             except EmbarcaderoError as error:
                 self.observer.saw(RoleFailed, process="cluster", error=f"{type(error).__name__}: {error}")
                 return
+            except Exception as error:
+                self.problems.append(f"{name} failed: {type(error).__name__}: {error}")
+                return
+            struck = True
             self.over.wait(min(trouble.every_s * self.rng.uniform(0.6, 1.4), max(0.0, until_s - time.monotonic())))
+        if not struck:
+            self.problems.append(f"{name} never struck, so it proves nothing: {why}")
 
     @contextmanager
     def noting(self, kind: str, target: str) -> Iterator[None]:
-        """Put a fault on record when it is over."""
+        """Put a fault on record when it is over. One that raises has not been done, or hit nobody."""
         began_us = self.observer.now_us()
-        try:
-            yield
-        finally:
-            self.observer.broke(kind, target, began_us)
+        yield
+        self.observer.broke(kind, target, began_us)
 
 
 _KINDS: Final = ("sequencer", "broker", "replica")
@@ -122,10 +131,17 @@ def kill(stage: Stage, trouble: Trouble, lasts_s: float) -> None:  # noqa: ARG00
     """SIGKILL; the supervisor starts them again."""
     roles = stage.roles(trouble.target)
     with stage.noting("kill", ", ".join(roles)):
-        for pid in roles.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-                stage.kills += 1
+        killed = sum(runs(pid) and _signalled(pid, signal.SIGKILL) for pid in roles.values())
+        if not killed:
+            raise ProcessLookupError(trouble.target)
+        stage.kills += killed
+
+
+def _signalled(pid: int, number: signal.Signals) -> bool:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+        return True
+    return False
 
 
 def pause(stage: Stage, trouble: Trouble, lasts_s: float) -> None:
@@ -138,8 +154,7 @@ def pause(stage: Stage, trouble: Trouble, lasts_s: float) -> None:
             stage.over.wait(lasts_s)
         finally:
             for pid in roles.values():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGCONT)
+                _signalled(pid, signal.SIGCONT)
 
 
 def lose(stage: Stage, trouble: Trouble, lasts_s: float) -> None:  # noqa: ARG001
@@ -154,9 +169,9 @@ def lose(stage: Stage, trouble: Trouble, lasts_s: float) -> None:  # noqa: ARG00
 
 def roll(stage: Stage, trouble: Trouble, lasts_s: float) -> None:  # noqa: ARG001
     """SIGTERM one role after the other, each when the one before is back."""
-    for role, pid in stage.cluster.pids().items():
-        if role == "supervisor" or stage.over.is_set():
-            continue
+    for role, pid in stage.roles("nodes").items():
+        if stage.over.is_set():
+            return
         with stage.noting("restart", role):
             os.kill(pid, signal.SIGTERM)
             _until(stage, lambda role=role, pid=pid: stage.cluster.pids().get(role, pid) != pid)  # type: ignore[misc]
@@ -181,9 +196,9 @@ def move(stage: Stage, trouble: Trouble, lasts_s: float) -> None:  # noqa: ARG00
 def mistreat(stage: Stage, trouble: Trouble, lasts_s: float) -> None:
     """Connections to one broker, or all, in a bad mood for a while; some moods end with a reset."""
     proxy, every = stage.proxy, range(stage.cluster.brokers)
-    if proxy is None:
-        return
     brokers = list(every) if trouble.target == "brokers" else [stage.rng.choice(every)]
+    if proxy is None or not any(proxy.carries(broker) for broker in brokers):
+        raise ClusterError(f"nobody is connected to {trouble.target}", "clients have to use the proxy")
     names = trouble.target if trouble.target == "brokers" else f"broker:{brokers[0]}"
     with stage.noting(trouble.kind, names):
         for broker in brokers:
@@ -199,13 +214,16 @@ def mistreat(stage: Stage, trouble: Trouble, lasts_s: float) -> None:
 
 def strangers(stage: Stage, trouble: Trouble, lasts_s: float) -> None:
     """Connections that say nothing, noise, or the beginning of something."""
-    rng, first = stage.rng, stage.cluster.port
+    rng, first, came = stage.rng, stage.cluster.port, False
     with stage.noting("strangers", trouble.target), contextlib.ExitStack() as open_ones:
         for _ in range(_STRANGERS):
             with contextlib.suppress(OSError):
                 sock = socket.create_connection(("127.0.0.1", first + rng.randrange(stage.cluster.brokers)), timeout=1)
                 open_ones.enter_context(closing(sock))
                 sock.sendall(rng.choice([b"", b"GET / HTTP/1.0\r\n\r\n", rng.randbytes(300), rng.randbytes(20_000)]))
+                came = True
+        if not came:
+            raise ClusterError("no broker takes connections", "see the logs")
         stage.over.wait(lasts_s)
 
 
@@ -265,7 +283,7 @@ def delete(stage: Stage, trouble: Trouble, lasts_s: float) -> None:  # noqa: ARG
     """Delete one of a replica's segment files."""
     role, path = _segment(stage, trouble)
     with stage.noting("lost file", role):
-        path.unlink(missing_ok=True)
+        path.unlink()
 
 
 def rot(stage: Stage, trouble: Trouble, lasts_s: float) -> None:  # noqa: ARG001
@@ -284,8 +302,8 @@ def _folder(stage: Stage, role: str) -> Path:
 
 
 def _segment(stage: Stage, trouble: Trouble) -> tuple[str, Path]:
-    role = next(iter(stage.roles(trouble.target)), "")
-    files = sorted(_folder(stage, role).rglob("*.log")) if role else []
+    role = next(iter(stage.roles(trouble.target)))
+    files = sorted(_folder(stage, role).rglob("*.log"))
     if not files:
         raise FileNotFoundError(trouble.target)
     return role, stage.rng.choice(files)
@@ -304,9 +322,10 @@ def slow_store(stage: Stage, trouble: Trouble, lasts_s: float) -> None:
     del trouble
     until_s = time.monotonic() + lasts_s
     with stage.noting("store slow", "store"):
+        _hold(stage, 0.05)
         while time.monotonic() < until_s and not stage.over.is_set():
-            _hold(stage, 0.05)
             stage.over.wait(0.05)
+            _hold(stage, 0.05)
 
 
 def _hold(stage: Stage, lasts_s: float) -> None:

@@ -393,18 +393,18 @@ def _sleep_and_wake(stage: Stage, case: Case) -> None:
 
 
 def _replace(stage: Stage, role: str) -> str:
-    """Somebody else gets the place of a role that is stopped; in words, who."""
+    """Somebody else gets the place of a role that is stopped; in words, who: nothing, if nobody did in time."""
     with stage.directory() as directory:
         if role.startswith(BROKER):
             stage.stand_in(role)
-            until(lambda: any(member.pid == stage.newest for member in directory.members()), _WAIT_S)
-            return "a new incarnation"
+            there = until(lambda: any(member.pid == stage.newest for member in directory.members()), _WAIT_S)
+            return "a new incarnation" if there else ""
         if not role.startswith(SEQUENCER):
             number = int(role.partition(":")[2])
-            until(lambda: not any(_follows(range_, number) for range_ in directory.ranges()), _WAIT_S)
-            return "other replicas"
-        until(lambda: _another_reigns(directory, role), _WAIT_S)
-        return "a sequencer that stood by" if _another_reigns(directory, role) else ""
+            left = until(lambda: not any(_follows(range_, number) for range_ in directory.ranges()), _WAIT_S)
+            return "other replicas" if left else ""
+        reigns = until(lambda: _another_reigns(directory, role), _WAIT_S)
+        return "a sequencer that stood by" if reigns else ""
 
 
 def _another_reigns(directory: Directory, role: str) -> bool:
