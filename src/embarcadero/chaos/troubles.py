@@ -23,16 +23,22 @@ from pathlib import Path
 from typing import Final
 
 from embarcadero.chaos.cases import Trouble
-from embarcadero.chaos.cluster import MortalCluster, runs
+from embarcadero.chaos.cluster import MortalCluster, runs, state_of
 from embarcadero.chaos.disks import books
+from embarcadero.chaos.places import is_replaced
 from embarcadero.chaos.proxy import FAIR, Mood, Proxy
 from embarcadero.chaos.watch import Observer
 from embarcadero.errors import ClusterError, EmbarcaderoError
+from embarcadero.limits import BROKER_SILENT_S, STOPPED_S
 from embarcadero.node.failing import failing_mark
 from embarcadero.node.hand_over import hand_over
+from embarcadero.placement.directory import Directory
+from embarcadero.placement.embedded import SqliteStore
 from embarcadero.sim.history import FabricLost, RoleFailed
 
 _ROLE_BACK_S: Final = 20.0
+_REPLACED_S: Final = STOPPED_S + BROKER_SILENT_S
+_AWAKE_S: Final = 0.5
 _LOCK_S: Final = 5.0
 _STRANGERS: Final = 60
 _MOODS: Final = {
@@ -97,7 +103,7 @@ class Stage:
         name, struck, why = f"{trouble.kind} {trouble.target}".strip(), False, "there was no time"
         self.over.wait(trouble.first_s)
         while not self.over.is_set() and (left_s := until_s - time.monotonic()) > 0:
-            lasts_s = min(self.rng.uniform(*trouble.lasts_s), left_s)
+            lasts_s = max(trouble.lasts_s[0], min(self.rng.uniform(*trouble.lasts_s), left_s))
             try:
                 self.strike(trouble, lasts_s)
             except (ClusterError, ProcessLookupError, FileNotFoundError) as error:
@@ -155,6 +161,43 @@ def pause(stage: Stage, trouble: Trouble, lasts_s: float) -> None:
         finally:
             for pid in roles.values():
                 _signalled(pid, signal.SIGCONT)
+
+
+def zombie(stage: Stage, trouble: Trouble, lasts_s: float) -> None:
+    """SIGSTOP until others have its place, and SIGCONT after a while: it goes on with what is not its own any more.
+
+    The supervisor kills a broker as soon as that is closed, so it stands still as well, and for a moment longer.
+    """
+    roles = stage.roles(trouble.target)
+    guards = {"supervisor": stage.cluster.pids()["supervisor"]} if any(r.startswith("broker") for r in roles) else {}
+    with stage.noting("zombie", ", ".join(roles)), closing(SqliteStore(stage.cluster.folder.store_path)) as store:
+        directory = Directory(store)
+        if early := [role for role, pid in roles.items() if is_replaced(directory, role, pid)]:
+            raise ClusterError(f"{early[0]} has no place that others could take", "wait a moment")
+        try:
+            for pid in (guards | roles).values():
+                os.kill(pid, signal.SIGSTOP)
+            _hold(stage, 0.0)  # stopped inside a transaction it could not be replaced: then once more
+            _await_replaced(stage, directory, roles)
+            stage.over.wait(lasts_s)
+            awake = [role for role, pid in roles.items() if state_of(pid) != "T"]
+            stage.problems += [f"{role} did not stand still until others had its place" for role in awake]
+        finally:
+            for pid in roles.values():
+                _signalled(pid, signal.SIGCONT)
+            for pid in guards.values():
+                stage.over.wait(_AWAKE_S)
+                _signalled(pid, signal.SIGCONT)
+
+
+def _await_replaced(stage: Stage, directory: Directory, roles: dict[str, int]) -> None:
+    give_up = time.monotonic() + _REPLACED_S
+    while left := [role for role, pid in roles.items() if not is_replaced(directory, role, pid)]:
+        if time.monotonic() > give_up:
+            stage.problems.append(f"{left[0]} stood still for {_REPLACED_S:.0f} s, and nobody took its place")
+            return
+        if stage.over.wait(0.05):
+            return
 
 
 def lose(stage: Stage, trouble: Trouble, lasts_s: float) -> None:  # noqa: ARG001
@@ -339,9 +382,9 @@ def _hold(stage: Stage, lasts_s: float) -> None:
 
 
 _DOERS: Final[dict[str, Callable[[Stage, Trouble, float], None]]] = {
-    "kill": kill, "pause": pause, "lose": lose, "roll": roll, "hand-over": move, "strangers": strangers, "full": full,
-    "failing": fail_syncs, "no-files": no_files, "wipe": wipe, "delete": delete, "rot": rot, "store-locked": lock_store,
-    "store-slow": slow_store, **dict.fromkeys(_MOODS, mistreat),
+    "kill": kill, "pause": pause, "zombie": zombie, "lose": lose, "roll": roll, "hand-over": move,
+    "strangers": strangers, "full": full, "failing": fail_syncs, "no-files": no_files, "wipe": wipe, "delete": delete,
+    "rot": rot, "store-locked": lock_store, "store-slow": slow_store, **dict.fromkeys(_MOODS, mistreat),
 }  # fmt: skip
 KINDS: Final = frozenset(_DOERS)
 """Everything that a case may ask for."""

@@ -31,6 +31,7 @@ from rich.table import Table
 
 import embarcadero as emb
 from embarcadero.bench.machine import commit, machine_facts
+from embarcadero.chaos.cluster import runs, state_of
 from embarcadero.chaos.streams import RECORD, Stream
 from embarcadero.chaos.truth import Truth, seen
 from embarcadero.config import load
@@ -362,15 +363,8 @@ WAYS: Final[dict[str, Callable[[Stage], None]]] = {
 
 # --- the stop ---------------------------------------------------------------------------------------------------------
 
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return "X"
-
-
 def _stopped(pid: int) -> bool:
-    return _state(pid) == "T"
+    return state_of(pid) == "T"
 
 
 def _sleep_and_wake(stage: Stage, case: Case) -> None:
@@ -388,7 +382,7 @@ def _sleep_and_wake(stage: Stage, case: Case) -> None:
         case.problems.append(f"process {case.stopped} ({role}) was not stopped all the time")
     with contextlib.suppress(ProcessLookupError):
         os.kill(case.stopped, signal.SIGCONT)
-    case.ended = until(lambda: _state(case.stopped) in "ZX", _AWAKE_S)
+    case.ended = until(lambda: not runs(case.stopped), _AWAKE_S)
     case.acks_after = stage.await_acks()
 
 
