@@ -56,7 +56,7 @@ ACKS_LEAST: Final = 8
 """Every stream gets so many more acks before the stop, during it, and after it; with fewer, nothing was shown."""
 
 _ASLEEP_S: Final = max(REPLICA_SILENT_S, RESEND_AFTER_S) + 1.0
-"""Longer than any lease and any silence that others put up with."""
+"""Longer than anybody waits for a sequencer or a replica. For a broker that is 10 s: here it is replaced by hand."""
 
 _REACH_S: Final = 45.0
 _WAIT_S: Final = 60.0
