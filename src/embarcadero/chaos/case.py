@@ -169,7 +169,9 @@ class Performance:
         self.readers += again
         with emb.connect(self.cluster.addresses) as log:
             for topic in self.topics:
-                tail = self.asker.ask(log, topic)
+                if (tail := self.asker.ask(log, topic)) is None:
+                    error = f"all is well, and nobody tells where {topic.name} ends"
+                    self.observer.saw(RoleFailed, process="cluster", error=error)
                 for reader in self.readers:
                     if reader.topic is topic and tail is not None:
                         reader.come_to(ends(tail))
