@@ -10,14 +10,16 @@ from collections.abc import Iterator
 
 import pytest
 
+import embarcadero as emb
 from embarcadero.chaos.cases import CASES, find
 from embarcadero.chaos.cluster import free_ports
 from embarcadero.chaos.disks import Books, lost_spans
+from embarcadero.chaos.load import Actor
 from embarcadero.chaos.proxy import FAIR, Mood, Proxy, merged
 from embarcadero.chaos.troubles import KINDS
 from embarcadero.chaos.watch import Observer
 from embarcadero.errors import BadValue
-from embarcadero.sim.history import Fault, Healed, LaneMade
+from embarcadero.sim.history import Fault, Healed, LaneMade, RoleFailed
 from embarcadero.types import Range, TopicLane
 
 WAIT_S = 10
@@ -53,6 +55,21 @@ def test_an_observer_puts_faults_where_they_began() -> None:
     events = observer.history().events
     assert [type(event) for event in events] == [Fault, Healed, LaneMade]
     assert events == sorted(events, key=lambda event: event.at)
+
+
+class Clumsy(Actor):
+    """Somebody of the load with a fault of its own."""
+
+    def act(self, log: emb.Log) -> None:
+        raise KeyError("not an error of the client")
+
+
+def test_nobody_of_the_load_ends_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is missing makes a case weaker than it says."""
+    monkeypatch.setattr(emb, "connect", lambda *_, **__: contextlib.nullcontext())
+    observer = Observer()
+    Clumsy("reader", observer, []).run()
+    assert [failed.error for failed in observer.of(RoleFailed)] == ["KeyError: 'not an error of the client'"]
 
 
 @contextlib.contextmanager

@@ -22,7 +22,10 @@ def test_each_time_is_measured_and_all_is_checked(role: str, kills: int, replica
     found = json.loads(report.read_text())
     assert (found["good"], found["kills"], found["brokers"], len(found["pauses_ms"])) == (True, kills, 1, 2)
     assert min(found["pauses_ms"]) > 0
+    assert min(found["waits_ms"]) > 0
+    assert len(found["waits_ms"]) == 2
     assert found["calm_ms"]
+    assert found["wait_calm_ms"]
     assert f"--brokers 1 --replicas {replicas}" in found["command"]
 
 

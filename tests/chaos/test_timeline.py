@@ -13,11 +13,19 @@ import pytest
 
 from embarcadero.chaos.kills import no_pauses_of_our_own
 from embarcadero.chaos.page import index_page
-from embarcadero.chaos.pauses import calm_ms, concerned, pauses_ms
+from embarcadero.chaos.pauses import Cost, calm_costs, concerned, costs
 from embarcadero.chaos.plots import draw_histogram, draw_timeline
-from embarcadero.chaos.timeline import Acks, acks_of, longest_pause_us, next_ack_us, percentiles, timeline
+from embarcadero.chaos.timeline import (
+    Acks,
+    acks_of,
+    longest_pause_us,
+    longest_wait_us,
+    next_ack_us,
+    percentiles,
+    timeline,
+)
 from embarcadero.errors import BadValue
-from embarcadero.sim.history import Fault, History, TopicMade
+from embarcadero.sim.history import Began, Fault, History, Sent, Settled, TopicMade
 from embarcadero.types import Order
 from tests.chaos.worlds import BATCHES, RECORDS, STEP_US, honest
 
@@ -47,6 +55,17 @@ def test_the_next_ack_is_of_something_sent_after_the_kill() -> None:
     assert next_ack_us(some, 14) is None
 
 
+def test_the_longest_wait_is_of_whoever_had_bad_luck() -> None:
+    """In flight at the kill, or sent before the next ack; counted from the kill, or from when it was sent."""
+    lucky = [(0, 5), (8, 12), (11, 40), (13, 30)]  # the next ack comes at 30, the last of those in between at 40
+    assert longest_wait_us(acks(*lucky), 10) == 29
+    assert longest_wait_us(acks(*lucky, (9, 3_000)), 10) == 2_990  # in flight
+    assert longest_wait_us(acks(*lucky, (30, 3_000)), 10) == 2_970  # sent before the next ack
+    assert longest_wait_us(acks(*lucky, (31, 3_000)), 10) == 29  # sent after it: not the kill's doing
+    assert longest_wait_us(acks(*lucky, (1, 9)), 10) == 29  # over before
+    assert longest_wait_us(acks((0, 5), (8, 12)), 10) is None
+
+
 def test_the_longest_pause_overlaps_the_kill() -> None:
     """From the last ack before it, over all acks since, up to the first one after the end; and no earlier ones."""
     some = acks((0, 0), (0, 1_000), (0, 1_010), (0, 1_050), (0, 1_060), (0, 9_000))
@@ -70,10 +89,29 @@ def test_what_a_kill_cost(role: str) -> None:
     events = [event for event in honest(ack) if not isinstance(event, Fault)]
     kills = [Fault(at=at, kind="kill", target=role, until=at + 1_000) for at in (100_500, 400_500)]
     history = History(sorted([*events, *kills], key=lambda event: event.at))
-    for found in (pauses_ms(history, role), calm_ms(history, role)):
-        assert all(pause is not None and 2.0 <= pause <= 2 * STEP_US / 1e3 for pause in found)
-    assert len(pauses_ms(history, role)) == 2
-    assert len(calm_ms(history, role)) == 1
+    for found in (costs(history, role), calm_costs(history, role)):
+        assert all(cost is not None and 2.0 <= cost.pause_ms <= 2 * STEP_US / 1e3 for cost in found)
+        assert all(cost is not None and 0.0 < cost.wait_ms <= 2.0 for cost in found)
+    assert len(costs(history, role)) == 2
+    assert len(calm_costs(history, role)) == 1
+
+
+@pytest.mark.parametrize("role", ["sequencer", "broker"])
+def test_the_stream_with_the_worst_luck_is_the_figure(role: str) -> None:
+    """Another stream's ack is no excuse for one that waits, nor is a batch that was sent after the kill."""
+    kill = Fault(at=100_500, kind="kill", target=role, until=101_500)
+    late = 50_000
+    slow = [
+        msgspec.structs.replace(
+            event, process="slow", stream="slow",
+            at=event.at + late * (isinstance(event, Settled) and event.at > kill.at),
+        )
+        for event in honest() if isinstance(event, Began | Sent | Settled)
+    ]  # fmt: skip
+    lucky = [event for event in honest() if not isinstance(event, Fault)]
+    history = History(sorted([*lucky, *slow, kill], key=lambda event: event.at))
+    assert costs(history, role) == [Cost(pause_ms=late / 1e3 + 2.5, wait_ms=late / 1e3 + 2.0)]
+    assert costs(History(sorted([*lucky, kill], key=lambda event: event.at)), role) == [Cost(2.5, 2.0)]
 
 
 def test_only_streams_count_that_a_role_can_hold_up() -> None:
@@ -90,13 +128,14 @@ def test_only_streams_count_that_a_role_can_hold_up() -> None:
 def test_a_kill_that_nobody_recovers_from_has_no_figure() -> None:
     """It is counted, not left out."""
     late = msgspec.structs.replace(Fault(at=0, kind="kill", target="x", until=0), at=10_000_000, until=10_000_001)
-    assert pauses_ms(History([*honest(), late]), "broker")[-1] is None
+    assert costs(History([*honest(), late]), "broker")[-1] is None
 
 
 def test_pictures_and_page(tmp_path: Path) -> None:
     """Both kinds of plots are drawn, and the page names every case and every problem, as text."""
     draw_timeline(timeline(History(honest())), "a case", "fine", True, tmp_path / "case.png")
-    draw_histogram([1.0, 2.0, 30.0], "pauses", {"goal": 10.0}, "somewhere", tmp_path / "pauses.png")
+    series = {"pauses": [1.0, 2.0, 30.0], "waits": [3.0, 3_000.0]}
+    draw_histogram(series, "a role killed", {"goal": 10.0}, "somewhere", tmp_path / "pauses.png")
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.glob("*.png"))
     case = {
         "case": "storm", "words": "all at once", "good": False, "faults": {"kill": 2}, "kills": 2, "acked": 5,

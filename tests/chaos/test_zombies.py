@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from embarcadero.chaos.zombies import NOT_HERE, WAYS, chosen, run_case
+from embarcadero.chaos import zombies
+from embarcadero.chaos.zombies import NOT_HERE, WAYS, Stage, chosen, run_case
 from embarcadero.errors import BadValue
+from embarcadero.placement.directory import Directory
 from embarcadero.steps import Step
+from tests.placement.worlds import directory_with
 
 
 @pytest.mark.timeout(300)
@@ -32,3 +37,31 @@ def test_steps_are_chosen_by_name_or_group() -> None:
 def test_every_way_leads_to_a_step() -> None:
     """A step that gets another name takes its way with it."""
     assert not [start for start in WAYS if not any(step.value.startswith(start) for step in Step)]
+
+
+class Nobody(Stage):
+    """Where nobody takes anybody's place, or everybody has left it already."""
+
+    known: Directory
+    newest = -1
+
+    @contextmanager
+    def directory(self) -> Iterator[Directory]:
+        yield self.known
+
+    def stand_in(self, role: str) -> None:
+        """It never comes up."""
+
+
+@pytest.mark.parametrize("role", ["broker:0", "replica:0", "sequencer"])
+def test_whoever_is_not_replaced_in_time_was_not_replaced(
+    role: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time that is given for it is no proof; a replica that no range names any more is replaced."""
+    monkeypatch.setattr(zombies, "_WAIT_S", 0.05)
+    stage = Nobody(tmp_path, Step.ACK_CHECKED)
+    stage.known = directory_with(3)
+    stage.known.create_topic("t", order=5, replicas=3)
+    assert zombies._replace(stage, role) == ""
+    stage.known.delete_topic("t")
+    assert zombies._replace(stage, "replica:0") == "other replicas"

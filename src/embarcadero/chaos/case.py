@@ -83,10 +83,11 @@ class Performance:
         finally:
             self._clean_up()
         history = self._history()
+        found = judge(history)
+        found.problems += self.stage.problems
         return Outcome(
-            self.case.name, self.case.words, round(time.monotonic() - began, 1), self.stage.kills, judge(history),
-            history,
-        )  # fmt: skip
+            self.case.name, self.case.words, round(time.monotonic() - began, 1), self.stage.kills, found, history
+        )
 
     # --- acts ---------------------------------------------------------------------------------------------------------
     def _begin(self) -> None:
@@ -168,7 +169,9 @@ class Performance:
         self.readers += again
         with emb.connect(self.cluster.addresses) as log:
             for topic in self.topics:
-                tail = self.asker.ask(log, topic)
+                if (tail := self.asker.ask(log, topic)) is None:
+                    error = f"all is well, and nobody tells where {topic.name} ends"
+                    self.observer.saw(RoleFailed, process="cluster", error=error)
                 for reader in self.readers:
                     if reader.topic is topic and tail is not None:
                         reader.come_to(ends(tail))

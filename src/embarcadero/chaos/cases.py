@@ -1,7 +1,8 @@
 """The matrix as data: named cases, each a few troubles that a running cluster gets into, in words.
 
-A trouble strikes again and again until the case's time is over: it begins, lasts for a time drawn from `lasts_s`, is
-undone, and after about `every_s` the next one begins. Troubles of one case run at the same time.
+A trouble strikes again and again until the case's time is over: it begins, lasts for a time drawn from `lasts_s` (never
+less, though the case takes longer by that), is undone, and after about `every_s` the next one begins. Troubles of one
+case run at the same time. A zombie stands still until others have its place, and for `lasts_s` after that.
 """
 
 from __future__ import annotations
@@ -10,10 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from embarcadero.errors import BadValue
+from embarcadero.limits import REPLICA_SILENT_S, TAKEOVER_AFTER_S
 
-BEYOND_LEASES_S: Final = (3.5, 4.5)
-"""Longer than anybody waits for a silent replica or broker, so others have moved on when it wakes up."""
-
+REPLICA_GIVEN_UP_S: Final = (REPLICA_SILENT_S + 0.5, REPLICA_SILENT_S + 1.5)
 BRIEF_S: Final = (0.1, 0.5)
 
 
@@ -60,6 +60,10 @@ def _pause(target: str, lasts_s: tuple[float, float], every_s: float = 1.0, firs
     return Trouble(kind="pause", target=target, lasts_s=lasts_s, every_s=every_s, first_s=first_s)
 
 
+def _zombie(target: str) -> Trouble:
+    return Trouble(kind="zombie", target=target, lasts_s=(0.0, 1.0), every_s=1.0)
+
+
 def _net(kind: str, target: str, lasts_s: tuple[float, float], every_s: float = 0.7) -> Trouble:
     return Trouble(kind=kind, target=target, lasts_s=lasts_s, every_s=every_s)
 
@@ -84,24 +88,24 @@ CASES: Final = (
          (_kill("nodes", 4.0),)),
     Case("kill-any", "any process of the cluster but the supervisor, every half second", (_kill("any", 0.5),)),
     Case("kill-supervisor", "the supervisor is killed, and all die with it; started again in an empty memory",
-         (Trouble(kind="lose", target="supervisor", every_s=3.0, first_s=1.0),)),
+         (Trouble(kind="lose", target="supervisor", every_s=3.0, first_s=1.0),), least_s=8.0),
     Case("kill-everything", "every process is killed and shared memory removed; started again",
-         (Trouble(kind="lose", target="everything", every_s=3.0, first_s=1.0),)),
+         (Trouble(kind="lose", target="everything", every_s=3.0, first_s=1.0),), least_s=8.0),
     # --- SIGSTOP, SIGCONT ---
     Case("pause-sequencer", "the reigning sequencer stands still for 0.1 to 0.5 s", (_pause("sequencer", BRIEF_S),)),
-    Case("zombie-sequencer", "the reigning sequencer stands still past every lease, and wakes up",
-         (_pause("sequencer", BEYOND_LEASES_S),)),
-    Case("pause-standby", "a standby stands still past every lease; without one, the sequencer briefly",
-         (_pause("standby", (0.5, 2.5)),)),
+    Case("zombie-sequencer", "the reigning sequencer stands still until another reigns, and wakes up",
+         (_zombie("sequencer"),)),
+    Case("pause-standby", "a standby stands still, for up to longer than it waits for a sign of the sequencer's life",
+         (_pause("standby", (0.5, TAKEOVER_AFTER_S + 0.5)),)),
     Case("pause-broker", "one broker stands still for 0.1 to 0.5 s", (_pause("broker", BRIEF_S, 0.5),)),
-    Case("zombie-broker", "one broker stands still past every lease, and wakes up",
-         (_pause("broker", BEYOND_LEASES_S),)),
+    Case("zombie-broker", "one broker stands still until it is closed, and wakes up before anybody kills it",
+         (_zombie("broker"),)),
     Case("pause-brokers", "all brokers stand still for up to a second", (_pause("brokers", (0.2, 1.0)),)),
     Case("pause-replica", "one replica stands still for 0.1 to 0.5 s", (_pause("replica", BRIEF_S, 0.5),)),
-    Case("zombie-replica", "one replica stands still past every lease, is replaced, and wakes up",
-         (_pause("replica", BEYOND_LEASES_S),)),
-    Case("pause-majority", "two of the three replicas stand still past every lease: ack 2 waits",
-         (_pause("majority", BEYOND_LEASES_S),)),
+    Case("zombie-replica", "one replica stands still until all its ranges are sealed without it, and wakes up",
+         (_zombie("replica"),)),
+    Case("pause-majority", "two of the three replicas stand still until they are given up: ack 2 waits",
+         (_pause("majority", REPLICA_GIVEN_UP_S),)),
     Case("pause-nodes", "every node process stands still for 1 to 3 s", (_pause("nodes", (1.0, 3.0)),)),
     Case("pause-supervisor", "the supervisor stands still while a broker and a replica die: nobody starts them again",
          (_pause("supervisor", (2.0, 3.0)), _kill("broker", 2.5, 0.5), _kill("replica", 2.5, 1.0))),
@@ -150,8 +154,8 @@ CASES: Final = (
     Case("hand-over-and-kills", "the sequencer hands over while any process may die",
          (Trouble(kind="hand-over", every_s=1.0), _kill("any", 1.5, 0.7))),
     Case("broker-and-sequencer", "a broker and the reigning sequencer die together", (_kill("broker+sequencer", 3.0),)),
-    Case("zombies", "sequencer, a broker and a replica stand still at the same time, past every lease",
-         (_pause("sequencer", BEYOND_LEASES_S), _pause("broker", BEYOND_LEASES_S), _pause("replica", BEYOND_LEASES_S))),
+    Case("zombies", "sequencer, a broker and a replica stand still at once until all are replaced, and wake up",
+         (_zombie("sequencer+broker+replica"),)),
     Case("kill-in-bad-weather", "processes die while connections are slow and reset",
          (_kill("any", 1.0), _net("slow", "brokers", (0.5, 1.5), 0.5), _net("cut", "broker", (0.0, 0.2), 0.8))),
     Case("disk-and-kills", "a replica's disk is full while others die",

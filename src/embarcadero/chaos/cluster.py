@@ -181,8 +181,12 @@ class MortalCluster:
 
 def runs(pid: int) -> bool:
     """Whether a process still executes; a zombie that nobody waits for does not."""
+    return state_of(pid) not in "ZX"
+
+
+def state_of(pid: int) -> str:
+    """One letter, as in /proc: T is stopped, Z and X are gone."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
+        return "X"

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column, Table
 
 import embarcadero as emb
 from embarcadero.bench.machine import commit, machine_facts
@@ -29,7 +30,16 @@ from embarcadero.chaos.cases import Case
 from embarcadero.chaos.cluster import ended_by_signals
 from embarcadero.chaos.load import StreamPlan, Writer
 from embarcadero.chaos.operator import Operator
-from embarcadero.chaos.pauses import BOUNDS_MS, ROLES, calm_ms, counts, pauses_ms
+from embarcadero.chaos.pauses import (
+    BOUNDS_MS,
+    PAUSE_WORDS,
+    ROLES,
+    WAIT_WORDS,
+    Cost,
+    calm_costs,
+    costs,
+    counts,
+)
 from embarcadero.chaos.plots import draw_histogram, draw_timeline
 from embarcadero.chaos.timeline import percentiles, timeline
 from embarcadero.chaos.verdict import Judgement
@@ -203,11 +213,11 @@ def run_cli(settings: Settings, json_out: bool) -> int:
         no_pauses_of_our_own(),
     ):
         outcome = Kills(settings, Path(folder), bar).run()
-    pauses = pauses_ms(outcome.history, settings.role)
+    measured = costs(outcome.history, settings.role)
     found = outcome.judgement
-    if missing := sum(pause is None for pause in pauses):
-        found.problems.append(f"after {missing} of {len(pauses)} kills no ack came")
-    result = _report(settings, outcome, [pause for pause in pauses if pause is not None])
+    if missing := measured.count(None):
+        found.problems.append(f"after {missing} of {len(measured)} kills a publisher had no ack")
+    result = _report(settings, outcome, [cost for cost in measured if cost is not None])
     settings.report.parent.mkdir(parents=True, exist_ok=True)
     settings.report.write_text(json.dumps(result, indent=1) + "\n")
     _draw(settings, result, outcome.history, found)
@@ -218,8 +228,8 @@ def run_cli(settings: Settings, json_out: bool) -> int:
     return 0 if found.good else 1
 
 
-def _report(settings: Settings, outcome: Outcome, pauses: list[float]) -> dict[str, Any]:
-    calm = calm_ms(outcome.history, settings.role)
+def _report(settings: Settings, outcome: Outcome, measured: list[Cost]) -> dict[str, Any]:
+    calm = calm_costs(outcome.history, settings.role)
     return {
         "command": f"embarcadero chaos kills --role {settings.role} --times {settings.times} --log-mib "
         f"{settings.log_mib} --seed {settings.seed} --brokers {settings.brokers} "
@@ -230,15 +240,24 @@ def _report(settings: Settings, outcome: Outcome, pauses: list[float]) -> dict[s
         "log_mib": settings.log_mib,
         "brokers": settings.brokers,
         "replicas": settings.replicas,
-        "figures_ms": {name: round(value, 1) for name, value in percentiles(pauses).items()},
+        "pause": PAUSE_WORDS[settings.role],
+        "figures_ms": _figures([cost.pause_ms for cost in measured]),
         "bounds_ms": BOUNDS_MS[settings.role],
-        "pauses_ms": [round(pause, 1) for pause in pauses],
-        "calm_ms": {name: round(value, 1) for name, value in percentiles(calm).items()},
+        "calm_ms": _figures([cost.pause_ms for cost in calm]),
+        "wait": WAIT_WORDS,
+        "wait_figures_ms": _figures([cost.wait_ms for cost in measured]),
+        "wait_calm_ms": _figures([cost.wait_ms for cost in calm]),
+        "pauses_ms": [round(cost.pause_ms, 1) for cost in measured],
+        "waits_ms": [round(cost.wait_ms, 1) for cost in measured],
         "kills": outcome.kills,
         "good": outcome.judgement.good,
         "seconds": outcome.seconds,
         **asdict(outcome.judgement),
     }
+
+
+def _figures(values: list[float]) -> dict[str, float]:
+    return {name: round(value, 1) for name, value in percentiles(values).items()}
 
 
 def _draw(settings: Settings, result: dict[str, Any], history: History, found: Judgement) -> None:
@@ -247,16 +266,10 @@ def _draw(settings: Settings, result: dict[str, Any], history: History, found: J
     log = f", log of {settings.log_mib} MiB" if settings.log_mib else ""
     if (settings.brokers, settings.replicas) != (BROKERS, REPLICAS):
         log += f"; brokers: {settings.brokers}, replicas: {settings.replicas}"
-    words = {
-        "sequencer": "Sequencer killed: time to the next ack",
-        "broker": "Broker killed: time until all clients have an ack",
-        "replica": "Replica killed: longest pause of ack 2",
-        "hand-over": "Planned hand-over: longest pause of acks",
-    }
+    what = "Planned hand-over" if settings.role == "hand-over" else f"{settings.role.capitalize()} killed"
+    series = {result["pause"]: result["pauses_ms"], result["wait"]: result["waits_ms"]}
     try:
-        draw_histogram(
-            result["pauses_ms"], words[settings.role] + log, BOUNDS_MS[settings.role], footer, path.with_suffix(".png")
-        )
+        draw_histogram(series, what + log, BOUNDS_MS[settings.role], footer, path.with_suffix(".png"))
         draw_timeline(
             timeline(history), f"{settings.role}, {settings.times} times",
             "all promises kept" if found.good else f"{len(found.problems)} problems", found.good,
@@ -267,16 +280,24 @@ def _draw(settings: Settings, result: dict[str, Any], history: History, found: J
 
 
 def _tell(console: Console, result: dict[str, Any], path: Path) -> None:
-    figures = ", ".join(f"{name} {value:,.1f} ms" for name, value in result["figures_ms"].items())
     bounds = ", ".join(f"{name} {value:g} ms" for name, value in result["bounds_ms"].items())
-    console.print(f"[bold]{result['role']}[/], {len(result['pauses_ms'])} times: {figures}  [dim]({bounds})[/]")
-    if calm := ", ".join(f"{name} {value:,.1f} ms" for name, value in result["calm_ms"].items()):
-        console.print(f"the same when nothing was killed: {calm}")
+    title = f"{result['role']}, {len(result['pauses_ms'])} times"
+    table = Table(Column(title, no_wrap=True), "p50", "p99", "max", box=None, pad_edge=False)
+    table.add_row(result["pause"], *_cells(result["figures_ms"]))
+    table.add_row("[dim]... when nothing was killed", *_cells(result["calm_ms"]))
+    table.add_row(result["wait"], *_cells(result["wait_figures_ms"]))
+    table.add_row("[dim]... when nothing was killed", *_cells(result["wait_calm_ms"]))
+    console.print(table)
+    console.print(f"[dim]{result['pause']}: {bounds}[/]")
     console.print(
-        f"{result['kills']:,} processes killed, {result['acked']:,} batches acked, {result['delivered']:,} read, "
-        f"{result['seconds']:,.0f} s; see {path.with_suffix('.png')}"
+        f"{result['kills']:,} processes killed, {result['acked']:,} batches acked, {result['unknown']:,} with an "
+        f"unknown outcome, {result['delivered']:,} read, {result['seconds']:,.0f} s; see {path.with_suffix('.png')}"
     )
     if result["good"]:
         console.print("[bold green]Every acked batch is there, once, at its position, in order.[/]")
     for problem in result["problems"][:20]:
         console.print(f"[red]{problem}[/]", highlight=False)
+
+
+def _cells(figures: dict[str, float]) -> list[str]:
+    return [f"{figures[name]:,.1f} ms" if name in figures else "" for name in ("p50", "p99", "max")]

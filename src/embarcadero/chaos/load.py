@@ -107,7 +107,7 @@ class Actor(threading.Thread, ABC):
         try:
             with emb.connect(self.addresses, config=self.config) as log:
                 self.act(log)
-        except EmbarcaderoError as error:
+        except Exception as error:  # also one that is none of the client's: nobody may end without a word
             self.observer.saw(RoleFailed, process=self.name, error=f"{type(error).__name__}: {error}")
 
     @abstractmethod

@@ -1,19 +1,22 @@
 """What each kill cost, from a history: how long those waited for an ack whom it concerned.
 
-| role | figure | streams |
+| role | pause | streams |
 | --- | --- | --- |
-| sequencer | from the kill to the first ack of a batch sent after it | of ordered topics: others need no sequencer |
-| broker | from the kill until every stream has an ack of a batch that it sent after it | all: each uses all brokers |
+| sequencer | from the kill until every stream has an ack of a batch that it sent after it | of ordered topics |
+| broker | the same | all: each uses all brokers |
 | replica | longest pause of acks that a stream had from the kill until all was whole again | with ack 2 |
 | hand-over | the same, from the request until acks flow, and a moment more | with ack 1, of ordered topics |
+
+The wait, for all of them: how long that batch waited that waited longest, of those that were in flight at the kill, or
+were sent before their stream had its next ack; counted from the kill, or from when it was sent.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
-from embarcadero.chaos.timeline import Acks, acks_of, longest_pause_us, next_ack_us
+from embarcadero.chaos.timeline import Acks, acks_of, longest_pause_us, longest_wait_us, next_ack_us
 from embarcadero.sim.history import Began, Fault, Healed, History, Sent, Settled, TopicMade
 from embarcadero.types import Ack, Order
 
@@ -26,23 +29,37 @@ BOUNDS_MS: Final = {
 """What is asked for."""
 
 ROLES: Final = tuple(BOUNDS_MS)
+PAUSE_WORDS: Final = {
+    "sequencer": "kill -9 to next ack (last stream)",
+    "broker": "kill -9 to next ack (last stream)",
+    "replica": "longest pause of ack 2",
+    "hand-over": "longest pause of acks",
+}
+WAIT_WORDS: Final = "longest wait of a batch"
 _CALM_US: Final = 100_000
 _NEVER_US: Final = 1 << 62
 
 
-def pauses_ms(history: History, role: str) -> list[float | None]:
-    """What each kill cost, in milliseconds; None where no ack came afterwards."""
-    return _pauses_at(history, role, history.of(Fault))
+class Cost(NamedTuple):
+    """What one kill cost, in milliseconds."""
+
+    pause_ms: float
+    wait_ms: float
 
 
-def calm_ms(history: History, role: str) -> list[float]:
+def costs(history: History, role: str) -> list[Cost | None]:
+    """What each kill cost; None where a stream had no ack afterwards."""
+    return _costs_at(history, role, history.of(Fault))
+
+
+def calm_costs(history: History, role: str) -> list[Cost]:
     """The same, measured at moments when nothing was killed: what this machine does to acks all by itself."""
     calm = [
         Fault(at=one.until, kind="", target="", until=one.until + _CALM_US)
         for one, following in pairwise(history.of(Fault))
         if following.at - one.until > 2 * _CALM_US
     ]
-    return [pause for pause in _pauses_at(history, role, calm) if pause is not None]
+    return [cost for cost in _costs_at(history, role, calm) if cost is not None]
 
 
 def concerned(history: History, role: str) -> list[str]:
@@ -63,19 +80,19 @@ def counts(role: str, order: int, ack: int | None) -> bool:
     return wanted is None or ack == wanted
 
 
-def _pauses_at(history: History, role: str, faults: list[Fault]) -> list[float | None]:
-    streams = concerned(history, role)
-    if role == "sequencer":
-        parts = [acks_of(history, streams=streams)]
-    else:
-        parts = [acks_of(history, streams=[stream]) for stream in streams]
-    return [_pause_ms(role, fault, parts) for fault in faults]
+def _costs_at(history: History, role: str, faults: list[Fault]) -> list[Cost | None]:
+    parts = [acks_of(history, streams=[stream]) for stream in concerned(history, role)]
+    return [_cost(role, fault, parts) for fault in faults]
 
 
-def _pause_ms(role: str, fault: Fault, parts: list[Acks]) -> float | None:
+def _cost(role: str, fault: Fault, parts: list[Acks]) -> Cost | None:
+    """The worst of all streams: whoever was lucky tells nothing about the others."""
     if role in ("sequencer", "broker"):
-        found = [next_ack_us(acks, fault.at) for acks in parts]
+        pauses = [next_ack_us(acks, fault.at) for acks in parts]
     else:
-        found = [longest_pause_us(acks, fault.at, fault.until) for acks in parts]
-    known = [pause for pause in found if pause is not None]
-    return max(known) / 1e3 if known and len(known) == len(found) else None
+        pauses = [longest_pause_us(acks, fault.at, fault.until) for acks in parts]
+    known = [pause for pause in pauses if pause is not None]
+    waits = [wait for acks in parts if (wait := longest_wait_us(acks, fault.at)) is not None]
+    if not parts or len(known) < len(parts) or len(waits) < len(parts):
+        return None
+    return Cost(max(known) / 1e3, max(waits) / 1e3)

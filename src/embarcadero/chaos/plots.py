@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -115,14 +115,24 @@ def _draw_latency(axes: Any, line: Timeline) -> None:
     axes.minorticks_off()
 
 
-def draw_histogram(values_ms: Sequence[float], title: str, bounds: dict[str, float], footer: str, path: Path) -> None:
-    """How often a pause was how long, with what was asked for as lines."""
-    figure = _figure(8.5, 4.2)
-    axes = figure.subplots()
+def draw_histogram(
+    series: Mapping[str, Sequence[float]], title: str, bounds: dict[str, float], footer: str, path: Path
+) -> None:
+    """How often something took how long, one thing above the other; what was asked for of the first, as lines."""
+    figure = _figure(8.5, 1.2 + 3.0 * len(series))
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=_INK)
+    many = figure.subplots(len(series), 1, squeeze=False)[:, 0]
+    for place, (axes, (what, values)) in enumerate(zip(many, series.items(), strict=True)):
+        _draw_histogram(axes, what, values, {} if place else bounds)
+    figure.text(0.995, 0.005, footer, ha="right", va="bottom", fontsize=6.5, color=_FAINT)
+    figure.get_layout_engine().set(rect=(0, 0.03, 1, 0.97))
+    figure.savefig(path, facecolor="white")
+
+
+def _draw_histogram(axes: Any, what: str, values_ms: Sequence[float], bounds: dict[str, float]) -> None:
     _plain(axes)
-    axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=_INK, pad=22)
     summary = ", ".join(f"{name} {value:.0f} ms" for name, value in percentiles(values_ms).items())
-    axes.text(0, 1.03, f"{len(values_ms)} times: {summary}", transform=axes.transAxes, fontsize=8.5, color=_INK)
+    axes.set_title(f"{what}; {len(values_ms)} times: {summary}", loc="left", fontsize=8.5, color=_INK)
     most = max([*values_ms, *bounds.values(), 1.0]) * 1.05
     axes.hist(values_ms, bins=60, range=(0, most), color=_ACKS[1][1])
     for value in sorted(set(bounds.values())):
@@ -136,6 +146,3 @@ def draw_histogram(values_ms: Sequence[float], title: str, bounds: dict[str, flo
     axes.set_ylabel("how often", fontsize=8, color=_INK)
     axes.yaxis.get_major_locator().set_params(integer=True)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g} ms")
-    figure.text(0.995, 0.005, footer, ha="right", va="bottom", fontsize=6.5, color=_FAINT)
-    figure.get_layout_engine().set(rect=(0, 0.03, 1, 0.97))
-    figure.savefig(path, facecolor="white")

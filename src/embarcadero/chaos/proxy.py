@@ -159,6 +159,10 @@ class Proxy:
         """Reset all connections to a broker; new ones may come."""
         self._tell(self._gates[broker].reset)
 
+    def carries(self, broker: int) -> int:
+        """How many connections lead to a broker now, or are about to."""
+        return len(self._gates[broker].tasks)
+
     def _tell(self, what: Callable[[], object]) -> None:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(what)

@@ -11,6 +11,7 @@ import random
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -59,7 +60,8 @@ class Round:
     wiped: int | None = None
     acks: int = 0
     start_s: float = 0.0
-    first_ack_s: float = 0.0  # from the restart's beginning to the first new ack
+    first_ack_s: float = 0.0  # from the restart's beginning to the first ack of a record sent after the kill
+    came_back: bool = False  # there was such an ack
 
 
 @dataclass(slots=True)
@@ -118,7 +120,9 @@ class Restarts:
         found = [problem for truth in self.truths.values() for problem in truth.problems]
         found += [problem for stream in self.streams for problem in stream.problems]
         few = [r for r in self.report.rounds if r.acks < ACKS_LEAST]
-        return found + [f"round {r.number + 1}: only {r.acks} acks, so it proves nothing" for r in few]
+        found += [f"round {r.number + 1}: only {r.acks} acks, so it proves nothing" for r in few]
+        lost = [r for r in self.report.rounds if not r.came_back]
+        return found + [f"round {r.number + 1}: no ack within {_ACKS_WAIT_S:.0f} s of the restart" for r in lost]
 
     def _begin_load(self) -> None:
         settings = self.settings
@@ -140,7 +144,7 @@ class Restarts:
 
     def _round(self, number: int) -> Round:
         round_, before = Round(number), self._acks()
-        self._await_acks(before + ACKS_LEAST)
+        self._wait_until(lambda: self._acks() >= before + ACKS_LEAST)
         time.sleep(self.rng.uniform(0, self.settings.load_s))
         if self.settings.clean and number % 2:
             round_.ended = "stopped"
@@ -152,21 +156,22 @@ class Restarts:
         if self.settings.wipe:
             round_.wiped = number % self.settings.replicas
             self.cluster.wipe(round_.wiped)
-        began, before = time.monotonic(), self._acks()
+        began, awaited = time.monotonic(), [stream.next_ack() for stream in self.streams]
         round_.start_s = round(self.cluster.start(), 3)
-        self._await_acks(before + 1)
-        round_.first_ack_s = round(time.monotonic() - began, 3)
+        round_.came_back = self._wait_until(lambda: any(ack.at_s is not None for ack in awaited))
+        round_.first_ack_s = round(min((ack.at_s for ack in awaited if ack.at_s), default=began) - began, 3)
         self._check()
         return round_
 
     def _acks(self) -> int:
         return sum(len(stream.acked) for stream in self.streams)
 
-    def _await_acks(self, wanted: int) -> None:
+    def _wait_until(self, holds: Callable[[], bool]) -> bool:
         give_up = time.monotonic() + _ACKS_WAIT_S
         pause = threading.Event()
-        while self._acks() < wanted and time.monotonic() < give_up:
+        while not (held := holds()) and time.monotonic() < give_up:
             pause.wait(0.01)
+        return held
 
     def _check(self) -> None:
         """Read every topic from its beginning and hold it against what was acked before."""

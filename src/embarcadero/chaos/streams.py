@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import struct
 import threading
+import time
 from collections import deque
+from dataclasses import dataclass
 from typing import Final
 
 import embarcadero as emb
@@ -23,6 +25,14 @@ _ACK_S: Final = 120.0
 _PACE_S: Final = 0.1
 
 
+@dataclass(slots=True)
+class FirstAck:
+    """The first ack of a record of this number, or a later one: when it came, by the monotonic clock."""
+
+    since: int
+    at_s: float | None = None
+
+
 class Stream(threading.Thread):
     """One publisher."""
 
@@ -32,9 +42,15 @@ class Stream(threading.Thread):
         self.acked: dict[int, Position] = {}
         self.problems: list[str] = []
         self.sent = 0
+        self._awaited = FirstAck(0)
         self._addresses, self._padding = addresses, bytes(max(0, record_bytes - RECORD.size))
         self._waiting: deque[tuple[int, RecordFuture]] = deque()
         self._over = threading.Event()
+
+    def next_ack(self) -> FirstAck:
+        """The first ack of something that is sent from now on. `acked` is behind: acks are put there by and by."""
+        self._awaited = FirstAck(self.sent)
+        return self._awaited
 
     def finish(self) -> None:
         """Send no more; what is on its way gets its answer before the thread ends."""
@@ -55,8 +71,17 @@ class Stream(threading.Thread):
 
     def _burst(self, publisher: emb.Publisher) -> None:
         for _ in range(_BURST):
-            self._waiting.append((self.sent, publisher.send(RECORD.pack(self.number, self.sent) + self._padding)))
+            number, record = self.sent, RECORD.pack(self.number, self.sent) + self._padding
             self.sent += 1
+            future = publisher.send(record)
+            future.add_done_callback(lambda done, number=number: self._told(number, done))  # type: ignore[misc]
+            self._waiting.append((number, future))
+
+    def _told(self, number: int, future: RecordFuture) -> None:
+        """In the client's own thread: the moment of the ack."""
+        awaited = self._awaited
+        if awaited.at_s is None and number >= awaited.since and future.exception() is None:
+            awaited.at_s = time.monotonic()
 
     def _settle(self, most: int) -> None:
         """Take answers that are there, and wait for the oldest while more than `most` are missing."""

@@ -100,6 +100,18 @@ def next_ack_us(acks: Acks, since_us: int) -> int | None:
     return int(later.min()) - since_us if len(later) else None
 
 
+def longest_wait_us(acks: Acks, since_us: int) -> int | None:
+    """The longest that a batch waited which was in flight at a moment, or sent since, up to the next ack.
+
+    What came before the moment does not count. None if no ack came of something sent after it.
+    """
+    next_us = next_ack_us(acks, since_us)
+    if next_us is None:
+        return None
+    concerned = (acks.acked_us >= since_us) & (acks.sent_us <= since_us + next_us)
+    return int((acks.acked_us - np.maximum(acks.sent_us, since_us))[concerned].max())
+
+
 def longest_pause_us(acks: Acks, start_us: int, stop_us: int) -> int | None:
     """The longest time without an ack that overlaps [start, stop]; None if no ack came after the start."""
     times = acks.acked_us

@@ -23,16 +23,22 @@ from pathlib import Path
 from typing import Final
 
 from embarcadero.chaos.cases import Trouble
-from embarcadero.chaos.cluster import MortalCluster, runs
+from embarcadero.chaos.cluster import MortalCluster, runs, state_of
 from embarcadero.chaos.disks import books
+from embarcadero.chaos.places import is_replaced
 from embarcadero.chaos.proxy import FAIR, Mood, Proxy
 from embarcadero.chaos.watch import Observer
 from embarcadero.errors import ClusterError, EmbarcaderoError
+from embarcadero.limits import BROKER_SILENT_S, STOPPED_S
 from embarcadero.node.failing import failing_mark
 from embarcadero.node.hand_over import hand_over
+from embarcadero.placement.directory import Directory
+from embarcadero.placement.embedded import SqliteStore
 from embarcadero.sim.history import FabricLost, RoleFailed
 
 _ROLE_BACK_S: Final = 20.0
+_REPLACED_S: Final = STOPPED_S + BROKER_SILENT_S
+_AWAKE_S: Final = 0.5
 _LOCK_S: Final = 5.0
 _STRANGERS: Final = 60
 _MOODS: Final = {
@@ -50,15 +56,18 @@ class Stage:
         self.over = threading.Event()  # troubles end now
         self.upheaval = threading.Lock()  # held while the whole cluster is down
         self.kills = 0
+        self.problems: list[str] = []  # why what was done to the cluster is not what the case says
         self.cut_short: set[int] = set()  # lanes of brokers that were open when the fabric was lost
 
     # --- whom ---------------------------------------------------------------------------------------------------------
     def roles(self, target: str) -> dict[str, int]:
-        """Roles that a target names, with their process ids, as far as they run."""
+        """Roles that a target names, with their process ids, as far as they run; ClusterError if none does."""
         pids = self.cluster.pids()
         found: dict[str, int] = {}
         for one in target.split("+"):
             found |= {role: pids[role] for role in self._names(one, sorted(pids)) if role in pids}
+        if not found:
+            raise ClusterError(f"no {target} runs", "see the logs")
         return found
 
     def _names(self, target: str, known: list[str]) -> list[str]:
@@ -90,28 +99,34 @@ class Stage:
         _DOERS[trouble.kind](self, trouble, lasts_s)
 
     def keep_striking(self, trouble: Trouble, until_s: float) -> None:
-        """Again and again until a moment of the monotonic clock."""
+        """Again and again until a moment of the monotonic clock. One that never struck is a problem of the case."""
+        name, struck, why = f"{trouble.kind} {trouble.target}".strip(), False, "there was no time"
         self.over.wait(trouble.first_s)
         while not self.over.is_set() and (left_s := until_s - time.monotonic()) > 0:
-            lasts_s = min(self.rng.uniform(*trouble.lasts_s), left_s)
+            lasts_s = max(trouble.lasts_s[0], min(self.rng.uniform(*trouble.lasts_s), left_s))
             try:
                 self.strike(trouble, lasts_s)
-            except (ClusterError, ProcessLookupError, FileNotFoundError):
+            except (ClusterError, ProcessLookupError, FileNotFoundError) as error:
+                why = f"{type(error).__name__}: {error}"
                 self.over.wait(0.05)  # whom it was meant for is down just now
                 continue
             except EmbarcaderoError as error:
                 self.observer.saw(RoleFailed, process="cluster", error=f"{type(error).__name__}: {error}")
                 return
+            except Exception as error:
+                self.problems.append(f"{name} failed: {type(error).__name__}: {error}")
+                return
+            struck = True
             self.over.wait(min(trouble.every_s * self.rng.uniform(0.6, 1.4), max(0.0, until_s - time.monotonic())))
+        if not struck:
+            self.problems.append(f"{name} never struck, so it proves nothing: {why}")
 
     @contextmanager
     def noting(self, kind: str, target: str) -> Iterator[None]:
-        """Put a fault on record when it is over."""
+        """Put a fault on record when it is over. One that raises has not been done, or hit nobody."""
         began_us = self.observer.now_us()
-        try:
-            yield
-        finally:
-            self.observer.broke(kind, target, began_us)
+        yield
+        self.observer.broke(kind, target, began_us)
 
 
 _KINDS: Final = ("sequencer", "broker", "replica")
@@ -122,10 +137,17 @@ def kill(stage: Stage, trouble: Trouble, lasts_s: float) -> None:  # noqa: ARG00
     """SIGKILL; the supervisor starts them again."""
     roles = stage.roles(trouble.target)
     with stage.noting("kill", ", ".join(roles)):
-        for pid in roles.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-                stage.kills += 1
+        killed = sum(runs(pid) and _signalled(pid, signal.SIGKILL) for pid in roles.values())
+        if not killed:
+            raise ProcessLookupError(trouble.target)
+        stage.kills += killed
+
+
+def _signalled(pid: int, number: signal.Signals) -> bool:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+        return True
+    return False
 
 
 def pause(stage: Stage, trouble: Trouble, lasts_s: float) -> None:
@@ -138,8 +160,44 @@ def pause(stage: Stage, trouble: Trouble, lasts_s: float) -> None:
             stage.over.wait(lasts_s)
         finally:
             for pid in roles.values():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGCONT)
+                _signalled(pid, signal.SIGCONT)
+
+
+def zombie(stage: Stage, trouble: Trouble, lasts_s: float) -> None:
+    """SIGSTOP until others have its place, and SIGCONT after a while: it goes on with what is not its own any more.
+
+    The supervisor kills a broker as soon as that is closed, so it stands still as well, and for a moment longer.
+    """
+    roles = stage.roles(trouble.target)
+    guards = {"supervisor": stage.cluster.pids()["supervisor"]} if any(r.startswith("broker") for r in roles) else {}
+    with stage.noting("zombie", ", ".join(roles)), closing(SqliteStore(stage.cluster.folder.store_path)) as store:
+        directory = Directory(store)
+        if early := [role for role, pid in roles.items() if is_replaced(directory, role, pid)]:
+            raise ClusterError(f"{early[0]} has no place that others could take", "wait a moment")
+        try:
+            for pid in (guards | roles).values():
+                os.kill(pid, signal.SIGSTOP)
+            _hold(stage, 0.0)  # stopped inside a transaction it could not be replaced: then once more
+            _await_replaced(stage, directory, roles)
+            stage.over.wait(lasts_s)
+            awake = [role for role, pid in roles.items() if state_of(pid) != "T"]
+            stage.problems += [f"{role} did not stand still until others had its place" for role in awake]
+        finally:
+            for pid in roles.values():
+                _signalled(pid, signal.SIGCONT)
+            for pid in guards.values():
+                stage.over.wait(_AWAKE_S)
+                _signalled(pid, signal.SIGCONT)
+
+
+def _await_replaced(stage: Stage, directory: Directory, roles: dict[str, int]) -> None:
+    give_up = time.monotonic() + _REPLACED_S
+    while left := [role for role, pid in roles.items() if not is_replaced(directory, role, pid)]:
+        if time.monotonic() > give_up:
+            stage.problems.append(f"{left[0]} stood still for {_REPLACED_S:.0f} s, and nobody took its place")
+            return
+        if stage.over.wait(0.05):
+            return
 
 
 def lose(stage: Stage, trouble: Trouble, lasts_s: float) -> None:  # noqa: ARG001
@@ -154,9 +212,9 @@ def lose(stage: Stage, trouble: Trouble, lasts_s: float) -> None:  # noqa: ARG00
 
 def roll(stage: Stage, trouble: Trouble, lasts_s: float) -> None:  # noqa: ARG001
     """SIGTERM one role after the other, each when the one before is back."""
-    for role, pid in stage.cluster.pids().items():
-        if role == "supervisor" or stage.over.is_set():
-            continue
+    for role, pid in stage.roles("nodes").items():
+        if stage.over.is_set():
+            return
         with stage.noting("restart", role):
             os.kill(pid, signal.SIGTERM)
             _until(stage, lambda role=role, pid=pid: stage.cluster.pids().get(role, pid) != pid)  # type: ignore[misc]
@@ -181,9 +239,9 @@ def move(stage: Stage, trouble: Trouble, lasts_s: float) -> None:  # noqa: ARG00
 def mistreat(stage: Stage, trouble: Trouble, lasts_s: float) -> None:
     """Connections to one broker, or all, in a bad mood for a while; some moods end with a reset."""
     proxy, every = stage.proxy, range(stage.cluster.brokers)
-    if proxy is None:
-        return
     brokers = list(every) if trouble.target == "brokers" else [stage.rng.choice(every)]
+    if proxy is None or not any(proxy.carries(broker) for broker in brokers):
+        raise ClusterError(f"nobody is connected to {trouble.target}", "clients have to use the proxy")
     names = trouble.target if trouble.target == "brokers" else f"broker:{brokers[0]}"
     with stage.noting(trouble.kind, names):
         for broker in brokers:
@@ -199,13 +257,16 @@ def mistreat(stage: Stage, trouble: Trouble, lasts_s: float) -> None:
 
 def strangers(stage: Stage, trouble: Trouble, lasts_s: float) -> None:
     """Connections that say nothing, noise, or the beginning of something."""
-    rng, first = stage.rng, stage.cluster.port
+    rng, first, came = stage.rng, stage.cluster.port, False
     with stage.noting("strangers", trouble.target), contextlib.ExitStack() as open_ones:
         for _ in range(_STRANGERS):
             with contextlib.suppress(OSError):
                 sock = socket.create_connection(("127.0.0.1", first + rng.randrange(stage.cluster.brokers)), timeout=1)
                 open_ones.enter_context(closing(sock))
                 sock.sendall(rng.choice([b"", b"GET / HTTP/1.0\r\n\r\n", rng.randbytes(300), rng.randbytes(20_000)]))
+                came = True
+        if not came:
+            raise ClusterError("no broker takes connections", "see the logs")
         stage.over.wait(lasts_s)
 
 
@@ -265,7 +326,7 @@ def delete(stage: Stage, trouble: Trouble, lasts_s: float) -> None:  # noqa: ARG
     """Delete one of a replica's segment files."""
     role, path = _segment(stage, trouble)
     with stage.noting("lost file", role):
-        path.unlink(missing_ok=True)
+        path.unlink()
 
 
 def rot(stage: Stage, trouble: Trouble, lasts_s: float) -> None:  # noqa: ARG001
@@ -284,8 +345,8 @@ def _folder(stage: Stage, role: str) -> Path:
 
 
 def _segment(stage: Stage, trouble: Trouble) -> tuple[str, Path]:
-    role = next(iter(stage.roles(trouble.target)), "")
-    files = sorted(_folder(stage, role).rglob("*.log")) if role else []
+    role = next(iter(stage.roles(trouble.target)))
+    files = sorted(_folder(stage, role).rglob("*.log"))
     if not files:
         raise FileNotFoundError(trouble.target)
     return role, stage.rng.choice(files)
@@ -304,9 +365,10 @@ def slow_store(stage: Stage, trouble: Trouble, lasts_s: float) -> None:
     del trouble
     until_s = time.monotonic() + lasts_s
     with stage.noting("store slow", "store"):
+        _hold(stage, 0.05)
         while time.monotonic() < until_s and not stage.over.is_set():
-            _hold(stage, 0.05)
             stage.over.wait(0.05)
+            _hold(stage, 0.05)
 
 
 def _hold(stage: Stage, lasts_s: float) -> None:
@@ -320,9 +382,9 @@ def _hold(stage: Stage, lasts_s: float) -> None:
 
 
 _DOERS: Final[dict[str, Callable[[Stage, Trouble, float], None]]] = {
-    "kill": kill, "pause": pause, "lose": lose, "roll": roll, "hand-over": move, "strangers": strangers, "full": full,
-    "failing": fail_syncs, "no-files": no_files, "wipe": wipe, "delete": delete, "rot": rot, "store-locked": lock_store,
-    "store-slow": slow_store, **dict.fromkeys(_MOODS, mistreat),
+    "kill": kill, "pause": pause, "zombie": zombie, "lose": lose, "roll": roll, "hand-over": move,
+    "strangers": strangers, "full": full, "failing": fail_syncs, "no-files": no_files, "wipe": wipe, "delete": delete,
+    "rot": rot, "store-locked": lock_store, "store-slow": slow_store, **dict.fromkeys(_MOODS, mistreat),
 }  # fmt: skip
 KINDS: Final = frozenset(_DOERS)
 """Everything that a case may ask for."""

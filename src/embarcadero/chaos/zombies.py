@@ -31,6 +31,7 @@ from rich.table import Table
 
 import embarcadero as emb
 from embarcadero.bench.machine import commit, machine_facts
+from embarcadero.chaos.cluster import runs, state_of
 from embarcadero.chaos.streams import RECORD, Stream
 from embarcadero.chaos.truth import Truth, seen
 from embarcadero.config import load
@@ -55,7 +56,7 @@ ACKS_LEAST: Final = 8
 """Every stream gets so many more acks before the stop, during it, and after it; with fewer, nothing was shown."""
 
 _ASLEEP_S: Final = max(REPLICA_SILENT_S, RESEND_AFTER_S) + 1.0
-"""Longer than any lease and any silence that others put up with."""
+"""Longer than anybody waits for a sequencer or a replica. For a broker that is 10 s: here it is replaced by hand."""
 
 _REACH_S: Final = 45.0
 _WAIT_S: Final = 60.0
@@ -362,15 +363,8 @@ WAYS: Final[dict[str, Callable[[Stage], None]]] = {
 
 # --- the stop ---------------------------------------------------------------------------------------------------------
 
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return "X"
-
-
 def _stopped(pid: int) -> bool:
-    return _state(pid) == "T"
+    return state_of(pid) == "T"
 
 
 def _sleep_and_wake(stage: Stage, case: Case) -> None:
@@ -388,23 +382,23 @@ def _sleep_and_wake(stage: Stage, case: Case) -> None:
         case.problems.append(f"process {case.stopped} ({role}) was not stopped all the time")
     with contextlib.suppress(ProcessLookupError):
         os.kill(case.stopped, signal.SIGCONT)
-    case.ended = until(lambda: _state(case.stopped) in "ZX", _AWAKE_S)
+    case.ended = until(lambda: not runs(case.stopped), _AWAKE_S)
     case.acks_after = stage.await_acks()
 
 
 def _replace(stage: Stage, role: str) -> str:
-    """Somebody else gets the place of a role that is stopped; in words, who."""
+    """Somebody else gets the place of a role that is stopped; in words, who: nothing, if nobody did in time."""
     with stage.directory() as directory:
         if role.startswith(BROKER):
             stage.stand_in(role)
-            until(lambda: any(member.pid == stage.newest for member in directory.members()), _WAIT_S)
-            return "a new incarnation"
+            there = until(lambda: any(member.pid == stage.newest for member in directory.members()), _WAIT_S)
+            return "a new incarnation" if there else ""
         if not role.startswith(SEQUENCER):
             number = int(role.partition(":")[2])
-            until(lambda: not any(_follows(range_, number) for range_ in directory.ranges()), _WAIT_S)
-            return "other replicas"
-        until(lambda: _another_reigns(directory, role), _WAIT_S)
-        return "a sequencer that stood by" if _another_reigns(directory, role) else ""
+            left = until(lambda: not any(_follows(range_, number) for range_ in directory.ranges()), _WAIT_S)
+            return "other replicas" if left else ""
+        reigns = until(lambda: _another_reigns(directory, role), _WAIT_S)
+        return "a sequencer that stood by" if reigns else ""
 
 
 def _another_reigns(directory: Directory, role: str) -> bool:

@@ -52,7 +52,7 @@ def restarts(
 def matrix(
     case: Annotated[list[str] | None, typer.Option(show_default=False, help="Only this; may be repeated.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="Only print the cases.")] = False,
-    seconds: Annotated[float, typer.Option(min=1, max=3600, help="How long each case is in trouble.")] = 8.0,
+    seconds: Annotated[float, typer.Option(min=1, max=3600, help="How long each case is in trouble, at least.")] = 8.0,
     seed: Annotated[int, typer.Option(help="Chooses victims and moments.")] = 0,
     report: Annotated[Path, typer.Option(help="Where the report goes; a page and plots go beside it.")] = Path(
         "build/chaos/matrix.json"

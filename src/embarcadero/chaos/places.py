@@ -1,0 +1,21 @@
+"""Who has lost its place in a cluster to others, by the word of the store."""
+
+from __future__ import annotations
+
+from embarcadero.placement.directory import Directory
+from embarcadero.types import MemberState
+
+
+def is_replaced(directory: Directory, role: str, pid: int) -> bool:
+    """Whether the process of a role has no place any more.
+
+    Another sequencer has started its reign; a broker's incarnation is closed; no open range names the replica's.
+    """
+    kind = role.partition(":")[0]
+    if kind == "broker":
+        return not any(member.pid == pid and member.state is MemberState.LIVE for member in directory.members())
+    if kind == "replica":
+        own = [member.ref for member in directory.replicas() if member.pid == pid]
+        return not any(ref in own for range_ in directory.ranges() if range_.open for ref in range_.replicas)
+    reign = directory.reign()
+    return reign is not None and reign.pid != pid and reign.epoch == directory.started_epoch()

@@ -1,0 +1,223 @@
+"""What hits nobody is not on record; what never struck, or a zombie that kept its place, fails its case."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from embarcadero.chaos import troubles
+from embarcadero.chaos.cases import Trouble
+from embarcadero.chaos.cluster import MortalCluster, runs, state_of
+from embarcadero.chaos.places import is_replaced
+from embarcadero.chaos.troubles import KINDS, Stage
+from embarcadero.chaos.watch import Observer
+from embarcadero.placement.directory import Directory
+from embarcadero.placement.embedded import SqliteStore
+from embarcadero.placement.liveness import process_mark
+from embarcadero.sim.history import Fault
+from tests.placement.worlds import add_broker, directory_with
+
+BRIEF_S = 0.15
+
+
+class Sleepers(MortalCluster):
+    """A cluster whose roles are processes that only sleep, as many as the test wants; none: it does not run."""
+
+    names: dict[str, int] | None = None
+
+    def pids(self) -> dict[str, int]:
+        return super().pids() if self.names is None else self.names
+
+
+def stage_at(folder: Path, names: dict[str, int] | None = None) -> Stage:
+    cluster = Sleepers(folder / "nowhere", 3, 3, random.Random(1))
+    cluster.names = names
+    return Stage(cluster, None, Observer(), random.Random(2))
+
+
+def struck(stage: Stage, trouble: Trouble) -> list[Fault]:
+    """What is on record after it was tried for a moment."""
+    stage.keep_striking(trouble, time.monotonic() + BRIEF_S)
+    return stage.observer.of(Fault)
+
+
+@contextmanager
+def sleeper() -> Iterator[int]:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_what_hits_nobody_fails_the_case(kind: str, tmp_path: Path) -> None:
+    """Of a cluster that does not run nothing can be broken: no fault is on record, and the case says so."""
+    stage = stage_at(tmp_path)
+    assert struck(stage, Trouble(kind=kind, target="replica:0", first_s=0.0)) == []
+    assert len(stage.problems) == 1
+    assert kind in stage.problems[0]
+    assert stage.kills == 0
+
+
+def test_what_hits_somebody_is_on_record(tmp_path: Path) -> None:
+    """Killed, counted and noted; nothing is wrong with the case."""
+    with sleeper() as pid:
+        stage = stage_at(tmp_path, {"supervisor": 0, "broker:1": pid})
+        found = struck(stage, Trouble(kind="kill", target="broker", first_s=0.0, every_s=60.0))
+        assert [(fault.kind, fault.target) for fault in found] == [("kill", "broker:1")]
+        assert (stage.kills, stage.problems) == (1, [])
+        assert not runs(pid)
+
+
+def test_the_dead_are_not_killed_again(tmp_path: Path) -> None:
+    """A process that has ended is nobody, also while its parent has not looked."""
+    with sleeper() as pid:
+        stage = stage_at(tmp_path, {"broker:1": pid})
+        trouble = Trouble(kind="kill", target="broker", first_s=0.0, every_s=0.02)
+        assert len(struck(stage, trouble)) == stage.kills == 1
+
+
+def test_a_pause_is_over_when_it_is_on_record(tmp_path: Path) -> None:
+    """Stopped for as long as it says, and running again."""
+    with sleeper() as pid:
+        stage = stage_at(tmp_path, {"replica:0": pid})
+        trouble = Trouble(kind="pause", target="replica", lasts_s=(0.05, 0.05), first_s=0.0, every_s=60.0)
+        (fault,) = struck(stage, trouble)
+        assert fault.until - fault.at >= 50_000
+        assert runs(pid)
+
+
+def test_an_unexpected_error_is_told(tmp_path: Path) -> None:
+    """It does not end the thread without a word."""
+    stage = stage_at(tmp_path, {"replica:0": 1 << 40})  # no process has such a number
+    assert struck(stage, Trouble(kind="pause", target="replica:0", first_s=0.0)) == []
+    assert "pause replica:0 failed: OverflowError" in stage.problems[0]
+
+
+def test_a_trouble_without_time_is_told(tmp_path: Path) -> None:
+    """So a case that is too short for one of its troubles is no success."""
+    stage = stage_at(tmp_path)
+    assert struck(stage, Trouble(kind="kill", target="broker", first_s=2 * BRIEF_S)) == []
+    assert "kill broker never struck" in stage.problems[0]
+    assert "no time" in stage.problems[0]
+
+
+def test_what_ends_with_an_error_is_not_on_record(tmp_path: Path) -> None:
+    """Only what was done."""
+    stage = stage_at(tmp_path)
+    with pytest.raises(ValueError, match="half"), stage.noting("kill", "broker:0"):
+        raise ValueError("half of it")
+    assert stage.observer.of(Fault) == []
+    with stage.noting("kill", "broker:0"):
+        pass
+    assert len(stage.observer.of(Fault)) == 1
+
+
+# --- zombies ----------------------------------------------------------------------------------------------------------
+def test_a_broker_is_replaced_when_it_is_closed() -> None:
+    """By the number of its process: a new incarnation is not the one that stands still."""
+    directory = directory_with(0)
+    old = add_broker(directory)
+    assert not is_replaced(directory, "broker:0", old.pid)
+    directory.mark_dead(0, old.incarnation)
+    assert is_replaced(directory, "broker:0", old.pid)
+    new = directory.register_broker(0, "127.0.0.1", 9_092, old.pid + 1)
+    assert not is_replaced(directory, "broker:0", new.pid)
+
+
+def test_a_replica_is_replaced_when_all_its_ranges_go_on_without_it() -> None:
+    """One that is sealed is not enough while it counts in another."""
+    directory = directory_with(4)
+    lanes = [directory.create_topic(name, order=5, replicas=3).lane for name in ("one", "two")]
+    epoch = directory.next_epoch()
+    members = {member.replica: member for member in directory.replicas()}
+    gone = directory.ranges(lanes[0])[0].replicas[0].replica
+    pid, others = members[gone].pid, [member.ref for number, member in members.items() if number != gone]
+    for lane in lanes:
+        assert not is_replaced(directory, f"replica:{gone}", pid)
+        if any(ref.replica == gone for ref in directory.ranges(lane)[0].replicas):
+            directory.seal_and_open(lane, 1, 0, 0, others, epoch)
+    assert is_replaced(directory, f"replica:{gone}", pid)
+
+
+def test_a_sequencer_is_replaced_when_another_has_started() -> None:
+    """An election is not enough: the epoch has to begin."""
+    directory = directory_with(0)
+    with sleeper() as other:
+        directory.elect(0, process_mark(os.getpid()), 0)
+        directory.start_epoch(1, {})
+        assert not is_replaced(directory, "sequencer", os.getpid())
+        directory.elect(1, process_mark(other), 1)
+        assert not is_replaced(directory, "sequencer", os.getpid())
+        directory.start_epoch(2, {})
+        assert is_replaced(directory, "sequencer", os.getpid())
+        assert not is_replaced(directory, "sequencer:1", other)
+
+
+def zombie_broker(folder: Path, meanwhile: Callable[[Directory, int], None]) -> Stage:
+    """A process that the store takes for broker 1 stands still; what happens meanwhile is the test's business."""
+    (folder / "nowhere").mkdir()
+    with sleeper() as pid, sleeper() as supervisor:
+        stage = stage_at(folder, {"supervisor": supervisor, "broker:1": pid})
+        with closing(SqliteStore(stage.cluster.folder.store_path)) as store:
+            directory = Directory(store)
+            directory.register_broker(1, "127.0.0.1", 9_093, pid)
+
+            def act() -> None:
+                while state_of(pid) != "T":
+                    time.sleep(0.01)
+                assert state_of(supervisor) == "T"
+                meanwhile(directory, pid)
+
+            thread = threading.Thread(target=act)
+            thread.start()
+            found = struck(stage, Trouble(kind="zombie", target="broker", first_s=0.0, every_s=60.0))
+            thread.join()
+        assert [(fault.kind, fault.target) for fault in found] == [("zombie", "broker:1")]
+        assert state_of(supervisor) == "S"
+        return stage
+
+
+def test_a_zombie_wakes_up_when_its_place_is_gone(tmp_path: Path) -> None:
+    """Nothing is wrong with that."""
+    assert zombie_broker(tmp_path, lambda directory, _: directory.mark_dead(1, 1)).problems == []
+
+
+def test_a_zombie_that_kept_its_place_fails_the_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was only a pause."""
+    monkeypatch.setattr(troubles, "_REPLACED_S", 0.2)
+    stage = zombie_broker(tmp_path, lambda *_: None)
+    assert "broker:1 stood still" in stage.problems[0]
+
+
+def test_a_zombie_that_was_woken_or_killed_too_early_fails_the_case(tmp_path: Path) -> None:
+    """Whoever does not wake up after it was replaced can't do any harm."""
+
+    def kill(directory: Directory, pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+        while runs(pid):
+            time.sleep(0.01)
+        directory.mark_dead(1, 1)
+
+    assert zombie_broker(tmp_path, kill).problems == ["broker:1 did not stand still until others had its place"]
+
+
+def test_a_trouble_is_never_shorter_than_it_says(tmp_path: Path) -> None:
+    """Though the time of the case is over."""
+    with sleeper() as pid:
+        stage = stage_at(tmp_path, {"replica:0": pid})
+        trouble = Trouble(kind="pause", target="replica", lasts_s=(2 * BRIEF_S, 3 * BRIEF_S), first_s=0.0)
+        (fault,) = struck(stage, trouble)
+        assert fault.until - fault.at >= 2 * BRIEF_S * 1e6
