@@ -35,6 +35,9 @@ BRIEF_FROM_SEED: Final = 4_000
 BRIEF_TURN: Final = 16
 """From then on all but one in so many worlds are brief: more beginnings for the same time. The others go on to rest."""
 
+COMPARED_FROM_SEED: Final = 70_000
+"""From then on brief worlds, too, end only when copies of open ranges are equal, or had all the time for that."""
+
 SEQUENCER_FAULT_KINDS: Final = ("sequencer-crash", "sequencer-crash-inside", "sequencer-zombie")
 
 

@@ -193,7 +193,8 @@ class PublisherProcess(ClientProcess):
                 index=place.index if place else None, seq=place.seq if place else None,
                 error=type(error).__name__ if error else "", ack=self.stream.plan.ack))  # fmt: skip
             if place is not None and verdict is Verdict.STORED and self.stream.plan.ack == Ack.DURABLE:
-                self.world.disks.see_copies(self.name, place.lane, place.index)
+                digest = self.stream.content(batch.token).digest
+                self.world.disks.see_copies(self.name, place.lane, place.index, digest)
         if self._publisher.closed and not self.finished:
             if self._publisher.failed is not None:
                 self.world.note(self.name, f"ends: {self._publisher.failed}")
@@ -321,13 +322,13 @@ class SubscriberProcess(ClientProcess):
                 if batch.gap.kind is GapKind.TRIMMED:
                     self.world.see_trimmed(self.name, lane, batch.gap.stop - 1)
             else:
+                digest = digest_of(batch.payload)
                 self.world.seen(Delivered(
                     at=now_us, reader=self.name, lane=lane, index=batch.index, seq=batch.seq, count=batch.count,
-                    session=batch.session, session_seq=batch.session_seq, partition=batch.partition,
-                    digest=digest_of(batch.payload),
+                    session=batch.session, session_seq=batch.session_seq, partition=batch.partition, digest=digest,
                     append_us=(batch.append_time - _EPOCH) // _MICROSECOND, durable=durable))  # fmt: skip
                 if durable:
-                    self.world.disks.see_copies(self.name, lane, batch.index)
+                    self.world.disks.see_copies(self.name, lane, batch.index, digest)
 
     def positions(self) -> dict[int, int | None]:
         """The next index it wants, by lane."""
