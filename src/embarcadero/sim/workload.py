@@ -80,7 +80,7 @@ class Stream:
             seal = blake2b(f"{self._seed}:{self.plan.name}:{number}".encode()).digest()
             dice = int.from_bytes(seal[:8], "little")
             large = dice % 1000 < self.plan.large_rate * 1000
-            size = self._chunk_bytes - dice % 200 if large else 24 + dice % 900
+            size = self._chunk_bytes - dice % 200 if large else 24 + dice % self.plan.size_span
             payload = (seal * (size // len(seal) + 1))[:size]
             found = Content(payload, 1 + dice % 7, dice // 7 % self.plan.topic.partitions, digest_of(payload))
             self._contents[number] = found
