@@ -11,9 +11,8 @@ from rich.console import Console
 from embarcadero.errors import BadValue, Corrupt
 from embarcadero.sim import run
 from embarcadero.sim.checkers.ledger import Violation
-from embarcadero.sim.history import Healed, History, Settled, Verdict
 from embarcadero.sim.record import Record, code_version, load, newest
-from embarcadero.sim.reports import FEW_ACKS, FEW_FROM_SEEDS, RunReport, SeedReport, acks_in_trouble, summary
+from embarcadero.sim.reports import RunReport, SeedReport, summary
 
 
 def _report(seed: int, **changes: object) -> SeedReport:
@@ -88,25 +87,3 @@ def test_the_report_has_a_verdict_per_promise_and_how_fast_it_was(tmp_path: Path
     assert "broken by 1 of 3 seeds" in screen.export_text()
     with pytest.raises(BadValue, match="no results"):
         newest(tmp_path)
-
-
-def test_a_run_in_which_hardly_anything_was_acked_before_all_was_healed_is_not_good() -> None:
-    """Of single worlds it is told; too many of them show too little. Records of earlier code did not count."""
-    some = [_report(seed, stored_in_trouble=80) for seed in range(FEW_FROM_SEEDS)]
-    little = [_report(seed, stored_in_trouble=FEW_ACKS - 1) for seed in range(1_000, 1_000 + FEW_FROM_SEEDS)]
-    total = summary([*some, *little[:5], _report(5_000)], 1.0)
-    assert (total.few, total.stored_in_trouble) == (5, 80 * FEW_FROM_SEEDS + 5 * (FEW_ACKS - 1))
-    assert total.good
-    assert not summary([*some, *little], 1.0).good
-    assert summary(little[:10], 1.0).good, "of a few worlds nothing can be said"
-    screen = Console(record=True, width=100)
-    screen.print(total.table())
-    assert "stored before all was healed" in screen.export_text()
-
-
-def test_what_was_acked_before_all_was_healed_is_told_apart() -> None:
-    """An ack of a batch that was not stored is none."""
-    sent = {"process": "a", "stream": "a", "lane": 0}
-    acks = [Settled(at=at, number=at, verdict=Verdict.STORED, **sent) for at in (1, 5, 6)]
-    refused = Settled(at=2, number=2, verdict=Verdict.FAILED, **sent)
-    assert acks_in_trouble(History([acks[0], refused, acks[1], Healed(at=5), acks[2]])) == 2

@@ -9,11 +9,11 @@ from typing import Final
 import msgspec
 from rich.table import Table
 
-from embarcadero.sim.checkers.ledger import Violation
-from embarcadero.sim.history import Healed, History, Settled, Verdict
+from embarcadero.sim.checkers.ledger import Violation, ledger_of
+from embarcadero.sim.history import Delivered, Ended, Healed, History, Settled, TopicMade, Verdict
 
 PROMISES: Final = ("P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P9", "RUN")
-"""RUN: the world came to an end, and had enough acks to show something."""
+"""RUN: the world came to an end, had enough acks to show something, and somebody read of each topic."""
 
 FEW_ACKS: Final = 20
 FEW_SHARE_MAX: Final = 0.15
@@ -27,6 +27,25 @@ def acks_in_trouble(history: History) -> int:
     """How many batches were acked before all was healed. Later ones say less: nothing is broken then."""
     healed_us = max((healed.at for healed in history.of(Healed)), default=0)
     return sum(settled.verdict is Verdict.STORED and settled.at <= healed_us for settled in history.of(Settled))
+
+
+def unread(history: History) -> list[Violation]:
+    """Topics with acked batches of which nobody got one once all was healed: a world that shows nothing of them.
+
+    New batches are sent then, and read from the beginning, so there is something, however much was trimmed.
+    """
+    ledger = ledger_of(history)
+    healed_us = max((healed.at for healed in history.of(Healed)), default=0)
+    acked = Counter(ack.lane for ack in history.of(Settled) if ack.verdict is Verdict.STORED and ack.index is not None)
+    read = {found.lane for found in history.of(Delivered) if found.at >= healed_us}
+    found: list[Violation] = []
+    for topic in history.of(TopicMade):
+        lanes = ledger.lanes_of(topic.lane)
+        count = sum(acked[lane] for lane in lanes)
+        if count and history.of(Ended) and read.isdisjoint(lanes):
+            what = f"{count} batches of {topic.name} were acked, and nobody got any when all was healed"
+            found.append(Violation("RUN", history.of(Ended)[-1].at, what))
+    return found
 
 
 class SeedReport(msgspec.Struct, kw_only=True):

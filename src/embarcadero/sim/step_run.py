@@ -23,12 +23,12 @@ from rich.table import Table
 from embarcadero.bench.machine import commit
 from embarcadero.placement.records import Chain, chain_key
 from embarcadero.placement.store import Put
-from embarcadero.sim.checkers import CHECKERS
+from embarcadero.sim.checkers import CHECKERS, check_all
 from embarcadero.sim.durable import Bias
 from embarcadero.sim.plan import SECOND_US, Plan, make_plan
 from embarcadero.sim.plants import planted
 from embarcadero.sim.pool import worker_pool
-from embarcadero.sim.reports import acks_in_trouble
+from embarcadero.sim.reports import acks_in_trouble, unread
 from embarcadero.sim.steps import StepFault, Way
 from embarcadero.sim.world import World
 from embarcadero.steps import Step
@@ -169,7 +169,7 @@ def run_step(step: Step, way: Way, first_seed: int = 0, plants: Sequence[str] = 
 
 
 def _reported(world: World, step: Step, way: Way, seed: int) -> StepReport:
-    found = [violation for check in CHECKERS.values() for violation in check(world.history)]
+    found = [*check_all(world.history), *unread(world.history)]
     told = [f"{violation.promise}: {violation.sentence}" for violation in found]
     acks = acks_in_trouble(world.history)
     if world.endless:

@@ -229,6 +229,8 @@ class SubscriberProcess(ClientProcess):
         super().__init__(world, plan.name, self._subscriber)
         self.plan = plan
         self._lanes: set[int] = set()  # on record as read
+        self._earliest = plan.by == "earliest"  # what it asks lanes for that it learns of
+        self._begins: set[int] = set()  # lanes asked for so, of which nothing has come yet
         self._seeks_left = plan.seeks
         self._taken_to = 0
         self._failed = False
@@ -241,7 +243,9 @@ class SubscriberProcess(ClientProcess):
         if self._seeks_left:
             self._plan_seek()
 
-    def _moved(self, lane: int, index: int | None) -> None:
+    def _moved(self, lane: int, index: int | None, earliest: bool = False) -> None:
+        whole = earliest and not self.plan.topic.replicas and self.plan.partitions is None
+        self._begins = self._begins | {lane} if whole else self._begins - {lane}
         partitions = None if self.plan.partitions is None else tuple(self.plan.partitions)
         self.world.seen(Moved(at=self.world.queue.now_us, reader=self.name, lane=lane, index=index,
                               partitions=partitions))  # fmt: skip
@@ -251,7 +255,7 @@ class SubscriberProcess(ClientProcess):
         for lane in sorted(self._subscriber.positions().keys() - self._lanes):
             self._lanes.add(lane)
             self.world.see_lane(lane)
-            self._moved(lane, 0 if self.plan.by == "index" else None)
+            self._moved(lane, 0 if self.plan.by == "index" else None, self._earliest)
 
     def _plan_seek(self) -> None:
         self.world.queue.after(self.rng.randrange(500_000, 15_000_000), lambda: self.tell(self._seek))
@@ -269,8 +273,9 @@ class SubscriberProcess(ClientProcess):
             self._moved(lane, index)
         else:
             self._subscriber.seek(by, 0, self.clock.now_us())
+            self._earliest = by == "earliest"
             for lane in places:
-                self._moved(lane, None)
+                self._moved(lane, None, self._earliest)
         if self._seeks_left:
             self._plan_seek()
 
@@ -311,8 +316,11 @@ class SubscriberProcess(ClientProcess):
             self.world.see_frontier(lane)
         for batch in batches:
             lane = batch.lane
+            skip = batch.gap is not None and batch.gap.kind is GapKind.SKIPPED
+            if lane in self._begins:
+                self._begins.discard(lane)
+                self.world.see_start(self.name, lane, batch.index if batch.gap is None or skip else batch.gap.start)
             if batch.gap is not None:
-                skip = batch.gap.kind is GapKind.SKIPPED
                 if batch.gap.kind in (GapKind.TRIMMED, GapKind.LOST):
                     self.world.disks.see_gaps()
                 self.world.seen(GapSeen(at=now_us, reader=self.name, lane=lane, kind=batch.gap.kind.name,
