@@ -90,6 +90,10 @@ def ended(at: int) -> h.Ended:
     return h.Ended(at=at)
 
 
+def opened(at: int) -> h.SessionOpened:
+    return h.SessionOpened(at=at, process="a", stream="a", lane=LANE, session=1, expected=0)
+
+
 def fault(at: int) -> h.Fault:
     return h.Fault(at=at, kind="pause", target="broker-0", until=at + 1)
 
@@ -256,10 +260,13 @@ GOOD: dict[str, dict[str, list[Event]]] = {
         "a reader reaches the tail": [moved(1, 0), tail(2, 3, 4), got(4, 2, 0), passed(5, 4), ended(9)],
         "a tail that was lost since": [moved(1, 0), tail(2, 3, 9), *lost(4, 5, 1 << 62), passed(6, 5), ended(9)],
         "what was under way in bad times may fail in good ones, with all that came after it": [
-            fault(0), h.Began(at=1, process="a", stream="a"), sent(1, 0), h.Healed(at=2), sent(3, 1),
+            fault(0), h.Began(at=1, process="a", stream="a"), opened(1), sent(1, 0), h.Healed(at=2), sent(3, 1),
             settled(4, 0, verdict=Verdict.UNKNOWN), settled(4, 1, verdict=Verdict.UNKNOWN), ended(9)],
+        "so may a stream whose session was not open yet": [
+            fault(0), h.Began(at=1, process="a", stream="a"), h.Healed(at=2), opened(3), sent(4, 0),
+            settled(5, 0, verdict=Verdict.UNKNOWN), ended(9)],
         "a stream of which a batch went astray may fail later": [
-            stuck(0, 1, "a"), h.Began(at=1, process="a", stream="a"), h.Healed(at=2), sent(3, 0),
+            stuck(0, 1, "a"), h.Began(at=1, process="a", stream="a"), opened(1), h.Healed(at=2), sent(3, 0),
             settled(4, 0, verdict=Verdict.UNKNOWN), ended(9)],
         "a history that has not ended yet": [sent(1, 0)],
         "a question is answered": [h.Asked(at=1, process="x", call="tail", number=0),
@@ -450,8 +457,8 @@ BAD: dict[str, dict[str, list[Event]]] = {
             fault(0), h.Healed(at=1), h.Began(at=2, process="a", stream="a"), sent(3, 0),
             settled(4, 0, verdict=Verdict.UNKNOWN), ended(9)],
         "a stream that began before that, had nothing under way, and fails": [
-            fault(0), h.Began(at=1, process="a", stream="a"), sent(1, 0), settled(2, 0, 0), h.Healed(at=3), sent(4, 1),
-            settled(5, 1, verdict=Verdict.UNKNOWN), ended(9)],
+            fault(0), h.Began(at=1, process="a", stream="a"), opened(1), sent(1, 0), settled(2, 0, 0), h.Healed(at=3),
+            sent(4, 1), settled(5, 1, verdict=Verdict.UNKNOWN), ended(9)],
         "nothing is broken, and a batch fails": [
             topic(5, "skip"), sent(1, 0), settled(2, 0, verdict=Verdict.UNKNOWN), ended(9)],
         "nothing is broken, and a batch is lost in a topic that skips nothing": [

@@ -21,6 +21,7 @@ from embarcadero.sim.history import (
     Passed,
     RoleFailed,
     Sent,
+    SessionOpened,
     Settled,
     Stuck,
     TailRead,
@@ -90,7 +91,8 @@ def _healed_is_stored(history: History, dead: set[str]) -> list[Violation]:
     """What is sent when nothing is broken any more is stored, but for what a gap cost its stream.
 
     Left out are streams with several processes, of which one may fence the other; those of which a batch went astray;
-    and publishers that had something under way when all was healed: they may have waited too long already.
+    and publishers that had something under way when all was healed. They may have waited too long already; and a
+    session's name may still be taken from its holder by an earlier request of its own that was thought to be lost.
     """
     if not history.of(Healed):
         return []
@@ -100,10 +102,12 @@ def _healed_is_stored(history: History, dead: set[str]) -> list[Violation]:
     sent_us = {(sent.process, sent.number): sent.at for sent in history.of(Sent)}
     done = {(s.process, s.number) for s in history.of(Settled) if s.at <= healed_us}
     busy = {sent[0] for sent, at in sent_us.items() if at <= healed_us and sent not in done}
+    idle = {opened.process for opened in history.of(SessionOpened) if opened.at <= healed_us} - busy
+    idle = (idle | {began.process for began in history.of(Began) if began.at > healed_us}) - dead
     return [
         Violation("P8", s.at, f"all is well, yet batch {s.number} of {s.process} ended as {s.verdict} ({s.error})")
         for s in history.of(Settled)
-        if s.stream in judged and s.process not in dead | busy and sent_us.get((s.process, s.number), 0) > healed_us
+        if s.stream in judged and s.process in idle and sent_us.get((s.process, s.number), 0) > healed_us
         and s.verdict is not Verdict.STORED and s.error != "Lost"
     ]  # fmt: skip
 
