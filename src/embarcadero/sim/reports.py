@@ -17,7 +17,7 @@ PROMISES: Final = ("P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P9", "RUN")
 
 FEW_ACKS: Final = 20
 FEW_SHARE_MAX: Final = 0.15
-FEW_FROM_SEEDS: Final = 200
+FEW_FROM_SEEDS: Final = 500
 """So few acks before all was healed show little: of so many worlds at most this share may have no more."""
 
 _SUMS: Final = ("sent", "stored", "failed", "unknown", "delivered", "tails", "primitives", "events")
