@@ -31,9 +31,9 @@ def sent(at: int, number: int, stream: str = "a", partition: int = 0, process: s
 
 
 def settled(at: int, number: int, index: int | None = None, stream: str = "a", verdict: Verdict = Verdict.STORED,
-            seq: int | None = None, process: str = "", ack: int = 1) -> h.Settled:  # fmt: skip
+            seq: int | None = None, process: str = "", ack: int = 1, error: str = "") -> h.Settled:  # fmt: skip
     return h.Settled(at=at, process=process or stream, stream=stream, lane=LANE, number=number, verdict=verdict,
-                     index=index, seq=index if seq is None else seq, ack=ack)  # fmt: skip
+                     index=index, seq=index if seq is None else seq, ack=ack, error=error)  # fmt: skip
 
 
 def moved(at: int, index: int | None, reader: str = "r", partitions: tuple[int, ...] | None = None) -> h.Moved:
@@ -88,6 +88,14 @@ def epoch(at: int, end: int, number: int = 2) -> h.EpochStarted:
 
 def ended(at: int) -> h.Ended:
     return h.Ended(at=at)
+
+
+def opened(at: int) -> h.SessionOpened:
+    return h.SessionOpened(at=at, process="a", stream="a", lane=LANE, session=1, expected=0)
+
+
+def fault(at: int) -> h.Fault:
+    return h.Fault(at=at, kind="pause", target="broker-0", until=at + 1)
 
 
 def stuck(at: int, until: int, stream: str = "b") -> h.Stuck:
@@ -245,13 +253,21 @@ GOOD: dict[str, dict[str, list[Event]]] = {
     },
     "P8": {
         "every publish ends": [sent(1, 0), settled(2, 0, 0), ended(9)],
-        "an unknown outcome is an end": [sent(1, 0), settled(2, 0, verdict=Verdict.UNKNOWN), ended(9)],
+        "an unknown outcome is an end": [fault(0), sent(1, 0), settled(2, 0, verdict=Verdict.UNKNOWN), ended(9)],
+        "what a topic that skips gaps has skipped": [
+            topic(5, "skip"), sent(1, 0), settled(2, 0, verdict=Verdict.FAILED, error="Lost"), ended(9)],
         "the dead need no answer": [sent(1, 0), h.Died(at=2, process="a"), ended(9)],
         "a reader reaches the tail": [moved(1, 0), tail(2, 3, 4), got(4, 2, 0), passed(5, 4), ended(9)],
         "a tail that was lost since": [moved(1, 0), tail(2, 3, 9), *lost(4, 5, 1 << 62), passed(6, 5), ended(9)],
-        "what began in bad times may fail in good ones": [
-            h.Began(at=1, process="a", stream="a"), h.Healed(at=2), sent(3, 0), settled(4, 0, verdict=Verdict.UNKNOWN),
-            ended(9)],
+        "what was under way in bad times may fail in good ones, with all that came after it": [
+            fault(0), h.Began(at=1, process="a", stream="a"), opened(1), sent(1, 0), h.Healed(at=2), sent(3, 1),
+            settled(4, 0, verdict=Verdict.UNKNOWN), settled(4, 1, verdict=Verdict.UNKNOWN), ended(9)],
+        "so may a stream whose session was not open yet": [
+            fault(0), h.Began(at=1, process="a", stream="a"), h.Healed(at=2), opened(3), sent(4, 0),
+            settled(5, 0, verdict=Verdict.UNKNOWN), ended(9)],
+        "a stream of which a batch went astray may fail later": [
+            stuck(0, 1, "a"), h.Began(at=1, process="a", stream="a"), opened(1), h.Healed(at=2), sent(3, 0),
+            settled(4, 0, verdict=Verdict.UNKNOWN), ended(9)],
         "a history that has not ended yet": [sent(1, 0)],
         "a question is answered": [h.Asked(at=1, process="x", call="tail", number=0),
                                    h.Answered(at=2, process="x", call="tail", number=0), ended(9)],
@@ -438,8 +454,15 @@ BAD: dict[str, dict[str, list[Event]]] = {
         "a reader that stops at what was lost": [
             moved(1, 0), tail(2, 3, 9), *lost(4, 5, 20), passed(6, 5), tail(7, 8, 21), ended(9)],
         "a stream that begins when all is well and fails": [
-            h.Healed(at=1), h.Began(at=2, process="a", stream="a"), sent(3, 0),
+            fault(0), h.Healed(at=1), h.Began(at=2, process="a", stream="a"), sent(3, 0),
             settled(4, 0, verdict=Verdict.UNKNOWN), ended(9)],
+        "a stream that began before that, had nothing under way, and fails": [
+            fault(0), h.Began(at=1, process="a", stream="a"), opened(1), sent(1, 0), settled(2, 0, 0), h.Healed(at=3),
+            sent(4, 1), settled(5, 1, verdict=Verdict.UNKNOWN), ended(9)],
+        "nothing is broken, and a batch fails": [
+            topic(5, "skip"), sent(1, 0), settled(2, 0, verdict=Verdict.UNKNOWN), ended(9)],
+        "nothing is broken, and a batch is lost in a topic that skips nothing": [
+            topic(5), sent(1, 0), settled(2, 0, verdict=Verdict.FAILED, error="Lost"), ended(9)],
         "a role that fails": [h.RoleFailed(at=1, process="broker-0.1", error="InvariantBroken: oh")],
     },
     "P9": {

@@ -62,7 +62,7 @@ class Reads:
         self._topics: dict[int, Topic] = {}
         self._trims: dict[int, int] = {}  # lane -> index below which it was trimmed
         self._parked: list[Parked] = []
-        self._for_disks: set[Parked] = set()
+        self._for_disks: dict[Parked, None] = {}  # as they came: a set's order differs from process to process
 
     # --- the world around ---------------------------------------------------------------------------------------------
     def update(self, topics: dict[int, Topic], trims: dict[int, int]) -> None:
@@ -77,7 +77,7 @@ class Reads:
     def disconnected(self, connection: Connection) -> None:
         """A client is gone."""
         self._parked = [parked for parked in self._parked if parked.connection is not connection]
-        self._for_disks = {parked for parked in self._for_disks if parked.connection is not connection}
+        self._for_disks = {parked: None for parked in self._for_disks if parked.connection is not connection}
         self.warm.disconnected(connection)
 
     @property
@@ -311,7 +311,7 @@ class Reads:
             connection.parked += 1
             self._parked.append(parked)
             if self._waits_for_disks(parked):
-                self._for_disks.add(parked)
+                self._for_disks[parked] = None
 
     def retry(self, now_us: int) -> bool:
         """Try all that wait. True if something was answered."""
@@ -329,7 +329,7 @@ class Reads:
                 done = True
             if done:
                 parked.connection.parked -= 1
-                self._for_disks.discard(parked)
+                self._for_disks.pop(parked, None)
             else:
                 self._parked.append(parked)
         return len(self._parked) != len(waiting)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from embarcadero.sim.disk import Mount, SimDisk
 from embarcadero.sim.history import Copies, CopyDiffers, DamageLeft, LostSpan, OnDisk, TailRead, TrimmedTo
+from embarcadero.sim.plan import COMPARED_FROM_SEED
 from embarcadero.sim.truth import Truth, Unequal, owner_of, stored, unequal, whole
 from embarcadero.types import Range, ReplicaMember
 
@@ -28,7 +30,7 @@ class Disks:
         self.truth = Truth()
         self._ranges: dict[int, list[Range]] = {}
         self._revision = -1
-        self._fine: set[tuple[int, int]] = set()  # (lane, index) that were found on enough disks
+        self._fine: set[tuple[int, int, int | None]] = set()  # (lane, index, digest) found on enough disks; None: any
         self._told: set[tuple[int, int, int]] = set()  # lost spans, and trims, that are on record
         self._cut_short: set[int] = set()  # lanes of brokers that were open when the fabric was lost
 
@@ -41,7 +43,7 @@ class Disks:
         """Put an empty disk in a replica's place."""
         self._made += 1
         disk = self.devices[replica] = SimDisk(f"{self._world.seed}:disk-{self._made}")
-        disk.on_synced = self.truth.look
+        disk.on_synced = partial(self.truth.look, replica)
         return disk
 
     def mount(self, process: Process, find: Callable[[], SimDisk]) -> Mount:
@@ -67,9 +69,12 @@ class Disks:
                 self._ranges.setdefault(range_.lane, []).append(range_)
         return self._ranges.get(lane, [])
 
-    def see_copies(self, who: str, lane: int, index: int) -> None:
-        """Somebody takes the batch at `index` as durable: put on record on how many disks it was synced."""
-        if (lane, index) in self._fine:
+    def see_copies(self, who: str, lane: int, index: int, digest: int | None = None) -> None:
+        """Somebody takes the batch at `index` as durable: put on record how many replicas of its range have synced it.
+
+        None: it was not told what is there, only that it is durable.
+        """
+        if (lane, index, digest) in self._fine:
             return
         ranges = self._ranges_of(lane)
         if not ranges:
@@ -77,9 +82,9 @@ class Disks:
         if index < ranges[0].start:
             return  # trimmed
         owner = owner_of(ranges, index)
-        copies, needed = (0, 1) if owner is None else (self.truth.copies(owner, index), owner.durable_on)
+        copies, needed = (0, 1) if owner is None else (self.truth.copies(owner, index, digest), owner.durable_on)
         if copies >= needed:
-            self._fine.add((lane, index))
+            self._fine |= {(lane, index, digest), (lane, index, None)}
         now_us = self._world.queue.now_us
         self._world.seen(Copies(at=now_us, who=who, lane=lane, index=index, copies=copies, needed=needed))
 
@@ -136,10 +141,13 @@ class Disks:
         return bool(self.unsettled() or self._differing())
 
     def _differing(self) -> list[Unequal]:
-        """Of a world that has rested: copies below the durable end that are not there, or not the same."""
-        if not self._world.rest.taken_us:
+        """Copies below the durable end that are not there, or not the same, when all had time to catch up.
+
+        That is after its rest; from some seed on, worlds without one take their time as well.
+        """
+        world, directory = self._world, self._world.directory
+        if not world.rest.taken_us and (world.plan.rest_us or world.seed < COMPARED_FROM_SEED):
             return []
-        directory = self._world.directory
         trims, ends = directory.trims(), dict[int, int]()
         for tail in self._world.history.of(TailRead):
             ends[tail.lane] = tail.durable_index

@@ -168,7 +168,8 @@ class EpochStarted(Event):
 
 
 class StillThere(Event):
-    """A reader was told that the batch at `index` is trimmed; one who sees everything found it in its place."""
+    """A reader was told that the batch at `index` is trimmed, or that the log begins above it; one who sees everything
+    found it in its place."""
 
     reader: str
     lane: int

@@ -35,6 +35,14 @@ BRIEF_FROM_SEED: Final = 4_000
 BRIEF_TURN: Final = 16
 """From then on all but one in so many worlds are brief: more beginnings for the same time. The others go on to rest."""
 
+COMPARED_FROM_SEED: Final = 70_000
+"""From then on brief worlds, too, end only when copies of open ranges are equal, or had all the time for that."""
+
+LONG_FROM_SEED: Final = 70_000
+LONG_SHARE: Final = 1 / 3
+LONG_BATCHES: Final = (550, 650)
+"""From then on so many worlds have a stream that goes more than twice round the window of its session."""
+
 SEQUENCER_FAULT_KINDS: Final = ("sequencer-crash", "sequencer-crash-inside", "sequencer-zombie")
 
 
@@ -66,6 +74,7 @@ class StreamPlan:
     start_us: int
     large_rate: float
     ack: int = 1
+    size_span: int = 900  # bytes by which sizes differ, but for large ones
 
 
 @dataclass(slots=True)
@@ -138,6 +147,8 @@ def make_plan(seed: int, sequencer_faults: bool = True, bias: Bias | None = None
     if durable.replicas:
         _add_copies(random.Random(f"{seed}:copies"), durable, topics, streams, readers, fault_phase_us)
         faults |= durable.faults
+    if seed >= LONG_FROM_SEED and bias is None:
+        _add_long_stream(random.Random(f"{seed}:long"), topics, streams, fault_phase_us)
     candidates = _candidates(random.Random(f"{seed}:candidates"), faults) if seed >= STANDBYS_FROM_SEED else 0
     swarm = swarm and bias is None
     if swarm and not quiet:
@@ -226,6 +237,31 @@ def _streams(rng: random.Random, topics: list[TopicPlan], phase_us: int, brief: 
             )
         )
     return streams
+
+
+def _add_long_stream(
+    rng: random.Random, topics: list[TopicPlan], streams: list[StreamPlan], phase_us: int
+) -> None:  # fmt: skip
+    """Some worlds have a stream of many small batches: slots of its session's window are used again and again."""
+    if rng.random() >= LONG_SHARE:
+        return
+    topic = rng.choice([topic for topic in topics if topic.order > Order.BROKER])
+    batches, burst = rng.randint(*LONG_BATCHES), rng.choice([8, 40, 150])
+    streams.append(
+        StreamPlan(
+            name="long",
+            topic=topic,
+            named=rng.random() < 0.5,
+            batches=batches,
+            think_us=max(1, phase_us * 8 // 10 // (batches // burst)),
+            burst=burst,
+            window_bytes=rng.choice([16, 64]) * KIB,
+            start_us=rng.randrange(0, SECOND_US),
+            large_rate=0.0,
+            ack=rng.choice([1, 2]) if topic.replicas else 1,
+            size_span=100,
+        )
+    )
 
 
 def _readers(rng: random.Random, topics: list[TopicPlan], phase_us: int) -> list[ReaderPlan]:

@@ -9,12 +9,43 @@ from typing import Final
 import msgspec
 from rich.table import Table
 
-from embarcadero.sim.checkers.ledger import Violation
+from embarcadero.sim.checkers.ledger import Violation, ledger_of
+from embarcadero.sim.history import Delivered, Ended, Healed, History, Settled, TopicMade, Verdict
 
 PROMISES: Final = ("P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P9", "RUN")
-"""RUN: the world came to an end, and had enough acks to show something."""
+"""RUN: the world came to an end, had enough acks to show something, and somebody read of each topic."""
+
+FEW_ACKS: Final = 20
+FEW_SHARE_MAX: Final = 0.15
+FEW_FROM_SEEDS: Final = 500
+"""So few acks before all was healed show little: of so many worlds at most this share may have no more."""
 
 _SUMS: Final = ("sent", "stored", "failed", "unknown", "delivered", "tails", "primitives", "events")
+
+
+def acks_in_trouble(history: History) -> int:
+    """How many batches were acked before all was healed. Later ones say less: nothing is broken then."""
+    healed_us = max((healed.at for healed in history.of(Healed)), default=0)
+    return sum(settled.verdict is Verdict.STORED and settled.at <= healed_us for settled in history.of(Settled))
+
+
+def unread(history: History) -> list[Violation]:
+    """Topics with acked batches of which nobody got one once all was healed: a world that shows nothing of them.
+
+    New batches are sent then, and read from the beginning, so there is something, however much was trimmed.
+    """
+    ledger = ledger_of(history)
+    healed_us = max((healed.at for healed in history.of(Healed)), default=0)
+    acked = Counter(ack.lane for ack in history.of(Settled) if ack.verdict is Verdict.STORED and ack.index is not None)
+    read = {found.lane for found in history.of(Delivered) if found.at >= healed_us}
+    found: list[Violation] = []
+    for topic in history.of(TopicMade):
+        lanes = ledger.lanes_of(topic.lane)
+        count = sum(acked[lane] for lane in lanes)
+        if count and history.of(Ended) and read.isdisjoint(lanes):
+            what = f"{count} batches of {topic.name} were acked, and nobody got any when all was healed"
+            found.append(Violation("RUN", history.of(Ended)[-1].at, what))
+    return found
 
 
 class SeedReport(msgspec.Struct, kw_only=True):
@@ -37,6 +68,7 @@ class SeedReport(msgspec.Struct, kw_only=True):
     primitives: int
     rest_us: int = 0  # of the simulated time: nobody called
     durable: bool = False  # something durable was told or read
+    stored_in_trouble: int | None = None  # of those stored: acked before all was healed; None: nobody counted yet
     commit: str = ""
 
     @property
@@ -97,11 +129,18 @@ class RunReport(msgspec.Struct, kw_only=True):
     events: int
     faults: dict[str, int]
     faults_in_all: int
+    stored_in_trouble: int  # acked before all was healed
+    few: int  # worlds with fewer than FEW_ACKS of these
 
     @property
     def good(self) -> bool:
-        """Whether every seed kept every promise."""
-        return not self.failing
+        """Whether every seed kept every promise, and enough of them had something to lose."""
+        return not self.failing and self.shows_enough
+
+    @property
+    def shows_enough(self) -> bool:
+        """Whether not too many worlds had hardly an ack before all was healed."""
+        return self.seeds < FEW_FROM_SEEDS or self.few <= FEW_SHARE_MAX * self.seeds
 
     def table(self) -> Table:
         """For people."""
@@ -112,6 +151,9 @@ class RunReport(msgspec.Struct, kw_only=True):
         table.add_row("operations", f"{self.operations:,}")
         for name in _SUMS:
             table.add_row(name, f"{getattr(self, name):,}")
+        table.add_row("stored before all was healed", f"{self.stored_in_trouble:,}")
+        few = f"{self.few:,} ({self.few / max(1, self.seeds):.1%})"
+        table.add_row(f"worlds with fewer than {FEW_ACKS} of these", few if self.shows_enough else f"[red]{few}")
         for kind, count in self.faults.items():
             table.add_row(f"fault: {kind}", f"{count:,}")
         table.add_row("faults in all", f"{self.faults_in_all:,}")
@@ -133,6 +175,7 @@ def summary(reports: Sequence[SeedReport], wall_s: float, command: str = "") -> 
     checked = Counter(promise for report in reports for promise in report.checked)
     broken = Counter(promise for report in reports for promise in report.broken)
     sums = {name: sum(getattr(report, name) for report in reports) for name in _SUMS}
+    in_trouble = [acks for report in reports if (acks := report.stored_in_trouble) is not None]
     cpu_s = sum(report.cpu_s for report in reports)
     simulated_s = sum(report.simulated_us for report in reports) / 1e6
     resting_s = sum(report.rest_us for report in reports) / 1e6
@@ -155,5 +198,7 @@ def summary(reports: Sequence[SeedReport], wall_s: float, command: str = "") -> 
         times_real_busy=(simulated_s - resting_s) / max(1e-9, cpu_s),
         faults=dict(sorted(faults.items())),
         faults_in_all=sum(faults.values()),
+        stored_in_trouble=sum(in_trouble),
+        few=sum(acks < FEW_ACKS for acks in in_trouble),
         **sums,
     )  # fmt: skip

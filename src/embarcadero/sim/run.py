@@ -27,7 +27,7 @@ from embarcadero.sim.plan import Plan, make_plan
 from embarcadero.sim.plants import PLANTS, bias_of, planted
 from embarcadero.sim.pool import worker_pool
 from embarcadero.sim.record import Record, code_version, load, newest
-from embarcadero.sim.reports import RunReport, SeedReport, summary
+from embarcadero.sim.reports import RunReport, SeedReport, acks_in_trouble, summary, unread
 from embarcadero.sim.shrink import TRIES, Outcome, Shrinker, left_out
 from embarcadero.sim.transcript import transcript
 from embarcadero.sim.watch import Watch
@@ -128,6 +128,7 @@ def run_seed(seed: int, plants: Sequence[str] = (), bias: Bias | None = None, sw
         primitives=world.interrupts.primitives,
         rest_us=world.rest.taken_us,
         durable=bool(history.of(Copies)),
+        stored_in_trouble=acks_in_trouble(history),
     )
 
 
@@ -139,7 +140,7 @@ def _violations(world: World) -> list[Violation]:
     if stored < ACKS_MIN:
         few = f"only {stored} batches were acked; a seed needs {ACKS_MIN} to show anything"
         found.append(Violation("RUN", world.queue.now_us, few))
-    return found
+    return found + unread(world.history)
 
 
 def run_seeds(seeds: Sequence[int], jobs: int = 0, swarm: bool = True) -> Iterable[SeedReport]:

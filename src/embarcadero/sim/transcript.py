@@ -75,7 +75,7 @@ def _fault(e: h.Fault) -> Line:
 def _copies(e: h.Copies) -> Line | None:
     if e.copies >= e.needed:
         return None
-    what = f"takes index {e.index} of lane {e.lane} as durable; {e.copies} of {e.needed} disks have it"
+    what = f"takes index {e.index} of lane {e.lane} as durable; {e.copies} of {e.needed} replicas have it"
     return Line(e.at, e.who, what)
 
 

@@ -122,36 +122,45 @@ def _raw(disk: SimDisk, range_: Range) -> dict[int, bytes]:
 
 
 class Truth:
-    """What was ever synced, and where; also on a disk that spoiled it since, or its neighbours before."""
+    """What was ever synced, and by whom; also on a disk that spoiled it since, or its neighbours before.
+
+    A replica may have had several disks, wiped or taken away: it counts once.
+    """
 
     def __init__(self) -> None:
-        self._synced: dict[Place, set[SimDisk]] = defaultdict(set)
+        self._synced: dict[Place, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+        """digest -> replicas, by place"""
         self._known: dict[SimFile, tuple[int, int]] = {}  # segments whose names are on the medium: (lane, range)
         self._read: dict[SimFile, tuple[int, int]] = {}  # (cuts, read through)
 
-    def look(self, disk: SimDisk, file: SimFile | None) -> None:
-        """A file was synced on this disk, or (None) names were."""
+    def look(self, replica: int, disk: SimDisk, file: SimFile | None) -> None:
+        """A file was synced on this disk of a replica, or (None) names were."""
         if file is not None:
             if file in self._known:
-                self._look_into(disk, file)
+                self._look_into(replica, file)
             return
         for lane, number, named in segments(disk):
             self._known[named] = (lane, number)
-            self._look_into(disk, named)
+            self._look_into(replica, named)
 
-    def _look_into(self, disk: SimDisk, file: SimFile) -> None:
+    def _look_into(self, replica: int, file: SimFile) -> None:
         cuts, through = self._read.get(file, (0, _HEADER_BYTES))
         if cuts != file.cuts:
             through = _HEADER_BYTES
         lane, number = self._known[file]
         for found in records(file.medium if file.unspoiled is None else file.unspoiled, through):
-            self._synced[lane, number, found.place].add(disk)
+            self._synced[lane, number, found.place][digest_of(found.payload)].add(replica)
             through = found.end
         self._read[file] = (file.cuts, through)
 
-    def copies(self, range_: Range, index: int) -> int:
-        """On how many disks the entry at `index` was synced as a part of this range."""
-        return len(self._synced.get((range_.lane, range_.number, index), ()))
+    def copies(self, range_: Range, index: int, digest: int | None = None) -> int:
+        """How many replicas of this range have synced the entry at `index` as a part of it.
+
+        Of the batch with this digest; None: of whatever most of them have there.
+        """
+        members = {ref.replica for ref in range_.replicas}
+        contents = self._synced.get((range_.lane, range_.number, index), {})
+        return max((len(members & who) for what, who in contents.items() if digest in (None, what)), default=0)
 
 
 def owner_of(ranges: list[Range], index: int) -> Range | None:

@@ -80,7 +80,7 @@ class Stream:
             seal = blake2b(f"{self._seed}:{self.plan.name}:{number}".encode()).digest()
             dice = int.from_bytes(seal[:8], "little")
             large = dice % 1000 < self.plan.large_rate * 1000
-            size = self._chunk_bytes - dice % 200 if large else 24 + dice % 900
+            size = self._chunk_bytes - dice % 200 if large else 24 + dice % self.plan.size_span
             payload = (seal * (size // len(seal) + 1))[:size]
             found = Content(payload, 1 + dice % 7, dice // 7 % self.plan.topic.partitions, digest_of(payload))
             self._contents[number] = found
@@ -193,7 +193,8 @@ class PublisherProcess(ClientProcess):
                 index=place.index if place else None, seq=place.seq if place else None,
                 error=type(error).__name__ if error else "", ack=self.stream.plan.ack))  # fmt: skip
             if place is not None and verdict is Verdict.STORED and self.stream.plan.ack == Ack.DURABLE:
-                self.world.disks.see_copies(self.name, place.lane, place.index)
+                digest = self.stream.content(batch.token).digest
+                self.world.disks.see_copies(self.name, place.lane, place.index, digest)
         if self._publisher.closed and not self.finished:
             if self._publisher.failed is not None:
                 self.world.note(self.name, f"ends: {self._publisher.failed}")
@@ -228,6 +229,8 @@ class SubscriberProcess(ClientProcess):
         super().__init__(world, plan.name, self._subscriber)
         self.plan = plan
         self._lanes: set[int] = set()  # on record as read
+        self._earliest = plan.by == "earliest"  # what it asks lanes for that it learns of
+        self._begins: set[int] = set()  # lanes asked for so, of which nothing has come yet
         self._seeks_left = plan.seeks
         self._taken_to = 0
         self._failed = False
@@ -240,7 +243,9 @@ class SubscriberProcess(ClientProcess):
         if self._seeks_left:
             self._plan_seek()
 
-    def _moved(self, lane: int, index: int | None) -> None:
+    def _moved(self, lane: int, index: int | None, earliest: bool = False) -> None:
+        whole = earliest and not self.plan.topic.replicas and self.plan.partitions is None
+        self._begins = self._begins | {lane} if whole else self._begins - {lane}
         partitions = None if self.plan.partitions is None else tuple(self.plan.partitions)
         self.world.seen(Moved(at=self.world.queue.now_us, reader=self.name, lane=lane, index=index,
                               partitions=partitions))  # fmt: skip
@@ -250,7 +255,7 @@ class SubscriberProcess(ClientProcess):
         for lane in sorted(self._subscriber.positions().keys() - self._lanes):
             self._lanes.add(lane)
             self.world.see_lane(lane)
-            self._moved(lane, 0 if self.plan.by == "index" else None)
+            self._moved(lane, 0 if self.plan.by == "index" else None, self._earliest)
 
     def _plan_seek(self) -> None:
         self.world.queue.after(self.rng.randrange(500_000, 15_000_000), lambda: self.tell(self._seek))
@@ -268,8 +273,9 @@ class SubscriberProcess(ClientProcess):
             self._moved(lane, index)
         else:
             self._subscriber.seek(by, 0, self.clock.now_us())
+            self._earliest = by == "earliest"
             for lane in places:
-                self._moved(lane, None)
+                self._moved(lane, None, self._earliest)
         if self._seeks_left:
             self._plan_seek()
 
@@ -310,8 +316,11 @@ class SubscriberProcess(ClientProcess):
             self.world.see_frontier(lane)
         for batch in batches:
             lane = batch.lane
+            skip = batch.gap is not None and batch.gap.kind is GapKind.SKIPPED
+            if lane in self._begins:
+                self._begins.discard(lane)
+                self.world.see_start(self.name, lane, batch.index if batch.gap is None or skip else batch.gap.start)
             if batch.gap is not None:
-                skip = batch.gap.kind is GapKind.SKIPPED
                 if batch.gap.kind in (GapKind.TRIMMED, GapKind.LOST):
                     self.world.disks.see_gaps()
                 self.world.seen(GapSeen(at=now_us, reader=self.name, lane=lane, kind=batch.gap.kind.name,
@@ -321,13 +330,13 @@ class SubscriberProcess(ClientProcess):
                 if batch.gap.kind is GapKind.TRIMMED:
                     self.world.see_trimmed(self.name, lane, batch.gap.stop - 1)
             else:
+                digest = digest_of(batch.payload)
                 self.world.seen(Delivered(
                     at=now_us, reader=self.name, lane=lane, index=batch.index, seq=batch.seq, count=batch.count,
-                    session=batch.session, session_seq=batch.session_seq, partition=batch.partition,
-                    digest=digest_of(batch.payload),
+                    session=batch.session, session_seq=batch.session_seq, partition=batch.partition, digest=digest,
                     append_us=(batch.append_time - _EPOCH) // _MICROSECOND, durable=durable))  # fmt: skip
                 if durable:
-                    self.world.disks.see_copies(self.name, lane, batch.index)
+                    self.world.disks.see_copies(self.name, lane, batch.index, digest)
 
     def positions(self) -> dict[int, int | None]:
         """The next index it wants, by lane."""

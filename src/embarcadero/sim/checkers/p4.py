@@ -120,9 +120,11 @@ def _below_frontier(history: History) -> list[Violation]:
 
 def _trimmed_is_gone(history: History) -> list[Violation]:
     return [
-        Violation("P4", e.at, f"reader {e.reader} was told that index {e.index} of lane {e.lane} is trimmed; it is not")
+        Violation("P4", e.at, (
+            f"reader {e.reader} was told that index {e.index} of lane {e.lane} is trimmed, or that the lane begins "
+            "above it; it is there"))
         for e in history.of(StillThere)
-    ]
+    ]  # fmt: skip
 
 
 def _ends_are_ends(ledger: Ledger) -> list[Violation]:

@@ -14,8 +14,8 @@ def check(history: History) -> list[Violation]:
 def _enough_copies(history: History) -> list[Violation]:
     return [
         Violation("P6", c.at, (
-            f"{c.who} took index {c.index} of lane {c.lane} as durable; it was synced on {c.copies} of the {c.needed} "
-            "disks that this takes"))
+            f"{c.who} took index {c.index} of lane {c.lane} as durable; it was synced by {c.copies} of the {c.needed} "
+            "replicas of its range that this takes"))
         for c in history.of(Copies)
         if c.copies < c.needed
     ]  # fmt: skip

@@ -12,6 +12,7 @@ from embarcadero.sim.history import (
     Delivered,
     Died,
     Ended,
+    Fault,
     GapSeen,
     Healed,
     History,
@@ -20,10 +21,14 @@ from embarcadero.sim.history import (
     Passed,
     RoleFailed,
     Sent,
+    SessionOpened,
     Settled,
+    Stuck,
     TailRead,
+    TopicMade,
     Verdict,
 )
+from embarcadero.types import OnGap
 
 
 def check(history: History) -> list[Violation]:
@@ -35,7 +40,7 @@ def check(history: History) -> list[Violation]:
         dead = {death.process for death in history.of(Died)}
         for ends in (_publishes_end, _calls_end, _readers_arrive):
             found += ends(history, dead, end)
-        found += _newcomers_succeed(history, dead)
+        found += [*_unbroken_is_stored(history), *_healed_is_stored(history, dead)]
     return found
 
 
@@ -70,21 +75,41 @@ def _calls_end(history: History, dead: set[str], end: int) -> list[Violation]:
     ]
 
 
-def _newcomers_succeed(history: History, dead: set[str]) -> list[Violation]:
-    """Of a stream that begins when nothing is broken any more all is stored, but for what a gap cost it.
+def _unbroken_is_stored(history: History) -> list[Violation]:
+    """Where nothing was ever broken all is stored, but for what a topic that skips gaps has skipped."""
+    if any(history.of(kind) for kind in (Fault, Stuck, Died)):
+        return []
+    skips = {topic.lane for topic in history.of(TopicMade) if topic.on_gap == OnGap.SKIP.value}
+    return [
+        Violation("P8", s.at, f"nothing broke, yet batch {s.number} of {s.process} ended as {s.verdict} ({s.error})")
+        for s in history.of(Settled)
+        if s.verdict is not Verdict.STORED and not (s.error == "Lost" and s.lane in skips)
+    ]
 
-    With several processes one may fence the other, so those streams are left out.
+
+def _healed_is_stored(history: History, dead: set[str]) -> list[Violation]:
+    """What is sent when nothing is broken any more is stored, but for what a gap cost its stream.
+
+    Left out are streams with several processes, of which one may fence the other; those of which a batch went astray;
+    and publishers that had something under way when all was healed. They may have waited too long already; and a
+    session's name may still be taken from its holder by an earlier request of its own that was thought to be lost.
     """
     if not history.of(Healed):
         return []
     healed_us = history.of(Healed)[-1].at
     processes = Counter(began.stream for began in history.of(Began))
-    new = {began.stream for began in history.of(Began) if began.at > healed_us and processes[began.stream] == 1}
+    judged = {stream for stream, count in processes.items() if count == 1} - {s.stream for s in history.of(Stuck)}
+    sent_us = {(sent.process, sent.number): sent.at for sent in history.of(Sent)}
+    done = {(s.process, s.number) for s in history.of(Settled) if s.at <= healed_us}
+    busy = {sent[0] for sent, at in sent_us.items() if at <= healed_us and sent not in done}
+    idle = {opened.process for opened in history.of(SessionOpened) if opened.at <= healed_us} - busy
+    idle = (idle | {began.process for began in history.of(Began) if began.at > healed_us}) - dead
     return [
         Violation("P8", s.at, f"all is well, yet batch {s.number} of {s.process} ended as {s.verdict} ({s.error})")
         for s in history.of(Settled)
-        if s.stream in new and s.process not in dead and s.verdict is not Verdict.STORED and s.error != "Lost"
-    ]
+        if s.stream in judged and s.process in idle and sent_us.get((s.process, s.number), 0) > healed_us
+        and s.verdict is not Verdict.STORED and s.error != "Lost"
+    ]  # fmt: skip
 
 
 def _readers_arrive(history: History, dead: set[str], end: int) -> list[Violation]:

@@ -1,0 +1,34 @@
+"""What is drawn for a seed."""
+
+from __future__ import annotations
+
+from embarcadero.limits import SESSION_WINDOW
+from embarcadero.sim.checkers import check_all
+from embarcadero.sim.history import Delivered
+from embarcadero.sim.plan import LONG_FROM_SEED, StreamPlan, make_plan
+from embarcadero.sim.run import run_world
+from embarcadero.types import Order
+
+ROUND_AND_ROUND = 70_063
+"""A world with a long stream that is over soon."""
+
+
+def long_streams(first: int, count: int) -> list[StreamPlan]:
+    plans = [make_plan(seed) for seed in range(first, first + count)]
+    return [stream for plan in plans for stream in plan.streams if stream.batches > SESSION_WINDOW]
+
+
+def test_from_some_seed_on_a_third_of_the_worlds_has_a_stream_that_is_longer_than_two_windows() -> None:
+    """Of an ordered topic: others have no windows. Worlds before that stay as they were."""
+    found = long_streams(LONG_FROM_SEED, 120)
+    assert 25 <= len(found) <= 55
+    assert all(stream.batches > 2 * SESSION_WINDOW and stream.topic.order > Order.BROKER for stream in found)
+    assert {stream.topic.order for stream in found} == {Order.TOTAL, Order.STRONG}
+    assert long_streams(LONG_FROM_SEED - 60, 60) == []
+
+
+def test_a_session_goes_round_its_window_twice() -> None:
+    """And every promise holds."""
+    world = run_world(ROUND_AND_ROUND)
+    assert max(found.session_seq for found in world.history.of(Delivered)) > 2 * SESSION_WINDOW
+    assert check_all(world.history) == []

@@ -1,0 +1,70 @@
+"""Who sees into all disks counts replicas that have a batch, not disks that have something in its place."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from embarcadero.sim.disk import Mount, SimDisk
+from embarcadero.sim.truth import Truth
+from embarcadero.sim.workload import digest_of
+from embarcadero.types import Range, ReplicaRef
+from tests.storage.records import LANE, RANGE, START, START_SEQ, Source, fill, open_log
+
+COUNT = 9
+
+
+def a_range(*replicas: int) -> Range:
+    refs = [ReplicaRef(replica=replica, incarnation=1, disk=f"{replica}") for replica in replicas]
+    return Range(lane=LANE, number=RANGE, start=START, start_seq=START_SEQ, replicas=refs, durable_on=2)
+
+
+def write(truth: Truth, replica: int, source: Source, sync: bool = True) -> None:
+    """A new disk of a replica gets the first records of the range."""
+    disk = SimDisk(f"{replica}")
+    disk.on_synced = partial(truth.look, replica)
+    fill(open_log(Mount(lambda: disk)), source, COUNT, sync)
+
+
+def copies(truth: Truth, range_: Range, digest: int | None = None) -> list[int]:
+    return [truth.copies(range_, index, digest) for index in range(START, START + COUNT)]
+
+
+def test_each_replica_that_has_synced_counts() -> None:
+    """What was written and not synced does not; what is behind the last record does not, either."""
+    truth, source = Truth(), Source()
+    write(truth, 0, source)
+    write(truth, 1, source)
+    write(truth, 2, source, sync=False)
+    assert copies(truth, a_range(0, 1, 2)) == [2] * COUNT
+    assert truth.copies(a_range(0, 1, 2), START + COUNT) == 0
+
+
+def test_two_disks_of_one_replica_count_once() -> None:
+    """One was wiped, or is a zombie's, and the other came in its place."""
+    truth, source = Truth(), Source()
+    write(truth, 0, source)
+    write(truth, 0, source)
+    assert copies(truth, a_range(0, 1)) == [1] * COUNT
+
+
+def test_a_replica_that_is_not_of_the_range_does_not_count() -> None:
+    """Whatever it has there."""
+    truth, source = Truth(), Source()
+    write(truth, 0, source)
+    write(truth, 3, source)
+    assert copies(truth, a_range(0, 1)) == [1] * COUNT
+    assert copies(truth, a_range(0, 3)) == [2] * COUNT
+
+
+def test_other_bytes_in_the_same_place_do_not_count() -> None:
+    """Neither for one who knows what should be there, nor for one who only hears that it is durable."""
+    truth, source = Truth(), Source(1)
+    write(truth, 0, source)
+    write(truth, 1, Source(2))
+    _, payloads = source.span(START, START + COUNT)
+    batches = {START + at: payload for at, payload in enumerate(payloads) if payload}
+    assert len(batches) > COUNT // 2
+    for index, payload in batches.items():
+        assert truth.copies(a_range(0, 1), index, digest_of(payload)) == 1
+        assert truth.copies(a_range(0, 1), index) == 1
+        assert truth.copies(a_range(0, 1), index, digest_of(b"neither")) == 0
