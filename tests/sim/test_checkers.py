@@ -36,6 +36,10 @@ def settled(at: int, number: int, index: int | None = None, stream: str = "a", v
                      index=index, seq=index if seq is None else seq, ack=ack)  # fmt: skip
 
 
+def opened(at: int, stream: str = "a") -> h.SessionOpened:
+    return h.SessionOpened(at=at, process=stream, stream=stream, lane=LANE, session=7, expected=0)
+
+
 def moved(at: int, index: int | None, reader: str = "r", partitions: tuple[int, ...] | None = None) -> h.Moved:
     return h.Moved(at=at, reader=reader, lane=LANE, index=index, partitions=partitions)
 
@@ -117,6 +121,15 @@ GOOD: dict[str, dict[str, list[Event]]] = {
         "a history that has not ended yet": [topic(replicas=2), sent(1, 0), settled(2, 0, 0, ack=2)],
         "with a mirror the gap ends with the order": [
             topic(replicas=2), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 7, written=6)],
+        "what was acked without a position is somewhere": [
+            topic(replicas=2), sent(1, 0), h.FabricLost(at=2), opened(3), settled(4, 0, ack=2), h.Healed(at=5),
+            moved(6, 0), got(7, 3, 0), on_disk(8, 3, 0), ended(9)],
+        "an ack without a position that comes late, of what went with the fabric": [
+            topic(replicas=2), sent(1, 0), *lost(3, 4, 900), settled(4, 0), opened(5), h.Healed(at=6), ended(9)],
+        "an ack without a position of what went with the fabric later": [
+            topic(replicas=2), sent(1, 0), opened(1), settled(2, 0), *lost(3, 4, 900), h.Healed(at=6), ended(9)],
+        "an ack without a position of what nobody read before it was trimmed": [
+            topic(replicas=2), sent(1, 0), settled(2, 0, ack=2), trimmed(3, 1), h.Healed(at=5), ended(9)],
         "a reader that hears that what it got is lost": [
             topic(1, replicas=2), lane(1), sent(1, 0), moved(1, 4), got(2, 4, 0), *lost(3, 4, 99), h.Healed(at=4),
             gap(5, "END_OF_LANE", 4, 4), ended(9)],
@@ -176,6 +189,9 @@ GOOD: dict[str, dict[str, list[Event]]] = {
             topic(), sent(1, 0), sent(1, 1), moved(1, 0), got(2, 0, 0, append_us=9), got(2, 1, 1, append_us=9)],
         "overlapping sends may come in any order": [
             topic(), sent(1, 0), sent(2, 0, "b"), settled(3, 0, 1), settled(4, 0, 0, "b")],
+        "an ack without a position, of what was lost and stored again": [
+            topic(replicas=2), sent(1, 0), settled(2, 0), sent(3, 0, "b"), *lost(4, 4, 9), settled(5, 0, 9, "b"),
+            moved(6, 9), got(7, 10, 0)],
         "one after the other, in that order": [
             topic(), sent(1, 0), settled(2, 0, 0), sent(3, 0, "b"), settled(4, 0, 1, "b")],
         "order 0 keeps no stream's order": [
@@ -290,6 +306,20 @@ BAD: dict[str, dict[str, list[Event]]] = {
             topic(replicas=2), sent(1, 0), moved(1, 4), got(2, 4, 0, durable=True), *lost(3, 4, 900)],
         "a loss that its publisher is not told": [
             topic(replicas=2), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 900), sent(5, 1), settled(6, 1, 900)],
+        "what was acked without a position after a loss, and is nowhere": [
+            topic(replicas=2), sent(1, 0), *lost(2, 4, 900), opened(3), settled(4, 0), h.Healed(at=5), ended(9)],
+        "what was acked without a position, and is only where all was lost": [
+            topic(replicas=2), sent(1, 0), moved(1, 4), got(1, 4, 0), *lost(2, 4, 900), opened(3), settled(4, 0),
+            h.Healed(at=5), gap(6, "LOST", 4, 900), ended(9)],
+        "what was sent after a loss and acked without a position, and is nowhere": [
+            topic(replicas=2), *lost(2, 4, 900), sent(3, 0), settled(4, 0), h.Healed(at=5), ended(9)],
+        "what was acked as durable without a position, and went with the fabric": [
+            topic(replicas=2), sent(1, 0), settled(2, 0, ack=2), *lost(3, 4, 900), h.Healed(at=5), ended(9)],
+        "what was acked as durable without a position, and is on no disk": [
+            topic(replicas=2), sent(1, 0), settled(2, 0, ack=2), h.Healed(at=5), moved(6, 0), got(7, 3, 0), ended(9)],
+        "what was acked without a position, above all that was trimmed, and is nowhere": [
+            topic(replicas=2), sent(1, 0), settled(1, 0, 4, ack=2), sent(2, 1), settled(3, 1), trimmed(3, 5),
+            h.Healed(at=5), ended(9)],
         "a loss that is none": [topic(replicas=2), h.LossTold(at=4, process="a", lane=LANE, index=4)],
         "a reader that never hears that what it got is lost": [
             topic(1, replicas=2), lane(1), sent(1, 0), moved(1, 4), got(2, 4, 0), *lost(3, 4, 99), h.Healed(at=4),
@@ -363,6 +393,8 @@ BAD: dict[str, dict[str, list[Event]]] = {
             topic(), sent(1, 0), sent(1, 1), moved(1, 0), got(2, 0, 0, append_us=9), got(2, 1, 1, append_us=8)],
         "a later send that comes first": [
             topic(), sent(1, 0), settled(2, 0, 1), sent(3, 0, "b"), settled(4, 0, 0, "b")],
+        "a later send that comes before what was acked without a position": [
+            topic(), sent(1, 0), settled(2, 0), sent(3, 0, "b"), settled(4, 0, 0, "b"), moved(5, 1), got(6, 1, 0)],
     },
     "P4": {
         "a reader goes back": [topic(), sent(1, 0), sent(1, 1), moved(2, 0), got(2, 1, 1), got(3, 0, 0)],

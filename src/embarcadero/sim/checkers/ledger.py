@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from embarcadero.sim.history import (
     Delivered,
+    FabricLost,
     GapSeen,
     History,
     LaneMade,
@@ -18,8 +19,10 @@ from embarcadero.sim.history import (
     Sent,
     SessionOpened,
     Settled,
+    TrimmedTo,
     Verdict,
 )
+from embarcadero.types import Ack
 
 
 class Violation(NamedTuple):
@@ -53,7 +56,9 @@ class Ledger:
         self.covered: dict[int, list[tuple[int, int]]] = {}  # by lane; see `covered`
         self.first_sent: dict[Batch, Sent] = {}
         self.batch_of: dict[int, Batch] = {}
+        self.sent_by: dict[tuple[str, int], Sent] = {}  # by (process, number)
         for sent in history.of(Sent):
+            self.sent_by.setdefault((sent.process, sent.number), sent)
             self.first_sent.setdefault((sent.stream, sent.number), sent)
             self.batch_of.setdefault(sent.digest, (sent.stream, sent.number))
         self.claims: dict[int, dict[int, list[Claim]]] = defaultdict(lambda: defaultdict(list))
@@ -65,6 +70,12 @@ class Ledger:
         """lane -> spans of indices that went with the fabric"""
         for span in history.of(LostSpan):
             self.lost[span.lane] = merge([*self.lost[span.lane], (span.start, span.stop)])
+        self.trimmed: dict[int, int] = defaultdict(int)
+        """lane -> everything below this index was given up in the end"""
+        for trim in history.of(TrimmedTo):
+            self.trimmed[trim.lane] = max(self.trimmed[trim.lane], trim.index)
+        self.last_loss_us = max((lost.at for lost in history.of(FabricLost)), default=-1)
+        self._certain_us = self._certain_since()
         self.known = {lane: sorted(at_index) for lane, at_index in self.claims.items()}
         self.stream_of = self._streams_of_sessions()
         self.numbered = self._numbers_of_sessions()
@@ -98,6 +109,20 @@ class Ledger:
                 numbered[found.lane, found.session].add((found.session_seq, batch[1]))
         return {session: sorted(pairs) for session, pairs in numbered.items()}
 
+    def _certain_since(self) -> dict[str, int]:
+        """process -> since when none of its acks can be one that was on its way when the fabric was lost."""
+        since: dict[str, int] = {}
+        for opened in self.history.of(SessionOpened):
+            if opened.at > self.last_loss_us:
+                since.setdefault(opened.process, opened.at)
+        return since
+
+    def lasts(self, ack: Settled) -> bool:
+        """Whether what was acked has to be there in the end: it was durable, or no fabric was lost after the ack."""
+        sent = self.sent_by.get((ack.process, ack.number))
+        later = sent is not None and sent.at > self.last_loss_us
+        return ack.ack == Ack.DURABLE or later or ack.at >= self._certain_us.get(ack.process, ack.at + 1)
+
     def ahead(self, lane: int, session: int, sequence: int) -> tuple[int, int]:
         """By how much the number of a batch is ahead of its sequence: at least, at most.
 
@@ -126,6 +151,17 @@ class Ledger:
             for claim in self.claims[lane][index]:
                 places.setdefault(claim.digest, index)
         return places
+
+    def may_be_trimmed(self, lane: int, sent: Sent) -> bool:
+        """Whether a batch that is stored in a lane may be below what was trimmed: nobody need have seen it there.
+
+        It is above all that was known to be in the lane when it was sent first.
+        """
+        if not self.trimmed[lane]:
+            return False
+        before = (i for i, claims in self.claims[lane].items() if any(claim.at < sent.at for claim in claims))
+        place = self.index_of(lane).get(sent.digest, max(before, default=-1) + 1)
+        return place < self.trimmed[lane]
 
     def lanes_of(self, topic: int) -> list[int]:
         """The lanes of a topic, named by its own lane."""

@@ -34,7 +34,7 @@ def check(history: History) -> list[Violation]:
     found += [*_losses_are_told(ledger), *_ends_are_known(ledger)]
     ended, healed = history.of(Ended), history.of(Healed)
     if ended and healed:
-        found += [*_read_back(ledger, lanes), *_readers_are_told(ledger)]
+        found += [*_read_back(ledger, lanes), *_unnamed_is_there(ledger, lanes), *_readers_are_told(ledger)]
     return found
 
 
@@ -162,18 +162,35 @@ def _read_back(ledger: Ledger, lanes: set[int]) -> list[Violation]:
     healed_us = history.of(Healed)[-1].at
     read = {(d.lane, d.index, d.digest) for d in history.of(Delivered) if d.at >= healed_us}
     disks = {(stored.lane, stored.index, stored.digest) for stored in history.of(OnDisk) if stored.copies}
-    trimmed: dict[int, int] = defaultdict(int)
-    for trim in history.of(TrimmedTo):
-        trimmed[trim.lane] = max(trimmed[trim.lane], trim.index)
     for ack in history.of(Settled):
         if ack.verdict is not Verdict.STORED or ack.index is None or ack.lane not in lanes:
             continue
-        if ack.index < trimmed[ack.lane] or ledger.is_lost(ack.lane, ack.index):
+        if ack.index < ledger.trimmed[ack.lane] or ledger.is_lost(ack.lane, ack.index):
             continue
         place = (ack.lane, ack.index, ledger.first_sent[ack.stream, ack.number].digest)
         what = f"batch {ack.number} of {ack.stream}, acked at index {ack.index} of lane {ack.lane} (ack {ack.ack})"
         if place not in read:
             found.append(Violation("P1", ack.at, f"{what}, was not found there when all was read back"))
         if ack.ack == Ack.DURABLE and place not in disks:
+            found.append(Violation("P1", ack.at, f"{what}, is on no disk in the end"))
+    return found
+
+
+def _unnamed_is_there(ledger: Ledger, lanes: set[int]) -> list[Violation]:
+    """The same for acks that name no position, as those for what was stored too long ago: the batch is somewhere."""
+    history, found = ledger.history, []
+    healed_us = history.of(Healed)[-1].at
+    read = {d.digest for d in history.of(Delivered) if d.at >= healed_us and not ledger.is_lost(d.lane, d.index)}
+    disks = {s.digest for s in history.of(OnDisk) if s.copies and not ledger.is_lost(s.lane, s.index)}
+    for ack in history.of(Settled):
+        if ack.verdict is not Verdict.STORED or ack.index is not None or ack.lane not in lanes:
+            continue
+        sent = ledger.first_sent[ack.stream, ack.number]
+        if not ledger.lasts(ack) or ledger.may_be_trimmed(ack.lane, sent):
+            continue
+        what = f"batch {ack.number} of {ack.stream}, acked without a position (ack {ack.ack})"
+        if sent.digest not in read:
+            found.append(Violation("P1", ack.at, f"{what}, was not found anywhere when all was read back"))
+        if ack.ack == Ack.DURABLE and sent.digest not in disks:
             found.append(Violation("P1", ack.at, f"{what}, is on no disk in the end"))
     return found
