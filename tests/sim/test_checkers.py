@@ -70,8 +70,19 @@ def lost(at: int, start: int, stop: int, written: int | None = None) -> list[Eve
     return [*known, h.FabricLost(at=at), h.LostSpan(at=at, lane=LANE, start=start, stop=stop)]
 
 
-def trimmed(at: int, index: int) -> h.TrimmedTo:
-    return h.TrimmedTo(at=at, lane=LANE, index=index)
+def stopped(at: int, *spans: tuple[int, int], clean: bool = True) -> h.Stopped:
+    """The cluster stops, and these spans are known to be lost."""
+    return h.Stopped(at=at, clean=clean, lost=[(LANE, start, stop) for start, stop in spans])
+
+
+def lost_span(at: int, start: int, stop: int) -> h.LostSpan:
+    return h.LostSpan(at=at, lane=LANE, start=start, stop=stop)
+
+
+def trimmed(at: int, index: int, asked: int | None = None) -> list[Event]:
+    """A lane is trimmed, as somebody asked for."""
+    ask = h.TrimAsked(at=at, lane=LANE, index=index if asked is None else asked)
+    return [ask, h.TrimmedTo(at=at, lane=LANE, index=index)]
 
 
 def copies(at: int, index: int, count: int, needed: int = 2) -> h.Copies:
@@ -109,7 +120,7 @@ GOOD: dict[str, dict[str, list[Event]]] = {
             topic(replicas=2), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 900), h.Healed(at=5), moved(6, 4),
             gap(7, "LOST", 4, 900), ended(9)],
         "what is trimmed need not be there": [
-            topic(replicas=2), sent(1, 0), settled(2, 0, 0, ack=2), trimmed(3, 1), h.Healed(at=5), moved(6, 0),
+            topic(replicas=2), sent(1, 0), settled(2, 0, 0, ack=2), *trimmed(3, 1), h.Healed(at=5), moved(6, 0),
             gap(7, "TRIMMED", 0, 1), ended(9)],
         "a publisher that goes on after a loss is told": [
             topic(replicas=2), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 900),
@@ -121,6 +132,16 @@ GOOD: dict[str, dict[str, list[Event]]] = {
         "a history that has not ended yet": [topic(replicas=2), sent(1, 0), settled(2, 0, 0, ack=2)],
         "with a mirror the gap ends with the order": [
             topic(replicas=2), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 7, written=6)],
+        "a loss that readers hear of only after a clean stop": [
+            topic(replicas=2), h.FabricLost(at=3), stopped(5, (4, 9)), lost_span(6, 4, 9), moved(6, 4),
+            gap(7, "LOST", 4, 9)],
+        "a clean stop, and then the fabric is lost": [
+            topic(replicas=2), sent(1, 0), settled(2, 0, 0), stopped(3), sent(5, 1), settled(6, 1, 4),
+            stopped(7, clean=False), *lost(7, 4, 9)],
+        "what was acked between two losses goes with the second": [
+            topic(replicas=2), *lost(3, 4, 9), sent(5, 0), settled(6, 0, 10), stopped(7, (4, 9), clean=False),
+            *lost(7, 10, 900)],
+        "a trim below what was asked for": [topic(replicas=2), *trimmed(1, 3, asked=4)],
         "what was acked without a position is somewhere": [
             topic(replicas=2), sent(1, 0), h.FabricLost(at=2), opened(3), settled(4, 0, ack=2), h.Healed(at=5),
             moved(6, 0), got(7, 3, 0), on_disk(8, 3, 0), ended(9)],
@@ -129,7 +150,7 @@ GOOD: dict[str, dict[str, list[Event]]] = {
         "an ack without a position of what went with the fabric later": [
             topic(replicas=2), sent(1, 0), opened(1), settled(2, 0), *lost(3, 4, 900), h.Healed(at=6), ended(9)],
         "an ack without a position of what nobody read before it was trimmed": [
-            topic(replicas=2), sent(1, 0), settled(2, 0, ack=2), trimmed(3, 1), h.Healed(at=5), ended(9)],
+            topic(replicas=2), sent(1, 0), settled(2, 0, ack=2), *trimmed(3, 1), h.Healed(at=5), ended(9)],
         "a reader that hears that what it got is lost": [
             topic(1, replicas=2), lane(1), sent(1, 0), moved(1, 4), got(2, 4, 0), *lost(3, 4, 99), h.Healed(at=4),
             gap(5, "END_OF_LANE", 4, 4), ended(9)],
@@ -318,17 +339,32 @@ BAD: dict[str, dict[str, list[Event]]] = {
         "what was acked as durable without a position, and is on no disk": [
             topic(replicas=2), sent(1, 0), settled(2, 0, ack=2), h.Healed(at=5), moved(6, 0), got(7, 3, 0), ended(9)],
         "what was acked without a position, above all that was trimmed, and is nowhere": [
-            topic(replicas=2), sent(1, 0), settled(1, 0, 4, ack=2), sent(2, 1), settled(3, 1), trimmed(3, 5),
+            topic(replicas=2), sent(1, 0), settled(1, 0, 4, ack=2), sent(2, 1), settled(3, 1), *trimmed(3, 5),
             h.Healed(at=5), ended(9)],
         "a loss that is none": [topic(replicas=2), h.LossTold(at=4, process="a", lane=LANE, index=4)],
         "a reader that never hears that what it got is lost": [
             topic(1, replicas=2), lane(1), sent(1, 0), moved(1, 4), got(2, 4, 0), *lost(3, 4, 99), h.Healed(at=4),
             passed(5, 5), ended(9)],
-        "a loss without a cause": [topic(replicas=2), h.LostSpan(at=3, lane=LANE, start=4, stop=9)],
+        "a loss without a cause": [topic(replicas=2), lost_span(3, 4, 9)],
         "a LOST gap over what is there": [
             topic(replicas=2), *lost(3, 4, 9), moved(4, 0), gap(5, "LOST", 3, 9)],
         "a TRIMMED gap over what nobody trimmed": [
-            topic(replicas=2), trimmed(1, 3), moved(4, 0), gap(5, "TRIMMED", 0, 4)],
+            topic(replicas=2), *trimmed(1, 3), moved(4, 0), gap(5, "TRIMMED", 0, 4)],
+        "a trim that nobody asked for": [topic(replicas=2), h.TrimmedTo(at=1, lane=LANE, index=3)],
+        "a trim of more than was asked for": [topic(replicas=2), *trimmed(1, 3), *trimmed(2, 5, asked=4)],
+        "a loss after a clean stop, although the fabric was lost before": [
+            topic(replicas=2), *lost(3, 4, 9), stopped(5, (4, 9)), lost_span(6, 20, 30)],
+        "a loss by a clean stop that is seen only when the fabric is lost": [
+            topic(replicas=2), stopped(5), stopped(7, (4, 9), clean=False), h.FabricLost(at=7), lost_span(8, 4, 9)],
+        "what was sent after the fabric was lost goes with it": [
+            topic(replicas=2), *lost(3, 4, 900), sent(5, 0), settled(6, 0, 800)],
+        "what was acked to a session that was opened after the fabric was lost goes with it": [
+            topic(replicas=2), sent(2, 0), *lost(3, 4, 900), opened(5), settled(6, 0, 800)],
+        "what was lost with one fabric, and was sent and acked between that and the next": [
+            topic(replicas=2), *lost(3, 4, 900), sent(5, 0), settled(6, 0, 800), stopped(7, (4, 900), clean=False),
+            h.FabricLost(at=7)],
+        "a reader gets what was sent after the fabric was lost that takes it": [
+            topic(replicas=2), *lost(3, 4, 900), sent(5, 0), moved(6, 800), got(7, 800, 0)],
     },
     "P2": {
         "a position names two batches": [

@@ -19,6 +19,7 @@ from embarcadero.sim.history import (
     OnDisk,
     Settled,
     TopicMade,
+    TrimAsked,
     TrimmedTo,
     Verdict,
     WrittenTo,
@@ -30,8 +31,8 @@ def check(history: History) -> list[Violation]:
     """All violations of P1."""
     ledger = ledger_of(history)
     lanes = _replicated(ledger)
-    found = [*_losses_have_a_cause(history), *_gaps_are_true(history, lanes), *_durable_is_not_lost(ledger)]
-    found += [*_losses_are_told(ledger), *_ends_are_known(ledger)]
+    found = [*_losses_have_a_cause(ledger), *_gaps_are_true(history, lanes), *_what_lasts_is_not_lost(ledger)]
+    found += [*_trims_were_asked_for(history), *_losses_are_told(ledger), *_ends_are_known(ledger)]
     ended, healed = history.of(Ended), history.of(Healed)
     if ended and healed:
         found += [*_read_back(ledger, lanes), *_unnamed_is_there(ledger, lanes), *_readers_are_told(ledger)]
@@ -44,14 +45,27 @@ def _replicated(ledger: Ledger) -> set[int]:
     return topics | {made.lane for made in ledger.broker_lanes.values() if made.topic in topics}
 
 
-def _losses_have_a_cause(history: History) -> list[Violation]:
-    """Positions are lost only with the fabric."""
-    lost_us = min((event.at for event in history.of(FabricLost)), default=None)
+def _losses_have_a_cause(ledger: Ledger) -> list[Violation]:
+    """Positions are lost only with the fabric, never by a clean stop."""
     return [
-        Violation("P1", s.at, f"indices {s.start} to {s.stop} of lane {s.lane} are lost, yet the fabric was never lost")
-        for s in history.of(LostSpan)
-        if lost_us is None or s.at < lost_us
-    ]
+        Violation("P1", loss.known_us, (
+            f"indices {start} to {stop} of lane {lane} are lost, yet the fabric never was, or not since a clean stop"))
+        for (lane, start, stop), loss in ledger.losses.items()
+        if loss.cause_us is None
+    ]  # fmt: skip
+
+
+def _trims_were_asked_for(history: History) -> list[Violation]:
+    """The store gives up no more than somebody asked for."""
+    found: list[Violation] = []
+    asked: dict[int, int] = defaultdict(int)
+    for event in history:
+        if isinstance(event, TrimAsked):
+            asked[event.lane] = max(asked[event.lane], event.index)
+        elif isinstance(event, TrimmedTo) and event.index > asked[event.lane]:
+            found.append(Violation("P1", event.at, (
+                f"lane {event.lane} is trimmed below {event.index}; nobody asked for more than {asked[event.lane]}")))
+    return found
 
 
 def _gaps_are_true(history: History, lanes: set[int]) -> list[Violation]:
@@ -73,19 +87,28 @@ def _gaps_are_true(history: History, lanes: set[int]) -> list[Violation]:
     return found
 
 
-def _durable_is_not_lost(ledger: Ledger) -> list[Violation]:
-    """What was acked or read as durable is never lost."""
-    found = [
-        Violation("P1", s.at, f"batch {s.number} of {s.stream} was acked as durable at index {s.index}, and is lost")
-        for s in ledger.history.of(Settled)
-        if s.verdict is Verdict.STORED and s.ack == Ack.DURABLE and s.index is not None
-        and ledger.is_lost(s.lane, s.index)
-    ]  # fmt: skip
-    return found + [
-        Violation("P1", d.at, f"reader {d.reader} read index {d.index} of lane {d.lane} as durable, and it is lost")
-        for d in ledger.history.of(Delivered)
-        if d.durable and ledger.is_lost(d.lane, d.index)
-    ]
+def _what_lasts_is_not_lost(ledger: Ledger) -> list[Violation]:
+    """What was acked or read as durable is never lost; what was acked, or sent, after a loss does not go with it."""
+    found: list[Violation] = []
+    for s in ledger.history.of(Settled):
+        if s.verdict is not Verdict.STORED or s.index is None or not ledger.is_lost(s.lane, s.index):
+            continue
+        what = f"batch {s.number} of {s.stream}, acked at index {s.index} of lane {s.lane} (ack {s.ack}), is lost"
+        went_us = ledger.went_us(s.lane, s.index)
+        if s.ack == Ack.DURABLE:
+            found.append(Violation("P1", s.at, what))
+        elif went_us is not None and ledger.given_after(s, went_us):
+            found.append(Violation("P1", s.at, f"{what}, with a fabric that was lost before the ack"))
+    for d in ledger.history.of(Delivered):
+        if not ledger.is_lost(d.lane, d.index):
+            continue
+        what = f"reader {d.reader} read index {d.index} of lane {d.lane}"
+        went_us, batch = ledger.went_us(d.lane, d.index), ledger.batch_of.get(d.digest)
+        if d.durable:
+            found.append(Violation("P1", d.at, f"{what} as durable, and it is lost"))
+        elif went_us is not None and batch is not None and ledger.first_sent[batch].at > went_us:
+            found.append(Violation("P1", d.at, f"{what}, lost with a fabric that was lost before it was sent"))
+    return found
 
 
 def _losses_are_told(ledger: Ledger) -> list[Violation]:
