@@ -21,6 +21,11 @@ def lane(order: int = 0) -> h.LaneMade:
     return h.LaneMade(at=0, lane=LANE, topic=LANE, order=order)
 
 
+def broker_lanes() -> list[Event]:
+    """A topic of order 0 with two of them: the usual one, and lane 9."""
+    return [topic(0, replicas=2), lane(0), h.LaneMade(at=0, lane=9, topic=LANE, order=0)]
+
+
 def digest(stream: str, number: int) -> int:
     return sum(stream.encode()) * 10_000 + number
 
@@ -31,8 +36,8 @@ def sent(at: int, number: int, stream: str = "a", partition: int = 0, process: s
 
 
 def settled(at: int, number: int, index: int | None = None, stream: str = "a", verdict: Verdict = Verdict.STORED,
-            seq: int | None = None, process: str = "", ack: int = 1) -> h.Settled:  # fmt: skip
-    return h.Settled(at=at, process=process or stream, stream=stream, lane=LANE, number=number, verdict=verdict,
+            seq: int | None = None, process: str = "", ack: int = 1, lane: int = LANE) -> h.Settled:  # fmt: skip
+    return h.Settled(at=at, process=process or stream, stream=stream, lane=lane, number=number, verdict=verdict,
                      index=index, seq=index if seq is None else seq, ack=ack)  # fmt: skip
 
 
@@ -125,6 +130,20 @@ GOOD: dict[str, dict[str, list[Event]]] = {
         "a publisher that goes on after a loss is told": [
             topic(replicas=2), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 900),
             h.LossTold(at=4, process="a", lane=LANE, index=4), sent(5, 1), settled(6, 1, 900)],
+        "a publisher that goes on in another lane of a broker is told": [
+            *broker_lanes(), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 1 << 62), sent(4, 1), settled(5, 1, 0, lane=9),
+            h.LossTold(at=6, process="a", lane=LANE, index=4), ended(9)],
+        "a publisher that goes on in another lane has not been told yet": [
+            *broker_lanes(), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 1 << 62), sent(4, 1), settled(5, 1, 0, lane=9)],
+        "a publisher that goes on in another lane dies before it is told": [
+            *broker_lanes(), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 1 << 62), sent(4, 1), settled(5, 1, 0, lane=9),
+            h.Died(at=6, process="a"), ended(9)],
+        "a publisher of lanes of brokers that has sent nothing since the loss": [
+            *broker_lanes(), sent(1, 0), sent(1, 1), settled(2, 0, 4), *lost(3, 4, 1 << 62), settled(5, 1, 0, lane=9),
+            ended(9)],
+        "a publisher of lanes of brokers that can't know that the cluster is another one": [
+            *broker_lanes(), sent(1, 0), settled(2, 0, 4), h.Stopped(at=3, clean=False, numbered=False),
+            *lost(3, 4, 1 << 62), sent(4, 1), settled(5, 1, 0, lane=9), ended(9)],
         "an ack from before the loss that comes after it": [
             topic(replicas=2), sent(1, 0), sent(1, 1), settled(2, 0, 4), *lost(3, 4, 900), settled(6, 1, 5)],
         "without replicas, memory is all there is": [
@@ -341,6 +360,15 @@ BAD: dict[str, dict[str, list[Event]]] = {
         "what was acked without a position, above all that was trimmed, and is nowhere": [
             topic(replicas=2), sent(1, 0), settled(1, 0, 4, ack=2), sent(2, 1), settled(3, 1), *trimmed(3, 5),
             h.Healed(at=5), ended(9)],
+        "a publisher that goes on in another lane of a broker is never told": [
+            *broker_lanes(), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 1 << 62), sent(4, 1), settled(5, 1, 0, lane=9),
+            ended(9)],
+        "the same, of a lane that was closed before all of it was durable": [
+            *broker_lanes(), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 5), sent(4, 1), settled(5, 1, 0, lane=9),
+            ended(9)],
+        "a publisher is told of one lost batch in a lane of a broker, and not of the other": [
+            *broker_lanes(), sent(1, 0), sent(1, 1), settled(2, 0, 4), settled(2, 1, 5), *lost(3, 4, 1 << 62),
+            sent(4, 2), settled(5, 2, 0, lane=9), h.LossTold(at=6, process="a", lane=LANE, index=5), ended(9)],
         "a loss that is none": [topic(replicas=2), h.LossTold(at=4, process="a", lane=LANE, index=4)],
         "a reader that never hears that what it got is lost": [
             topic(1, replicas=2), lane(1), sent(1, 0), moved(1, 4), got(2, 4, 0), *lost(3, 4, 99), h.Healed(at=4),

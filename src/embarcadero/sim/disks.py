@@ -94,7 +94,10 @@ class Disks:
 
     def see_stop(self, clean: bool) -> None:
         """Put on record that the cluster stops, and what is lost already."""
-        self._world.seen(Stopped(at=self._world.queue.now_us, clean=clean, lost=self._lost_spans()))
+        numbered = self._world.directory.generation & 0xFFFF_FFFF > 0
+        self._world.seen(
+            Stopped(at=self._world.queue.now_us, clean=clean, lost=self._lost_spans(), numbered=numbered)
+        )  # fmt: skip
 
     def _lost_spans(self) -> list[tuple[int, int, int]]:
         """(lane, start, stop) of all that the store says is lost."""

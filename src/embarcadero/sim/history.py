@@ -182,11 +182,12 @@ class FabricLost(Event):
 class Stopped(Event):
     """The whole cluster has stopped, and this is what the store says to be lost: (lane, start, stop).
 
-    Clean: it was told to stop, and all that was ordered is durable. Else this is seen just before the fabric is lost.
+    Clean: it was told to stop, and all that was ordered is durable. Else this is seen when the fabric is lost.
     """
 
     clean: bool
     lost: list[tuple[int, int, int]] = []
+    numbered: bool = True  # clients can tell this cluster from the next one
 
 
 class MirrorLeft(Event):

@@ -72,6 +72,9 @@ EVENTS_MAX = 2_000_000
 ACKS_MIN = 100
 """A world with fewer acks shows nothing, so it fails."""
 
+NUMBERED_FROM_SEED = 70_000
+"""From then on the first generation has a number, as `up` gives it: without, clients do not notice that it is over."""
+
 _UNMARKED = (Stopped, TrimAsked)
 """Seen by checkers that came later: worlds that were told before them keep their digests."""
 
@@ -96,8 +99,8 @@ class World:
         self.store = MemoryStore()
         self.directory = Directory(self.store, cluster_id=f"{plan.seed & 0xFFFF_FFFF:08x}")
         self.mirrors = Mirrors(self)
-        if self.mirrors.on:
-            self.directory.begin_generation(MIRROR)
+        if self.mirrors.on or plan.seed >= NUMBERED_FROM_SEED:
+            self.directory.begin_generation(MIRROR if self.mirrors.on else "")
         self.memory = IncoherentMemory(random.Random(f"{plan.seed}:memory"), self.directory.generation)
         self.mirrors.begin(self.directory.generation)
         self.network = Network(self, plan.weather)

@@ -7,6 +7,7 @@ from collections import defaultdict
 from embarcadero.sim.checkers.ledger import Ledger, Violation, inside, ledger_of
 from embarcadero.sim.history import (
     Delivered,
+    Died,
     Ended,
     FabricLost,
     GapSeen,
@@ -18,6 +19,7 @@ from embarcadero.sim.history import (
     Moved,
     OnDisk,
     Settled,
+    Stopped,
     TopicMade,
     TrimAsked,
     TrimmedTo,
@@ -112,8 +114,12 @@ def _what_lasts_is_not_lost(ledger: Ledger) -> list[Violation]:
 
 
 def _losses_are_told(ledger: Ledger) -> list[Violation]:
-    """A publisher that goes on after a loss hears which of its acked batches are lost, and of no others."""
-    history = ledger.history
+    """A publisher that goes on after a loss hears which of its acked batches are lost, and of no others.
+
+    It goes on in the same lane, where it is told first; with orders 0 and 1 in others, and then it is told by and by.
+    """
+    history, sent_last = ledger.history, _sent_last(ledger)
+    unnoticed = {stop.at for stop in history.of(Stopped) if not stop.numbered}
     told = {(event.process, event.lane, event.index) for event in history.of(LossTold)}
     found = [
         Violation("P1", t.at, f"{t.process} was told that index {t.index} of lane {t.lane} is lost; it is not")
@@ -127,11 +133,29 @@ def _losses_are_told(ledger: Ledger) -> list[Violation]:
     for event in stored:
         stop = ledger.lost_until(event.lane, event.index or 0)
         goes_on = stop is not None and newest[event.process, event.lane] >= stop  # an earlier ack may come late
+        if stop is not None and event.lane in ledger.broker_lanes:
+            went_us = ledger.went_us(event.lane, event.index or 0)
+            goes_on = went_us not in (None, *unnoticed) and sent_last.get(event.process, 0) > (went_us or 0)
         if goes_on and (event.process, event.lane, event.index or 0) not in told:
             found.append(Violation("P1", event.at, (
                 f"batch {event.number} of {event.process}, acked at index {event.index} of lane {event.lane}, is lost, "
                 "and its publisher went on without being told")))  # fmt: skip
     return found
+
+
+def _sent_last(ledger: Ledger) -> dict[str, int]:
+    """When each publisher that is well in the end sent the last batch that was stored."""
+    settled = ledger.history.of(Settled)
+    ended_badly = {event.process for event in settled if event.verdict is not Verdict.STORED}
+    ended_badly |= {event.process for event in ledger.history.of(Died)}
+    if not ledger.history.of(Ended):
+        return {}
+    times: dict[str, int] = {}
+    for event in settled:
+        sent = ledger.sent_by.get((event.process, event.number))
+        if sent is not None and event.process not in ended_badly:
+            times[event.process] = max(sent.at, times.get(event.process, 0))
+    return times
 
 
 def _ends_are_known(ledger: Ledger) -> list[Violation]:
