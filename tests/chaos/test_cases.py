@@ -13,13 +13,13 @@ import pytest
 import embarcadero as emb
 from embarcadero.chaos.cases import CASES, find
 from embarcadero.chaos.cluster import free_ports
-from embarcadero.chaos.disks import Books, lost_spans
+from embarcadero.chaos.disks import Books, lost_spans, with_losses
 from embarcadero.chaos.load import Actor
 from embarcadero.chaos.proxy import FAIR, Mood, Proxy, merged
 from embarcadero.chaos.troubles import KINDS
 from embarcadero.chaos.watch import Observer
 from embarcadero.errors import BadValue
-from embarcadero.sim.history import Fault, Healed, LaneMade, RoleFailed
+from embarcadero.sim.history import Ended, FabricLost, Fault, Healed, LaneMade, LostSpan, RoleFailed, Stopped
 from embarcadero.types import Range, TopicLane
 
 WAIT_S = 10
@@ -165,3 +165,16 @@ def test_what_is_lost_with_the_fabric() -> None:
     assert (1, 10, 100) in found
     assert (8, 3, 4) in found
     assert [(number, start) for number, start, stop in found if stop > 1 << 60] == [(7, 5)]
+
+
+def test_each_loss_of_the_fabric_has_its_own_lost_spans() -> None:
+    """What the store does not know yet when the fabric is lost again went with the second one."""
+    first, second = (1, 10, 100), (1, 120, 200)
+    events = [
+        Stopped(at=1, clean=False), FabricLost(at=2), Stopped(at=3, clean=False, lost=[first]), FabricLost(at=4),
+        Ended(at=5),
+    ]  # fmt: skip
+    placed = with_losses(events, [first, second])
+    assert [(span.at, span.start) for span in placed if isinstance(span, LostSpan)] == [(2, 10), (4, 120)]
+    assert [event.at for event in placed] == [1, 2, 2, 3, 4, 4, 5]
+    assert len(with_losses([Ended(at=5)], [first])) == 2

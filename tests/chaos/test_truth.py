@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from embarcadero.chaos.streams import RECORD
-from embarcadero.chaos.truth import Seen, Truth, seen
+from embarcadero.chaos.truth import Acked, Seen, Truth, seen
 from embarcadero.types import Order, Position
 
 LANE = 4
@@ -19,12 +19,12 @@ def log(*names: tuple[int, int], first: int = 0) -> Seen:
     return seen(pa.table({"value": values, "_seq": np.arange(first, first + len(names), dtype=np.uint64)}), LANE)
 
 
-def acks(*seqs: int, stream: int = 1) -> dict[int, dict[int, Position]]:
+def acks(*seqs: int | None, stream: int = 1) -> Acked:
     """Records 0, 1, ... of a stream, acked at these seqs."""
-    return {stream: {number: Position(LANE, seq, seq) for number, seq in enumerate(seqs)}}
+    return {stream: {n: None if seq is None else Position(LANE, seq, seq) for n, seq in enumerate(seqs)}}
 
 
-def problems(order: int, acked: dict[int, dict[int, Position]], *reads: Seen) -> str:
+def problems(order: int, acked: Acked, *reads: Seen) -> str:
     truth = Truth("t", order)
     for read in reads:
         truth.check(acked, read)
@@ -37,11 +37,17 @@ def test_a_whole_log_is_right() -> None:
     assert problems(Order.STRONG, acks(0, 2), now, now) == ""
 
 
+def test_an_ack_without_a_position_is_true_wherever_its_record_is() -> None:
+    """A record that was stored too long ago to name its place is anywhere."""
+    assert problems(Order.TOTAL, acks(None, 0), log((1, 1), (2, 0), (1, 0))) == ""
+
+
 @pytest.mark.parametrize(
     ("order", "acked", "reads", "complaint"),
     [
         (Order.TOTAL, acks(0, 1), [log((1, 0))], "is not there"),
         (Order.TOTAL, acks(0, 1), [log((1, 0), (2, 0), (1, 1))], "is not there"),
+        (Order.TOTAL, acks(0, None), [log((1, 0), (2, 1))], "acked without a position, is not there"),
         (Order.TOTAL, acks(0), [log((1, 0), (1, 1), (1, 1))], "more than once"),
         (Order.STRONG, {}, [log((1, 1), (1, 0))], "came where 0 was due"),
         (Order.STRONG, {}, [log((1, 0), (1, 2))], "came where 1 was due"),
@@ -51,7 +57,7 @@ def test_a_whole_log_is_right() -> None:
     ],
 )
 def test_every_lie_is_noticed(
-    order: int, acked: dict[int, dict[int, Position]], reads: list[Seen], complaint: str
+    order: int, acked: Acked, reads: list[Seen], complaint: str
 ) -> None:
     """Lost, moved, doubled, out of order, with a hole, changed behind a reader's back."""
     assert complaint in problems(order, acked, *reads)

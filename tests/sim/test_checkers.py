@@ -21,6 +21,11 @@ def lane(order: int = 0) -> h.LaneMade:
     return h.LaneMade(at=0, lane=LANE, topic=LANE, order=order)
 
 
+def broker_lanes() -> list[Event]:
+    """A topic of order 0 with two of them: the usual one, and lane 9."""
+    return [topic(0, replicas=2), lane(0), h.LaneMade(at=0, lane=9, topic=LANE, order=0)]
+
+
 def digest(stream: str, number: int) -> int:
     return sum(stream.encode()) * 10_000 + number
 
@@ -31,9 +36,14 @@ def sent(at: int, number: int, stream: str = "a", partition: int = 0, process: s
 
 
 def settled(at: int, number: int, index: int | None = None, stream: str = "a", verdict: Verdict = Verdict.STORED,
-            seq: int | None = None, process: str = "", ack: int = 1, error: str = "") -> h.Settled:  # fmt: skip
-    return h.Settled(at=at, process=process or stream, stream=stream, lane=LANE, number=number, verdict=verdict,
+            seq: int | None = None, process: str = "", ack: int = 1, lane: int = LANE,
+            error: str = "") -> h.Settled:  # fmt: skip
+    return h.Settled(at=at, process=process or stream, stream=stream, lane=lane, number=number, verdict=verdict,
                      index=index, seq=index if seq is None else seq, ack=ack, error=error)  # fmt: skip
+
+
+def opened(at: int, stream: str = "a") -> h.SessionOpened:
+    return h.SessionOpened(at=at, process=stream, stream=stream, lane=LANE, session=7, expected=0)
 
 
 def moved(at: int, index: int | None, reader: str = "r", partitions: tuple[int, ...] | None = None) -> h.Moved:
@@ -66,8 +76,19 @@ def lost(at: int, start: int, stop: int, written: int | None = None) -> list[Eve
     return [*known, h.FabricLost(at=at), h.LostSpan(at=at, lane=LANE, start=start, stop=stop)]
 
 
-def trimmed(at: int, index: int) -> h.TrimmedTo:
-    return h.TrimmedTo(at=at, lane=LANE, index=index)
+def stopped(at: int, *spans: tuple[int, int], clean: bool = True) -> h.Stopped:
+    """The cluster stops, and these spans are known to be lost."""
+    return h.Stopped(at=at, clean=clean, lost=[(LANE, start, stop) for start, stop in spans])
+
+
+def lost_span(at: int, start: int, stop: int) -> h.LostSpan:
+    return h.LostSpan(at=at, lane=LANE, start=start, stop=stop)
+
+
+def trimmed(at: int, index: int, asked: int | None = None) -> list[Event]:
+    """A lane is trimmed, as somebody asked for."""
+    ask = h.TrimAsked(at=at, lane=LANE, index=index if asked is None else asked)
+    return [ask, h.TrimmedTo(at=at, lane=LANE, index=index)]
 
 
 def copies(at: int, index: int, count: int, needed: int = 2) -> h.Copies:
@@ -90,10 +111,6 @@ def ended(at: int) -> h.Ended:
     return h.Ended(at=at)
 
 
-def opened(at: int) -> h.SessionOpened:
-    return h.SessionOpened(at=at, process="a", stream="a", lane=LANE, session=1, expected=0)
-
-
 def fault(at: int) -> h.Fault:
     return h.Fault(at=at, kind="pause", target="broker-0", until=at + 1)
 
@@ -113,11 +130,25 @@ GOOD: dict[str, dict[str, list[Event]]] = {
             topic(replicas=2), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 900), h.Healed(at=5), moved(6, 4),
             gap(7, "LOST", 4, 900), ended(9)],
         "what is trimmed need not be there": [
-            topic(replicas=2), sent(1, 0), settled(2, 0, 0, ack=2), trimmed(3, 1), h.Healed(at=5), moved(6, 0),
+            topic(replicas=2), sent(1, 0), settled(2, 0, 0, ack=2), *trimmed(3, 1), h.Healed(at=5), moved(6, 0),
             gap(7, "TRIMMED", 0, 1), ended(9)],
         "a publisher that goes on after a loss is told": [
             topic(replicas=2), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 900),
             h.LossTold(at=4, process="a", lane=LANE, index=4), sent(5, 1), settled(6, 1, 900)],
+        "a publisher that goes on in another lane of a broker is told": [
+            *broker_lanes(), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 1 << 62), sent(4, 1), settled(5, 1, 0, lane=9),
+            h.LossTold(at=6, process="a", lane=LANE, index=4), ended(9)],
+        "a publisher that goes on in another lane has not been told yet": [
+            *broker_lanes(), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 1 << 62), sent(4, 1), settled(5, 1, 0, lane=9)],
+        "a publisher that goes on in another lane dies before it is told": [
+            *broker_lanes(), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 1 << 62), sent(4, 1), settled(5, 1, 0, lane=9),
+            h.Died(at=6, process="a"), ended(9)],
+        "a publisher of lanes of brokers that has sent nothing since the loss": [
+            *broker_lanes(), sent(1, 0), sent(1, 1), settled(2, 0, 4), *lost(3, 4, 1 << 62), settled(5, 1, 0, lane=9),
+            ended(9)],
+        "a publisher of lanes of brokers that can't know that the cluster is another one": [
+            *broker_lanes(), sent(1, 0), settled(2, 0, 4), h.Stopped(at=3, clean=False, numbered=False),
+            *lost(3, 4, 1 << 62), sent(4, 1), settled(5, 1, 0, lane=9), ended(9)],
         "an ack from before the loss that comes after it": [
             topic(replicas=2), sent(1, 0), sent(1, 1), settled(2, 0, 4), *lost(3, 4, 900), settled(6, 1, 5)],
         "without replicas, memory is all there is": [
@@ -125,6 +156,25 @@ GOOD: dict[str, dict[str, list[Event]]] = {
         "a history that has not ended yet": [topic(replicas=2), sent(1, 0), settled(2, 0, 0, ack=2)],
         "with a mirror the gap ends with the order": [
             topic(replicas=2), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 7, written=6)],
+        "a loss that readers hear of only after a clean stop": [
+            topic(replicas=2), h.FabricLost(at=3), stopped(5, (4, 9)), lost_span(6, 4, 9), moved(6, 4),
+            gap(7, "LOST", 4, 9)],
+        "a clean stop, and then the fabric is lost": [
+            topic(replicas=2), sent(1, 0), settled(2, 0, 0), stopped(3), sent(5, 1), settled(6, 1, 4),
+            stopped(7, clean=False), *lost(7, 4, 9)],
+        "what was acked between two losses goes with the second": [
+            topic(replicas=2), *lost(3, 4, 9), sent(5, 0), settled(6, 0, 10), stopped(7, (4, 9), clean=False),
+            *lost(7, 10, 900)],
+        "a trim below what was asked for": [topic(replicas=2), *trimmed(1, 3, asked=4)],
+        "what was acked without a position is somewhere": [
+            topic(replicas=2), sent(1, 0), h.FabricLost(at=2), opened(3), settled(4, 0, ack=2), h.Healed(at=5),
+            moved(6, 0), got(7, 3, 0), on_disk(8, 3, 0), ended(9)],
+        "an ack without a position that comes late, of what went with the fabric": [
+            topic(replicas=2), sent(1, 0), *lost(3, 4, 900), settled(4, 0), opened(5), h.Healed(at=6), ended(9)],
+        "an ack without a position of what went with the fabric later": [
+            topic(replicas=2), sent(1, 0), opened(1), settled(2, 0), *lost(3, 4, 900), h.Healed(at=6), ended(9)],
+        "an ack without a position of what nobody read before it was trimmed": [
+            topic(replicas=2), sent(1, 0), settled(2, 0, ack=2), *trimmed(3, 1), h.Healed(at=5), ended(9)],
         "a reader that hears that what it got is lost": [
             topic(1, replicas=2), lane(1), sent(1, 0), moved(1, 4), got(2, 4, 0), *lost(3, 4, 99), h.Healed(at=4),
             gap(5, "END_OF_LANE", 4, 4), ended(9)],
@@ -184,6 +234,9 @@ GOOD: dict[str, dict[str, list[Event]]] = {
             topic(), sent(1, 0), sent(1, 1), moved(1, 0), got(2, 0, 0, append_us=9), got(2, 1, 1, append_us=9)],
         "overlapping sends may come in any order": [
             topic(), sent(1, 0), sent(2, 0, "b"), settled(3, 0, 1), settled(4, 0, 0, "b")],
+        "an ack without a position, of what was lost and stored again": [
+            topic(replicas=2), sent(1, 0), settled(2, 0), sent(3, 0, "b"), *lost(4, 4, 9), settled(5, 0, 9, "b"),
+            moved(6, 9), got(7, 10, 0)],
         "one after the other, in that order": [
             topic(), sent(1, 0), settled(2, 0, 0), sent(3, 0, "b"), settled(4, 0, 1, "b")],
         "order 0 keeps no stream's order": [
@@ -306,15 +359,53 @@ BAD: dict[str, dict[str, list[Event]]] = {
             topic(replicas=2), sent(1, 0), moved(1, 4), got(2, 4, 0, durable=True), *lost(3, 4, 900)],
         "a loss that its publisher is not told": [
             topic(replicas=2), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 900), sent(5, 1), settled(6, 1, 900)],
+        "what was acked without a position after a loss, and is nowhere": [
+            topic(replicas=2), sent(1, 0), *lost(2, 4, 900), opened(3), settled(4, 0), h.Healed(at=5), ended(9)],
+        "what was acked without a position, and is only where all was lost": [
+            topic(replicas=2), sent(1, 0), moved(1, 4), got(1, 4, 0), *lost(2, 4, 900), opened(3), settled(4, 0),
+            h.Healed(at=5), gap(6, "LOST", 4, 900), ended(9)],
+        "what was sent after a loss and acked without a position, and is nowhere": [
+            topic(replicas=2), *lost(2, 4, 900), sent(3, 0), settled(4, 0), h.Healed(at=5), ended(9)],
+        "what was acked as durable without a position, and went with the fabric": [
+            topic(replicas=2), sent(1, 0), settled(2, 0, ack=2), *lost(3, 4, 900), h.Healed(at=5), ended(9)],
+        "what was acked as durable without a position, and is on no disk": [
+            topic(replicas=2), sent(1, 0), settled(2, 0, ack=2), h.Healed(at=5), moved(6, 0), got(7, 3, 0), ended(9)],
+        "what was acked without a position, above all that was trimmed, and is nowhere": [
+            topic(replicas=2), sent(1, 0), settled(1, 0, 4, ack=2), sent(2, 1), settled(3, 1), *trimmed(3, 5),
+            h.Healed(at=5), ended(9)],
+        "a publisher that goes on in another lane of a broker is never told": [
+            *broker_lanes(), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 1 << 62), sent(4, 1), settled(5, 1, 0, lane=9),
+            ended(9)],
+        "the same, of a lane that was closed before all of it was durable": [
+            *broker_lanes(), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 5), sent(4, 1), settled(5, 1, 0, lane=9),
+            ended(9)],
+        "a publisher is told of one lost batch in a lane of a broker, and not of the other": [
+            *broker_lanes(), sent(1, 0), sent(1, 1), settled(2, 0, 4), settled(2, 1, 5), *lost(3, 4, 1 << 62),
+            sent(4, 2), settled(5, 2, 0, lane=9), h.LossTold(at=6, process="a", lane=LANE, index=5), ended(9)],
         "a loss that is none": [topic(replicas=2), h.LossTold(at=4, process="a", lane=LANE, index=4)],
         "a reader that never hears that what it got is lost": [
             topic(1, replicas=2), lane(1), sent(1, 0), moved(1, 4), got(2, 4, 0), *lost(3, 4, 99), h.Healed(at=4),
             passed(5, 5), ended(9)],
-        "a loss without a cause": [topic(replicas=2), h.LostSpan(at=3, lane=LANE, start=4, stop=9)],
+        "a loss without a cause": [topic(replicas=2), lost_span(3, 4, 9)],
         "a LOST gap over what is there": [
             topic(replicas=2), *lost(3, 4, 9), moved(4, 0), gap(5, "LOST", 3, 9)],
         "a TRIMMED gap over what nobody trimmed": [
-            topic(replicas=2), trimmed(1, 3), moved(4, 0), gap(5, "TRIMMED", 0, 4)],
+            topic(replicas=2), *trimmed(1, 3), moved(4, 0), gap(5, "TRIMMED", 0, 4)],
+        "a trim that nobody asked for": [topic(replicas=2), h.TrimmedTo(at=1, lane=LANE, index=3)],
+        "a trim of more than was asked for": [topic(replicas=2), *trimmed(1, 3), *trimmed(2, 5, asked=4)],
+        "a loss after a clean stop, although the fabric was lost before": [
+            topic(replicas=2), *lost(3, 4, 9), stopped(5, (4, 9)), lost_span(6, 20, 30)],
+        "a loss by a clean stop that is seen only when the fabric is lost": [
+            topic(replicas=2), stopped(5), stopped(7, (4, 9), clean=False), h.FabricLost(at=7), lost_span(8, 4, 9)],
+        "what was sent after the fabric was lost goes with it": [
+            topic(replicas=2), *lost(3, 4, 900), sent(5, 0), settled(6, 0, 800)],
+        "what was acked to a session that was opened after the fabric was lost goes with it": [
+            topic(replicas=2), sent(2, 0), *lost(3, 4, 900), opened(5), settled(6, 0, 800)],
+        "what was lost with one fabric, and was sent and acked between that and the next": [
+            topic(replicas=2), *lost(3, 4, 900), sent(5, 0), settled(6, 0, 800), stopped(7, (4, 900), clean=False),
+            h.FabricLost(at=7)],
+        "a reader gets what was sent after the fabric was lost that takes it": [
+            topic(replicas=2), *lost(3, 4, 900), sent(5, 0), moved(6, 800), got(7, 800, 0)],
     },
     "P2": {
         "a position names two batches": [
@@ -379,6 +470,8 @@ BAD: dict[str, dict[str, list[Event]]] = {
             topic(), sent(1, 0), sent(1, 1), moved(1, 0), got(2, 0, 0, append_us=9), got(2, 1, 1, append_us=8)],
         "a later send that comes first": [
             topic(), sent(1, 0), settled(2, 0, 1), sent(3, 0, "b"), settled(4, 0, 0, "b")],
+        "a later send that comes before what was acked without a position": [
+            topic(), sent(1, 0), settled(2, 0), sent(3, 0, "b"), settled(4, 0, 0, "b"), moved(5, 1), got(6, 1, 0)],
     },
     "P4": {
         "a reader goes back": [topic(), sent(1, 0), sent(1, 1), moved(2, 0), got(2, 1, 1), got(3, 0, 0)],

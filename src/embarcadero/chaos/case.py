@@ -12,7 +12,7 @@ from typing import Final
 import embarcadero as emb
 from embarcadero.chaos.cases import Case
 from embarcadero.chaos.cluster import MortalCluster
-from embarcadero.chaos.disks import books, disk_events, losses, lost_spans, stored
+from embarcadero.chaos.disks import books, disk_events, lost_spans, stored, with_losses
 from embarcadero.chaos.load import SETTLE_S, Asker, Reader, StreamPlan, TopicPlan, Writer, ends, make_topic
 from embarcadero.chaos.proxy import Proxy
 from embarcadero.chaos.troubles import Stage
@@ -20,7 +20,7 @@ from embarcadero.chaos.verdict import Judgement, judge
 from embarcadero.chaos.watch import Observer
 from embarcadero.config import load
 from embarcadero.limits import MIB
-from embarcadero.sim.history import Ended, FabricLost, Healed, History, LaneMade, RoleFailed
+from embarcadero.sim.history import Ended, Healed, History, LaneMade, RoleFailed
 from embarcadero.types import Ack, Order
 
 BROKERS: Final = 3
@@ -205,10 +205,8 @@ class Performance:
         seen, folder = self.observer.history(), self.cluster.folder
         known = books(folder.store_path)
         starts = {topic.lane: topic.start for topic in self.topics} | {made.lane: 0 for made in seen.of(LaneMade)}
-        events = [event for event in seen if not isinstance(event, Ended)]
-        if lost := seen.of(FabricLost):
-            at = events.index(lost[0]) + 1
-            events[at:at] = losses(lost_spans(known, self.stage.cut_short), lost[0].at)
+        unended = [event for event in seen if not isinstance(event, Ended)]
+        events = with_losses(unended, lost_spans(known, self.stage.cut_short))
         on_disk = stored(folder.path, known.ranges, starts)
         now_us = self.observer.now_us()
         return History([*events, *disk_events(seen, on_disk, known.ranges, now_us), Ended(at=now_us)])

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
-from embarcadero.sim.history import Copies, Event, History, LostSpan, OnDisk, Settled, Verdict
+from embarcadero.sim.checkers.ledger import Span
+from embarcadero.sim.history import Copies, Event, FabricLost, History, LostSpan, OnDisk, Settled, Stopped, Verdict
 from embarcadero.sim.truth import owner_of, records
 from embarcadero.sim.workload import digest_of
 from embarcadero.storage.layout import range_folder
@@ -61,8 +62,8 @@ def _of_range(folder: Path, range_: Range, start: int) -> set[tuple[int, int, in
     }
 
 
-def lost_spans(after: Books, cut_short: Iterable[int]) -> list[tuple[int, int, int]]:
-    """(lane, start, stop) of all that went with the fabric. `cut_short`: lanes of brokers that were open then."""
+def lost_spans(after: Books, cut_short: Iterable[int]) -> list[Span]:
+    """All that went with the fabric. `cut_short`: lanes of brokers that were open then."""
     cut = set(cut_short)
     spans = [(lane.lane, lane.end, _FOR_EVER) for lane in after.lanes if lane.lane in cut and lane.end is not None]
     for old, new in pairwise(after.ranges):
@@ -76,9 +77,27 @@ def lost_spans(after: Books, cut_short: Iterable[int]) -> list[tuple[int, int, i
     return spans
 
 
-def losses(spans: Iterable[tuple[int, int, int]], lost_us: int) -> list[Event]:
-    """Lost spans as events of the moment when the fabric was lost."""
-    return [LostSpan(at=lost_us, lane=lane, start=start, stop=stop) for lane, start, stop in spans]
+def with_losses(events: list[Event], in_the_end: list[Span]) -> list[Event]:
+    """Put lost spans behind the loss of the fabric with which they went: all are known when the next one comes.
+
+    What went with none comes last.
+    """
+    stops = [event for event in events if isinstance(event, Stopped)]
+    known_later = iter([*(stop.lost for stop in stops[1:]), in_the_end])
+    placed: list[Event] = []
+    told: set[Span] = set()
+
+    def tell(spans: list[Span], at: int) -> None:
+        new = [span for span in spans if span not in told]
+        told.update(new)
+        placed.extend(LostSpan(at=at, lane=lane, start=start, stop=stop) for lane, start, stop in new)
+
+    for event in events:
+        placed.append(event)
+        if isinstance(event, FabricLost):
+            tell(next(known_later), event.at)
+    tell(in_the_end, events[-1].at)
+    return placed
 
 
 def disk_events(history: History, found: Stored, ranges: list[Range], at_us: int) -> list[Event]:

@@ -175,7 +175,7 @@ class Restarts:
 
     def _check(self) -> None:
         """Read every topic from its beginning and hold it against what was acked before."""
-        acked: dict[str, dict[int, dict[int, Position]]] = {name: {} for name in TOPICS}
+        acked: dict[str, dict[int, dict[int, Position | None]]] = {name: {} for name in TOPICS}
         for stream in self.streams:
             acked[stream.topic][stream.number] = dict(stream.acked.copy())
         with emb.connect(self.cluster.addresses) as log:

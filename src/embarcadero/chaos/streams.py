@@ -39,7 +39,7 @@ class Stream(threading.Thread):
     def __init__(self, number: int, addresses: list[str], topic: str, record_bytes: int, ack: int = 2) -> None:
         super().__init__(name=f"stream-{number}", daemon=True)
         self.number, self.topic, self.ack = number, topic, ack
-        self.acked: dict[int, Position] = {}
+        self.acked: dict[int, Position | None] = {}  # None: stored, too long ago to name the place
         self.problems: list[str] = []
         self.sent = 0
         self._awaited = FirstAck(0)
@@ -88,7 +88,6 @@ class Stream(threading.Thread):
         while self._waiting and (len(self._waiting) > most or self._waiting[0][1].done()):
             number, future = self._waiting.popleft()
             try:
-                if (position := future.result(timeout=_ACK_S)) is not None:
-                    self.acked[number] = position
+                self.acked[number] = future.result(timeout=_ACK_S)
             except (EmbarcaderoError, TimeoutError) as error:
                 self.problems.append(f"stream {self.number}, record {number}: {type(error).__name__}: {error}")

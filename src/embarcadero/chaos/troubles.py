@@ -24,7 +24,7 @@ from typing import Final
 
 from embarcadero.chaos.cases import Trouble
 from embarcadero.chaos.cluster import MortalCluster, runs, state_of
-from embarcadero.chaos.disks import books
+from embarcadero.chaos.disks import books, lost_spans
 from embarcadero.chaos.places import is_replaced
 from embarcadero.chaos.proxy import FAIR, Mood, Proxy
 from embarcadero.chaos.watch import Observer
@@ -34,7 +34,7 @@ from embarcadero.node.failing import failing_mark
 from embarcadero.node.hand_over import hand_over
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
-from embarcadero.sim.history import FabricLost, RoleFailed
+from embarcadero.sim.history import FabricLost, RoleFailed, Stopped
 
 _ROLE_BACK_S: Final = 20.0
 _REPLACED_S: Final = STOPPED_S + BROKER_SILENT_S
@@ -204,8 +204,11 @@ def lose(stage: Stage, trouble: Trouble, lasts_s: float) -> None:  # noqa: ARG00
     """Kill the supervisor or everything, take shared memory away, and start again."""
     with stage.upheaval, stage.noting("kill", trouble.target):
         stage.kills += stage.cluster.kill_all(only_supervisor=trouble.target == "supervisor")
-        stage.cut_short |= {lane.lane for lane in books(stage.cluster.folder.store_path).lanes if lane.open}
+        known = books(stage.cluster.folder.store_path)
+        lost_before = lost_spans(known, stage.cut_short)
+        stage.cut_short |= {lane.lane for lane in known.lanes if lane.open}
         stage.over.wait(0.1)  # acks that were on their way arrive
+        stage.observer.saw(Stopped, clean=False, lost=lost_before)
         stage.observer.saw(FabricLost)
         stage.cluster.start()
 

@@ -1,6 +1,6 @@
 """What a reader must find after trouble, and what it did find, compared as columns.
 
-- every acked record is at the position that its ack named;
+- every acked record is at the position that its ack named, or somewhere if it named none;
 - no record is there twice (orders 2 and 5);
 - each stream's records are in the order of sending, without a hole below the last one (order 5);
 - what was read before is still there, at the same positions: no prefix changes.
@@ -19,6 +19,9 @@ from embarcadero.chaos.streams import RECORD
 from embarcadero.types import Order, Position
 
 _WORDS = np.dtype([("stream", "<u4"), ("number", "<u8")])
+
+Acked = Mapping[int, Mapping[int, Position | None]]
+"""What was acked: stream -> record -> position."""
 
 
 @dataclass(slots=True)
@@ -72,9 +75,10 @@ class Truth:
     checked: int = 0
     problems: list[str] = field(default_factory=list)
 
-    def check(self, acked: Mapping[int, Mapping[int, Position]], now: Seen) -> None:
-        """Hold what was read now against what was acked (stream -> record -> position) before the read began."""
-        self._check_acked(acked, now)
+    def check(self, acked: Acked, now: Seen) -> None:
+        """Hold what was read now against what was acked before the read began."""
+        self._check_named(acked, now)
+        self._check_unnamed(acked, now)
         if self.order >= Order.TOTAL:
             self._check_once(now)
         if self.order == Order.STRONG:
@@ -85,10 +89,11 @@ class Truth:
     def _complain(self, text: str) -> None:
         self.problems.append(f"{self.topic}: {text}")
 
-    def _check_acked(self, acked: Mapping[int, Mapping[int, Position]], now: Seen) -> None:
+    def _check_named(self, acked: Acked, now: Seen) -> None:
         order = np.argsort(now.keys)
         keys, names = now.keys[order], now.names[order]
-        for stream, positions in acked.items():
+        for stream, answers in acked.items():
+            positions = {number: place for number, place in answers.items() if place is not None}
             places = np.array([p.lane << 48 | p.seq for p in positions.values()], dtype=np.uint64)
             wanted = np.array([stream << 48 | number for number in positions], dtype=np.uint64)
             at = np.searchsorted(keys, places)
@@ -98,6 +103,14 @@ class Truth:
             for missing in np.flatnonzero(~there)[:3].tolist():
                 number = list(positions)[missing]
                 self._complain(f"stream {stream}, record {number}, acked at {positions[number]}, is not there")
+
+    def _check_unnamed(self, acked: Acked, now: Seen) -> None:
+        for stream, answers in acked.items():
+            numbers = [number for number, place in answers.items() if place is None]
+            wanted = np.array([stream << 48 | number for number in numbers], dtype=np.uint64)
+            self.checked += len(wanted)
+            for missing in np.flatnonzero(~np.isin(wanted, now.names))[:3].tolist():
+                self._complain(f"stream {stream}, record {numbers[missing]}, acked without a position, is not there")
 
     def _check_once(self, now: Seen) -> None:
         names, counts = np.unique(now.names, return_counts=True)

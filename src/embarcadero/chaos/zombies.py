@@ -413,7 +413,7 @@ def _follows(range_: Range, replica: int) -> bool:
 
 def _check(stage: Stage, case: Case) -> None:
     """Hold what is there now against what was acked, and what was shown to readers on the way."""
-    acked: dict[str, dict[int, dict[int, Position]]] = {name: {} for name in TOPICS}
+    acked: dict[str, dict[int, dict[int, Position | None]]] = {name: {} for name in TOPICS}
     for stream in stage.streams:
         acked[stream.topic][stream.number] = dict(stream.acked)
         case.problems += stream.problems

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from embarcadero.sim.disk import Mount, SimDisk
-from embarcadero.sim.history import Copies, CopyDiffers, DamageLeft, LostSpan, OnDisk, TailRead, TrimmedTo
+from embarcadero.sim.history import Copies, CopyDiffers, DamageLeft, LostSpan, OnDisk, Stopped, TailRead, TrimmedTo
 from embarcadero.sim.plan import COMPARED_FROM_SEED
 from embarcadero.sim.truth import Truth, Unequal, owner_of, stored, unequal, whole
 from embarcadero.types import Range, ReplicaMember
@@ -97,9 +97,16 @@ class Disks:
         """Lanes of brokers that are open now end somewhere, and what was above is lost."""
         self._cut_short.update(lane.lane for lane in self._world.directory.lanes() if lane.open)
 
-    def see_gaps(self) -> None:
-        """Put on record what the store says is lost or trimmed."""
-        directory, now_us = self._world.directory, self._world.queue.now_us
+    def see_stop(self, clean: bool) -> None:
+        """Put on record that the cluster stops, and what is lost already."""
+        numbered = self._world.directory.generation & 0xFFFF_FFFF > 0
+        self._world.seen(
+            Stopped(at=self._world.queue.now_us, clean=clean, lost=self._lost_spans(), numbered=numbered)
+        )  # fmt: skip
+
+    def _lost_spans(self) -> list[tuple[int, int, int]]:
+        """(lane, start, stop) of all that the store says is lost."""
+        directory = self._world.directory
         spans = [(lane.lane, lane.end, _FOR_EVER) for lane in directory.lanes()
                  if lane.lane in self._cut_short and lane.end is not None]  # fmt: skip
         ranges = directory.ranges()
@@ -111,7 +118,12 @@ class Disks:
             sealed = last[closed.lane].end if closed.lane in last else None
             if closed.end is not None and sealed is not None and sealed < closed.end:
                 spans.append((closed.lane, sealed, closed.end))
-        for span in spans:
+        return spans
+
+    def see_gaps(self) -> None:
+        """Put on record what the store says is lost or trimmed."""
+        directory, now_us = self._world.directory, self._world.queue.now_us
+        for span in self._lost_spans():
             if span not in self._told:
                 self._told.add(span)
                 self._world.seen(LostSpan(at=now_us, lane=span[0], start=span[1], stop=span[2]))

@@ -48,6 +48,11 @@ SEGMENT_S: Final = 100.0
 AGES_FROM_SEED: Final = 40_000
 """From then on segments may also be closed by their age while there is trouble."""
 
+STOPS_FROM_SEED: Final = 70_000
+"""From then on some worlds are stopped in order and started again, and never lose their fabric."""
+
+STOPS_SHARE: Final = 0.4
+
 
 @dataclass(slots=True)
 class DurablePlan:
@@ -89,8 +94,16 @@ def make_durable(seed: int, topics: int, quiet: bool, bias: Bias | None = None) 
     )  # fmt: skip
     if seed >= AGES_FROM_SEED:
         plan.segment_s = random.Random(f"{seed}:age").choice([1.0, 5.0, SEGMENT_S])
+    if seed >= STOPS_FROM_SEED and not quiet and not restarts and bias is None:
+        _add_stops(random.Random(f"{seed}:stops"), plan)
     _add_mirror(random.Random(f"{seed}:mirror"), plan, bias)
     return plan
+
+
+def _add_stops(rng: random.Random, plan: DurablePlan) -> None:
+    """Not where something is in memory only: that ends with each stop."""
+    if rng.random() < STOPS_SHARE and all(r for r, _ in plan.copies):
+        plan.faults["clean-restart"] = rng.choice([2.0, 5.0])
 
 
 def _add_mirror(rng: random.Random, plan: DurablePlan, bias: Bias | None) -> None:

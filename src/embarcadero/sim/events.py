@@ -28,10 +28,11 @@ class Trace:
         self.count = 0
         self._keep = keep
 
-    def note(self, at: int, who: str, what: str) -> None:
-        """Something happened."""
+    def note(self, at: int, who: str, what: str, marked: bool = True) -> None:
+        """Something happened; not `marked`: it leaves a line, and no mark."""
         self.count += 1
-        self._hash.update(f"{at} {who} {what}\n".encode())
+        if marked:
+            self._hash.update(f"{at} {who} {what}\n".encode())
         if self._keep:
             self.steps.append(Step(at, who, what))
 

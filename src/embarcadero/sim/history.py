@@ -180,6 +180,17 @@ class FabricLost(Event):
     """Every process was gone at once, and the fabric with them: what was not durable may be lost."""
 
 
+class Stopped(Event):
+    """The whole cluster has stopped, and this is what the store says to be lost: (lane, start, stop).
+
+    Clean: it was told to stop, and all that was ordered is durable. Else this is seen when the fabric is lost.
+    """
+
+    clean: bool
+    lost: list[tuple[int, int, int]] = []
+    numbered: bool = True  # clients can tell this cluster from the next one
+
+
 class MirrorLeft(Event):
     """The fabric that was lost just now had a mirror, which is still there: all but the payloads."""
 
@@ -207,8 +218,15 @@ class LossTold(Event):
     index: int
 
 
+class TrimAsked(Event):
+    """Somebody who may do so asks for a trim of everything below `index`."""
+
+    lane: int
+    index: int
+
+
 class TrimmedTo(Event):
-    """Somebody who may do so had everything below `index` trimmed, or retention did."""
+    """The store says that everything below `index` is trimmed."""
 
     lane: int
     index: int
@@ -314,9 +332,9 @@ class RoleFailed(Event):
 
 AnyEvent = (
     TopicMade | LaneMade | Began | Sent | Settled | SessionOpened | Moved | Delivered | GapSeen | Passed | TailRead
-    | OrderedTo | EpochStarted | StillThere | FabricLost | MirrorLeft | WrittenTo | LostSpan | LossTold | TrimmedTo
-    | Copies | OnDisk | DamageLeft | CopyDiffers | Asked | Answered | Died | Fault | Stuck | Healed | Ended | Sampled
-    | RoleFailed
+    | OrderedTo | EpochStarted | StillThere | FabricLost | Stopped | MirrorLeft | WrittenTo | LostSpan | LossTold
+    | TrimAsked | TrimmedTo | Copies | OnDisk | DamageLeft | CopyDiffers | Asked | Answered | Died | Fault | Stuck
+    | Healed | Ended | Sampled | RoleFailed
 )  # fmt: skip
 
 Kind = TypeVar("Kind", bound=Event)

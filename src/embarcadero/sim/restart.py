@@ -37,6 +37,7 @@ class Restarts:
     def _lose(self, power_cut: bool) -> None:
         world = self._world
         world.see_frontiers()
+        world.disks.see_stop(clean=False)
         world.disks.fabric_lost()
         world.mirrors.fabric_lost()
         world.seen(FabricLost(at=world.queue.now_us))
@@ -84,6 +85,7 @@ class Restarts:
         world.note("cluster", f"stops {'cleanly' if clean else 'with open ranges'}")
         if clean:
             world.see_frontiers()
+            world.disks.see_stop(clean=True)
             self._end(power_cut=False)
         else:
             self._lose(power_cut=False)

@@ -37,8 +37,10 @@ from embarcadero.sim.history import (
     OrderedTo,
     Settled,
     StillThere,
+    Stopped,
     TailRead,
     TopicMade,
+    TrimAsked,
     Verdict,
 )
 from embarcadero.sim.mirrors import MIRROR, Mirrors
@@ -71,6 +73,12 @@ ACKS_MIN = 100
 """A world with fewer acks in the end fails. What is missing is sent once all is healed, so that there is something to
 read back: this shows little. How much was acked before that is told apart (`reports.acks_in_trouble`)."""
 
+NUMBERED_FROM_SEED = 70_000
+"""From then on the first generation has a number, as `up` gives it: without, clients do not notice that it is over."""
+
+_UNMARKED = (Stopped, TrimAsked)
+"""Seen by checkers that came later: worlds that were told before them keep their digests."""
+
 _SKIPPED = 4
 _LAST_BATCHES = 10
 _LOOK_EVERY_US = SECOND_US // 4
@@ -92,8 +100,8 @@ class World:
         self.store = MemoryStore()
         self.directory = Directory(self.store, cluster_id=f"{plan.seed & 0xFFFF_FFFF:08x}")
         self.mirrors = Mirrors(self)
-        if self.mirrors.on:
-            self.directory.begin_generation(MIRROR)
+        if self.mirrors.on or plan.seed >= NUMBERED_FROM_SEED:
+            self.directory.begin_generation(MIRROR if self.mirrors.on else "")
         self.memory = IncoherentMemory(random.Random(f"{plan.seed}:memory"), self.directory.generation)
         self.mirrors.begin(self.directory.generation)
         self.network = Network(self, plan.weather)
@@ -140,7 +148,7 @@ class World:
     def seen(self, event: Event) -> None:
         """Put an event on record."""
         self.history.add(event)
-        self.trace.note(event.at, "history", repr(event))
+        self.trace.note(event.at, "history", repr(event), marked=not isinstance(event, _UNMARKED))
 
     def note(self, who: str, what: str) -> None:
         """Leave a line in the trace."""
@@ -344,6 +352,7 @@ class World:
         index = start + (read[lane] - start) * rng.randrange(60) // 100
         self.note("operator", f"trims lane {lane} below {index}")
         self.disks.see_gaps()
+        self.seen(TrimAsked(at=self.queue.now_us, lane=lane, index=index))
         self.directory.trim(names[lane], lane, index)
         return f"lane {lane}", 0
 

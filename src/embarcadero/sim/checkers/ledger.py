@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from embarcadero.sim.history import (
     Delivered,
+    FabricLost,
     GapSeen,
     History,
     LaneMade,
@@ -18,8 +19,11 @@ from embarcadero.sim.history import (
     Sent,
     SessionOpened,
     Settled,
+    Stopped,
+    TrimmedTo,
     Verdict,
 )
+from embarcadero.types import Ack
 
 
 class Violation(NamedTuple):
@@ -44,6 +48,16 @@ class Claim:
 Batch = tuple[str, int]
 """(stream, number)"""
 
+Span = tuple[int, int, int]
+"""(lane, start, stop)"""
+
+
+class Loss(NamedTuple):
+    """When a span was first known to be lost, and when the fabric was lost with which it went. None: with no fabric."""
+
+    known_us: int
+    cause_us: int | None
+
 
 class Ledger:
     """Facts of one history."""
@@ -53,7 +67,9 @@ class Ledger:
         self.covered: dict[int, list[tuple[int, int]]] = {}  # by lane; see `covered`
         self.first_sent: dict[Batch, Sent] = {}
         self.batch_of: dict[int, Batch] = {}
+        self.sent_by: dict[tuple[str, int], Sent] = {}  # by (process, number)
         for sent in history.of(Sent):
+            self.sent_by.setdefault((sent.process, sent.number), sent)
             self.first_sent.setdefault((sent.stream, sent.number), sent)
             self.batch_of.setdefault(sent.digest, (sent.stream, sent.number))
         self.claims: dict[int, dict[int, list[Claim]]] = defaultdict(lambda: defaultdict(list))
@@ -65,6 +81,15 @@ class Ledger:
         """lane -> spans of indices that went with the fabric"""
         for span in history.of(LostSpan):
             self.lost[span.lane] = merge([*self.lost[span.lane], (span.start, span.stop)])
+        self.losses = self._causes_of_losses()
+        self.trimmed: dict[int, int] = defaultdict(int)
+        """lane -> everything below this index was given up in the end"""
+        for trim in history.of(TrimmedTo):
+            self.trimmed[trim.lane] = max(self.trimmed[trim.lane], trim.index)
+        self._last_loss_us = max((lost.at for lost in history.of(FabricLost)), default=-1)
+        self._opened_us: dict[str, list[int]] = defaultdict(list)  # by process
+        for opened in history.of(SessionOpened):
+            self._opened_us[opened.process].append(opened.at)
         self.known = {lane: sorted(at_index) for lane, at_index in self.claims.items()}
         self.stream_of = self._streams_of_sessions()
         self.numbered = self._numbers_of_sessions()
@@ -98,6 +123,35 @@ class Ledger:
                 numbered[found.lane, found.session].add((found.session_seq, batch[1]))
         return {session: sorted(pairs) for session, pairs in numbered.items()}
 
+    def _causes_of_losses(self) -> dict[Span, Loss]:
+        """What is lost went with the fabric that was lost last, unless the cluster has stopped cleanly since."""
+        losses: dict[Span, Loss] = {}
+        lost_us: int | None = None
+        for event in self.history:
+            if isinstance(event, FabricLost):
+                lost_us = event.at
+            elif isinstance(event, LostSpan):
+                losses.setdefault((event.lane, event.start, event.stop), Loss(event.at, lost_us))
+            elif isinstance(event, Stopped):
+                for span in event.lost:
+                    losses.setdefault(span, Loss(event.at, lost_us))
+                lost_us = None if event.clean else lost_us
+        return losses
+
+    def went_us(self, lane: int, index: int) -> int | None:
+        """When the fabric was lost with which this index went; None if it is not lost, or without a cause."""
+        here = [loss for (of, start, stop), loss in self.losses.items() if of == lane and start <= index < stop]
+        return max((loss.cause_us for loss in here if loss.cause_us is not None), default=None)
+
+    def given_after(self, ack: Settled, at: int) -> bool:
+        """Whether an ack was not just on its way at this moment: its batch was sent, or its session opened, later."""
+        sent = self.sent_by.get((ack.process, ack.number))
+        return (sent is not None and sent.at > at) or any(at < us <= ack.at for us in self._opened_us[ack.process])
+
+    def lasts(self, ack: Settled) -> bool:
+        """Whether what was acked has to be there in the end: it was durable, or no fabric was lost after the ack."""
+        return ack.ack == Ack.DURABLE or self.given_after(ack, self._last_loss_us)
+
     def ahead(self, lane: int, session: int, sequence: int) -> tuple[int, int]:
         """By how much the number of a batch is ahead of its sequence: at least, at most.
 
@@ -126,6 +180,17 @@ class Ledger:
             for claim in self.claims[lane][index]:
                 places.setdefault(claim.digest, index)
         return places
+
+    def may_be_trimmed(self, lane: int, sent: Sent) -> bool:
+        """Whether a batch that is stored in a lane may be below what was trimmed: nobody need have seen it there.
+
+        It is above all that was known to be in the lane when it was sent first.
+        """
+        if not self.trimmed[lane]:
+            return False
+        before = (i for i, claims in self.claims[lane].items() if any(claim.at < sent.at for claim in claims))
+        place = self.index_of(lane).get(sent.digest, max(before, default=-1) + 1)
+        return place < self.trimmed[lane]
 
     def lanes_of(self, topic: int) -> list[int]:
         """The lanes of a topic, named by its own lane."""

@@ -7,6 +7,7 @@ from collections import defaultdict
 from embarcadero.sim.checkers.ledger import Ledger, Violation, inside, ledger_of
 from embarcadero.sim.history import (
     Delivered,
+    Died,
     Ended,
     FabricLost,
     GapSeen,
@@ -18,7 +19,9 @@ from embarcadero.sim.history import (
     Moved,
     OnDisk,
     Settled,
+    Stopped,
     TopicMade,
+    TrimAsked,
     TrimmedTo,
     Verdict,
     WrittenTo,
@@ -30,11 +33,11 @@ def check(history: History) -> list[Violation]:
     """All violations of P1."""
     ledger = ledger_of(history)
     lanes = _replicated(ledger)
-    found = [*_losses_have_a_cause(history), *_gaps_are_true(history, lanes), *_durable_is_not_lost(ledger)]
-    found += [*_losses_are_told(ledger), *_ends_are_known(ledger)]
+    found = [*_losses_have_a_cause(ledger), *_gaps_are_true(history, lanes), *_what_lasts_is_not_lost(ledger)]
+    found += [*_trims_were_asked_for(history), *_losses_are_told(ledger), *_ends_are_known(ledger)]
     ended, healed = history.of(Ended), history.of(Healed)
     if ended and healed:
-        found += [*_read_back(ledger, lanes), *_readers_are_told(ledger)]
+        found += [*_read_back(ledger, lanes), *_unnamed_is_there(ledger, lanes), *_readers_are_told(ledger)]
     return found
 
 
@@ -44,14 +47,27 @@ def _replicated(ledger: Ledger) -> set[int]:
     return topics | {made.lane for made in ledger.broker_lanes.values() if made.topic in topics}
 
 
-def _losses_have_a_cause(history: History) -> list[Violation]:
-    """Positions are lost only with the fabric."""
-    lost_us = min((event.at for event in history.of(FabricLost)), default=None)
+def _losses_have_a_cause(ledger: Ledger) -> list[Violation]:
+    """Positions are lost only with the fabric, never by a clean stop."""
     return [
-        Violation("P1", s.at, f"indices {s.start} to {s.stop} of lane {s.lane} are lost, yet the fabric was never lost")
-        for s in history.of(LostSpan)
-        if lost_us is None or s.at < lost_us
-    ]
+        Violation("P1", loss.known_us, (
+            f"indices {start} to {stop} of lane {lane} are lost, yet the fabric never was, or not since a clean stop"))
+        for (lane, start, stop), loss in ledger.losses.items()
+        if loss.cause_us is None
+    ]  # fmt: skip
+
+
+def _trims_were_asked_for(history: History) -> list[Violation]:
+    """The store gives up no more than somebody asked for."""
+    found: list[Violation] = []
+    asked: dict[int, int] = defaultdict(int)
+    for event in history:
+        if isinstance(event, TrimAsked):
+            asked[event.lane] = max(asked[event.lane], event.index)
+        elif isinstance(event, TrimmedTo) and event.index > asked[event.lane]:
+            found.append(Violation("P1", event.at, (
+                f"lane {event.lane} is trimmed below {event.index}; nobody asked for more than {asked[event.lane]}")))
+    return found
 
 
 def _gaps_are_true(history: History, lanes: set[int]) -> list[Violation]:
@@ -73,24 +89,37 @@ def _gaps_are_true(history: History, lanes: set[int]) -> list[Violation]:
     return found
 
 
-def _durable_is_not_lost(ledger: Ledger) -> list[Violation]:
-    """What was acked or read as durable is never lost."""
-    found = [
-        Violation("P1", s.at, f"batch {s.number} of {s.stream} was acked as durable at index {s.index}, and is lost")
-        for s in ledger.history.of(Settled)
-        if s.verdict is Verdict.STORED and s.ack == Ack.DURABLE and s.index is not None
-        and ledger.is_lost(s.lane, s.index)
-    ]  # fmt: skip
-    return found + [
-        Violation("P1", d.at, f"reader {d.reader} read index {d.index} of lane {d.lane} as durable, and it is lost")
-        for d in ledger.history.of(Delivered)
-        if d.durable and ledger.is_lost(d.lane, d.index)
-    ]
+def _what_lasts_is_not_lost(ledger: Ledger) -> list[Violation]:
+    """What was acked or read as durable is never lost; what was acked, or sent, after a loss does not go with it."""
+    found: list[Violation] = []
+    for s in ledger.history.of(Settled):
+        if s.verdict is not Verdict.STORED or s.index is None or not ledger.is_lost(s.lane, s.index):
+            continue
+        what = f"batch {s.number} of {s.stream}, acked at index {s.index} of lane {s.lane} (ack {s.ack}), is lost"
+        went_us = ledger.went_us(s.lane, s.index)
+        if s.ack == Ack.DURABLE:
+            found.append(Violation("P1", s.at, what))
+        elif went_us is not None and ledger.given_after(s, went_us):
+            found.append(Violation("P1", s.at, f"{what}, with a fabric that was lost before the ack"))
+    for d in ledger.history.of(Delivered):
+        if not ledger.is_lost(d.lane, d.index):
+            continue
+        what = f"reader {d.reader} read index {d.index} of lane {d.lane}"
+        went_us, batch = ledger.went_us(d.lane, d.index), ledger.batch_of.get(d.digest)
+        if d.durable:
+            found.append(Violation("P1", d.at, f"{what} as durable, and it is lost"))
+        elif went_us is not None and batch is not None and ledger.first_sent[batch].at > went_us:
+            found.append(Violation("P1", d.at, f"{what}, lost with a fabric that was lost before it was sent"))
+    return found
 
 
 def _losses_are_told(ledger: Ledger) -> list[Violation]:
-    """A publisher that goes on after a loss hears which of its acked batches are lost, and of no others."""
-    history = ledger.history
+    """A publisher that goes on after a loss hears which of its acked batches are lost, and of no others.
+
+    It goes on in the same lane, where it is told first; with orders 0 and 1 in others, and then it is told by and by.
+    """
+    history, sent_last = ledger.history, _sent_last(ledger)
+    unnoticed = {stop.at for stop in history.of(Stopped) if not stop.numbered}
     told = {(event.process, event.lane, event.index) for event in history.of(LossTold)}
     found = [
         Violation("P1", t.at, f"{t.process} was told that index {t.index} of lane {t.lane} is lost; it is not")
@@ -104,11 +133,29 @@ def _losses_are_told(ledger: Ledger) -> list[Violation]:
     for event in stored:
         stop = ledger.lost_until(event.lane, event.index or 0)
         goes_on = stop is not None and newest[event.process, event.lane] >= stop  # an earlier ack may come late
+        if stop is not None and event.lane in ledger.broker_lanes:
+            went_us = ledger.went_us(event.lane, event.index or 0)
+            goes_on = went_us not in (None, *unnoticed) and sent_last.get(event.process, 0) > (went_us or 0)
         if goes_on and (event.process, event.lane, event.index or 0) not in told:
             found.append(Violation("P1", event.at, (
                 f"batch {event.number} of {event.process}, acked at index {event.index} of lane {event.lane}, is lost, "
                 "and its publisher went on without being told")))  # fmt: skip
     return found
+
+
+def _sent_last(ledger: Ledger) -> dict[str, int]:
+    """When each publisher that is well in the end sent the last batch that was stored."""
+    settled = ledger.history.of(Settled)
+    ended_badly = {event.process for event in settled if event.verdict is not Verdict.STORED}
+    ended_badly |= {event.process for event in ledger.history.of(Died)}
+    if not ledger.history.of(Ended):
+        return {}
+    times: dict[str, int] = {}
+    for event in settled:
+        sent = ledger.sent_by.get((event.process, event.number))
+        if sent is not None and event.process not in ended_badly:
+            times[event.process] = max(sent.at, times.get(event.process, 0))
+    return times
 
 
 def _ends_are_known(ledger: Ledger) -> list[Violation]:
@@ -162,18 +209,35 @@ def _read_back(ledger: Ledger, lanes: set[int]) -> list[Violation]:
     healed_us = history.of(Healed)[-1].at
     read = {(d.lane, d.index, d.digest) for d in history.of(Delivered) if d.at >= healed_us}
     disks = {(stored.lane, stored.index, stored.digest) for stored in history.of(OnDisk) if stored.copies}
-    trimmed: dict[int, int] = defaultdict(int)
-    for trim in history.of(TrimmedTo):
-        trimmed[trim.lane] = max(trimmed[trim.lane], trim.index)
     for ack in history.of(Settled):
         if ack.verdict is not Verdict.STORED or ack.index is None or ack.lane not in lanes:
             continue
-        if ack.index < trimmed[ack.lane] or ledger.is_lost(ack.lane, ack.index):
+        if ack.index < ledger.trimmed[ack.lane] or ledger.is_lost(ack.lane, ack.index):
             continue
         place = (ack.lane, ack.index, ledger.first_sent[ack.stream, ack.number].digest)
         what = f"batch {ack.number} of {ack.stream}, acked at index {ack.index} of lane {ack.lane} (ack {ack.ack})"
         if place not in read:
             found.append(Violation("P1", ack.at, f"{what}, was not found there when all was read back"))
         if ack.ack == Ack.DURABLE and place not in disks:
+            found.append(Violation("P1", ack.at, f"{what}, is on no disk in the end"))
+    return found
+
+
+def _unnamed_is_there(ledger: Ledger, lanes: set[int]) -> list[Violation]:
+    """The same for acks that name no position, as those for what was stored too long ago: the batch is somewhere."""
+    history, found = ledger.history, []
+    healed_us = history.of(Healed)[-1].at
+    read = {d.digest for d in history.of(Delivered) if d.at >= healed_us and not ledger.is_lost(d.lane, d.index)}
+    disks = {s.digest for s in history.of(OnDisk) if s.copies and not ledger.is_lost(s.lane, s.index)}
+    for ack in history.of(Settled):
+        if ack.verdict is not Verdict.STORED or ack.index is not None or ack.lane not in lanes:
+            continue
+        sent = ledger.first_sent[ack.stream, ack.number]
+        if not ledger.lasts(ack) or ledger.may_be_trimmed(ack.lane, sent):
+            continue
+        what = f"batch {ack.number} of {ack.stream}, acked without a position (ack {ack.ack})"
+        if sent.digest not in read:
+            found.append(Violation("P1", ack.at, f"{what}, was not found anywhere when all was read back"))
+        if ack.ack == Ack.DURABLE and sent.digest not in disks:
             found.append(Violation("P1", ack.at, f"{what}, is on no disk in the end"))
     return found

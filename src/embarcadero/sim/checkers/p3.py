@@ -77,26 +77,34 @@ def _time_goes_on(ledger: Ledger) -> list[Violation]:
 def _real_time(ledger: Ledger) -> list[Violation]:
     """A batch sent after another's ack comes after it."""
     found: list[Violation] = []
-    acks = sorted(
-        (ack for ack in ledger.history.of(Settled) if ack.verdict is Verdict.STORED and ack.index is not None),
-        key=lambda ack: ack.at,
-    )
     lanes = {topic: ledger.lanes_of(topic) for topic in sorted({sent.lane for sent in ledger.first_sent.values()})}
     places = {lane: ledger.index_of(lane) for several in lanes.values() for lane in several}
-    highest: dict[int, Settled] = {}
+    acks = [(ack, index) for ack in ledger.history.of(Settled) if (index := _place(ledger, places, ack)) is not None]
+    acks.sort(key=lambda item: item[0].at)
+    highest: dict[int, tuple[Settled, int]] = {}
     later = 0
     for batch, sent in sorted(ledger.first_sent.items(), key=lambda item: item[1].at):
-        while later < len(acks) and acks[later].at < sent.at:
-            ack, later = acks[later], later + 1
-            if ack.lane not in highest or (highest[ack.lane].index or 0) < (ack.index or 0):
-                highest[ack.lane] = ack
+        while later < len(acks) and acks[later][0].at < sent.at:
+            (ack, place), later = acks[later], later + 1
+            if ack.lane not in highest or highest[ack.lane][1] < place:
+                highest[ack.lane] = ack, place
         for lane in lanes[sent.lane]:
-            before, index = highest.get(lane), places[lane].get(sent.digest)
-            if before is not None and index is not None and index < (before.index or 0):
+            index = places[lane].get(sent.digest)
+            if lane in highest and index is not None and index < highest[lane][1]:
+                before, place = highest[lane]
                 found.append(Violation("P3", sent.at, (
                     f"batch {batch[1]} of {batch[0]} was sent after batch {before.number} of {before.stream} was "
-                    f"acked at index {before.index} of lane {lane}, but is before it, at index {index}")))  # fmt: skip
+                    f"acked at index {place} of lane {lane}, but is before it, at index {index}")))  # fmt: skip
     return found
+
+
+def _place(ledger: Ledger, places: dict[int, dict[int, int]], ack: Settled) -> int | None:
+    """Where the batch is that was acked: as the ack says or, if it does not, as readers found out."""
+    if ack.verdict is not Verdict.STORED:
+        return None
+    if ack.index is not None or not ledger.lasts(ack):
+        return ack.index
+    return places[ack.lane].get(ledger.first_sent[ack.stream, ack.number].digest)
 
 
 def _lane_order(ledger: Ledger, lane: int) -> list[Violation]:
