@@ -73,6 +73,8 @@ _ROT: Final = Bias(("bit-flip", "cluster-loss", "replica-crash"))
 _REIGNS: Final = Bias(("sequencer-crash-inside",), interrupt_rate=0.05)
 _STRIKES: Final = Bias(("sequencer-crash-inside", "sequencer-zombie"), interrupt_rate=0.05)
 _MOVES: Final = Bias(("hand-over", "sequencer-zombie"), every_s=1.0, interrupt_rate=0.05)
+_TRIMS: Final = Bias(("trim", "replica-crash"), every_s=1.0)
+_HOLDERS: Final = Bias(("publisher-zombie",), every_s=1.0)
 _MIRROR: Final = Bias(("cluster-loss", "replica-crash"), job_us=100_000, mirror=True)
 _ENDS: Final = Bias(("broker-crash-inside", "broker-zombie"), interrupt_rate=0.05)
 _SLOW: Final = Bias(("slow-disk", "replica-pause"), every_s=2.0)
@@ -144,6 +146,21 @@ PLANTS: Final = {
               witnesses=(2, 1)),
         Plant("foreseen-is-the-end", "a takeover takes what it read before its epoch line was open for all there is",
               "P2, P5", witnesses=(1019, 1058, 1004)),
+        Plant("loss-not-told", "a publisher is not told which of its acked batches are lost", "P1", bias=_LOSS,
+              witnesses=(9,)),
+        Plant("lost-gap-untold", "a subscriber passes over what is lost without telling its reader", "P1", bias=_LOSS,
+              witnesses=(1,)),
+        Plant("trimmed-gap-too-long", "a broker tells one index more than there are as trimmed", "P1", bias=_TRIMS,
+              witnesses=(7, 2)),
+        Plant("trim-too-far", "a replica drops segments above the trim", "P1", bias=_TRIMS, witnesses=(0,)),
+        Plant("damage-left", "a replica does not repair what is damaged", "P7", bias=_ROT, witnesses=(0,)),
+        Plant("append-time-goes-back", "a sequencer believes its own clock, whatever its predecessor wrote", "P3",
+              bias=_REIGNS, witnesses=(2, 1)),
+        Plant("holder-not-fenced", "who opens a session again does not end the one who had it", "P5", bias=_HOLDERS,
+              witnesses=(12, 7)),
+        Plant("end-recorded-low", "the store is told that the order ended one batch earlier", "P5", bias=_REIGNS,
+              witnesses=(1,)),
+        Plant("gap-stops-all", "nothing is ordered while a batch waits for its gap to close", "P9", witnesses=(105,)),
         Plant("epoch-opened-late", "a takeover reads first, and opens its epoch line then", "P2, P5", bias=_MOVES,
               witnesses=(1025, 1012), scope="ack"),
         Plant("epoch-checked-first", "a broker looks at epoch lines first, and loads results then", scope="ack"),
@@ -190,6 +207,15 @@ PATCH_POINTS: Final = {
     "reissue-left-out": "sequencer/lane.py",
     "held-not-read": "sequencer/takeover.py",
     "foreseen-is-the-end": "sequencer/takeover.py",
+    "loss-not-told": "client/publisher.py",
+    "lost-gap-untold": "client/subscriber.py",
+    "trimmed-gap-too-long": "broker/stored.py",
+    "trim-too-far": "replica/retention.py",
+    "damage-left": "replica/repair.py",
+    "append-time-goes-back": "sequencer/lane.py",
+    "holder-not-fenced": "sequencer/control.py",
+    "end-recorded-low": "sequencer/state.py",
+    "gap-stops-all": "sequencer/state.py",
     "epoch-opened-late": "sequencer/state.py",
     "epoch-checked-first": "broker/relay.py",
     "epoch-not-checked": "broker/epoch.py",

@@ -70,14 +70,20 @@ class PlantsReport(msgspec.Struct, kw_only=True):
 
     @property
     def good(self) -> bool:
-        """Whether each was caught by what has to catch it."""
-        return all(plant.caught for plant in self.plants)
+        """Whether each was caught by what has to catch it, and no checker could be missed."""
+        return all(plant.caught for plant in self.plants) and not self.idle
+
+    @property
+    def idle(self) -> list[str]:
+        """Promises whose checkers could be turned off, and every bug would still be noticed."""
+        alone = {promise for plant in self.plants if len(plant.broken) == 1 for promise in plant.broken}
+        return [promise for promise in CHECKERS if promise not in alone]
 
     def table(self) -> Table:
         """For people."""
-        table = Table(
-            "planted bug", "what it is", "patch point", "caught by", "seed", "seeds needed", "how", title="planted bugs"
-        )
+        idle = f"no bug is left to the checkers of {', '.join(self.idle)} alone" if self.idle else None
+        table = Table("planted bug", "what it is", "patch point", "caught by", "seed", "seeds needed", "how",
+                      title="planted bugs", caption=idle)  # fmt: skip
         for plant in self.plants:
             known = PLANTS[plant.name]
             seed, needed = ("", "") if plant.seed is None else (str(plant.seed), str(plant.seeds_needed))
