@@ -128,6 +128,8 @@ class Broker:
         self.on_settled: Callable[[], None] = _nothing  # acks are on their way out: before anything else is done
         self._least_credit_bytes = max(self._largest_frame, self.settings.credit_bytes // 2)
         self.refresh()
+        if self.deposed:
+            self._leave_nothing()
 
     # --- the world around ---------------------------------------------------------------------------------------------
     def refresh(self) -> None:
@@ -141,6 +143,14 @@ class Broker:
             self._outline = NOT_SEEN  # the store may cease to answer half-way: then all of it is read again
             self._read_all()
         self._revision, self._outline = revision, outline
+
+    def _leave_nothing(self) -> None:
+        """If we were removed before our regions were all there, nobody looks for those that we have made since."""
+        whose = self.member.broker, self.member.incarnation
+        if all((other.broker, other.incarnation) != whose for other in self._members):
+            for name in self._fabric.names():
+                if name.startswith(f"{self.member.region_prefix}/"):
+                    self._fabric.remove(name)
 
     def _read_all(self) -> None:
         self._topics = {topic.name: topic for topic in self._directory.topics()}
