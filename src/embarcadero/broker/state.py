@@ -45,6 +45,7 @@ from embarcadero.fabric.log import Reservation
 from embarcadero.fabric.region import Fabric
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.store import NOT_SEEN
+from embarcadero.plants import planted
 from embarcadero.steps import Step
 from embarcadero.storage.disk import Disk
 from embarcadero.types import NO_SESSION, EntryKind, Member, MemberState, Order, Outcome, ReplicaMember, Topic
@@ -274,7 +275,8 @@ class Broker:
 
     def disconnected(self, connection: Connection) -> None:
         """Its transport is gone; what it sent stays on its way."""
-        self.connections.pop(connection.number, None)
+        if not planted("connections-left"):
+            self.connections.pop(connection.number, None)
         self.reads.disconnected(connection)
         self.lanes.disconnected(connection)
         self.held.disconnected(connection)

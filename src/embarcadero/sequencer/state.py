@@ -356,6 +356,7 @@ class Sequencer:
         prefixes = {member.region_prefix for member in self._directory.members()}
         prefixes |= {member.ref.region_prefix for member in self._directory.replicas()}
         left = [name for name in names if self._is_left(name.split("/")[0], earlier, prefixes)]
+        left = [] if planted("regions-left") else left
 
         def remove() -> None:
             for name in left:
