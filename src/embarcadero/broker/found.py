@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embarcadero.fabric.layout import Entries
+from embarcadero.plants import planted
 from embarcadero.types import EntryKind, Gap
 from embarcadero.wire.messages import Fetch
 
@@ -39,7 +40,7 @@ def wanted_entries(entries: Entries, ask: Fetch) -> npt.NDArray[np.bool_]:
     if ask.partitions is None and ask.control:
         return np.ones(len(entries), dtype=bool)
     wanted: npt.NDArray[np.bool_] = entries["kind"] == EntryKind.BATCH
-    if ask.partitions is not None:
+    if ask.partitions is not None and not planted("filter-left-out"):
         wanted &= np.isin(entries["partition"], np.array(ask.partitions, dtype=np.uint16))
     wanted |= (entries["kind"] != EntryKind.BATCH) if ask.control else (entries["kind"] == EntryKind.SKIP)
     return wanted

@@ -16,8 +16,8 @@ from embarcadero.broker.reader import Ends, LaneReader, Logs
 from embarcadero.broker.stored import ON_DISK, StoredLane, at_index
 from embarcadero.errors import FuturePosition
 from embarcadero.fabric.layout import ORDER
-from embarcadero.fabric.region import Fabric
-from embarcadero.fabric.ring import RingReader, attach_ring
+from embarcadero.fabric.region import Fabric, attach_unless_removed
+from embarcadero.fabric.ring import RingReader
 from embarcadero.types import Gap, GapKind, TopicLane
 from embarcadero.wire.messages import Fetch
 
@@ -38,8 +38,8 @@ class BrokerLaneReader(LaneReader):
         self._attached: RingReader | None = None
 
     def ring(self) -> RingReader | None:
-        if self._attached is None and self._fabric.exists(self.lane_is.region):
-            self._attached = attach_ring(self._fabric, self.lane_is.region, ORDER)
+        if self._attached is None and (regions := attach_unless_removed(self._fabric, self.lane_is.region)):
+            self._attached = RingReader(regions[0], ORDER)
         return self._attached
 
     def ordered(self) -> int | None:

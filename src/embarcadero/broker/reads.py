@@ -25,6 +25,7 @@ from embarcadero.broker.warm import Warm
 from embarcadero.env import Clock
 from embarcadero.errors import BadValue, Corrupt, EmbarcaderoError, Retriable, UnknownTopic
 from embarcadero.placement.directory import Directory
+from embarcadero.plants import planted
 from embarcadero.steps import Step
 from embarcadero.types import Cut, Order, Topic
 from embarcadero.wire import messages as m
@@ -145,8 +146,9 @@ class Reads:
                 raise Retriable("the end of the log can't be told while a sequencer takes over", "try again")
             cold = self._cold_start(lane, start)
             hot = (None, None) if cold is start else (start.index, start.seq)
+            index = ends.index if not planted("tail-too-low") else ends.durable_index
             return m.TailIs(
-                lane=lane, index=ends.index, seq=ends.seq, start_index=cold.index, start_seq=cold.seq,
+                lane=lane, index=index, seq=ends.seq, start_index=cold.index, start_seq=cold.seq,
                 durable_index=ends.durable_index, durable_seq=ends.durable_seq,
                 hot_index=hot[0], hot_seq=hot[1],
             )  # fmt: skip

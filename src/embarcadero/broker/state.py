@@ -45,6 +45,7 @@ from embarcadero.fabric.log import Reservation
 from embarcadero.fabric.region import Fabric
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.store import NOT_SEEN
+from embarcadero.plants import planted
 from embarcadero.steps import Step
 from embarcadero.storage.disk import Disk
 from embarcadero.types import NO_SESSION, EntryKind, Member, MemberState, Order, Outcome, ReplicaMember, Topic
@@ -128,6 +129,8 @@ class Broker:
         self.on_settled: Callable[[], None] = _nothing  # acks are on their way out: before anything else is done
         self._least_credit_bytes = max(self._largest_frame, self.settings.credit_bytes // 2)
         self.refresh()
+        if self.deposed:
+            self._leave_nothing()
 
     # --- the world around ---------------------------------------------------------------------------------------------
     def refresh(self) -> None:
@@ -141,6 +144,14 @@ class Broker:
             self._outline = NOT_SEEN  # the store may cease to answer half-way: then all of it is read again
             self._read_all()
         self._revision, self._outline = revision, outline
+
+    def _leave_nothing(self) -> None:
+        """If we were removed before our regions were all there, nobody looks for those that we have made since."""
+        whose = self.member.broker, self.member.incarnation
+        if all((other.broker, other.incarnation) != whose for other in self._members):
+            for name in self._fabric.names():
+                if name.startswith(f"{self.member.region_prefix}/"):
+                    self._fabric.remove(name)
 
     def _read_all(self) -> None:
         self._topics = {topic.name: topic for topic in self._directory.topics()}
@@ -264,7 +275,8 @@ class Broker:
 
     def disconnected(self, connection: Connection) -> None:
         """Its transport is gone; what it sent stays on its way."""
-        self.connections.pop(connection.number, None)
+        if not planted("connections-left"):
+            self.connections.pop(connection.number, None)
         self.reads.disconnected(connection)
         self.lanes.disconnected(connection)
         self.held.disconnected(connection)

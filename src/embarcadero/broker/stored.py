@@ -60,6 +60,7 @@ class StoredLane:
             return None
         nothing = np.zeros(0, dtype=ORDER)
         if index < (start := max(trimmed, self.chain.start)):
+            start += planted("trimmed-gap-too-long")
             return Found(nothing, [], start, bound, Gap(GapKind.TRIMMED, index, start))
         if (gap := self.chain.lost_at(index)) is not None:
             return Found(nothing, [], gap.stop, bound, gap)

@@ -36,6 +36,7 @@ from embarcadero.errors import (
 )
 from embarcadero.invariants import invariant
 from embarcadero.limits import SESSION_WINDOW
+from embarcadero.plants import planted
 from embarcadero.types import NO_INDEX, NO_SESSION, Order, Outcome, Position
 from embarcadero.wire.codec import PACKED_ACK, batch_header, control_frame, payload_crc
 from embarcadero.wire.frames import HEADER_BYTES, NO_ACK, WANT_DURABLE, FrameKind
@@ -444,7 +445,7 @@ class PublisherCore:
 
     # --- losses ---
     def _report(self, batches: list[LostBatch]) -> None:
-        if batches:
+        if batches and not planted("loss-not-told"):
             self._lost = merged(self._lost, records_lost(self.topic, batches, self._durable))
 
     def _lanes_told(self, message: LanesAre, now_us: int) -> None:

@@ -36,6 +36,7 @@ from embarcadero.errors import (
     from_wire,
 )
 from embarcadero.limits import FETCH_BYTES_DEFAULT, FETCH_ENTRIES_MAX, FETCH_WAIT_MS_DEFAULT, PREFETCH_FETCHES
+from embarcadero.plants import planted
 from embarcadero.types import EntryKind, Gap, GapKind
 from embarcadero.wire.codec import control_frame, payload_crc
 from embarcadero.wire.messages import AnyMessage, Failed, Fetch, Ping
@@ -345,7 +346,8 @@ class SubscriberCore:
             self._by, self._next, self._led = "index", gap.start, True
             self._ask_table("span", gap.start, gap.stop if self._stop is None else min(gap.stop, self._stop))
             return
-        self._put(Batch.of_gap(self.lane, gap, self._next_seq if gap.start == self._next else None))
+        if gap.kind is not GapKind.LOST or not planted("lost-gap-untold"):
+            self._put(Batch.of_gap(self.lane, gap, self._next_seq if gap.start == self._next else None))
         self.ended = gap.kind is GapKind.END_OF_LANE
         self._by, self._next, self._next_seq = "index", gap.stop, None
 

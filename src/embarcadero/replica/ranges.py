@@ -292,7 +292,7 @@ class Ranges:
                     self._surplus.append(copy.tags)
                 self._health.worked(copy.tags)
                 return True
-        if not self._surplus:
+        if not self._surplus or planted("copies-left"):
             return False
         tags = self._surplus.pop(0)
         try:

@@ -77,7 +77,7 @@ def _open(lane: LaneOrder, entry: Entries, now_us: int) -> None:
         lane.out.answer_one(entry, Outcome.BACKPRESSURE)  # until the store has reserved more
         return
     at = int(entry["low"][0]) - 1  # -1: wherever it is
-    if earlier is not None and table.state[earlier] == OPEN:
+    if earlier is not None and table.state[earlier] == OPEN and not planted("holder-not-fenced"):
         fence(lane, earlier, now_us, "replaced" if at < 0 else "moved")
     continued = int(table.handle[earlier]) if earlier is not None else NO_SESSION
     row = table.open(handle, name, now_us, earlier, taken)

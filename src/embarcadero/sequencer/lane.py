@@ -199,7 +199,7 @@ class Lane:
 
     def _begin(self, now_us: int, wall_us: int) -> None:
         self._now_us = now_us
-        self.order.append_us = max(self.order.append_us, wall_us)
+        self.order.append_us = max(self.order.append_us if not planted("append-time-goes-back") else 0, wall_us)
 
     # --- writing ------------------------------------------------------------------------------------------------------
     @property

@@ -226,7 +226,8 @@ class Sequencer:
             self._steps.at(Step.TAKEOVER_HELD)
         self.brokers.update(members, legacy.brokers if legacy else {})
         self._steps.at(Step.TAKEOVER_ANSWERED)
-        ends = {number: lane.order.next_index for number, lane in self.lanes.items()}
+        low = planted("end-recorded-low")
+        ends = {number: max(0, lane.order.next_index - low) for number, lane in self.lanes.items()}
         if planted("epoch-opened-late"):
             self._epochs.open(self.epoch)
         if not self._directory.start_epoch(self.epoch, ends):
@@ -353,6 +354,7 @@ class Sequencer:
         prefixes = {member.region_prefix for member in self._directory.members()}
         prefixes |= {member.ref.region_prefix for member in self._directory.replicas()}
         left = [name for name in names if self._is_left(name.split("/")[0], earlier, prefixes)]
+        left = [] if planted("regions-left") else left
 
         def remove() -> None:
             for name in left:
@@ -521,6 +523,8 @@ class Sequencer:
     def _offers(self) -> list[tuple[Source, int]]:
         """How many entries to take of which brokers, each round beginning with another one."""
         room, offers = self._sizes.round_entries, []
+        if planted("gap-stops-all") and self._held.used:
+            return []
         for source in self.brokers.in_turn(self.counters.rounds):
             if count := source.offer(room, int(self._held.by_origin[source.member.handle])):
                 offers.append((source, count))

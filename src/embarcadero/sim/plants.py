@@ -21,6 +21,10 @@ Wrap = Callable[[str, Fabric], Fabric]
 """(role, its host's fabric) -> the fabric that the role gets"""
 
 
+ROLE: Final = "a role"
+"""In place of a promise: a role looks for just this, and fails or says so before anybody is told anything wrong."""
+
+
 @dataclass(frozen=True, slots=True)
 class Leak:
     """One primitive that one role forgets, on regions whose name has `region` in it, from byte `first` on."""
@@ -41,11 +45,17 @@ class Plant:
 
     name: str
     what: str
+    by: str = ""  # the promises whose checkers have to catch it, each of them; or ROLE
     leak: Leak | None = None  # None: role code leaves a rule out by itself
     lanes: bool = False  # it needs a world with a topic of order 0 or 1
     bias: Bias | None = None  # it needs a world with replicas, and this trouble
     witnesses: tuple[int, ...] = ()  # seeds that are known to catch it, the cheapest first
-    scope: str = ""  # a second net catches it in worlds: it is caught in this scope of sim/exhaustive instead
+    scope: str = ""  # it has to be caught in this scope of sim/exhaustive, too; or there only: worlds have a second net
+
+    @property
+    def checkers(self) -> list[str]:
+        """Each of these has to catch it."""
+        return self.by.split(", ") if self.by else []
 
     @property
     def where(self) -> str:
@@ -61,6 +71,10 @@ _LOSS: Final = Bias(("cluster-loss", "replica-crash"), job_us=100_000)
 _WIPES: Final = Bias(("cluster-loss", "wipe", "replica-crash"), job_us=20_000)
 _ROT: Final = Bias(("bit-flip", "cluster-loss", "replica-crash"))
 _REIGNS: Final = Bias(("sequencer-crash-inside",), interrupt_rate=0.05)
+_STRIKES: Final = Bias(("sequencer-crash-inside", "sequencer-zombie"), interrupt_rate=0.05)
+_MOVES: Final = Bias(("hand-over", "sequencer-zombie"), every_s=1.0, interrupt_rate=0.05)
+_TRIMS: Final = Bias(("trim", "replica-crash"), every_s=1.0)
+_HOLDERS: Final = Bias(("publisher-zombie",), every_s=1.0)
 _MIRROR: Final = Bias(("cluster-loss", "replica-crash"), job_us=100_000, mirror=True)
 _ENDS: Final = Bias(("broker-crash-inside", "broker-zombie"), interrupt_rate=0.05)
 _SLOW: Final = Bias(("slow-disk", "replica-pause"), every_s=2.0)
@@ -69,79 +83,108 @@ _LATE: Final = Bias(("cluster-loss", "slow-disk", "replica-pause"), every_s=3.0,
 PLANTS: Final = {
     plant.name: plant
     for plant in (
-        Plant("missing-flush", "the sequencer does not flush order entries",
+        Plant("missing-flush", "the sequencer does not flush order entries", ROLE,
               Leak("sequencer", "flush", "/order-", SLOTS_OFFSET), witnesses=(151,)),
-        Plant("missing-flush-results", "the sequencer does not flush results",
+        Plant("missing-flush-results", "the sequencer does not flush results", "P8",
               Leak("sequencer", "flush", "/results-", SLOTS_OFFSET), witnesses=(90, 0)),
-        Plant("missing-flush-pending", "brokers do not flush pending entries",
+        Plant("missing-flush-pending", "brokers do not flush pending entries", ROLE,
               Leak("broker", "flush", "/pending", SLOTS_OFFSET), witnesses=(0,)),
-        Plant("missing-flush-payload", "brokers do not flush payloads",
+        Plant("missing-flush-payload", "brokers do not flush payloads", "P4",
               Leak("broker", "flush", "/log"), witnesses=(90,)),
-        Plant("missing-invalidate", "brokers read order entries from their cache",
+        Plant("missing-invalidate", "brokers read order entries from their cache", "P8",
               Leak("broker", "invalidate", "/order-", SLOTS_OFFSET), witnesses=(135,)),
-        Plant("missing-invalidate-payload", "brokers read payloads from their cache",
+        Plant("missing-invalidate-payload", "brokers read payloads from their cache", "P4",
               Leak("broker", "invalidate", "/log"), witnesses=(90,)),
-        Plant("missing-invalidate-pending", "the sequencer reads pending entries from its cache",
+        Plant("missing-invalidate-pending", "the sequencer reads pending entries from its cache", ROLE,
               Leak("sequencer", "invalidate", "/pending", SLOTS_OFFSET), witnesses=(0,)),
-        Plant("missing-flush-held", "the sequencer does not flush batches that wait",
-              Leak("sequencer", "flush", "/held"), witnesses=(167,)),
-        Plant("missing-flush-checkpoint", "the sequencer does not flush checkpoints",
+        Plant("missing-flush-held", "the sequencer does not flush batches that wait", "P9",
+              Leak("sequencer", "flush", "/held"), witnesses=(39,)),
+        Plant("missing-flush-checkpoint", "the sequencer does not flush checkpoints", ROLE,
               Leak("sequencer", "flush", "/checkpoint-"), witnesses=(14,)),
-        Plant("missing-flush-freed", "brokers do not flush that a chunk is freed",
+        Plant("missing-flush-freed", "brokers do not flush that a chunk is freed", "P4",
               Leak("broker", "flush", "/frontiers", frontier_offset(BrokerLine.CHUNKS)), witnesses=(90,)),
-        Plant("missing-flush-lane", "brokers do not flush entries of their lanes",
+        Plant("missing-flush-lane", "brokers do not flush entries of their lanes", ROLE,
               Leak("broker", "flush", "/order-", SLOTS_OFFSET), lanes=True, witnesses=(135,)),
-        Plant("lane-ack-unchecked", "a broker acks batches of its lanes without looking whether it was closed",
+        Plant("lane-ack-unchecked", "a broker acks batches of its lanes without looking whether it was closed", "P4",
               lanes=True, witnesses=(135,)),
-        Plant("lane-frontier-before-entries", "a lane's frontier moves before its entries are flushed", lanes=True,
-              bias=_ENDS, witnesses=(22,)),
-        Plant("slot-reused-early", "pending slots are freed before what they hold is safe", witnesses=(14,)),
-        Plant("frontier-before-entries", "the ordered frontier moves before the entries are flushed", bias=_REIGNS,
-              witnesses=(10, 8)),
-        Plant("dedupe-off", "a sequence seen before is ordered again", witnesses=(90,)),
-        Plant("earliest-too-late", "a reader that asks for the earliest begins one behind it", witnesses=(26, 1)),
-        Plant("laps-forgotten", "a checkpoint takes a session's window for one that has not gone round yet",
+        Plant("lane-frontier-before-entries", "a lane's frontier moves before its entries are flushed", ROLE,
+              lanes=True, bias=_ENDS, witnesses=(22,)),
+        Plant("slot-reused-early", "pending slots are freed before what they hold is safe", "P9", witnesses=(14,)),
+        Plant("frontier-before-entries", "the ordered frontier moves before the entries are flushed", ROLE,
+              bias=_REIGNS, witnesses=(29,)),
+        Plant("dedupe-off", "a sequence seen before is ordered again", "P2", witnesses=(90,)),
+        Plant("earliest-too-late", "a reader that asks for the earliest begins one behind it", "P4",
+              witnesses=(26, 1)),
+        Plant("laps-forgotten", "a checkpoint takes a session's window for one that has not gone round yet", "P1",
               witnesses=(70_246, 70_065)),
-        Plant("held-forgotten", "batches that wait for a gap are lost when it closes", witnesses=(90, 0)),
-        Plant("durable-before-sync", "a replica's durable line moves before the sync", bias=_POWER, witnesses=(0,)),
-        Plant("ack-before-durable", "a broker acks as durable what is only ordered", bias=_POWER, witnesses=(0,)),
-        Plant("serve-above-durable", "a broker serves as durable what is only ordered", bias=_POWER, witnesses=(0,)),
-        Plant("old-incarnation-counts", "a durable line of an earlier incarnation counts", bias=_SEALS,
+        Plant("held-forgotten", "batches that wait for a gap are lost when it closes", "P3", witnesses=(90, 0)),
+        Plant("durable-before-sync", "a replica's durable line moves before the sync", "P6", bias=_POWER,
+              witnesses=(0,)),
+        Plant("ack-before-durable", "a broker acks as durable what is only ordered", "P6", bias=_POWER, witnesses=(0,)),
+        Plant("serve-above-durable", "a broker serves as durable what is only ordered", "P6", bias=_POWER,
+              witnesses=(0,)),
+        Plant("old-incarnation-counts", "a durable line of an earlier incarnation counts", "P6", bias=_SEALS,
               witnesses=(12,)),
-        Plant("old-range-counts", "a durable line of an earlier range counts", bias=_SEALS, witnesses=(43, 0)),
-        Plant("seal-at-frontier", "a range is sealed at what is ordered, not at what is durable", bias=_SEALS,
+        Plant("old-range-counts", "a durable line of an earlier range counts", "P6", bias=_SEALS, witnesses=(43, 0)),
+        Plant("seal-at-frontier", "a range is sealed at what is ordered, not at what is durable", "P6", bias=_SEALS,
               witnesses=(147, 90, 43)),
-        Plant("cut-left-out", "a replica keeps what it has above the end of a sealed range", bias=_SEALS,
+        Plant("cut-left-out", "a replica keeps what it has above the end of a sealed range", "P7", bias=_SEALS,
               witnesses=(90,)),
-        Plant("damage-cut", "recovery cuts a log at damage in its middle", bias=_ROT, witnesses=(43,)),
-        Plant("failover-statistic", "after a loss of the fabric the smallest reply is the end", bias=_LOSS,
+        Plant("damage-cut", "recovery cuts a log at damage in its middle", "P7", bias=_ROT, witnesses=(3, 0)),
+        Plant("failover-statistic", "after a loss of the fabric the smallest reply is the end", "P1", bias=_LOSS,
               witnesses=(1,)),
-        Plant("too-few-replies", "after a loss of the fabric one reply is enough", bias=_LOSS, witnesses=(6,)),
-        Plant("forgetful-counts", "a replica that says nothing of a range is taken for one with an empty copy",
+        Plant("too-few-replies", "after a loss of the fabric one reply is enough", "P1", bias=_LOSS, witnesses=(6,)),
+        Plant("forgetful-counts", "a replica that says nothing of a range is taken for one with an empty copy", "P1",
               bias=_WIPES, witnesses=(6,)),
-        Plant("positions-reused", "after a loss of the fabric positions are handed out again", bias=_LOSS,
+        Plant("positions-reused", "after a loss of the fabric positions are handed out again", "P2", bias=_LOSS,
               witnesses=(151,)),
-        Plant("checkpoint-above-end", "a session checkpoint on disk speaks of more than is durable", bias=_LATE,
+        Plant("checkpoint-above-end", "a session checkpoint on disk speaks of more than is durable", "P1", bias=_LATE,
               witnesses=(44, 25)),
-        Plant("checkpoint-says-more", "a restored checkpoint calls more sequences stored than are",
+        Plant("checkpoint-says-more", "a restored checkpoint calls more sequences stored than are", "P1",
               bias=_LOSS, witnesses=(17, 6)),
-        Plant("mirror-after-primary", "the fabric's mirror is written some time after the fabric", bias=_MIRROR,
+        Plant("mirror-after-primary", "the fabric's mirror is written some time after the fabric", "P1", bias=_MIRROR,
               witnesses=(4,)),
-        Plant("order-slot-reused-early", "order slots are reused before they are durable", bias=_SLOW,
+        Plant("order-slot-reused-early", "order slots are reused before they are durable", ROLE, bias=_SLOW,
               witnesses=(43,)),
-        Plant("reissue-left-out", "a takeover does not issue again what readers may still ask for", bias=_REIGNS,
-              witnesses=(7, 3)),
-        Plant("held-not-read", "a takeover forgets batches that wait for a gap to close", bias=_REIGNS,
+        Plant("reissue-left-out", "a takeover does not issue again what readers may still ask for", "P8", bias=_REIGNS,
+              witnesses=(6, 9)),
+        Plant("held-not-read", "a takeover forgets batches that wait for a gap to close", "P9", bias=_REIGNS,
               witnesses=(2, 1)),
         Plant("foreseen-is-the-end", "a takeover takes what it read before its epoch line was open for all there is",
-              witnesses=(1019, 1058, 1004)),
-        Plant("epoch-opened-late", "a takeover reads first, and opens its epoch line then", scope="ack"),
+              "P2, P5", witnesses=(1019, 1058, 1004)),
+        Plant("loss-not-told", "a publisher is not told which of its acked batches are lost", "P1", bias=_LOSS,
+              witnesses=(9,)),
+        Plant("lost-gap-untold", "a subscriber passes over what is lost without telling its reader", "P1", bias=_LOSS,
+              witnesses=(1,)),
+        Plant("trimmed-gap-too-long", "a broker tells one index more than there are as trimmed", "P1", bias=_TRIMS,
+              witnesses=(7, 2)),
+        Plant("trim-too-far", "a replica drops segments above the trim", "P1", bias=_TRIMS, witnesses=(0,)),
+        Plant("unknown-told-as-failed", "a publisher that ends calls failed what it can't know", "P2",
+              witnesses=(74, 77)),
+        Plant("filter-left-out", "a broker serves all partitions, whatever was asked for", "P4", witnesses=(6, 15)),
+        Plant("tail-too-low", "a broker tells the durable end for the ordered one", "P4", bias=_POWER, witnesses=(1,)),
+        Plant("damage-left", "a replica does not repair what is damaged", "P7", bias=_ROT, witnesses=(0,)),
+        Plant("append-time-goes-back", "a sequencer believes its own clock, whatever its predecessor wrote", "P3",
+              bias=_REIGNS, witnesses=(2, 1)),
+        Plant("holder-not-fenced", "who opens a session again does not end the one who had it", "P5", bias=_HOLDERS,
+              witnesses=(12, 7)),
+        Plant("end-recorded-low", "the store is told that the order ended one batch earlier", "P5", bias=_REIGNS,
+              witnesses=(1,)),
+        Plant("gap-stops-all", "nothing is ordered while a batch waits for its gap to close", "P9", witnesses=(105,)),
+        Plant("regions-left", "a sequencer does not remove what epochs before its predecessor left", "P9", bias=_REIGNS,
+              witnesses=(2, 1)),
+        Plant("copies-left", "a replica keeps copies of ranges that are not its own any more", "P9", bias=_TRIMS,
+              witnesses=(10, 1)),
+        Plant("connections-left", "a broker does not forget connections that are gone", "P9", witnesses=(1, 0)),
+        Plant("epoch-opened-late", "a takeover reads first, and opens its epoch line then", "P2, P5", bias=_MOVES,
+              witnesses=(1025, 1012), scope="ack"),
         Plant("epoch-checked-first", "a broker looks at epoch lines first, and loads results then", scope="ack"),
         Plant("epoch-not-checked", "a broker acts on results without looking at epoch lines", scope="ack"),
         Plant("epoch-not-fenced", "a takeover reads without a fence after it opened its epoch line",
               scope="ack, one host"),
         Plant("ordered-end-from-frontier", "a takeover takes the frontier for the end of the order", scope="ack"),
-        Plant("results-before-entries", "a round answers before its entries are flushed", scope="ack"),
+        Plant("results-before-entries", "a round answers before its entries are flushed", "P2, P5", bias=_STRIKES,
+              witnesses=(33, 2, 17), scope="ack"),
         Plant("answers-not-repeated", "a takeover does not repeat answers that were not read yet", scope="answers"),
         Plant("takeover-reads-forwards", "a takeover reads how far pending rings were read after what was answered",
               scope="answers, one host"),
@@ -182,6 +225,21 @@ PATCH_POINTS: Final = {
     "reissue-left-out": "sequencer/lane.py",
     "held-not-read": "sequencer/takeover.py",
     "foreseen-is-the-end": "sequencer/takeover.py",
+    "loss-not-told": "client/publisher.py",
+    "lost-gap-untold": "client/subscriber.py",
+    "trimmed-gap-too-long": "broker/stored.py",
+    "trim-too-far": "replica/retention.py",
+    "unknown-told-as-failed": "client/outbatch.py",
+    "filter-left-out": "broker/found.py",
+    "tail-too-low": "broker/reads.py",
+    "damage-left": "replica/repair.py",
+    "append-time-goes-back": "sequencer/lane.py",
+    "holder-not-fenced": "sequencer/control.py",
+    "end-recorded-low": "sequencer/state.py",
+    "gap-stops-all": "sequencer/state.py",
+    "regions-left": "sequencer/state.py",
+    "copies-left": "replica/ranges.py",
+    "connections-left": "broker/state.py",
     "epoch-opened-late": "sequencer/state.py",
     "epoch-checked-first": "broker/relay.py",
     "epoch-not-checked": "broker/epoch.py",

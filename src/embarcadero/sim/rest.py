@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from embarcadero.sim.clients import ClientProcess
+from embarcadero.sim.leftovers import see_leftovers
 from embarcadero.sim.plan import SECOND_US, StreamPlan
 from embarcadero.sim.roles import Poller
 
@@ -52,6 +53,7 @@ class Rest:
 
     def _end(self, sleep_max_us: int, job_us: int) -> None:
         world = self._world
+        see_leftovers(world)
         world.plan.durable.job_us = job_us
         self.taken_us = world.plan.rest_us
         world.plan.sleep_max_us, self.sample_every_us = sleep_max_us, _SAMPLE_US

@@ -132,6 +132,7 @@ class BrokerProcess(Poller):
         super().__init__(world, member.region_prefix, host)
         self.member = member
         self.broker: Broker | None = None
+        self.wires: set[int] = set()  # connections of which it has not heard that they are gone
         self._ready: dict[int, Wire] = {}  # wires whose broker end has something to send
         world.pollers[self.name] = self
 
@@ -169,6 +170,7 @@ class BrokerProcess(Poller):
         """A client connected."""
         if self.broker is None:
             return
+        self.wires.add(wire.number)
         connection = wire.connection = self.broker.connect()
         connection.on_output = lambda: self._ready.setdefault(wire.number, wire)  # type: ignore[assignment]
         patience_us = int(HELLO_TIMEOUT_S * 1e6)
@@ -191,6 +193,7 @@ class BrokerProcess(Poller):
 
     def wire_lost(self, wire: Wire) -> None:
         """The connection is gone."""
+        self.wires.discard(wire.number)
         if wire.connection is not None:
             wire.connection.closed()
 

@@ -22,9 +22,9 @@ from embarcadero.sim.checkers import CHECKERS
 from embarcadero.sim.checkers.ledger import Violation
 from embarcadero.sim.durable import Bias
 from embarcadero.sim.exhaustive.scopes import CASES, VARIANTS, explore_case
-from embarcadero.sim.history import Copies, Delivered, Sent, Settled, TailRead, Verdict
+from embarcadero.sim.history import Copies, Delivered, History, RoleFailed, Sent, Settled, TailRead, Verdict
 from embarcadero.sim.plan import Plan, make_plan
-from embarcadero.sim.plants import PLANTS, bias_of, planted
+from embarcadero.sim.plants import PLANTS, ROLE, bias_of, planted
 from embarcadero.sim.pool import worker_pool
 from embarcadero.sim.record import Record, code_version, load, newest
 from embarcadero.sim.reports import RunReport, SeedReport, acks_in_trouble, summary, unread
@@ -44,14 +44,23 @@ class PlantReport(msgspec.Struct, kw_only=True):
 
     name: str
     seed: int | None
-    promise: str = ""
+    promise: str = ""  # the checkers that have to catch it, and did
     sentence: str = ""
     seeds_needed: int = 0  # how many were run until one caught it
+    broken: dict[str, int] = {}  # all that the seed broke, and how often; if none caught it, the first that broke any
 
     @property
     def caught(self) -> bool:
-        """Whether anything caught it."""
+        """Whether those caught it that have to."""
         return bool(self.promise)
+
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        others = ", ".join(self.broken)
+        if not self.caught:
+            return f"[red]only by {others}" if others else "[red]survives"
+        return self.promise if self.promise == others or not others else f"{self.promise} (all: {others})"
 
 
 class PlantsReport(msgspec.Struct, kw_only=True):
@@ -61,18 +70,24 @@ class PlantsReport(msgspec.Struct, kw_only=True):
 
     @property
     def good(self) -> bool:
-        """Whether each was caught."""
-        return all(plant.caught for plant in self.plants)
+        """Whether each was caught by what has to catch it, and no checker could be missed."""
+        return all(plant.caught for plant in self.plants) and not self.idle
+
+    @property
+    def idle(self) -> list[str]:
+        """Promises whose checkers could be turned off, and every bug would still be noticed."""
+        alone = {promise for plant in self.plants if len(plant.broken) == 1 for promise in plant.broken}
+        return [promise for promise in CHECKERS if promise not in alone]
 
     def table(self) -> Table:
         """For people."""
-        table = Table(
-            "planted bug", "what it is", "patch point", "caught by", "seed", "seeds needed", "how", title="planted bugs"
-        )
+        idle = f"no bug is left to the checkers of {', '.join(self.idle)} alone" if self.idle else None
+        table = Table("planted bug", "what it is", "patch point", "caught by", "seed", "seeds needed", "how",
+                      title="planted bugs", caption=idle)  # fmt: skip
         for plant in self.plants:
-            known, caught = PLANTS[plant.name], plant.promise if plant.caught else "[red]survives"
+            known = PLANTS[plant.name]
             seed, needed = ("", "") if plant.seed is None else (str(plant.seed), str(plant.seeds_needed))
-            table.add_row(plant.name, known.what, known.where, caught, seed, needed, plant.sentence)
+            table.add_row(plant.name, known.what, known.where, plant.verdict, seed, needed, plant.sentence)
         return table
 
 
@@ -279,24 +294,43 @@ def hunt_all(jobs: int = 0, seeds: int = PLANT_SEEDS, names: Sequence[str] = ())
 
 
 def hunt(name: str, seeds: int = PLANT_SEEDS) -> PlantReport:
-    """Run seeds with a planted bug until one breaks a promise: those known to catch it, then all others below `seeds`.
+    """Run seeds with a planted bug until its checkers catch it: seeds known to do, then all others below `seeds`.
 
-    A seed counts only if it keeps every promise without the bug. Some are looked for in small scopes instead.
+    A seed counts only if it keeps every promise without the bug. Some are looked for in small scopes, too, or there
+    only.
     """
     plant, tried = PLANTS[name], 0
-    if plant.scope:
-        return _hunt_exhaustively(name, plant.scope)
+    scoped = _hunt_exhaustively(name, plant.scope) if plant.scope else None
+    if scoped is not None and not (scoped.caught and plant.by):
+        return scoped
+    missed = PlantReport(name=name, seed=None)
     for seed in (*plant.witnesses, *(seed for seed in range(seeds) if seed not in plant.witnesses)):
         if plant.lanes and not make_plan(seed, bias=plant.bias, swarm=False).has_lanes:
             continue
-        report = run_seed(seed, (name,))
+        world = run_world(seed, (name,))
+        found = caught_by(world.history, _violations(world))
         tried += 1
-        if not report.holds and _holds(seed, plant.bias):
-            first = report.violations[0]
+        if not found or not _holds(seed, plant.bias):
+            continue
+        broken = {checker: len(violations) for checker, violations in found.items()}
+        if all(checker in found for checker in plant.checkers):
+            sentence = found[plant.checkers[0]][0].sentence
+            promise = plant.by if scoped is None else f"{plant.by}; {scoped.promise}"
             return PlantReport(
-                name=name, seed=seed, promise=first.promise, sentence=first.sentence, seeds_needed=tried
+                name=name, seed=seed, promise=promise, sentence=sentence, seeds_needed=tried, broken=broken
             )  # fmt: skip
-    return PlantReport(name=name, seed=None)
+        missed.broken = missed.broken or broken
+    return missed
+
+
+def caught_by(history: History, violations: list[Violation]) -> dict[str, list[Violation]]:
+    """Violations by checker. That a role failed is told apart from P8: it noticed by itself, and no checker had to."""
+    failed = {f"{role.process} failed: {role.error}" for role in history.of(RoleFailed)}
+    found: dict[str, list[Violation]] = {}
+    for violation in violations:
+        by_itself = violation.promise == "P8" and violation.sentence in failed
+        found.setdefault(ROLE if by_itself else violation.promise, []).append(violation)
+    return found
 
 
 def _hunt_exhaustively(name: str, scope: str) -> PlantReport:

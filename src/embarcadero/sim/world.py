@@ -43,6 +43,7 @@ from embarcadero.sim.history import (
     TrimAsked,
     Verdict,
 )
+from embarcadero.sim.leftovers import see_leftovers
 from embarcadero.sim.mirrors import MIRROR, Mirrors
 from embarcadero.sim.network import Address, Network
 from embarcadero.sim.plan import SECOND_US, Plan, ReaderPlan, StreamPlan, TopicPlan
@@ -528,6 +529,7 @@ class World:
                 subscriber.mark_missed()
             for broker in self.brokers.values():
                 broker.take_last_sample()
+            see_leftovers(self)
             self.disks.see_all()
             self.seen(Ended(at=self.queue.now_us))
             self._over = True

@@ -1,0 +1,96 @@
+"""What a cluster keeps when nothing happens any more is within its bounds, and anything beyond them is noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from embarcadero.fabric.layout import RegionKind
+from embarcadero.fabric.region import Shape
+from embarcadero.placement.epochs import STARTS_KEPT
+from embarcadero.placement.store import Put
+from embarcadero.sim.checkers import p9
+from embarcadero.sim.history import Sampled
+from embarcadero.sim.leftovers import leftovers, see_leftovers
+from embarcadero.sim.run import run_world
+from embarcadero.sim.world import World
+from embarcadero.storage.layout import begun_name, range_folder
+
+BRIEF = 4_003
+"""A world with replicas that is over soon."""
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    """A world that has ended."""
+    return run_world(BRIEF)
+
+
+def too_much(world: World) -> set[str]:
+    """Of what there is more than there may be."""
+    return {amount.what for amount in leftovers(world) if amount.value > amount.bound}
+
+
+def test_a_world_that_ended_keeps_what_it_may(world: World) -> None:
+    """All of it is on record, and P9 holds."""
+    seen = {sampled.what for sampled in world.history.of(Sampled)}
+    assert {amount.what for amount in leftovers(world)} <= seen
+    assert not too_much(world)
+    assert not p9.check(world.history)
+
+
+def a_region(name: str) -> Callable[[World], None]:
+    return lambda world: world.memory.host("host-0").create(name, Shape(RegionKind.LOG, 4096)).close()
+
+
+def a_file(path: str) -> Callable[[World], None]:
+    def make(world: World) -> None:
+        disk = world.disks.mount(world.probe, lambda: world.replicas[0].device)
+        folder = path.rpartition("/")[0]
+        for parts in range(folder.count("/") + 1 if folder else 0):
+            if not disk.exists(part := "/".join(folder.split("/")[: parts + 1])):
+                disk.make_folder(part)
+        disk.open(path, create=True).close()
+
+    return make
+
+
+def many_starts(world: World) -> None:
+    world.store.transact([], [Put(f"starts/{epoch:010}", b"{}") for epoch in range(100, 101 + STARTS_KEPT)])
+
+
+def an_open_connection(world: World) -> None:
+    for process in world.brokers.values():
+        if process.alive and process.broker is not None:
+            process.broker.connect()
+
+
+@pytest.mark.parametrize(
+    ("leave", "what"),
+    [
+        (a_region("broker-9.9/log"), "incarnations with regions that are forgotten"),
+        (a_region("replica-9.9/durable"), "incarnations with regions that are forgotten"),
+        (a_file(f"{range_folder(0, 999)}/start"), "copies of ranges that are not its own"),
+        (a_file(begun_name(range_folder(0, 999))), "copies of ranges that are not its own"),
+        (a_file(f"{range_folder(0, 999)}.repair/start"), "repairs under way"),
+        (a_file(f"{range_folder(0, 1)}/00000000000000000077.index"), "files of no segment"),
+        (many_starts, "starts"),
+        (an_open_connection, "connections"),
+    ],
+)
+def test_what_is_left_behind_is_noticed(world: World, leave: Callable[[World], None], what: str) -> None:
+    """One thing too many, and P9 says so."""
+    leave(world)
+    assert what in too_much(world)
+    see_leftovers(world)
+    assert any(what in violation.sentence for violation in p9.check(world.history))
+
+
+def test_too_many_epochs_are_noticed(world: World) -> None:
+    """Those that were, those that never began, and answers that nobody will read."""
+    started = world.directory.started_epoch()
+    for name in ("epoch-00/held", "epoch-000/held", *(f"epoch-{started + ahead}/held" for ahead in range(1, 6))):
+        a_region(name)(world)
+    a_region(f"epoch-{started}/results-9.9")(world)
+    assert {"epochs with regions", "epochs made in vain", "answers to brokers that are gone"} <= too_much(world)
