@@ -523,6 +523,17 @@ def test_a_copy_whose_folder_is_gone_is_not_taken_for_one_that_was_never_begun(c
     copies.repair(log)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_folder_that_is_gone_is_missed_after_a_loss_of_power(seed: int) -> None:
+    """That the copy was begun is known to the disk before anybody counts on the copy."""
+    world = World(seed)
+    fill(open_log(world.disk()), Source(), COUNT)
+    world.crash()
+    for path in [path for path in world.names if path.startswith(FOLDER)]:
+        del world.names[path]
+    assert [damage.kind for damage in open_log(world.disk()).damage] == [DamageKind.TAIL]
+
+
 def test_a_copy_that_was_removed_may_begin_anew(copies: Copies) -> None:
     """On purpose, by its replica: then nothing is missing."""
     copies.open().close()

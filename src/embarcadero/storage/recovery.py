@@ -333,9 +333,10 @@ class _Recovery:
             at = min(first.base_index, self._first.base_index), min(first.base_seq, self._first.base_seq)
             start = Place(*at, HEADER_BYTES, self._first.lane, self._first.range_number)
             write_whole(self._disk, join(self._folder, START_FILE), [encode_place(start, START_FILE)])
-        if not self._begun:  # not synced: power and the folder would have to go at once for it to be missed
+        if not self._begun:  # after all the rest: what was never whole is not to be missed
             with suppress(EmbarcaderoError):
                 self._disk.open(begun_name(self._folder), create=True).close()
+                self._disk.sync_folder("")
 
 
 def begin_nothing(file: File, header: Header, settings: RangeSettings) -> Writing:
