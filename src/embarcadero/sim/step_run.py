@@ -37,7 +37,7 @@ from embarcadero.types import Order
 SEEDS_MAX: Final = 12
 """So many worlds are tried until one gets to a step."""
 
-ACKS_MIN: Final = 60
+ACKS_MIN: Final = 30
 """A world with fewer acks before all was healed shows nothing, so it fails."""
 
 _PHASE_US: Final = 14 * SECOND_US
