@@ -20,6 +20,7 @@ from embarcadero.errors import (
     Unreachable,
 )
 from embarcadero.limits import SESSION_WINDOW
+from embarcadero.plants import planted
 from embarcadero.types import Outcome, Position
 
 REFUSALS: dict[Outcome, tuple[type[EmbarcaderoError], str, str]] = {
@@ -76,6 +77,8 @@ def ended_with(cause: EmbarcaderoError, batch: OutBatch) -> EmbarcaderoError:
     """The error of an unsettled batch when its publisher ends: the cause itself only if no copy can be in the log."""
     if not batch.doubts:
         return cause
+    if planted("unknown-told-as-failed"):
+        return Unreachable(cause.message)
     kind = TimedOut if isinstance(cause, TimedOut) else OutcomeUnknown
     return kind(
         f"batch {batch.sequence} was sent but its outcome is not known: {cause.message}", "read the log to find out"
