@@ -519,6 +519,8 @@ BAD: dict[str, dict[str, list[Event]]] = {
             got(4, 2, 2, reader="s")],
     },
     "P6": {
+        "a copy that is not as the others after a rest": [
+            h.CopyDiffers(at=5, replica=1, lane=0, index=3, what="lacks")],
         "an ack before a sync": [copies(1, 0, 0, needed=1)],
         "one disk too few": [copies(1, 0, 2), copies(2, 1, 1)],
         "two of three where three were asked for": [copies(1, 0, 2, needed=3)],
