@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from rich.progress import Progress
 
+from embarcadero.chaos import matrix
 from embarcadero.chaos.case import Performance
 from embarcadero.chaos.cases import find
 from embarcadero.chaos.cluster import runs
+from embarcadero.errors import PortInUse
 
 pytestmark = pytest.mark.system
 
@@ -22,3 +25,18 @@ def test_promises_are_kept(name: str, tmp_path: Path) -> None:
     assert outcome.judgement.problems == []
     assert outcome.judgement.faults
     assert not [pid for pid in performance.cluster.ever if runs(pid)]
+
+
+def test_a_case_that_can_not_be_done_is_bad_and_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its error is in the report, the next case has its turn."""
+
+    def run(performance: Performance) -> None:
+        raise PortInUse(f"{performance.case.name} finds its port taken")
+
+    monkeypatch.setattr(Performance, "run", run)
+    settings = matrix.Settings(cases=tuple(find(["calm", "kill-any"])), report=tmp_path / "matrix.json")
+    found = matrix.run(settings, Progress(disable=True))
+    assert not found["good"]
+    assert [case["problems"] for case in found["cases"]] == [
+        ["PortInUse: calm finds its port taken"], ["PortInUse: kill-any finds its port taken"],
+    ]  # fmt: skip

@@ -20,8 +20,8 @@ from embarcadero.chaos.cluster import ended_by_signals
 from embarcadero.chaos.page import index_page
 from embarcadero.chaos.plots import draw_timeline
 from embarcadero.chaos.timeline import timeline
-from embarcadero.chaos.verdict import PROMISES
-from embarcadero.errors import NotAvailable
+from embarcadero.chaos.verdict import PROMISES, Judgement
+from embarcadero.errors import EmbarcaderoError, NotAvailable
 from embarcadero.sim.history import dump
 
 
@@ -46,13 +46,21 @@ def run(settings: Settings, progress: Progress) -> dict[str, Any]:
     for case in settings.cases:
         progress.update(task, description=case.name)
         with tempfile.TemporaryDirectory(prefix="embarcadero-chaos-") as data_dir:
-            outcome = Performance(case, Path(data_dir), settings.seconds, settings.seed).run()
+            outcome = _perform(case, Path(data_dir), settings)
             rows.append(_row(outcome, folder, Path(data_dir), settings.histories))
         progress.advance(task)
         result = _report(settings, rows, time.monotonic() - began)
         settings.report.write_text(json.dumps(result, indent=1) + "\n")
         settings.report.with_suffix(".html").write_text(index_page(result))
     return result
+
+
+def _perform(case: Case, folder: Path, settings: Settings) -> Outcome:
+    """One case. If it can't be done, that is what it showed, and the others go on."""
+    try:
+        return Performance(case, folder, settings.seconds, settings.seed).run()
+    except (EmbarcaderoError, OSError) as error:
+        return Outcome(case.name, case.words, judgement=Judgement(problems=[f"{type(error).__name__}: {error}"]))
 
 
 def _row(outcome: Outcome, folder: Path, data_dir: Path, keep: bool) -> dict[str, Any]:
@@ -70,6 +78,8 @@ def _row(outcome: Outcome, folder: Path, data_dir: Path, keep: bool) -> dict[str
 
 def _draw(outcome: Outcome, folder: Path) -> str:
     found, name = outcome.judgement, f"{outcome.case}.png"
+    if not outcome.history:
+        return ""
     verdict = "all promises kept" if found.good else f"{len(found.problems)} problems"
     try:
         draw_timeline(
