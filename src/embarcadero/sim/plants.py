@@ -115,7 +115,7 @@ PLANTS: Final = {
         Plant("dedupe-off", "a sequence seen before is ordered again", "P2", witnesses=(90,)),
         Plant("earliest-too-late", "a reader that asks for the earliest begins one behind it", "P4",
               witnesses=(26, 1)),
-        Plant("laps-forgotten", "a checkpoint takes a session's window for one that has not gone round yet", "P1",
+        Plant("laps-forgotten", "a checkpoint takes a session's window for one that has not gone round yet", "P2",
               witnesses=(70_246, 70_065)),
         Plant("held-forgotten", "batches that wait for a gap are lost when it closes", "P3", witnesses=(90, 0)),
         Plant("durable-before-sync", "a replica's durable line moves before the sync", "P6", bias=_POWER,
