@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
-from embarcadero.errors import NotAvailable
+from embarcadero.errors import DiskFailed, NotAvailable
 from embarcadero.limits import CEILING_AHEAD
 from embarcadero.placement.directory import Directory
 from embarcadero.plants import ACTIVE
@@ -146,6 +146,23 @@ def test_a_drained_replica_gives_its_ranges_away(tmp_path: Path, refused: int) -
     assert not (world.folder(leaving) / range_folder(lane, 1)).exists()
     assert world.notes[spare].count("can't record a copy") == refused
     assert world.notes[spare].count("copy completed") == 1
+
+
+def test_a_copy_that_could_not_be_removed_is_removed_later(tmp_path: Path) -> None:
+    """The disk was read-only for a while, and the store does not change any more."""
+    world = World(tmp_path, replicas=1)
+    lane = world.topic(replicas=1, durable_on=1)
+    written(world, lane)
+    replica = world.replicas[0]
+    with patch.object(replica.ranges, "_remove_folder", side_effect=DiskFailed("read-only file system")) as failing:
+        world.directory.delete_topic("t")
+        world.settle()
+        assert failing.call_count
+    assert (world.folder(0) / range_folder(lane, 1)).exists()
+    world.clock.us += 1_000_000
+    world.settle()
+    assert replica.counters.ranges_removed == 1
+    assert not (world.folder(0) / range_folder(lane, 1)).exists()
 
 
 # --- after a restart --------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from embarcadero.types import Range, ReplicaMember
 
 _LANE: Final = re.compile(r"lane-(\d{10})", re.ASCII)
 _RANGE: Final = re.compile(r"range-(\d{10})", re.ASCII)
+_REMOVE_AGAIN_US: Final = 1_000_000
 
 
 def tags_of(range_: Range) -> Tags:
@@ -78,6 +79,7 @@ class Ranges:
         self._leaving: list[Copy] = []  # to be closed and removed, once no worker has them
         self._on_disk = set(self._folders())
         self._surplus: list[Tags] = []  # folders to be removed
+        self._remove_us = 0  # not before: that failed
         self._doubts: dict[Tags, int] = {}  # copies closed after a failed sync -> up to where they are to be trusted
         self.folder_gone: Callable[[int], None] = lambda _lane: None  # told of lanes whose checkpoints may be gone
 
@@ -292,13 +294,15 @@ class Ranges:
                     self._surplus.append(copy.tags)
                 self._health.worked(copy.tags)
                 return True
-        if not self._surplus or planted("copies-left"):
+        if not self._surplus or self._clock.now_us() < self._remove_us or planted("copies-left"):
             return False
         tags = self._surplus.pop(0)
         try:
             self._remove_folder(tags)
         except EmbarcaderoError as error:
             self._journal.warn("can't remove a range", lane=tags[0], range=tags[1], reason=str(error))
+            self._surplus.append(tags)
+            self._remove_us = self._clock.now_us() + _REMOVE_AGAIN_US
         else:
             self._on_disk.discard(tags)
             self._counters.ranges_removed += 1

@@ -25,9 +25,14 @@ class Replicas:
         self.why: dict[ReplicaRef, str] = {}  # what is wrong with the others
 
     def update(self, members: list[ReplicaMember]) -> set[ReplicaRef]:
-        """The store's word has changed. Returns incarnations that it lists no more."""
+        """The store's word has changed. Returns incarnations that it lists no more; some came and went since."""
         listed = {member.ref for member in members}
         gone = {member.ref for member in self.members} - listed
+        newest = {member.replica: member.incarnation for member in self.members}  # oldest first: the newest stays
+        known = {(ref.replica, ref.incarnation) for ref in listed}
+        for replica, last in {member.replica: member.incarnation for member in members}.items():
+            unseen = range(newest.get(replica, last) + 1, last)
+            gone |= {ReplicaRef(replica=replica, incarnation=n, disk="") for n in unseen if (replica, n) not in known}
         self.members = members
         self._pulses.keep(listed)
         return gone
