@@ -151,12 +151,12 @@ def test_a_stopped_broker_is_replaced(log: emb.Log) -> None:
 def test_a_stopped_process_is_killed_although_the_store_is_locked(log: emb.Log) -> None:
     """As by one that was stopped in a transaction: nobody can write that it is dead, and still it is replaced."""
     stopped = standing_by(log)
-    with closing(sqlite3.connect(log.cluster.folder.store_path, isolation_level=None)) as store:
-        store.execute("BEGIN IMMEDIATE")
-        for pid in (stopped.pid, stopped.standbys[0].pid, log.cluster.report().brokers[0].pid):
-            os.kill(pid, signal.SIGSTOP)
-        until(lambda: not process_mark(stopped.pid))  # a lock of its own would go with it
     with Load(log, "locked") as load:
+        with closing(sqlite3.connect(log.cluster.folder.store_path, isolation_level=None)) as store:
+            store.execute("BEGIN IMMEDIATE")
+            for pid in (stopped.pid, stopped.standbys[0].pid, log.cluster.report().brokers[0].pid):
+                os.kill(pid, signal.SIGSTOP)
+            until(lambda: not process_mark(stopped.pid))  # a lock of its own would go with it
         sent = len(load.sent)
         until(lambda: len(load.sent) > sent + 50)
     load.check()

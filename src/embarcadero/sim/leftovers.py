@@ -40,7 +40,7 @@ _CHECKPOINTS_KEPT: Final = 2
 _CACHES: Final = (INDEX_FILE, TIME_INDEX_FILE)
 _COPY: Final = re.compile(r"lane-(\d{10})/range-(\d{10})(\.repair)?")
 _CHECKPOINT: Final = re.compile(r"(lane-\d{10})/sessions-[^/]*")
-_IN_COPY: Final = re.compile(r"(lane-\d{10}/range-\d{10})/(.*)")
+_IN_COPY: Final = re.compile(r"lane-(\d{10})/range-(\d{10})/(.*)")
 
 
 class Amount(NamedTuple):
@@ -133,19 +133,22 @@ def _files(process: ReplicaProcess, ranges: list[Range]) -> Iterator[Amount]:
             strange += begun not in mine
         elif (checkpoint := _CHECKPOINT.fullmatch(path)) is not None:
             checkpoints[checkpoint[1]] += 1
-    yield Amount(process.name, "files of no segment", sum(_is_odd(path, paths) for path in paths), 0)
+    empty = {(r.lane, r.number) for r in ranges if r.start == r.end}  # a segment that is lost there is not missed
+    yield Amount(process.name, "files of no segment", sum(_is_odd(path, paths, empty) for path in paths), 0)
     yield Amount(process.name, "copies of ranges that are not its own", strange, 0)
     yield Amount(process.name, "repairs under way", repairs, 0)
     yield Amount(process.name, "checkpoints of one lane", max(checkpoints.values(), default=0), _CHECKPOINTS_KEPT)
 
 
-def _is_odd(path: str, paths: Mapping[str, object]) -> bool:
+def _is_odd(path: str, paths: Mapping[str, object], empty: set[tuple[int, int]]) -> bool:
     """Whether a file in the folder of a copy is neither a segment, nor of one, nor one of those that each copy has.
 
     What was found damaged is kept to be looked at, until its range goes: there is no bound on it.
     """
     inside = _IN_COPY.fullmatch(path)
-    if inside is None or inside[2] in (START_FILE, MARK_FILE) or inside[2].endswith((LOG, DAMAGED, MENDED)):
+    if inside is None or (int(inside[1]), int(inside[2])) in empty:
+        return False
+    if inside[3] in (START_FILE, MARK_FILE) or inside[3].endswith((LOG, DAMAGED, MENDED)):
         return False
     return not any(path.endswith(cache) and path.removesuffix(cache) + LOG in paths for cache in _CACHES)
 
