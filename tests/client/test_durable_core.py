@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from embarcadero.client.acked import AckedBatches
 from embarcadero.client.futures import fresh
+from embarcadero.client.link import Link
 from embarcadero.client.publisher import PublisherCore
 from embarcadero.client.subscriber import SubscriberCore
 from embarcadero.errors import BadFrame, FuturePosition, RecordsLost, SessionFenced
@@ -259,6 +260,22 @@ def test_a_loss_that_nobody_took_grows_with_the_next() -> None:
     assert (again.positions, again.counts, str(again)) == (lost.positions, lost.counts, str(lost))
 
 
+def test_connections_to_a_cluster_that_is_gone_are_given_up() -> None:
+    """A host that vanished closes none of them: nobody would ever connect to that broker again."""
+    world = publishing()
+    add(world, b"a")
+    world.settle()
+    silent = list(world.wires)
+    world.cluster.start_anew(None)
+    world.connect()
+    assert not set(silent) & set(world.wires)
+    world.core.on_connected(Link(99, world.now, world.cluster.generation - 1), world.now)
+    assert world.core.take_abandoned() == [99]
+    add(world, b"b")
+    world.settle()
+    assert b"b" in stored(world)
+
+
 def test_a_clean_restart_loses_nothing() -> None:
     """All was durable: the session goes on, no report."""
     world = publishing()
@@ -383,7 +400,7 @@ def test_links_of_the_old_cluster_are_not_used_any_more() -> None:
     world.connect()
     world.settle()
     add(world, b"1")
-    assert not world.wires[old].outward
+    assert old not in world.wires
     world.settle()
     assert stored(world) == [b"0", b"1"]
 

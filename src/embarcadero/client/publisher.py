@@ -211,7 +211,8 @@ class PublisherCore:
     def on_connected(self, link: Link, now_us: int) -> None:
         """A connection is ready for use."""
         if 0 < link.generation < self._generation:
-            return  # of a cluster that is gone
+            self._abandoned.append(link.number)  # of a cluster that is gone
+            return
         if link.generation > self._generation:
             if self._generation and self._replicated:
                 self._started_anew()
@@ -220,9 +221,13 @@ class PublisherCore:
         self._pump(now_us)
 
     def _started_anew(self) -> None:
-        """Earlier connections are to brokers that are gone. Nothing may be sent before the session is open again."""
+        """Earlier connections are to brokers that are gone. Nothing may be sent before the session is open again.
+
+        They are given up: a host that vanished closes none, and nobody would connect there again.
+        """
         for route in self._routes.values():
             self._unroute(route)
+        self._abandoned += self._routes
         self._routes.clear()
         self._output.clear()
         self._opening = self._anew = True
