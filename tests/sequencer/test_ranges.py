@@ -7,12 +7,12 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from embarcadero.fabric.durability import RangeWord
+from embarcadero.fabric.durability import RangeWord, durable_region
 from embarcadero.fabric.layout import PENDING
 from embarcadero.limits import CHECKPOINT_S, RANGE_GRACE_S, RANGE_RETRY_S, REPLICA_LAG_S, REPLICA_SILENT_S
 from embarcadero.plants import ACTIVE
 from embarcadero.sequencer import ranges as ranges_module
-from embarcadero.types import EntryKind, Outcome
+from embarcadero.types import EntryKind, Outcome, ReplicaRef
 from tests.sequencer.cluster import Crash
 from tests.sequencer.replicated import ReplicatedCluster
 
@@ -423,3 +423,19 @@ def test_a_lane_that_rests_gets_a_last_checkpoint() -> None:
     assert cluster.sequencer.lanes[lane]._checkpoint.index == cluster.sequencer.lanes[lane].order.next_index
     cluster.wait(2 * CHECKPOINT_S, step=0.25)
     assert saved.checkpoints == count, "and no more"
+
+
+def test_lines_that_an_open_range_names_stay_whatever_is_known_of_their_replica() -> None:
+    """Of an incarnation that came and went unseen the disk is not known; what it has synced counts all the same."""
+    cluster = ReplicatedCluster()
+    lane = cluster.replicated()
+    named = cluster.open_range(lane).replicas[0]
+    keeper = cluster.sequencer.ranges
+    keeper._gone = {ReplicaRef(replica=named.replica, incarnation=named.incarnation, disk="")}
+    keeper._remove_lines()
+    assert cluster.memory.host("looker").exists(durable_region(named))
+    assert keeper._gone
+    cluster.directory.delete_topic(cluster.directory.topics()[0].name)
+    keeper._remove_lines()
+    assert not cluster.memory.host("looker").exists(durable_region(named))
+    assert not keeper._gone

@@ -237,11 +237,12 @@ class RangeKeeper:
 
     def _remove_lines(self) -> None:
         """Remove the durable lines of incarnations that no open range names: nobody will ever count by them."""
-        named = {ref for range_ in self._directory.ranges() if range_.open for ref in range_.replicas}
-        for ref in self._gone - named:
+        open_ = [range_ for range_ in self._directory.ranges() if range_.open]
+        named = {durable_region(ref) for range_ in open_ for ref in range_.replicas}  # of some we do not know the disk
+        for ref in [ref for ref in self._gone if durable_region(ref) not in named]:
             self._fabric.remove(durable_region(ref))
             self.lines.forget(ref)
-        self._gone &= named
+            self._gone.discard(ref)
 
     def _settle(self, kept: Kept) -> bool:
         """Do what a lane needs. True if its range was sealed, or that was tried."""
