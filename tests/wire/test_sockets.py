@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from embarcadero.wire.sockets import descriptor_of, write_frames
+from embarcadero.wire.sockets import prepare, write_frames
 
 
 class Transport(asyncio.Transport):
@@ -33,7 +33,7 @@ def test_a_short_frame_is_on_its_way_at_once() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         transport = Transport(ours)
-        write_frames(transport, descriptor_of(transport), [b"head", memoryview(b"body")])
+        write_frames(transport, prepare(transport), [b"head", memoryview(b"body")])
 
         assert theirs.recv(100) == b"headbody"
         assert not transport.written
@@ -45,7 +45,7 @@ def test_others_are_left_to_the_transport(buffers: list[bytes]) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         transport = Transport(ours)
-        write_frames(transport, descriptor_of(transport), buffers)
+        write_frames(transport, prepare(transport), buffers)
 
         assert transport.written == buffers
 
@@ -55,7 +55,7 @@ def test_nothing_overtakes_what_waits() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         for transport in (Transport(ours, waiting=1), Transport(None)):
-            write_frames(transport, descriptor_of(transport), [b"frame"])
+            write_frames(transport, prepare(transport), [b"frame"])
 
             assert transport.written == [b"frame"]
 
@@ -69,7 +69,7 @@ def test_what_a_full_socket_does_not_take_is_left_to_the_transport() -> None:
             while True:
                 os.write(ours.fileno(), bytes(1000))
         transport = Transport(ours)
-        write_frames(transport, descriptor_of(transport), [b"a" * 100, b"b" * 100])
+        write_frames(transport, prepare(transport), [b"a" * 100, b"b" * 100])
 
         assert transport.written == [b"a" * 100, b"b" * 100]
 
@@ -80,6 +80,17 @@ def test_half_a_frame_is_finished_by_the_transport(monkeypatch: pytest.MonkeyPat
     with ours, theirs:
         monkeypatch.setattr(os, "writev", lambda descriptor, buffers: os.write(descriptor, buffers[0][:3]))
         transport = Transport(ours)
-        write_frames(transport, descriptor_of(transport), [b"head", b"body"])
+        write_frames(transport, prepare(transport), [b"head", b"body"])
 
         assert theirs.recv(100) + b"".join(transport.written) == b"headbody"
+
+
+def test_a_peer_that_vanished_is_noticed_by_the_system() -> None:
+    """Within a minute or so: 30 s of silence, then three questions."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sock:
+        assert prepare(Transport(sock)) == sock.fileno()
+        asked = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        assert [sock.getsockopt(socket.IPPROTO_TCP, option) for option in asked] == [30, 10, 3]
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    assert prepare(Transport(None)) == -1

@@ -15,7 +15,7 @@ from embarcadero.broker.connection import Connection
 from embarcadero.broker.state import Broker
 from embarcadero.errors import ProtocolError, TooMany
 from embarcadero.limits import GOODBYE_S_MAX, SETTLE_S_MAX
-from embarcadero.wire.sockets import descriptor_of, write_frames
+from embarcadero.wire.sockets import prepare, write_frames
 
 
 class WakingBell(Protocol):
@@ -82,7 +82,7 @@ class BrokerProtocol(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast(asyncio.Transport, transport)
-        self._descriptor = descriptor_of(transport)
+        self._descriptor = prepare(transport)
         transport.set_write_buffer_limits(high=self._broker.settings.send_queue_bytes // 8)
         self._live_protocols.add(self)
         self._connection = self._broker.connect()

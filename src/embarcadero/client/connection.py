@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
 import time
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -16,7 +14,7 @@ from embarcadero.wire.codec import control_frame
 from embarcadero.wire.frames import PROTOCOL_VERSION, FrameKind
 from embarcadero.wire.messages import AnyMessage, Failed, Hello, Message, Welcome
 from embarcadero.wire.receiver import ControlReceived, CreditReceived, Event, FetchedReceived, FrameReceiver
-from embarcadero.wire.sockets import descriptor_of, write_frames
+from embarcadero.wire.sockets import prepare, write_frames
 
 RECEIVES = frozenset({FrameKind.CONTROL, FrameKind.ACK, FrameKind.CREDIT, FrameKind.FULL, FrameKind.FETCHED})
 
@@ -62,11 +60,7 @@ class Connection(asyncio.BufferedProtocol):
     # --- asyncio.BufferedProtocol ---
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        sock = self._transport.get_extra_info("socket")
-        if sock is not None:
-            with contextlib.suppress(OSError):
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._descriptor = descriptor_of(self._transport)
+        self._descriptor = prepare(self._transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the protocol's signature
         return self._receiver.get_buffer()

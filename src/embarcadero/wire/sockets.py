@@ -6,10 +6,12 @@ Somebody waits for each of them. Longer ones go together, when the loop has time
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import socket
 from typing import Any, Final
 
-from embarcadero.limits import KIB
+from embarcadero.limits import KIB, PEER_PROBE_S, PEER_PROBES, PEER_SILENT_S
 
 _BYTES_MAX: Final = 16 * KIB
 _BUFFERS_MAX: Final = 4
@@ -31,7 +33,22 @@ def write_frames(transport: asyncio.Transport, descriptor: int, buffers: list[An
     transport.writelines(buffers)
 
 
-def descriptor_of(transport: asyncio.Transport) -> int:
-    """The descriptor of a transport's socket; -1 if it has none."""
+def prepare(transport: asyncio.Transport) -> int:
+    """Have a connection's bytes leave at once, and have the system ask whether a silent peer is still there.
+
+    A host that vanishes closes nothing: without this its connections would stay, and count, for ever. Returns the
+    descriptor of the transport's socket; -1 if it has none.
+    """
     sock = transport.get_extra_info("socket")
-    return -1 if sock is None else int(sock.fileno())
+    if sock is None:
+        return -1
+    for level, option, value in (
+        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PEER_SILENT_S),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PEER_PROBE_S),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PEER_PROBES),
+    ):
+        with contextlib.suppress(OSError):  # it may be gone already; what reads from it finds out
+            sock.setsockopt(level, option, value)
+    return int(sock.fileno())
