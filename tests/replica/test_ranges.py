@@ -148,6 +148,19 @@ def test_a_drained_replica_gives_its_ranges_away(tmp_path: Path, refused: int) -
     assert world.notes[spare].count("copy completed") == 1
 
 
+def test_a_copy_that_could_not_be_opened_leaves_nothing_when_it_is_not_ours_any_more(tmp_path: Path) -> None:
+    """Its folder was made, then the disk failed, and then its topic was deleted."""
+    world = World(tmp_path, replicas=1)
+    with patch("embarcadero.storage.recovery.begin_segment", side_effect=DiskFailed("input/output error")):
+        lane = world.topic(replicas=1, durable_on=1)
+        world.poll(5)
+    assert (world.folder(0) / range_folder(lane, 1)).exists()
+    assert not world.replicas[0].ranges.copies
+    world.directory.delete_topic("t")
+    world.settle()
+    assert not (world.folder(0) / range_folder(lane, 1)).exists()
+
+
 def test_a_copy_that_could_not_be_removed_is_removed_later(tmp_path: Path) -> None:
     """The disk was read-only for a while, and the store does not change any more."""
     world = World(tmp_path, replicas=1)

@@ -13,7 +13,7 @@ from embarcadero.sequencer.held import HeldSlots
 from embarcadero.sequencer.lane import checkpoint_region
 from embarcadero.sequencer.order import LaneOrder
 from embarcadero.sequencer.sessions import SessionTable
-from embarcadero.storage.checkpoints import newest_checkpoint, write_checkpoint
+from embarcadero.storage.checkpoints import checkpoints, newest_checkpoint, write_checkpoint
 from embarcadero.storage.layout import lane_folder
 from embarcadero.storage.real import RealDisk
 from embarcadero.types import NO_INDEX
@@ -83,3 +83,18 @@ def test_a_crash_in_the_middle_of_a_checkpoint_leaves_no_file_for_good(tmp_path:
     world.start_replica(0)
 
     assert [path.name for path in folder.iterdir()] == ["range-0000000001"]
+
+
+def test_checkpoints_that_a_loss_of_power_brought_back_go_again(tmp_path: Path) -> None:
+    """That older ones were removed is not synced; nobody else looks for them on a replica that gets no more ranges."""
+    world = World(tmp_path)
+    lane = world.topic()
+    world.reign.lane(lane).batches(b"a", b"b")
+    world.settle()
+    disk = RealDisk(world.folder(0))
+    for index in (1, 2, 9):
+        write_checkpoint(disk, lane_folder(lane), index, b"table")
+    assert checkpoints(disk, lane_folder(lane)) == [1, 2, 9]
+    world.lose_fabric(1)
+    world.settle()
+    assert checkpoints(disk, lane_folder(lane)) == [9]

@@ -12,6 +12,7 @@ from embarcadero.storage.layout import (
     FOOTER_BYTES,
     HEADER_BYTES,
     encode_footer,
+    encode_header,
     record_bytes,
     segment_name,
 )  # fmt: skip
@@ -29,6 +30,8 @@ from tests.storage.records import (
     SMALL,
     START,
     fill,
+    matches,
+    open_log,
     open_reader,
 )
 
@@ -186,6 +189,47 @@ def test_a_segment_in_which_records_do_not_fit_stays_while_the_peer_lacks_some_o
     assert (log.damage, log.segments) == ([], copies.infos)
 
 
+@pytest.mark.parametrize("scrubbed", [False, True])
+@pytest.mark.parametrize("lane", [LANE, LANE + 1])
+def test_a_file_whose_header_does_not_show_that_it_is_ours_does_not_become_ours(
+    copies: Copies, lane: int, scrubbed: bool
+) -> None:
+    """Records do not say of which lane they are: with its header unreadable, nothing else tells another lane's file."""
+    log = copies.open()
+    node, header = copies.node(1), log.header(copies.infos[1])
+    damaged = bytearray(encode_header(header._replace(lane=lane)))
+    damaged[0] ^= 4
+    node.data[:HEADER_BYTES] = damaged
+    node.safe = bytearray(node.data)
+    if scrubbed:
+        scrub_all(log)
+    else:
+        log = copies.open()
+    assert [damage.kind for damage in log.damage] == ([] if lane == LANE else [DamageKind.FILE])
+    copies.repair(log)
+
+
+@pytest.mark.parametrize("how", ["header", "gone", "quarantined"])
+def test_a_segment_that_is_put_aside_leaves_no_indexes(copies: Copies, how: str) -> None:
+    """They are of no use without it, and come back with the segment."""
+    indexes = {copies.path(1, suffix) for suffix in (".index", ".timeindex")}
+    assert indexes <= copies.world.names.keys()
+    if how == "quarantined":
+        log, info = copies.open(), copies.infos[1]
+        log.quarantine(info.base_index, info.end_index, DamageKind.FILE, b"")
+    elif how == "gone":
+        del copies.world.names[copies.path(1)]
+        log = copies.open()
+    else:
+        for place in (0, HEADER_BYTES):  # its header, and the first record, from which it could be made anew
+            copies.flip(copies.path(1), place)
+        log = copies.open()
+    assert [damage.kind for damage in log.damage] == [DamageKind.FILE]
+    assert not indexes & copies.world.names.keys()
+    copies.repair(log)
+    assert indexes <= copies.world.names.keys()
+
+
 def test_a_scrub_goes_on_behind_what_cannot_be_read(copies: Copies) -> None:
     """A bad sector is told of; rot in later files is found all the same, and in earlier ones in the next round."""
     log, clock, failed, found = copies.open(), ManualClock(), 0, list[int]()
@@ -219,3 +263,95 @@ def test_a_scrub_keeps_to_its_rate_and_goes_on_where_it_was(copies: Copies) -> N
     assert again.place > scrub.place
     assert not Scrub(clock, bytes_per_s=0).due
     assert Scrub(clock).job([])() == []
+
+
+def test_a_hole_that_is_dropped_up_to_is_still_a_hole() -> None:
+    """What is trimmed goes; what is missing above comes back: the copy does not start with the segment behind it."""
+    copies = Copies()
+    del copies.world.names[copies.path(1)]
+    log, gone = copies.open(), copies.infos[1]
+    log.drop_below(copies.infos[0].end_index + 1)
+    assert log._floor.index == gone.base_index
+    assert [(damage.first, damage.end) for damage in log.damage] == [(gone.base_index, gone.end_index)]
+    log.close()
+    log = copies.open()
+    assert [(damage.first, damage.end) for damage in log.damage] == [(gone.base_index, gone.end_index)]
+    assert mend(log, copies.peer, log.damage[0])
+    assert matches(open_reader(copies.world.disk()), copies.source, gone.base_index, copies.end)
+
+
+@pytest.mark.parametrize("trimmed", [False, True])
+def test_a_hole_whose_beginning_is_trimmed_everywhere_is_mended_from_there_on(trimmed: bool) -> None:
+    """No peer has all of it any more, and nobody needs it; but a peer's word that it is trimmed is not enough."""
+    copies, peers = Copies(), World(3)
+    peer = open_log(peers.disk())
+    fill(peer, copies.source, 200)
+    del copies.world.names[copies.path(0)], copies.world.names[copies.path(1)]
+    kept = copies.infos[1]
+    peer.drop_below(kept.base_index)
+    log = copies.open()
+    [damage] = log.damage
+    assert damage.first < kept.base_index < damage.end
+    assert mend(log, open_reader(peers.disk()), damage, kept.base_index if trimmed else 0) is trimmed
+    assert bool(log.damage) is not trimmed
+    if trimmed:
+        assert log.first == kept.base_index
+        assert matches(open_reader(copies.world.disk()), copies.source, kept.base_index, copies.end)
+
+
+def test_a_tail_does_not_hide_a_segment_that_is_missing_before_others() -> None:
+    """It was noted, and then the copy went on; when a segment of it goes, nobody else would miss that."""
+    copies = Copies()
+    log = copies.open()
+    log.quarantine(START, copies.end, DamageKind.TAIL, b"")
+    log.close()
+    del copies.world.names[copies.path(1)]
+    log, gone = copies.open(), copies.infos[1]
+    assert {damage.kind for damage in log.damage} == {DamageKind.TAIL, DamageKind.FILE}
+    copies.repair(log)
+    assert gone.base_seq in [info.base_seq for info in log.segments]
+
+
+def test_a_hole_in_two_pieces_is_mended_though_peers_have_only_its_end() -> None:
+    """One piece is wholly trimmed: nobody needs it, and it is in nobody's way. What is noted anew covers what was."""
+    copies, peers = Copies(), World(3)
+    peer = open_log(peers.disk())
+    fill(peer, copies.source, 200)
+    first, second, kept = copies.infos[0], copies.infos[1], copies.infos[2]
+    log = copies.open()
+    log.quarantine(first.base_index, first.end_index, DamageKind.FILE, b"")
+    log.quarantine(second.base_index, kept.end_index, DamageKind.FILE, b"")
+    peer.drop_below(kept.base_index)
+    reader = open_reader(peers.disk())
+    for damage in sorted(log.damage):
+        assert mend(log, reader, damage, kept.base_index)
+    assert log.damage == []
+    assert (log.first, log.end) == (kept.base_index, copies.end)
+    log.close()
+    assert matches(open_reader(copies.world.disk()), copies.source, kept.base_index, copies.end)
+
+
+def test_a_hole_that_grows_is_one_hole() -> None:
+    """A note that covers an earlier one takes its place: else the earlier one would be tried for ever."""
+    copies = Copies()
+    del copies.world.names[copies.path(0)]
+    copies.open().close()
+    del copies.world.names[copies.path(1)]
+    log = copies.open()
+    assert [(one.first, one.end) for one in log.damage] == [(START, copies.infos[1].end_index)]
+    copies.repair(log)
+
+
+def test_a_repair_never_takes_the_name_of_a_segment_that_is_there() -> None:
+    """Files are known by their first seq: one that would have no records has that of the segment behind it."""
+    copies, info = Copies(), None
+    log = copies.open()
+    info = copies.infos[1]
+    log.quarantine(info.base_index, info.end_index, DamageKind.FILE, b"")
+    before = dict(copies.world.names)
+    made = [info._replace(base_seq=copies.infos[2].base_seq)]
+    with patch("embarcadero.storage.range_log.RangeLog.finish", lambda self, last: (self.close(), tuple(made))[1]):
+        assert not mend(log, copies.peer, log.damage[0])
+    assert copies.world.names[copies.path(2)] is before[copies.path(2)]
+    assert [one.base_seq for one in log.segments if one.base_seq == copies.infos[2].base_seq]
+    copies.repair(log)

@@ -141,12 +141,12 @@ class Ranges:
         return self._restart_doubtful(now_us) or self._remove_one()
 
     def _open(self, tags: Tags, range_: Range) -> None:
+        self._on_disk.add(tags)  # also if it fails: some of it may be there
         try:
             log = self._recover(range_)
         except EmbarcaderoError as error:
             self._failed(tags, error, "open")
             return
-        self._on_disk.add(tags)
         del self._wanted[tags]
         self._health.worked(tags)
         self.copies[tags] = Copy(range_, log)
@@ -219,12 +219,16 @@ class Ranges:
             return not self._disk.exists(range_folder(*copy.tags))
         return False
 
+    def trimmed(self, lane: int) -> int:
+        """Nobody needs what is below."""
+        return self._trims.get(lane, 0)
+
     def begin_at(self, copy: Copy, index: int, seq: int) -> bool:
         """Another copy begins later than this one ends: since what was before is trimmed, this one begins there too.
 
         A peer's word is not enough: its first files may just be gone.
         """
-        range_, trimmed = copy.range_, self._trims.get(copy.tags[0], 0)
+        range_, trimmed = copy.range_, self.trimmed(copy.tags[0])
         if not copy.log.end < index <= trimmed or (range_.end is not None and index > range_.end):
             return False
         try:

@@ -205,7 +205,7 @@ class Repair:
 
     def _mend(self, source: _Source, copy: Copy, damage: Damage) -> bool:
         """In a worker: repair in place. Nobody else touches the copy meanwhile."""
-        return mend(copy.log, self._reader(source), damage)
+        return mend(copy.log, self._reader(source), damage, self._ranges.trimmed(copy.range_.lane))
 
     def _mended(self, copy: Copy, source: _Source, tried: int, result: bool | Exception) -> None:
         copy.reading = False

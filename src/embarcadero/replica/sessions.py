@@ -44,11 +44,17 @@ class Sessions:
     def on_disk(self, lane: int) -> int:
         """As of which index the newest checkpoint of a lane on this disk is; 0 if there is none."""
         if lane not in self._known:
-            with suppress(EmbarcaderoError):  # they are in nobody's way
-                sweep_drafts(self._disk, lane_folder(lane))
             found = newest_checkpoint(self._disk, lane_folder(lane), NO_INDEX)
             self._known[lane] = 0 if found is None else found[0]
+            with suppress(EmbarcaderoError):  # they are in nobody's way
+                sweep_drafts(self._disk, lane_folder(lane))
+                drop_older(self._disk, lane_folder(lane), self._known[lane])
         return self._known[lane]
+
+    def tidy(self, lane: int) -> None:
+        """Look at a lane once, though nobody asks: a loss of power brings back checkpoints that were removed."""
+        with suppress(EmbarcaderoError):
+            self.on_disk(lane)
 
     def forget(self, lane: int) -> None:
         """The lane's folder was removed: look again what is there."""

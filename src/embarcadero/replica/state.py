@@ -149,6 +149,7 @@ class Replica:
     def _take_stock(self) -> None:
         """After copies came, went or changed: say how far they go, and see which ones follow."""
         for copy in self.ranges.copies.values():
+            self.sessions.tidy(copy.range_.lane)
             if copy.range_.open and (self._has_begun_well(copy) or self._accept_loss(copy)):
                 self._begin_counting(copy)
             self.commits.publish(copy)

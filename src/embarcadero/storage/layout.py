@@ -163,6 +163,15 @@ def decode_header(data: bytes, name: str) -> Header | None:
     )  # fmt: skip
 
 
+def was_header(data: bytes, header: Header) -> bool:
+    """Whether damaged bytes were this header: their check is its own, or all but the check is.
+
+    Records do not say of which lane they are: a file of another one, whose header can't be read, must not become ours.
+    """
+    whole, end = encode_header(header), HEADER_BYTES - HEADER["check"].itemsize
+    return data[end:] == whole[end:] or data[:end] == whole[:end]
+
+
 def refuse_newer(name: str, version: int) -> None:
     """Say no to a file of another format version."""
     hint = "start the version of embarcadero that wrote it, or a newer one"

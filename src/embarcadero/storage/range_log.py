@@ -42,6 +42,7 @@ from embarcadero.storage.writing import (
     Writing,
     begin_segment,
     check_records,
+    put_segment_aside,
     remove_segment,
 )  # fmt: skip
 
@@ -414,8 +415,10 @@ class RangeLog:
         while gone < len(sealed) and sealed[gone].end_index <= index:
             gone += 1
         first = segments[gone]
-        if self._floor.index < first.base_index <= index or gone:  # also if what was before is only missing
+        if self._floor.index < first.base_index <= index:  # also if what was before is only missing
             self._note_start(first.base_index, first.base_seq)
+        elif gone:  # what follows is missing, and is still to come back
+            self._note_start(segments[gone - 1].end_index, segments[gone - 1].end_seq)
         self._sealed_segments = self._sealed_segments[gone:]
         for damage in [one for one in self.damage if one.is_below(self._floor.index)]:
             self.healed(damage)
@@ -424,6 +427,13 @@ class RangeLog:
         return sum(info.bytes for info in segments[:gone])
 
     # --- damage -------------------------------------------------------------------------------------------------------
+    def begin_later(self, damage: Damage, index: int, seq: int) -> Damage:
+        """What is missing at the copy's start is trimmed up to this place; returns what is still missing."""
+        left = self.quarantine(index, damage.end, DamageKind.FILE, b"")
+        self._note_start(index, seq)
+        self.healed(damage)
+        return left
+
     def quarantine(self, first: int, end: int, kind: DamageKind, found: bytes) -> Damage:
         """Take note, for good, that [first, end) must come from a peer; what was found is kept to look at."""
         damage = Damage(first, end, kind, damaged_name(first, end, kind))
@@ -440,10 +450,7 @@ class RangeLog:
         gone = [info for info in self._sealed_segments if first <= info.base_index and info.end_index <= end]
         self._sealed_segments = tuple(info for info in self._sealed_segments if info not in gone)
         for info in gone:
-            path = join(self.folder, segment_name(info.base_seq))
-            if self.disk.exists(path):
-                self.disk.rename(path, path + DAMAGED)
-        self.disk.sync_folder(self.folder)
+            put_segment_aside(self.disk, self.folder, info.base_seq)
 
     def healed(self, damage: Damage) -> None:
         """A damage was repaired, and that is synced."""

@@ -38,6 +38,7 @@ from embarcadero.storage.layout import (
     encode_header,
     encode_place,
     segment_name,
+    was_header,
 )  # fmt: skip
 from embarcadero.storage.scan import Scan, Wrong, scan_segment
 from embarcadero.storage.segment import read_footer, read_place
@@ -48,6 +49,8 @@ from embarcadero.storage.writing import (
     SegmentInfo,
     Writing,
     begin_segment,
+    put_segment_aside,
+    remove_lone_indexes,
     remove_segment,
 )  # fmt: skip
 
@@ -143,13 +146,14 @@ class _Recovery:
         return base_seqs(self._disk.list(self._folder))
 
     def _sweep(self) -> None:
-        """Finish what a crash interrupted: drafts, and segments that were being dropped."""
+        """Finish what a crash interrupted: drafts, and segments that were being dropped, or put aside."""
         for name in self._disk.list(self._folder):
             if name.endswith(".tmp"):
                 self._disk.remove(join(self._folder, name))
         for base_seq in self._bases():
             if self._start is not None and base_seq < self._start.seq:
                 remove_segment(self._disk, self._folder, base_seq)
+        remove_lone_indexes(self._disk, self._folder)
 
     def _see(self, base_seq: int) -> Seen | None:
         """A segment's header and footer. One that is not what its name says is put aside."""
@@ -174,7 +178,7 @@ class _Recovery:
         return None
 
     def _mend_header(self, file: File, raw: bytes, base_seq: int) -> Header | None:
-        """A damaged header can be made anew: the first record says all that is in it."""
+        """A damaged header can be made anew, if it was ours: the first record says all that is in it."""
         entry = np.frombuffer(file.pread(LINE_BYTES, HEADER_BYTES), dtype=np.uint8)
         if not any(raw) or len(entry) < LINE_BYTES:
             return None
@@ -182,6 +186,8 @@ class _Recovery:
         if not every(sealed(first)) or int(first["seq"][0]) != base_seq:
             return None
         header = self._first._replace(base_index=int(first["index"][0]), base_seq=base_seq)
+        if not was_header(raw, header):
+            return None
         file.pwrite([encode_header(header)], 0)
         file.sync()
         self._notes.append(f"the damaged header of {self._path(base_seq)} was made anew from its first record")
@@ -190,8 +196,7 @@ class _Recovery:
     def _put_aside(self, base_seq: int, header: Header | None) -> None:
         what = "damaged from its start" if header is None else f"of another place ({header})"
         self._notes.append(f"{self._path(base_seq)} is {what}; it was put aside")
-        self._disk.rename(self._path(base_seq), self._path(base_seq) + DAMAGED)
-        self._disk.sync_folder(self._folder)
+        put_segment_aside(self._disk, self._folder, base_seq)
 
     # --- the chain ----------------------------------------------------------------------------------------------------
     def _follows(self, one: Seen) -> bool:
@@ -301,18 +306,23 @@ class _Recovery:
 
     def _recall(self, damage: Damage) -> None:
         """Damage that was noted before. What was dropped since is no loss: a crash came before that was noted, too."""
+        self._damage.append(damage)
         if damage.is_below(self._floor.index):
-            path = join(self._folder, damage.name)
-            self._disk.rename(path, path.removesuffix(DAMAGED) + MENDED)
-        else:
-            self._damage.append(damage)
+            self._mended(damage)
 
     def _note_damage(self, first: int, end: int, kind: DamageKind, found: bytes) -> None:
         damage = Damage(first, end, kind, damaged_name(first, end, kind))
-        if any(other.first <= first and end <= other.end for other in self._damage):
+        if any(other.covers(damage) for other in self._damage):
             return
         write_whole(self._disk, join(self._folder, damage.name), [found])
+        for less in [other for other in self._damage if damage.covers(other)]:
+            self._mended(less)
         self._damage.append(damage)
+
+    def _mended(self, damage: Damage) -> None:
+        path = join(self._folder, damage.name)
+        self._disk.rename(path, path.removesuffix(DAMAGED) + MENDED)
+        self._damage = [other for other in self._damage if other != damage]
 
     # --- done ---------------------------------------------------------------------------------------------------------
     def _write_again(self, file: File, start: int, stop: int) -> None:

@@ -7,6 +7,8 @@ somebody who knows where the range ends can say when it is whole.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from embarcadero.errors import BadSegment
 from embarcadero.fabric.layout import Entries, every, sealed
 from embarcadero.limits import SCAN_BYTES
@@ -41,13 +43,23 @@ def heal_tails(log: RangeLog, end: int) -> None:
             log.healed(damage)
 
 
-def mend(log: RangeLog, peer: RangeReader, damage: Damage) -> bool:
+def mend(log: RangeLog, peer: RangeReader, damage: Damage, trimmed: int = 0) -> bool:
     """Repair a SPAN or FILE from a peer, synced on return. False if this peer lacks it, or it is a TAIL.
 
-    BadSegment if the peer's records are damaged too. A TAIL needs `copy_span` and `heal_tails`.
+    BadSegment if the peer's records are damaged too. A TAIL needs `copy_span` and `heal_tails`. `trimmed`: nobody needs
+    what is below, and peers may have dropped it.
     """
     if damage.kind is DamageKind.TAIL:
         return False
+    is_first = damage.kind is DamageKind.FILE and damage.end <= log.first
+    if is_first and damage.first < (start := _start_of(peer)) <= trimmed:
+        if start >= damage.end:
+            log.healed(damage)  # nobody needs it; the rest of the hole, if there is more, tells where the copy starts
+            return True
+        first = peer.entry(start)
+        if first is None or int(first["seq"][0]) == log.segments[0].base_seq:  # a file is known by its first seq
+            return False
+        damage = log.begin_later(damage, start, int(first["seq"][0]))
     entries = peer.entries(damage.first, damage.end)
     if len(entries) < damage.end - damage.first:
         return False
@@ -55,6 +67,13 @@ def mend(log: RangeLog, peer: RangeReader, damage: Damage) -> bool:
     if done:
         log.healed(damage)
     return done
+
+
+def _start_of(peer: RangeReader) -> int:
+    """Where a peer's copy starts; 0 if that can't be told: it may have what is asked for all the same."""
+    with suppress(BadSegment):
+        return peer.first or 0
+    return 0
 
 
 def _holding(log: RangeLog, index: int) -> SegmentInfo | None:
@@ -166,6 +185,9 @@ def _mend_file(log: RangeLog, peer: RangeReader, damage: Damage) -> bool:
             made = parts.finish(last=log.closes_at(damage.end))
     finally:
         parts.close()
+    others = {info.base_seq for info in log.segments if not damage.overlaps(info)}
+    if made is not None and any(info.base_seq in others for info in made):
+        made, usable = None, False  # cut up otherwise, its last file has no records, and the name of ours that follows
     if not usable:
         remove_range(log.disk, folder)  # what another repair left is of no use: the next try begins anew
     if made is None:

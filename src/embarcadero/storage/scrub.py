@@ -24,6 +24,7 @@ from embarcadero.storage.layout import (
     decode_header,
     encode_header,
     segment_name,
+    was_header,
 )  # fmt: skip
 from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.repair import finish_segment
@@ -152,8 +153,9 @@ class Scrub:
         header = log.header(info)
         file = log.disk.open(join(log.folder, segment_name(info.base_seq)), writable=True)
         try:
-            there = decode_header(file.pread(HEADER_BYTES, 0), segment_name(info.base_seq))
-            if there is not None and there != header:
+            raw = file.pread(HEADER_BYTES, 0)
+            there = decode_header(raw, segment_name(info.base_seq))
+            if there != header and not (there is None and was_header(raw, header)):
                 return [Found(log.folder, info.base_index, info.end_index, DamageKind.FILE, b"")]
             found = find_damage(file, log.folder, header, info, log.settings.index_every_bytes)
             if there is None:

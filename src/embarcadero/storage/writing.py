@@ -24,6 +24,7 @@ from embarcadero.limits import (
 from embarcadero.storage.disk import Disk, File, Part, join
 from embarcadero.storage.index import SparseIndex, write_indexes
 from embarcadero.storage.layout import (
+    DAMAGED,
     HEADER_BYTES,
     INDEX_FILE,
     LOG,
@@ -91,6 +92,11 @@ class Damage(NamedTuple):
     def overlaps(self, info: SegmentInfo) -> bool:
         """Whether some of it is in a segment."""
         return self.first < info.end_index and self.end > info.base_index
+
+    def covers(self, other: Damage) -> bool:
+        """Whether mending this mends the other. A segment comes back whole; a tail says nothing of what is followed."""
+        kinds = (other.kind, DamageKind.FILE) if other.kind is DamageKind.SPAN else (other.kind,)
+        return self.kind in kinds and self.first <= other.first and other.end <= self.end
 
     def is_below(self, start: int) -> bool:
         """Whether a copy that starts there need not have it. Nobody knows that of a tail."""
@@ -208,7 +214,29 @@ def begin_segment(disk: Disk, folder: str, header: Header, settings: RangeSettin
 
 def remove_segment(disk: Disk, folder: str, base_seq: int) -> None:
     """Remove a segment's files; the log last, so that what is left behind is never without it."""
+    _remove_files(disk, folder, base_seq, (INDEX_FILE, TIME_INDEX_FILE, LOG))
+
+
+def put_segment_aside(disk: Disk, folder: str, base_seq: int) -> None:
+    """Keep a segment that is not what its name says, to be looked at; its indexes are of no use."""
+    path = join(folder, segment_name(base_seq))
+    if disk.exists(path):
+        disk.rename(path, path + DAMAGED)
+    _remove_files(disk, folder, base_seq, (INDEX_FILE, TIME_INDEX_FILE))
+    disk.sync_folder(folder)
+
+
+def remove_lone_indexes(disk: Disk, folder: str) -> None:
+    """Remove indexes whose segment is gone: somebody's hand took it, or a crash came while it was put aside."""
     names = set(disk.list(folder))
-    for suffix in (INDEX_FILE, TIME_INDEX_FILE, LOG):
+    for name in sorted(names):
+        base, _, suffix = name.partition(".")
+        if f".{suffix}" in (INDEX_FILE, TIME_INDEX_FILE) and base + LOG not in names:
+            disk.remove(join(folder, name))
+
+
+def _remove_files(disk: Disk, folder: str, base_seq: int, suffixes: Sequence[str]) -> None:
+    names = set(disk.list(folder))
+    for suffix in suffixes:
         if (name := segment_name(base_seq, suffix)) in names:
             disk.remove(join(folder, name))
