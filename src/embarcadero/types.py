@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -59,6 +59,10 @@ class EntryKind(IntEnum):
     SESSION_DETACH = 17
 
 
+BATCH_KIND: Final = int(EntryKind.BATCH)
+"""As a plain number: numpy compares with these several times as quickly as with members of enums."""
+
+
 class Outcome(IntEnum):
     """What became of a pending entry. Those below 16 mean that the batch (or request) is in the log."""
 
@@ -73,15 +77,21 @@ class Outcome(IntEnum):
     CONFLICT = 18  # the same sequence was stored with other bytes
     FENCED = 19  # the session is fenced; `extra` tells the next sequence expected
     UNKNOWN_SESSION = 20
-    BACKPRESSURE = 21  # beyond the session's window, or bounds reached; send again later
+    BACKPRESSURE = 21  # not stored: beyond the session's window, or bounds reached; send again later
     UNKNOWN_TOPIC = 22
     TOO_MANY_SESSIONS = 23
     UNKNOWN_SCHEMA = 24  # the topic has no such version of its schema
+    NAME_HELD = 25  # not by the holder that the asker knows of; `session` tells by whom
+    UNDECIDED = 26  # another copy waits, or it can't be told yet what became of it; send again later to learn it
 
     @property
     def stored(self) -> bool:
         """True when the batch is in the log."""
         return self in (Outcome.ORDERED, Outcome.DUP_OF, Outcome.DUP)
+
+
+REQUEST_OUTCOMES: Final = frozenset((Outcome.OPENED, Outcome.CLOSED, Outcome.NOTED, Outcome.NAME_HELD))
+"""These are never the outcome of a batch."""
 
 
 class GapKind(IntEnum):

@@ -419,18 +419,6 @@ def test_a_replaced_incarnation_learns_that_it_is_deposed(world: World) -> None:
     assert client.acks == []
 
 
-def test_an_incarnation_that_was_removed_before_it_began_leaves_no_regions(world: World) -> None:
-    """It was stopped before it had made them; when it goes on, nobody looks for them any more."""
-    late = world.directory.register_broker(1, "127.0.0.1", 9093, 1)
-    world.directory.mark_dead(late.broker, late.incarnation)
-    world.run()
-    assert late not in world.directory.members()
-    fabric = world.memory.host("host-late")
-    broker = Broker(fabric, world.directory, world.clock, world.bell, late, world.sizes, config=world.config)
-    assert broker.deposed
-    assert not [name for name in fabric.names() if name.startswith(f"{late.region_prefix}/")]
-
-
 def test_an_incarnation_that_is_dead_keeps_its_regions_until_it_is_removed(world: World) -> None:
     """Somebody may have to read them."""
     late = world.directory.register_broker(1, "127.0.0.1", 9093, 1)

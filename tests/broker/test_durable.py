@@ -422,6 +422,8 @@ def test_what_a_closed_broker_lane_lost_is_a_gap_up_to_its_end(
         fabric.remove(name)
     world.brokers = [world.start_broker(0), world.start_broker(1)]
     reader = Client(world.brokers[1])
+    told = world.ask(reader, m.GetLanes(lane=lane.topic))
+    assert (told.unsure, told.lanes[0].end) == ([lane.lane], 4), "publishers wait, too"
     asked: list[m.Fetch] = []
     monkeypatch.setattr(world.brokers[1].reads.warm, "fetch", lambda _connection, ask, *_: asked.append(ask))
     waiting = [
@@ -432,6 +434,8 @@ def test_what_a_closed_broker_lane_lost_is_a_gap_up_to_its_end(
     world.run(3, reader)
     assert not any(request in reader.fetched or request in reader.answers for request in [*waiting, earliest])
     assert world.directory.seal_recovered(lane.lane, range_.number, 2, 2, [], world.hand.epoch) is not None
+    told = world.ask(reader, m.GetLanes(lane=lane.topic))
+    assert (told.unsure, told.lanes[0].end, told.lanes[0].kept) == ([], 4, 2)
     world.run(3, reader)
     for request in waiting:
         assert (reader.fetched[request].gap, reader.fetched[request].next_index) == (Gap(GapKind.LOST, 2, 4), 4)

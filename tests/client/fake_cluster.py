@@ -24,7 +24,7 @@ from embarcadero.errors import (
 )
 from embarcadero.fabric.layout import ORDER, seal
 from embarcadero.limits import CONTROL_BYTES_MAX, CREDIT_BYTES, FETCH_ENTRIES_MAX, SESSION_WINDOW
-from embarcadero.types import NO_INDEX, EntryKind, Gap, GapKind, Outcome, Topic, TopicLane
+from embarcadero.types import NO_INDEX, NO_SESSION, EntryKind, Gap, GapKind, Outcome, Topic, TopicLane
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import BatchHeader, ack_frame, control_frame, credit_frame, fetched_header, payload_crc
 from embarcadero.wire.frames import ACK, PAYLOAD_ALIGN, WANT_DURABLE, FrameKind
@@ -97,6 +97,8 @@ class FakeCluster:
         self.backpressure = 0  # how many more batches are refused
         self.connections: list[FakeConnection] = []
         self.origin = 0  # region handle in order entries
+        self.fails: EmbarcaderoError | None = None  # what questions about lanes are answered with
+        self.unsure: list[int] = []  # lanes of brokers that are not recovered yet
         self.addresses: list[m.BrokerAddress] = []
 
     # --- sessions ---
@@ -107,8 +109,11 @@ class FakeCluster:
         if ask.resume is not None:
             earlier = self._continued(ask.resume)
         elif ask.name:
-            named = [s for s in self.sessions.values() if s.name == ask.name]
-            earlier = named[-1] if named else None
+            named = [handle for handle, session in self.sessions.items() if session.name == ask.name]
+            holder = named[-1] if named else NO_SESSION
+            if ask.holder not in (None, holder):
+                return m.NameHeld(session=holder)
+            earlier = self.sessions.get(holder)
             if earlier is not None:
                 earlier.continued_by_name = True
         session = FakeSession(ask.name)
@@ -372,7 +377,10 @@ class FakeConnection:
                     generation=cluster.generation,
                 )  # fmt: skip
             case m.GetLanes():
-                return m.LanesAre(lane=LANE, lanes=[lane for lane in cluster.lanes if lane.lane > message.above])
+                if cluster.fails is not None:
+                    raise cluster.fails
+                lanes = [lane for lane in cluster.lanes if lane.lane > message.above]
+                return m.LanesAre(lane=LANE, lanes=lanes, unsure=cluster.unsure)
             case m.OpenSession():
                 return cluster.open(message)
             case m.CloseSession():

@@ -15,7 +15,7 @@ from embarcadero.client.futures import fresh
 from embarcadero.client.link import Link
 from embarcadero.client.publisher import PublisherCore
 from embarcadero.client.subscriber import SubscriberCore
-from embarcadero.errors import BadFrame, FuturePosition, RecordsLost, SessionFenced
+from embarcadero.errors import BadFrame, DiskFailed, FuturePosition, RecordsLost, SessionFenced
 from embarcadero.limits import ORDER_SLOTS
 from embarcadero.types import Gap, GapKind, Order, Position, TopicLane
 from embarcadero.wire import messages as m
@@ -378,15 +378,50 @@ def test_a_handle_that_is_anothers_by_now_is_not_taken_from_it() -> None:
     assert other.core.take_losses() is None
 
 
-def test_a_named_session_that_is_lost_is_not_taken_from_its_next_holder() -> None:
-    """The name may be somebody else's by now."""
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_named_session_that_is_lost_is_not_taken_from_its_next_holder(taken: bool) -> None:
+    """The name may be somebody else's by now; if it is not, the publisher goes on."""
     world = publishing(session_name="job")
     add(world, b"0")
     world.settle()
-    start_anew(world, end=0)
+    for number in list(world.wires):
+        world.cut(number)
+    world.cluster.start_anew(end=0)
+    world.cluster.next_handle = 5  # a handle is not used again, though its session is lost
+    if taken:
+        other = world.cluster.open(m.OpenSession(topic="t", name="job"))
+        assert isinstance(other, m.Opened)
+    batch = add(world, b"1")
+    world.connect()
     world.settle()
-    assert isinstance(world.core.failed, SessionFenced)
-    assert not world.cluster.sessions
+    assert isinstance(world.core.failed, SessionFenced) is taken
+    assert stored(world) == ([] if taken else [b"1"])
+    assert isinstance(batch.position, Position) is not taken
+    assert len(world.cluster.sessions) == 1
+    assert not any(session.fenced for session in world.cluster.sessions.values())
+
+
+def test_a_named_session_that_is_lost_is_opened_over_the_one_that_had_the_name_before() -> None:
+    """That one is in the log still, and what it has stored counts on."""
+    cluster = FakeCluster(5, replicas=1)
+    before = cluster.open(m.OpenSession(topic="t", name="job"))
+    assert isinstance(before, m.Opened)
+    world = publishing(session_name="job")
+    world.cluster = cluster
+    for number in list(world.wires):
+        world.cut(number)
+    world.connect()
+    world.settle()
+    assert world.core.session == 1
+    for number in list(world.wires):
+        world.cut(number)
+    cluster.sessions[0].opened_at = -1  # it was opened long before what is lost
+    cluster.start_anew(end=0)
+    batch = add(world, b"1")
+    world.connect()
+    world.settle()
+    assert world.core.failed is None
+    assert batch.position is not None
 
 
 def test_links_of_the_old_cluster_are_not_used_any_more() -> None:
@@ -500,6 +535,22 @@ def test_lanes_that_end_below_an_acked_batch_lost_it(order: Order, ends: dict[st
     world.collect()
     world.settle()
     assert world.core.closed
+
+
+def test_a_lane_that_was_closed_before_the_loss_is_asked_for_until_it_is_recovered() -> None:
+    """Its end was told long ago, and says nothing about how much of it disks had when all memory went."""
+    world = publishing(Order.NONE, wires=1)
+    world.settle()
+    world.core._remembered.add(40, 3, 30, 10)
+    world.cluster.lanes, world.cluster.unsure = [lane(40, end=5, end_seq=50)], [40]
+    start_anew(world)
+    world.settle()
+    assert world.core._doubtful == {40}
+    world.cluster.lanes, world.cluster.unsure = [lane(40, end=5, end_seq=50, kept=2)], []
+    world.run(lambda: not world.core._doubtful)
+    lost = world.core.take_losses()
+    assert lost is not None
+    assert lost.positions == (Position(40, 3, 30),)
 
 
 def test_close_waits_for_the_ends_of_lanes() -> None:
@@ -643,3 +694,20 @@ def test_a_place_that_the_cluster_led_to_is_waited_for_and_a_callers_is_not() ->
     world.collect()
     world.settle()
     assert isinstance(world.core.failed, FuturePosition)
+
+
+def test_a_store_that_fails_is_no_answer_to_what_became_of_lanes() -> None:
+    """Only a topic that is gone is: else a loss would never be told."""
+    world = publishing(Order.NONE, wires=1)
+    world.settle()
+    world.core._remembered.add(40, 3, 30, 10)
+    world.cluster.lanes = [lane(40, end=2, end_seq=20)]
+    world.cluster.fails = DiskFailed("the store's disk fails", "look at it")
+    start_anew(world)
+    world.settle()
+    assert world.core._doubtful == {40}
+    world.cluster.fails = None
+    world.run(lambda: not world.core._doubtful)
+    lost = world.core.take_losses()
+    assert lost is not None
+    assert lost.positions == (Position(40, 3, 30),)

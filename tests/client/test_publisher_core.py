@@ -22,10 +22,10 @@ from embarcadero.errors import (
 )
 from embarcadero.invariants import InvariantBroken
 from embarcadero.limits import SESSION_WINDOW
-from embarcadero.types import Outcome, Position
+from embarcadero.types import NO_SESSION, Outcome, Position
 from embarcadero.wire import messages as m
 from embarcadero.wire.frames import ACK
-from tests.client.fake_cluster import LANE, FakeCluster, World
+from tests.client.fake_cluster import LANE, FakeCluster, FakeConnection, World
 
 RESEND_US = 3_000_000
 DELIVERY_US = 60_000_000
@@ -239,6 +239,51 @@ def test_a_named_session_goes_on_where_it_stopped() -> None:
     assert (early.sequence, late.sequence) == (3, 4)
     assert [s.session_seq for s in cluster.log] == [0, 1, 2, 3, 4]
     assert late.position == Position(LANE, 4, 4)
+
+
+def test_a_name_is_not_taken_by_a_request_that_was_given_up() -> None:
+    """A publisher that asked through another broker and has its name keeps it when its first request is carried out."""
+    world = make_world(session_name="n")
+    [first] = [number for number, wire in world.wires.items() if wire.outward]
+    late = list(world.wires[first].outward)
+    world.cut(first)
+    batch = add(world, b"mine")
+    world.settle()
+    assert batch.position == Position(LANE, 0, 0)
+    stray = FakeConnection(world.cluster, credit=0)
+    for frame in late:
+        stray.receive(frame)
+    more = add(world, b"more")
+    world.settle()
+    assert any(isinstance(question, m.OpenSession) for question in stray.questions)
+    assert more.position == Position(LANE, 1, 1)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.BACKPRESSURE, Outcome.UNDECIDED])
+def test_only_a_copy_that_was_not_stored_leaves_no_doubt(outcome: Outcome) -> None:
+    """A publisher that ends calls failed what no copy of can be in the log, and nothing else."""
+    world = make_world(wires=1, session_name="n")
+    world.settle()
+    batch = add(world, b"once")
+    [number] = world.wires
+    ack = np.zeros(1, dtype=ACK)
+    ack["lane"], ack["session"], ack["outcome"] = world.core.lane, world.core.session, outcome
+    world.core.on_acks(number, ack, world.now)
+    world.core.fail(SessionFenced("it is over"))
+    expected = SessionFenced if outcome is Outcome.BACKPRESSURE else OutcomeUnknown
+    assert type(batch.error) is expected
+
+
+def test_a_name_that_another_holds_is_asked_for_once_more() -> None:
+    """The answer to the first request names the holder; the second one is over that, and fences it."""
+    cluster = FakeCluster(5)
+    first = World(make_core(session_name="n"), cluster, 1)
+    first.settle()
+    second = World(make_core(session_name="n"), cluster, 1)
+    second.settle()
+    asked = [q.holder for wire in second.wires.values() for q in wire.far.questions if isinstance(q, m.OpenSession)]
+    assert asked == [NO_SESSION, 0]
+    assert second.core.session == 1
 
 
 def test_a_reopen_whose_answer_was_lost_is_asked_again() -> None:
@@ -619,7 +664,7 @@ def test_the_holder_before_ends_with_an_error() -> None:
 
 def test_order_5_ends_when_batches_it_counted_on_are_lost() -> None:
     """Numbers can't move down to close the hole: the work has to be done again, from its first batch on."""
-    world = make_world(5, session_name="job", session_at=1000, replicated=True)
+    world = World(make_core(order=5, session_name="job", session_at=1000, replicated=True), FakeCluster(5), 2)
     world.cluster.replicas = 1
     add(world, b"one")
     add(world, b"two")

@@ -37,12 +37,14 @@ def pending(batches: Iterable[Batch], origin: int = 1) -> Entries:
 
 
 def request(
-    kind: EntryKind, number: int, session: int = NO_SESSION, name: int = 0, origin: int = 1, at: int | None = None
-) -> Entries:
+    kind: EntryKind, number: int, session: int = NO_SESSION, name: int = 0, origin: int = 1, at: int | None = None,
+    holder: int | None = None,
+) -> Entries:  # fmt: skip
     """A pending entry that is not a batch."""
     made = np.zeros(1, dtype=PENDING)
     made["kind"], made["index"], made["session"], made["session_seq"] = kind, number, session, name
     made["origin"], made["low"] = origin, 0 if at is None else at + 1
+    made["crc"] = 0 if holder is None else min(holder + 1, NO_SESSION)
     return made
 
 
@@ -76,11 +78,12 @@ class OneLane:
         return self.step([self.batch(session, seq, crc, low) for seq in seqs])
 
     def request(
-        self, kind: EntryKind, session: int = NO_SESSION, name: int = 0, origin: int = 1, at: int | None = None
-    ) -> Any:
+        self, kind: EntryKind, session: int = NO_SESSION, name: int = 0, origin: int = 1, at: int | None = None,
+        holder: int | None = None,
+    ) -> Any:  # fmt: skip
         """Carry out a request; its result."""
         self.numbers += 1
-        control(self.order, request(kind, self.numbers, session, name, origin, at), self.now_us)
+        control(self.order, request(kind, self.numbers, session, name, origin, at, holder), self.now_us)
         self.collect()
         return self.answers[self.numbers]
 

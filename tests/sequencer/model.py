@@ -145,7 +145,7 @@ class Model:
             return Outcome.FENCED, None, session.expected
         if batch.seq in session.held and session.held[batch.seq].crc != batch.crc:
             return Outcome.CONFLICT, None, 0
-        return Outcome.BACKPRESSURE, None, 0
+        return Outcome.UNDECIDED if batch.seq in session.held else Outcome.BACKPRESSURE, None, 0
 
     # --- sessions ---
     def open(

@@ -7,13 +7,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from embarcadero.config import FabricSizes
 from embarcadero.env import SilentBell
 from embarcadero.fabric.incoherent import IncoherentHost
-from embarcadero.fabric.layout import PENDING, SLOTS_OFFSET, SequencerLine, Standing, frontier_offset
+from embarcadero.fabric.layout import PENDING, SLOTS_OFFSET, RegionKind, SequencerLine, Standing, frontier_offset
+from embarcadero.fabric.region import Shape
 from embarcadero.limits import BROKER_SILENT_S, CONTROLS_PER_ROUND_MAX
 from embarcadero.sequencer.server import serve_sequencer
 from embarcadero.sequencer.state import Sequencer
@@ -499,6 +501,40 @@ def test_regions_of_old_epochs_are_swept() -> None:
 
     assert early == {"epoch-2", "epoch-3", "epoch-4"}
     assert _epochs(cluster) == {"epoch-3", "epoch-4"}
+
+
+def test_regions_that_a_sleeper_makes_later_are_swept_too() -> None:
+    """A broker that was forgotten, or a sequencer of an early epoch, may wake up and make regions at any time."""
+    cluster = Cluster()
+    cluster.topic(5)
+    cluster.new_sequencer()
+    cluster.new_sequencer()
+    cluster.clock.us += 1_000_000
+    cluster.run()
+    sleeper, shape = cluster.memory.host("x"), Shape(RegionKind.LOG, 1024)
+    names = ["epoch-1/held", "broker-9.9/log", "replica-9.9/durable"]
+    for name in names:
+        sleeper.create(name, shape)
+    kept = [name for name in sleeper.names() if name not in names]
+    cluster.clock.us += 3_000_000
+    cluster.run()
+    assert sorted(sleeper.names()) == sorted(kept)
+
+
+def test_nothing_of_another_generation_is_swept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of a fabric has the same name in each, and epochs begin anew: what looks old may be in use."""
+    cluster = Cluster()
+    cluster.topic(5)
+    cluster.new_sequencer()
+    cluster.new_sequencer()
+    cluster.clock.us += 1_000_000
+    cluster.run()
+    later = msgspec.structs.replace(cluster.directory.newest_epochs(), generation=99)
+    monkeypatch.setattr(cluster.directory, "newest_epochs", lambda: later)
+    cluster.memory.host("x").create("epoch-1/held", Shape(RegionKind.LOG, 1024))
+    cluster.clock.us += 3_000_000
+    cluster.run()
+    assert cluster.memory.host("x").exists("epoch-1/held")
 
 
 def _epochs(cluster: Cluster) -> set[str]:

@@ -46,6 +46,32 @@ def test_a_name_opened_again_fences_its_holder_and_goes_on() -> None:
     assert int(refused["extra"]) == 2
 
 
+def test_a_name_is_opened_only_over_the_holder_that_was_named() -> None:
+    """A request that comes late takes the name from nobody; it is told who has it, and may ask again over that one."""
+    lane = OneLane()
+    first = int(lane.request(OPEN, name=5, holder=NO_SESSION)["session"])
+    late = lane.request(OPEN, name=5, holder=NO_SESSION)
+
+    assert (outcome(late), int(late["session"])) == (Outcome.NAME_HELD, first)
+    second = lane.request(OPEN, name=5, holder=first)
+    assert outcome(second) == Outcome.OPENED
+    later = lane.request(OPEN, name=5, holder=first)
+    assert (outcome(later), int(later["session"])) == (Outcome.NAME_HELD, int(second["session"]))
+    assert lane.send(int(second["session"]), 0) == [Outcome.ORDERED]
+    assert lane.kinds() == [OPEN, FENCE, OPEN, EntryKind.BATCH]
+
+
+def test_a_name_that_nobody_holds_any_more_is_opened_over_nobody() -> None:
+    """Who names a holder that is gone is told that there is none."""
+    lane = OneLane()
+    first = lane.open(name=5)
+    lane.request(CLOSE, first)
+    gone = lane.request(OPEN, name=5, holder=first)
+
+    assert (outcome(gone), int(gone["session"])) == (Outcome.NAME_HELD, NO_SESSION)
+    assert outcome(lane.request(OPEN, name=5, holder=NO_SESSION)) == Outcome.OPENED
+
+
 def test_a_fenced_session_is_continued_by_its_handle() -> None:
     """After a fence the publisher goes on under a new handle; what waited was refused, and can be sent again."""
     lane = OneLane()

@@ -16,19 +16,19 @@ class Chain:
         self.ranges = ranges
         self._starts = [range_.start for range_ in ranges]
         self.lost = lost_spans(ranges)
+        self.settled = self._settled()
+        """Everything below is durable, or lost: it is in sealed ranges, or between them."""
+
+    def _settled(self) -> int:
+        if not self.ranges:
+            return 0
+        last = self.ranges[-1]
+        return last.start if last.end is None else last.end
 
     @property
     def start(self) -> int:
         """The first index that any range owns."""
         return self._starts[0] if self._starts else 0
-
-    @property
-    def settled(self) -> int:
-        """Everything below is durable, or lost: it is in sealed ranges, or between them."""
-        if not self.ranges:
-            return 0
-        last = self.ranges[-1]
-        return last.start if last.end is None else last.end
 
     @property
     def replicas(self) -> list[ReplicaRef]:

@@ -10,10 +10,10 @@ import numpy as np
 
 from embarcadero.fabric.layout import Entries
 from embarcadero.meters import LATENCY_US, Histogram
-from embarcadero.types import Outcome
+from embarcadero.types import REQUEST_OUTCOMES, Outcome
 
 _IS_BATCH: Final = np.ones(256, dtype=bool)
-_IS_BATCH[[Outcome.OPENED, Outcome.CLOSED, Outcome.NOTED]] = False
+_IS_BATCH[list(REQUEST_OUTCOMES)] = False
 _BATCH_OUTCOMES: Final = frozenset(np.flatnonzero(_IS_BATCH).tolist())
 _FEW: Final = 8
 """Up to here, plain numbers are quicker than arrays."""

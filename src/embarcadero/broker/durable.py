@@ -152,7 +152,7 @@ class HeldLane:
         if self.gone:
             self._refuse(connection, acks, Outcome.UNKNOWN_TOPIC)
         elif need is None or connection.acks_waiting + len(acks) > DURABLE_ACKS_PER_CONNECTION_MAX:
-            self._refuse(connection, acks, Outcome.BACKPRESSURE)  # sent again, it is found to be a duplicate
+            self._refuse(connection, acks, Outcome.UNDECIDED)  # sent again, it is found to be a duplicate
         elif need <= self.through:
             connection.send_acks(acks)
         else:
@@ -260,7 +260,7 @@ class HeldLanes:
     @property
     def waiting(self) -> int:
         """Acks that wait for disks."""
-        return sum(held.waiting for held in self._lanes.values())
+        return sum([held.waiting for held in self._lanes.values()])
 
     @property
     def kept_chunks(self) -> int:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from embarcadero.fabric.layout import Entries
 from embarcadero.plants import planted
-from embarcadero.types import EntryKind, Gap
+from embarcadero.types import BATCH_KIND, EntryKind, Gap
 from embarcadero.wire.messages import Fetch
+
+_SKIP_KIND: Final = int(EntryKind.SKIP)  # a plain number, see BATCH_KIND
 
 
 @dataclass(slots=True)
@@ -39,8 +42,9 @@ def wanted_entries(entries: Entries, ask: Fetch) -> npt.NDArray[np.bool_]:
     """Which entries a reader gets: batches (of its partitions) and skips; those of sessions if it asks for them."""
     if ask.partitions is None and ask.control:
         return np.ones(len(entries), dtype=bool)
-    wanted: npt.NDArray[np.bool_] = entries["kind"] == EntryKind.BATCH
+    kinds = entries["kind"]
+    wanted: npt.NDArray[np.bool_] = kinds == BATCH_KIND
     if ask.partitions is not None and not planted("filter-left-out"):
         wanted &= np.isin(entries["partition"], np.array(ask.partitions, dtype=np.uint16))
-    wanted |= (entries["kind"] != EntryKind.BATCH) if ask.control else (entries["kind"] == EntryKind.SKIP)
+    wanted |= (kinds != BATCH_KIND) if ask.control else (kinds == _SKIP_KIND)
     return wanted

@@ -278,12 +278,23 @@ class BrokerLanes:
             raise BadFrame(f"waiting for lanes for {ask.wait_ms} ms", f"wait at most {FETCH_WAIT_MS_MAX} ms")
         if connection.parked >= FETCHES_PARKED_PER_CONNECTION_MAX:
             raise TooMany(f"{connection.parked} requests of this connection wait", "wait for their answers")
-        found = self._above(ask)
-        if found or not ask.wait_ms:
+        if not ask.wait_ms:
+            connection.answer(request, self._fates(ask))
+            return
+        if found := self._above(ask):
             connection.answer(request, m.LanesAre(lane=ask.lane, lanes=found))
             return
         connection.parked += 1
         self._watches.append(_Watch(connection, request, ask, now_us + ask.wait_ms * 1000))
+
+    def _fates(self, ask: m.GetLanes) -> m.LanesAre:
+        """Lanes above a number as the store has them now, and those whose last range is not sealed.
+
+        Ranges are read first: where one is sealed, what was lost with it is in the store as well.
+        """
+        unsealed = {range_.lane for range_ in self._directory.ranges() if range_.open}
+        lanes = [lane for lane in self._directory.lanes(ask.lane) if lane.lane > ask.above]
+        return m.LanesAre(lane=ask.lane, lanes=lanes, unsure=[one.lane for one in lanes if one.lane in unsealed])
 
     def _above(self, ask: m.GetLanes) -> list[TopicLane]:
         return [lane for lane in self.known.values() if lane.topic == ask.lane and lane.lane > ask.above]

@@ -333,23 +333,23 @@ class LaneReader:
             if not len(entries):
                 break  # overtaken by the writer since the frontier was loaded: the next try sees that
             self._epoch.steps.at(Step.READ_ENTRIES)
-            picked = np.flatnonzero(wanted_entries(entries, ask))
-            copied, room = self._copy(entries, picked, found, room)
-            taken.append(pick(entries, picked[:copied]))
+            wanted = pick(entries, wanted_entries(entries, ask))
+            copied, room = self._copy(wanted, found, room)
+            taken.append(wanted[:copied])
             taking -= copied
-            if copied < len(picked):
+            if copied < len(wanted):
                 if room >= 0:  # stopped by a payload that is gone, not by the byte limit
                     self._gone(found, ring, ordered, ask, now_us)
                 break
             found.next_index = first + len(entries)
         if taken:
-            found.entries = join(taken)
+            found.entries = taken[0] if len(taken) == 1 else join(taken)
         return found
 
-    def _copy(self, entries: Entries, picked: npt.NDArray[np.intp], found: Found, room: int) -> tuple[int, int]:
+    def _copy(self, entries: Entries, found: Found, room: int) -> tuple[int, int]:
         """Copy payloads until the bytes run out or one is gone: (how many, bytes left; -1 when they ran out)."""
         names = ("kind", "origin", "location", "size", "crc", "index")
-        rows = zip(*(entries[name][picked].tolist() for name in names), strict=True)
+        rows = zip(*(entries[name].tolist() for name in names), strict=True)
         for done, (kind, origin, location, size, crc, index) in enumerate(rows):
             if size > room and found.payloads:
                 return done, -1
@@ -359,7 +359,7 @@ class LaneReader:
             found.payloads.append(payload)
             found.next_index = index + 1
             room = max(0, room - size)
-        return len(picked), room
+        return len(entries), room
 
     def _payload(self, origin: int, location: int, size: int, crc: int) -> bytes | None:
         """A copy of a payload; None when it left memory. Very old locations come round again: the checksum tells."""

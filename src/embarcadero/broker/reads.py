@@ -102,7 +102,7 @@ class Reads:
     # --- readers ------------------------------------------------------------------------------------------------------
     def reader(self, lane: int) -> LaneReader:
         """The reader of a lane. Raises UnknownTopic."""
-        if (known := self._lanes.reader(lane)) is not None:
+        if (known := self._readers.get(lane) or self._lanes.reader(lane)) is not None:
             return known
         if lane not in self._topics:
             self._refresh()
@@ -112,11 +112,10 @@ class Reads:
                 raise UnknownTopic(f"there is no topic with lane {lane}", "it was deleted; look it up again by name")
         if (topic := self._topics[lane]).order <= Order.BROKER:
             raise BadValue(f"topic {topic.name!r} has order {topic.order}: it has a lane per broker", "ask for a lane")
-        if lane not in self._readers:
-            stored = StoredLane(lane, self._durable) if topic.replicas else None
-            reader = self._readers[lane] = LaneReader(self._epoch, self._logs, lane, self._margin, stored)
-            reader.trimmed = self._trims.get(lane, 0)
-        return self._readers[lane]
+        stored = StoredLane(lane, self._durable) if topic.replicas else None
+        reader = self._readers[lane] = LaneReader(self._epoch, self._logs, lane, self._margin, stored)
+        reader.trimmed = self._trims.get(lane, 0)
+        return reader
 
     def ordered(self, lane: int) -> int | None:
         """The ordered frontier of a lane that is being read."""

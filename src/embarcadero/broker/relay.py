@@ -24,7 +24,7 @@ from embarcadero.plants import planted
 from embarcadero.steps import Step
 from embarcadero.types import EntryKind, Outcome
 from embarcadero.wire.frames import ACK
-from embarcadero.wire.messages import Done, Opened
+from embarcadero.wire.messages import Done, NameHeld, Opened
 
 if TYPE_CHECKING:
     from embarcadero.broker.connection import Connection
@@ -190,6 +190,8 @@ class Relay:
                     reached=int(result["session_seq"][0]),
                 ),
             )
+        elif outcome == Outcome.NAME_HELD:
+            connection.answer(waiting.request, NameHeld(session=int(result["session"][0])))
         elif outcome in (Outcome.CLOSED, Outcome.NOTED):
             connection.answer(waiting.request, Done())
         else:

@@ -129,8 +129,6 @@ class Broker:
         self.on_settled: Callable[[], None] = _nothing  # acks are on their way out: before anything else is done
         self._least_credit_bytes = max(self._largest_frame, self.settings.credit_bytes // 2)
         self.refresh()
-        if self.deposed:
-            self._leave_nothing()
 
     # --- the world around ---------------------------------------------------------------------------------------------
     def refresh(self) -> None:
@@ -144,14 +142,6 @@ class Broker:
             self._outline = NOT_SEEN  # the store may cease to answer half-way: then all of it is read again
             self._read_all()
         self._revision, self._outline = revision, outline
-
-    def _leave_nothing(self) -> None:
-        """If we were removed before our regions were all there, nobody looks for those that we have made since."""
-        whose = self.member.broker, self.member.incarnation
-        if all((other.broker, other.incarnation) != whose for other in self._members):
-            for name in self._fabric.names():
-                if name.startswith(f"{self.member.region_prefix}/"):
-                    self._fabric.remove(name)
 
     def _read_all(self) -> None:
         self._topics = {topic.name: topic for topic in self._directory.topics()}
@@ -566,7 +556,8 @@ class Broker:
         name_hash = int.from_bytes(blake2b(ask.name.encode(), digest_size=8).digest(), "little") if ask.name else 0
         earlier = NO_SESSION if ask.resume is None else ask.resume
         at = 0 if ask.at is None else ask.at + 1
-        entry = Entry(EntryKind.SESSION_OPEN, topic.lane, earlier, session_seq=name_hash, low=at)
+        holder = 0 if ask.holder is None else min(ask.holder + 1, NO_SESSION)
+        entry = Entry(EntryKind.SESSION_OPEN, topic.lane, earlier, session_seq=name_hash, low=at, crc=holder)
         self._request(connection, request, entry)
 
     def _close_session(self, connection: Connection, request: int, ask: m.CloseSession) -> None:

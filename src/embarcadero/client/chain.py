@@ -3,8 +3,9 @@
 Sessions are opened by entries in the log, so a loss of the whole fabric may take the newest of them. A session that the
 cluster does not know is then looked for under the one that it continued. If none of the chain is left, a new session
 may take its place only if the very first one was opened inside a LOST gap: then nothing of this publisher is in the
-log, and nothing can be stored twice. The handle of a session that was opened inside a LOST gap may be another's by now:
-what was opened in its name is not ours, and nothing is ever sent into it.
+log, and nothing can be stored twice. A name is then opened over whoever had it before us, never over who had it since.
+Should the handle of a session that was opened inside a LOST gap be another's by now (handles are not used again, but
+nothing here rests on that alone), what was opened in its name is not ours, and nothing is ever sent into it.
 """
 
 from __future__ import annotations
@@ -28,8 +29,7 @@ class Answer(Enum):
 class SessionChain:
     """Handles of sessions and the index at which each was opened, oldest first."""
 
-    def __init__(self, *, may_begin_anew: bool) -> None:
-        self._may_begin_anew = may_begin_anew  # a session name may meanwhile be another's: it is never opened again
+    def __init__(self) -> None:
         self._links: list[tuple[int, int]] = []
         self._tried = 0  # how many of the newest are not known to the cluster
         self.whole = True  # the first session is among those kept
@@ -47,7 +47,11 @@ class SessionChain:
         """The cluster does not know that session. Whether there is something else to try."""
         left = len(self._links) - self._tried
         self._tried += left > 0
-        return left > 1 or (left == 1 and self.whole and self._may_begin_anew)
+        return left > 1 or (left == 1 and self.whole)
+
+    def is_older_than(self, session: int) -> bool:
+        """Whether this session was opened after our first one: handles only grow, whatever is lost."""
+        return bool(self._links) and self._links[0][0] <= session != NO_SESSION
 
     def opened(self, session: int, index: int, lost: Spans) -> Answer:
         """A session is open, at an index of its lane; `lost` has the lane's LOST gaps."""

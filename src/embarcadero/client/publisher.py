@@ -32,6 +32,7 @@ from embarcadero.errors import (
     Retriable,
     SessionFenced,
     UnknownSession,
+    UnknownTopic,
     from_wire,
 )
 from embarcadero.invariants import invariant
@@ -48,6 +49,7 @@ from embarcadero.wire.messages import (
     GetLanes,
     LanesAre,
     Message,
+    NameHeld,
     Opened,
     OpenSession,
     Ping,
@@ -105,8 +107,9 @@ class PublisherCore:
         self._anew = False  # the cluster has started anew, and the session was not opened since
         self._doubtful: set[int] = set()  # orders 0 and 1: lanes of an earlier generation whose ends we have to know
         self.topic, self._name, self._at = topic, session_name, session_at
+        self._holder = NO_SESSION  # who has the name, as far as we know: it is taken from nobody else
         self.found: int | None = None  # what the session expected when we opened it
-        self._chain = SessionChain(may_begin_anew=not session_name)
+        self._chain = SessionChain()
         self._window_bytes = window_bytes
         self._resend_after_us, self._delivery_timeout_us = resend_after_us, delivery_timeout_us
         self.lane = -1  # not known before the session is open
@@ -276,6 +279,8 @@ class PublisherCore:
         match message:
             case Opened():
                 self._opened(route, message)
+            case NameHeld():
+                self._name_held(message.session)
             case LanesAre():
                 self._lanes_told(message, now_us)
             case Done():
@@ -379,6 +384,12 @@ class PublisherCore:
         self._queue = list(self._unsettled)
         heapify(self._queue)
 
+    def _name_held(self, holder: int) -> None:
+        """Who has the name is fenced if it still has it when we ask again, unless it came after us."""
+        if self._chain.is_older_than(holder):
+            self._fenced()
+        self._holder = holder
+
     def _opened_at(self, expected: int, first: bool) -> None:
         """Numbers stay as they are, so order 5 can't go on behind batches that were acked and are lost."""
         if first:
@@ -428,6 +439,8 @@ class PublisherCore:
     def _refused(self, error: EmbarcaderoError, now_us: int) -> None:
         if isinstance(error, Retriable | OutcomeUnknown):
             self._back_off(now_us)
+        elif isinstance(self._question, GetLanes) and not isinstance(error, UnknownTopic):
+            self._back_off(now_us)  # a store that fails says nothing about what is lost
         elif isinstance(self._question, GetLanes):
             self._doubtful.clear()  # the topic is gone
         elif not self._opening:
@@ -454,9 +467,12 @@ class PublisherCore:
             self._lost = merged(self._lost, records_lost(self.topic, batches, self._durable))
 
     def _lanes_told(self, message: LanesAre, now_us: int) -> None:
-        """Where the lanes of an earlier generation end. One that is still open has not been recovered yet."""
+        """Where the lanes of an earlier generation end. One that is still open has not been recovered yet.
+
+        Nor has one that was closed before all memory was lost, and of which not all was durable.
+        """
         lanes = {lane.lane: lane for lane in message.lanes}
-        for number in list(self._doubtful):
+        for number in self._doubtful - set(message.unsure):
             lane = lanes.get(number)
             if lane is not None and lane.end is None:
                 continue
@@ -490,7 +506,9 @@ class PublisherCore:
         unsure = self._anew and bool(self._remembered) and not self._brokers_order  # what of it is lost?
         if self._opening and (not finished or unsure):
             resume = self._chain.resume()  # None: there is nothing to continue
-            self._ask(OpenSession(topic=self.topic, name=self._name, resume=resume, at=self._at), now_us)
+            holder = self._holder if self._name and resume is None else None
+            ask = OpenSession(topic=self.topic, name=self._name, resume=resume, at=self._at, holder=holder)
+            self._ask(ask, now_us)
         elif self._doubtful:
             self._ask(GetLanes(lane=self.lane, above=min(self._doubtful) - 1), now_us)
         elif finished and any(route.carried for route in self._routes.values()):
@@ -572,9 +590,8 @@ class PublisherCore:
             return
         if route.in_flight.pop(batch.sequence, None) is None:
             return  # not an answer to a copy that counts
-        batch.link = None
-        batch.doubts -= 1
-        verdict = Outcome(outcome)
+        batch.link, verdict = None, Outcome(outcome)
+        batch.doubts -= verdict is not Outcome.UNDECIDED
         if verdict is Outcome.FENCED or (verdict is Outcome.UNKNOWN_SESSION and self._replicated):
             self._opening = True  # once open again, everything unsettled is queued
         elif verdict is Outcome.UNKNOWN_SESSION:

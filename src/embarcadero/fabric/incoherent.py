@@ -94,7 +94,7 @@ class _Copy:
     def stir(self, rng: random.Random) -> None:
         """Do something to one line that differs from memory, if there is one."""
         reach = self.medium.reach // 8
-        different = np.flatnonzero(self.words[:reach] != self.shared[:reach])
+        different = (self.words[:reach] != self.shared[:reach]).nonzero()[0]
         if not len(different):
             return
         first = int(rng.choice(different)) // _LINE_WORDS * _LINE_WORDS
@@ -113,10 +113,10 @@ class _Copy:
 class IncoherentRegion:
     """One region as one host sees it."""
 
-    __slots__ = ("_copy", "_host", "_memory", "data", "name", "shape")
+    __slots__ = ("_copy", "_host", "_medium", "_memory", "data", "name", "shape")
 
     def __init__(self, host: IncoherentHost, shape: Shape, copy: _Copy, writable: bool) -> None:
-        self._host, self._memory, self._copy = host, host.memory, copy
+        self._host, self._memory, self._copy, self._medium = host, host.memory, copy, copy.medium
         self.name, self.shape = copy.medium.name, shape
         self.data = copy.data
         self.data.flags.writeable = writable
@@ -132,7 +132,7 @@ class IncoherentRegion:
     def invalidate(self, offset: int, length: int) -> None:
         end = offset + length
         stop = end + LINE_BYTES - 1 & _LINE_MASK
-        medium = self._copy.medium
+        medium = self._medium
         if stop > medium.reach or offset < 0 or length < 0 or end > medium.size:
             self._last_line(offset, length)
         memory = self._memory
@@ -149,7 +149,7 @@ class IncoherentRegion:
 
     def _last_line(self, offset: int, length: int) -> int:
         """Where the last line that is touched by a span ends."""
-        medium, end = self._copy.medium, offset + length
+        medium, end = self._medium, offset + length
         if offset < 0 or length < 0 or end > medium.size:
             raise InvariantBroken(f"span [{offset}, {end}) is outside region {self.name} of {medium.size} bytes")
         stop = end + LINE_BYTES - 1 & _LINE_MASK

@@ -23,8 +23,9 @@ of the entry's eight words, salted so that a slot never written (all zero) fails
 
 `origin` is the region handle of the broker incarnation whose log holds the payload. `location` is where in that log
 (see log.py). Control entries reuse fields: a SESSION_OPEN waiting to be ordered has the hash of the session's name in
-`session_seq` (0: no name), the session it continues in `session`, and in `low` one more than the sequence at which it
-is to be opened (0: none). Ordered, it has the new session in `session` and that session's next sequence in
+`session_seq` (0: no name), the session it continues in `session`, in `low` one more than the sequence at which it
+is to be opened (0: none), and in `crc` one more than the session that has to hold the name (0: any or none; all ones:
+none). Ordered, it has the new session in `session` and that session's next sequence in
 `session_seq`, the hash of its name in `location` (low half) and `crc` (high half), the
 session it continues in `partition` (low half) and `schema` (high half), and 1 in `flags` if another holder took the
 name. A SKIP has its first sequence in `session_seq` and how many in `location`. Ordered control entries have no
@@ -210,9 +211,14 @@ def fold_line(line: Line) -> int:
     return ((total ^ total >> 29) * _PLAIN_MIX & _ALL_ONES) >> 32
 
 
+def _lines(entries: Entries) -> npt.NDArray[np.uint64]:
+    """The eight words of each entry."""
+    return entries.view(np.uint64).reshape(-1, 8)
+
+
 def _fold(entries: Entries) -> npt.NDArray[np.uint32]:
     """The check of each entry over all its bytes but the check itself (the high half of the last word)."""
-    words = entries.view(np.uint64).reshape(-1, 8)
+    words = _lines(entries)
     if len(words) <= _FEW:
         return np.array([fold_line(line) for line in words.tolist()], dtype=np.uint32)
     last = words[:, 7]
@@ -237,9 +243,18 @@ def sealed(entries: Entries) -> npt.NDArray[np.bool_]:
 
 def valid_prefix(entries: Entries, first: int, word: str) -> int:
     """How many entries from the start are valid: commit word `word` counts up from `first` and the check fits."""
-    valid = entries[word] == np.arange(first, first + len(entries), dtype=np.uint64)
-    valid &= sealed(entries)
-    return len(entries) if every(valid) else int(valid.argmin())
+    if len(entries) <= _FEW:
+        for place, (number, line) in enumerate(zip(entries[word].tolist(), _lines(entries).tolist(), strict=True)):
+            if number != first + place or line[7] >> 32 != fold_line(line):
+                return place
+        return len(entries)
+    counted = _true_prefix(entries[word] == np.arange(first, first + len(entries), dtype=np.uint64))
+    return _true_prefix(sealed(entries[:counted]))  # behind it there is often much that is old
+
+
+def _true_prefix(flags: npt.NDArray[np.bool_]) -> int:
+    """How many are true from the start."""
+    return flags.size if every(flags) else int(flags.argmin())
 
 
 def every(flags: npt.NDArray[np.bool_]) -> bool:

@@ -20,7 +20,6 @@ from embarcadero.fabric.layout import (
     Line,
     RegionKind,
     fold_line,
-    join,
     seal,
     valid_prefix,
 )
@@ -117,7 +116,12 @@ class RingReader(_Ring):
 
     def load(self, start: int, stop: int) -> Entries:
         """A private copy of the slots of [start, stop), fresh but unchecked."""
-        return join(self.parts(start, stop))
+        invariant(0 <= stop - start <= self.slots, "at most one lap is read at once")
+        spans = [self._bytes(span) for span in self._spans(start, stop)]
+        for offset, length in spans:
+            self.region.invalidate(offset, length)
+        copy = bytearray().join([self._memory[offset : offset + length] for offset, length in spans])
+        return np.frombuffer(copy, dtype=self.dtype)
 
     def parts(self, start: int, stop: int) -> list[Entries]:
         """The slots of [start, stop) as they are in memory, fresh but unchecked: one span, or two."""

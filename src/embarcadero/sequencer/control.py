@@ -66,8 +66,11 @@ def _open(lane: LaneOrder, entry: Entries, now_us: int) -> None:
         if int(table.successor[earlier]) == TAKEN:
             lane.out.answer_one(entry, Outcome.FENCED, extra=int(table.expected[earlier]))
             return
-    elif name in table.by_name:
-        earlier, taken = table.row_of(table.by_name[name]), True
+    elif (holder := table.by_name.get(name, NO_SESSION)) != _expected_holder(entry, holder):
+        lane.out.answer_one(entry, Outcome.NAME_HELD, session=holder)
+        return
+    elif holder != NO_SESSION:
+        earlier, taken = table.row_of(holder), True
     handle, crowded = table.free_handle(), table.used >= table.sessions_max
     victim = table.oldest_fenced(but=earlier) if crowded else None
     if handle is None or (crowded and victim is None and earlier is None):
@@ -93,6 +96,12 @@ def _open(lane: LaneOrder, entry: Entries, now_us: int) -> None:
     lane.out.answer_one(
         entry, Outcome.OPENED, session=handle, extra=expected, seq=low, index=index, session_seq=reached
     )
+
+
+def _expected_holder(entry: Entries, holder: int) -> int:
+    """The session that has to hold the name for this request to be carried out; `holder` does if it names none."""
+    asked = int(entry["crc"][0])
+    return holder if asked == 0 else asked if asked == NO_SESSION else asked - 1
 
 
 def _make_way(lane: LaneOrder, earlier: int | None, victim: int | None, crowded: bool, moved: bool) -> None:

@@ -37,7 +37,7 @@ from embarcadero.sequencer.room import Room
 from embarcadero.sequencer.sessions import NEVER
 from embarcadero.sequencer.single import order_line, order_one
 from embarcadero.steps import Step
-from embarcadero.types import EntryKind, Outcome
+from embarcadero.types import BATCH_KIND, EntryKind, Outcome
 
 _CHECKPOINT_US: Final = int(CHECKPOINT_S * 1_000_000)
 
@@ -106,7 +106,7 @@ class Lane:
         self._begin(now_us, wall_us)
         if self.room is not None and not len(entries := self._admit(self.room, entries)):
             return
-        is_batch = entries["kind"] == EntryKind.BATCH
+        is_batch = entries["kind"] == BATCH_KIND
         if every(is_batch):
             self.order.order(entries, now_us)
             return

@@ -30,7 +30,7 @@ from embarcadero.sequencer.counters import LaneCounters
 from embarcadero.sequencer.decisions import Decisions, order_entries, words
 from embarcadero.sequencer.held import HeldSlots
 from embarcadero.sequencer.sessions import FENCED, LOST, NEVER, W_MASK, Ints, SessionTable, W
-from embarcadero.types import NO_INDEX, EntryKind, OnGap, Order, Outcome, Topic
+from embarcadero.types import BATCH_KIND, NO_INDEX, OnGap, Order, Outcome, Topic
 
 _WAITS: Final = 255
 """Not an outcome: the batch waits for its gap to close."""
@@ -135,7 +135,7 @@ class LaneOrder:
         found: Flags = (table.handle.take(step.rows) == step.sessions) & (table.tag.take(step.slots) == step.seqs + 1)
         if self.strong:
             found &= step.seqs < table.expected.take(step.rows)  # others with their slots wait
-        found &= entries["kind"] == EntryKind.BATCH
+        found &= entries["kind"] == BATCH_KIND
         return found
 
     def release(self, rows: Ints, now_us: int) -> None:
@@ -314,9 +314,10 @@ class LaneOrder:
             found, old = hit & ~below, below
         outcome = np.select(
             [~known, found & (index == LOST), found & (index == NO_INDEX), found & same, found, old & below, old,
-             table.state.take(rows) == FENCED, hit & ~same],
+             table.state.take(rows) == FENCED, hit & ~same, hit],
             [Outcome.UNKNOWN_SESSION, Outcome.LOST, Outcome.DUP, Outcome.DUP_OF, Outcome.CONFLICT, Outcome.STALE,
-             Outcome.STALE if self.skips else Outcome.DUP, Outcome.FENCED, Outcome.CONFLICT],
+             Outcome.STALE if self.skips else Outcome.DUP, Outcome.FENCED, Outcome.CONFLICT,
+             Outcome.UNDECIDED],
             Outcome.BACKPRESSURE,
         ).astype(np.uint8)  # fmt: skip
         step.outcome[rest] = outcome

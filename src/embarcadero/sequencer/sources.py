@@ -36,7 +36,7 @@ from embarcadero.fabric.region import Fabric, Region
 from embarcadero.fabric.ring import RingWriter, attach_ring, create_ring
 from embarcadero.plants import planted
 from embarcadero.steps import Step
-from embarcadero.types import EntryKind, Member, MemberState
+from embarcadero.types import BATCH_KIND, Member, MemberState
 
 U64 = npt.NDArray[np.uint64]
 _NONE: Final[Entries] = np.empty(0, dtype=PENDING)
@@ -146,7 +146,7 @@ class Source:
         """At most `count` entries, `requests` of them not batches; and whether the ring is as it should be."""
         entries = self._pending.read(self.next, self.next + count)
         whole = len(entries) == count
-        others = np.flatnonzero(entries["kind"] != EntryKind.BATCH)
+        others = np.flatnonzero(entries["kind"] != BATCH_KIND)
         self.requests = min(len(others), requests)
         if len(others) > requests:
             entries = entries[: others[requests]]
@@ -227,7 +227,7 @@ def take_plain(offers: list[tuple[Source, int]]) -> Entries | None:
     entries = join([part for source, count in offers for part in source.slots(count)])
     spans = [np.arange(source.next, source.next + count, dtype=np.uint64) for source, count in offers]
     right = entries["index"] == (spans[0] if len(spans) == 1 else np.concatenate(spans))
-    right &= entries["kind"] == EntryKind.BATCH
+    right &= entries["kind"] == BATCH_KIND
     if not (every(right) and every(sealed(entries)) and all(source.plain for source, _ in offers)):
         return None
     at = 0

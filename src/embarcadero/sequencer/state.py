@@ -54,14 +54,13 @@ from embarcadero.sequencer.room import Room
 from embarcadero.sequencer.sessions import NEVER, SessionTable
 from embarcadero.sequencer.single import is_batch, result_line
 from embarcadero.sequencer.sources import Source, take_plain
+from embarcadero.sequencer.sweeping import Sweeper
 from embarcadero.sequencer.takeover import Foreseen, Legacy, read_lane, readmit
 from embarcadero.steps import Step
 from embarcadero.storage.disk import Disk
 from embarcadero.types import Member, MemberState, Order, Outcome, Range, ReplicaMember, ReplicaState, Topic
 
 _BEAT_US: Final = int(HEARTBEAT_S * 1_000_000)
-_SWEEP_US: Final = 300_000
-"""After a takeover publishers come first: what earlier epochs left keeps its memory until then."""
 _ORDERED: Final = (Order.TOTAL, Order.STRONG)
 _LOOK_US: Final = 2_000
 """Looking whether the store has changed is cheap, but not as cheap as an empty round."""
@@ -133,7 +132,7 @@ class Sequencer:
         self._drain: Drain | None = None
         self._began_us = self._now_us
         self._unseen = False  # replicas were not told yet that we reign
-        self._unswept: int | None = None  # our predecessor's epoch, while there may be regions of earlier ones
+        self._sweeper: Sweeper | None = None
         self.brokers = Brokers(fabric, self.epoch, sizes, self._frontiers, directory, self._steps)
         self._foreseen: Foreseen | None = None
         self._unless_past(self._foresee)
@@ -241,7 +240,9 @@ class Sequencer:
             "epoch started", epoch=self.epoch, after=earlier, lanes=len(self.lanes), brokers=len(self.brokers.sources),
             waiting=self._held.used, recovering=len(self.recovery.lanes),
         )  # fmt: skip
-        self._unswept = earlier
+        self._sweeper = Sweeper(
+            self._fabric, self._directory, self._workers, self._steps, self.epoch, earlier, self._now_us
+        )  # fmt: skip
         self._ring_bells(list(self.brokers.sources.values()), grown=True)
         self._unseen = earlier > 0
 
@@ -345,31 +346,6 @@ class Sequencer:
         for name in (order_region(self.epoch, number), checkpoint_region(self.epoch, number)):
             self._fabric.remove(name)
 
-    def _sweep(self, earlier: int) -> None:
-        """Remove what epochs before our predecessor and unknown incarnations left behind, beside us: it may be much.
-
-        Their names are never used again, so it does not matter when that happens, or who reigns then.
-        """
-        names = self._fabric.names()  # first: who makes a region is in the store by then
-        prefixes = {member.region_prefix for member in self._directory.members()}
-        prefixes |= {member.ref.region_prefix for member in self._directory.replicas()}
-        left = [name for name in names if self._is_left(name.split("/")[0], earlier, prefixes)]
-        left = [] if planted("regions-left") else left
-
-        def remove() -> None:
-            for name in left:
-                self._fabric.remove(name)
-
-        self._unswept = None
-        self._workers.run(remove, lambda _: self._steps.at(Step.TAKEOVER_SWEPT))
-
-    def _is_left(self, owner: str, earlier: int, prefixes: set[str]) -> bool:
-        """Whether regions of this owner are of no use any more."""
-        if owner.startswith("epoch-"):
-            number = owner.removeprefix("epoch-")
-            return number.isdigit() and int(number) < self.epoch and int(number) != earlier
-        return owner.startswith(("broker-", "replica-")) and owner not in prefixes
-
     # --- the round ----------------------------------------------------------------------------------------------------
     def round(self) -> int:
         """One pass over all rings. Returns how much there was to do: 0 when idle."""
@@ -412,8 +388,6 @@ class Sequencer:
         self._write()
         self._finish_closing()
         self._count(len(entries) if entries is not None else 0)
-        if self._unswept is not None and self._now_us > self._began_us + _SWEEP_US:
-            self._ask_store(partial(self._sweep, self._unswept))
         return work
 
     def _ask_store(self, part: Callable[[], object]) -> bool:
@@ -515,6 +489,8 @@ class Sequencer:
             self._beat_us = self._now_us + _BEAT_US
             self._heartbeat.advance(self._heartbeat.value + 1)
             self._ask_store(self._close_silent)
+            if self._sweeper is not None:
+                self._ask_store(partial(self._sweeper.look, self._now_us))
 
     def _close_silent(self) -> None:
         for member in self.brokers.look(self._now_us):

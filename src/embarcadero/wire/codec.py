@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from embarcadero import limits
 from embarcadero.errors import BadFrame, BadMagic, BadVersion, ChecksumMismatch, FrameTooLarge, ProtocolError
-from embarcadero.fabric.layout import ORDER, Entries, sealed
+from embarcadero.fabric.layout import ORDER, Entries, every, sealed
 from embarcadero.invariants import invariant
-from embarcadero.types import EntryKind, Gap, GapKind, Outcome
+from embarcadero.types import BATCH_KIND, Gap, GapKind, Outcome
 from embarcadero.wire.frames import ACK, MAGIC, PAYLOAD_ALIGN, PROTOCOL_VERSION, FrameKind
 from embarcadero.wire.messages import AnyMessage, Message
 
@@ -34,6 +34,8 @@ _FETCHED: Final = struct.Struct("<IIQQQIB3xQQ4x")
 _CHECK: Final = struct.Struct("<I")
 _CHECK_AT: Final = 60
 _ENTRY_BYTES: Final = ORDER.itemsize
+_COPIED_BYTES_MAX: Final = 4_096
+"""Up to here, a copy is quicker than a view that the library for checksums takes."""
 
 _crc32c = google_crc32c.value
 _encode_message = msgspec.msgpack.Encoder().encode
@@ -83,9 +85,11 @@ class FetchedHeader(NamedTuple):
 
 
 def payload_crc(buffer: Any) -> int:
-    """CRC32C of any contiguous buffer, without a copy."""
+    """CRC32C of any contiguous buffer, without a copy of what is large."""
     if isinstance(buffer, bytes):
         return int(_crc32c(buffer))
+    if isinstance(buffer, memoryview) and buffer.nbytes <= _COPIED_BYTES_MAX:
+        return int(_crc32c(bytes(buffer)))
     data = np.frombuffer(buffer, dtype=np.uint8)
     data.setflags(write=False)  # the library takes read-only buffers only, and no memoryviews
     return int(_crc32c(data))
@@ -260,10 +264,10 @@ def parse_fetched_body(header: FetchedHeader, body: memoryview) -> tuple[Entries
         return np.empty(0, dtype=ORDER), []
     body = body.toreadonly()
     entries: Entries = np.frombuffer(body, dtype=ORDER, count=header.count)
-    if not sealed(entries).all():
+    if not every(sealed(entries)):
         raise ChecksumMismatch("an order entry in a fetched frame is damaged", "fetch again, from another broker")
     sizes: npt.NDArray[np.int64] = entries["size"].astype(np.int64)
-    if sizes.max() > limits.FRAME_BYTES_MAX or ((entries["kind"] == EntryKind.BATCH) & (sizes == 0)).any():
+    if sizes.max() > limits.FRAME_BYTES_MAX or ((entries["kind"] == BATCH_KIND) & (sizes == 0)).any():
         raise BadFrame("an order entry with a size out of range", f"payloads have 1 to {limits.FRAME_BYTES_MAX} bytes")
     room = (sizes + (PAYLOAD_ALIGN - 1)) & -PAYLOAD_ALIGN
     first = header.count * _ENTRY_BYTES

@@ -2,7 +2,7 @@
 
 question                answer                 who asks
 Hello                   Welcome                client, first of all
-OpenSession             Opened                 publisher
+OpenSession             Opened, or NameHeld    publisher
 CloseSession            Done                   publisher
 CreateTopic             TopicIs                anyone
 AlterTopic              TopicIs                anyone
@@ -88,12 +88,15 @@ class OpenSession(Message, frozen=True, kw_only=True):
     """Open a session: new, under a name (fencing that name's earlier holder), or continuing a fenced one.
 
     `at`: its next sequence becomes this one, unless it is further on already.
+    `holder`: open the name only if this session holds it (NO_SESSION: only if none does). So a request that comes late,
+    through another broker, takes the name from nobody: not even from its own sender, who has asked again and has it.
     """
 
     topic: str
     name: str = ""
     resume: U32 | None = None
     at: SessionSequence | None = None
+    holder: U32 | None = None
 
 
 class Opened(Message, frozen=True, kw_only=True):
@@ -113,6 +116,12 @@ class Opened(Message, frozen=True, kw_only=True):
     lost_to: int = 0
     lost_before: list[tuple[int, int]] = []
     reached: int = 0
+
+
+class NameHeld(Message, frozen=True, kw_only=True):
+    """The name was not opened: another session than the one named holds it. To take it, ask again and name this one."""
+
+    session: U32
 
 
 class CloseSession(Message, frozen=True, kw_only=True):
@@ -345,10 +354,11 @@ class GetLanes(Message, frozen=True, kw_only=True):
 
 
 class LanesAre(Message, frozen=True, kw_only=True):
-    """The lanes asked for."""
+    """The lanes asked for. `unsure` (not told to who waits): of these it is not known yet how much disks have."""
 
     lane: int
     lanes: list[TopicLane]
+    unsure: list[int] = []
 
 
 class GetStatus(Message, frozen=True, kw_only=True):
@@ -382,8 +392,8 @@ class Failed(Message, frozen=True, kw_only=True):
 
 
 AnyMessage = (
-    Hello | Welcome | MembersAre | OpenSession | Opened | CloseSession | CreateTopic | AlterTopic | DescribeTopic
-    | OpenTier | AdvanceTier | KeepTier | CloseTier | TierIs
+    Hello | Welcome | MembersAre | OpenSession | Opened | NameHeld | CloseSession | CreateTopic | AlterTopic
+    | DescribeTopic | OpenTier | AdvanceTier | KeepTier | CloseTier | TierIs
     | TopicIs | ListTopics | TopicsAre | DeleteTopic | Fetch | GetTail | TailIs | Find | Trim | PlaceIs | Measure
     | PiecesAre | NoteProgress | GetReaders | ReadersAre | GetLanes | LanesAre | GetStatus | StatusIs
     | Ping | Pong | Done | Failed
