@@ -315,9 +315,6 @@ GOOD: dict[str, dict[str, list[Event]]] = {
         "what was under way in bad times may fail in good ones, with all that came after it": [
             fault(0), h.Began(at=1, process="a", stream="a"), opened(1), sent(1, 0), h.Healed(at=2), sent(3, 1),
             settled(4, 0, verdict=Verdict.UNKNOWN), settled(4, 1, verdict=Verdict.UNKNOWN), ended(9)],
-        "so may a stream whose session was not open yet": [
-            fault(0), h.Began(at=1, process="a", stream="a"), h.Healed(at=2), opened(3), sent(4, 0),
-            settled(5, 0, verdict=Verdict.UNKNOWN), ended(9)],
         "a stream of which a batch went astray may fail later": [
             stuck(0, 1, "a"), h.Began(at=1, process="a", stream="a"), opened(1), h.Healed(at=2), sent(3, 0),
             settled(4, 0, verdict=Verdict.UNKNOWN), ended(9)],

@@ -90,6 +90,7 @@ class SimDisk:
         other.spoil()
         file.live, other.live = other.live, file.live
         file.medium, other.medium = other.medium, file.medium
+        file.under_way, other.under_way = other.under_way, file.under_way
         return f"{path} and {other_path}"
 
     def misplace_a_sector(self, chosen: Callable[[str], bool]) -> str | None:

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 Action = Callable[[], None]
 
+_LINES_AT_ONCE = 1_000
+
 
 class Step(NamedTuple):
     """One line of the trace."""
@@ -24,6 +26,7 @@ class Trace:
 
     def __init__(self, keep: bool) -> None:
         self._hash = blake2b(digest_size=16)
+        self._lines: list[str] = []  # not in the hash yet: it takes many at once far quicker
         self.steps: list[Step] = []
         self.count = 0
         self._keep = keep
@@ -32,13 +35,20 @@ class Trace:
         """Something happened; not `marked`: it leaves a line, and no mark."""
         self.count += 1
         if marked:
-            self._hash.update(f"{at} {who} {what}\n".encode())
+            self._lines.append(f"{at} {who} {what}\n")
+            if len(self._lines) >= _LINES_AT_ONCE:
+                self._digest_lines()
         if self._keep:
             self.steps.append(Step(at, who, what))
 
     def digest(self) -> str:
         """The hash of all notes so far."""
+        self._digest_lines()
         return self._hash.hexdigest()
+
+    def _digest_lines(self) -> None:
+        self._hash.update("".join(self._lines).encode())
+        self._lines.clear()
 
 
 class EventQueue:
@@ -61,8 +71,9 @@ class EventQueue:
 
     def run(self, until_us: int, stop: Callable[[], bool] = lambda: False) -> None:
         """Do what is planned up to `until_us`, or until `stop`. May be called from within an action."""
-        while self._heap and self._heap[0][0] <= until_us and not stop():
-            when_us, _, action = heappop(self._heap)
+        heap = self._heap
+        while heap and heap[0][0] <= until_us and not stop():
+            when_us, _, action = heappop(heap)
             self.now_us = max(self.now_us, when_us)
             self.done += 1
             action()

@@ -227,15 +227,18 @@ class Interrupts:
         plan = world.plan
         self._rate = plan.churn_rate + plan.interrupt_rate
         self._churn_share = plan.churn_rate / self._rate  # caches are never idle
-        self._left = self._gap()
-        self.primitives = 0
+        self._next_at = self._left = self._gap()
 
     def _gap(self) -> int:
         return 1 + int(self._rng.expovariate(self._rate))
 
+    @property
+    def primitives(self) -> int:
+        """How many there were."""
+        return self._next_at - self._left
+
     def before_primitive(self, host: str) -> None:
         """Called by the memory before each primitive of `host`."""
-        self.primitives += 1
         self._left -= 1
         if self._left > 0:
             return
@@ -243,6 +246,7 @@ class Interrupts:
             self._world.give_up()
             raise Crash
         self._left = self._gap()
+        self._next_at += self._left
         world, rng = self._world, self._rng
         if rng.random() < self._churn_share:
             world.memory.churn(1)

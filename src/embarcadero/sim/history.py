@@ -359,6 +359,11 @@ class History:
         """All events of one kind."""
         return self._by_kind.get(kind, [])  # type: ignore[return-value]
 
+    def some(self, *kinds: type[Kind]) -> list[Kind]:
+        """All events of these kinds, in the order in which they were seen: most are of no interest to most checkers."""
+        wanted = frozenset(kinds)
+        return [event for event in self.events if type(event) in wanted]  # type: ignore[misc]
+
     def __iter__(self) -> Iterator[Event]:
         return iter(self.events)
 

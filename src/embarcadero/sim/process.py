@@ -37,6 +37,7 @@ class Process:
 
     def __init__(self, world: World, name: str, host: str) -> None:
         self.world, self.name, self.host = world, name, host
+        self._queue = world.queue
         self.rng = random.Random(f"{world.seed}:{name}")
         self.clock = SimClock(world.queue, self.rng)
         self.alive = True
@@ -58,15 +59,16 @@ class Process:
     @property
     def paused(self) -> bool:
         """Whether it is stopped now (SIGSTOP)."""
-        return self.world.queue.now_us < self.paused_until_us
+        return self._queue.now_us < self.paused_until_us
 
     def _work(self) -> None:
         self._busy = True
-        self.world.running.append(self)
+        backlog, running = self._backlog, self.world.running
+        running.append(self)
         try:
-            while self._backlog and self.alive and not self.paused:
+            while backlog and self.alive and not self.paused:
                 self.actions += 1
-                self._backlog.popleft()()
+                backlog.popleft()()
                 self.after_action()
         except Crash:
             if not self.world.over():
@@ -82,7 +84,7 @@ class Process:
             self.world.failures.append(traceback.format_exc())
             self.die()
         finally:
-            self.world.running.pop()
+            running.pop()
             self._busy = False
 
     def after_action(self) -> None:

@@ -62,10 +62,12 @@ class SimSteps:
     """The steps of one process."""
 
     def __init__(self, process: Process) -> None:
-        self._process = process
+        self._process, self._faults = process, process.world.step_faults
 
     def at(self, name: str) -> None:
-        self._process.world.step_faults.reached(self._process, name)
+        self._faults.counts[name] += 1
+        if name in self._faults.armed:
+            self._faults.reached(self._process, name)
 
 
 class StepFaults:
@@ -75,14 +77,13 @@ class StepFaults:
         self._world, self._rng = world, random.Random(f"{world.seed}:step-faults")
         self.counts: Counter[str] = Counter()
         self.struck: Counter[StepFault] = Counter()
-        self._faults: dict[str, list[StepFault]] = {}
+        self.armed: dict[str, list[StepFault]] = {}  # by step
         for fault in world.plan.steps:
-            self._faults.setdefault(fault.step.value, []).append(fault)
+            self.armed.setdefault(fault.step.value, []).append(fault)
 
     def reached(self, process: Process, name: str) -> None:
-        """A process is at a step."""
-        self.counts[name] += 1
-        for fault in self._faults.get(name, ()):
+        """A process is at a step that has faults."""
+        for fault in self.armed[name]:
             if self.struck[fault] < fault.times and self._may(process, fault):
                 self.struck[fault] += 1
                 self._strike(process, fault)

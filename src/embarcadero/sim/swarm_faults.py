@@ -165,9 +165,15 @@ class SwarmFaults:
             return
         if isinstance(process, BrokerProcess):
             process.leave()
-            world.queue.after(SECOND_US // 3, lambda: None if world.healed else process.die())
+            world.queue.after(SECOND_US // 3, lambda: self._has_left(process))
         else:
             process.die()
+
+    def _has_left(self, process: BrokerProcess) -> None:
+        """Who leaves ends, also if all is well meanwhile: then another one comes at once."""
+        process.die()
+        if self._world.healed:
+            self._world.replace_broker(process)
 
     def _garbage(self) -> Done:
         """Free lines in the memory of a broker that is gone hold anything but zeros."""

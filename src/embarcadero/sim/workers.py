@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from embarcadero.sim.process import Crash
 
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from embarcadero.sim.roles import Poller
 
 T = TypeVar("T")
+
+_LOOK_AGAIN_US: Final = 250_000
 
 
 class SimWorkers:
@@ -26,8 +28,9 @@ class SimWorkers:
         process, world = self._process, self._process.world
         if not process.alive:
             return
-        if process.paused:  # its threads are stopped too
-            world.queue.at(process.paused_until_us, lambda: self._work(job, done))
+        if process.paused:  # its threads are stopped too; it may go on earlier than was planned
+            again_us = min(process.paused_until_us, world.queue.now_us + _LOOK_AGAIN_US)
+            world.queue.at(again_us, lambda: self._work(job, done))
             return
         world.running.append(process)
         try:

@@ -7,6 +7,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from embarcadero.client.lanes import LanesCore
+from embarcadero.client.outbatch import OutBatch
 from embarcadero.client.publisher import PublisherCore
 from embarcadero.client.subscriber import SubscriberCore
 from embarcadero.errors import OutcomeUnknown
@@ -62,16 +63,17 @@ class Stream:
         self._contents: dict[int, Content] = {}
         self.processes = 0
         self.next_number = 0  # first number that no process has sent yet
-        self._numbers: dict[int, int] = {}  # session sequence -> number of the batch that was stored under it last
-
-    def stored(self, sequence: int, number: int) -> None:
-        """A batch was stored. After a loss sequences may stay behind numbers: what is sent next closes the hole."""
-        self._numbers[sequence] = number
+        self.batches: list[OutBatch] = []  # all that any process has sent, with its number as token
 
     def number_at(self, expected: int) -> int:
-        """Which batch comes next for a session that expects this sequence."""
-        below = max((sequence for sequence in self._numbers if sequence < expected), default=-1)
-        return expected + (self._numbers[below] - below if below >= 0 else 0)
+        """Which batch comes next for a session that expects this sequence.
+
+        After a loss sequences may stay behind numbers: what is sent next closes the hole. Whoever goes on with a stream
+        knows that, whatever became of the batches: a journal of what was sent would tell.
+        """
+        numbers = {batch.sequence: int(batch.token) for batch in self.batches}
+        below = max((sequence for sequence in numbers if sequence < expected), default=-1)
+        return expected + (numbers[below] - below if below >= 0 else 0)
 
     def content(self, number: int) -> Content:
         """Batch `number`."""
@@ -154,6 +156,7 @@ class PublisherProcess(ClientProcess):
             partition=content.partition))  # fmt: skip
         batch = self._publisher.add(content.payload, content.records, content.partition, 0, self.clock.now_us())
         batch.token = number
+        self.stream.batches.append(batch)
 
     def on_event(self, number: int, event: Any, now_us: int) -> None:
         if isinstance(event, AcksReceived):
@@ -183,8 +186,6 @@ class PublisherProcess(ClientProcess):
             if error is not None:
                 verdict = Verdict.UNKNOWN if isinstance(error, OutcomeUnknown) else Verdict.FAILED
             place = batch.position
-            if verdict is Verdict.STORED:
-                self.stream.stored(batch.sequence, batch.token)
             if place is not None:
                 self.world.see_lane(place.lane)
             self.world.seen(Settled(
@@ -252,7 +253,8 @@ class SubscriberProcess(ClientProcess):
 
     def _note_lanes(self) -> None:
         """Put on record that this reader begins to read lanes, as it learns of them."""
-        for lane in sorted(self._subscriber.positions().keys() - self._lanes):
+        lanes = self._subscriber.positions().keys()
+        for lane in sorted(lanes - self._lanes) if len(lanes) > len(self._lanes) else ():
             self._lanes.add(lane)
             self.world.see_lane(lane)
             self._moved(lane, 0 if self.plan.by == "index" else None, self._earliest)
@@ -312,6 +314,8 @@ class SubscriberProcess(ClientProcess):
         batches = self._subscriber.take_batches(most, self.clock.now_us())
         now_us, durable = self.world.queue.now_us, self.plan.read == "durable"
         self._note_lanes()
+        if not batches:
+            return
         for lane in sorted({batch.lane for batch in batches}):
             self.world.see_frontier(lane)
         for batch in batches:

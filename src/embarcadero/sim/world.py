@@ -30,6 +30,7 @@ from embarcadero.sim.faults import Faults, Interrupts
 from embarcadero.sim.history import (
     Delivered,
     Ended,
+    EpochStarted,
     Event,
     Healed,
     History,
@@ -83,6 +84,8 @@ _UNMARKED = (Stopped, TrimAsked)
 _SKIPPED = 4
 _LAST_BATCHES = 10
 _LOOK_EVERY_US = SECOND_US // 4
+_TIDY_US = 5 * SECOND_US
+"""After a role, or a reign, has started: in that time its predecessor is closed, and what that left is swept."""
 
 
 class World:
@@ -124,6 +127,7 @@ class World:
         self._frontiers: dict[int, int] = {}
         self._lanes: dict[int, TopicLane] = {}  # lanes of brokers that are on record
         self._quiet_since_us = 0
+        self._started_us = 0  # when a role started last
         self._well_us = plan.fault_phase_us
         self._successors = 0  # publishers that are about to begin
         self.rest = Rest(self)
@@ -318,6 +322,7 @@ class World:
 
     def start_replica(self, replica: int) -> None:
         """Start a replica on some host."""
+        self._started_us = self.queue.now_us
         host = self.rng.choice(self.hosts)
         self._replicas += 1
         process = ReplicaProcess(self, replica, f"replica-{replica}#{self._replicas}", host)
@@ -358,6 +363,7 @@ class World:
         return f"lane {lane}", 0
 
     def _start_broker(self, broker: int) -> None:
+        self._started_us = self.queue.now_us
         address = self.bootstrap[broker]
         member = self.directory.register_broker(broker, address[0], address[1], pid=1)
         host = self.rng.choice(self.hosts)
@@ -366,6 +372,7 @@ class World:
         self.brokers[broker].start()
 
     def _start_sequencer(self) -> None:
+        self._started_us = self.queue.now_us
         if self.plan.candidates:
             self.candidates.start_all()
             return
@@ -520,10 +527,10 @@ class World:
         self.queue.after(after_us, self._look)
 
     def _look(self) -> None:
-        late = self.queue.now_us >= self._well_us + HEAL_US_MAX
-        if not self.rest.taken and self._all_done() and not self.probe.waits:
+        late, done = self.queue.now_us >= self._well_us + HEAL_US_MAX, self._all_done()
+        if not self.rest.taken and done and not self.probe.waits:
             self.rest.begin()
-        elif (self._all_done() or late) and not self.probe.waits:
+        elif (done or late) and not self.probe.waits:
             for subscriber in self.subscribers:
                 subscriber.mark_passed()
                 subscriber.mark_missed()
@@ -537,7 +544,13 @@ class World:
             self.queue.after(_LOOK_EVERY_US, self._look)
 
     def _all_done(self) -> bool:
-        """Whether all publishers are done and all readers have seen a tail that was asked for after that."""
+        """Whether all publishers are done and all readers have seen a tail that was asked for after that.
+
+        Nor has a role just started: whoever tidies up after the one before it has had time to.
+        """
+        reigns = self.history.of(EpochStarted)
+        if self.queue.now_us < max(self._started_us, reigns[-1].at if reigns else 0) + _TIDY_US:
+            return False
         unanswered = any(broker.unanswered for broker in self.brokers.values())
         if unanswered or self._successors or not all(publisher.done for publisher in self.live_publishers()):
             self._quiet_since_us = self.queue.now_us

@@ -14,7 +14,7 @@ from embarcadero.sequencer.decisions import opened_facts
 from embarcadero.sequencer.held import read_held
 from embarcadero.sequencer.lane import order_region
 from embarcadero.sequencer.sources import results_region
-from embarcadero.types import EntryKind, Member, Order, Outcome, Topic, TopicLane
+from embarcadero.types import REQUEST_OUTCOMES, EntryKind, Member, Order, Topic, TopicLane
 from embarcadero.watch.regions import Facts, ReadOnlyFabric, ring_of, rows, valid_entries
 from embarcadero.watch.stored import Disks
 from embarcadero.wire.codec import payload_crc
@@ -22,6 +22,7 @@ from embarcadero.wire.payload import RAW_SCHEMA, decode_batch
 
 _RECORDS_SHOWN = 5
 _BYTES_SHOWN = 64
+_REQUEST_NAMES = frozenset(outcome.name for outcome in REQUEST_OUTCOMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +270,7 @@ def _in_results(scene: Scene, topic: Topic, sessions: list[int], sequence: int, 
         pending = valid_entries(ring_of(scene.fabric.attach(f"{member.region_prefix}/pending")))
         ours = set(pending["index"][pending["lane"] == topic.lane].tolist())
         for row in rows(_of(valid_entries(ring_of(scene.fabric.attach(name))), sessions, sequence)):
-            request = row["outcome"] in (Outcome.OPENED.name, Outcome.CLOSED.name, Outcome.NOTED.name)
+            request = row["outcome"] in _REQUEST_NAMES
             if not request and (row["index"] in positions or row["pending"] in ours):
                 facts = {"broker": member.region_prefix, "acked": row["position"] < read}
                 found.append(facts | {what: row[what] for what in ("outcome", "index", "seq", "pending", "session")})

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from embarcadero.sim.history import (
     Delivered,
@@ -34,8 +35,7 @@ class Violation(NamedTuple):
     sentence: str
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True):
     """Somebody says that batch `number` of `stream` is at `index`: a reader who found it, or an ack."""
 
     at: int
@@ -51,6 +51,9 @@ Batch = tuple[str, int]
 Span = tuple[int, int, int]
 """(lane, start, stop)"""
 
+Read = Moved | Delivered | Passed | GapSeen
+"""What a reader of a lane did."""
+
 
 class Loss(NamedTuple):
     """When a span was first known to be lost, and when the fabric was lost with which it went. None: with no fabric."""
@@ -65,6 +68,10 @@ class Ledger:
     def __init__(self, history: History) -> None:
         self.history, self.events = history, len(history)
         self.covered: dict[int, list[tuple[int, int]]] = {}  # by lane; see `covered`
+        self.reads: list[Read] = history.some(Moved, Delivered, Passed, GapSeen)
+        self.reads_of: dict[int, list[Read]] = defaultdict(list)  # by lane
+        for read in self.reads:
+            self.reads_of[read.lane].append(read)
         self.first_sent: dict[Batch, Sent] = {}
         self.batch_of: dict[int, Batch] = {}
         self.sent_by: dict[tuple[str, int], Sent] = {}  # by (process, number)
@@ -127,7 +134,7 @@ class Ledger:
         """What is lost went with the fabric that was lost last, unless the cluster has stopped cleanly since."""
         losses: dict[Span, Loss] = {}
         lost_us: int | None = None
-        for event in self.history:
+        for event in self.history.some(FabricLost, LostSpan, Stopped):
             if isinstance(event, FabricLost):
                 lost_us = event.at
             elif isinstance(event, LostSpan):
@@ -165,7 +172,8 @@ class Ledger:
 
     def is_lost(self, lane: int, index: int) -> bool:
         """Whether what was at this index went with the fabric. Its publisher may have stored it again elsewhere."""
-        return inside(self.lost.get(lane, []), index, index + 1)
+        spans = self.lost.get(lane)
+        return spans is not None and inside(spans, index, index + 1)
 
     def lost_until(self, lane: int, index: int) -> int | None:
         """Where the lost span that has this index ends; None if the index is not lost."""
@@ -232,11 +240,11 @@ def covered(history: History, lane: int) -> list[tuple[int, int]]:
     """
     ledger = ledger_of(history)
     if lane not in ledger.covered:
-        ledger.covered[lane] = _covered(history, lane)
+        ledger.covered[lane] = _covered(ledger.reads_of.get(lane, []))
     return ledger.covered[lane]
 
 
-def _covered(history: History, lane: int) -> list[tuple[int, int]]:
+def _covered(reads: list[Read]) -> list[tuple[int, int]]:
     spans: list[tuple[int, int]] = []
     place: dict[str, int | None] = {}
     filtered: dict[str, bool] = {}
@@ -247,16 +255,16 @@ def _covered(history: History, lane: int) -> list[tuple[int, int]]:
             spans.append((was, index))
         place[reader] = index
 
-    for event in history:
-        if isinstance(event, Moved) and event.lane == lane:
+    for event in reads:
+        if isinstance(event, Moved):
             place[event.reader], filtered[event.reader] = event.index, event.partitions is not None
-        elif isinstance(event, Delivered) and event.lane == lane:
+        elif isinstance(event, Delivered):
             if place.get(event.reader) is None:
                 place[event.reader] = event.index
             advance(event.reader, event.index + 1)
-        elif isinstance(event, Passed) and event.lane == lane:
+        elif isinstance(event, Passed):
             advance(event.reader, event.index)
-        elif isinstance(event, GapSeen) and event.lane == lane and event.session is None:
+        elif event.session is None:
             if place.get(event.reader) is not None:
                 advance(event.reader, max(event.start, place[event.reader] or 0))
             place[event.reader] = event.stop

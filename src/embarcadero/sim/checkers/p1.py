@@ -61,7 +61,7 @@ def _trims_were_asked_for(history: History) -> list[Violation]:
     """The store gives up no more than somebody asked for."""
     found: list[Violation] = []
     asked: dict[int, int] = defaultdict(int)
-    for event in history:
+    for event in history.some(TrimAsked, TrimmedTo):
         if isinstance(event, TrimAsked):
             asked[event.lane] = max(asked[event.lane], event.index)
         elif isinstance(event, TrimmedTo) and event.index > asked[event.lane]:
@@ -75,7 +75,7 @@ def _gaps_are_true(history: History, lanes: set[int]) -> list[Violation]:
     found: list[Violation] = []
     trimmed: dict[int, int] = defaultdict(int)
     lost: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for event in history:
+    for event in history.some(TrimmedTo, LostSpan, GapSeen):
         if isinstance(event, TrimmedTo):
             trimmed[event.lane] = max(trimmed[event.lane], event.index)
         elif isinstance(event, LostSpan):
@@ -119,7 +119,7 @@ def _losses_are_told(ledger: Ledger) -> list[Violation]:
     It goes on in the same lane, where it is told first; with orders 0 and 1 in others, and then it is told by and by.
     """
     history, sent_last = ledger.history, _sent_last(ledger)
-    unnoticed = {stop.at for stop in history.of(Stopped) if not stop.numbered}
+    unnumbered_us = max((stop.at for stop in history.of(Stopped) if not stop.numbered), default=-1)
     told = {(event.process, event.lane, event.index) for event in history.of(LossTold)}
     found = [
         Violation("P1", t.at, f"{t.process} was told that index {t.index} of lane {t.lane} is lost; it is not")
@@ -135,7 +135,8 @@ def _losses_are_told(ledger: Ledger) -> list[Violation]:
         goes_on = stop is not None and newest[event.process, event.lane] >= stop  # an earlier ack may come late
         if stop is not None and event.lane in ledger.broker_lanes:
             went_us = ledger.went_us(event.lane, event.index or 0)
-            goes_on = went_us not in (None, *unnoticed) and sent_last.get(event.process, 0) > (went_us or 0)
+            notices = event.at > unnumbered_us  # who was there before can't tell one generation from another
+            goes_on = notices and went_us is not None and sent_last.get(event.process, 0) > went_us
         if goes_on and (event.process, event.lane, event.index or 0) not in told:
             found.append(Violation("P1", event.at, (
                 f"batch {event.number} of {event.process}, acked at index {event.index} of lane {event.lane}, is lost, "
@@ -172,7 +173,7 @@ def _ends_are_known(ledger: Ledger) -> list[Violation]:
     written: dict[int, int] = {}
     newest: dict[int, int] = {}
     found: list[Violation] = []
-    for event in history:
+    for event in history.some(WrittenTo, Delivered, Settled, FabricLost):
         if isinstance(event, WrittenTo):
             written[event.lane] = max(event.index, written.get(event.lane, 0))
         elif isinstance(event, Delivered | Settled) and event.index is not None:
@@ -192,7 +193,7 @@ def _ends_are_known(ledger: Ledger) -> list[Violation]:
 def _readers_are_told(ledger: Ledger) -> list[Violation]:
     """A reader that got what is lost hears of it: by a gap, or by the end of the lane below its place."""
     unaware: dict[tuple[str, int], Delivered] = {}
-    for event in ledger.history:
+    for event in ledger.history.some(Delivered, Moved, GapSeen):
         if isinstance(event, Delivered) and ledger.is_lost(event.lane, event.index):
             unaware[event.reader, event.lane] = event
         elif isinstance(event, Moved) or (isinstance(event, GapSeen) and event.session is None):

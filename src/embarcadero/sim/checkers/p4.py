@@ -69,9 +69,7 @@ class _Walk:
 
 def _readers_walk(ledger: Ledger) -> list[Violation]:
     walks: dict[tuple[str, int], _Walk] = {}
-    for event in ledger.history:
-        if not isinstance(event, Moved | Delivered | GapSeen | Passed):
-            continue
+    for event in ledger.reads:
         key = (event.reader, event.lane)
         if key not in walks:
             walks[key] = _Walk(ledger, *key)
@@ -105,13 +103,14 @@ def _prefix_stays(history: History) -> list[Violation]:
 def _below_frontier(history: History) -> list[Violation]:
     found: list[Violation] = []
     frontier: dict[int, int] = {}
-    for event in history:
+    told: list[OrderedTo | Delivered] = history.some(OrderedTo, Delivered)
+    for event in told:
         if isinstance(event, OrderedTo):
             if event.index < frontier.get(event.lane, 0):
                 found.append(Violation("P4", event.at, (
                     f"the ordered frontier of lane {event.lane} went back: {frontier[event.lane]}, {event.index}")))
             frontier[event.lane] = max(event.index, frontier.get(event.lane, 0))
-        elif isinstance(event, Delivered) and event.lane in frontier and event.index >= frontier[event.lane]:
+        elif event.index >= frontier.get(event.lane, event.index + 1):
             found.append(Violation("P4", event.at, (
                 f"reader {event.reader} got index {event.index} of lane {event.lane}, but only {frontier[event.lane]} "
                 "entries are ordered")))  # fmt: skip
@@ -157,8 +156,16 @@ class _Fact(NamedTuple):
     at: int
     lane: int
     tail: int
-    why: str
     durable: bool
+    event: Settled | Delivered | TailRead
+
+    @property
+    def why(self) -> str:
+        """Who says so."""
+        if isinstance(self.event, TailRead):
+            told = "it had been told as durable up to" if self.durable else "the tail had been told as"
+            return f"{told} {self.tail}"
+        return f"index {self.event.index} had been {'acked' if isinstance(self.event, Settled) else 'read'}"
 
 
 def _tails(ledger: Ledger) -> list[Violation]:
@@ -169,7 +176,7 @@ def _tails(ledger: Ledger) -> list[Violation]:
     """
     losses = [event.at for event in ledger.history.of(FabricLost)]
     seen: dict[tuple[int, int], list[_Fact]] = defaultdict(list)  # by lane and losses before it, if it can be lost
-    for event in ledger.history:
+    for event in ledger.history.some(Settled, Delivered, TailRead):
         for fact in _facts(event):
             ends = fact.lane in ledger.broker_lanes
             goes = ends and not fact.durable and ledger.is_lost(fact.lane, fact.tail - 1)
@@ -191,15 +198,13 @@ def _tails(ledger: Ledger) -> list[Violation]:
 def _facts(event: Event) -> list[_Fact]:
     """What an event tells about tails."""
     if isinstance(event, Settled) and event.verdict is Verdict.STORED and event.index is not None:
-        why = f"index {event.index} had been acked"
-        return [_Fact(event.at, event.lane, event.index + 1, why, event.ack == Ack.DURABLE)]
+        return [_Fact(event.at, event.lane, event.index + 1, event.ack == Ack.DURABLE, event)]
     if isinstance(event, Delivered):
-        return [_Fact(event.at, event.lane, event.index + 1, f"index {event.index} had been read", event.durable)]
+        return [_Fact(event.at, event.lane, event.index + 1, event.durable, event)]
     if isinstance(event, TailRead):
-        durable = f"it had been told as durable up to {event.durable_index}"
         return [
-            _Fact(event.at, event.lane, event.index, f"the tail had been told as {event.index}", False),
-            _Fact(event.at, event.lane, event.durable_index, durable, True),
+            _Fact(event.at, event.lane, event.index, False, event),
+            _Fact(event.at, event.lane, event.durable_index, True, event),
         ]
     return []
 

@@ -12,7 +12,10 @@ from collections import defaultdict
 from itertools import pairwise
 
 from embarcadero.sim.checkers.ledger import Ledger, Violation, ledger_of
-from embarcadero.sim.history import Delivered, EpochStarted, Event, History, Settled, TailRead, Verdict
+from embarcadero.sim.history import Delivered, EpochStarted, History, Settled, TailRead, Verdict
+
+_Telling = Settled | Delivered | TailRead
+"""Events by which somebody was told how far a lane goes."""
 
 
 def check(history: History) -> list[Violation]:
@@ -22,28 +25,35 @@ def check(history: History) -> list[Violation]:
 
 def _epochs_start_above_all(history: History) -> list[Violation]:
     found: list[Violation] = []
-    told: dict[int, tuple[int, str]] = {}  # by lane: how far somebody was told that it goes, and who
-    for event in history:
+    told: dict[int, tuple[int, _Telling]] = {}  # by lane: how far somebody was told that it goes, and by what
+    events: list[EpochStarted | _Telling] = history.some(EpochStarted, Settled, Delivered, TailRead)
+    for event in events:
         if isinstance(event, EpochStarted):
             for lane, end in event.ends.items():
-                index, who = told.get(lane, (0, ""))
-                if index > end:
+                if lane in told and told[lane][0] > end:
                     found.append(Violation("P5", event.at, (
-                        f"epoch {event.epoch} of lane {lane} starts at {end}, but {who} before that")))  # fmt: skip
-        elif (claim := _claim(event)) is not None and claim[1] > told.get(claim[0], (0, ""))[0]:
-            told[claim[0]] = claim[1:]
+                        f"epoch {event.epoch} of lane {lane} starts at {end}, but {_in_words(told[lane][1])} before "
+                        "that")))  # fmt: skip
+        elif (goes_to := _goes_to(event)) and (event.lane not in told or goes_to > told[event.lane][0]):
+            told[event.lane] = goes_to, event
     return found
 
 
-def _claim(event: Event) -> tuple[int, int, str] | None:
-    """(lane, how far it goes at least, who was told)"""
-    if isinstance(event, Settled) and event.verdict is Verdict.STORED and event.index is not None:
-        return event.lane, event.index + 1, f"{event.process} had an ack for index {event.index}"
-    if isinstance(event, Delivered):
-        return event.lane, event.index + 1, f"reader {event.reader} had got index {event.index}"
+def _goes_to(event: _Telling) -> int:
+    """How far a lane goes at least, if this was told of it."""
     if isinstance(event, TailRead):
-        return event.lane, event.index, f"{event.process} had been told that it ends at {event.index}"
-    return None
+        return event.index
+    if event.index is None or (isinstance(event, Settled) and event.verdict is not Verdict.STORED):
+        return 0
+    return event.index + 1
+
+
+def _in_words(event: _Telling) -> str:
+    if isinstance(event, Settled):
+        return f"{event.process} had an ack for index {event.index}"
+    if isinstance(event, Delivered):
+        return f"reader {event.reader} had got index {event.index}"
+    return f"{event.process} had been told that it ends at {event.index}"
 
 
 def _sessions_take_turns(ledger: Ledger) -> list[Violation]:

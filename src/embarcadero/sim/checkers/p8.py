@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from embarcadero.sim.checkers.ledger import Violation
+from embarcadero.sim.checkers.ledger import Violation, ledger_of
 from embarcadero.sim.history import (
     Answered,
     Asked,
@@ -13,7 +13,6 @@ from embarcadero.sim.history import (
     Died,
     Ended,
     Fault,
-    GapSeen,
     Healed,
     History,
     LostSpan,
@@ -21,7 +20,6 @@ from embarcadero.sim.history import (
     Passed,
     RoleFailed,
     Sent,
-    SessionOpened,
     Settled,
     Stuck,
     TailRead,
@@ -91,8 +89,7 @@ def _healed_is_stored(history: History, dead: set[str]) -> list[Violation]:
     """What is sent when nothing is broken any more is stored, but for what a gap cost its stream.
 
     Left out are streams with several processes, of which one may fence the other; those of which a batch went astray;
-    and publishers that had something under way when all was healed. They may have waited too long already; and a
-    session's name may still be taken from its holder by an earlier request of its own that was thought to be lost.
+    and publishers that had something under way when all was healed: they may have waited too long already.
     """
     if not history.of(Healed):
         return []
@@ -102,12 +99,10 @@ def _healed_is_stored(history: History, dead: set[str]) -> list[Violation]:
     sent_us = {(sent.process, sent.number): sent.at for sent in history.of(Sent)}
     done = {(s.process, s.number) for s in history.of(Settled) if s.at <= healed_us}
     busy = {sent[0] for sent, at in sent_us.items() if at <= healed_us and sent not in done}
-    idle = {opened.process for opened in history.of(SessionOpened) if opened.at <= healed_us} - busy
-    idle = (idle | {began.process for began in history.of(Began) if began.at > healed_us}) - dead
     return [
         Violation("P8", s.at, f"all is well, yet batch {s.number} of {s.process} ended as {s.verdict} ({s.error})")
         for s in history.of(Settled)
-        if s.stream in judged and s.process in idle and sent_us.get((s.process, s.number), 0) > healed_us
+        if s.stream in judged and s.process not in dead | busy and sent_us.get((s.process, s.number), 0) > healed_us
         and s.verdict is not Verdict.STORED and s.error != "Lost"
     ]  # fmt: skip
 
@@ -119,14 +114,14 @@ def _readers_arrive(history: History, dead: set[str], end: int) -> list[Violatio
         lost = [s.start for s in history.of(LostSpan) if s.lane == tail.lane and s.start < tail.index < s.stop]
         tails[tail.lane] = max(min([tail.index, *lost]), tails.get(tail.lane, 0))
     place: dict[tuple[str, int], int] = {}
-    for event in history:
+    for event in ledger_of(history).reads:
         if isinstance(event, Moved):
             place[event.reader, event.lane] = event.index or 0
         elif isinstance(event, Delivered):
             place[event.reader, event.lane] = event.index + 1
         elif isinstance(event, Passed):
             place[event.reader, event.lane] = event.index
-        elif isinstance(event, GapSeen) and event.session is None:
+        elif event.session is None:
             place[event.reader, event.lane] = event.stop
     return [
         Violation("P8", end, f"reader {reader} of lane {lane} stopped at {index}; the log ends at {tails[lane]}")
