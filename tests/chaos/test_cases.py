@@ -12,9 +12,9 @@ import pytest
 
 import embarcadero as emb
 from embarcadero.chaos.cases import CASES, find
-from embarcadero.chaos.cluster import free_ports
 from embarcadero.chaos.disks import Books, lost_spans, with_losses
 from embarcadero.chaos.load import Actor
+from embarcadero.chaos.ports import ReservedPorts
 from embarcadero.chaos.proxy import FAIR, Mood, Proxy, merged
 from embarcadero.chaos.troubles import KINDS
 from embarcadero.chaos.watch import Observer
@@ -75,7 +75,8 @@ def test_nobody_of_the_load_ends_without_a_word(monkeypatch: pytest.MonkeyPatch)
 @contextlib.contextmanager
 def proxied_echo() -> Iterator[tuple[Proxy, socket.socket, int]]:
     """A server that echoes, a proxy before it, and a client behind that."""
-    port = free_ports(random.Random(), 2)
+    reserved = ReservedPorts(2)
+    port = reserved.first
     server = socket.create_server(("127.0.0.1", port))
 
     def echo() -> None:

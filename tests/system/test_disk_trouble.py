@@ -496,7 +496,7 @@ def test_old_segments_go_and_readers_are_told(tmp_path: Path) -> None:
 
 def test_a_clean_stop_keeps_sessions_of_those_who_stay(tmp_path: Path) -> None:
     """`down`, `up`: a named and an unnamed publisher go on in their sessions; records acked with ack=1 are there."""
-    cluster = MortalCluster(tmp_path, brokers=2, replicas=1, rng=random.Random(7))
+    cluster = MortalCluster(tmp_path, brokers=2, replicas=1)
     cluster.start()
     try:
         with emb.connect(cluster.addresses) as log:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 
 import embarcadero as emb
+from embarcadero.chaos.ports import ReservedPorts
 from embarcadero.config import load
 from embarcadero.errors import RecordsLost, Retriable
 from embarcadero.node.background import start
@@ -36,7 +36,8 @@ class Cluster:
 
     def __init__(self, folder: Path, replicas: int = 1) -> None:
         self.folder = ClusterFolder(folder)
-        self._port = _free_ports()
+        self._ports = ReservedPorts(BROKERS)
+        self._port = self._ports.first
         self._replicas = replicas
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -75,18 +76,6 @@ class Cluster:
         if process is not None and process.stdin is not None:
             process.stdin.close()
             process.wait(PATIENCE_S)
-
-
-def _free_ports() -> int:
-    """The first of a few ports in a row that nobody has."""
-    while True:
-        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-            first = stack.enter_context(socket.socket())
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
-            for number in range(1, BROKERS):
-                stack.enter_context(socket.socket()).bind(("127.0.0.1", port + number))
-            return port
 
 
 def _runs(pid: int) -> bool:

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow.fs as pafs
+
+from embarcadero.chaos.ports import ReservedPorts
 
 _KEYS = {"accessKey": "tests", "secretKey": "tests-secret"}
 _PARTS = ("master", "volume", "filer", "s3")
@@ -64,7 +65,8 @@ def available() -> bool:
 @contextmanager
 def object_store(folder: Path, bucket: str) -> Iterator[ObjectStore]:
     """Start it with an empty bucket; end it by its process id."""
-    ports = _free_ports(len(_PARTS) * 2)
+    reserved = ReservedPorts(len(_PARTS) * 2)
+    ports = range(reserved.first, reserved.first + len(_PARTS) * 2)
     config = folder / "s3.json"
     actions = ["Admin", "Read", "Write", "List"]
     config.write_text(json.dumps({"identities": [{"name": "tests", "credentials": [_KEYS], "actions": actions}]}))
@@ -84,6 +86,7 @@ def object_store(folder: Path, bucket: str) -> Iterator[ObjectStore]:
     finally:
         process.kill()
         process.wait(10)
+        reserved.release()
 
 
 def _wait(store: ObjectStore, bucket: str) -> None:
@@ -99,11 +102,3 @@ def _wait(store: ObjectStore, bucket: str) -> None:
             time.sleep(0.1)
         else:
             return
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports

@@ -60,7 +60,7 @@ class Performance:
         self.rng = random.Random(f"{case.name}:{seed}")
         self.observer = Observer()
         self.cluster = MortalCluster(
-            folder, brokers, replicas, self.rng, by_proxy=case.by_proxy, fabric__log_bytes=64 * MIB,
+            folder, brokers, replicas, by_proxy=case.by_proxy, fabric__log_bytes=64 * MIB,
             replica__segment_bytes=MIB,
         )  # fmt: skip
         ours = self.cluster

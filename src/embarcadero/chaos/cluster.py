@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -13,17 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from embarcadero.chaos.ports import ReservedPorts
 from embarcadero.config import load
-from embarcadero.errors import ClusterError, PortInUse
+from embarcadero.errors import ClusterError
 from embarcadero.node.background import start
 from embarcadero.node.cluster import ClusterFolder
 from embarcadero.node.failing import DISKS_VARIABLE
-from embarcadero.node.ports import check_ports
 from embarcadero.node.report import ClusterReport, report
 from embarcadero.node.supervisor import UpOptions
 
-_PORTS: Final = (20_000, 30_000)  # below where the kernel takes ports for clients
-_TRIES: Final = 50
 _GONE_S: Final = 30.0
 _STOP_S: Final = 30.0
 
@@ -39,16 +36,6 @@ def ended_by_signals() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def free_ports(rng: random.Random, count: int) -> int:
-    """The first of `count` ports in a row that nobody uses."""
-    for _ in range(_TRIES):
-        first = rng.randrange(*_PORTS)
-        with contextlib.suppress(PortInUse):
-            check_ports("127.0.0.1", list(range(first, first + count)))
-            return first
-    raise PortInUse(f"no {count} free ports in a row from {_PORTS[0]} to {_PORTS[1]}", "stop other programs")
-
-
 def is_whole(folder: ClusterFolder) -> bool:
     """Whether all runs, nothing is degraded, and every sequencer that does not reign is ready to take over."""
     if any(not node.pid for node in folder.require_running().nodes):
@@ -60,14 +47,13 @@ def is_whole(folder: ClusterFolder) -> bool:
 class MortalCluster:
     """A cluster in a folder, running or not."""
 
-    def __init__(
-        self, folder: Path, brokers: int, replicas: int, rng: random.Random, *, by_proxy: bool = False, **more: Any
-    ) -> None:
+    def __init__(self, folder: Path, brokers: int, replicas: int, *, by_proxy: bool = False, **more: Any) -> None:
         """`by_proxy`: clients are told ports of their own, on which something has to lead to `ports`.
 
         `more`: other keys of the configuration, with two underscores for the dot.
         """
-        port = free_ports(rng, 2 * brokers if by_proxy else brokers)
+        self._ports = ReservedPorts(2 * brokers if by_proxy else brokers)
+        port = self._ports.first
         self.folder = ClusterFolder(folder)
         self.brokers, self.replicas = brokers, replicas
         self.port, self.told_port = port, port + brokers if by_proxy else port

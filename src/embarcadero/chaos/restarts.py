@@ -83,7 +83,7 @@ class Restarts:
     def __init__(self, settings: Settings, folder: Path) -> None:
         self.settings = settings
         self.rng = random.Random(f"restarts:{settings.seed}")
-        self.cluster = MortalCluster(folder, settings.brokers, settings.replicas, self.rng)
+        self.cluster = MortalCluster(folder, settings.brokers, settings.replicas)
         self.truths = {name: Truth(name, int(order)) for name, order in TOPICS.items()}
         self.streams: list[Stream] = []
         self.report = Report(asdict(settings))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
 import struct
 import tempfile
 import threading
@@ -244,7 +243,7 @@ def run_cli(brokers: int, seconds: float, json_out: bool) -> int:
     console.print(f"Starting a cluster of {brokers} brokers and {REPLICAS} replicas ...")
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="embarcadero-demo-"))
-        cluster = MortalCluster(Path(folder), brokers, REPLICAS, random.Random())
+        cluster = MortalCluster(Path(folder), brokers, REPLICAS)
         stack.callback(cluster.stop)
         cluster.start()
         with emb.connect(cluster.addresses) as log:

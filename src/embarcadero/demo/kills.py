@@ -8,7 +8,6 @@ files say whether each record is there, once.
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -194,7 +193,7 @@ def duckdb_check(pipeline: Pipeline) -> Check:
 def run(folder: Path, report: Path, steps: int, watch: Callable[[Pipeline], None]) -> Pipeline:
     """The whole run. Raises what went wrong; else the report is written."""
     with ExitStack() as stack:
-        cluster = MortalCluster(folder / "cluster", BROKERS, 1, random.Random())
+        cluster = MortalCluster(folder / "cluster", BROKERS, 1)
         pipeline = Pipeline(cluster, folder, steps)
         stack.callback(cluster.stop)
         cluster.start()

@@ -7,7 +7,6 @@ Spark. Nothing of it knows of the others but through the log; at the end the boo
 from __future__ import annotations
 
 import json
-import random
 import tempfile
 import threading
 import time
@@ -318,7 +317,7 @@ def run(folder: Path, report: Path, steps: int, watch: Callable[[Pipeline], None
     from embarcadero.spark import session
 
     with ExitStack() as stack:
-        cluster = MortalCluster(folder / "cluster", BROKERS, 1, random.Random())
+        cluster = MortalCluster(folder / "cluster", BROKERS, 1)
         pipeline = Pipeline(cluster, folder, steps)
         stack.callback(cluster.stop)
         cluster.start()
