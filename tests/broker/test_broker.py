@@ -531,6 +531,22 @@ def test_a_broker_that_leaves_takes_what_it_granted_and_no_more() -> None:
     assert (leaving.unsettled, client.credit) == (0, granted)
 
 
+def test_a_publisher_of_a_deleted_topic_takes_nothing_from_one_of_the_same_name(world: World) -> None:
+    """Handles of sessions begin anew there: its own, which it wants to continue, is somebody else's."""
+    stale, holder = Client(world.brokers[0]), Client(world.brokers[1])
+    before = world.open(stale, name="job")
+    stale.ask(m.DeleteTopic(name="t"))
+    world.topic()
+    opened = world.open(holder, name="job")
+    request = stale.ask(m.OpenSession(topic="t", name="job", resume=before.session, lane=before.lane))
+    holder.batch(opened, 0)
+    world.run(6, stale, holder)
+
+    assert (opened.session, opened.lane != before.lane) == (before.session, True)
+    assert stale.answers[request].code == "UnknownTopic"
+    assert [int(ack["outcome"]) for ack in holder.acks] == [Outcome.ORDERED]
+
+
 def test_versions_of_a_schema_that_the_topic_has_not_are_refused(world: World) -> None:
     """Batches of known versions are taken, others refused one by one; the connection goes on."""
     columns = [pa.schema([(name, pa.int8()) for name in names]) for names in ("a", "ab")]

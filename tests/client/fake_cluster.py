@@ -105,6 +105,8 @@ class FakeCluster:
     def open(self, ask: m.OpenSession) -> m.Message:
         if ask.topic not in self.topics:
             raise UnknownTopic(f"there is no topic {ask.topic!r}")
+        if ask.lane not in (None, self.topics[ask.topic].lane):
+            raise UnknownTopic(f"topic {ask.topic!r} was made again")
         earlier = None
         if ask.resume is not None:
             earlier = self._continued(ask.resume)

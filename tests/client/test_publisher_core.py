@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -223,6 +224,21 @@ def test_another_holder_of_the_name_fences_for_good() -> None:
     assert [s.payload for s in world.cluster.log] == [b"mine"]
 
 
+def test_a_topic_that_was_made_again_is_another_one() -> None:
+    """A publisher that has to open its session again ends there, and nobody else's session is touched."""
+    world = make_world(session_name="n")
+    add(world, b"mine")
+    world.settle()
+    world.cluster.topics["t"] = msgspec.structs.replace(world.cluster.topics["t"], lane=LANE + 1)
+    for session in world.cluster.sessions.values():
+        world.cluster.fence(session)
+    late = add(world, b"late")
+    world.settle()
+    assert isinstance(late.error, UnknownTopic)
+    assert len(world.cluster.sessions) == 1
+    assert [s.payload for s in world.cluster.log] == [b"mine"]
+
+
 def test_a_named_session_goes_on_where_it_stopped() -> None:
     """The second holder's sequences start at what the first one has stored, also for batches added before the open."""
     cluster = FakeCluster(5)
@@ -299,7 +315,7 @@ def test_a_reopen_whose_answer_was_lost_is_asked_again() -> None:
             if len(world.cluster.sessions) < 2:
                 world.inward(number)
     assert len(world.cluster.sessions) == 2
-    resumes = m.OpenSession(topic="t", resume=0)
+    resumes = m.OpenSession(topic="t", resume=0, lane=LANE)
     world.cut(next(number for number, wire in world.wires.items() if resumes in wire.far.questions))
     world.settle()
     assert batch.position == Position(LANE, 0, 0)

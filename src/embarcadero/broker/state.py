@@ -550,6 +550,8 @@ class Broker:
         self.refresh()
         if (topic := self._topics.get(ask.topic)) is None:
             raise UnknownTopic(f"there is no topic {ask.topic!r}", "create it first")
+        if ask.lane not in (None, topic.lane):
+            raise UnknownTopic(f"topic {ask.topic!r} was deleted, and made again since", "open a new publisher")
         if topic.order <= Order.BROKER:
             connection.answer(request, self.lanes.open_session(topic, ask))
             return

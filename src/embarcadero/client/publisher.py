@@ -507,7 +507,8 @@ class PublisherCore:
         if self._opening and (not finished or unsure):
             resume = self._chain.resume()  # None: there is nothing to continue
             holder = self._holder if self._name and resume is None else None
-            ask = OpenSession(topic=self.topic, name=self._name, resume=resume, at=self._at, holder=holder)
+            lane = None if self.lane < 0 else self.lane
+            ask = OpenSession(topic=self.topic, name=self._name, resume=resume, at=self._at, holder=holder, lane=lane)
             self._ask(ask, now_us)
         elif self._doubtful:
             self._ask(GetLanes(lane=self.lane, above=min(self._doubtful) - 1), now_us)

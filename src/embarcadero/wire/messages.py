@@ -90,6 +90,7 @@ class OpenSession(Message, frozen=True, kw_only=True):
     `at`: its next sequence becomes this one, unless it is further on already.
     `holder`: open the name only if this session holds it (NO_SESSION: only if none does). So a request that comes late,
     through another broker, takes the name from nobody: not even from its own sender, who has asked again and has it.
+    `lane`: only if the topic still has this lane. One that was deleted and made again has sessions of its own.
     """
 
     topic: str
@@ -97,6 +98,7 @@ class OpenSession(Message, frozen=True, kw_only=True):
     resume: U32 | None = None
     at: SessionSequence | None = None
     holder: U32 | None = None
+    lane: U32 | None = None
 
 
 class Opened(Message, frozen=True, kw_only=True):
