@@ -184,7 +184,14 @@ class Model:
         self.log.append(("open", handle, made.expected))
         if at is not None and earlier is not None and resumed == NO_SESSION:
             self.close(earlier)
+        for outlived in self._before(resumed)[:2]:
+            self.close(outlived)
         return Outcome.OPENED
+
+    def _before(self, handle: int) -> list[int]:
+        """Those that were continued until this one came, the oldest first."""
+        before = [other for other, session in self.sessions.items() if session.successor == handle]
+        return self._before(before[0]) + before if before else []
 
     def fence(self, handle: int, now_us: int) -> None:
         """No more batches of this session."""

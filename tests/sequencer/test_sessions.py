@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from embarcadero.limits import FENCED_KEPT_S
 from embarcadero.limits import SESSION_WINDOW as W
+from embarcadero.sequencer.control import fence
 from embarcadero.sequencer.sessions import FREE, SessionTable
 from embarcadero.types import NO_SESSION, EntryKind, Outcome
 from tests.sequencer.harness import OneLane
@@ -163,6 +164,38 @@ def test_a_full_table_forgets_the_oldest_fenced_session() -> None:
     assert lane.send(second, 0) == [Outcome.UNKNOWN_SESSION]
     assert lane.send(first, 0) == lane.send(newer, 0) == [Outcome.ORDERED]
     assert lane.kinds()[-3:-1] == [CLOSE, EntryKind.BATCH]
+
+
+def test_a_full_table_forgets_those_who_went_on_before_those_who_may_come_back() -> None:
+    """A fenced session that was continued goes first, though another one was fenced before it; a name goes last."""
+    lane = OneLane(sessions=4)
+    named, quiet, busy = lane.open(name=1), lane.open(), lane.open()
+    for handle in (named, quiet):
+        lane.now_us += 10
+        fence(lane.order, lane.order.table.row_of(handle), lane.now_us, "idle")
+    lane.now_us += 10
+    lane.open(resumed=busy)
+
+    for gone, left in ((busy, [named, quiet]), (quiet, [named])):
+        lane.open()
+        assert lane.send(gone, 0) == [Outcome.UNKNOWN_SESSION]
+        assert [lane.send(handle, 0) for handle in left] == [[Outcome.FENCED]] * len(left)
+
+
+def test_who_continues_a_session_leaves_the_one_before_it() -> None:
+    """However often a publisher goes on, it has a few rows only, also if half of the answers are lost."""
+    lane = OneLane(sessions=16)
+    other, newest = lane.open(), lane.open()
+    fence(lane.order, lane.order.table.row_of(other), lane.now_us, "idle")
+    for sequence in range(20):
+        lane.send(newest, sequence)
+        before, newest = newest, lane.open(resumed=newest)
+        again = lane.open(resumed=before)
+
+        assert lane.order.table.used <= 5
+        assert lane.send(newest, sequence + 1) == [Outcome.FENCED]
+        newest = again
+    assert lane.send(lane.open(resumed=other), 0) == [Outcome.ORDERED]
 
 
 def test_a_session_can_be_continued_in_a_full_table() -> None:

@@ -57,15 +57,17 @@ def _open(lane: LaneOrder, entry: Entries, now_us: int) -> None:
     table = lane.table
     name, resumed = int(entry["session_seq"][0]), int(entry["session"][0])
     earlier, taken = None, False
+    outlived: list[int] = []
     if resumed != NO_SESSION:
         row = table.row_of(resumed)
         earlier = table.newest(row) if row is not None else None
-        if earlier is None:
+        if row is None or earlier is None:
             lane.out.answer_one(entry, Outcome.UNKNOWN_SESSION)
             return
         if int(table.successor[earlier]) == TAKEN:
             lane.out.answer_one(entry, Outcome.FENCED, extra=int(table.expected[earlier]))
             return
+        outlived = table.before(row)
     elif (holder := table.by_name.get(name, NO_SESSION)) != _expected_holder(entry, holder):
         lane.out.answer_one(entry, Outcome.NAME_HELD, session=holder)
         return
@@ -73,7 +75,7 @@ def _open(lane: LaneOrder, entry: Entries, now_us: int) -> None:
         earlier, taken = table.row_of(holder), True
     handle, crowded = table.free_handle(), table.used >= table.sessions_max
     victim = table.oldest_fenced(but=earlier) if crowded else None
-    if handle is None or (crowded and victim is None and earlier is None):
+    if handle is None or (crowded and victim is None):
         lane.out.answer_one(entry, Outcome.TOO_MANY_SESSIONS)
         return
     if handle >= table.handles_reserved and not planted("handles-reused"):
@@ -88,7 +90,9 @@ def _open(lane: LaneOrder, entry: Entries, now_us: int) -> None:
     table.advance(row, at)
     expected = int(table.expected[row])
     index = lane.append_control(open_entry(handle, expected, int(table.name[row]), continued, taken))
-    _make_way(lane, earlier, victim, crowded, moved=taken and at >= 0)
+    if taken and at >= 0 and earlier is not None:
+        outlived = [earlier]
+    _make_way(lane, outlived, victim)
     lane.counters.opened += 1
     attach(lane, handle, int(entry["origin"][0]))
     lane.idle_due_us = min(lane.idle_due_us, now_us + min(lane.topic.session_ttl_s * 1_000_000, _KEPT_US))
@@ -104,14 +108,14 @@ def _expected_holder(entry: Entries, holder: int) -> int:
     return holder if asked == 0 else asked if asked == NO_SESSION else asked - 1
 
 
-def _make_way(lane: LaneOrder, earlier: int | None, victim: int | None, crowded: bool, moved: bool) -> None:
-    """Forget what has to leave. Sessions that move on in their name, often, leave nothing behind."""
-    if moved and earlier is not None:
-        _forget(lane, earlier)
-        return
-    leaving = victim if victim is not None else earlier
-    if crowded and leaving is not None:
-        _forget(lane, leaving)
+def _make_way(lane: LaneOrder, outlived: list[int], victim: int | None) -> None:
+    """Forget what has to leave: those who were outlived, or one if the table is full. So nobody fills it by going on.
+
+    Who moves on in its name does not come back to where it was; and who continues a session knows of that one, so it
+    never asks for those before it. Two of them leave, since a request whose answer is lost makes one more.
+    """
+    for row in outlived[:2] or ([] if victim is None else [victim]):
+        _forget(lane, row)
 
 
 def _close(lane: LaneOrder, entry: Entries, session: int) -> None:

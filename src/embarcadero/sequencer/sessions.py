@@ -110,12 +110,18 @@ class SessionTable:
             self.next_handle = reserved + (self.next_handle - reserved) % span
 
     def oldest_fenced(self, but: int | None) -> int | None:
-        """The row of the fenced session that was quiet for longest, other than `but`; one to come back only at last."""
+        """The row of the fenced session that is missed least; `but` only if there is no other.
+
+        One that was continued, or whose name was taken, goes before one that its publisher may come back for, and that
+        before one with a name; of these, the one that was quiet for longest. So whoever is fenced and continued again
+        and again takes nobody else's place.
+        """
         fenced = np.flatnonzero(self.state == FENCED)
         fenced = fenced[fenced != but] if but is not None else fenced
         if not len(fenced):
-            return None
-        return int(fenced[np.lexsort((self.active_us[fenced], self.awaited(fenced)))[0]])
+            return but
+        last = self.successor[fenced] == NO_SESSION
+        return int(fenced[np.lexsort((self.active_us[fenced], self.awaited(fenced), last))[0]])
 
     def awaited(self, rows: Ints) -> npt.NDArray[np.bool_]:
         """Which of these may still be continued by their name."""
@@ -172,6 +178,14 @@ class SessionTable:
         while found is not None and int(self.successor[found]) < TAKEN:
             found = self.row_of(int(self.successor[found]))
         return found
+
+    def before(self, row: int) -> list[int]:
+        """The rows of those that led to this session, each continued by the next one, the oldest first."""
+        chain: list[int] = []
+        while len(found := np.flatnonzero(self.successor == self.handle[row])):
+            row = int(found[0])
+            chain.insert(0, row)
+        return chain
 
     def window(self, row: int) -> slice:
         """The window's slots of a row."""
