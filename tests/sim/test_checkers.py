@@ -258,6 +258,8 @@ GOOD: dict[str, dict[str, list[Event]]] = {
             topic(), sent(1, 0, partition=0), sent(1, 1, partition=1), moved(2, 0), got(2, 0, 0),
             got(2, 1, 1, partition=1), moved(3, 0, "s", (1,)), got(3, 1, 1, reader="s", partition=1)],
         "a tail read sees all acks before it": [topic(), sent(1, 0), settled(2, 0, 4), tail(3, 4, 5)],
+        "a tail before what was on its way to a reader when the fabric was lost": [
+            topic(1, replicas=2), lane(1), sent(1, 0), moved(1, 4), *lost(3, 4, 1 << 62), got(4, 4, 0), tail(5, 6, 4)],
         "a tail read need not see acks that came while it was asked": [
             topic(), sent(1, 0), tail(1, 4, 0), settled(2, 0, 4)],
         "a broker's lane that ends below what was lost with the fabric": [

@@ -172,15 +172,19 @@ def _tails(ledger: Ledger) -> list[Violation]:
     """A tail covers all that was acked, read, or told as the tail before it was asked for.
 
     Lanes of topics go on above what is lost. A broker's lane ends below it: there, what was lost with the fabric counts
-    for questions that were answered before that, and what was durable counts for ever.
+    for questions that were answered before that, and what was durable counts for ever. All of a broker's lane is of the
+    fabric in which it was made, though some of it may have been on its way to a reader when that was lost.
     """
     losses = [event.at for event in ledger.history.of(FabricLost)]
     seen: dict[tuple[int, int], list[_Fact]] = defaultdict(list)  # by lane and losses before it, if it can be lost
     for event in ledger.history.some(Settled, Delivered, TailRead):
         for fact in _facts(event):
-            ends = fact.lane in ledger.broker_lanes
-            goes = ends and not fact.durable and ledger.is_lost(fact.lane, fact.tail - 1)
-            seen[fact.lane, bisect_left(losses, fact.at) if goes else _FOR_EVER].append(fact)
+            made = ledger.broker_lanes.get(fact.lane)
+            if made is None or fact.durable or not ledger.is_lost(fact.lane, fact.tail - 1):
+                since = _FOR_EVER
+            else:
+                since = bisect_left(losses, min(made.at, fact.at))
+            seen[fact.lane, since].append(fact)
     floors = {key: _floors(facts) for key, facts in seen.items()}
     found: list[Violation] = []
     for tail in ledger.history.of(TailRead):
