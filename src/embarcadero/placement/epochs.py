@@ -68,6 +68,10 @@ class EpochNumbers(Decisions):
         """The newest epoch that was handed out, and the newest started one."""
         return self._one("epochs", Epochs) or Epochs()
 
+    def generation_holds(self) -> bool:
+        """Whether the fabric of this directory's generation is still the cluster's."""
+        return self.newest_epochs().generation == self._cluster.generation
+
     def epoch_ends(self, epoch: int) -> dict[int, int] | None:
         """Where each lane ended when this epoch started; None if it never started, or long ago."""
         start = self._one(f"starts/{epoch:010}", Start)

@@ -56,7 +56,7 @@ def touched_session(lane: LaneOrder, entry: Entries) -> int | None:
 def _open(lane: LaneOrder, entry: Entries, now_us: int) -> None:
     table = lane.table
     name, resumed = int(entry["session_seq"][0]), int(entry["session"][0])
-    earlier, taken = None, False
+    row, earlier, taken = None, None, False
     outlived: list[int] = []
     if resumed != NO_SESSION:
         row = table.row_of(resumed)
@@ -74,7 +74,8 @@ def _open(lane: LaneOrder, entry: Entries, now_us: int) -> None:
     elif holder != NO_SESSION:
         earlier, taken = table.row_of(holder), True
     handle, crowded = table.free_handle(), table.used >= table.sessions_max
-    victim = table.oldest_fenced(but=earlier) if crowded else None
+    victim = table.oldest_fenced(but=[one for one in (row, earlier) if one is not None]) if crowded else None
+    victim = earlier if crowded and victim is None else victim
     if handle is None or (crowded and victim is None):
         lane.out.answer_one(entry, Outcome.TOO_MANY_SESSIONS)
         return

@@ -15,6 +15,7 @@ opened the name, and the earlier holder is out.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from mmap import mmap
 from typing import Any, Final
 
@@ -38,6 +39,7 @@ LOST: Final = NO_INDEX - 1
 """As an index in a window: the sequence was skipped."""
 
 _LAZY_BYTES_MIN: Final = 64 * KIB
+_LED_MAX: Final = 8
 W: Final = SESSION_WINDOW
 W_MASK: Final = W - 1
 
@@ -109,19 +111,16 @@ class SessionTable:
             span = max(self.capacity, CEILING_AHEAD_HANDLES)
             self.next_handle = reserved + (self.next_handle - reserved) % span
 
-    def oldest_fenced(self, but: int | None) -> int | None:
-        """The row of the fenced session that is missed least; `but` only if there is no other.
+    def oldest_fenced(self, but: Sequence[int]) -> int | None:
+        """The row of the fenced session that was quiet for longest, one to come back only at last; none of `but`.
 
-        One that was continued, or whose name was taken, goes before one that its publisher may come back for, and that
-        before one with a name; of these, the one that was quiet for longest. So whoever is fenced and continued again
-        and again takes nobody else's place.
+        One that was continued is as good as any other: its publisher may not have heard of it yet.
         """
         fenced = np.flatnonzero(self.state == FENCED)
-        fenced = fenced[fenced != but] if but is not None else fenced
+        fenced = fenced[~np.isin(fenced, but)]
         if not len(fenced):
-            return but
-        last = self.successor[fenced] == NO_SESSION
-        return int(fenced[np.lexsort((self.active_us[fenced], self.awaited(fenced), last))[0]])
+            return None
+        return int(fenced[np.lexsort((self.active_us[fenced], self.awaited(fenced)))[0]])
 
     def awaited(self, rows: Ints) -> npt.NDArray[np.bool_]:
         """Which of these may still be continued by their name."""
@@ -180,9 +179,12 @@ class SessionTable:
         return found
 
     def before(self, row: int) -> list[int]:
-        """The rows of those that led to this session, each continued by the next one, the oldest first."""
+        """The rows of those that led to this session, each continued by the next one, the oldest first; of many, a few.
+
+        Nobody looks for more: each look costs a pass over the table.
+        """
         chain: list[int] = []
-        while len(found := np.flatnonzero(self.successor == self.handle[row])):
+        while len(chain) < _LED_MAX and len(found := np.flatnonzero(self.successor == np.uint32(self.handle[row]))):
             row = int(found[0])
             chain.insert(0, row)
         return chain

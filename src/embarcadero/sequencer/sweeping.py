@@ -31,7 +31,6 @@ class Sweeper:
         """`earlier`: our predecessor, whose regions somebody may still read."""
         self._fabric, self._directory, self._workers, self._steps = fabric, directory, workers, steps
         self._epoch, self._earlier = epoch, earlier
-        self._generation = directory.newest_epochs().generation
         self._due_us = now_us + _FIRST_US
         self._names: list[str] | None = None  # that there were at the last look, until they are judged
         self._busy = False
@@ -68,8 +67,7 @@ class Sweeper:
             open_ = [range_ for range_ in self._directory.ranges() if range_.open]
             named = {ref.region_prefix for range_ in open_ for ref in range_.replicas}
             left = [name for name in left if name.split("/")[0] not in named]
-        ours = self._directory.newest_epochs().generation == self._generation
-        return left if ours and not planted("regions-left") else []
+        return left if self._directory.generation_holds() and not planted("regions-left") else []
 
     def _is_left(self, owner: str, prefixes: set[str]) -> bool:
         if owner.startswith("epoch-"):
