@@ -13,6 +13,7 @@ from embarcadero.sim.history import (
     FabricLost,
     GapSeen,
     History,
+    LaneMade,
     Moved,
     OrderedTo,
     Passed,
@@ -159,6 +160,10 @@ class _Fact(NamedTuple):
     durable: bool
     event: Settled | Delivered | TailRead
 
+    def since(self, made: LaneMade) -> int:
+        """From when on it was true: a tail since it was asked for, a place of this lane since the lane was made."""
+        return min(self.at, self.event.began if isinstance(self.event, TailRead) else made.at)
+
     @property
     def why(self) -> str:
         """Who says so."""
@@ -172,18 +177,16 @@ def _tails(ledger: Ledger) -> list[Violation]:
     """A tail covers all that was acked, read, or told as the tail before it was asked for.
 
     Lanes of topics go on above what is lost. A broker's lane ends below it: there, what was lost with the fabric counts
-    for questions that were answered before that, and what was durable counts for ever. All of a broker's lane is of the
-    fabric in which it was made, though some of it may have been on its way to a reader when that was lost.
+    for questions that were answered before that, and what was durable counts for ever. Answers may have been on their
+    way when the fabric was lost.
     """
     losses = [event.at for event in ledger.history.of(FabricLost)]
     seen: dict[tuple[int, int], list[_Fact]] = defaultdict(list)  # by lane and losses before it, if it can be lost
     for event in ledger.history.some(Settled, Delivered, TailRead):
         for fact in _facts(event):
             made = ledger.broker_lanes.get(fact.lane)
-            if made is None or fact.durable or not ledger.is_lost(fact.lane, fact.tail - 1):
-                since = _FOR_EVER
-            else:
-                since = bisect_left(losses, min(made.at, fact.at))
+            goes = made is not None and not fact.durable and ledger.is_lost(fact.lane, fact.tail - 1)
+            since = bisect_left(losses, fact.since(made)) if made is not None and goes else _FOR_EVER
             seen[fact.lane, since].append(fact)
     floors = {key: _floors(facts) for key, facts in seen.items()}
     found: list[Violation] = []
