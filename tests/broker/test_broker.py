@@ -543,7 +543,7 @@ def test_a_publisher_of_a_deleted_topic_takes_nothing_from_one_of_the_same_name(
     world.run(6, stale, holder)
 
     assert (opened.session, opened.lane != before.lane) == (before.session, True)
-    assert stale.answers[request].code == "UnknownTopic"
+    assert stale.answers[request].code == "UnknownSession"
     assert [int(ack["outcome"]) for ack in holder.acks] == [Outcome.ORDERED]
 
 

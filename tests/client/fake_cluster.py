@@ -106,7 +106,7 @@ class FakeCluster:
         if ask.topic not in self.topics:
             raise UnknownTopic(f"there is no topic {ask.topic!r}")
         if ask.lane not in (None, self.topics[ask.topic].lane):
-            raise UnknownTopic(f"topic {ask.topic!r} was made again")
+            raise UnknownSession(f"topic {ask.topic!r} was made again")
         earlier = None
         if ask.resume is not None:
             earlier = self._continued(ask.resume)

@@ -6,6 +6,7 @@ import pickle
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -399,6 +400,25 @@ def test_a_named_session_that_is_lost_is_not_taken_from_its_next_holder(taken: b
     assert isinstance(batch.position, Position) is not taken
     assert len(world.cluster.sessions) == 1
     assert not any(session.fenced for session in world.cluster.sessions.values())
+
+
+def test_sessions_of_a_topic_that_was_made_again_are_not_touched() -> None:
+    """Handles begin anew there, and its sessions may have the same names: none of them is ours."""
+    world = publishing(session_name="job")
+    add(world, b"0")
+    world.settle()
+    world.cluster.make_durable()
+    lane = world.cluster.topics["t"].lane + 1
+    world.cluster.topics["t"] = msgspec.structs.replace(world.cluster.topics["t"], lane=lane)
+    for number in list(world.wires):
+        world.cut(number)
+    world.cluster.start_anew(None)
+    world.cluster.sessions[0].fenced = False  # as if it was opened there by another
+    batch = add(world, b"1")
+    world.connect()
+    world.settle()
+    assert isinstance(batch.error, SessionFenced)
+    assert [session.fenced for session in world.cluster.sessions.values()] == [False]
 
 
 def test_a_named_session_that_is_lost_is_opened_over_the_one_that_had_the_name_before() -> None:

@@ -288,13 +288,16 @@ class BrokerLanes:
         self._watches.append(_Watch(connection, request, ask, now_us + ask.wait_ms * 1000))
 
     def _fates(self, ask: m.GetLanes) -> m.LanesAre:
-        """Lanes above a number as the store has them now, and those whose last range is not sealed.
+        """Lanes above a number as the store has them now, and those whose last range is not known to be sealed.
 
-        Ranges are read first: where one is sealed, what was lost with it is in the store as well.
+        Ranges are read before the lanes: where one is sealed, what was lost with it is in the store as well.
         """
-        unsealed = {range_.lane for range_ in self._directory.ranges() if range_.open}
-        lanes = [lane for lane in self._directory.lanes(ask.lane) if lane.lane > ask.above]
-        return m.LanesAre(lane=ask.lane, lanes=lanes, unsure=[one.lane for one in lanes if one.lane in unsealed])
+        sealed = {lane.lane for lane in self._stored(ask) if self._directory.open_range(lane.lane) is None}
+        lanes = self._stored(ask)
+        return m.LanesAre(lane=ask.lane, lanes=lanes, unsure=[one.lane for one in lanes if one.lane not in sealed])
+
+    def _stored(self, ask: m.GetLanes) -> list[TopicLane]:
+        return [lane for lane in self._directory.lanes(ask.lane) if lane.lane > ask.above]
 
     def _above(self, ask: m.GetLanes) -> list[TopicLane]:
         return [lane for lane in self.known.values() if lane.topic == ask.lane and lane.lane > ask.above]

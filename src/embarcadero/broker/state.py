@@ -37,6 +37,7 @@ from embarcadero.errors import (
     DiskFailed,
     EmbarcaderoError,
     Retriable,
+    UnknownSession,
     UnknownTopic,
 )
 from embarcadero.fabric.frontier import FrontierWriter
@@ -551,7 +552,7 @@ class Broker:
         if (topic := self._topics.get(ask.topic)) is None:
             raise UnknownTopic(f"there is no topic {ask.topic!r}", "create it first")
         if ask.lane not in (None, topic.lane):
-            raise UnknownTopic(f"topic {ask.topic!r} was deleted, and made again since", "open a new publisher")
+            raise UnknownSession(f"topic {ask.topic!r} was made again since", "open a new publisher")
         if topic.order <= Order.BROKER:
             connection.answer(request, self.lanes.open_session(topic, ask))
             return

@@ -90,7 +90,8 @@ class OpenSession(Message, frozen=True, kw_only=True):
     `at`: its next sequence becomes this one, unless it is further on already.
     `holder`: open the name only if this session holds it (NO_SESSION: only if none does). So a request that comes late,
     through another broker, takes the name from nobody: not even from its own sender, who has asked again and has it.
-    `lane`: only if the topic still has this lane. One that was deleted and made again has sessions of its own.
+    `lane`: only if the topic still has this lane. One that was deleted and made again has sessions of its own, and so
+    has one without replicas after a loss of memory.
     """
 
     topic: str
