@@ -96,6 +96,19 @@ def test_what_a_kill_cost(role: str) -> None:
     assert len(calm_costs(history, role)) == 1
 
 
+def test_a_pause_that_lasts_until_all_is_whole_is_the_kills_alone() -> None:
+    """It would be told twice, as a kill's cost and as what the machine does without one."""
+    kills = [Fault(at=at, kind="kill", target="replica:0", until=at + 1_000) for at in (100_500, 400_500)]
+    paused = range(kills[0].at, kills[0].until + 40_000)
+    events = [
+        msgspec.structs.replace(event, at=paused.stop) if isinstance(event, Settled) and event.at in paused else event
+        for event in honest() if not isinstance(event, Fault)
+    ]  # fmt: skip
+    history = History(sorted([*events, *kills], key=lambda event: event.at))
+    assert [cost.pause_ms > 40 for cost in costs(history, "replica") if cost is not None] == [True, False]
+    assert [cost.pause_ms > 40 for cost in calm_costs(history, "replica")] == [False]
+
+
 @pytest.mark.parametrize("role", ["sequencer", "broker"])
 def test_the_stream_with_the_worst_luck_is_the_figure(role: str) -> None:
     """Another stream's ack is no excuse for one that waits, nor is a batch that was sent after the kill."""

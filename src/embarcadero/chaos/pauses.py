@@ -53,9 +53,12 @@ def costs(history: History, role: str) -> list[Cost | None]:
 
 
 def calm_costs(history: History, role: str) -> list[Cost]:
-    """The same, measured at moments when nothing was killed: what this machine does to acks all by itself."""
+    """The same, measured at moments when nothing was killed: what this machine does to acks all by itself.
+
+    Not at once after a kill: a pause that lasts until then is the kill's.
+    """
     calm = [
-        Fault(at=one.until, kind="", target="", until=one.until + _CALM_US)
+        Fault(at=one.until + _CALM_US, kind="", target="", until=one.until + 2 * _CALM_US)
         for one, following in pairwise(history.of(Fault))
         if following.at - one.until > 2 * _CALM_US
     ]
