@@ -40,7 +40,7 @@ class Sleepers(MortalCluster):
 
 
 def stage_at(folder: Path, names: dict[str, int] | None = None) -> Stage:
-    cluster = Sleepers(folder / "nowhere", 3, 3, random.Random(1))
+    cluster = Sleepers(folder / "nowhere", 3, 3)
     cluster.names = names
     return Stage(cluster, None, Observer(), random.Random(2))
 
