@@ -17,7 +17,7 @@ import pytest
 
 from embarcadero.chaos import troubles
 from embarcadero.chaos.cases import Trouble
-from embarcadero.chaos.cluster import MortalCluster, runs, state_of
+from embarcadero.chaos.cluster import MortalCluster, halt, runs, state_of
 from embarcadero.chaos.places import is_replaced
 from embarcadero.chaos.troubles import KINDS, Stage
 from embarcadero.chaos.watch import Observer
@@ -97,6 +97,25 @@ def test_a_pause_is_over_when_it_is_on_record(tmp_path: Path) -> None:
         (fault,) = struck(stage, trouble)
         assert fault.until - fault.at >= 50_000
         assert runs(pid)
+
+
+def test_who_is_halted_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the signal takes its time: what follows may rely on it."""
+    send = os.kill
+    with sleeper() as pid, monkeypatch.context() as patch:
+        patch.setattr(os, "kill", lambda *signalled: threading.Timer(0.05, send, signalled).start())
+        halt(pid)
+        assert state_of(pid) == "T"
+
+
+def test_who_is_gone_is_not_waited_for() -> None:
+    """It never stands still, and never moves again."""
+    with sleeper() as pid:
+        os.kill(pid, signal.SIGKILL)
+        halt(pid)
+        assert not runs(pid)
+    with pytest.raises(ProcessLookupError):
+        halt(pid)
 
 
 def test_an_unexpected_error_is_told(tmp_path: Path) -> None:

@@ -170,6 +170,16 @@ def runs(pid: int) -> bool:
     return state_of(pid) not in "ZX"
 
 
+def halt(pid: int) -> None:
+    """SIGSTOP, and wait until it stands still: when `kill` returns, the signal may still be on its way."""
+    os.kill(pid, signal.SIGSTOP)
+    give_up = time.monotonic() + _GONE_S
+    while state_of(pid) not in "TZX":
+        if time.monotonic() > give_up:
+            raise ClusterError(f"process {pid} does not stand still", "see `ps`")
+        time.sleep(0.001)
+
+
 def state_of(pid: int) -> str:
     """One letter, as in /proc: T is stopped, Z and X are gone."""
     try:

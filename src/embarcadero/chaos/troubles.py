@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from embarcadero.chaos.cases import Trouble
-from embarcadero.chaos.cluster import MortalCluster, runs, state_of
+from embarcadero.chaos.cluster import MortalCluster, halt, runs, state_of
 from embarcadero.chaos.disks import books, lost_spans
 from embarcadero.chaos.places import is_replaced
 from embarcadero.chaos.proxy import FAIR, Mood, Proxy
@@ -156,7 +156,7 @@ def pause(stage: Stage, trouble: Trouble, lasts_s: float) -> None:
     with stage.noting("pause", ", ".join(roles)):
         try:
             for pid in roles.values():
-                os.kill(pid, signal.SIGSTOP)
+                halt(pid)
             stage.over.wait(lasts_s)
         finally:
             for pid in roles.values():
@@ -176,7 +176,7 @@ def zombie(stage: Stage, trouble: Trouble, lasts_s: float) -> None:
             raise ClusterError(f"{early[0]} has no place that others could take", "wait a moment")
         try:
             for pid in (guards | roles).values():
-                os.kill(pid, signal.SIGSTOP)
+                halt(pid)
             _hold(stage, 0.0)  # stopped inside a transaction it could not be replaced: then once more
             _await_replaced(stage, directory, roles)
             stage.over.wait(lasts_s)

@@ -31,7 +31,7 @@ from rich.table import Table
 
 import embarcadero as emb
 from embarcadero.bench.machine import commit, machine_facts
-from embarcadero.chaos.cluster import runs, state_of
+from embarcadero.chaos.cluster import halt, runs, state_of
 from embarcadero.chaos.streams import RECORD, Stream
 from embarcadero.chaos.truth import Truth, seen
 from embarcadero.config import load
@@ -348,7 +348,7 @@ def _hold_up_a_broker(stage: Stage) -> None:
     """A broker stands still for a moment: batches of a session that came by the other one wait for its own."""
     pid = stage.folder.require_running().pid_of(f"{BROKER}:1")
     for _ in _again_and_again(stage):
-        os.kill(pid, signal.SIGSTOP)
+        halt(pid)
         time.sleep(_HELD_UP_S)
         os.kill(pid, signal.SIGCONT)
 
