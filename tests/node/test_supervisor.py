@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,9 +19,10 @@ from embarcadero.limits import STOPPED_S
 from embarcadero.node.children import Child
 from embarcadero.node.mirrors import make_mirror
 from embarcadero.node.roles import SEQUENCER
-from embarcadero.node.supervisor import Supervisor, UpOptions
+from embarcadero.node.supervisor import _STOP_S, STOP_S_MAX, Supervisor, UpOptions
 from embarcadero.placement.liveness import ticks_if_stopped
 from embarcadero.placement.records import Past
+from tests.placement.worlds import directory_with
 
 LOOK_US = 500_000
 LOOKS = int(STOPPED_S * 1_000_000) // LOOK_US
@@ -55,6 +57,24 @@ def test_only_a_first_start_that_fails_stops_the_cluster(
         assert tries == 1
         assert isinstance(supervisor._failure, ClusterError)
         assert supervisor._failure.message == "can't start sequencer: Resource temporarily unavailable"
+
+
+def test_a_stop_in_order_has_the_time_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though all take as long as they may: who waits for the supervisor, and systemd, do not kill it before."""
+    waits: list[float] = []
+
+    async def end(_: Supervisor, __: list[Child], ___: signal.Signals, wait_s: float) -> None:
+        waits.append(wait_s)
+
+    monkeypatch.setattr(Supervisor, "_end", end)
+    supervisor = Supervisor(UpOptions(config=load(None, {"cluster.data_dir": tmp_path})))
+    supervisor._directory = directory_with(0)
+    asyncio.run(supervisor._stop_all())
+    tierer_s = 2 * _STOP_S
+    assert tierer_s + sum(waits) < STOP_S_MAX
+    unit = Path(__file__).parent.parent.parent / "docs" / "embarcadero.service"
+    (patience,) = re.findall(r"^TimeoutStopSec=(\d+)$", unit.read_text(), re.MULTILINE)
+    assert int(patience) > STOP_S_MAX
 
 
 class Halted(Child):

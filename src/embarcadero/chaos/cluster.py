@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,10 +19,9 @@ from embarcadero.node.background import start
 from embarcadero.node.cluster import ClusterFolder
 from embarcadero.node.failing import DISKS_VARIABLE
 from embarcadero.node.report import ClusterReport, report
-from embarcadero.node.supervisor import UpOptions
+from embarcadero.node.supervisor import STOP_S_MAX, UpOptions
 
 _GONE_S: Final = 30.0
-_STOP_S: Final = 30.0
 
 
 @contextlib.contextmanager
@@ -118,7 +117,7 @@ class MortalCluster:
             self._process.wait()
             if self._process.stdin is not None:
                 self._process.stdin.close()
-        self._wait_until_gone(pids)
+        wait_until_gone(pids)
         shutil.rmtree(info.fabric, ignore_errors=True)
         self._process = None
         return 1 if only_supervisor else len(pids)
@@ -134,7 +133,7 @@ class MortalCluster:
             if process.stdin is not None:
                 with contextlib.suppress(BrokenPipeError):
                     process.stdin.close()
-            process.wait(_STOP_S)
+            process.wait(STOP_S_MAX)
 
     def end(self) -> None:
         """Leave nothing behind, whatever state it is in: what does not stop in order is killed."""
@@ -154,15 +153,16 @@ class MortalCluster:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self._wait_until_gone(pids)
+        wait_until_gone(pids)
 
-    @staticmethod
-    def _wait_until_gone(pids: list[int]) -> None:
-        give_up = time.monotonic() + _GONE_S
-        while any(runs(pid) for pid in pids):
-            if time.monotonic() > give_up:
-                raise ClusterError("killed processes do not end", "see `ps`")
-            time.sleep(0.005)
+
+def wait_until_gone(pids: Iterable[int]) -> None:
+    """Until processes that were killed have ended: that takes a moment, too."""
+    give_up = time.monotonic() + _GONE_S
+    while any(runs(pid) for pid in pids):
+        if time.monotonic() > give_up:
+            raise ClusterError("killed processes do not end", "see `ps`")
+        time.sleep(0.005)
 
 
 def runs(pid: int) -> bool:

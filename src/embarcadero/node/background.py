@@ -23,9 +23,7 @@ from embarcadero.errors import ClusterError, EmbarcaderoError, NotRunning, from_
 from embarcadero.node.begin import start_logging
 from embarcadero.node.children import roll_over
 from embarcadero.node.cluster import ClusterFolder, FabricChoice, fabric_name
-from embarcadero.node.supervisor import Supervisor, UpOptions
-
-_STOP_S = 15.0
+from embarcadero.node.supervisor import STOP_S_MAX, Supervisor, UpOptions
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +78,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.stdin.close()
     process.terminate()
     try:
-        process.wait(_STOP_S)
+        process.wait(STOP_S_MAX)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
@@ -111,7 +109,7 @@ def _ends(folder: ClusterFolder, pid: int, number: signal.Signals) -> bool:
         signal.pidfd_send_signal(process, number)
         end = select.poll()
         end.register(process, select.POLLIN)
-        return bool(end.poll(_STOP_S * 1000))
+        return bool(end.poll(STOP_S_MAX * 1000))
     finally:
         os.close(process)
 

@@ -18,9 +18,8 @@ from embarcadero.node.background import start
 from embarcadero.node.cluster import ClusterFolder
 from embarcadero.node.report import ClusterReport, report
 from embarcadero.node.roles import candidate_role
-from embarcadero.node.supervisor import UpOptions
+from embarcadero.node.supervisor import STOP_S_MAX, UpOptions
 
-_STOP_S = 15.0
 _RESTART_S = 30.0
 _POLL_S = 0.01
 
@@ -108,7 +107,7 @@ class LocalCluster:
                 os.kill(pid, signal.SIGKILL)
         if self._process is not None:
             self._process.wait()
-        give_up = time.monotonic() + _STOP_S
+        give_up = time.monotonic() + STOP_S_MAX
         while any(_runs(pid) for pid in pids) and time.monotonic() < give_up:
             time.sleep(_POLL_S)
         return pids
@@ -132,7 +131,7 @@ class LocalCluster:
                 with contextlib.suppress(BrokenPipeError):
                     process.stdin.close()
             try:
-                process.wait(_STOP_S)
+                process.wait(STOP_S_MAX)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -66,6 +66,9 @@ _READY_POLL_S = 0.02
 _HELLO_S = 2.0
 _LEAVE_S = SETTLE_S_MAX + GOODBYE_S_MAX + 1.0
 _STOP_S = 3.0
+STOP_S_MAX = 2 * _STOP_S + _LEAVE_S + DRAIN_S_MAX + 3 * _STOP_S + 2.0
+"""How long a stop in order may take: the tierer, brokers, sequencers, replicas, those that had to be killed, the rest.
+Whoever gives up earlier kills a supervisor that drains memory to disk."""
 _LOOK_S = 0.5
 _REST_S = 0.25
 _STOPPED_US = int(STOPPED_S * 1_000_000)
