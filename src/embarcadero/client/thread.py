@@ -43,9 +43,11 @@ class _Call(Generic[Result]):
 
     # --- caller, once it has ended ---
     def result(self) -> Result:
-        if self._task is None or self._task.cancelled():
-            raise Closed("the log was closed meanwhile", "connect again")
-        return self._task.result()
+        if self._task is not None and self._task.done() and not self._task.cancelled():
+            return self._task.result()
+        if self._task is None:
+            self._coroutine.close()  # the loop ended before it came to this call
+        raise Closed("the log was closed meanwhile", "connect again")
 
 
 class LoopThread:
@@ -66,15 +68,19 @@ class LoopThread:
         try:
             self._loop.run_forever()
         finally:
-            tasks = asyncio.all_tasks(self._loop)
-            for task in tasks:
-                task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            self._cancel_tasks()
             self.at_end()
             self._loop.run_until_complete(asyncio.sleep(0))  # connections that were dropped are closed now
+            self._cancel_tasks()  # of calls that came meanwhile
             self._loop.close()
             self.alive = False
             self._over.release()
+
+    def _cancel_tasks(self) -> None:
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
 
     def call(self, function: Callable[[], object]) -> None:
         """Have the loop call a function soon; does not wait. After the end it does nothing."""

@@ -1,0 +1,43 @@
+"""The background thread of a synchronous client, and calls that come while it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+
+import pytest
+
+from embarcadero.client.thread import LoopThread, _Call
+from embarcadero.errors import Closed
+
+
+async def for_ever() -> None:
+    await asyncio.Event().wait()
+
+
+def test_a_call_that_the_loop_never_came_to_is_closed() -> None:
+    """Nothing of it is left over."""
+    coroutine = for_ever()
+    with pytest.raises(Closed):
+        _Call(coroutine).result()
+    assert inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED
+
+
+def test_a_call_that_starts_while_the_loop_ends_is_closed() -> None:
+    """Its caller does not wait, and hears why."""
+    thread, coroutine = LoopThread(), for_ever()
+    call = _Call(coroutine)
+    thread.at_end = lambda: thread.call(call.start)
+    thread.stop()
+    with pytest.raises(Closed):
+        call.result()
+    assert inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED
+
+
+def test_after_the_end_a_call_is_refused() -> None:
+    """And its coroutine closed."""
+    thread, coroutine = LoopThread(), for_ever()
+    thread.stop()
+    with pytest.raises(Closed, match="is closed"):
+        thread.wait(coroutine)
+    assert inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED
