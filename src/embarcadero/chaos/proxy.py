@@ -22,7 +22,7 @@ _DRIPS: Final = 40
 """Of each piece that is read, so much goes drop by drop, and the rest at once: all of it would take for ever."""
 
 _RESET: Final = struct.pack("ii", 1, 0)
-_START_S: Final = 5.0
+_START_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,8 @@ class Proxy:
     def start(self) -> None:
         """Listen; OSError if a port is taken."""
         self._thread.start()
-        self._ready.wait(_START_S)
+        if not self._ready.wait(_START_S):
+            raise TimeoutError(f"the proxy was not ready within {_START_S:.0f} s")
         if self._failed is not None:
             raise self._failed
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from embarcadero.chaos.cases import Trouble
-from embarcadero.chaos.cluster import MortalCluster, halt, runs, state_of
+from embarcadero.chaos.cluster import MortalCluster, halt, runs, state_of, wait_until_gone
 from embarcadero.chaos.disks import books, lost_spans
 from embarcadero.chaos.places import is_replaced
 from embarcadero.chaos.proxy import FAIR, Mood, Proxy
@@ -141,6 +141,7 @@ def kill(stage: Stage, trouble: Trouble, lasts_s: float) -> None:  # noqa: ARG00
         if not killed:
             raise ProcessLookupError(trouble.target)
         stage.kills += killed
+        wait_until_gone(roles.values())
 
 
 def _signalled(pid: int, number: signal.Signals) -> bool:
