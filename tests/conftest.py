@@ -9,6 +9,7 @@ import signal
 from collections.abc import Generator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from embarcadero.node.local import LocalCluster
 
@@ -20,6 +21,9 @@ LONG = (
 Makefile), so that what is left for the end is short and all processes end at about the same time. The two that start
 Spark more than once are not beside each other: it takes both cores."""
 LOG_CHARACTERS = 4_000
+
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")  # a machine that stands still for a moment is no finding
 
 
 def pytest_configure() -> None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from embarcadero.chaos.ports import ReservedPorts
 from embarcadero.wire.codec import control_frame
 from embarcadero.wire.messages import BrokerAddress, MembersAre
 from tests.client.fake_cluster import FakeCluster, FakeConnection
@@ -57,6 +58,7 @@ class FakeServer:
         self.accepted = 0  # connections, in all
         self.sockets: list[_Socket] = []
         self._brokers = brokers
+        self._ports = ReservedPorts(brokers)  # also while nobody listens
         self._servers: dict[int, asyncio.Server] = {}
         self._fronts: list[asyncio.Server] = []
         self._loop = asyncio.new_event_loop()
@@ -65,7 +67,7 @@ class FakeServer:
     def __enter__(self) -> FakeServer:
         self._thread.start()
         for broker in range(self._brokers):
-            self._wait(self._listen(broker, 0))
+            self._wait(self._listen(broker, self._ports.first + broker))
         self.cluster.addresses = [self._address(broker) for broker in self._servers]
         return self
 
@@ -74,6 +76,7 @@ class FakeServer:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+        self._ports.release()
 
     async def _listen(self, broker: int, port: int) -> None:
         self._servers[broker] = await self._loop.create_server(lambda: _Socket(self, broker), "127.0.0.1", port)

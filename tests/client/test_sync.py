@@ -52,8 +52,9 @@ def values(log: Any) -> list[bytes]:
 def test_send_gives_a_future_of_the_records_position(log: Any) -> None:
     """Each record of a batch has its own position, and reads back as it was sent."""
     when = datetime(2024, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
-    with log.publisher("t") as publisher:
+    with log.publisher("t", linger_ms=10_000) as publisher:
         futures = [publisher.send(b"v%d" % n, key=b"k", headers={"a": b"b"}, timestamp=when) for n in range(3)]
+        publisher.flush(10)
         assert [future.result(10) for future in futures] == [Position(LANE, 0, n) for n in range(3)]
         assert futures[0].done()
         assert futures[0].exception() is None
@@ -287,7 +288,9 @@ def test_brokers_that_hang_up_after_each_welcome_are_left_alone_for_a_while() ->
         server.curt = True
         server.cut()
         time.sleep(0.5)
-        assert 2 < server.accepted < 100
+        while server.accepted <= 2:
+            time.sleep(0.01)
+        assert server.accepted < 100
         server.curt = False
         assert [topic.name for topic in log.topics(timeout=20)] == ["t"]
 
@@ -386,6 +389,8 @@ def test_seek_and_position(log: Any) -> None:
         assert [subscriber.poll(10).index for _ in range(3)] == [2, 3, 4]
         subscriber.seek("latest")
         assert subscriber.poll(0.02) is None
+        while subscriber.position() is None:  # nobody has said yet where that is
+            time.sleep(0.01)
         assert subscriber.position() == 20
         subscriber.seek(index=99)
         with pytest.raises(emb.errors.FuturePosition):
@@ -417,8 +422,8 @@ def test_ctrl_c_gets_through_every_wait(server: FakeServer, log: Any, wait: str)
         "send": lambda: publisher.send(b"c"), "close": publisher.close,
     }  # fmt: skip
     timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - a slow machine may be interrupted before it waits
+        timer.start()
         waits[wait]()
     timer.join()
     if wait != "close":

@@ -27,6 +27,7 @@ ADDRESS = "127.0.0.1:9092"
 """Pages speak of this address; samples run against the one of the test's cluster."""
 
 PATIENCE_S = 60.0
+SHOWN_S = 60.0  # so long a command that is interrupted has time to print what is shown
 _PLAIN = re.compile(r"embarcadero ([^|<>&;$`*?~]*?)(?:  +#.*)?")
 """A command without anything for a shell to do."""
 _FILE = re.compile(r"# ([\w.-]+\.(?:py|yaml))\n")
@@ -178,7 +179,7 @@ class Runner:
                 stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
             )  # fmt: skip
         try:
-            give_up = time.monotonic() + PATIENCE_S
+            give_up = time.monotonic() + SHOWN_S
             while not looks_like(command.shown, output.read_text(), begins=True):
                 if process.poll() is not None or time.monotonic() > give_up:
                     break
@@ -205,6 +206,7 @@ def environment(data_dir: Path) -> dict[str, str]:
         "EMBARCADERO_DATA_DIR": str(data_dir),
         "EMBARCADERO_BROKER_PORT": "0",
         "EMBARCADERO_FABRIC_LOG_BYTES": "32MiB",
+        "EMBARCADERO_SEQUENCER_TAKEOVER_AFTER_MS": "60000",  # pages show the first epoch, on slow machines as well
         "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # Spark runs each plan once or twice here
     }
 

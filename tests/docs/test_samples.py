@@ -122,7 +122,7 @@ def bare(tmp_path: Path) -> Runner:
 )
 def test_a_wrong_sample_is_noticed(bare: Runner, tmp_path: Path, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wrong output, a wrong end, a block that nobody would run."""
-    monkeypatch.setattr("tests.docs.samples.PATIENCE_S", 0.5)
+    monkeypatch.setattr("tests.docs.samples.SHOWN_S", 0.5)
     with pytest.raises((AssertionError, ZeroDivisionError)):
         bare.run(_page(tmp_path, wrong))
 

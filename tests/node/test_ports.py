@@ -31,7 +31,7 @@ def ask(reply: bytes, *, wait: bool = False) -> Welcome:
         thread = threading.Thread(target=serve)
         thread.start()
         try:
-            return asyncio.run(hello("127.0.0.1", server.getsockname()[1], timeout_s=0.2 if wait else 5.0))
+            return asyncio.run(hello("127.0.0.1", server.getsockname()[1], timeout_s=0.2 if wait else 60.0))
         finally:
             thread.join()
 

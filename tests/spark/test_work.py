@@ -200,8 +200,11 @@ def test_the_driver_completes_what_tasks_could_not_know(log: emb.Log, name: str)
     assert stored(log, name) == [1, 2, 3, 4, 5, 6]
 
 
-def test_neighbours_that_run_at_the_same_time_are_waited_for(log: emb.Log, name: str) -> None:
+def test_neighbours_that_run_at_the_same_time_are_waited_for(
+    log: emb.Log, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing is left to the driver if the other task shows up."""
+    monkeypatch.setattr(works, "SPARK_EVIDENCE_S", 60.0)
     writer(log, name).write(Work("q", 0, 1, "first"), rows(5, 6))
     told: list[Written] = []
     first = threading.Thread(

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import embarcadero as emb
+from embarcadero.config import load
 from embarcadero.errors import Backpressure, FabricFull, TooMany
 from embarcadero.limits import MIB
 from embarcadero.node.local import LocalCluster
@@ -71,10 +72,11 @@ def test_a_broker_out_of_files_refuses_with_a_typed_error_and_recovers(cramped: 
     with emb.connect(address) as log, log.publisher("t", linger_ms=0) as publisher:
         publisher.send(b"before").result(30)
         hello = control_frame(m.Hello(versions=[PROTOCOL_VERSION]), 1)
-        peers = [_dial(address) for _ in range(47)]
-        for peer in peers:
-            peer.sendall(hello)
-            assert peer.recv(1)
+        peers = []
+        for _ in range(47):
+            peers.append(_dial(address))
+            peers[-1].sendall(hello)
+            assert peers[-1].recv(1)
         with pytest.raises(TooMany, match="48"):
             emb.connect(address, timeout=30)
         flood = [_dial(address) for _ in range(150)]
@@ -121,7 +123,8 @@ def test_a_full_memory_file_system_is_a_typed_error_at_the_start() -> None:
 
 @pytest.fixture(scope="module")
 def log() -> Iterator[emb.Log]:
-    with emb.local(brokers=1, log_bytes=64 * MIB) as log:
+    patient = load(None, {"sequencer.takeover_after_ms": 60_000})  # the first candidate reigns all the time
+    with emb.local(brokers=1, log_bytes=64 * MIB, config=patient) as log:
         log.create_topic("t")
         yield log
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import threading
+import time
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -96,6 +97,8 @@ def test_a_million_records_survive_a_broker_killed_half_way(cluster: LocalCluste
         cluster.kill_broker(2)
         for thread in [*publishers, *watchers]:
             thread.join(180)
+        while cluster.report().brokers[2].incarnation < 2:
+            time.sleep(0.02)
         incarnations = {broker.id: broker.incarnation for broker in cluster.report().brokers}
 
     first, second = watchers

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -14,9 +13,8 @@ from typing import Any
 import pytest
 
 import embarcadero as emb
-from embarcadero.config import load
+from embarcadero.chaos.cluster import MortalCluster
 from embarcadero.errors import RecordsLost
-from embarcadero.node.local import LocalCluster
 
 pytestmark = pytest.mark.system
 WAIT_S = 60
@@ -30,9 +28,10 @@ def until(what: Callable[[], Any]) -> Any:
     return found
 
 
-def start(folder: Path) -> LocalCluster:
-    config = load(None, {"fabric.mirror": folder / "module"})
-    return LocalCluster(brokers=1, replicas=1, data_dir=folder / "data", config=config, log_bytes=1 << 20)
+def cluster_in(folder: Path) -> MortalCluster:
+    return MortalCluster(
+        folder / "data", brokers=1, replicas=1, fabric__mirror=folder / "module", fabric__log_bytes=1 << 20
+    )
 
 
 def told(publisher: emb.Publisher) -> RecordsLost:
@@ -53,7 +52,9 @@ def told(publisher: emb.Publisher) -> RecordsLost:
 def test_losing_the_fabric_loses_no_ordered_entry(tmp_path: Path) -> None:
     """Orders 5 and 0, acks 1 and 2, a replica that stands still: what was ordered since then is lost, to the record."""
     with ExitStack() as stack:
-        cluster = stack.enter_context(start(tmp_path))
+        cluster = cluster_in(tmp_path)
+        stack.callback(cluster.end)
+        cluster.start()
         log = stack.enter_context(emb.connect(cluster.addresses))
         log.create_topic("strong", order=5, replicas=1, durable_on=1)
         log.create_topic("loose", order=0, replicas=1, durable_on=1)
@@ -73,10 +74,9 @@ def test_losing_the_fabric_loses_no_ordered_entry(tmp_path: Path) -> None:
         before = cluster.report()
         assert Path(before.mirror.folder).is_dir()
         cluster.kill_all()
-        cluster.close()
-        shutil.rmtree(before.fabric)
+        assert not Path(before.fabric).exists()
 
-        cluster = stack.enter_context(start(tmp_path))
+        cluster.start()
         again = pending.result(WAIT_S)  # never acked where it was ordered and lost; sent again, it has a new position
         assert ordered.index <= again.index < ordered.index + 10  # and not above a ceiling that is thousands away
         assert ordered.seq <= again.seq

@@ -134,6 +134,7 @@ def until(what: Callable[[], Any], limit_s: float = 60.0) -> Any:
 
 
 BROKERS = ("broker:0", "broker:1")
+LEAVING = {"ready": False, "roles": {"broker-1.1": "leaving"}}
 
 
 def test_counters_agree_with_what_clients_did(cluster: Watched, traffic: dict[str, Any]) -> None:
@@ -319,11 +320,13 @@ def test_a_broker_that_leaves_settles_what_it_took(cluster: Watched, loose: dict
         futures = [publisher.send(b"%d" % n) for n in range(500)]
         publisher.flush()
         os.kill(sequencer, signal.SIGSTOP)  # nothing gets an outcome now
-        futures += [publisher.send(b"%d" % n) for n in range(500, 1_500)]
-        until(lambda: cluster.total("embarcadero_unresolved_entries", "broker:1") > 2)
-        os.kill(leaving, signal.SIGTERM)
-        until(lambda: cluster.page("broker:1", "/ready") == (503, {"ready": False, "roles": {"broker-1.1": "leaving"}}))
-        os.kill(sequencer, signal.SIGCONT)
+        try:
+            futures += [publisher.send(b"%d" % n) for n in range(500, 1_500)]
+            until(lambda: cluster.total("embarcadero_unresolved_entries", "broker:1") > 2)
+            os.kill(leaving, signal.SIGTERM)
+            until(lambda: cluster.page("broker:1", "/ready") == (503, LEAVING))
+        finally:
+            os.kill(sequencer, signal.SIGCONT)
         futures += [publisher.send(b"%d" % n) for n in range(1_500, 3_000)]
         seqs = [future.result(60).seq for future in futures]
     values = cluster.log.read("load").column("value").to_pylist()

@@ -10,6 +10,7 @@ from embarcadero.client.sync import Log
 from embarcadero.tier.job import Cycle, TierJob
 from embarcadero.tier.many import Tierer
 from embarcadero.tier.settings import TierSettings
+from tests.tier.truth import await_durable
 
 
 class Told:
@@ -32,6 +33,7 @@ def test_trouble_of_one_topic_is_its_own(log: Log, tmp_path: Path) -> None:
         log.create_topic(name)
         with log.publisher(name, ack=2) as publisher:
             publisher.send(b"x")
+        await_durable(log, name)
     tierer = Tierer(
         log, settings, told, holder="many", topics=names, told=lambda topic, cycle: cycles.append((topic, cycle))
     )

@@ -15,6 +15,7 @@ from embarcadero.tier.job import TierJob
 from embarcadero.tier.parquet import data_folder
 from embarcadero.tier.settings import TierSettings, sqlite_catalog
 from tests.tier.object_store import ObjectStore, available, object_store
+from tests.tier.truth import await_durable
 
 pytestmark = pytest.mark.skipif(not available(), reason="SeaweedFS is not installed")
 
@@ -33,7 +34,8 @@ def test_tiered_to_an_object_store(log: Log, store: ObjectStore, tmp_path: Path)
     with log.publisher("far", ack=2) as publisher:
         for number in range(1_000):
             publisher.send(b"%d" % number)
-    quick = store.properties(**{"s3.connect-timeout": "0.5", "s3.request-timeout": "0.5"})
+    await_durable(log, "far")
+    quick = store.properties(**{"s3.connect-timeout": "2", "s3.request-timeout": "2"})
     settings = TierSettings("s3://warehouse/tables", {**quick, **sqlite_catalog(tmp_path)}, hot_retention_s=0)
     with TierJob(log, "far", settings, holder="a") as job:
         with store.stopped(), pytest.raises(TierUnavailable):
@@ -44,12 +46,13 @@ def test_tiered_to_an_object_store(log: Log, store: ObjectStore, tmp_path: Path)
     assert tier.metadata.startswith("s3://warehouse/tables/")
     assert log.tail("far").hot_seq == 1_000
 
-    table = ColdTable(tier, quick)
+    usual = store.properties()
+    table = ColdTable(tier, usual)
     found = [batch for batches in cold_batches(table, lane, 0, 99, log.describe("far").versions) for batch in batches]
     assert [record.value for batch in found for record in batch.records()] == [b"%d" % n for n in range(1_000)]
 
     with pytest.raises(TierUnavailable, match="tables"):
-        list(ColdTable(tier, quick | {"s3.secret-access-key": "wrong"}).rows(lane, 0, 99))
+        list(ColdTable(tier, usual | {"s3.secret-access-key": "wrong"}).rows(lane, 0, 99))
     (file,) = table.files(lane, 0, 99)
     table.storage.delete(file.path)
     assert table.storage.list(data_folder("s3://warehouse/tables/embarcadero/far")) == []

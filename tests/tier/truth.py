@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,12 @@ from embarcadero.tier.cold import ColdTable
 from embarcadero.tier.gc import collect_data
 from embarcadero.tier.settings import TierSettings
 from embarcadero.tier.table import TierTable
+
+
+def await_durable(log: Log, topic: str) -> None:
+    """Until all that is ordered is durable: that a session is closed is told as soon as it is ordered."""
+    while (tail := log.tail(topic)).durable_index != tail.index:
+        time.sleep(0.01)
 
 
 class Truth:
@@ -31,6 +38,7 @@ class Truth:
                 position = future.result(10)
                 assert position is not None
                 self.records[position.seq] = value
+        await_durable(self.log, self.topic)
 
     def rows(self) -> list[tuple[int, int, bytes]]:
         """(index, seq, value) of all records in the files that the table names, as DuckDB reads them."""
@@ -47,6 +55,8 @@ class Truth:
         found, told = self.rows(), []
         told += [f"seq {seq} is there {n} times" for seq, n in Counter(seq for _, seq, _ in found).items() if n > 1]
         tail = self.log.tail(self.topic)
+        tier = self.log.describe(self.topic).tier  # again: a tierer may have gone on, and the brokers with it
+        assert tier is not None
         if tail.hot_index > tier.frontier(tail.lane)[0]:
             told.append(f"brokers forgot up to {tail.hot_index}, the table ends at {tier.frontier(tail.lane)}")
         hot = self.log.read(self.topic, tail.hot_seq)
