@@ -82,6 +82,7 @@ EXPIRED_PER_ROUND_MAX = 256  # sessions whose time is over, in one round and lan
 
 # --- configuration ----------------------------------------------------------------------------------------------------
 CONFIG_BYTES_MAX = 256 * KIB  # of a file; far more than all keys with comments
+CONFIG_BRACKETS_MAX = 256  # that a file opens: the YAML parser's time grows with the square of how deep they are
 
 # --- fabric -----------------------------------------------------------------------------------------------------------
 LINE_BYTES = 64

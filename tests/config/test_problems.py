@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from embarcadero.config.resolve import load, resolve
 from embarcadero.errors import BadConfiguration
-from embarcadero.limits import CONFIG_BYTES_MAX
+from embarcadero.limits import CONFIG_BRACKETS_MAX, CONFIG_BYTES_MAX
 
 
 def problems(tmp_path: Path, text: str, **environ: str) -> list[str]:
@@ -166,6 +166,14 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
 def test_a_huge_file_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
     """Nobody's configuration has so many bytes."""
     assert f"has more than {CONFIG_BYTES_MAX} bytes" in problems(tmp_path, "#" * (CONFIG_BYTES_MAX + 1))[0]
+
+
+def test_many_brackets_are_refused_before_they_are_parsed(tmp_path: Path) -> None:
+    """The parser would take 14 s for a file of them that is small enough."""
+    many = CONFIG_BRACKETS_MAX // 2
+    within = "client:\n  brokers: " + "[" * many + "]" * many + "\n# " + "{" * many
+    assert "brackets" not in problems(tmp_path, within)[0]
+    assert f"opens more than {CONFIG_BRACKETS_MAX} brackets" in problems(tmp_path, within + "{")[0]
 
 
 @pytest.mark.parametrize(

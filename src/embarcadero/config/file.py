@@ -13,7 +13,7 @@ from embarcadero.config.key import Key, Kind
 from embarcadero.config.problems import Problem, nearest
 from embarcadero.config.seeds import SEEDS
 from embarcadero.config.table import KEYS, SECTIONS
-from embarcadero.limits import CONFIG_BYTES_MAX
+from embarcadero.limits import CONFIG_BRACKETS_MAX, CONFIG_BYTES_MAX
 
 
 def read_file(path: Path) -> Source:
@@ -25,6 +25,9 @@ def read_file(path: Path) -> Source:
         return {}, [Problem(str(path), "", f"can't be read: {error.strerror}", "name a file that exists and is yours")]
     if len(content) > CONFIG_BYTES_MAX:
         return {}, [Problem(str(path), "", f"has more than {CONFIG_BYTES_MAX} bytes", "is it a configuration?")]
+    if content.count(b"[") + content.count(b"{") > CONFIG_BRACKETS_MAX:
+        what = f"opens more than {CONFIG_BRACKETS_MAX} brackets"
+        return {}, [Problem(str(path), "", what, "write lists with a line for each item")]
     try:
         root = yaml.compose(content, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
