@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -525,6 +525,27 @@ def test_damage_is_noticed_when_it_is_read(tmp_path: Path) -> None:
         with pytest.raises(Corrupt, match="'a' has another checksum"):
             read()
     store.close()
+
+
+def test_a_lease_or_a_counter_that_is_none_is_damage(tmp_path: Path) -> None:
+    """SQLite does not mind what is in a column; whoever reads it gets a typed error."""
+    store = SqliteStore(tmp_path / "store.db")
+    assert store.transact([], [Put("a", b"held", store.grant(60))])
+    with closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as db:
+        db.execute("UPDATE leases SET ends_s = 'never'")
+        for use in (lambda: store.get("a"), store.expire, lambda: store.transact([], [Put("b", b"")])):
+            with pytest.raises(Corrupt, match="lease 1 has no end"):
+                use()
+        db.execute("UPDATE leases SET ends_s = -1, holder = x'00'")
+        with pytest.raises(Corrupt, match="no holder"):
+            store.get("a")
+        db.execute("DELETE FROM leases")
+        db.execute("UPDATE counter SET revision = 'many'")
+        with pytest.raises(Corrupt, match="no number"):
+            store.revision()
+    store.close()
+    with pytest.raises(Corrupt, match="no number"):
+        SqliteStore(tmp_path / "store.db")
 
 
 def test_what_is_committed_is_synced(tmp_path: Path) -> None:

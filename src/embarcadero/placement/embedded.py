@@ -181,7 +181,7 @@ class SqliteStore:
             self._checked(row)
             newest = max(newest, row[2])
         counter = self._db.execute("SELECT revision FROM counter").fetchone()
-        if counter is None or counter[0] < newest:
+        if counter is None or self._read_counter() < newest:
             raise Corrupt(f"the store {self._path} is damaged: its revision is lower than that of a value", _RESTORE)
 
     def _check_witness(self) -> None:
@@ -243,12 +243,20 @@ class SqliteStore:
         return self._committing
 
     def _read_counter(self) -> int:
-        return int(self._db.execute("SELECT revision FROM counter").fetchone()[0])
+        revision = self._db.execute("SELECT revision FROM counter").fetchone()[0]
+        if not isinstance(revision, int):
+            raise Corrupt(f"the store {self._path} is damaged: its revision is no number", _RESTORE)
+        return revision
 
     # --- leases -------------------------------------------------------------------------------------------------------
     def _lease_holds(self, lease: int) -> bool:
         row = self._db.execute("SELECT ends_s, holder FROM leases WHERE id = ?", (lease,)).fetchone()
-        return row is not None and self._clock() < row[0] and (row[1] == _NOBODY or same_process(row[1]))
+        if row is None:
+            return False
+        ends_s, holder = row
+        if not isinstance(ends_s, int | float) or not isinstance(holder, str):
+            raise Corrupt(f"the store {self._path} is damaged: lease {lease} has no end, or no holder", _RESTORE)
+        return self._clock() < ends_s and (holder == _NOBODY or same_process(holder))
 
     def _end_leases(self) -> bool:
         numbers = [row[0] for row in self._db.execute("SELECT id FROM leases").fetchall()]

@@ -204,12 +204,18 @@ def _recover(data: bytes) -> str:
 
 
 def _vouched(files: Files) -> bool:
-    """Whether no segment with a footer was changed: those are trusted until somebody reads or scrubs them."""
+    """Whether no segment with a footer was changed: those are trusted until somebody reads or scrubs them.
+
+    A damaged header that can be made anew from the first record is as good as a whole one.
+    """
     whole = [unpack(one) for one in _pristine()]
     for name, data in files.items():
         if name.endswith(layout.LOG) and data and all(other.get(name) != data for other in whole):
-            header = layout.decode_header(data[: layout.HEADER_BYTES], name)
-            if header is not None and layout.decode_footer(data[-layout.FOOTER_BYTES :]) is not None:
+            head = data[: layout.HEADER_BYTES]
+            right = [other[name][: layout.HEADER_BYTES] for other in whole if name in other]
+            headers = [layout.decode_header(one, name) for one in right]
+            known = layout.decode_header(head, name) or any(layout.was_header(head, one) for one in headers if one)
+            if known and layout.decode_footer(data[-layout.FOOTER_BYTES :]) is not None:
                 return False
     return True
 
