@@ -123,6 +123,13 @@ def test_a_slot_never_written_is_not_valid(dtype: np.dtype[np.void]) -> None:
     assert valid_prefix(zeros, 0, dtype.names[0]) == 0
 
 
+@pytest.mark.parametrize("count", [1, 20])
+@pytest.mark.parametrize("first", [2**62 + 1, 2**63 - 5, 2**63, 2**64 - 1])
+def test_nothing_is_valid_where_no_ring_gets_to(first: int, count: int) -> None:
+    """A frontier that is damaged may say any number."""
+    assert valid_prefix(numbered(RESULT, "position", 0, count), first, "position") == 0
+
+
 @settings(deadline=None, max_examples=50)
 @given(first=st.integers(0, 2**62), count=st.integers(1, 20), data=st.data())
 def test_valid_prefix_ends_at_the_first_bad_entry(first: int, count: int, data: st.DataObject) -> None:

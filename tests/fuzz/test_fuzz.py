@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from embarcadero.errors import BadValue
-from embarcadero.fuzz.archive import archive_mutation, pack, unpack
+from embarcadero.fuzz.archive import MENDED, archive_mutation, pack, unpack
 from embarcadero.fuzz.campaign import Campaign
 from embarcadero.fuzz.guard import judge, watched
 from embarcadero.fuzz.run import Settings, again, chosen, report, rows, run
@@ -202,6 +202,16 @@ def test_folders() -> None:
 
 
 # --- processes --------------------------------------------------------------------------------------------------------
+def test_what_is_mended_says_so() -> None:
+    """A file of a mended folder takes that along, and nobody leaves it out: else records would have to be true."""
+    rng, mutate = Random(1), archive_mutation()
+    mended = pack({"a": b"mended", MENDED: b""})
+    made = [unpack(mutate(pack({"a": b"true"}), rng, [mended])) for _ in range(500)]
+    assert any(files.get("a") == b"mended" for files in made)
+    assert all(MENDED in files for files in made if files.get("a") == b"mended")
+    assert MENDED in unpack(shrunk(mended, lambda data: b"m" in data, archive=True))
+
+
 def test_a_process_that_dies_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An input that ends the process is found from outside, made small, saved, and the run goes on."""
 

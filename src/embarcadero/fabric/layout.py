@@ -197,6 +197,8 @@ _MIX = np.uint64(0xD1342543DE82EF95)
 
 _FEW = 4
 """Up to here, plain numbers are quicker than arrays."""
+_COUNT_MAX = 1 << 62
+"""Further no ring gets: 64-bit sums do not wrap below it."""
 
 _PLAIN_MULTIPLIERS = tuple(int(number) for number in _MULTIPLIERS)
 _PLAIN_SALT, _PLAIN_MIX = int(_SALT), int(_MIX)
@@ -243,6 +245,8 @@ def sealed(entries: Entries) -> npt.NDArray[np.bool_]:
 
 def valid_prefix(entries: Entries, first: int, word: str) -> int:
     """How many entries from the start are valid: commit word `word` counts up from `first` and the check fits."""
+    if first > _COUNT_MAX:
+        return 0  # what told us where to begin is damaged
     if len(entries) <= _FEW:
         for place, (number, line) in enumerate(zip(entries[word].tolist(), _lines(entries).tolist(), strict=True)):
             if number != first + place or line[7] >> 32 != fold_line(line):

@@ -46,7 +46,8 @@ class _Log:
         self._log, self._frontiers = log, frontiers
         self.chunks, self.chunk_bytes = log.shape.slots, log.shape.slot_bytes
         powers = all(number > 0 and number & (number - 1) == 0 for number in (self.chunks, self.chunk_bytes))
-        require_shape(log, powers and _PAYLOAD_OFFSET + self.chunks * self.chunk_bytes <= log.shape.size)
+        require_shape(log, powers and self.chunk_bytes >= LINE_BYTES)
+        require_shape(log, _PAYLOAD_OFFSET + self.chunks * self.chunk_bytes <= log.shape.size)
         require_shape(frontiers, _chunk_line(self.chunks) <= frontiers.shape.size)
         self._memory = log.data.data
         self._unit_bits = (self.chunk_bytes // LINE_BYTES).bit_length() - 1

@@ -69,7 +69,7 @@ class TaggedReader:
     def __init__(self, region: Region) -> None:
         self._region = region
         self._lines_max = (region.shape.size - frontier_offset(_FIRST)) // FRONTIER_BYTES
-        require_shape(region, self._lines_max >= 0)
+        require_shape(region, self._lines_max == region.shape.slots)
         self._count = FrontierReader(region, frontier_offset(_COUNT))
         self._known = 0
         self._values: dict[Tags, tuple[FrontierReader, FrontierReader]] = {}

@@ -72,6 +72,8 @@ def _change(files: Files, rng: Random, pool: Inputs, mend: MendFile | None) -> N
     elif choice < 0.2:
         other = unpack(rng.choice(pool))
         files[name] = other.get(name, files[name])
+        if MENDED in other:
+            files[MENDED] = b""
     else:
         others = [files[other] for other in names]
         files[name] = mutated(files[name], rng, others)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from embarcadero.errors import Corrupt
 from embarcadero.fabric.layout import Entries, pick
+from embarcadero.limits import SESSION_SEQUENCE_MAX
 from embarcadero.sequencer.control import mark_lost
 from embarcadero.sequencer.decisions import opened_facts
 from embarcadero.sequencer.order import LaneOrder
-from embarcadero.sequencer.sessions import W_MASK, SessionTable, W
+from embarcadero.sequencer.sessions import W_MASK, W
 from embarcadero.types import NO_INDEX, EntryKind
 
 
@@ -19,10 +21,10 @@ def replay(order: LaneOrder, entries: Entries, now_us: int) -> None:
     controls = np.flatnonzero(entries["kind"] != EntryKind.BATCH)
     done = 0
     for at in controls.tolist():
-        _replay_batches(order.table, entries[done:at], now_us)
+        _replay_batches(order, entries[done:at], now_us)
         _replay_control(order, entries[at], now_us)
         done = at + 1
-    _replay_batches(order.table, entries[done:], now_us)
+    _replay_batches(order, entries[done:], now_us)
     if not order.strong:  # entries do not carry `low`, but it is never more than a window behind
         rows = np.flatnonzero(order.table.state)  # few of very many: the memory of the others is not touched
         order.table.low[rows] = np.maximum(order.table.low[rows], order.table.expected[rows] - W)
@@ -31,9 +33,11 @@ def replay(order: LaneOrder, entries: Entries, now_us: int) -> None:
     order.next_seq = int(last["seq"]) + int(last["count"])
 
 
-def _replay_batches(table: SessionTable, entries: Entries, now_us: int) -> None:
+def _replay_batches(order: LaneOrder, entries: Entries, now_us: int) -> None:
     if not len(entries):
         return
+    table = order.table
+    _possible(order, int(entries["session_seq"].max()))
     rows = entries["session"].astype(np.int64) & table.mask
     seqs = entries["session_seq"].astype(np.int64)
     slots = rows * W + (seqs & W_MASK)
@@ -51,7 +55,7 @@ def _replay_control(order: LaneOrder, entry: np.void, now_us: int) -> None:
         if earlier is not None:
             table.fence(earlier, now_us)  # usually an entry has said so before; after a restart it may be missing
         opened = table.open(session, name, now_us, earlier, taken)
-        table.advance(opened, int(entry["session_seq"]))
+        table.advance(opened, _possible(order, int(entry["session_seq"])))
         return
     row = table.row_of(session)
     if row is None:
@@ -63,6 +67,13 @@ def _replay_control(order: LaneOrder, entry: np.void, now_us: int) -> None:
     elif kind == EntryKind.SKIP:
         first = int(entry["session_seq"])
         mark_lost(order, row, first, first + int(entry["location"]))
+
+
+def _possible(order: LaneOrder, sequence: int) -> int:
+    if sequence > SESSION_SEQUENCE_MAX + 1:
+        what = f"the order ring of topic {order.topic.name} has session sequence {sequence}, which nobody gets to"
+        raise Corrupt(what, "restart the cluster")
+    return sequence
 
 
 def learn_positions(order: LaneOrder, entries: Entries) -> None:

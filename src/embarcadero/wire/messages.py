@@ -110,15 +110,15 @@ class Opened(Message, frozen=True, kw_only=True):
     Batches [lost_from, lost_to) of the lane are its newest LOST gap (both 0: it has none); `lost_before`: earlier ones.
     """
 
-    lane: int
-    session: int
-    index: int
-    expected: int
-    low: int
-    lost_from: int = 0
-    lost_to: int = 0
+    lane: U32
+    session: U32
+    index: U63
+    expected: U63
+    low: U63
+    lost_from: U63 = 0
+    lost_to: U63 = 0
     lost_before: list[tuple[int, int]] = []
-    reached: int = 0
+    reached: U63 = 0
 
 
 class NameHeld(Message, frozen=True, kw_only=True):
