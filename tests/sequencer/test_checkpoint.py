@@ -9,13 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from embarcadero.errors import Corrupt
 from embarcadero.fabric.incoherent import IncoherentMemory, IncoherentRegion
+from embarcadero.fabric.layout import ORDER
+from embarcadero.limits import SESSION_SEQUENCE_MAX
 from embarcadero.sequencer.checkpoint import CheckpointWriter, read_checkpoint, restore
 from embarcadero.sequencer.held import HeldSlots
 from embarcadero.sequencer.order import LaneOrder
 from embarcadero.sequencer.replay import learn_positions, replay
 from embarcadero.sequencer.sessions import FREE, LOST, SessionTable, W
-from embarcadero.types import NO_INDEX
+from embarcadero.types import NO_INDEX, EntryKind
 from tests.sequencer.harness import OneLane
 from tests.sequencer.test_order_model import Pair
 
@@ -169,3 +172,13 @@ def test_what_is_written_was_reserved_before(monkeypatch: pytest.MonkeyPatch) ->
         writer.write(lane.order, lane.now_us)
         writer.write(lane.order, lane.now_us)
     assert len(reserved) > 2 * 1_300 * 128 // 64
+
+
+@pytest.mark.parametrize("kind", [EntryKind.BATCH, EntryKind.SESSION_OPEN])
+@pytest.mark.parametrize("sequence", [SESSION_SEQUENCE_MAX + 2, 1 << 63, (1 << 64) - 1])
+def test_a_sequence_that_nobody_gets_to_is_damage(kind: EntryKind, sequence: int) -> None:
+    """Though the entry's check fits: a takeover does not go on with it."""
+    entries = np.zeros(1, dtype=ORDER)
+    entries["kind"], entries["session_seq"] = kind, sequence
+    with pytest.raises(Corrupt, match="nobody gets to"):
+        replay(OneLane().order, entries, 0)
