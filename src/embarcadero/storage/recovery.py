@@ -118,7 +118,7 @@ class _Recovery:
         for name in self._disk.list(self._folder):
             if (span := damaged_span(name)) is not None:
                 self._recall(Damage(span[0], span[1], DamageKind(span[2]), name))
-        seen = [one for base_seq in self._bases() if (one := self._see(base_seq)) is not None]
+        seen = self._in_order([one for base_seq in self._bases() if (one := self._see(base_seq)) is not None])
         active: Writing | None = None
         closed = False
         for number, one in enumerate(seen):
@@ -199,6 +199,16 @@ class _Recovery:
         put_segment_aside(self._disk, self._folder, base_seq)
 
     # --- the chain ----------------------------------------------------------------------------------------------------
+    def _in_order(self, seen: list[Seen]) -> list[Seen]:
+        """Segments by their sequences, without those whose indexes contradict one before them."""
+        kept: list[Seen] = []
+        for one in seen:
+            if kept and one.header.base_index < kept[-1].header.base_index:
+                self._put_aside(one.base_seq, one.header)
+            else:
+                kept.append(one)
+        return kept
+
     def _follows(self, one: Seen) -> bool:
         """Whether a segment continues the chain, perhaps after a gap that is damage."""
         if one.header.base_index < self._index or one.base_seq < self._seq:
