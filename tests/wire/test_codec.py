@@ -269,7 +269,7 @@ def test_fetched_control_entries_need_no_payload() -> None:
     """Only batches must have bytes."""
     entries = entries_for([b""])
     entries["kind"] = EntryKind.SKIP
-    parse_fetched(fetched_frame([b""], entries=seal(entries)))
+    assert parse_fetched(fetched_frame([b""], entries=seal(entries))) == [b""]
 
 
 def test_short_frames_have_their_bytes() -> None:

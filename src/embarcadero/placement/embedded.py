@@ -180,8 +180,7 @@ class SqliteStore:
         for row in self._db.execute(f"SELECT {_COLUMNS} FROM items").fetchall():
             self._checked(row)
             newest = max(newest, row[2])
-        counter = self._db.execute("SELECT revision FROM counter").fetchone()
-        if counter is None or self._read_counter() < newest:
+        if self._read_counter() < newest:
             raise Corrupt(f"the store {self._path} is damaged: its revision is lower than that of a value", _RESTORE)
 
     def _check_witness(self) -> None:
@@ -243,10 +242,10 @@ class SqliteStore:
         return self._committing
 
     def _read_counter(self) -> int:
-        revision = self._db.execute("SELECT revision FROM counter").fetchone()[0]
-        if not isinstance(revision, int):
-            raise Corrupt(f"the store {self._path} is damaged: its revision is no number", _RESTORE)
-        return revision
+        row = self._db.execute("SELECT revision FROM counter").fetchone()
+        if row is None or not isinstance(row[0], int):
+            raise Corrupt(f"the store {self._path} is damaged: its revision is missing, or no number", _RESTORE)
+        return row[0]
 
     # --- leases -------------------------------------------------------------------------------------------------------
     def _lease_holds(self, lease: int) -> bool:
