@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
+import mmap
 import os
 import resource
 import subprocess
@@ -280,3 +281,31 @@ def test_spares_are_bounded_and_given_back(fabric: SharedFabric) -> None:
     fabric.give_up_spares()
     gc.collect()
     assert _open_files(fabric) == before
+
+
+@pytest.mark.parametrize("spare", [False, True])
+def test_huge_pages_are_advised_before_memory_is_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spare: bool
+) -> None:
+    """Later advice changes nothing. The region has all its memory afterwards, as without advice."""
+    advised: list[tuple[int, int]] = []
+
+    class Watched(mmap.mmap):
+        def __new__(cls, fd: int, *arguments: int, **options: int) -> Watched:
+            made = super().__new__(cls, fd, *arguments, **options)
+            made.fd = os.dup(fd)  # type: ignore[attr-defined]
+            return made
+
+        def madvise(self, option: int, *more: int) -> None:
+            advised.append((option, os.fstat(self.fd).st_blocks))  # type: ignore[attr-defined]
+            super().madvise(option, *more)
+
+    fabric = SharedFabric(tmp_path, GENERATION, hugepages=True)
+    monkeypatch.setattr("embarcadero.fabric.shared.mmap.mmap", Watched)
+    shape = Shape(RegionKind.LOG, 4 << 20, slots=2, slot_bytes=2 << 20, owner=3, incarnation=5)
+    if spare:
+        assert fabric._make_spare(shape.size)
+    fabric.create("log", shape)
+
+    assert advised[0] == (mmap.MADV_HUGEPAGE, 0)
+    assert (tmp_path / "log").stat().st_blocks * 512 >= shape.size

@@ -12,6 +12,7 @@ So either the counter sees that the range is closing, or the sealer sees every l
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from typing import Final, NamedTuple
 
 import msgspec
@@ -101,6 +102,11 @@ class DurableLines:
         """Let go of an incarnation's region."""
         self._readers.pop((ref.replica, ref.incarnation), None)
 
+    def keep(self, lanes: AbstractSet[int]) -> None:
+        """Drop what is known of other lanes, which are gone."""
+        for reader in self._readers.values():
+            reader.keep(lanes)
+
     def forget_removed(self) -> None:
         """Let go of regions that were removed: else their memory stays. No open range names these incarnations."""
         for replica, incarnation in list(self._readers):
@@ -167,6 +173,14 @@ class Durability:
         """The lane is gone."""
         self._known.pop(lane, None)
         self._open.pop(lane, None)
+
+    def keep(self, lanes: AbstractSet[int]) -> None:
+        """Drop what is known of other lanes, which are gone."""
+        for lane in (self._known.keys() | self._open.keys()) - lanes:
+            self.forget(lane)
+        self.lines.keep(lanes)
+        if self._words is not None:
+            self._words.keep(lanes)
 
     def _count(self, lane: int) -> int | None:
         word = self._word(lane)

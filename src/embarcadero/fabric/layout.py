@@ -12,7 +12,7 @@ of the entry's eight words, salted so that a slot never written (all zero) fails
     32 slots      u64  32 location   u32      36 location    u32      40 extra       u64
     40 slot_bytes u64  36 size       u32      40 size        u32      48 session     u32
     48 owner      u64  40 count      u32      44 count       u32      52 outcome     u8
-    56 incarnation u64 44 crc        u32      48 crc         u32      53 pad
+    56 incarnation u64 44 crc        u32      48 crc         u32      53 order       u8
     64 pad             48 origin     u16      52 origin      u16      60 check       u32
     124 check     u32  50 partition  u16      54 partition   u16
                        52 schema     u16      56 schema      u16
@@ -27,9 +27,11 @@ of the entry's eight words, salted so that a slot never written (all zero) fails
 is to be opened (0: none), and in `crc` one more than the session that has to hold the name (0: any or none; all ones:
 none). Ordered, it has the new session in `session` and that session's next sequence in
 `session_seq`, the hash of its name in `location` (low half) and `crc` (high half), the
-session it continues in `partition` (low half) and `schema` (high half), and 1 in `flags` if another holder took the
-name. A SKIP has its first sequence in `session_seq` and how many in `location`. Ordered control entries have no
-payload: their `size` and `count` are 0.
+session it continues in `partition` (low half) and `schema` (high half), and in `flags` OPEN_TAKEN if another holder
+took the name. OPEN_STRONG in `flags`, waiting and ordered: the session is strong in a topic whose default is weak.
+Without it the session is as its topic: strong in order 5, weak in order 2. The result of a SESSION_OPEN has the
+session's order in `order` (0: not told). A SKIP has its first sequence in `session_seq` and how many in `location`.
+Ordered control entries have no payload: their `size` and `count` are 0.
 A held entry is a pending entry kept in a slot of the `held` region.
 """
 
@@ -116,10 +118,14 @@ ORDER: Final = table(
     partition=("<u2", 54), schema=("<u2", 56), kind=("u1", 58), flags=("u1", 59), check=("<u4", 60),
 )  # fmt: skip
 
+OPEN_TAKEN: Final = 1
+OPEN_STRONG: Final = 2
+"""Flags of a SESSION_OPEN."""
+
 RESULT: Final = table(
     64,
     position=("<u8", 0), pending=("<u8", 8), index=("<u8", 16), seq=("<u8", 24), session_seq=("<u8", 32),
-    extra=("<u8", 40), session=("<u4", 48), outcome=("u1", 52), check=("<u4", 60),
+    extra=("<u8", 40), session=("<u4", 48), outcome=("u1", 52), order=("u1", 53), check=("<u4", 60),
 )  # fmt: skip
 
 EPOCH_LINE: Final = table(

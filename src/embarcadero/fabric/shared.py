@@ -32,6 +32,7 @@ _SPARSE = frozenset({RegionKind.CHECKPOINT})
 _SPARSE_NAMES = "checkpoint-"
 _MANY_NAMES = "order-"
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM})
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; Python has no name for it
 _NOTHING: Bytes = np.empty(0, dtype=np.uint8)
 
 
@@ -109,9 +110,7 @@ class SharedFabric:
                 if sparse:
                     os.ftruncate(fd, shape.size)
                     os.posix_fallocate(fd, 0, SUPERBLOCK.itemsize)
-                else:
-                    os.posix_fallocate(fd, 0, shape.size)
-                data = self._map(fd, shape.size, writable=True, populate=not sparse)
+                data = self._map(fd, shape.size, writable=True) if sparse else self._allocate(fd, shape.size)
                 write_superblock(data, shape, self.generation)
                 region = self._region(name, shape, data, self._primitives, path)
                 region.flush(0, shape.size if not sparse else SUPERBLOCK.itemsize)
@@ -173,8 +172,7 @@ class SharedFabric:
         except OSError:
             return False  # a file system without such files
         try:
-            os.posix_fallocate(fd, 0, size)
-            self._spares.append(_Spare(fd, self._map(fd, size, writable=True, populate=True)))
+            self._spares.append(_Spare(fd, self._allocate(fd, size)))
         except OSError:
             os.close(fd)
             return False
@@ -235,6 +233,23 @@ class SharedFabric:
         finally:
             os.close(fd)
             hidden.unlink(missing_ok=True)
+
+    def _allocate(self, fd: int, size: int) -> Bytes:
+        """Give a file its memory, and map it. Raises OSError when there is no room.
+
+        Advice about huge pages counts only for pages that are touched after it, through the mapping that it was given
+        for. So the mapping comes first then, and touches all pages; `posix_fallocate` afterwards finds a full system.
+        """
+        if not self._hugepages:
+            os.posix_fallocate(fd, 0, size)
+            return self._map(fd, size, writable=True, populate=True)
+        os.ftruncate(fd, size)
+        mapped = mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        for advice in (mmap.MADV_HUGEPAGE, _MADV_POPULATE_WRITE):
+            with contextlib.suppress(OSError):  # an old kernel, or no room: what is missing is made now
+                mapped.madvise(advice)
+        os.posix_fallocate(fd, 0, size)
+        return np.frombuffer(mapped, dtype=np.uint8)
 
     def _map(self, fd: int, size: int, writable: bool, populate: bool = False) -> Bytes:
         if size == 0:

@@ -10,6 +10,7 @@ line is there. After that each value is one aligned word, so nobody ever sees ha
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 import numpy as np
@@ -53,6 +54,10 @@ class TaggedWriter:
         self._values[tags] = FrontierWriter(self._region, at + _VALUES), FrontierWriter(self._region, at + _VALUES + 8)
         self._count.advance(self._count.value + 1)
 
+    def keep(self, lanes: AbstractSet[int]) -> None:
+        """Drop the objects of lines whose first tag is none of these: their topics are gone, and never come again."""
+        self._values = {tags: values for tags, values in self._values.items() if tags[0] in lanes}
+
     def value(self, tags: Tags, word: int = 0) -> int:
         """What was written last."""
         return self._values[tags][word].value
@@ -84,8 +89,12 @@ class TaggedReader:
             readers = self._values.get(tags)
         return None if readers is None else readers[word].load()
 
+    def keep(self, lanes: AbstractSet[int]) -> None:
+        """Drop the objects of lines whose first tag is none of these: their topics are gone, and never come again."""
+        self._values = {tags: values for tags, values in self._values.items() if tags[0] in lanes}
+
     def tags(self) -> list[Tags]:
-        """The tags of all lines, in the order they were added."""
+        """The tags of all lines that were not dropped, in the order they were added."""
         self._learn()
         return list(self._values)
 
