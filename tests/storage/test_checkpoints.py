@@ -14,15 +14,15 @@ FOLDER = lane_folder(3)
 def test_the_newest_one_at_or_below_an_index() -> None:
     """Others are passed over; dropping keeps those at or above."""
     disk = World().disk()
-    assert newest_checkpoint(disk, FOLDER, 100) is None
+    assert newest_checkpoint(disk, FOLDER, 100, (0,)) is None
     for index in (0, 10, 30):
-        write_checkpoint(disk, FOLDER, index, b"table" * index)
+        write_checkpoint(disk, FOLDER, index, b"table" * index, 0)
 
-    assert newest_checkpoint(disk, FOLDER, 29) == (10, b"table" * 10)
-    assert newest_checkpoint(disk, FOLDER, 30) == (30, b"table" * 30)
+    assert newest_checkpoint(disk, FOLDER, 29, (0,)) == (10, b"table" * 10)
+    assert newest_checkpoint(disk, FOLDER, 30, (0,)) == (30, b"table" * 30)
     assert drop_older(disk, FOLDER, 30) == 2
     assert checkpoints(disk, FOLDER) == [30]
-    assert newest_checkpoint(disk, FOLDER, 29) is None
+    assert newest_checkpoint(disk, FOLDER, 29, (0,)) is None
 
 
 @pytest.mark.parametrize("place", [0, 9, 13, 17, 25, 62, 64, 90])
@@ -30,15 +30,15 @@ def test_a_damaged_one_is_passed_over(place: int) -> None:
     """Any flipped bit, in header or table, or a short file: the older one holds."""
     world = World()
     disk = world.disk()
-    write_checkpoint(disk, FOLDER, 10, b"old" * 9)
-    write_checkpoint(disk, FOLDER, 20, b"new" * 9)
+    write_checkpoint(disk, FOLDER, 10, b"old" * 9, 0)
+    write_checkpoint(disk, FOLDER, 20, b"new" * 9, 0)
     data = world.names[f"{FOLDER}/sessions-{20:020d}.checkpoint"].data
     data[place] ^= 8
-    assert newest_checkpoint(disk, FOLDER, 99) == (10, b"old" * 9)
+    assert newest_checkpoint(disk, FOLDER, 99, (0,)) == (10, b"old" * 9)
     data[place] ^= 8
-    assert newest_checkpoint(disk, FOLDER, 99) == (20, b"new" * 9)
+    assert newest_checkpoint(disk, FOLDER, 99, (0,)) == (20, b"new" * 9)
     del data[-1:]
-    assert newest_checkpoint(disk, FOLDER, 99) == (10, b"old" * 9)
+    assert newest_checkpoint(disk, FOLDER, 99, (0,)) == (10, b"old" * 9)
 
 
 def test_one_that_cannot_be_read_is_passed_over() -> None:
@@ -46,29 +46,29 @@ def test_one_that_cannot_be_read_is_passed_over() -> None:
     world = World()
     disk = world.disk()
     for index in (10, 20):
-        write_checkpoint(disk, FOLDER, index, b"table" * index)
+        write_checkpoint(disk, FOLDER, index, b"table" * index, 0)
     world.unreadable.add(f"{FOLDER}/sessions-{20:020d}.checkpoint")
-    assert newest_checkpoint(disk, FOLDER, 99) == (10, b"table" * 10)
+    assert newest_checkpoint(disk, FOLDER, 99, (0,)) == (10, b"table" * 10)
 
     world.unreadable.add(f"{FOLDER}/sessions-{10:020d}.checkpoint")
-    assert newest_checkpoint(disk, FOLDER, 99) is None
+    assert newest_checkpoint(disk, FOLDER, 99, (0,)) is None
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_crash_leaves_what_was_told(seed: int) -> None:
     """Once written it is there."""
     world = World(seed)
-    write_checkpoint(world.disk(), FOLDER, 10, b"a" * 5_000)
+    write_checkpoint(world.disk(), FOLDER, 10, b"a" * 5_000, 0)
     world.crash()
 
-    assert newest_checkpoint(world.disk(), FOLDER, 10) == (10, b"a" * 5_000)
+    assert newest_checkpoint(world.disk(), FOLDER, 10, (0,)) == (10, b"a" * 5_000)
 
 
 def test_what_a_crash_left_half_written_is_swept() -> None:
     """And nothing else: checkpoints stay, and so do drafts of others."""
     disk = World().disk()
     sweep_drafts(disk, FOLDER)
-    write_checkpoint(disk, FOLDER, 10, b"table")
+    write_checkpoint(disk, FOLDER, 10, b"table", 0)
     for name in (f"sessions-{20:020d}.checkpoint.tmp", f"sessions-{30:020d}.checkpoint.tmp", "other.tmp"):
         disk.open(f"{FOLDER}/{name}", create=True).close()
     sweep_drafts(disk, FOLDER)

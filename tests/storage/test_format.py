@@ -40,7 +40,7 @@ def write_fixture(folder: Path) -> None:
     log = RangeLog.create(disk, FOLDER, LANE, RANGE, START, START_SEQ, SETTINGS)
     fill(log, Source(seed=4), COUNT)
     log.close()
-    write_checkpoint(disk, lane_folder(LANE), START + COUNT, b"a session table")
+    write_checkpoint(disk, lane_folder(LANE), START + COUNT, b"a session table", 0)
     disk.close()
     (folder / "lock").unlink()
 
@@ -57,7 +57,7 @@ def test_version_1_is_still_read() -> None:
     assert identity is not None
     assert (identity.format, identity.cluster, identity.replica) == (1, SETTINGS.cluster, 3)
     assert matches(open_reader(disk), Source(seed=4), START, START + COUNT)
-    assert newest_checkpoint(disk, lane_folder(LANE), 1 << 60) == (START + COUNT, b"a session table")
+    assert newest_checkpoint(disk, lane_folder(LANE), 1 << 60, (0,)) == (START + COUNT, b"a session table")
     report = verify_folder(disk)
     assert (report.findings, report.batches) == ([], COUNT)
 

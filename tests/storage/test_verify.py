@@ -34,7 +34,7 @@ class Folder:
             log.seal(log.end)
         self.infos, self.end, self.end_seq = log.segments, log.end, log.end_seq
         log.close()
-        write_checkpoint(disk, lane_folder(LANE), START + 50, b"sessions")
+        write_checkpoint(disk, lane_folder(LANE), START + 50, b"sessions", 0)
 
     def verify(self, ranges: list[Range] | None = None) -> Report:
         before = self.digest()

@@ -6,6 +6,7 @@ taken for one that has nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -21,7 +22,7 @@ LOCK_FILE: Final = "lock"
 _BYTES_MAX = 4 * KIB
 
 
-class Identity(msgspec.Struct, frozen=True, kw_only=True):
+class Identity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a replica's folder says about itself. `generation`: the newest run of the cluster that used it."""
 
     format: int
@@ -29,7 +30,8 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     replica: int
     disk: str
     generation: int
-    check: int = 0
+    check: int
+    log: str = ""  # the id that segments carry, in a restored copy; empty: `cluster`
 
 
 class _Version(msgspec.Struct):
@@ -45,7 +47,8 @@ def open_folder(disk: Disk, cluster: str, replica: int, generation: int) -> Iden
     if found is None:
         _refuse_orphans(disk)
         made = Identity(
-            format=FORMAT_VERSION, cluster=cluster, replica=replica, disk=disk.make_id(), generation=generation
+            format=FORMAT_VERSION, cluster=cluster, replica=replica, disk=disk.make_id(), generation=generation,
+            check=0,
         )  # fmt: skip
         return _write(disk, made)
     if found.cluster != cluster:
@@ -57,6 +60,20 @@ def open_folder(disk: Disk, cluster: str, replica: int, generation: int) -> Iden
     if generation > found.generation:
         found = _write(disk, msgspec.structs.replace(found, generation=generation))
     return found
+
+
+def adopt_folder(disk: Disk, before: Sequence[str], after: str, log: str) -> None:
+    """Give a replica's folder, copied with its cluster's folder, the copy's cluster id; leave any other as it is.
+
+    WrongFolder while a process uses the folder.
+    """
+    disk.lock(LOCK_FILE)
+    try:
+        found = read_identity(disk)
+    except WrongFolder:
+        return  # its replica will say so
+    if found is not None and found.cluster in before:
+        _write(disk, msgspec.structs.replace(found, cluster=after, log=log))
 
 
 def read_identity(disk: Disk, path: str = IDENTITY_FILE) -> Identity | None:

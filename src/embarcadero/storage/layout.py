@@ -16,6 +16,7 @@ no payload that ends a file can pass for one.
     48 cluster    32 bytes   48 last_us    u64                              12 crc     u32
     124 check     u32        56 last       u32                              16 index   u64
                              68 check      u32                              24 bytes   u64
+                                                                            32 topic   u64 (id; 0: not told)
                                                                             60 check   u32
 
 Checks of these are CRC32C of everything before them. A version that is newer than ours has its check in the same place:
@@ -58,7 +59,8 @@ PLACE: Final = table(
     kind=("<u4", 48), check=("<u4", 60),
 )  # fmt: skip
 CHECKPOINT: Final = table(
-    64, magic=("<u8", 0), version=("<u4", 8), crc=("<u4", 12), index=("<u8", 16), bytes=("<u8", 24), check=("<u4", 60)
+    64, magic=("<u8", 0), version=("<u4", 8), crc=("<u4", 12), index=("<u8", 16), bytes=("<u8", 24),
+    topic=("<u8", 32), check=("<u4", 60),
 )  # fmt: skip
 _PLACE_ROW: Final = struct.Struct("<6QI8x")
 """All of a place but its check: one is written for every sync."""
@@ -210,22 +212,31 @@ def decode_place(data: bytes, name: str) -> Place | None:
     return Place(int(row["index"]), int(row["seq"]), int(row["position"]), int(row["lane"]), int(row["range"]))
 
 
-def encode_checkpoint(index: int, data: bytes) -> bytes:
+class CheckpointHeader(NamedTuple):
+    """What an on-disk session checkpoint says about itself: as of which index, how long, and of which topic."""
+
+    index: int  # type: ignore[assignment]  # hides tuple.index
+    bytes: int
+    crc: int
+    topic_id: int  # 0: not told, as in files of earlier versions
+
+
+def encode_checkpoint(index: int, data: bytes, topic_id: int = 0) -> bytes:
     """The header of an on-disk checkpoint."""
     row = np.zeros(1, dtype=CHECKPOINT)
     row["magic"], row["version"], row["crc"] = _CHECKPOINT, FORMAT_VERSION, payload_crc(data)
-    row["index"], row["bytes"] = index, len(data)
+    row["index"], row["bytes"], row["topic"] = index, len(data), topic_id
     return _sealed(row)
 
 
-def decode_checkpoint(data: bytes, name: str) -> tuple[int, int, int] | None:
-    """(index, length, CRC32C) of an on-disk checkpoint; None if damaged. BadSegment if it is of a newer version."""
+def decode_checkpoint(data: bytes, name: str) -> CheckpointHeader | None:
+    """The header of an on-disk checkpoint; None if damaged. BadSegment if it is of a newer version."""
     row = _open(data, CHECKPOINT, _CHECKPOINT)
     if row is None:
         return None
     if int(row["version"]) != FORMAT_VERSION:
         refuse_newer(name, int(row["version"]))
-    return int(row["index"]), int(row["bytes"]), int(row["crc"])
+    return CheckpointHeader(int(row["index"]), int(row["bytes"]), int(row["crc"]), int(row["topic"]))
 
 
 def record_bytes(size: int) -> int:

@@ -123,7 +123,7 @@ def _identity(disk: Disk, folder: str, report: Report, cluster: str) -> Identity
 def _check_checkpoints(disk: Disk, path: str, report: Report) -> None:
     for index in checkpoints(disk, path):
         try:
-            whole = read_checkpoint(disk, path, index) is not None
+            whole = read_checkpoint(disk, path, index, None) is not None
         except EmbarcaderoError:
             whole = False
         if not whole:
@@ -195,7 +195,7 @@ class _Copy:
             header = decode_header(file.pread(HEADER_BYTES, 0), path)
             if header is None:
                 raise BadSegment("its header is damaged", "start the replica: it makes it anew from the first record")
-            cluster = header.cluster if self._identity is None else self._identity.cluster
+            cluster = header.cluster if self._identity is None else self._identity.log or self._identity.cluster
             if header._replace(base_index=0) != Header(self.lane, self.number, 0, base, cluster):
                 raise BadSegment(f"it is a segment of another place: {header}", FROM_PEERS)
             footer = read_footer(file.pread(FOOTER_BYTES, max(0, size - FOOTER_BYTES)), size, header)
