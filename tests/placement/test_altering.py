@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
 from embarcadero.errors import BadSchema, BadValue, UnknownTopic
 from embarcadero.limits import PARTITIONS_MAX
+from embarcadero.placement.altering import altered
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.memory import MemoryStore
+from embarcadero.types import Topic
 from embarcadero.wire.messages import AlterTopic
 from embarcadero.wire.schemas import encode_schema
 
@@ -32,6 +35,7 @@ def test_what_is_given_changes_and_nothing_else(directory: Directory) -> None:
     before = directory.create_topic("t", order=5, partitions=2)
     after = alter(directory, partitions=4, gap_timeout_ms=7, session_ttl_s=60, order=5, replicas=0)
     assert (after.partitions, after.gap_timeout_ms, after.session_ttl_s) == (4, 7, 60)
+    assert (before.first_partitions, after.first_partitions) == (2, 2)
     assert (after.lane, after.order, after.on_gap) == (before.lane, before.order, before.on_gap)
     assert directory.topic("t") == after
 
@@ -53,6 +57,7 @@ def test_a_change_that_changes_nothing_is_no_change(directory: Directory) -> Non
         ({"retention_bytes": -1}, "retention_bytes -1"),
         ({"retention_s": -1}, "retention_s -1"),
         ({"partitions": 1}, "2 partitions and can't have 1"),
+        ({"partitions": 3}, "whole multiples, up to 65535: 4, 6, 8"),
         ({"partitions": PARTITIONS_MAX + 1}, "can't have 65536"),
         ({"gap_timeout_ms": 0}, "gap_timeout_ms 0"),
         ({"session_ttl_s": 0}, "session_ttl_s 0"),
@@ -110,3 +115,36 @@ def test_a_schema_from_outside_is_checked(directory: Directory) -> None:
         with pytest.raises(BadSchema):
             directory.create_topic("t", columns=columns)
     assert directory.topics() == []
+
+
+def test_a_topic_of_an_older_version_remembers_its_first_partitions_when_it_is_altered(directory: Directory) -> None:
+    """Its record has neither a partitioner nor a first count: it stays with CRC32C."""
+    made = directory.create_topic("t", partitions=2)
+    old = msgspec.json.decode(msgspec.json.encode({"name": "t", "lane": made.lane, "partitions": 2}), type=Topic)
+    assert (old.partitioner, old.key, old.first_partitions) == ("crc32c", "", 0)
+    assert altered(old, AlterTopic(name="t", partitions=6)).first_partitions == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem", "words"),
+    [
+        ({"partitioner": "md5"}, BadValue, "'murmur2' or 'crc32c'"),
+        ({"key": "a"}, BadSchema, "raw records"),
+        ({"key": "c", "columns": encode_schema(V1)}, BadSchema, "no column of the schema"),
+        ({"key": "f", "columns": encode_schema(pa.schema([("f", pa.float64())]))}, BadSchema, "is double"),
+    ],
+)
+def test_a_key_is_a_column_that_can_be_hashed(
+    directory: Directory, settings: dict[str, Any], problem: type[Exception], words: str
+) -> None:
+    """The refusal says what may be one; nothing was created."""
+    with pytest.raises(problem, match=words):
+        directory.create_topic("t", **settings)
+    assert directory.topics() == []
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.string(), pa.large_string(), pa.int8(), pa.uint64()])
+def test_bytes_text_and_integers_may_be_keys(directory: Directory, kind: pa.DataType) -> None:
+    """The topic keeps the column's name and the partitioner."""
+    made = directory.create_topic("t", key="k", partitioner="murmur2", columns=encode_schema(pa.schema([("k", kind)])))
+    assert (made.key, made.partitioner) == ("k", "murmur2")

@@ -73,8 +73,8 @@ def test_good_names_are_taken(directory: Directory, name: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "says"),
     [
-        ({"order": 3}, BadValue, "use 2 .* 5 .* or 0 and 1"),
-        ({"order": -1}, BadValue, "use 2 .* 5 .* or 0 and 1"),
+        ({"order": 3}, BadValue, "use .total. .*2.*strong.*5.*local.*1.*none.*0"),
+        ({"order": -1}, BadValue, "use .total. .*2.*strong.*5.*local.*1.*none.*0"),
         ({"replicas": 1}, BadValue, "1 replicas, and 0 are live"),
         ({"durable_on": 1}, BadValue, "no replica is live.*durable_on=0"),
         ({"replicas": -1}, BadValue, "0 .* to 7"),

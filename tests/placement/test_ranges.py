@@ -212,17 +212,27 @@ def test_a_range_is_not_sealed_when_the_next_could_not_be_durable(directory: Dir
 
 def test_altered_copies_count_from_the_next_range_on(directory: Directory) -> None:
     """The open range keeps what was promised with it."""
-    directory.alter_topic(AlterTopic(name="t", replicas=5, durable_on=3))
+    directory.alter_topic(AlterTopic(name="t", replicas=5, durable_on=4))
     assert [range_.durable_on for range_ in directory.ranges(0)] == [2]
     opened = directory.seal_and_open(0, 1, 10, 10, refs(directory, 0, 1, 2, 3, 4), 1)
     assert opened is not None
-    assert opened.durable_on == 3
-    with pytest.raises(BadValue, match="durable_on 3 of 2"):
+    assert opened.durable_on == 4
+    with pytest.raises(BadValue, match="durable_on 4 of 2"):
         directory.alter_topic(AlterTopic(name="t", replicas=2))
     with pytest.raises(BadValue, match="are on disks"):
         directory.alter_topic(AlterTopic(name="t", replicas=0, durable_on=0))
     with pytest.raises(BadValue, match="6 replicas, and 5 are live"):
         directory.alter_topic(AlterTopic(name="t", replicas=6))
+
+
+@pytest.mark.parametrize(("replicas", "durable_on"), [(1, 1), (2, 2), (5, 3)])
+def test_a_topic_that_is_durable_on_the_majority_stays_so(directory: Directory, replicas: int, durable_on: int) -> None:
+    """`alter --replicas 3` of a topic with one copy does not leave it durable on 1 of 3."""
+    assert directory.topic("t").durable_on == 2
+    assert directory.alter_topic(AlterTopic(name="t", replicas=replicas)).durable_on == durable_on
+    assert directory.alter_topic(AlterTopic(name="t", replicas=3)).durable_on == 2
+    assert directory.alter_topic(AlterTopic(name="t", replicas=3, durable_on=1)).durable_on == 1
+    assert directory.alter_topic(AlterTopic(name="t", replicas=5)).durable_on == 1  # it was a choice
 
 
 # --- ceilings and losses ----------------------------------------------------------------------------------------------

@@ -128,6 +128,26 @@ def test_a_draining_replica_gets_no_ranges_until_it_is_told_otherwise() -> None:
         directory.drain_replica(5)
 
 
+def test_a_replica_whose_ranges_could_go_nowhere_is_not_drained() -> None:
+    """The only one, or one of which all others have copies already: draining would never end."""
+    directory = directory_with(1)
+    directory.create_topic("t", replicas=1)
+    with pytest.raises(BadValue, match="no other replica is live") as caught:
+        directory.drain_replica(0)
+    assert "replica add" in caught.value.hint
+    add_replica(directory, 1)
+    directory.create_topic("both", replicas=2)
+    with pytest.raises(BadValue, match="1 of its ranges could go nowhere: 1 others are live"):
+        directory.drain_replica(0)
+    assert directory.draining_replicas() == set()
+    assert [state for *_, state in states(directory)] == ["live", "live"]
+    add_replica(directory, 2)
+    directory.drain_replica(0)
+    assert directory.draining_replicas() == {0}
+    directory.mark_replica_dead(0, 1)
+    assert directory.draining_replicas() == {0}
+
+
 def test_draining_does_not_bring_a_dead_replica_back() -> None:
     """Only the next incarnation is told."""
     directory = directory_with(1)

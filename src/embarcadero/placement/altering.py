@@ -23,12 +23,7 @@ def altered(topic: Topic, ask: AlterTopic) -> Topic:
     if ask.order not in (None, topic.order):
         why = "what is stored was acked by the rules of the old order"
         raise BadValue(f"order of topic {topic.name!r} can't change: {why}", "create another topic")
-    partitions = topic.partitions if ask.partitions is None else ask.partitions
-    if not topic.partitions <= partitions <= PARTITIONS_MAX:
-        raise BadValue(
-            f"topic {topic.name!r} has {topic.partitions} partitions and can't have {partitions}",
-            f"partitions only grow, up to {PARTITIONS_MAX}: stored batches keep their tags",
-        )
+    partitions = topic.partitions if ask.partitions is None else _grown(topic, ask.partitions)
     on_gap, gap_timeout_ms = _gap(topic, ask)
     ttl_s = topic.session_ttl_s if ask.session_ttl_s is None else checked_ttl(ask.session_ttl_s)
     copies = _copies(topic, ask)
@@ -37,13 +32,29 @@ def altered(topic: Topic, ask: AlterTopic) -> Topic:
         topic.retention_s if ask.retention_s is None else ask.retention_s,
     )
     return msgspec.structs.replace(
-        topic, partitions=partitions, on_gap=on_gap.value, gap_timeout_ms=gap_timeout_ms, session_ttl_s=ttl_s,
+        topic, partitions=partitions, first_partitions=topic.first_partitions or topic.partitions,
+        on_gap=on_gap.value, gap_timeout_ms=gap_timeout_ms, session_ttl_s=ttl_s,
         replicas=copies.replicas, durable_on=copies.durable_on, retention_bytes=kept.bytes, retention_s=kept.seconds,
     )  # fmt: skip
 
 
+def _grown(topic: Topic, partitions: int) -> int:
+    """Partitions grow by whole multiples: the keys of one partition then move to few others, and never mix."""
+    has = topic.partitions
+    if has <= partitions <= PARTITIONS_MAX and partitions % has == 0:
+        return partitions
+    next_counts = ", ".join(str(has * times) for times in (2, 3, 4) if has * times <= PARTITIONS_MAX)
+    raise BadValue(
+        f"topic {topic.name!r} has {has} partitions and can't have {partitions}",
+        f"partitions grow by whole multiples, up to {PARTITIONS_MAX}: {next_counts or 'it has as many as it can'}",
+    )
+
+
 def _copies(topic: Topic, ask: AlterTopic) -> Copies:
-    """They count from the next range on. What is only in memory can't become durable, nor the other way round."""
+    """The copies a topic is to have. Topics in memory stay in memory, and topics on disks stay on disks.
+
+    A topic that is durable on the majority of its copies stays so, unless `durable_on` is given.
+    """
     replicas = topic.replicas if ask.replicas is None else ask.replicas
     if (replicas == 0) != (topic.replicas == 0):
         kind = "are on disks" if topic.replicas else "are in memory only"
@@ -51,7 +62,10 @@ def _copies(topic: Topic, ask: AlterTopic) -> Copies:
             f"replicas of topic {topic.name!r} can't become {replicas}: the records it has {kind}",
             "create another topic",
         )
-    return checked_copies(replicas, topic.durable_on if ask.durable_on is None else ask.durable_on, live=replicas)
+    durable_on = topic.durable_on if ask.durable_on is None else ask.durable_on
+    if ask.durable_on is None and durable_on == checked_copies(topic.replicas, None, live=0).durable_on:
+        return checked_copies(replicas, None, live=0)
+    return checked_copies(replicas, durable_on, live=0)
 
 
 def _gap(topic: Topic, ask: AlterTopic) -> tuple[OnGap, int]:
@@ -65,13 +79,19 @@ def _gap(topic: Topic, ask: AlterTopic) -> tuple[OnGap, int]:
     return checked_gap(str(ask.on_gap), ask.gap_timeout_ms)
 
 
-def first_version(columns: bytes) -> SchemaHistory:
-    """The schema of a new topic; without columns it has none."""
+def first_version(columns: bytes, key: str = "") -> SchemaHistory:
+    """The schema of a new topic; without columns it has none. BadSchema if `key` is no column that can be a key."""
+    if not columns and key:
+        raise BadSchema(f"key {key!r} of a topic of raw records", "give it a schema; each raw record has a key")
     if not columns:
         return SchemaHistory()
-    from embarcadero.wire.schemas import decode_schema  # brokers load Arrow only when a schema comes
+    from embarcadero.wire.partitioners import check_key  # brokers load Arrow only when a schema comes
+    from embarcadero.wire.schemas import decode_schema
 
-    return SchemaHistory(columns, [len(decode_schema(columns))])
+    schema = decode_schema(columns)
+    if key:
+        check_key(schema, key)
+    return SchemaHistory(columns, [len(schema)])
 
 
 def next_version(known: SchemaHistory, columns: bytes) -> SchemaHistory:

@@ -9,9 +9,11 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from embarcadero.errors import Backpressure, Corrupt
+from embarcadero.env import Ids
+from embarcadero.errors import Backpressure, Corrupt, TopicReplaced
 from embarcadero.placement.records import Cluster, Epochs
 from embarcadero.placement.store import ABSENT, NO_LEASE, Check, Delete, Put, Store, Write
+from embarcadero.types import Topic, id_text
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
@@ -36,6 +38,16 @@ def decode(key: str, value: bytes, kind: type[S]) -> S:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         hint = "restore the store from a backup, or remove the cluster's folder"
         raise Corrupt(f"the store's value of {key!r} makes no sense: {error}", hint) from error
+
+
+def check_id(topic: Topic, topic_id: int) -> None:
+    """Refuse a request that means another topic than the one that has the name now. 0: it does not say which."""
+    if topic_id in (0, topic.id):
+        return
+    raise TopicReplaced(
+        f"topic {topic.name!r} has the id {id_text(topic.id)}; the one with id {id_text(topic_id)} is deleted",
+        "ask again by name if the new topic is meant",
+    )
 
 
 class Plan:
@@ -72,6 +84,7 @@ class Decisions:
 
     _store: Store
     _cluster: Cluster
+    _ids: Ids
 
     def _decide(self, plan_it: Callable[[Plan], T]) -> T:
         """Decide, and carry the decision out if what it rests on still holds; else decide again."""

@@ -15,16 +15,29 @@ from collections.abc import Set as AbstractSet
 
 import msgspec
 
+from embarcadero.env import Ids, random_id
 from embarcadero.errors import Corrupt
 from embarcadero.limits import LANES_MAX, PAST_GENERATIONS_MAX, TOPICS_MAX
 from embarcadero.placement.decisions import Plan
 from embarcadero.placement.election import Election
 from embarcadero.placement.lanes import BrokerLanes
 from embarcadero.placement.members import Members
-from embarcadero.placement.records import NOT_WORKED_BY, Cluster, Epochs, Past, Presence, Saved, Start, Trim, trim_key
+from embarcadero.placement.records import (
+    NOT_WORKED_BY,
+    Cluster,
+    Epochs,
+    Incarnation,
+    Past,
+    Presence,
+    Retired,
+    Saved,
+    Start,
+    Trim,
+    trim_key,
+)
 from embarcadero.placement.store import Store
 from embarcadero.placement.topics import Topics, next_lane
-from embarcadero.types import Member, ReplicaMember, ReplicaState, Topic, TopicLane
+from embarcadero.types import Member, ReplicaMember, ReplicaState, Tier, TopicLane
 
 
 class Directory(Topics, BrokerLanes, Members, Election):
@@ -33,8 +46,10 @@ class Directory(Topics, BrokerLanes, Members, Election):
     It belongs to the generation that it was made in: epochs of another one decide nothing through it.
     """
 
-    def __init__(self, store: Store, cluster_id: str | None = None, topics_max: int = TOPICS_MAX) -> None:
-        self._store, self._topics_max = store, topics_max
+    def __init__(
+        self, store: Store, cluster_id: str | None = None, topics_max: int = TOPICS_MAX, ids: Ids = random_id
+    ) -> None:
+        self._store, self._topics_max, self._ids = store, topics_max, ids
         self._leases = {}
         self._cluster = self._decide(lambda plan: self._found(plan, cluster_id or secrets.token_hex(4)))
 
@@ -63,23 +78,75 @@ class Directory(Topics, BrokerLanes, Members, Election):
         """Let the revision tell of members whose lease has ended; True if there were any. Ask now and then."""
         return self._store.expire()
 
-    def begin_generation(self, mirror: str = "") -> int:
+    @property
+    def log_id(self) -> str:
+        """The id that segments of this cluster carry: its own, or that of the original of a restored copy."""
+        return self._cluster.log or self._cluster.id
+
+    @property
+    def copied_from(self) -> tuple[str, ...]:
+        """While a restore is under way: the ids that folders of replicas may still have; else empty."""
+        return self._cluster.copied_from
+
+    def restore(self) -> tuple[str, str]:
+        """Give the store of a copied folder an identity of its own; returns the ids before and after.
+
+        Recorded ports and mirrors belong to the original. So do tables: the copy reads them, but a new id of each
+        keeps its tiering job from writing them. `copied_from` stays until `finish_restore`.
+        """
+        after = secrets.token_hex(4)
+
+        def plan_it(plan: Plan) -> tuple[str, Cluster]:
+            before = self._counters(plan)
+            restored = msgspec.structs.replace(
+                before, id=after, log=before.log or before.id, copied_from=(*before.copied_from, before.id),
+                mirror="", past=tuple(msgspec.structs.replace(past, mirror="") for past in before.past),
+            )  # fmt: skip
+            for key, last in plan.list("incarnations/", Incarnation):
+                plan.put(key, msgspec.structs.replace(last, port=0))
+            for key, tier in plan.list("tiers/", Tier):
+                plan.put(key, msgspec.structs.replace(tier, id=secrets.token_hex(8)))
+            plan.put("cluster", restored)
+            return before.id, restored
+
+        before, self._cluster = self._decide(plan_it)
+        return before, after
+
+    def finish_restore(self) -> None:
+        """All folders of replicas have the new id."""
+
+        def plan_it(plan: Plan) -> Cluster:
+            finished = msgspec.structs.replace(self._counters(plan), copied_from=())
+            plan.put("cluster", finished)
+            return finished
+
+        self._cluster = self._decide(plan_it)
+
+    def begin_generation(self, mirror: str = "", data_dir: str = "") -> int:
         """Start over with an empty fabric: members and epochs are forgotten, topics stay.
 
         `mirror`: where the fabric is mirrored; it is remembered until a later generation has recovered all lanes.
+        `data_dir`: the cluster's folder now. Folders of replicas are in it, wherever it was before.
 
         Topics with replicas keep their lanes, ranges, ceilings and trims. The others are empty and get new lanes, not
         those of the generation before: a client that slept through the restart is told "unknown" instead of reading or
-        writing another topic.
+        writing another topic. Topics that an earlier version made get their ids.
         """
 
         def plan_it(plan: Plan) -> Cluster:
             cluster = self._counters(plan)
-            topics = [topic for _, topic in plan.list("topics/", Topic)]
+            topics = self._with_ids(plan)
             kept = {topic.lane for topic in topics if topic.replicas}
             begun = msgspec.structs.replace(
                 cluster, generation=cluster.generation + 1, lanes_left=LANES_MAX - len(topics), mirror=mirror,
                 past=self._past(plan, cluster, mirror),
+            )  # fmt: skip
+            retired = list(plan.list("retired/", Retired))
+            for key, _ in retired:
+                plan.delete(key)
+            begun = msgspec.structs.replace(
+                begun, first_lane=begun.next_lane,
+                last_range=max([begun.last_range, *(each.last for _, each in retired)]),
             )  # fmt: skip
             for topic in topics:
                 if not topic.replicas:
@@ -88,7 +155,7 @@ class Directory(Topics, BrokerLanes, Members, Election):
                     plan.put(f"topics/{topic.name}", msgspec.structs.replace(topic, lane=lane))
                     self._forget_readers(plan, topic.name)
             self._keep_lanes(plan, kept)
-            self._end_members(plan)
+            self._end_members(plan, data_dir)
             plan.put("epochs", Epochs(generation=begun.generation))
             plan.put("cluster", begun)
             return begun
@@ -109,13 +176,15 @@ class Directory(Topics, BrokerLanes, Members, Election):
             if key not in keys:
                 plan.delete(key)
 
-    def _end_members(self, plan: Plan) -> None:
+    def _end_members(self, plan: Plan, data_dir: str) -> None:
         """No process of the generation before counts any more, whatever it still does."""
         for key, _ in (*plan.list("members/", Member), *plan.list("starts/", Start), *plan.list("saved/", Saved)):
             plan.delete(key)
         for key, replica in plan.list("replicas/", ReplicaMember):
-            if replica.state is not ReplicaState.DEAD:
-                plan.put(key, msgspec.structs.replace(replica, state=ReplicaState.DEAD))
+            folder = f"{data_dir}/replica-{replica.replica}" if data_dir else replica.folder
+            ended = msgspec.structs.replace(replica, state=ReplicaState.DEAD, folder=folder)
+            if ended != replica:
+                plan.put(key, ended)
         for key, _ in plan.list("present/", Presence):
             plan.delete(key)
         self._forget_reign(plan)

@@ -13,11 +13,12 @@ from embarcadero.types import Topic
 
 
 class ReaderNote(msgspec.Struct, frozen=True, kw_only=True):
-    """What one reader of a topic told last: by lane the next index and seq, and when."""
+    """What one reader of a topic told last: by lane the next index and seq, and when; of which topic, 0: not known."""
 
     reader: str
     places: dict[int, tuple[int, int]]
     at_us: int
+    topic_id: int = 0
 
 
 class Progress(Decisions):
@@ -28,8 +29,9 @@ class Progress(Decisions):
 
         def plan_it(plan: Plan) -> None:
             for topic in {topic for topic, _ in notes}:
-                if plan.read(f"topics/{topic}", Topic) is not None:
+                if (found := plan.read(f"topics/{topic}", Topic)) is not None:
                     new = {reader: note for (of, reader), note in notes.items() if of == topic}
+                    new = {reader: note for reader, note in new.items() if note.topic_id in (0, found.id)}
                     self._keep(plan, topic, new, now_us)
 
         self._decide(plan_it)

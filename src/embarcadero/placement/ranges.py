@@ -14,7 +14,7 @@ from itertools import pairwise
 import msgspec
 
 from embarcadero.errors import BadValue
-from embarcadero.limits import BROKER_LANES_FIRST, CEILING_AHEAD, CEILING_AHEAD_SEQ
+from embarcadero.limits import BROKER_LANES_FIRST, CEILING_AHEAD, CEILING_AHEAD_SEQ, LANES_MAX
 from embarcadero.placement.decisions import Plan
 from embarcadero.placement.records import (
     Chain,
@@ -115,14 +115,14 @@ class Ranges(Replicas):
                 return None
             chain, range_ = found
             if lane >= BROKER_LANES_FIRST and not refs:
-                sealed = self._seal(plan, range_, end, end_seq)
+                sealed = self._seal(plan, range_, end, end_seq, never_durable=not chain.loss_accepted)
                 self._close_lane(plan, chain.topic, lane, sealed, saved)
                 plan.put(chain_key(lane), msgspec.structs.replace(chain, loss_accepted=False))
                 return sealed
             above = (chain.index, chain.seq) if saved is None else (saved.start, saved.seq)
             opened = self._open(plan, chain, lane, (max(above[0], end), max(above[1], end_seq)), refs)
             if opened is not None:
-                self._seal(plan, range_, end, end_seq)
+                self._seal(plan, range_, end, end_seq, never_durable=not chain.loss_accepted)
                 if saved is not None:
                     plan.put(saved_key(lane), saved)
             return opened
@@ -244,13 +244,13 @@ class Ranges(Replicas):
         return None if range_ is None or not range_.open or number != chain.last else (chain, range_)
 
     @staticmethod
-    def _seal(plan: Plan, range_: Range, end: int, end_seq: int) -> Range:
+    def _seal(plan: Plan, range_: Range, end: int, end_seq: int, never_durable: bool = False) -> Range:
         if end < range_.start or end_seq < range_.start_seq:
             raise BadValue(
                 f"range {range_.number} of lane {range_.lane} can't end at ({end}, {end_seq})",
                 f"it starts at ({range_.start}, {range_.start_seq})",
             )
-        sealed = msgspec.structs.replace(range_, end=end, end_seq=end_seq)
+        sealed = msgspec.structs.replace(range_, end=end, end_seq=end_seq, never_durable=never_durable)
         plan.put(range_key(range_.lane, range_.number), sealed)
         return sealed
 
@@ -286,21 +286,34 @@ class Ranges(Replicas):
         return made
 
     def _first_range(self, plan: Plan, topic: Topic, lane: int, refs: Sequence[ReplicaRef]) -> None:
-        """Begin the chain of a new lane."""
-        retired = plan.read(retired_key(lane), Retired)
-        if retired is not None:
-            plan.delete(retired_key(lane))
-        chain = Chain(topic=topic.name, last=retired.last if retired else 0, index=0, seq=0)
+        """Begin the chain of a new lane. Lanes of brokers never come again, so their ranges count from 1."""
+        last = 0
+        if lane < BROKER_LANES_FIRST:
+            retired = plan.read(retired_key(lane), Retired)
+            if retired is not None:
+                plan.delete(retired_key(lane))
+            last = max(self._counters(plan).last_range, retired.last if retired else 0)
+        chain = Chain(topic=topic.name, last=last, index=0, seq=0)
         self._put_range(plan, chain, lane, (0, 0), refs, topic.durable_on)
 
     def _drop_chain(self, plan: Plan, lane: int) -> None:
-        """Forget a lane's ranges. Lanes of topics come again one day: remember how far their ranges were counted."""
+        """Forget a lane's ranges. Lanes of topics come again one day: remember how far their ranges were counted.
+
+        Lanes are handed out in turn, from where the generation began: one that was passed since does not come again in
+        it. Only a lane that is still ahead is remembered by itself.
+        """
         if (chain := plan.read(chain_key(lane), Chain)) is None:
             return
         plan.delete(chain_key(lane))
         for key, _ in plan.list(ranges_prefix(lane), Range):
             plan.delete(key)
-        if lane < BROKER_LANES_FIRST:
+        if lane >= BROKER_LANES_FIRST:
+            return
+        cluster = self._counters(plan)
+        if chain.last > cluster.last_range:
+            plan.put("cluster", msgspec.structs.replace(cluster, last_range=chain.last))
+        passed = (cluster.next_lane - cluster.first_lane) % LANES_MAX
+        if cluster.first_lane < 0 or (lane - cluster.first_lane) % LANES_MAX >= passed:
             plan.put(retired_key(lane), Retired(chain.last, self._cluster.generation))
 
     def _drop_trimmed(self, plan: Plan, lane: int, start: int) -> list[Range]:

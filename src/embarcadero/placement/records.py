@@ -18,7 +18,7 @@ tiers/<name>                     Tier: the table of a topic, and how far the top
 tierer/<name>                    under a lease: who writes that table
 chains/<lane>                    Chain: whose ranges they are, the last one, the ceiling
 ranges/<lane>/<number>           Range
-retired/<lane>                   the last range of a lane whose topic was deleted: its number never comes again
+retired/<lane>                   a lane of a deleted topic whose turn may come in this generation: it is not used again
 replica/<replica>                the newest incarnation of that replica, and whether it is being drained
 replicas/<replica>/<incarnation> ReplicaMember
 readers/<topic>/<reader>         ReaderNote: how far a reader says it is
@@ -58,6 +58,10 @@ class Cluster(msgspec.Struct, frozen=True):
     next_broker_lane: int = BROKER_LANES_FIRST
     mirror: str = ""  # where this generation's fabric is mirrored; empty: nowhere
     past: tuple[Past, ...] = ()  # oldest first
+    first_lane: int = -1  # the next lane when this generation began; -1: not known
+    last_range: int = 0  # the highest number of a range of a deleted topic: ranges of new topics count on from there
+    log: str = ""  # the id that segments carry: that of the first original of a restored copy; empty: `id`
+    copied_from: tuple[str, ...] = ()  # a restore is under way: replicas' folders with these ids become ours
 
 
 class Epochs(msgspec.Struct, frozen=True):
@@ -164,7 +168,11 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Retired(msgspec.Struct, frozen=True):
-    """A lane whose topic is gone. Disks may still hold its ranges, so their numbers are not used again."""
+    """A lane whose topic is gone, and whose turn to be handed out could come again in this generation.
+
+    Disks may still hold ranges of deleted topics. Their numbers are not used again: see `Cluster.last_range`; records
+    of earlier versions have the last number of their lane.
+    """
 
     last: int
     generation: int

@@ -15,7 +15,7 @@ import msgspec
 from embarcadero.errors import BadValue
 from embarcadero.limits import REPLICAS_MAX
 from embarcadero.placement.choice import choose, load
-from embarcadero.placement.decisions import Decisions, Plan
+from embarcadero.placement.decisions import Decisions, Plan, decode
 from embarcadero.placement.records import Presence, ReplicaNote, note_key, presence_key, replica_key
 from embarcadero.types import Range, ReplicaMember, ReplicaRef, ReplicaState
 
@@ -95,8 +95,27 @@ class Replicas(Decisions):
         return sum(member.state is ReplicaState.LIVE for member in self.replicas())
 
     def drain_replica(self, replica: int) -> None:
-        """Give this replica no new ranges, now and after restarts; its ranges move away. BadValue if unknown."""
+        """Give this replica no new ranges, now and after restarts; its ranges move away.
+
+        BadValue if it is unknown, or if some of its ranges could not move: then draining would never end.
+        """
+        if why := self.drain_blocked(replica):
+            raise BadValue(f"replica {replica} can't be drained: {why}", "`embarcadero replica add` first")
         self._set_draining(replica, True)
+
+    def drain_blocked(self, replica: int) -> str:
+        """Why ranges of a replica can't move away from it now; empty when they can."""
+        able = {m.replica for m in self.replicas() if m.state is ReplicaState.LIVE} - {replica}
+        stuck = [r for r in self.ranges_on(replica) if not able - {ref.replica for ref in r.replicas}]
+        if not stuck:
+            return ""
+        others = f"{len(able)} others are live, and those have copies already" if able else "no other replica is live"
+        return f"{len(stuck)} of its ranges could go nowhere: {others}"
+
+    def draining_replicas(self) -> set[int]:
+        """Numbers of replicas that are to be drained, live or dead."""
+        notes = {item.key: decode(item.key, item.value, ReplicaNote) for item in self._store.list("replica/")}
+        return {int(key.rpartition("/")[2]) for key, note in notes.items() if note.draining}
 
     def undrain_replica(self, replica: int) -> None:
         """Let a replica have ranges again."""

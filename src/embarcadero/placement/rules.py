@@ -19,7 +19,8 @@ from embarcadero.limits import (
     SESSION_TTL_S_MAX,
     TOPIC_NAME_CHARS_MAX,
 )
-from embarcadero.types import OnGap, Order, Topic
+from embarcadero.orders import parse_order
+from embarcadero.types import PARTITIONERS, OnGap, Order, Topic
 
 _NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{TOPIC_NAME_CHARS_MAX}}}")
 _GAP_TIMEOUT_MS = {OnGap.FENCE: GAP_TIMEOUT_FENCE_MS, OnGap.SKIP: GAP_TIMEOUT_SKIP_MS}
@@ -36,12 +37,7 @@ def check_topic_name(name: str) -> None:
 
 
 def _checked_order(order: int) -> Order:
-    if order not in list(Order):
-        raise BadValue(
-            f"order {order} does not exist",
-            "use 2 (one total order), 5 (and each session's order too), or 0 and 1 (an order per broker)",
-        )
-    return Order(order)
+    return parse_order(order)
 
 
 def checked_ttl(session_ttl_s: int) -> int:
@@ -128,6 +124,12 @@ def checked_hot_retention(hot_retention_s: int) -> int:
     return hot_retention_s
 
 
+def check_partitioner(partitioner: str) -> None:
+    """Refuse a partitioner that does not exist."""
+    if partitioner not in PARTITIONERS:
+        raise BadValue(f"partitioner {partitioner!r} does not exist", f"use {' or '.join(map(repr, PARTITIONERS))}")
+
+
 def new_topic(
     name: str,
     lane: int,
@@ -150,6 +152,7 @@ def new_topic(
         lane=lane,
         order=int(level),
         partitions=partitions,
+        first_partitions=partitions,
         replicas=copies.replicas,
         durable_on=copies.durable_on,
         on_gap=kind.value,

@@ -7,16 +7,38 @@ the table: a commit happens only on top of the frontiers that it was planned fro
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import urlsplit
+
 import msgspec
 
 from embarcadero.errors import BadValue, Deposed, TierBusy, UnknownTopic
 from embarcadero.limits import HOT_RETENTION_S, TIER_LANES_MAX, TIER_LEASE_S, TIER_TEXT_BYTES_MAX
-from embarcadero.placement.decisions import Decisions, Plan, decode
+from embarcadero.placement.decisions import Decisions, Plan, check_id, decode
 from embarcadero.placement.records import Tierer, tier_key, tierer_key
 from embarcadero.placement.rules import checked_hot_retention
 from embarcadero.plants import planted
 from embarcadero.types import Tier, Topic, TopicLane
 from embarcadero.wire.messages import AdvanceTier, OpenTier
+
+_PUBLIC: Final = frozenset((
+    "s3.endpoint", "s3.region", "s3.force-virtual-addressing", "s3.path-style-access", "s3.anonymous",
+    "gcs.service.host", "gcs.project-id", "adls.account-name", "adls.account-host", "client.region",
+))  # fmt: skip
+
+
+def public_properties(properties: Mapping[str, str]) -> dict[str, str]:
+    """Those properties of a store that every client may know: where it is, never a key. An endpoint loses its user."""
+    found: dict[str, str] = {}
+    for key in sorted(_PUBLIC & properties.keys()):
+        value = properties[key]
+        if "@" in value:
+            parts = urlsplit(value)
+            value = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if parts.netloc else ""
+        if value and len(value.encode()) <= TIER_TEXT_BYTES_MAX:
+            found[key] = value
+    return found
 
 
 class Tiers(Decisions):
@@ -41,7 +63,7 @@ class Tiers(Decisions):
         lease = self._store.grant(TIER_LEASE_S)
 
         def plan_it(plan: Plan) -> tuple[Tier, int]:
-            self._tiered_topic(plan, ask.topic)
+            topic = self._tiered_topic(plan, ask.topic, ask.topic_id)
             known = plan.read(tier_key(ask.topic), Tier)
             busy = plan.read(tierer_key(ask.topic), Tierer)
             if busy is not None and busy.holder != ask.holder and not ask.take_over:
@@ -52,8 +74,9 @@ class Tiers(Decisions):
             before = known or _new(ask)
             kept_s = before.hot_retention_s if ask.hot_retention_s is None else ask.hot_retention_s
             opened = msgspec.structs.replace(
-                before, epoch=before.epoch + 1, holder=ask.holder, lease=lease,
+                before, epoch=before.epoch + 1, holder=ask.holder, lease=lease, topic_id=topic.id,
                 hot_retention_s=checked_hot_retention(kept_s),
+                properties=public_properties(ask.properties) or before.properties,
             )  # fmt: skip
             plan.put(tier_key(ask.topic), opened)
             plan.put(tierer_key(ask.topic), Tierer(ask.holder, opened.epoch), lease)
@@ -70,12 +93,12 @@ class Tiers(Decisions):
         Deposed, if the epoch is not the newest. A lease that ended while nobody else came is begun again.
         """
         _check_text(ask.metadata)
-        renewed = self.keep_tier(ask.topic, ask.epoch)
+        renewed = self.keep_tier(ask.topic, ask.epoch, ask.topic_id)
         lease = 0 if renewed else self._store.grant(TIER_LEASE_S)
 
         def plan_it(plan: Plan) -> Tier:
+            topic = self._tiered_topic(plan, ask.topic, ask.topic_id)
             tier = self._mine(plan, ask.topic, ask.epoch)
-            topic = self._tiered_topic(plan, ask.topic)
             frontiers, starts = dict(tier.frontiers), dict(tier.starts)
             for lane, place in ask.frontiers.items():
                 self._check_lane(plan, topic, tier, lane)
@@ -94,16 +117,21 @@ class Tiers(Decisions):
 
         return self._decide(plan_it)
 
-    def keep_tier(self, topic: str, epoch: int) -> bool:
-        """The holder is there. False when its lease has ended, or its epoch."""
-        tier = self.tier(topic)
-        return tier is not None and tier.epoch == epoch and self._store.keep_alive(tier.lease)
+    def keep_tier(self, topic: str, epoch: int, topic_id: int = 0) -> bool:
+        """Keep the lease of an epoch alive. False when the lease or the epoch has ended, or the topic was replaced."""
+        tier = self._tier_of(topic, epoch, topic_id)
+        return tier is not None and self._store.keep_alive(tier.lease)
 
-    def close_tier(self, topic: str, epoch: int) -> None:
-        """The holder leaves: another one may come at once. One who is deposed has nothing to leave."""
-        tier = self.tier(topic)
-        if tier is not None and tier.epoch == epoch:
+    def close_tier(self, topic: str, epoch: int, topic_id: int = 0) -> None:
+        """End the lease of an epoch, so that another job may begin at once. An epoch that is over has none."""
+        if (tier := self._tier_of(topic, epoch, topic_id)) is not None:
             self._store.revoke(tier.lease)
+
+    def _tier_of(self, topic: str, epoch: int, topic_id: int) -> Tier | None:
+        """The table's record, if this epoch of this topic is the newest: epochs of the next topic begin at 1 again."""
+        tier = self.tier(topic)
+        mine = tier is not None and tier.epoch == epoch and topic_id in (0, tier.topic_id)
+        return tier if mine else None
 
     def _trim_tier(self, plan: Plan, topic: str, lane: int, place: tuple[int, int | None], cold: bool) -> int:
         """What a trim means for a topic's table; returns up to where brokers may forget.
@@ -129,10 +157,11 @@ class Tiers(Decisions):
             raise Deposed(f"epoch {epoch} of the table of {topic!r} is over: now it is {now}", "stop, or open it again")
         return tier
 
-    def _tiered_topic(self, plan: Plan, name: str) -> Topic:
+    def _tiered_topic(self, plan: Plan, name: str, topic_id: int) -> Topic:
         topic = plan.read(f"topics/{name}", Topic)
         if topic is None:
             raise UnknownTopic(f"there is no topic {name!r}", "create it first")
+        check_id(topic, topic_id)
         if not topic.replicas:
             raise BadValue(
                 f"topic {name!r} has no replicas: its records are never durable, and their positions come again",

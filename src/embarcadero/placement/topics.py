@@ -9,13 +9,13 @@ import msgspec
 from embarcadero.errors import Backpressure, BadValue, TooMany, TopicExists, UnknownTopic
 from embarcadero.limits import BROKER_LANES_FIRST, LANES_MAX
 from embarcadero.placement.altering import SchemaHistory, altered, first_version, next_version
-from embarcadero.placement.decisions import TRIES_MAX, Plan, decode
+from embarcadero.placement.decisions import TRIES_MAX, Plan, check_id, decode
 from embarcadero.placement.progress import Progress
 from embarcadero.placement.ranges import Ranges
 from embarcadero.placement.records import Cluster, Retired, Trim, tier_key, tierer_key, trim_key
-from embarcadero.placement.rules import checked_copies, checked_retention, new_topic
+from embarcadero.placement.rules import check_partitioner, checked_copies, checked_retention, new_topic
 from embarcadero.placement.tier import Tiers
-from embarcadero.types import OnGap, Order, ReplicaRef, Topic, TopicLane
+from embarcadero.types import CRC32C, OnGap, Order, ReplicaRef, Tier, Topic, TopicLane
 from embarcadero.wire.messages import AlterTopic
 
 
@@ -43,13 +43,17 @@ class Topics(Ranges, Tiers, Progress):
         columns: bytes = b"",
         retention_bytes: int = 0,
         retention_s: int = 0,
+        partitioner: str = CRC32C,
+        key: str = "",
     ) -> Topic:
         """Create a topic on a lane of its own; `columns` is its schema, if it has one.
 
+        `partitioner` says how keys choose partitions; `key` names the column of the schema that has them.
         `replicas` None: as many as are live, up to COPIES_DEFAULT; `durable_on` None: the majority of them. With
         replicas, the lane of a topic of order 2 or 5 has its first range from the start.
         """
-        schema = first_version(columns)
+        schema = first_version(columns, key)
+        check_partitioner(partitioner)
 
         def plan_it(plan: Plan) -> Topic:
             cluster = self._counters(plan)
@@ -62,6 +66,7 @@ class Topics(Ranges, Tiers, Progress):
                 raise TopicExists(f"topic {name!r} exists", "use it, or choose another name")
             self._check_room(cluster)
             self._count_lane(plan, cluster, topic.lane)
+            topic = msgspec.structs.replace(topic, id=self._ids(), partitioner=partitioner, key=key)
             if schema.widths:
                 topic = msgspec.structs.replace(topic, schema_version=len(schema.widths))
                 plan.put(f"schemas/{name}", schema)
@@ -81,6 +86,7 @@ class Topics(Ranges, Tiers, Progress):
             topic = plan.read(f"topics/{ask.name}", Topic)
             if topic is None:
                 raise self._unknown(ask.name)
+            check_id(topic, ask.topic_id)
             changed = altered(topic, ask)
             if changed.replicas > topic.replicas:
                 self._all_wanted(plan, changed)
@@ -114,12 +120,16 @@ class Topics(Ranges, Tiers, Progress):
             raise self._unknown(name)
         return found
 
-    def delete_topic(self, name: str) -> None:
-        """Delete a topic. Its lane is not used again in this generation."""
+    def delete_topic(self, name: str, topic_id: int = 0) -> None:
+        """Delete a topic. Its lane is not used again in this generation.
+
+        Raises UnknownTopic; TopicReplaced if the name belongs to another topic than the one with `topic_id` (0: any).
+        """
 
         def plan_it(plan: Plan) -> None:
             if (topic := plan.read(f"topics/{name}", Topic)) is None:
                 raise self._unknown(name)
+            check_id(topic, topic_id)
             plan.delete(f"topics/{name}")
             plan.delete(f"schemas/{name}")
             self._forget_readers(plan, name)
@@ -132,7 +142,9 @@ class Topics(Ranges, Tiers, Progress):
 
         self._decide(plan_it)
 
-    def trim(self, name: str, lane: int, index: int, *, seq: int | None = None, cold: bool = True) -> int:
+    def trim(
+        self, name: str, lane: int, index: int, *, seq: int | None = None, cold: bool = True, topic_id: int = 0
+    ) -> int:
         """Start a lane of a topic at `index`, whose first record is `seq`; going back changes nothing.
 
         In a topic with a table it starts there for all readers; without `cold` only what brokers have is given up, and
@@ -143,6 +155,7 @@ class Topics(Ranges, Tiers, Progress):
         def plan_it(plan: Plan) -> int:
             if (topic := plan.read(f"topics/{name}", Topic)) is None:
                 raise self._unknown(name)
+            check_id(topic, topic_id)
             before = plan.read(trim_key(lane), Trim) or Trim(0)
             wanted = self._trim_tier(plan, name, lane, (index, seq), cold)
             if wanted > before.index:
@@ -153,6 +166,23 @@ class Topics(Ranges, Tiers, Progress):
             return start
 
         return self._decide(plan_it)
+
+    def give_ids(self) -> None:
+        """Give an id to each topic that an earlier version made: its record had none."""
+        if any(topic.id == 0 for topic in self.topics()):
+            self._decide(self._with_ids)
+
+    def _with_ids(self, plan: Plan) -> list[Topic]:
+        """Read all topics; those without an id, and their tables, get one."""
+        topics = [topic for _, topic in plan.list("topics/", Topic)]
+        return [topic if topic.id else self._identified(plan, topic) for topic in topics]
+
+    def _identified(self, plan: Plan, topic: Topic) -> Topic:
+        identified = msgspec.structs.replace(topic, id=self._ids(), had_no_id=True)
+        plan.put(f"topics/{topic.name}", identified)
+        if (tier := plan.read(tier_key(topic.name), Tier)) is not None:
+            plan.put(tier_key(topic.name), msgspec.structs.replace(tier, topic_id=identified.id))
+        return identified
 
     def trims(self) -> dict[int, int]:
         """Lanes that were trimmed, and where they start."""
