@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from embarcadero.fabric.layout import ORDER, PENDING, Entries, join
+from embarcadero.fabric.layout import OPEN_STRONG, ORDER, PENDING, Entries, join
 from embarcadero.sequencer.control import control, expire
 from embarcadero.sequencer.held import HeldSlots
 from embarcadero.sequencer.order import LaneOrder
@@ -38,13 +38,13 @@ def pending(batches: Iterable[Batch], origin: int = 1) -> Entries:
 
 def request(
     kind: EntryKind, number: int, session: int = NO_SESSION, name: int = 0, origin: int = 1, at: int | None = None,
-    holder: int | None = None,
+    holder: int | None = None, strong: bool = False,
 ) -> Entries:  # fmt: skip
     """A pending entry that is not a batch."""
     made = np.zeros(1, dtype=PENDING)
     made["kind"], made["index"], made["session"], made["session_seq"] = kind, number, session, name
     made["origin"], made["low"] = origin, 0 if at is None else at + 1
-    made["crc"] = 0 if holder is None else min(holder + 1, NO_SESSION)
+    made["crc"], made["flags"] = 0 if holder is None else min(holder + 1, NO_SESSION), OPEN_STRONG if strong else 0
     return made
 
 
@@ -79,17 +79,17 @@ class OneLane:
 
     def request(
         self, kind: EntryKind, session: int = NO_SESSION, name: int = 0, origin: int = 1, at: int | None = None,
-        holder: int | None = None,
+        holder: int | None = None, strong: bool = False,
     ) -> Any:  # fmt: skip
         """Carry out a request; its result."""
         self.numbers += 1
-        control(self.order, request(kind, self.numbers, session, name, origin, at, holder), self.now_us)
+        control(self.order, request(kind, self.numbers, session, name, origin, at, holder, strong), self.now_us)
         self.collect()
         return self.answers[self.numbers]
 
-    def open(self, name: int = 0, resumed: int = NO_SESSION, at: int | None = None) -> int:
+    def open(self, name: int = 0, resumed: int = NO_SESSION, at: int | None = None, strong: bool = False) -> int:
         """Open a session; its handle."""
-        result = self.request(EntryKind.SESSION_OPEN, resumed, name, at=at)
+        result = self.request(EntryKind.SESSION_OPEN, resumed, name, at=at, strong=strong)
         assert result["outcome"] == Outcome.OPENED, Outcome(int(result["outcome"]))
         return int(result["session"])
 

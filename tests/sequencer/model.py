@@ -41,13 +41,14 @@ class Session:
     successor: int | None = None
     taken: bool = False
     active_us: int = 0
+    strong: bool = False
 
 
 class Model:
     """One lane."""
 
     def __init__(self, order: int, skips: bool, gap_us: int) -> None:
-        self.strong, self.skips, self.gap_timeout_us = order == 5, skips, gap_us
+        self.all_strong, self.skips, self.gap_timeout_us = order == 5, skips, gap_us
         self.sessions: dict[int, Session] = {}
         self.names: dict[int, int] = {}  # the newest session of each name
         self.log: list[tuple[str, int, int]] = []  # (kind, session, sequence), in an order that the real log shares
@@ -63,11 +64,10 @@ class Model:
         for batch in batches:
             if (session := self.sessions.get(batch.session)) and session.open:
                 session.active_us = now_us
-        if self.strong:
-            self._strong(fresh, now_us)
-        else:
-            for batch in fresh:
+        for batch in fresh:
+            if not self.sessions[batch.session].strong:
                 self._ordered(batch)
+        self._strong([batch for batch in fresh if self.sessions[batch.session].strong], now_us)
         waiting = {b.number for s in self.sessions.values() for b in s.held.values()}
         for batch in batches:
             if batch.number not in self.answers and batch.number not in waiting:
@@ -80,18 +80,17 @@ class Model:
             del session.known[old]
 
     def _fresh(self, batches: list[Batch]) -> list[Batch]:
-        if not self.strong:
-            for batch in batches:
-                session = self.sessions.get(batch.session)
-                if session and session.open:
-                    session.low = max(session.low, min(batch.low, batch.seq))
+        for batch in batches:
+            session = self.sessions.get(batch.session)
+            if session and session.open and not session.strong:
+                session.low = max(session.low, min(batch.low, batch.seq))
         fresh: list[Batch] = []
         seen: set[tuple[int, int]] = set()
         for batch in batches:
             session = self.sessions.get(batch.session)
             if session is None or not session.open or (batch.session, batch.seq) in seen:
                 continue
-            first = session.expected if self.strong else session.low
+            first = session.expected if session.strong else session.low
             if first <= batch.seq < first + W and batch.seq not in session.held and batch.seq not in session.known:
                 seen.add((batch.session, batch.seq))
                 fresh.append(batch)
@@ -132,14 +131,14 @@ class Model:
         session = self.sessions.get(batch.session)
         if session is None:
             return Outcome.UNKNOWN_SESSION, None, 0
-        if not self.strong and batch.seq < session.low:
+        if not session.strong and batch.seq < session.low:
             return Outcome.STALE, None, 0
-        if (not self.strong or batch.seq < session.expected) and batch.seq in session.known:
+        if (not session.strong or batch.seq < session.expected) and batch.seq in session.known:
             where, crc = session.known[batch.seq]
             if where == LOST:
                 return Outcome.LOST, None, 0
             return (Outcome.DUP_OF, where, 0) if crc == batch.crc else (Outcome.CONFLICT, None, 0)
-        if self.strong and batch.seq < session.expected:
+        if session.strong and batch.seq < session.expected:
             return Outcome.STALE if self.skips or batch.seq < session.low else Outcome.DUP, None, 0
         if not session.open:
             return Outcome.FENCED, None, session.expected
@@ -149,8 +148,9 @@ class Model:
 
     # --- sessions ---
     def open(
-        self, handle: int, name: int = 0, resumed: int = NO_SESSION, now_us: int = 0, at: int | None = None
-    ) -> Outcome:
+        self, handle: int, name: int = 0, resumed: int = NO_SESSION, now_us: int = 0, at: int | None = None,
+        strong: bool = False,
+    ) -> Outcome:  # fmt: skip
         """Open `handle` (chosen by the implementation), unless that is refused."""
         earlier = None
         if resumed != NO_SESSION:
@@ -164,12 +164,12 @@ class Model:
                 return Outcome.FENCED
         elif name:
             earlier = self.names.get(name)
-        made = Session(name=name, active_us=now_us)
+        made = Session(name=name, active_us=now_us, strong=strong or self.all_strong)
         if earlier is not None:
             old = self.sessions[earlier]
             if old.open:
                 self.fence(earlier, now_us)
-            made.name = name or old.name
+            made.name, made.strong = name or old.name, old.strong
             made.expected, made.low, made.known = old.expected, old.low, dict(old.known)
             old.active_us = now_us
             if resumed == NO_SESSION:

@@ -22,7 +22,7 @@ from embarcadero.sequencer import state
 from embarcadero.sequencer.checkpoint import read_checkpoint
 from embarcadero.sequencer.lane import checkpoint_region
 from embarcadero.sequencer.state import Sequencer
-from embarcadero.types import Range
+from embarcadero.types import Range, Topic
 from tests.sequencer.cluster import Broker, Cluster, Views
 
 
@@ -63,8 +63,8 @@ class Disks:
         self.checkpoints: dict[int, dict[int, bytes]] = {}
         self.broken = False
 
-    def checkpoint(self, lane: int, at_most: int) -> tuple[int, bytes] | None:
-        found = {index: data for index, data in self.checkpoints.get(lane, {}).items() if index <= at_most}
+    def checkpoint(self, topic: Topic, at_most: int) -> tuple[int, bytes] | None:
+        found = {index: data for index, data in self.checkpoints.get(topic.lane, {}).items() if index <= at_most}
         return max(found.items()) if found else None
 
     def entries(self, range_: Range, start: int, stop: int) -> Entries:

@@ -20,7 +20,7 @@ from embarcadero.sequencer.replay import learn_positions, replay
 from embarcadero.sequencer.sessions import FREE, LOST, SessionTable, W
 from embarcadero.types import NO_INDEX, EntryKind
 from tests.sequencer.harness import OneLane
-from tests.sequencer.test_order_model import Pair
+from tests.sequencer.test_order_model import KINDS_OF_TOPICS, Pair
 
 Known = dict[int, tuple[int, int, int] | str]
 
@@ -29,7 +29,7 @@ def known(order: LaneOrder, row: int) -> Known:
     """What a row's window says of the sequences that it answers for: position and CRC, or that they are lost."""
     table, expected, low = order.table, int(order.table.expected[row]), int(order.table.low[row])
     found: Known = {}
-    for seq in range(max(0, expected - W), expected) if order.strong else range(low, low + W):
+    for seq in range(max(0, expected - W), expected) if table.strong[row] else range(low, low + W):
         slot = row * W + seq % W
         if int(table.tag[slot]) == seq + 1:
             index = int(table.index[slot])
@@ -56,11 +56,11 @@ def compare(live: LaneOrder, made: LaneOrder, ring_start: int) -> None:
     mine, theirs = live.table, made.table
     assert (live.next_index, live.next_seq, mine.used) == (made.next_index, made.next_seq, theirs.used)
     assert (mine.next_handle, mine.by_name) == (theirs.next_handle, theirs.by_name)
-    for column in ("handle", "live", "state", "expected", "successor", "name"):
+    for column in ("handle", "live", "state", "strong", "expected", "successor", "name"):
         used = mine.state != FREE
         assert getattr(mine, column)[used].tolist() == getattr(theirs, column)[used].tolist(), column
     for row in np.flatnonzero(mine.state != FREE).tolist():
-        if not live.strong:
+        if not mine.strong[row]:
             assert int(mine.expected[row]) - W <= int(theirs.low[row]) <= int(mine.low[row])
             theirs.low[row] = mine.low[row]
         found = known(made, row)
@@ -73,13 +73,13 @@ def compare(live: LaneOrder, made: LaneOrder, ring_start: int) -> None:
                 assert where == fact or where[0] == NO_INDEX
 
 
-@pytest.mark.parametrize(("order", "on_gap"), [(5, "fence"), (5, "skip"), (2, "fence")])
+@pytest.mark.parametrize(("order", "on_gap", "strong_share"), KINDS_OF_TOPICS)
 @given(seed=st.integers(0, 1 << 32))
 @settings(deadline=None, max_examples=30)
-def test_restore_and_replay_give_the_live_table(order: int, on_gap: str, seed: int) -> None:
+def test_restore_and_replay_give_the_live_table(order: int, on_gap: str, strong_share: float, seed: int) -> None:
     """For any history, any number of checkpoints, and any part of the ring that is left."""
     rng = random.Random(seed)
-    pair, memory = Pair(order, on_gap, rng), IncoherentMemory(rng, 1)
+    pair, memory = Pair(order, on_gap, rng, strong_share), IncoherentMemory(rng, 1)
     lane = pair.real
     writer = CheckpointWriter(memory.host("sequencer"), "checkpoint", lane.order.table.capacity)
     for _ in range(16):

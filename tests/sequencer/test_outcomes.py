@@ -232,6 +232,17 @@ def test_an_altered_topic_judges_what_waits_by_its_new_time() -> None:
     assert lane.kinds()[-1] == EntryKind.SESSION_FENCE
 
 
+def test_an_altered_topic_keeps_the_time_of_departed_sessions() -> None:
+    """sequencer.departed_gap_timeout_ms holds for the topic as it is altered, too, up to its gap_timeout_ms."""
+    lane = OneLane(5)
+    lane.order.set_departed_timeout(7)
+    assert lane.order.departed_timeout_us == 7_000
+    lane.order.alter(topic(gap_timeout_ms=GAP_MS))
+    assert lane.order.departed_timeout_us == 7_000
+    lane.order.alter(topic(gap_timeout_ms=5))
+    assert lane.order.departed_timeout_us == 5_000
+
+
 def test_an_altered_topic_skips_from_then_on() -> None:
     """on_gap may become skip: the gap that waits is skipped at its time."""
     lane = OneLane(5)

@@ -12,7 +12,7 @@ from embarcadero.storage.checkpoints import write_checkpoint
 from embarcadero.storage.layout import lane_folder, range_folder
 from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.real import RealDisk
-from embarcadero.types import Range, ReplicaMember, ReplicaRef, ReplicaState
+from embarcadero.types import Range, ReplicaMember, ReplicaRef, ReplicaState, Topic
 from tests.storage.records import LANE, RANGE, SMALL, START, START_SEQ, Source
 
 
@@ -42,6 +42,7 @@ def spoil(who: ReplicaMember) -> None:
         path.write_bytes(bytes(data))
 
 
+TOPIC = Topic(name="t", lane=LANE)
 RANGE_ = Range(
     lane=LANE, number=RANGE, start=START, start_seq=START_SEQ, durable_on=2,
     replicas=[ReplicaRef(replica=number, incarnation=1, disk=f"d{number}") for number in range(3)],
@@ -67,10 +68,10 @@ def test_the_newest_checkpoint_of_those_that_are_up(tmp_path: Path) -> None:
     """At or below the index asked for; a replica that is down is not asked."""
     members = [member(number, tmp_path, ReplicaState.DEAD if number == 2 else ReplicaState.LIVE) for number in range(3)]
     for who, index in zip(members, (40, 70, 60), strict=True):
-        write_checkpoint(RealDisk(Path(who.folder)), lane_folder(LANE), index, b"%d" % index)
+        write_checkpoint(RealDisk(Path(who.folder)), lane_folder(LANE), index, b"%d" % index, 0)
     past = DiskPast(lambda: members, lambda who: RealDisk(Path(who.folder)))
 
-    assert past.checkpoint(LANE, 100) == (70, b"70")
-    assert past.checkpoint(LANE, 69) == (40, b"40")
-    assert past.checkpoint(LANE, 39) is None
-    assert DiskPast(lambda: members, None).checkpoint(LANE, 100) is None
+    assert past.checkpoint(TOPIC, 100) == (70, b"70")
+    assert past.checkpoint(TOPIC, 69) == (40, b"40")
+    assert past.checkpoint(TOPIC, 39) is None
+    assert DiskPast(lambda: members, None).checkpoint(TOPIC, 100) is None

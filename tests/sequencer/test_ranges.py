@@ -13,6 +13,7 @@ from embarcadero.limits import CHECKPOINT_S, RANGE_GRACE_S, RANGE_RETRY_S, REPLI
 from embarcadero.plants import ACTIVE
 from embarcadero.sequencer import ranges as ranges_module
 from embarcadero.types import EntryKind, Outcome, ReplicaRef
+from embarcadero.wire.messages import AlterTopic
 from tests.sequencer.cluster import Crash
 from tests.sequencer.replicated import ReplicatedCluster
 
@@ -314,6 +315,25 @@ def test_ranges_that_can_wait_change_one_after_the_other(durable_on: int) -> Non
         assert len(changed()) == 2
         settle(cluster, RANGE_RETRY_S)
         assert len(changed()) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "copies", "durable_on"),
+    [({"durable_on": 3}, 3, 3), ({"durable_on": 1}, 3, 1), ({"replicas": 2}, 2, 2), ({"replicas": 4}, 4, 3)],
+)
+def test_altered_copies_take_effect(change: dict[str, int], copies: int, durable_on: int) -> None:
+    """The open range is sealed at what is durable, and the next one has the copies that were asked for."""
+    cluster = ReplicatedCluster(replicas=4)
+    lane, _ = filled(cluster)
+    cluster.lines(lane, 5, 5, 5)
+    cluster.directory.alter_topic(AlterTopic(name="t0", **change))
+    settle(cluster, 2 * RANGE_GRACE_S)
+
+    assert [r.end for r in cluster.directory.ranges(lane)] == [5, None]
+    opened = cluster.open_range(lane)
+    assert (len(opened.replicas), opened.durable_on) == (copies, durable_on)
+    settle(cluster, 2 * RANGE_GRACE_S)
+    assert cluster.open_range(lane) == opened
 
 
 @pytest.mark.parametrize("trouble", ["silent", "unhealthy", "draining"])

@@ -72,6 +72,7 @@ class BrokerRanges:
                 self._keeper.drop(number)
         for number in [number for number in self._recovery.lanes if number not in lanes and number not in topics]:
             self._recovery.drop(number)
+        self._keeper.keep_only(topics.keys() | lanes.keys())
         self._over &= lanes.keys()
         here = {(member.broker, member.incarnation) for member in members}
         for number, lane in lanes.items():

@@ -3,10 +3,11 @@
 A checkpoint is the session table as of an index: everything below it may leave the ring. The slots take turns; rows are
 flushed before the header that vouches for them (their count and CRC32C), so a torn one is recognised and the
 other slot holds. A row says which sequences of the window were stored and which were skipped, not where: positions are
-taken from the entries that are still in the ring.
+taken from the entries that are still in the ring. Its `strong` is 1 for a strong session; 0 means as its topic: weak in
+order 2, strong in order 5.
 
     header (128)                                             row (128)
-    0 magic u64, 8 version u32, 12 count u32, 16 number u64  0 handle u32, 4 successor u32, 8 state u8
+    0 magic u64, 8 version u32, 12 count u32, 16 number u64  0 handle u32, 4 successor u32, 8 state u8, 9 strong u8
     24 index u64, 32 seq u64, 40 append_us u64               16 expected u64, 24 low u64, 32 name u64
     48 next_handle u64, 56 now_us u64                        40 active_us u64
     64 rows_crc u32, 68 capacity u32, 124 check u32          48 stored 32 bytes, 80 lost 32 bytes: a bit per slot
@@ -42,8 +43,8 @@ _HEADER: Final = table(
 )  # fmt: skip
 _ROW: Final = table(
     128,
-    handle=("<u4", 0), successor=("<u4", 4), state=("u1", 8), expected=("<u8", 16), low=("<u8", 24), name=("<u8", 32),
-    active_us=("<u8", 40), stored=("V32", 48), lost=("V32", 80),
+    handle=("<u4", 0), successor=("<u4", 4), state=("u1", 8), strong=("u1", 9), expected=("<u8", 16), low=("<u8", 24),
+    name=("<u8", 32), active_us=("<u8", 40), stored=("V32", 48), lost=("V32", 80),
 )  # fmt: skip
 _BYTES: Final = 128
 _ROWS_RESERVED: Final = 511  # with the header, 64 KiB
@@ -184,20 +185,19 @@ def _load(region: Region, offset: int, count: int) -> Entries:
 
 # --- rows and windows -------------------------------------------------------------------------------------------------
 def _window_seqs(order: LaneOrder, rows: Ints) -> Ints:
-    """The sequence that each slot of each row's window stands for: the last W below expected, or W from low on."""
-    slots = np.arange(W)
-    if order.strong:
-        last = order.table.expected[rows][:, None] - 1
-        return last - ((last - slots) & (W - 1))
-    low = order.table.low[rows][:, None]
-    seqs = low + ((slots - low) & (W - 1))
-    return seqs & (W - 1) if planted("laps-forgotten") else seqs
+    """The sequence of each slot of each row's window: strong: the last W below `expected`; weak: W from `low` on."""
+    sessions, slots = order.table, np.arange(W)
+    first = np.where(sessions.strong[rows], sessions.expected[rows] - W, sessions.low[rows])[:, None]
+    seqs: Ints = first + ((slots - first) & (W - 1))
+    if planted("laps-forgotten"):
+        seqs = np.where(sessions.strong[rows][:, None], seqs, seqs & (W - 1))
+    return seqs
 
 
 def _rows(order: LaneOrder, rows: Ints) -> Entries:
     sessions = order.table
     made = np.zeros(len(rows), dtype=_ROW)
-    for name in ("handle", "successor", "state", "expected", "low", "name", "active_us"):
+    for name in ("handle", "successor", "state", "strong", "expected", "low", "name", "active_us"):
         made[name] = getattr(sessions, name)[rows]
     seqs = _window_seqs(order, rows)
     known = (sessions.tag.reshape(-1, W)[rows] == seqs + 1) & (seqs >= 0)
@@ -227,6 +227,7 @@ def restore(order: LaneOrder, checkpoint: Checkpoint, now_us: int) -> None:
         raise Corrupt(f"a checkpoint of {len(rows)} sessions, of which two need the same row", _DO)
     for name in ("handle", "successor", "state", "expected", "low", "name"):
         getattr(sessions, name)[rows] = saved[name]
+    sessions.strong[rows] = order.all_strong | (saved["strong"] != 0) & (not planted("strong-forgotten-in-checkpoint"))
     sessions.live[rows] = np.where(saved["state"] == OPEN, saved["handle"].astype(np.int64), NOBODY)
     sessions.active_us[rows] = now_us - (int(header["now_us"]) - saved["active_us"].astype(np.int64))
     sessions.used = len(rows)
@@ -239,7 +240,7 @@ def restore(order: LaneOrder, checkpoint: Checkpoint, now_us: int) -> None:
 
 def _restore_windows(order: LaneOrder, sessions: SessionTable, rows: Ints, saved: Entries) -> None:
     stored, lost, seqs = _unpack(saved["stored"]), _unpack(saved["lost"]), _window_seqs(order, rows)
-    if planted("checkpoint-says-more") and not order.strong:
-        stored |= np.roll(stored, 1, axis=1)
+    if planted("checkpoint-says-more"):
+        stored |= np.roll(stored, 1, axis=1) & ~sessions.strong[rows][:, None]
     sessions.tag.reshape(-1, W)[rows] = np.where(stored | lost, seqs + 1, 0)
     sessions.index.reshape(-1, W)[rows] = np.where(lost, np.uint64(LOST), np.uint64(NO_INDEX))

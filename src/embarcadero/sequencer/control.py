@@ -10,15 +10,16 @@ from typing import Final
 
 import numpy as np
 
-from embarcadero.fabric.layout import Entries, pick
-from embarcadero.limits import EXPIRED_PER_ROUND_MAX, FENCED_KEPT_S
+from embarcadero.fabric.layout import OPEN_STRONG, Entries, pick
+from embarcadero.limits import ABANDONED_S, EXPIRED_PER_ROUND_MAX, FENCED_KEPT_S
 from embarcadero.plants import planted
-from embarcadero.sequencer.decisions import control_entry, open_entry
+from embarcadero.sequencer.decisions import OpenedFacts, control_entry, open_entry
 from embarcadero.sequencer.order import LaneOrder
 from embarcadero.sequencer.sessions import FENCED, LOST, NEVER, OPEN, TAKEN, W_MASK, Ints, W
-from embarcadero.types import NO_SESSION, EntryKind, Outcome
+from embarcadero.types import NO_SESSION, EntryKind, Order, Outcome
 
 _KEPT_US: Final = FENCED_KEPT_S * 1_000_000
+_ABANDONED_US: Final = int(ABANDONED_S * 1_000_000)
 
 
 def control(lane: LaneOrder, entry: Entries, now_us: int) -> None:
@@ -75,7 +76,8 @@ def _open(lane: LaneOrder, entry: Entries, now_us: int) -> None:
         earlier, taken = table.row_of(holder), True
     handle, crowded = table.free_handle(), table.used >= table.sessions_max
     victim = table.oldest_fenced(but=[one for one in (row, earlier) if one is not None]) if crowded else None
-    victim = earlier if crowded and victim is None else victim
+    if crowded and victim is None:
+        victim = earlier if earlier is not None else table.oldest_abandoned(now_us - _ABANDONED_US)
     if handle is None or (crowded and victim is None):
         lane.out.answer_one(entry, Outcome.TOO_MANY_SESSIONS)
         return
@@ -85,22 +87,27 @@ def _open(lane: LaneOrder, entry: Entries, now_us: int) -> None:
     at = int(entry["low"][0]) - 1  # -1: wherever it is
     if earlier is not None and table.state[earlier] == OPEN and not planted("holder-not-fenced"):
         fence(lane, earlier, now_us, "replaced" if at < 0 else "moved")
-    continued = int(table.handle[earlier]) if earlier is not None else NO_SESSION
-    row = table.open(handle, name, now_us, earlier, taken)
+    continued = int(table.handle[earlier]) if earlier is not None else None
+    strong = lane.all_strong or bool(int(entry["flags"][0]) & OPEN_STRONG)
+    if earlier is not None:
+        strong = bool(table.strong[earlier])  # windows of the two kinds differ, so a session keeps its kind
+    row = table.open(handle, name, now_us, earlier, taken, strong=strong)
     reached = int(table.expected[row])
     table.advance(row, at)
     expected = int(table.expected[row])
-    index = lane.append_control(open_entry(handle, expected, int(table.name[row]), continued, taken))
+    facts = OpenedFacts(int(table.name[row]), continued, taken, strong and not lane.all_strong)
+    index = lane.append_control(open_entry(handle, expected, facts))
     if taken and at >= 0 and earlier is not None:
         outlived = [earlier]
-    _make_way(lane, outlived, victim)
+    _make_way(lane, outlived, victim, now_us)
     lane.counters.opened += 1
     attach(lane, handle, int(entry["origin"][0]))
     lane.idle_due_us = min(lane.idle_due_us, now_us + min(lane.topic.session_ttl_s * 1_000_000, _KEPT_US))
-    low = max(0, expected - W) if lane.strong else int(table.low[row])
+    low = max(0, expected - W) if strong else int(table.low[row])
     lane.out.answer_one(
-        entry, Outcome.OPENED, session=handle, extra=expected, seq=low, index=index, session_seq=reached
-    )
+        entry, Outcome.OPENED, session=handle, extra=expected, seq=low, index=index, session_seq=reached,
+        order=Order.STRONG if strong else Order.TOTAL,
+    )  # fmt: skip
 
 
 def _expected_holder(entry: Entries, holder: int) -> int:
@@ -109,13 +116,15 @@ def _expected_holder(entry: Entries, holder: int) -> int:
     return holder if asked == 0 else asked if asked == NO_SESSION else asked - 1
 
 
-def _make_way(lane: LaneOrder, outlived: list[int], victim: int | None) -> None:
+def _make_way(lane: LaneOrder, outlived: list[int], victim: int | None, now_us: int) -> None:
     """Forget what has to leave: those who were outlived, or one if the table is full. So nobody fills it by going on.
 
     Who moves on in its name does not come back to where it was; and who continues a session knows of that one, so it
     never asks for those before it. Two of them leave, since a request whose answer is lost makes one more.
     """
     for row in outlived[:2] or ([] if victim is None else [victim]):
+        if lane.table.state[row] == OPEN:
+            fence(lane, row, now_us, "abandoned")
         _forget(lane, row)
 
 

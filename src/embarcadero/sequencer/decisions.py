@@ -6,12 +6,12 @@ entry, so they move as one block.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from embarcadero.fabric.layout import ORDER, PENDING, RESULT, Entries
+from embarcadero.fabric.layout import OPEN_STRONG, OPEN_TAKEN, ORDER, PENDING, RESULT, Entries
 from embarcadero.invariants import invariant
 from embarcadero.types import NO_HANDLE, NO_INDEX, NO_SESSION, EntryKind, Outcome
 
@@ -57,19 +57,30 @@ def control_entry(kind: EntryKind, session: int, session_seq: int, **fields: int
     return made
 
 
-def open_entry(session: int, expected: int, name: int, earlier: int, taken: bool) -> Entries:
-    """The order entry of a session's start. It says all that a replay needs: see `opened_facts`."""
+class OpenedFacts(NamedTuple):
+    """What an ordered SESSION_OPEN says beside its session and next sequence."""
+
+    name: int  # its hash; 0: none
+    continued: int | None  # the session that it continues
+    taken: bool  # another holder took the name
+    strong: bool  # the session is strong although the topic's default is weak
+
+
+def open_entry(session: int, expected: int, facts: OpenedFacts) -> Entries:
+    """Make the order entry of a session's start. It says all that a replay needs: see `opened_facts`."""
+    name, earlier = facts.name, NO_SESSION if facts.continued is None else facts.continued
     return control_entry(
         EntryKind.SESSION_OPEN, session, expected, location=name & 0xFFFF_FFFF, crc=name >> 32,
-        partition=earlier & 0xFFFF, schema=earlier >> 16, flags=int(taken),
+        partition=earlier & 0xFFFF, schema=earlier >> 16, flags=facts.taken * OPEN_TAKEN | facts.strong * OPEN_STRONG,
     )  # fmt: skip
 
 
-def opened_facts(entry: np.void) -> tuple[int, int | None, bool]:
-    """Of a SESSION_OPEN: (hash of the name, session that it continues, whether another holder took the name)."""
+def opened_facts(entry: np.void) -> OpenedFacts:
+    """Read back what `open_entry` wrote."""
     earlier = int(entry["schema"]) << 16 | int(entry["partition"])
-    name = int(entry["crc"]) << 32 | int(entry["location"])
-    return name, None if earlier == NO_SESSION else earlier, bool(entry["flags"])
+    name, flags = int(entry["crc"]) << 32 | int(entry["location"]), int(entry["flags"])
+    continued = None if earlier == NO_SESSION else earlier
+    return OpenedFacts(name, continued, bool(flags & OPEN_TAKEN), bool(flags & OPEN_STRONG))
 
 
 def results(pending: Entries, outcome: U8, index: U64, seq: U64, extra: U64) -> Entries:

@@ -75,6 +75,10 @@ class Lane:
         self.unfenced: list[int] = []  # rows of sessions that a restart ended: first of all the log has to say so
         order.reserve = self._reserve
 
+    def close(self) -> None:
+        """Let go of the order: each names the other, and memory that is in a cycle waits for the garbage collector."""
+        self.order.reserve = self.order.make_room = lambda _count: None
+
     def inherit(self, entries: Entries, now_us: int) -> None:
         """Re-issue what an earlier epoch ordered, unchanged, as far as readers may still ask for it."""
         entries = entries[-(self._ring.slots - self._round_entries) :]

@@ -3,14 +3,17 @@
 Theory of operation. A step takes many batches at once and decides in four moves, each a few array operations:
 1. choose: which are new and may be ordered now. Every sequence that can be new lies within one window of its session,
    so (row, sequence mod W) names it, and a batch claims its slot by writing its own number there: of several equal
-   ones the first keeps the slot. Order 2 orders what is new, as it came. Order 5 orders each session's unbroken
-   prefix from `expected` on: without sorting when every batch follows its predecessor in the round; else all are
-   sorted by (row, sequence), together with what waited in sessions whose hole was filled just now.
+   ones the first keeps the slot. Of weak sessions everything new is ordered, as it came. Of strong sessions the
+   unbroken prefix from `expected` on is ordered: without sorting when every batch follows its predecessor in the
+   round; else all are sorted by (row, sequence), together with what waited in sessions whose hole was filled just
+   now. A step with both kinds is ordered as it came if it can be; else weak batches first, then strong ones.
 2. append: one addition gives all indices, one cumulative sum all seqs; the windows learn them.
-3. hold: order 5, what is ahead of a gap waits in a held slot. Without room, sessions with the oldest gaps are fenced.
+3. hold: a strong session's batch ahead of a gap waits in a held slot. Without room, sessions with the oldest gaps are
+   fenced.
 4. settle: everything else is answered from the windows as they are now, so a duplicate within the step is no special
    case.
-The window of a step begins at `expected` (order 5) or `low` (order 2) as they are when the step begins.
+The window of a step begins at `expected` (strong) or `low` (weak) as they are when the step begins. Sessions share
+nothing but the positions that they are given: no session waits for another.
 """
 
 from __future__ import annotations
@@ -81,7 +84,7 @@ class LaneOrder:
 
     def __init__(self, topic: Topic, table: SessionTable, held: HeldSlots) -> None:
         self.table, self.held = table, held
-        self.strong = topic.order == Order.STRONG
+        self.all_strong = topic.order == Order.STRONG  # the topic takes no weak sessions
         self.next_index = self.next_seq = self.append_us = 0
         self.due_us = NEVER  # no gap times out before
         self.idle_due_us = NEVER  # no session expires before
@@ -92,7 +95,13 @@ class LaneOrder:
         """Asked when that many held slots are needed and not free; may fence sessions, here and in other lanes."""
         self.reserve: Callable[[int], None] = lambda _count: None
         """Told before that many order entries are decided, at a moment when sessions and decisions agree."""
+        self._departed_ms = GAP_TIMEOUT_DEPARTED_MS
         self._follow(topic)
+
+    def set_departed_timeout(self, timeout_ms: int) -> None:
+        """How long a gap may stay once its session's connection is gone; also for the topic as it is altered later."""
+        self._departed_ms = timeout_ms
+        self._follow(self.topic)
 
     def alter(self, topic: Topic) -> None:
         """The topic was altered: what waits is judged by its new times from the next round on."""
@@ -101,9 +110,9 @@ class LaneOrder:
 
     def _follow(self, topic: Topic) -> None:
         self.topic = topic
-        self.skips = self.strong and topic.on_gap == OnGap.SKIP
+        self.skips = topic.on_gap == OnGap.SKIP
         self.gap_timeout_us = topic.gap_timeout_ms * 1000
-        self.departed_timeout_us = min(self.gap_timeout_us, GAP_TIMEOUT_DEPARTED_MS * 1000)
+        self.departed_timeout_us = min(self.gap_timeout_us, self._departed_ms * 1000)
 
     # --- the step -----------------------------------------------------------------------------------------------------
     def order(self, entries: Entries, now_us: int) -> None:
@@ -113,10 +122,7 @@ class LaneOrder:
         self.reserve(len(entries) + self.table.waiting)
         step, table = _Step(entries, self.table), self.table
         is_open: Flags = table.live.take(step.rows) == step.sessions
-        if self.strong:
-            chosen, waiting, woken = self._choose_strong(step, is_open)
-        else:
-            chosen, waiting, woken = self._choose_total(step, is_open), _NONE, _NONE
+        chosen, waiting, woken = self._choose(step, is_open)
         if planted("dedupe-off"):
             chosen = self._with_duplicates(step, is_open, chosen)
         self._append(step, chosen)
@@ -133,8 +139,7 @@ class LaneOrder:
         """Which of these are batches that have a position already: whoever decides on them again needs none."""
         step, table = _Step(entries, self.table), self.table
         found: Flags = (table.handle.take(step.rows) == step.sessions) & (table.tag.take(step.slots) == step.seqs + 1)
-        if self.strong:
-            found &= step.seqs < table.expected.take(step.rows)  # others with their slots wait
+        found &= ~table.strong.take(step.rows) | (step.seqs < table.expected.take(step.rows))  # others wait
         found &= entries["kind"] == BATCH_KIND
         return found
 
@@ -161,13 +166,51 @@ class LaneOrder:
                 self.out.answer(pick(step.entries, at), step.outcome[at], step.index[at], step.seq[at], step.extra[at])
 
     # --- choose -------------------------------------------------------------------------------------------------------
-    def _choose_total(self, step: _Step, is_open: Flags) -> Ints | None:
-        """Order 2: everything new in [low, low + W). None means all."""
+    def _choose(self, step: _Step, is_open: Flags) -> tuple[Ints | None, Ints, Ints]:
+        """(to be ordered, None means all; to be held; rows whose waiting batches were woken)."""
+        if self.all_strong:
+            return self._choose_strong(step, is_open)
+        strong = self.table.strong.take(step.rows)
+        if planted("weak-held"):
+            strong.fill(True)
+        if every(strong):
+            return self._choose_strong(step, is_open)
+        if not np.count_nonzero(strong):
+            return self._choose_weak(step, is_open), _NONE, _NONE
+        if self._all_new(step, is_open, strong):
+            return None, _NONE, _NONE
+        weak = self._choose_weak(step, is_open & ~strong)
+        chosen, waiting, woken = self._choose_strong(step, is_open & strong)
+        if weak is not None and chosen is not None:
+            chosen = np.concatenate([weak, chosen])
+        return chosen, waiting, woken
+
+    def _all_new(self, step: _Step, is_open: Flags, strong: Flags) -> bool:
+        """Take a step of both kinds of sessions as it came, if all of it is new, and strong sessions are in order."""
         table = self.table
+        if not every(is_open) or np.count_nonzero(table.held.take(step.rows)):
+            return False
+        self._raise_lows(step, ~strong)
+        ahead = step.seqs - np.where(strong, table.expected.take(step.rows), table.low.take(step.rows))
+        if not every(ahead.view(np.uint64) < W) or np.count_nonzero(table.tag.take(step.slots) == step.seqs + 1):
+            return False
+        ahead[~strong] = 0
+        if not self._in_order(step, ahead):
+            return False
+        np.maximum.at(table.expected, step.rows, step.seqs + 1)
+        return True
+
+    def _raise_lows(self, step: _Step, of: Flags) -> None:
+        """Move the windows of these weak sessions up to the lowest sequence that their publishers may still send."""
         lows = np.minimum(words(step.entries)[:, 2].astype(np.int64), step.seqs)
         lows[step.seqs > SESSION_SEQUENCE_MAX] = 0
-        everyone = every(is_open)
-        np.maximum.at(table.low, step.rows if everyone else step.rows[is_open], lows if everyone else lows[is_open])
+        everyone = every(of)
+        np.maximum.at(self.table.low, step.rows if everyone else step.rows[of], lows if everyone else lows[of])
+
+    def _choose_weak(self, step: _Step, is_open: Flags) -> Ints | None:
+        """Of weak sessions: everything new in [low, low + W). None means all."""
+        table = self.table
+        self._raise_lows(step, is_open)
         near = (step.seqs - table.low.take(step.rows)).view(np.uint64) < W
         new = is_open & near & (table.tag.take(step.slots) != step.seqs + 1)
         chosen = None
@@ -186,7 +229,7 @@ class LaneOrder:
         return first
 
     def _choose_strong(self, step: _Step, is_open: Flags) -> tuple[Ints | None, Ints, Ints]:
-        """Order 5: (to be ordered, to be held, rows whose waiting batches were woken)."""
+        """Of strong sessions: unbroken prefixes from `expected` on; the rest waits."""
         table = self.table
         ahead = step.seqs - table.expected.take(step.rows)
         new = is_open & (ahead.view(np.uint64) < W)
@@ -306,12 +349,9 @@ class LaneOrder:
         known = table.handle.take(rows) == step.sessions[rest]
         expected, index = table.expected.take(rows), table.index.take(slots)
         hit, same = table.tag.take(slots) == seqs + 1, table.crc.take(slots) == step.crcs[rest]
-        below = seqs < table.low.take(rows)  # order 5: only a session that was opened at a sequence has any there
-        if self.strong:
-            late = seqs < expected
-            found, old = late & hit, late & ~hit
-        else:
-            found, old = hit & ~below, below
+        below = seqs < table.low.take(rows)  # strong: only a session that was opened at a sequence has any there
+        strong, late = table.strong.take(rows), seqs < expected
+        found, old = hit & np.where(strong, late, ~below), np.where(strong, late & ~hit, below)
         outcome = np.select(
             [~known, found & (index == LOST), found & (index == NO_INDEX), found & same, found, old & below, old,
              table.state.take(rows) == FENCED, hit & ~same, hit],

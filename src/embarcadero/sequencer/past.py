@@ -11,7 +11,7 @@ from embarcadero.storage.checkpoints import newest_checkpoint
 from embarcadero.storage.disk import Disk
 from embarcadero.storage.layout import lane_folder, range_folder
 from embarcadero.storage.reading import RangeReader
-from embarcadero.types import NO_INDEX, Range, ReplicaMember, ReplicaState
+from embarcadero.types import NO_INDEX, Range, ReplicaMember, ReplicaState, Topic
 
 _ABOVE = "checkpoint-above-end"
 _DO = "start the replicas that are missing"
@@ -45,15 +45,16 @@ class DiskPast:
             if key in self._opened:
                 yield self._opened[key]
 
-    def checkpoint(self, lane: int, at_most: int) -> tuple[int, bytes] | None:
-        """The newest session checkpoint of a lane at or below an index.
+    def checkpoint(self, topic: Topic, at_most: int) -> tuple[int, bytes] | None:
+        """The newest session checkpoint of a topic at or below an index.
 
-        Only of replicas that are up: a folder that nobody has looked after may have one of a topic that was deleted.
+        Only of replicas that are up: of the others it is not known whether their folders are the topic's.
         """
         best: tuple[int, bytes] | None = None
         for disk in self._all([], live=True):
             try:
-                found = newest_checkpoint(disk, lane_folder(lane), at_most if not planted(_ABOVE) else NO_INDEX)
+                up_to = at_most if not planted(_ABOVE) else NO_INDEX
+                found = newest_checkpoint(disk, lane_folder(topic.lane), up_to, topic.checkpoint_ids)
             except EmbarcaderoError:
                 continue
             if found is not None and (best is None or found[0] > best[0]):

@@ -14,6 +14,7 @@ since replicas append only while no later epoch is open.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -176,6 +177,11 @@ class RangeKeeper:
             self._unsaved.discard(kept)
             self.say(lane, 0, closing=False)
 
+    def keep_only(self, lanes: AbstractSet[int]) -> None:
+        """Drop the objects of lines of other lanes: their topics are gone."""
+        self.lines.keep(lanes)
+        self._words.keep(lanes)
+
     def follow(self, lane: int, topic: Topic, broker_lane: TopicLane | None = None) -> None:
         """The store has news about a lane."""
         kept = self.kept[lane]
@@ -256,7 +262,7 @@ class RangeKeeper:
             kept.bad_us = None
         elif kept.bad_us is None:
             kept.bad_us = self._now_us
-        if range_.open and not bad and len(range_.replicas) >= kept.topic.replicas and not kept.closing:
+        if range_.open and not bad and self._as_asked(kept) and not kept.closing:
             if kept.broker_lane is None or kept.broker_lane.end is None:
                 self._unsettled.pop(kept.number, None)
             return False
@@ -267,6 +273,12 @@ class RangeKeeper:
         if not self._better(kept, refs, bad):
             return False
         return self.seal(kept, refs, self._reason(bad)) if range_.open else self._reopen(kept, refs)
+
+    @staticmethod
+    def _as_asked(kept: Kept) -> bool:
+        """Whether the range has the copies that its topic asks for; it has not after `topic alter`."""
+        range_, topic = kept.range_, kept.topic
+        return len(range_.replicas) == topic.replicas and range_.durable_on == topic.durable_on
 
     def _ring_missing(self, kept: Kept) -> bool:
         """Whether the ring of a broker's lane is still to come."""
@@ -299,11 +311,12 @@ class RangeKeeper:
             return False
         if not range_.open or kept.closing:
             return True
-        if set(refs) == set(range_.replicas):
+        altered = range_.durable_on != kept.topic.durable_on
+        if set(refs) == set(range_.replicas) and not altered:
             return False
         if not bad:
             waited = kept.sealed_us is None or self._now_us - kept.sealed_us >= _us(RANGE_GRACE_S)
-            return len(refs) > len(range_.replicas) and waited
+            return (altered or len(refs) != len(range_.replicas)) and waited
         full = len(refs) >= kept.topic.replicas
         return self._is_urgent(kept, bad) or full or self._now_us - (kept.bad_us or 0) >= _us(RANGE_GRACE_S)
 
@@ -324,7 +337,7 @@ class RangeKeeper:
 
     def _reason(self, bad: Iterable[ReplicaRef]) -> str:
         told = [f"replica {ref.replica} is {self.replicas.problem(ref) or 'late'}" for ref in bad]
-        return ", ".join(told) or "more replicas"
+        return ", ".join(told) or "other replicas were asked for, or are there now"
 
     # --- sealing ------------------------------------------------------------------------------------------------------
     def seal(self, kept: Kept, refs: list[ReplicaRef], why: str) -> bool:

@@ -7,6 +7,7 @@ import numpy as np
 from embarcadero.errors import Corrupt
 from embarcadero.fabric.layout import Entries, pick
 from embarcadero.limits import SESSION_SEQUENCE_MAX
+from embarcadero.plants import planted
 from embarcadero.sequencer.control import mark_lost
 from embarcadero.sequencer.decisions import opened_facts
 from embarcadero.sequencer.order import LaneOrder
@@ -25,8 +26,9 @@ def replay(order: LaneOrder, entries: Entries, now_us: int) -> None:
         _replay_control(order, entries[at], now_us)
         done = at + 1
     _replay_batches(order, entries[done:], now_us)
-    if not order.strong:  # entries do not carry `low`, but it is never more than a window behind
-        rows = np.flatnonzero(order.table.state)  # few of very many: the memory of the others is not touched
+    rows = np.flatnonzero(order.table.state)  # few of very many: the memory of the others is not touched
+    rows = rows[~order.table.strong[rows]]
+    if len(rows):  # entries do not carry `low` of weak sessions, but it is never more than a window behind
         order.table.low[rows] = np.maximum(order.table.low[rows], order.table.expected[rows] - W)
     last = entries[-1]
     order.next_index, order.append_us = int(last["index"]) + 1, int(last["append_us"])
@@ -50,11 +52,12 @@ def _replay_batches(order: LaneOrder, entries: Entries, now_us: int) -> None:
 def _replay_control(order: LaneOrder, entry: np.void, now_us: int) -> None:
     table, kind, session = order.table, int(entry["kind"]), int(entry["session"])
     if kind == EntryKind.SESSION_OPEN:
-        name, continued, taken = opened_facts(entry)
+        name, continued, taken, strong = opened_facts(entry)
+        strong = order.all_strong or (strong and not planted("strong-forgotten-at-replay"))
         earlier = table.row_of(continued) if continued is not None else None
         if earlier is not None:
             table.fence(earlier, now_us)  # usually an entry has said so before; after a restart it may be missing
-        opened = table.open(session, name, now_us, earlier, taken)
+        opened = table.open(session, name, now_us, earlier, taken, strong=strong)
         table.advance(opened, _possible(order, int(entry["session_seq"])))
         return
     row = table.row_of(session)
@@ -84,7 +87,7 @@ def learn_positions(order: LaneOrder, entries: Entries) -> None:
     successors = {
         continued: int(entry["session"])
         for entry in entries[entries["kind"] == EntryKind.SESSION_OPEN]
-        if (continued := opened_facts(entry)[1]) is not None
+        if (continued := opened_facts(entry).continued) is not None
     }
     batches = pick(entries, entries["kind"] == EntryKind.BATCH)
     sessions = batches["session"].astype(np.int64)

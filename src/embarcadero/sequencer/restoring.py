@@ -32,8 +32,8 @@ _TRIES_MAX: Final = 8
 class Past(Protocol):
     """What replicas have on disk. Damaged copies are passed over; BadSegment when no good one is within reach."""
 
-    def checkpoint(self, lane: int, at_most: int) -> tuple[int, bytes] | None:
-        """The newest session checkpoint of a lane at or below an index."""
+    def checkpoint(self, topic: Topic, at_most: int) -> tuple[int, bytes] | None:
+        """The newest session checkpoint of a topic at or below an index."""
         ...
 
     def entries(self, range_: Range, start: int, stop: int) -> Entries:
@@ -53,7 +53,7 @@ def restore_lane(
     past: Past, topic: Topic, ranges: Sequence[Range], end: int, sessions: int, held: HeldSlots, now_us: int
 ) -> LaneOrder:
     """The lane's sessions as of `end`; all ranges of it that there are, the last one of them ending at or above."""
-    saved = _checkpoint(past, topic.lane, ranges, end)
+    saved = _checkpoint(past, topic, ranges, end)
     first = min((range_.start for range_ in ranges), default=0)
     start = saved.index if saved is not None else 0
     if start < first:  # a range is forgotten only below a checkpoint on enough disks: it is on others than these
@@ -85,14 +85,14 @@ def fence_all(order: LaneOrder, now_us: int) -> list[int]:
     return rows
 
 
-def _checkpoint(past: Past, lane: int, ranges: Sequence[Range], end: int) -> Checkpoint | None:
+def _checkpoint(past: Past, topic: Topic, ranges: Sequence[Range], end: int) -> Checkpoint | None:
     """The newest good one at or below `end` that speaks only of what the lane has.
 
     One from between two ranges speaks of what was lost: some disk had more than those that replied.
     """
     at_most = end
     for _ in range(_TRIES_MAX):
-        found = past.checkpoint(lane, at_most)
+        found = past.checkpoint(topic, at_most)
         if found is None:
             return None
         index, data = found

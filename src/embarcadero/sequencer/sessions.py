@@ -4,13 +4,17 @@ Theory of operation. A session's row is `handle & mask`: handles grow and are ne
 those whose row is taken, so a lookup is one comparison (`live[row] == handle`), without hashing in the hot path.
 
 Each row has a window of W slots; sequence s lives in slot s mod W. A slot belongs to s iff its `tag` is s + 1. For a
-sequence in the log, the slot has index, seq and CRC; for one that waits (order 5: s > expected), `index` is its
+sequence in the log, the slot has index, seq and CRC; for one that waits (strong: s > expected), `index` is its
 held slot. A sequence that enters the window displaces the one W before it, which the publisher settled long ago.
 A window is W * 28 bytes; the operating system commits memory only for rows that were ever used.
 
-A session that continues another inherits its window and counts on in the same sequence space. The earlier one is fenced
-and remembers its successor, so that its holder can ask again when an answer was lost; TAKEN means that somebody else
-opened the name, and the earlier holder is out.
+Each session is strong or weak for life. A strong session's batches keep their submission order: those behind a gap
+wait. A weak session never waits. Both kinds may share a lane. A window covers the last W sequences below `expected`
+of a strong session, and W sequences from `low` on of a weak one.
+
+A session that continues another inherits its kind and its window and counts on in the same sequence space. The earlier
+one is fenced and remembers its successor, so that its holder can ask again when an answer was lost; TAKEN means that
+another publisher opened the name, and the earlier holder is out.
 """
 
 from __future__ import annotations
@@ -70,6 +74,7 @@ class SessionTable:
         self.state = zeros(rows, dtype=np.uint8)
         self.expected: Ints = zeros(rows, dtype=np.int64)
         self.low: Ints = zeros(rows, dtype=np.int64)
+        self.strong = zeros(rows, dtype=np.bool_)  # its batches keep their submission order
         self.name = zeros(rows, dtype=np.uint64)
         self.successor = np.full(rows, NO_SESSION, dtype=np.uint32)
         self.active_us = zeros(rows, dtype=np.int64)  # when the row last changed
@@ -122,14 +127,26 @@ class SessionTable:
             return None
         return int(fenced[np.lexsort((self.active_us[fenced], self.awaited(fenced)))[0]])
 
+    def oldest_abandoned(self, before_us: int) -> int | None:
+        """The row of the session that has had no connection for longest, and since before a time.
+
+        Sessions with a name stay: their publishers may continue them much later. So do sessions with batches that wait.
+        """
+        gone = np.flatnonzero((self.departed_us <= before_us) & (self.state == OPEN) & (self.name == 0))
+        gone = gone[self.held[gone] == 0]
+        return int(gone[np.argmin(self.departed_us[gone])]) if len(gone) else None
+
     def awaited(self, rows: Ints) -> npt.NDArray[np.bool_]:
         """Which of these may still be continued by their name."""
         named: npt.NDArray[np.bool_] = (self.name[rows] != 0) & (self.successor[rows] == NO_SESSION)
         return named
 
-    def open(self, handle: int, name: int, now_us: int, earlier: int | None, taken: bool) -> int:
+    def open(
+        self, handle: int, name: int, now_us: int, earlier: int | None, taken: bool, *, strong: bool = False
+    ) -> int:
         """Fill the row of a new session; `earlier` is the row that it continues. Returns its row."""
         row = handle & self.mask
+        self.strong[row] = strong
         self.used += 1
         self.handle[row] = self.live[row] = handle
         self.state[row], self.active_us[row] = OPEN, now_us

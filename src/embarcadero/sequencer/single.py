@@ -1,8 +1,8 @@
 """A round that is one batch, in plain numbers.
 
 A publisher that waits for each answer makes rounds of one entry, and for one entry plain numbers are several times
-quicker than arrays. Only the common case is decided here: a batch of an open session that comes next (order 5), or is
-new in its window (order 2). For any other, nothing is changed, and the round goes the usual way.
+quicker than arrays. Only the common case is decided here: the next batch of a strong session, or a batch that is new in
+the window of a weak session. For any other, nothing is changed, and the round goes the usual way.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def order_one(lane: LaneOrder, line: Line, now_us: int) -> tuple[int, int] | Non
     slot = row * W + (sequence & W_MASK)
     if ACTIVE or table.live[row] != session or sequence > SESSION_SEQUENCE_MAX:
         return None
-    if lane.strong:
+    strong = table.strong[row]
+    if strong:
         if table.expected[row] != sequence or table.held[row]:
             return None
         expected = sequence + 1
@@ -43,7 +44,7 @@ def order_one(lane: LaneOrder, line: Line, now_us: int) -> tuple[int, int] | Non
             return None
         expected = max(int(table.expected[row]), sequence + 1)
     lane.reserve(1)
-    if not lane.strong:
+    if not strong:
         table.low[row] = low
     index, seq = lane.next_index, lane.next_seq
     lane.next_index, lane.next_seq = index + 1, seq + (line[5] & _LOW)

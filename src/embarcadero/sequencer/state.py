@@ -293,7 +293,7 @@ class Sequencer:
 
     def _new_lane(self, order: LaneOrder, entries: Entries | None) -> Lane:
         order.make_room, order.journal = self._make_room, self.journal
-        order.departed_timeout_us = min(order.gap_timeout_us, self.settings.departed_gap_timeout_ms * 1000)
+        order.set_departed_timeout(self.settings.departed_gap_timeout_ms)
         lane = Lane(self._fabric, self.epoch, order, self._sizes, self._frontiers, self._steps)
         lane.clock = self._clock
         if entries is not None:
@@ -483,6 +483,7 @@ class Sequencer:
         self._backlog = self._backlog[~np.isin(self._backlog, slots)]  # a slot is given free once
         for name in lane.regions:
             self._fabric.remove(name)
+        lane.close()
 
     def _beat(self) -> None:
         if self._now_us >= self._beat_us:

@@ -239,7 +239,7 @@ def readmit(orders: dict[int, LaneOrder], held: HeldSlots, waiting: Entries, now
     undecided = np.ones(len(slots), dtype=bool)
     for lane in np.unique(waiting["lane"]).tolist():
         order = orders.get(lane)
-        if order is None or not order.strong:
+        if order is None:
             continue
         table, mine = order.table, np.flatnonzero(waiting["lane"] == lane)
         sessions, seqs = (waiting[name][mine].astype(np.int64) for name in ("session", "session_seq"))
@@ -247,6 +247,7 @@ def readmit(orders: dict[int, LaneOrder], held: HeldSlots, waiting: Entries, now
         ahead = seqs - table.expected[rows]
         _, firsts = np.unique(rows * (2 * W) + np.clip(ahead, 0, W), return_index=True)
         waits = (table.live[rows] == sessions) & (ahead > 0) & (ahead < W) & np.isin(np.arange(len(mine)), firsts)
+        waits &= table.strong[rows]
         table.hold(rows[waits], seqs[waits], slots[mine[waits]], waiting["crc"][mine[waits]])
         table.gap_us[rows[waits]] = now_us
         order.due_us = min(order.due_us, now_us + order.departed_timeout_us)
