@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from embarcadero.errors import DiskFailed, NotAvailable
-from embarcadero.limits import CEILING_AHEAD
+from embarcadero.limits import CEILING_AHEAD, REPLACE_AFTER_S
 from embarcadero.placement.directory import Directory
 from embarcadero.plants import ACTIVE
 from embarcadero.replica.health import Trouble
@@ -146,6 +146,57 @@ def test_a_drained_replica_gives_its_ranges_away(tmp_path: Path, refused: int) -
     assert not (world.folder(leaving) / range_folder(lane, 1)).exists()
     assert world.notes[spare].count("can't record a copy") == refused
     assert world.notes[spare].count("copy completed") == 1
+
+
+@pytest.mark.parametrize("drained", [False, True])
+def test_sealed_ranges_of_a_dead_replica_are_copied_again(tmp_path: Path, drained: bool) -> None:
+    """After a while, or at once if it is drained. The store names the new copy once it is whole, and not before."""
+    world = World(tmp_path, replicas=3)
+    lane = world.topic(replicas=2, durable_on=2)
+    writer = written(world, lane)
+    before = {ref.replica for ref in world.range_(lane).replicas}
+    spare, dead = ({0, 1, 2} - before).pop(), min(before)
+    rest = refs(world, *sorted(before - {dead}), spare)
+    assert world.directory.seal_and_open(lane, 1, 10, 20, rest, world.reign.number)
+    world.settle()
+    world.kill_replica(dead)
+    if drained:
+        world.directory.drain_replica(dead)
+    else:
+        world.poll(20, step_us=1_000_000)
+        assert {ref.replica for ref in world.directory.ranges(lane)[0].replicas} == before
+        world.clock.us += int(REPLACE_AFTER_S * 1_000_000)
+    usual, told = world.directory.replace_in_sealed, []
+
+    def replace(*what: Any) -> bool:
+        told.append(world.files(spare, lane) == writer.written)
+        return usual(*what)
+
+    with patch.object(world.directory, "replace_in_sealed", replace):
+        for _ in range(5):
+            world.poll(20, step_us=200_000)
+        world.settle()
+    assert told == [True]
+    assert not world.directory.ranges_on(dead)
+    assert {ref.replica for ref in world.directory.ranges(lane)[0].replicas} == before - {dead} | {spare}
+
+
+def test_a_replica_that_comes_back_in_time_keeps_its_ranges(tmp_path: Path) -> None:
+    """A restart is no reason to copy what it has."""
+    world = World(tmp_path, replicas=3)
+    lane = world.topic(replicas=2, durable_on=2)
+    written(world, lane)
+    before = {ref.replica for ref in world.range_(lane).replicas}
+    spare, dead = ({0, 1, 2} - before).pop(), min(before)
+    rest = refs(world, *sorted(before - {dead}), spare)
+    assert world.directory.seal_and_open(lane, 1, 10, 20, rest, world.reign.number)
+    world.settle()
+    for _ in range(3):
+        world.kill_replica(dead)
+        world.poll(5, step_us=int(REPLACE_AFTER_S * 100_000))
+        world.start_replica(dead)
+        world.poll(5, step_us=int(REPLACE_AFTER_S * 100_000))
+    assert {ref.replica for ref in world.directory.ranges(lane)[0].replicas} == before
 
 
 def test_a_copy_that_could_not_be_opened_leaves_nothing_when_it_is_not_ours_any_more(tmp_path: Path) -> None:

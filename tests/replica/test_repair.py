@@ -84,7 +84,7 @@ def test_a_repair_that_never_ended_goes_with_its_range(tmp_path: Path) -> None:
     world.start_replica(1)
     world.poll(20)
     assert (world.folder(1) / repair_folder(range_folder(lane, 1))).exists()
-    write_checkpoint(RealDisk(world.folder(1)), lane_folder(lane), 7, b"table")
+    write_checkpoint(RealDisk(world.folder(1)), lane_folder(lane), 7, b"table", world.directory.topic("t").id)
     world.directory.delete_topic("t")
     world.settle()
 

@@ -196,7 +196,7 @@ def test_entries_stay_until_a_checkpoint_covers_them(tmp_path: Path) -> None:
     assert segments(world, lane) == before
 
     sessions = world.replicas[0].sessions
-    write_checkpoint(sessions._disk, lane_folder(lane), before[1][1], b"a table")
+    write_checkpoint(sessions._disk, lane_folder(lane), before[1][1], b"a table", world.directory.topic("t").id)
     sessions.forget(lane)
     world.poll(10, step_us=500_000)
     assert segments(world, lane) == before[2:]
@@ -214,7 +214,7 @@ def test_a_range_that_is_trimmed_away_below_lost_positions_leaves_the_disks(tmp_
     folder = world.folder(0) / range_folder(lane, 1)
     assert folder.is_dir()
 
-    write_checkpoint(replica.sessions._disk, lane_folder(lane), end, b"a table")
+    write_checkpoint(replica.sessions._disk, lane_folder(lane), end, b"a table", world.directory.topic("t").id)
     replica.sessions.forget(lane)
     world.poll(10, step_us=500_000)
     assert not folder.exists()
@@ -236,7 +236,7 @@ def test_one_checkpoint_is_not_enough_where_two_copies_are_asked_for(tmp_path: P
     world.directory.trim("t", lane, 60)
     before = segments(world, lane)
     for number, replica in world.replicas.items():
-        write_checkpoint(replica.sessions._disk, lane_folder(lane), 60, b"a table")
+        write_checkpoint(replica.sessions._disk, lane_folder(lane), 60, b"a table", world.directory.topic("t").id)
         replica.sessions.forget(lane)
         replica.lines.set((lane, 2), 60, CHECKPOINT)
         world.poll(10, step_us=500_000)
@@ -255,7 +255,7 @@ def test_a_checkpoint_that_went_with_its_folder_is_not_told_of(tmp_path: Path) -
     assert range_ is not None
     (first,) = range_.replicas
     here, other = world.replicas[first.replica], world.replicas[1 - first.replica]
-    write_checkpoint(here.sessions._disk, lane_folder(lane), 2, b"a table")
+    write_checkpoint(here.sessions._disk, lane_folder(lane), 2, b"a table", world.directory.topic("t").id)
     here.sessions.forget(lane)
     assert here.sessions.on_disk(lane) == 2
     assert world.directory.seal_and_open(lane, 1, 2, 4, [other.member.ref], world.reign.number)

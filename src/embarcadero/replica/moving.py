@@ -1,7 +1,8 @@
-"""Ranges that shall be on another disk: sealed ones of a replica that is drained, and all that a wiped disk had.
+"""Ranges that shall be on another disk: sealed ones of a replica that is drained or dead, and all of a wiped disk.
 
-Nobody directs it. Each replica looks for sealed ranges that name a replica on its way out, and takes those for which
-the usual choice falls on itself: it copies the range, and once all of it is on its disk the store says so.
+Each replica looks for sealed ranges that name a replica which is drained, or which has been dead for
+`placement.replace_after_s` by its own clock. It takes those for which the usual choice falls on itself: it copies the
+range from peers, and once the whole copy is synced here, the range's record in the store names this replica instead.
 
 An open range that names a disk of ours which is gone is copied when the sequencer, recovering its lane, says where it
 ends: it is sealed only when enough disks have it, and perhaps too few others are left. How far such a copy goes is no
@@ -16,6 +17,7 @@ from embarcadero.env import Journal
 from embarcadero.errors import EmbarcaderoError
 from embarcadero.fabric.tagged import Tags
 from embarcadero.placement.directory import Directory
+from embarcadero.plants import planted
 from embarcadero.replica.copies import Copy
 from embarcadero.replica.ranges import Ranges, tags_of
 from embarcadero.replica.reign import Reign
@@ -30,8 +32,13 @@ class Moving:
     """What this replica does about it."""
 
     def __init__(
-        self, ranges: Ranges, reign: Reign, directory: Directory, me: ReplicaMember, journal: Journal
+        self, ranges: Ranges, reign: Reign, directory: Directory, me: ReplicaMember, journal: Journal,
+        replace_after_s: float,
     ) -> None:  # fmt: skip
+        self._replace_after_us = int(replace_after_s * 1_000_000)
+        self._dead: set[int] = set()
+        self._dead_since_us: dict[int, int] = {}
+        self._drained: set[int] = set()
         self._ranges, self._reign, self._directory, self._me, self._journal = ranges, reign, directory, me, journal
         self._sealed: list[Range] = []
         self._bereft: list[Range] = []  # open ranges that name a disk of ours which is gone
@@ -42,7 +49,8 @@ class Moving:
     def update(self, members: list[ReplicaMember], ranges: list[Range]) -> None:
         """Take note of who is there, and of all ranges."""
         newest = {member.replica: member for member in members}
-        self._leaving = {n for n, member in newest.items() if member.state is ReplicaState.DRAINING}
+        self._dead = {n for n, member in newest.items() if member.state is ReplicaState.DEAD}
+        self._drained = self._directory.draining_replicas()
         self._sealed = [range_ for range_ in ranges if not range_.open]
         self._bereft = [range_ for range_ in ranges if range_.open and self._had_it(range_)]
         self._ranges.refilled &= {tags_of(range_) for range_ in self._bereft}
@@ -62,11 +70,14 @@ class Moving:
         if now_us < self._look_us:
             return bool(refill)
         self._look_us = now_us + _LOOK_US
+        self._dead_since_us = {n: self._dead_since_us.get(n, now_us) for n in self._dead}
+        due_us = now_us - self._replace_after_us
+        self._leaving = self._drained | {n for n, since_us in self._dead_since_us.items() if since_us <= due_us}
         self._tell_again()
         return self._take_over() or bool(refill)
 
     def _take_over(self) -> bool:
-        """Sealed ranges whose replica leaves, if they fall to us."""
+        """Adopt sealed ranges of replicas that are drained, or dead for long, if the choice falls on this replica."""
         if not self._leaving or self._me.replica in self._leaving:
             return False
         before = len(self._ranges.adopted)
@@ -78,6 +89,8 @@ class Moving:
             chosen = self._directory.choose_replicas(1, avoid=named)
             if chosen and chosen[0].replica == self._me.replica:
                 self._ranges.adopted[tags_of(range_)] = old
+                if planted("copy-counted-early"):
+                    self._directory.replace_in_sealed(*tags_of(range_), old, self._me.ref)
         return len(self._ranges.adopted) > before
 
     def _tell_again(self) -> None:

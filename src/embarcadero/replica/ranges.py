@@ -32,6 +32,8 @@ from embarcadero.types import Range, ReplicaMember
 _LANE: Final = re.compile(r"lane-(\d{10})", re.ASCII)
 _RANGE: Final = re.compile(r"range-(\d{10})", re.ASCII)
 _REMOVE_AGAIN_US: Final = 1_000_000
+_NO_RANGE: Final = 0
+"""Ranges count from 1: this one stands for what lies beside the ranges of a lane."""
 
 
 def tags_of(range_: Range) -> Tags:
@@ -84,11 +86,14 @@ class Ranges:
         self.folder_gone: Callable[[int], None] = lambda _lane: None  # told of lanes whose checkpoints may be gone
 
     def _folders(self) -> Iterator[Tags]:
-        """Copies that are here, or were once."""
+        """Copies that are here, or were once. The folder of a lane without ranges is listed as its range 0.
+
+        A crash after the last range of a lane was removed leaves that folder, with session checkpoints in it.
+        """
         yield from filter(None, map(begun_range, self._disk.list("")))
         for lane in filter(None, map(_LANE.fullmatch, self._disk.list(""))):
-            for number in filter(None, map(_RANGE.fullmatch, self._disk.list(lane[0]))):
-                yield int(lane[1]), int(number[1])
+            numbers = [int(number[1]) for number in filter(None, map(_RANGE.fullmatch, self._disk.list(lane[0])))]
+            yield from ((int(lane[1]), number) for number in numbers or [_NO_RANGE])
 
     # --- what the store says ------------------------------------------------------------------------------------------
     def update(self, ranges: list[Range], trims: dict[int, int]) -> None:
@@ -309,15 +314,19 @@ class Ranges:
             self._remove_us = self._clock.now_us() + _REMOVE_AGAIN_US
         else:
             self._on_disk.discard(tags)
-            self._counters.ranges_removed += 1
-            self._journal.note("range removed", lane=tags[0], range=tags[1])
+            if tags[1] == _NO_RANGE:
+                self._journal.note("leftovers of a lane removed", lane=tags[0])
+            else:
+                self._counters.ranges_removed += 1
+                self._journal.note("range removed", lane=tags[0], range=tags[1])
         return True
 
     def _remove_folder(self, tags: Tags) -> None:
         folder, lane = range_folder(*tags), lane_folder(tags[0])
         remove_range(self._disk, repair_folder(folder))  # first: without its range nobody would look for it
         remove_range(self._disk, folder)
-        if not any(other[0] == tags[0] for other in self._on_disk - {tags}):
+        ours = self._on_disk | self._wanted.keys() | self.copies.keys()
+        if not any(other[0] == tags[0] for other in ours - {tags}):
             with suppress(Missing):
                 for name in self._disk.list(lane):
                     self._disk.remove(f"{lane}/{name}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
+
 from embarcadero.env import NO_STEPS, Steps
 from embarcadero.fabric.durability import RangeWord, ranges_region
 from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable
@@ -61,9 +63,9 @@ class Reign:
             ring = self._orders[lane] = attach_ring(self._fabric, name, ORDER)
         return ring
 
-    def forget(self, lane: int) -> None:
-        """A lane is gone; drop its ring."""
-        self._orders.pop(lane, None)
+    def keep(self, lanes: AbstractSet[int]) -> None:
+        """Drop the rings of all other lanes, and with them their memory: their topics are gone, or their copies are."""
+        self._orders = {lane: ring for lane, ring in self._orders.items() if lane in lanes}
 
     def word(self, lane: int) -> RangeWord | None:
         """What the sequencer says about a lane's open range; None while it says nothing."""

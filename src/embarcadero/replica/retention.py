@@ -114,7 +114,7 @@ class Retention:
         if wanted <= trim:
             return trim
         try:
-            trim = self._directory.trim(topic.name, lane, wanted, cold=tier is None)
+            trim = self._directory.trim(topic.name, lane, wanted, cold=tier is None, topic_id=topic.id)
         except EmbarcaderoError as error:
             self._journal.warn("can't trim", topic=topic.name, lane=lane, reason=str(error))
         else:

@@ -6,6 +6,8 @@ below the recovered end, and replays the entries after it; so entries below the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import Final
 
@@ -13,7 +15,7 @@ from embarcadero.env import Clock, Journal
 from embarcadero.errors import BadRegion, EmbarcaderoError
 from embarcadero.fabric.region import Fabric, Region
 from embarcadero.fabric.tagged import TaggedWriter
-from embarcadero.limits import BROKER_LANES_FIRST, LANES_MAX
+from embarcadero.limits import BROKER_LANES_FIRST
 from embarcadero.plants import planted
 from embarcadero.replica.copies import Copy
 from embarcadero.replica.counters import ReplicaCounters
@@ -21,10 +23,16 @@ from embarcadero.replica.reign import Reign
 from embarcadero.sequencer.checkpoint import newest_index, read_checkpoint
 from embarcadero.sequencer.lane import checkpoint_region
 from embarcadero.steps import Step
-from embarcadero.storage.checkpoints import drop_older, newest_checkpoint, sweep_drafts, write_checkpoint
+from embarcadero.storage.checkpoints import (
+    drop_foreign,
+    drop_older,
+    newest_checkpoint,
+    sweep_drafts,
+    write_checkpoint,
+)
 from embarcadero.storage.disk import Disk
 from embarcadero.storage.layout import lane_folder
-from embarcadero.types import NO_INDEX
+from embarcadero.types import NO_INDEX, Topic
 
 CHECKPOINT: Final = 1
 """Which value of a durable line says as of which index a session checkpoint is on this disk."""
@@ -39,14 +47,19 @@ class Sessions:
         self._fabric, self._disk, self._lines = fabric, disk, lines
         self._clock, self._journal, self._counters = clock, journal, counters
         self._known: dict[int, int] = {}  # lane -> index of its newest checkpoint on disk; 0: none
-        self._regions: dict[str, Region] = {}
+        self._regions: dict[int, Region] = {}  # lane -> its checkpoints in the fabric, of the epoch below
+        self._epoch = 0
+        self.topics: Mapping[int, Topic] = {}  # by lane, as the store has them
 
     def on_disk(self, lane: int) -> int:
-        """As of which index the newest checkpoint of a lane on this disk is; 0 if there is none."""
+        """As of which index the newest checkpoint of a lane's topic on this disk is; 0 if there is none."""
+        if (topic := self.topics.get(lane)) is None:
+            return 0
         if lane not in self._known:
-            found = newest_checkpoint(self._disk, lane_folder(lane), NO_INDEX)
+            found = newest_checkpoint(self._disk, lane_folder(lane), NO_INDEX, topic.checkpoint_ids)
             self._known[lane] = 0 if found is None else found[0]
-            with suppress(EmbarcaderoError):  # they are in nobody's way
+            with suppress(EmbarcaderoError):  # files that stay harm nothing
+                drop_foreign(self._disk, lane_folder(lane), topic.checkpoint_ids)
                 sweep_drafts(self._disk, lane_folder(lane))
                 drop_older(self._disk, lane_folder(lane), self._known[lane])
         return self._known[lane]
@@ -60,21 +73,28 @@ class Sessions:
         """The lane's folder was removed: look again what is there."""
         self._known.pop(lane, None)
 
+    def keep(self, lanes: AbstractSet[int]) -> None:
+        """Drop all that is known of other lanes, and their memory: their topics are gone, or their copies are."""
+        self._known = {lane: index for lane, index in self._known.items() if lane in lanes}
+        self._regions = {lane: region for lane, region in self._regions.items() if lane in lanes}
+
     def look(self, copy: Copy, reign: Reign) -> bool:
         """Copy the newest checkpoint of a lane if it speaks of what is durable here. True if something was written."""
         lane, line = copy.range_.lane, NO_INDEX if planted("checkpoint-above-end") else copy.log.synced
-        if lane >= BROKER_LANES_FIRST or not reign.number or copy.tags not in self._lines:
+        topic = self.topics.get(lane)
+        if topic is None or lane >= BROKER_LANES_FIRST or not reign.number or copy.tags not in self._lines:
             return False
         try:
             name = checkpoint_region(reign.number, lane)
-            index = self._newest_in_fabric(name)
+            index = self._newest_in_fabric(reign.number, lane)
             if index is None or not self.on_disk(lane) < index <= line:
                 return False
             found = read_checkpoint(self._fabric, name)
             reign.steps.at(Step.REPLICA_CHECKPOINT_READ)
             if found is None or not self.on_disk(lane) < found.index <= line or not reign.may_act():
                 return False
-            write_checkpoint(self._disk, lane_folder(lane), found.index, found.header.tobytes() + found.rows.tobytes())
+            data = found.header.tobytes() + found.rows.tobytes()
+            write_checkpoint(self._disk, lane_folder(lane), found.index, data, topic.id)
             drop_older(self._disk, lane_folder(lane), found.index)
         except BadRegion:
             return False  # a later epoch has begun, and this one's regions go
@@ -88,12 +108,12 @@ class Sessions:
         self._counters.checkpoints += 1
         return True
 
-    def _newest_in_fabric(self, name: str) -> int | None:
-        region = self._regions.get(name)
-        if region is None:
-            if not self._fabric.exists(name):
+    def _newest_in_fabric(self, epoch: int, lane: int) -> int | None:
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._regions.clear()
+        if lane not in self._regions:
+            if not self._fabric.exists(name := checkpoint_region(epoch, lane)):
                 return None
-            if len(self._regions) >= LANES_MAX:
-                self._regions.clear()  # those of earlier epochs
-            region = self._regions[name] = self._fabric.attach(name)
-        return newest_index(region)
+            self._regions[lane] = self._fabric.attach(name)
+        return newest_index(self._regions[lane])

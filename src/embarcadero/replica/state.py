@@ -83,7 +83,7 @@ class Replica:
         self.brokers = Brokers(fabric, self._refresh)
         self.follower = Follower(self.reign, self.brokers)
         settings = RangeSettings(
-            cluster=directory.cluster_id, segment_bytes=self.settings.segment_bytes,
+            cluster=directory.log_id, segment_bytes=self.settings.segment_bytes,
             segment_age_s=self.settings.segment_s,
         )  # fmt: skip
         self.ranges = Ranges(disk, member, settings, clock, self.health, self.journal, self.counters, steps)
@@ -97,7 +97,9 @@ class Replica:
         self.retention = Retention(
             member.ref, self.ranges, self.sessions, lines, directory, clock, self.journal, self.counters
         )  # fmt: skip
-        self.moving = Moving(self.ranges, self.reign, directory, member, self.journal)
+        self.moving = Moving(
+            self.ranges, self.reign, directory, member, self.journal, config.placement.replace_after_s
+        )
         self.topics: dict[int, Topic] = {}  # by lane, those of brokers too
         self._ranges: list[Range] = []
         self._revision, self._outline = -1, NOT_SEEN
@@ -136,6 +138,10 @@ class Replica:
         lanes, topics = self._directory.lanes(), self._directory.topics()
         self.topics = {topic.lane: topic for topic in topics}
         self.topics |= {lane.lane: self.topics[lane.topic] for lane in lanes if lane.topic in self.topics}
+        self.sessions.topics = self.topics
+        known = {topic.lane for topic in topics} | {lane.lane for lane in lanes}
+        self.lines.keep(known)
+        self._everybodys.keep(known)
         self.brokers.update(self._directory.members(), lanes)
         ranges = self._ranges = self._directory.ranges()
         self.moving.update(members, ranges)
@@ -154,6 +160,9 @@ class Replica:
                 self._begin_counting(copy)
             self.commits.publish(copy)
         copies = self.ranges.copies.values()
+        lanes = {copy.range_.lane for copy in copies}
+        self.reign.keep(lanes)
+        self.sessions.keep(lanes)
         self._following = [copy for copy in copies if self.ranges.follows(copy)]
         self._open_copies = [copy for copy in copies if copy.range_.open]
         self._lacking = [copy for copy in copies if not copy.range_.open and not copy.complete]

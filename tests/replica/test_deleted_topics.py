@@ -1,0 +1,123 @@
+"""A deleted topic leaves nothing with its replicas: no memory, no object, no file, whenever they are killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from embarcadero.replica import ranges as replica_ranges
+from embarcadero.sequencer.checkpoint import CheckpointWriter
+from embarcadero.sequencer.held import HeldSlots
+from embarcadero.sequencer.lane import checkpoint_region
+from embarcadero.sequencer.order import LaneOrder
+from embarcadero.sequencer.sessions import SessionTable
+from embarcadero.storage.checkpoints import checkpoints, write_checkpoint
+from embarcadero.storage.layout import lane_folder
+from embarcadero.storage.real import RealDisk
+from tests.replica.harness import Reign, World
+
+
+class Killed(BaseException):
+    """In place of a SIGKILL."""
+
+
+def used(world: World, name: str) -> int:
+    """A topic with records and a session checkpoint, both on disk; its lane."""
+    lane = world.topic(name)
+    writer = world.reign.lane(lane)
+    world.settle()
+    writer.batches(b"a", b"b", b"c")
+    order = LaneOrder(world.directory.topic(name), SessionTable(8), HeldSlots(8))
+    order.next_index = 3
+    CheckpointWriter(world.reign.fabric, checkpoint_region(world.reign.number, lane), 8).write(order, 0)
+    world.poll(10, step_us=200_000)
+    assert checkpoints(RealDisk(world.folder(0)), lane_folder(lane)) == [3]
+    return lane
+
+
+def lane_folders(world: World) -> list[str]:
+    return sorted(path.name for path in world.folder(0).iterdir() if path.name.startswith("lane-") and path.is_dir())
+
+
+def test_a_replica_drops_the_memory_of_deleted_topics(tmp_path: Path) -> None:
+    """Order rings and checkpoint regions take megabytes; a mapping keeps them though they are unlinked."""
+    world = World(tmp_path)
+    used(world, "kept")
+    replica = world.replicas[0]
+    for number in range(5):
+        lane = used(world, f"t{number}")
+        assert lane in replica.reign._orders
+        assert lane in replica.sessions._regions
+        world.directory.delete_topic(f"t{number}")
+        world.poll(20, step_us=200_000)
+    kept = {world.directory.topic("kept").lane}
+    assert replica.reign._orders.keys() == replica.sessions._regions.keys() == replica.sessions._known.keys() == kept
+    assert lane_folders(world) == [lane_folder(*kept)]
+
+
+def test_a_new_epoch_drops_the_regions_of_the_one_before(tmp_path: Path) -> None:
+    """The sequencer that takes over has regions of its own."""
+    world = World(tmp_path)
+    lane = used(world, "t")
+    replica = world.replicas[0]
+    assert replica.sessions._regions.keys() == {lane}
+    successor = Reign(world)
+    successor.lane(lane, 3)
+    successor.start()
+    world.poll(10, step_us=200_000)
+    assert replica.sessions._regions == {}
+
+
+def test_a_kill_before_the_folder_of_a_lane_goes_leaves_no_files_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last range is removed, the session checkpoints beside it are not: the next incarnation removes them."""
+    world = World(tmp_path)
+    lane = used(world, "t")
+    real, folder = replica_ranges.remove_range, world.folder(0) / lane_folder(lane)
+
+    def killed_after(disk: RealDisk, name: str) -> None:
+        real(disk, name)
+        if name.endswith("range-0000000001"):
+            raise Killed
+
+    monkeypatch.setattr(replica_ranges, "remove_range", killed_after)
+    world.directory.delete_topic("t")
+    with pytest.raises(Killed):
+        world.poll(50, step_us=200_000)
+    monkeypatch.undo()
+    assert [path.name for path in folder.iterdir()] == [f"sessions-{3:020d}.checkpoint"]
+
+    world.kill_replica(0)
+    world.start_replica(0)
+    world.poll(20, step_us=200_000)
+    assert lane_folders(world) == []
+
+
+def test_leftovers_beside_ranges_that_are_ours_stay(tmp_path: Path) -> None:
+    """A lane whose folder has checkpoints only, and whose range is to be copied again: nothing there is removed."""
+    world = World(tmp_path)
+    lane = used(world, "t")
+    world.kill_replica(0)
+    folder = world.folder(0) / lane_folder(lane)
+    for path in (folder / "range-0000000001").iterdir():
+        path.unlink()
+    (folder / "range-0000000001").rmdir()
+    world.start_replica(0)
+    world.poll(20, step_us=200_000)
+    assert checkpoints(RealDisk(world.folder(0)), lane_folder(lane)) == [3]
+
+
+def test_the_next_topic_of_a_lane_reads_no_checkpoint_of_the_one_before(tmp_path: Path) -> None:
+    """Lane numbers come again after a restart; a file that a crash left may have a higher index than new ones."""
+    world = World(tmp_path)
+    lane = world.topic()
+    world.kill_replica(0)
+    disk = RealDisk(world.folder(0))
+    write_checkpoint(disk, lane_folder(lane), 9, b"of a deleted topic", topic_id=7)
+    world.start_replica(0)
+    world.settle()
+
+    assert world.replicas[0].sessions.on_disk(lane) == 0
+    assert checkpoints(disk, lane_folder(lane)) == []
