@@ -107,7 +107,7 @@ class Client:
             case CreditReceived(total):
                 self.credit = total
             case FullReceived():
-                self.full = True
+                self.full, self.why_full = True, event
             case FetchedReceived():
                 self.fetched[event.request] = event
 

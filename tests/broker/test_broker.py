@@ -570,13 +570,13 @@ def test_partitions_added_a_moment_ago_are_taken(world: World) -> None:
     """A broker that has not yet looked for news does so before it refuses."""
     client = Client(world.brokers[0])
     opened = world.open(client)
-    request = client.ask(m.AlterTopic(name="t", partitions=9))
-    client.batch(opened, 0, partition=8)
+    request = client.ask(m.AlterTopic(name="t", partitions=8))
+    client.batch(opened, 0, partition=7)
     world.run(6, client)
 
     answer = client.answers[request]
     assert isinstance(answer, m.TopicIs)
-    assert answer.topic.partitions == 9
+    assert answer.topic.partitions == 8
     assert _outcomes(client) == [(0, Outcome.ORDERED)]
     assert _code(client.answers[client.ask(m.AlterTopic(name="t", order=2))]) == "BadValue"
     assert _code(client.answers[client.ask(m.AlterTopic(name="nobody", partitions=2))]) == "UnknownTopic"
@@ -604,3 +604,16 @@ def test_an_election_is_no_reason_to_read_the_store_again(monkeypatch: pytest.Mo
 
     assert world.brokers[0].epoch.number > before
     assert looked == []
+
+
+def test_the_order_of_a_session_is_asked_of_the_sequencer(world: World) -> None:
+    """Order 2: weak unless asked, strong if asked. Order 5: strong, and nothing else is taken."""
+    world.topic("total", order=2)
+    client = Client(world.brokers[0])
+    orders = [world.open(client, "total", order=order).order for order in (None, 2, 5)]
+    assert orders == [2, 2, 5]
+    assert [world.open(client, "t", order=order).order for order in (None, 5)] == [5, 5]
+    for topic, order in (("t", 2), ("total", 0), ("total", 7)):
+        refused = client.answers[client.ask(m.OpenSession(topic=topic, order=order))]
+        assert isinstance(refused, m.Failed)
+        assert refused.code == "BadValue"

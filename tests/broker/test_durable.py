@@ -14,6 +14,7 @@ from embarcadero.errors import Backpressure
 from embarcadero.fabric.durability import NO_RANGE
 from embarcadero.fabric.frontier import FrontierReader
 from embarcadero.fabric.layout import BrokerLine, Standing, frontier_offset
+from embarcadero.replica.health import Trouble
 from embarcadero.types import NO_INDEX, Gap, GapKind, Outcome, Range, ReplicaRef
 from embarcadero.wire import messages as m
 from embarcadero.wire.frames import WANT_DURABLE
@@ -442,7 +443,7 @@ def test_what_a_closed_broker_lane_lost_is_a_gap_up_to_its_end(
     assert [ask.by for ask in asked] == ["earliest"]
     monkeypatch.undo()
     assert texts(world.fetch(reader, lane.lane, start=0)) == [payload(0), payload(1)]
-    assert world.fetch(reader, lane.lane, start=3, read="ordered").gap == Gap(GapKind.LOST, 3, 4)
+    assert world.fetch(reader, lane.lane, start=3, read="ordered").gap == Gap(GapKind.LOST, 2, 4)
     assert world.fetch(reader, lane.lane, start=4).gap == Gap(GapKind.END_OF_LANE, 4, 4)
     assert world.fetch(reader, lane.lane, by="time", start=1 << 60, wait_ms=20_000).gap == Gap(GapKind.LOST, 2, 4)
 
@@ -560,3 +561,30 @@ def test_a_batch_that_came_when_the_store_did_not_answer_leaves_nothing_behind(
         client.batch(opened, 1, payload(1))
     assert client.connection.closing
     assert (broker.ingest.arriving, broker.unsettled) == (0, 0)
+
+
+def test_publishers_of_a_lane_that_stands_still_are_told_which_replica_is_in_trouble(world: DiskWorld) -> None:
+    """Again and again, as long as it lasts; publishers of other topics are not told, nor anyone once it goes on."""
+    range_ = world.topic("stuck")
+    world.topic("memory", replicas=0, durable_on=0)
+    stuck, free = Client(world.brokers[0]), Client(world.brokers[0])
+    opened, _ = world.open(stuck, "stuck"), world.open(free, "memory")
+    stuck.batch(opened, 0, payload(0), flags=WANT_DURABLE)
+    world.run(3, stuck, free)
+    assert not stuck.full
+    world.of(range_)[1].lines.health.restart(int(Trouble.DISK_FULL))
+    for _ in range(2):
+        stuck.full = False
+        world.clock.us += 11_000_000
+        world.run(1, stuck, free)
+        assert stuck.full
+        assert stuck.why_full == (opened.lane, range_.replicas[1].replica, int(Trouble.DISK_FULL))
+        assert not free.full
+    stuck.full = False
+    for replica in world.of(range_)[:2]:
+        replica.copy(range_, 2)
+    world.run(3, stuck, free)
+    world.clock.us += 11_000_000
+    world.run(3, stuck, free)
+    assert outcomes(stuck) == [(0, Outcome.ORDERED)]
+    assert not stuck.full

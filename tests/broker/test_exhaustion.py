@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from embarcadero import limits
@@ -12,7 +14,7 @@ from embarcadero.sequencer.sessions import NEVER
 from embarcadero.types import Outcome
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import batch_header, control_frame, payload_crc
-from tests.broker.harness import Client, World
+from tests.broker.harness import SIZES, Client, World
 
 
 def _wait(world: World, seconds: float, *clients: Client) -> None:
@@ -61,14 +63,14 @@ def test_a_subscriber_that_never_reads_is_given_no_more_than_its_share() -> None
     opened = world.open(writer)
     writer.batch(opened, 0, bytes(8_000))
     world.run(6, writer)
-    deaf.connection.blocked = True  # the socket is full
+    deaf.connection.socket_bytes = lambda: SEND_QUEUE_BYTES_MAX  # the socket is full
     for _ in range(200):
         deaf.send(_fetch(opened.lane))
     world.run(3, writer)
     assert deaf.connection.parked == 200
     assert sum(map(len, deaf.connection.take_output())) == 0
     assert len(world.fetch(writer, opened.lane, by="earliest").payloads) == 1
-    deaf.connection.blocked = False
+    deaf.connection.socket_bytes = lambda: 0
     world.run(1)
     assert sum(map(len, deaf.connection.take_output())) <= SEND_QUEUE_BYTES_MAX
     assert deaf.connection.parked == 0
@@ -76,6 +78,176 @@ def test_a_subscriber_that_never_reads_is_given_no_more_than_its_share() -> None
 
 def _fetch(lane: int) -> bytes:
     return control_frame(m.Fetch(lane=lane, by="earliest", max_bytes=1 << 20), 7)
+
+
+# --- readers that do not read -----------------------------------------------------------------------------------------
+_UNREAD = 1 << 20
+
+
+def _crowd(readers: int, batches: int = 12, fetches: int = 10) -> tuple[World, Client, list[Client], m.Opened]:
+    """A topic with some batches, and readers that asked for all of them, several times, and never read.
+
+    The writer has read all of it, once, promptly.
+    """
+    world = World(sizes=dataclasses.replace(SIZES, log_bytes=2 << 20, chunk_bytes=64 << 10))
+    world.topic()
+    writer = Client(world.brokers[0])
+    opened = world.open(writer)
+    for n in range(batches):
+        writer.batch(opened, n, bytes(20_000))
+    world.run(6, writer)
+    world.fetch(writer, opened.lane, by="earliest")
+    world.run(2, writer)
+    world.brokers[0].unread.total_bytes = _UNREAD
+    deaf = [Client(world.brokers[0]) for _ in range(readers)]
+    for _ in range(fetches):
+        for reader in deaf:
+            reader.send(control_frame(m.Fetch(lane=opened.lane, by="earliest", max_bytes=32 << 20), 7))
+    return world, writer, deaf, opened
+
+
+def test_readers_that_do_not_read_hold_a_bounded_amount_in_all() -> None:
+    """However many they are and whatever they ask for; a client that reads gets all of its answers meanwhile."""
+    world, writer, deaf, opened = _crowd(readers=100)
+    for index in range(1, 13):
+        request = writer.ask(m.Fetch(lane=opened.lane, start=index, max_bytes=1))
+        world.run(2, writer)
+        assert len(writer.fetched[request].payloads) == 1
+        assert sum(reader.connection.unread_bytes() for reader in deaf) <= _UNREAD
+    assert world.brokers[0].unread.used <= _UNREAD
+    assert not writer.connection.closing
+
+
+def test_the_memory_of_a_reader_that_does_not_read_goes_to_those_who_wait() -> None:
+    """Readers that sit on their answers are ended, if others wait for the memory; those others get their answers."""
+    world, _, deaf, opened = _crowd(readers=100)
+    late = Client(world.brokers[0])
+    request = late.ask(m.Fetch(lane=opened.lane, by="earliest", max_bytes=32 << 20, wait_ms=30_000))
+    for _ in range(400):
+        _wait(world, limits.UNREAD_S_MAX / 10, late)
+        if request in late.fetched:
+            break
+    assert request in late.fetched
+    ended = [reader for reader in deaf if reader.connection.closing]
+    assert ended
+    assert all(reader.connection.aborted and not reader.connection.take_output() for reader in ended)
+    assert world.brokers[0].counters.hung_up["TimedOut"] == len(ended)
+    assert not late.connection.closing
+
+
+def test_a_reader_that_does_not_read_is_left_alone_while_there_is_memory() -> None:
+    """A slow link is no crime."""
+    world, _, deaf, _ = _crowd(readers=1, fetches=3)
+    _wait(world, 10 * limits.UNREAD_S_MAX)
+    assert not deaf[0].connection.closing
+    assert deaf[0].connection.unread_bytes() > 0
+
+
+def test_answers_get_smaller_the_more_is_unread() -> None:
+    """Each gets an eighth of what is free: the first ones do not take it all."""
+    _, _, deaf, _ = _crowd(readers=8, fetches=1)
+    sizes = [reader.connection.unread_bytes() for reader in deaf]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > sizes[-1] > 20_000
+
+
+# --- connections that hold what others need ---------------------------------------------------------------------------
+def _begun(world: World, host: str, number: int, size: int) -> Client:
+    """A client that sent the header of a batch, and nothing of its payload."""
+    client = Client(world.brokers[0])
+    client.connection.host = host
+    opened = world.open(client)
+    client.send(_header(opened, 0, bytes(size)))
+    return client
+
+
+def test_slow_batches_keep_a_small_part_of_the_log() -> None:
+    """A header takes room for its payload. The oldest that do not go on are ended; others publish meanwhile."""
+    world = World()
+    world.topic()
+    slow = [_begun(world, f"10.0.0.{n}", n, 7_000) for n in range(5)]
+    honest = Client(world.brokers[0])
+    opened = world.open(honest)
+    assert not any(client.connection.closing for client in slow)
+    _wait(world, 2 * limits.STALLED_S, honest, *slow)
+    assert [client.connection.closing for client in slow] == [True] * 4 + [False]
+    failure = slow[0].pushed[-1]
+    assert isinstance(failure, m.Failed)
+    assert failure.code == "TimedOut"
+    for n in range(20):
+        honest.batch(opened, n, bytes(5_000))
+        world.run(4, honest)
+    assert [Outcome(int(ack["outcome"])) for ack in honest.acks] == [Outcome.ORDERED] * 20
+
+
+def test_an_address_has_a_share_of_the_log_for_batches_under_way() -> None:
+    """Beyond it, its batches are answered BACKPRESSURE; those of another address are taken."""
+    world = World()
+    world.topic()
+    first = [_begun(world, "10.0.0.1", n, 8_000) for n in range(4)]
+    refused, other = _begun(world, "10.0.0.1", 4, 8_000), _begun(world, "10.0.0.2", 5, 8_000)
+    refused.pump()
+    assert all(client.connection.arriving is not None for client in [*first, other])
+    assert [Outcome(int(ack["outcome"])) for ack in refused.acks] == [Outcome.BACKPRESSURE]
+    assert not refused.connection.closing
+
+
+def test_a_connection_has_a_bounded_number_of_sessions() -> None:
+    """One more is refused with TooMany; a closed one makes room."""
+    world = World(config=load(None, {"broker.sessions_per_connection": 3}))
+    world.topic()
+    client = Client(world.brokers[0])
+    sessions = [world.open(client) for _ in range(3)]
+    assert _refusal(world, client) == "TooMany"
+    client.ask(m.CloseSession(lane=sessions[0].lane, session=sessions[0].session))
+    world.run(6, client)
+    world.open(client)
+    assert _refusal(world, client) == "TooMany"
+    world.open(Client(world.brokers[0]))
+
+
+def test_an_address_has_a_share_of_a_topics_sessions() -> None:
+    """Another address still opens sessions, and a connection that ends gives its sessions back."""
+    world = World()  # two brokers and 64 sessions: 16 for an address at a broker
+    world.topic()
+    crowd = [Client(world.brokers[0]) for _ in range(16)]
+    for client in crowd:
+        client.connection.host = "10.0.0.1"
+        world.open(client)
+    one_more, other = Client(world.brokers[0]), Client(world.brokers[0])
+    one_more.connection.host, other.connection.host = "10.0.0.1", "10.0.0.2"
+    assert _refusal(world, one_more) == "TooMany"
+    world.open(other)
+    crowd[0].connection.closed()
+    world.open(one_more)
+
+
+def test_abandoned_sessions_do_not_fill_the_table() -> None:
+    """Opened, never used, and left: they make room for those who come. Sessions with a name, or a connection, stay."""
+    world = World()
+    world.topic()
+    keeper = Client(world.brokers[0])
+    kept, named = world.open(keeper), world.open(keeper, name="kept")
+    for _ in range(62):
+        leaver = Client(world.brokers[0])
+        world.open(leaver)
+        leaver.connection.closed()
+    world.run(3)
+    newcomer = Client(world.brokers[1])
+    _wait(world, limits.ABANDONED_S, keeper)
+    for _ in range(30):
+        world.open(newcomer)
+    keeper.batch(kept, 0)
+    keeper.batch(named, 0)
+    world.run(6, keeper)
+    assert [Outcome(int(ack["outcome"])) for ack in keeper.acks] == [Outcome.ORDERED] * 2
+
+
+def _refusal(world: World, client: Client) -> str:
+    request = client.ask(m.OpenSession(topic="t"))
+    world.run(6, client)
+    answer = client.answers[request]
+    return answer.code if isinstance(answer, m.Failed) else type(answer).__name__
 
 
 def test_a_topic_that_finds_no_room_waits_and_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import pairwise
 
 from embarcadero.placement.ranges import lost_spans
-from embarcadero.types import Gap, GapKind, Range, ReplicaRef
+from embarcadero.plants import planted
+from embarcadero.types import Gap, GapKind, Range, ReplicaRef, count_outside
 
 
 class Chain:
@@ -44,11 +46,41 @@ class Chain:
         return range_ if range_.end is None or index < range_.end else None
 
     def lost_at(self, index: int) -> Gap | None:
-        """The rest of the LOST gap that an index is in, if it is in one."""
+        """The LOST gap that an index is in, if it is in one: from the end at which the range before it was sealed.
+
+        A reader of what is only ordered may be above that end: it learns that what it read there is gone. Gaps with
+        nothing between them, of two losses in a row, are one. A reader in the second was told of the first before.
+        """
         at = bisect_right(self._starts, index)
-        if at == 0 or at == len(self.ranges) or self.owner(index) is not None:
+        before, after = self.ranges[at - 1 : at], self.ranges[at:]
+        if not before or not after or self.owner(index) is not None:
             return None
-        return Gap(GapKind.LOST, index, self._starts[at])
+        stop = next((range_.start for range_ in after if range_.start != range_.end), after[-1].start)
+        start = index if planted("lost-gap-from-reader") else before[0].end
+        return Gap(GapKind.LOST, index if start is None else start, stop)
+
+    def never_durable(self, gap: Gap) -> bool:
+        """Whether nothing in a LOST gap ever was durable, as those say who sealed the ranges before it.
+
+        An empty range between two losses may have been sealed in order: nothing is missing right behind it.
+        """
+        following = [*(range_.start for range_ in self.ranges[1:]), gap.stop]
+        sealed = [
+            range_
+            for range_, start in zip(self.ranges, following, strict=True)
+            if range_.end is not None and gap.start <= range_.end < min(start, gap.stop)
+        ]
+        return bool(sealed) and all(range_.never_durable for range_ in sealed)
+
+    @property
+    def seq_holes(self) -> list[tuple[int, int]]:
+        """Spans of seqs between ranges: restarts passed over them."""
+        pairs = ((old.end_seq, new.start_seq) for old, new in pairwise(self.ranges))
+        return [(end, start) for end, start in pairs if end is not None and end < start]
+
+    def batches(self, start: int, stop: int) -> int:
+        """How many positions of [start, stop) are not lost."""
+        return count_outside(start, stop, self.lost)
 
     def after_lost(self, index: int) -> int:
         """The same index, or the end of the gap that it is in."""

@@ -60,8 +60,16 @@ def _nothing() -> None:
     """The default hook: nobody listens."""
 
 
+def _none() -> int:
+    """The default transport: it keeps no byte."""
+    return 0
+
+
 class Connection:
-    """State of one client connection. `closing`: send what is queued, then hang up."""
+    """State of one client connection.
+
+    `closing`: send what is queued, then hang up. `aborted`: hang up at once, the peer does not read.
+    """
 
     def __init__(self, broker: Broker, number: int, scratch: memoryview) -> None:
         self._broker, self.number = broker, number
@@ -72,16 +80,21 @@ class Connection:
             control_bytes_max=HELLO_BYTES_MAX,
         )
         self.get_buffer = self._receiver.get_buffer
-        self.greeted = self.closing = self.gone = self.blocked = False
-        self.client = self.peer = ""  # what it calls itself; where it is
+        self.greeted = self.closing = self.gone = self.aborted = False
+        self.client = self.peer = self.host = ""  # what it calls itself; where it is, with and without its port
         self.reading: dict[int, tuple[int, int]] = {}  # lane -> next index of its last fetch, and when that was
         self.parked = 0  # long polls that wait
         self.acks_waiting = 0  # acks that wait for disks
         self.lanes: set[int] = set()  # lanes of brokers that it feeds (orders 0 and 1)
         self.received_bytes = self.granted_bytes = 0
+        self.opened: set[tuple[int, int]] = set()  # (lane, session) that it opened and did not close
         self.sessions: dict[tuple[int, int], None] = {}  # (lane, session) that it feeds (orders 2 and 5), oldest first
         self.turns: dict[tuple[int, int], int] = {}  # order 1: (lane, session) -> the sequence whose turn it is
         self.on_output: Callable[[], None] = _nothing
+        self.socket_bytes: Callable[[], int] = _none  # that the transport has and the peer's system has not
+        self.given_bytes = 0  # all that was ever sent
+        self.reserved_bytes = 0  # room for answers that are being read from files
+        self.prompt = False  # whether the peer read its last answer soon
         self._arriving: deque[Reservation] = deque()  # room given to batches that are not whole yet, in order
         self._output: list[bytes | memoryview] = []
         self._output_bytes = 0
@@ -114,10 +127,23 @@ class Connection:
         """The batch under way, if one is."""
         return self._arriving[0] if self._arriving else None
 
+    def unread_bytes(self) -> int:
+        """What was sent to the peer and has not left the process."""
+        return self._output_bytes + self.socket_bytes()
+
     @property
     def clogged(self) -> bool:
-        """Whether the peer does not take what it asked for."""
-        return self.blocked or self._output_bytes > self._broker.settings.send_queue_bytes // 8
+        """Whether the peer gets no further answer until it has read more."""
+        return self.unread_bytes() + self.reserved_bytes > self._broker.settings.send_queue_bytes // 8
+
+    def abort(self, error: EmbarcaderoError) -> None:
+        """End the connection without a word: the peer does not read."""
+        self._broker.hung_up(self, error)
+        self._drop_arriving()
+        self.closing = self.aborted = True
+        self._output.clear()
+        self._output_bytes = 0
+        self.on_output()
 
     def too_slow(self) -> None:
         """The batch under way has held its room for too long."""
@@ -154,6 +180,8 @@ class Connection:
                 "make smaller batches",
             )
         outcome = self._broker.check_batch(self, header)
+        if outcome is None and not self._broker.peers.may_send(self, header.length):
+            outcome = Outcome.BACKPRESSURE
         if outcome is None:
             reservation = self._broker.ingest.reserve(header.length)
             if reservation is not None:
@@ -227,14 +255,15 @@ class Connection:
         return output
 
     def _send(self, *buffers: bytes | memoryview) -> None:
-        if self.gone:
+        if self.gone or self.aborted:
             return
         for buffer in buffers:
             self._output.append(buffer)
             self._output_bytes += len(buffer)
-        if self._output_bytes > self._broker.settings.send_queue_bytes and not self.closing:
-            self.closing = True  # a peer that does not read is let go
-            self._broker.hung_up(self, TooMany("the client does not read what it asked for"))
+            self.given_bytes += len(buffer)
+        if not self.closing and self.unread_bytes() > self._broker.settings.send_queue_bytes:
+            self.abort(TooMany("the client does not read what it asked for"))
+            return
         self.on_output()
 
     def answer(self, request: int, message: m.Message) -> None:
@@ -263,9 +292,9 @@ class Connection:
         self.granted_bytes = granted_bytes
         self._send(credit_frame(granted_bytes))
 
-    def send_full(self) -> None:
-        """The broker has been full for too long; try another."""
-        self._send(full_frame())
+    def send_full(self, lane: int = -1, replica: int = -1, trouble: int = 0) -> None:
+        """There has been no room for too long, in the broker or in a lane; `full_frame` has the meaning."""
+        self._send(full_frame(lane, replica, trouble))
 
     def send_found(self, request: int, found: Found) -> None:
         """The answer to a fetch."""

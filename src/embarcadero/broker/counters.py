@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, defaultdict
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 import numpy as np
@@ -90,7 +91,8 @@ class BrokerCounters:
             if outcome in _BATCH_OUTCOMES:
                 self.publish_us.add(now_us - since_us)
 
-    def forget(self, lane: int) -> None:
-        """A topic is gone."""
-        self.came_in.pop(lane, None)
-        self.went_out.pop(lane, None)
+    def keep(self, lanes: AbstractSet[int]) -> None:
+        """Drop the counts of other lanes: their topics are gone, or a client made them up."""
+        for counts in (self.came_in, self.went_out):
+            for lane in counts.keys() - lanes:
+                del counts[lane]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -87,10 +88,22 @@ class DurableFrontiers:
             return self.known(lane)
         return self.known(lane) if self._durability.countable(lane) else None
 
+    def trouble(self, lane: int) -> tuple[int, int]:
+        """A replica of the lane's open range that is in trouble, and its health word; -1 and 0 if all are well."""
+        for ref in self.chain(lane).replicas:
+            table = self._durability.lines.of(ref)
+            if table is not None and (word := table.health.load()):
+                return ref.replica, word
+        return -1, 0
+
     def forget(self, lane: int) -> None:
         """The lane is gone."""
         self._durability.forget(lane)
         self._chains.pop(lane, None)
+
+    def keep(self, lanes: AbstractSet[int]) -> None:
+        """Drop what is known of other lanes, which are gone."""
+        self._durability.keep(lanes)
 
 
 class HeldLane:
@@ -104,6 +117,7 @@ class HeldLane:
         self.chunks: dict[int, int] = {}  # chunks of the log that it keeps: how many payloads in each
         self.waiting = 0  # acks
         self.gone = False  # the topic was deleted: nothing of it will become durable
+        self.stood_at, self.since_us = -1, 0  # where the lane is durable to, and since when (or told since when)
 
     def __bool__(self) -> bool:
         return bool(self._kept or self._acks)
@@ -267,6 +281,17 @@ class HeldLanes:
         """Chunks of the log that are kept for disks."""
         return len(set().union(*(held.chunks for held in self._lanes.values())))
 
+    def stalled(self, now_us: int, patience_us: int) -> list[int]:
+        """Lanes in which something has waited for disks for so long without any progress; each once in that time."""
+        found = []
+        for lane, held in self._lanes.items():
+            if not held or held.through != held.stood_at:
+                held.stood_at, held.since_us = held.through if held else -1, now_us
+            elif now_us - held.since_us >= patience_us:
+                held.since_us = now_us
+                found.append(lane)
+        return found
+
     def facts(self) -> dict[int, tuple[int, int]]:
         """By lane: how far it is durable as counted last, and how many acks wait for more."""
         return {lane: (held.through, held.waiting) for lane, held in self._lanes.items()}
@@ -298,6 +323,11 @@ class HeldLanes:
         if connection.acks_waiting:
             for held in self._lanes.values():
                 held.disconnected(connection)
+
+    def keep(self, lanes: AbstractSet[int]) -> None:
+        """Drop what waits in other lanes, which are gone."""
+        for lane in self._lanes.keys() - lanes:
+            self.forget(lane)
 
     def forget(self, lane: int) -> None:
         """A topic, or a lane of it, is gone."""

@@ -43,6 +43,7 @@ class Entry:
     partition: int = 0
     schema: int = 0
     waits: bool = False  # for disks: its ack comes when a replica rings
+    flags: int = 0  # of a SESSION_OPEN: OPEN_STRONG
 
 
 class Ingest:
@@ -119,7 +120,7 @@ class Ingest:
         index = self.next
         self._staged += _ENTRY.pack(
             index, entry.session_seq, entry.low, entry.lane, entry.session, entry.location, entry.size, entry.count,
-            entry.crc, self._handle, entry.partition, entry.schema, entry.kind, 0, entry.waits, 0,
+            entry.crc, self._handle, entry.partition, entry.schema, entry.kind, entry.flags, entry.waits, 0,
         )  # fmt: skip
         return index
 

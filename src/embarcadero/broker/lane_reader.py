@@ -71,6 +71,12 @@ class BrokerLaneReader(LaneReader):
             return Ends(end, end_seq, end, end_seq)
         return super().ends()
 
+    def seq_holes(self) -> list[tuple[int, int]]:
+        end_seq, holes = self.lane_is.end_seq, super().seq_holes()
+        last = self.stored.chain.ranges[-1:] if self.stored is not None else []
+        sealed = last[0].end_seq if last else None
+        return holes if sealed is None or end_seq is None or sealed >= end_seq else [*holes, (sealed, end_seq)]
+
     def _is_unwritten(self) -> bool:
         """Whether its writer has found no memory for it yet: then nothing in it was ever acked."""
         self._basis = self.lane_is
@@ -128,12 +134,14 @@ class BrokerLaneReader(LaneReader):
         The last range is then sealed where disks end. None while it is open: it is not known yet what they have.
         """
         by_index, recovering = ask.by == "index", bool(stored.chain.replicas)
-        if by_index and ask.start < max(self.trimmed, stored.through()):
+        kept = max(self.trimmed, stored.through())
+        if by_index and ask.start < kept:
             return stored.without_memory(ask, self.trimmed, end)
         if recovering:
             return None
         if by_index:
-            return Found(np.zeros(0, dtype=ORDER), [], end, end, Gap(GapKind.LOST, ask.start, end))
+            kind = stored.kind_for(ask, Gap(GapKind.LOST, stored.through(), end))
+            return Found(np.zeros(0, dtype=ORDER), [], end, end, Gap(kind, kept, end))
         return stored.without_memory(ask, self.trimmed, end)
 
     def _place_without_ring(self, by: str, value: int, end: int) -> int:

@@ -11,6 +11,7 @@ from embarcadero.limits import (
     READERS_ANSWER_BYTES_MAX,
     READERS_PER_TOPIC_MAX,
 )
+from embarcadero.placement.decisions import check_id
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.progress import ReaderNote
 from embarcadero.placement.store import rested_us
@@ -29,7 +30,7 @@ class ReaderNotes:
         self._write_from_us = 0
 
     def note(self, ask: m.NoteProgress) -> None:
-        """A reader tells how far it is. Raises UnknownTopic, BadName, BadValue."""
+        """Take a reader's note of how far it is. Raises UnknownTopic, BadName, BadValue."""
         if not 0 < len(ask.reader.encode()) <= READER_NAME_BYTES_MAX:
             raise BadName(
                 f"a reader's name of {len(ask.reader.encode())} bytes", f"use 1 to {READER_NAME_BYTES_MAX}"
@@ -38,8 +39,11 @@ class ReaderNotes:
             raise BadValue(f"places in {len(ask.places)} lanes", f"tell those of at most {READER_LANES_MAX}")
         if len(self._notes) >= READERS_PER_TOPIC_MAX and (ask.topic, ask.reader) not in self._notes:
             raise Backpressure(f"{len(self._notes)} readers wait for the store to take their notes", "tell it later")
-        self._directory.topic(ask.topic)
-        note = ReaderNote(reader=ask.reader, places=dict(ask.places), at_us=self._clock.wall_us())
+        topic = self._directory.topic(ask.topic)
+        check_id(topic, ask.topic_id)
+        note = ReaderNote(
+            reader=ask.reader, places=dict(ask.places), at_us=self._clock.wall_us(), topic_id=topic.id
+        )  # fmt: skip
         self._notes[ask.topic, ask.reader] = note
         self.poll(self._clock.now_us())
 

@@ -129,6 +129,10 @@ class LaneReader:
             return None
         return Ends(ordered, seq, durable, durable_seq)
 
+    def seq_holes(self) -> list[tuple[int, int]]:
+        """Spans of seqs that restarts passed over, oldest first."""
+        return [] if self.stored is None else self.stored.chain.seq_holes
+
     def start(self, now_us: int) -> tuple[int, int] | None:
         """Index and seq of the first entry that is in memory with all that follow; None while they can't be told."""
         ring, ordered = self.ring(), self.ordered()

@@ -1,7 +1,8 @@
 """Everything a broker answers about what is stored: fetches that wait, ends and places of lanes, trims.
 
-A fetch is answered from memory (reader.py) where memory has it, else from segment files (warm.py); the client can't
-tell. While a fetch waits, or its file is being read, it is parked here.
+A fetch is answered from memory (reader.py) where memory has it, else from segment files (warm.py), else, for a client
+that asks for that, from the topic's table (tables.py). While a fetch waits, or its file is being read, it is parked
+here.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from embarcadero.broker import places
 from embarcadero.broker.connection import Connection
@@ -21,14 +24,27 @@ from embarcadero.broker.pieces import check_measure, pieces
 from embarcadero.broker.reader import LaneReader, Logs
 from embarcadero.broker.segments import Place, Segments
 from embarcadero.broker.stored import ON_DISK, StoredLane, at_index
-from embarcadero.broker.warm import Warm
+from embarcadero.broker.tables import TableJobs
+from embarcadero.broker.unread import UnreadBytes
+from embarcadero.broker.warm import FairJobs, Warm
 from embarcadero.env import Clock
-from embarcadero.errors import BadValue, Corrupt, EmbarcaderoError, Retriable, UnknownTopic
+from embarcadero.errors import (
+    BadTable,
+    BadValue,
+    Corrupt,
+    EmbarcaderoError,
+    Retriable,
+    TimedOut,
+    TooMany,
+    UnknownTopic,
+)
+from embarcadero.limits import TAIL_HOLES_MAX
 from embarcadero.placement.directory import Directory
 from embarcadero.plants import planted
 from embarcadero.steps import Step
-from embarcadero.types import Cut, Order, Topic
+from embarcadero.types import Cut, Gap, GapKind, Order, Tier, Topic
 from embarcadero.wire import messages as m
+from embarcadero.wire.schemas import decode_versions
 
 _WAYS = ("index", "seq", "time", "earliest", "latest")
 _MODES = ("durable", "ordered")
@@ -54,11 +70,12 @@ class Reads:
 
     def __init__(
         self, directory: Directory, clock: Clock, epoch: EpochView, logs: Logs, lanes: BrokerLanes, margin: int,
-        durable: DurableFrontiers, warm: Warm, counters: BrokerCounters, refresh: Callable[[], None],
+        durable: DurableFrontiers, warm: Warm, tables: TableJobs, counters: BrokerCounters,
+        refresh: Callable[[], None], unread: UnreadBytes,
     ) -> None:  # fmt: skip
         self._directory, self._clock, self._epoch, self._logs = directory, clock, epoch, logs
         self._lanes, self._margin, self._durable, self.warm = lanes, margin, durable, warm
-        self._counters, self._refresh = counters, refresh
+        self.tables, self._counters, self._refresh, self._unread = tables, counters, refresh, unread
         self._readers: dict[int, LaneReader] = {}
         self._topics: dict[int, Topic] = {}
         self._trims: dict[int, int] = {}  # lane -> index below which it was trimmed
@@ -73,13 +90,15 @@ class Reads:
             del self._readers[lane]
         for lane, reader in self._readers.items():
             reader.trimmed = trims.get(lane, 0)
-        self.warm.copies.members = {member.replica: member for member in self._directory.replicas()}
+        members = {member.replica: member for member in self._directory.replicas()}
+        self.warm.copies.keep(topics.keys() | self._lanes.known.keys(), members)
 
     def disconnected(self, connection: Connection) -> None:
         """A client is gone."""
         self._parked = [parked for parked in self._parked if parked.connection is not connection]
         self._for_disks = {parked: None for parked in self._for_disks if parked.connection is not connection}
         self.warm.disconnected(connection)
+        self.tables.disconnected(connection)
 
     @property
     def waiting(self) -> int:
@@ -122,10 +141,24 @@ class Reads:
         reader = self._readers.get(lane) or self._lanes.readers.get(lane)
         return None if reader is None else reader.ordered()
 
+    def lag(self, lane: int, index: int) -> int | None:
+        """How many batches a reader at an index is behind the order; positions that are lost do not count."""
+        reader, ordered = self._readers.get(lane) or self._lanes.readers.get(lane), self.ordered(lane)
+        if reader is None or ordered is None:
+            return None
+        return max(0, ordered - index) if reader.stored is None else reader.stored.chain.batches(index, ordered)
+
     def _fresh_reader(self, lane: int) -> LaneReader:
         """A reader that knows of every trim that was answered before now, by whichever broker."""
         self._refresh()
         return self.reader(lane)
+
+    def durable_files(self, lane: int) -> Segments:
+        """The files of a lane with replicas, as far as they are durable: for jobs beside the broker."""
+        reader = self._fresh_reader(lane)
+        if (stored := reader.stored) is None:
+            raise BadValue(f"lane {lane} has no replicas", "ask for a lane of a topic with replicas")
+        return self._segments(lane, stored, stored.through(), reader.trimmed)
 
     def _segments(self, lane: int, stored: StoredLane, bound: int, trimmed: int) -> Segments:
         """A lane's files, below a bound that is no higher than what is durable.
@@ -145,18 +178,39 @@ class Reads:
                 raise Retriable("the end of the log can't be told while a sequencer takes over", "try again")
             cold = self._cold_start(lane, start)
             hot = (None, None) if cold is start else (start.index, start.seq)
+            holes = [hole for hole in reader.seq_holes() if hole[1] > cold.seq][-TAIL_HOLES_MAX:]
             index = ends.index if not planted("tail-too-low") else ends.durable_index
             return m.TailIs(
                 lane=lane, index=index, seq=ends.seq, start_index=cold.index, start_seq=cold.seq,
                 durable_index=ends.durable_index, durable_seq=ends.durable_seq,
-                hot_index=hot[0], hot_seq=hot[1],
+                hot_index=hot[0], hot_seq=hot[1], holes=holes,
             )  # fmt: skip
 
         self._with_start(connection, request, lane, answer)
 
     def find(self, connection: Connection, request: int, ask: m.Find) -> None:
         """Answer where a place is."""
+        if ask.table:
+            self._find_in_table(connection, request, ask)
+            return
         self._locate(connection, request, ask.lane, ask.by, ask.start, places.found)
+
+    def _find_in_table(self, connection: Connection, request: int, ask: m.Find, last: bool = False) -> None:
+        """Answer where a place is in the topic's table; a table that changed meanwhile is asked once more."""
+        places.check_way(ask.by)
+        self._fresh_reader(ask.lane)
+        tables, tier = self.tables.reader, self._tier(ask.lane)
+
+        def answer(found: tuple[int, int] | None) -> m.PlaceIs:
+            index, seq = found or (0, 0)
+            return m.PlaceIs(lane=ask.lane, index=index, seq=seq, table=True, missing=found is None)
+
+        if tier is None:
+            connection.answer(request, answer(None))
+            return
+        job = partial(tables.find, tier, ask.lane, ask.by, ask.start)
+        again = None if last else partial(self._find_in_table, connection, request, ask, last=True)
+        self._answer_later(connection, request, job, answer, again, self.tables)
 
     def trim(self, connection: Connection, request: int, ask: m.Trim) -> None:
         """Move the start of a lane, and answer where it is then."""
@@ -165,7 +219,8 @@ class Reads:
         def trim_it(_reader: LaneReader, start: Place, index: int, seq: int | None) -> None:
             if index < start.index:
                 seq = ask.seq if ask.by == "index" and index == ask.before else None
-            self._directory.trim(self._topic_name(ask.lane), ask.lane, index, seq=seq, cold=ask.cold)
+            name = self._topic_name(ask.lane)
+            self._directory.trim(name, ask.lane, index, seq=seq, cold=ask.cold, topic_id=ask.topic_id)
             self._with_start(connection, request, ask.lane, self._place_now)
 
         self._locate(connection, request, ask.lane, ask.by, ask.before, trim_it)
@@ -179,17 +234,21 @@ class Reads:
         topic = self._topics.get(lane if of_broker is None else of_broker.topic)
         return "" if topic is None else topic.name
 
+    def _tier(self, lane: int) -> Tier | None:
+        """The table of a lane's topic, as the store has it now."""
+        return self._directory.tier(self._topic_name(lane))
+
     def tiered(self, lane: int) -> int | None:
         """Batches of a lane below this index are in its topic's table; None if it has none, or nobody can tell now."""
         try:
-            tier = self._directory.tier(self._topic_name(lane))
+            tier = self._tier(lane)
         except EmbarcaderoError:
             return None
         return None if tier is None else tier.frontier(lane)[0]
 
     def _cold_start(self, lane: int, hot: Place) -> Place:
         """Where the lane's part in the topic's table starts, if that is below what brokers have; else `hot` itself."""
-        tier = self._directory.tier(self._topic_name(lane))
+        tier = self._tier(lane)
         if tier is None or tier.start(lane) >= min(tier.frontier(lane), (hot.index, hot.seq)):
             return hot
         return Place(*tier.start(lane))
@@ -201,13 +260,16 @@ class Reads:
         """Answer with what needs to know where the readable part of a lane starts."""
         reader = self._fresh_reader(lane)
 
-        def with_first(first: Place | None) -> m.Message:
-            return answer(reader, first or self._memory_start(reader))
-
         if (stored := reader.stored) is None:
-            connection.answer(request, with_first(None))
+            connection.answer(request, answer(reader, self._memory_start(reader)))
             return
         segments = self._segments(lane, stored, stored.through(), reader.trimmed)
+
+        def with_first(first: Place | None) -> m.Message:
+            message = answer(reader, first or self._start_above(reader, segments))
+            self._check_unchanged(stored, segments)
+            return message
+
         again = None if last else partial(self._with_start, connection, request, lane, answer, last=True)
         self._answer_later(connection, request, segments.first, with_first, again)
 
@@ -216,6 +278,26 @@ class Reads:
         if start is None:
             raise Retriable("the start of the log can't be told while a sequencer takes over", "try again")
         return Place(*start)
+
+    def _start_above(self, reader: LaneReader, segments: Segments) -> Place:
+        """The start of a lane whose files have nothing below the bound of the search: it is in memory.
+
+        Raises Retriable if memory starts above that bound: then the files between were not searched. It does so after
+        a loss of memory, when the lane goes on at its ceiling, and when others counted more as durable than we did.
+        """
+        start = self._memory_start(reader)
+        if not segments.reach(start.index, reader.trimmed) and not planted("start-unsearched"):
+            raise Retriable("the start of the log can't be told: its files were searched too early", "try again")
+        return start
+
+    def _check_unchanged(self, stored: StoredLane, segments: Segments) -> None:
+        """Raise Retriable if the ranges have changed since they were read: files and memory are of two moments then.
+
+        To be called once everything else is loaded. A lane goes on in memory only after the store has its new range.
+        """
+        self._refresh()
+        if stored.chain.ranges != segments.chain.ranges and not planted("start-unsearched"):
+            raise Retriable("the ranges of the log changed while they were looked at", "try again")
 
     def _locate(
         self, connection: Connection, request: int, lane: int, by: str, value: int,
@@ -246,18 +328,20 @@ class Reads:
                 index, seq = segments.bound, stored.chain.seq_at(segments.bound)
             if found[1] is not None:
                 index, seq = found[1].index, None if found[1].instead else found[1].seq
-            return answer(reader, found[0] or self._memory_start(reader), index, seq)
+            start = found[0] or self._start_above(reader, segments)
+            self._check_unchanged(stored, segments)
+            return answer(reader, start, index, seq)
 
         again = None if last else partial(self._locate, connection, request, lane, by, value, answer, last=True)
         self._answer_later(connection, request, look, with_places, again)
 
     def _answer_later(
         self, connection: Connection, request: int, job: Callable[[], object],
-        answer: Callable[..., m.Message | None], again: Callable[[], None] | None,
+        answer: Callable[..., m.Message | None], again: Callable[[], None] | None, queue: FairJobs | None = None,
     ) -> None:  # fmt: skip
-        """Run a job on segment files; its result becomes the answer.
+        """Run a job on segment files (or in another queue); its result becomes the answer.
 
-        `again` asks anew if no copy was good: what was looked for may have been trimmed, and dropped, meanwhile.
+        `again` asks once more if no copy was good: it may have been trimmed and dropped, or compacted, meanwhile.
         """
 
         def done(result: object) -> None:
@@ -277,10 +361,13 @@ class Reads:
             if message is not None:
                 connection.answer(request, message)
 
-        self.warm.run(connection, job, done)
+        (queue or self.warm).run(connection, job, done)
 
     def measure(self, connection: Connection, request: int, ask: m.Measure, last: bool = False) -> None:
         """Answer with pieces of a span."""
+        if ask.table:
+            self._measure_table(connection, request, ask)
+            return
         reader = self._fresh_reader(ask.lane)
         check_measure(ask, reader.trimmed)
         if (hot := reader.measured(ask.start, ask.stop)) is None:
@@ -295,6 +382,22 @@ class Reads:
         segments = self._segments(ask.lane, stored, stored.through(), reader.trimmed)
         again = None if last else partial(self.measure, connection, request, ask, last=True)
         self._answer_later(connection, request, partial(pieces, ask, hot, segments), answer, again)
+
+    def _measure_table(self, connection: Connection, request: int, ask: m.Measure, last: bool = False) -> None:
+        """Answer with files of the topic's table; a table that changed meanwhile is asked once more."""
+        self._fresh_reader(ask.lane)
+        check_measure(ask, 0)
+        tables, tier = self.tables.reader, self._tier(ask.lane)
+
+        def answer(cuts: list[Cut]) -> m.PiecesAre:
+            return m.PiecesAre(lane=ask.lane, cuts=cuts[: ask.pieces_max], table=True)
+
+        if tier is None:
+            connection.answer(request, answer([]))
+            return
+        job = partial(tables.cuts, tier, ask.lane, ask.start, ask.stop, ask.piece_bytes)
+        again = None if last else partial(self._measure_table, connection, request, ask, last=True)
+        self._answer_later(connection, request, job, answer, again, self.tables)
 
     # --- fetches ------------------------------------------------------------------------------------------------------
     def fetch(self, connection: Connection, request: int, ask: m.Fetch) -> None:
@@ -317,6 +420,8 @@ class Reads:
     def retry(self, now_us: int) -> bool:
         """Try all that wait. True if something was answered."""
         self.warm.poll(now_us)
+        if (slowest := self._unread.look(now_us)) is not None:
+            slowest.abort(TimedOut(f"the client holds {slowest.unread_bytes()} bytes that it does not read"))
         if not self._parked:
             return False
         for lane in {parked.ask.lane for parked in self._for_disks}:
@@ -343,6 +448,11 @@ class Reads:
         over = now_us >= parked.deadline_us
         if not over and reader.news(ask.read) == parked.seen:
             return False
+        room = self._unread.allowed(parked.connection, ask.max_bytes)
+        if not room:
+            return False
+        if room < ask.max_bytes:
+            ask = msgspec.structs.replace(ask, max_bytes=room)
         found = reader.fetch(ask, now_us)
         if found is None:
             if over:
@@ -354,6 +464,8 @@ class Reads:
         if found.empty and not over and not found.over(ask):
             self._wait_for_more(parked, found)
             return False
+        if self._from_table(parked, ask, found):
+            return parked.done
         self._send(parked, found, now_us)
         return True
 
@@ -367,7 +479,9 @@ class Reads:
         if found.gap is not None and parked.begun is not None and found.gap.start > parked.begun:
             # entries that are not for readers came first: a gap begins where the reader is
             found = Found(found.entries[:0], [], found.gap.start, found.tail_index)
+        before = parked.connection.given_bytes
         parked.connection.send_found(parked.request, found)
+        self._unread.given(parked.connection, parked.connection.given_bytes - before, now_us)
         lane, entries = parked.ask.lane, found.entries
         parked.connection.reading[lane] = (found.next_index, now_us)
         if len(entries):
@@ -381,8 +495,11 @@ class Reads:
         """Have a fetch answered from segment files."""
         segments, tail = self._segments(ask.lane, stored, found.tail_index, reader.trimmed), found.tail_index
         chain, trimmed, parked.on_disk = stored.chain, reader.trimmed, True
+        connection = parked.connection
+        self._reserve(connection, ask.max_bytes)
 
         def done(result: Found | Exception) -> None:
+            self._release(connection, ask.max_bytes)
             parked.on_disk, now_us = False, self._clock.now_us()
             self._epoch.steps.at(Step.READ_DISK)
             if parked.connection.gone or parked.done:
@@ -399,7 +516,76 @@ class Reads:
             except Exception as error:
                 self._fail(parked, error)
 
-        self.warm.fetch(parked.connection, ask, segments, done)
+        try:
+            self.warm.fetch(connection, ask, segments, done)
+        except TooMany:
+            self._release(connection, ask.max_bytes)
+            raise
+
+    def _reserve(self, connection: Connection, size: int) -> None:
+        """Count room for an answer that is being read, from when it is asked for."""
+        connection.reserved_bytes += size
+        self._unread.given(connection, size, self._clock.now_us())
+
+    def _release(self, connection: Connection, size: int) -> None:
+        """The answer is there, or will not be: from now on it counts as what is sent."""
+        connection.reserved_bytes -= size
+        self._unread.used -= size
+
+    # --- tables -------------------------------------------------------------------------------------------------------
+    def _from_table(self, parked: Parked, ask: m.Fetch, found: Found) -> bool:
+        """Have a fetch answered from the topic's table, if brokers have nothing there any more. False: they answer.
+
+        The tier is looked at after `found`: brokers drop only what is below the frontier that the store had before.
+        """
+        gap = found.gap
+        if not ask.table or not self.tables.offered or gap is None or gap.kind is not GapKind.TRIMMED:
+            return False
+        if (tier := self._tier(ask.lane)) is None:
+            return False
+        start, frontier = tier.start(ask.lane)[0], tier.frontier(ask.lane)[0]
+        if gap.start < start:  # trimmed from the table, too
+            found.gap = Gap(GapKind.TRIMMED, gap.start, min(start, gap.stop))
+            found.next_index = found.gap.stop
+            return False
+        stop = min(gap.stop, frontier, gap.stop if ask.stop is None else ask.stop)
+        if gap.start >= stop:
+            return False
+        _, schema = self._directory.described(self._topic_name(ask.lane))
+        schemas = decode_versions(schema.columns, schema.widths)
+        job = partial(self.tables.reader.fetch, tier, schemas, at_index(ask, gap.start), stop)
+        parked.on_disk = True
+        self._reserve(parked.connection, ask.max_bytes)
+        done = partial(self._table_read, parked, tier, found.tail_index, ask.max_bytes)
+        try:
+            self.tables.run(parked.connection, job, done)
+        except TooMany:
+            self._release(parked.connection, ask.max_bytes)
+            raise
+        return True
+
+    def _table_read(self, parked: Parked, tier: Tier, tail: int, reserved: int, result: Found | Exception) -> None:
+        """Send what was read in a table, unless the table or its start changed meanwhile: then it is read again."""
+        self._release(parked.connection, reserved)
+        parked.on_disk = False
+        if parked.connection.gone or parked.done:
+            return
+        try:
+            now = self._tier(parked.ask.lane)
+            moved = now is None or now.metadata != tier.metadata
+            if isinstance(result, BadTable) and moved:
+                parked.seen = _NOT_TRIED  # files were compacted or collected after the read was planned
+            elif isinstance(result, Exception):
+                raise result
+            elif parked.connection.clogged or now is None or now.start(parked.ask.lane)[0] > _first_index(result):
+                parked.seen = _NOT_TRIED
+            else:
+                result.tail_index = max(result.tail_index, tail)
+                result.next_index += planted("table-frontier-too-high")
+                self._send(parked, result, self._clock.now_us())
+                parked.done = True
+        except Exception as error:
+            self._fail(parked, error)
 
     def _changed(self, stored: StoredLane, chain: object) -> bool:
         self._refresh()
@@ -413,6 +599,8 @@ class Reads:
         if found.empty and now_us < parked.deadline_us and not found.over(ask):
             self._wait_for_more(parked, found)
             parked.seen = _NOT_TRIED if not found.to_come else parked.seen
+            return
+        if self._from_table(parked, ask, found):
             return
         self._send(parked, found, now_us)
         parked.done = True

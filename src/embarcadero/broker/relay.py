@@ -61,6 +61,7 @@ class Relay:
         self.on_results: Callable[[Entries], None] = lambda _results: None
         self.on_result: Callable[[int, int], None] = lambda _pending, _outcome: None  # one alone
         self.on_ended: Callable[[Connection, tuple[int, int]], None] = lambda _connection, _session: None
+        self.on_opened: Callable[[Connection, tuple[int, int]], None] = lambda _connection, _session: None
         self.lost: Callable[[int], list[tuple[int, int]]] = lambda _lane: []  # a lane's LOST gaps
 
     def wait(self, pending: int, waiting: Waiting) -> None:
@@ -154,6 +155,8 @@ class Relay:
                 else:
                     waiting.held.answered(outcomes[row], int(results["index"][row]), waiting.location)
             connection = waiting.connection
+            if connection is not None and outcomes[row] == Outcome.OPENED:
+                self.on_opened(connection, (waiting.lane, int(results["session"][row])))
             if connection is None or connection.gone:
                 continue
             if outcomes[row] in _ENDED:
@@ -188,6 +191,7 @@ class Relay:
                     lost_to=lost_to,
                     lost_before=before,
                     reached=int(result["session_seq"][0]),
+                    order=int(result["order"][0]),
                 ),
             )
         elif outcome == Outcome.NAME_HELD:

@@ -71,7 +71,7 @@ class Segments:
     """The files of one lane, as far as they are durable: below `bound`, at or above `trimmed`."""
 
     def __init__(self, lane: int, chain: Chain, bound: int, trimmed: int, copies: Copies) -> None:
-        self._lane, self._chain, self.bound, self._trimmed, self._copies = lane, chain, bound, trimmed, copies
+        self._lane, self.chain, self.bound, self._trimmed, self._copies = lane, chain, bound, trimmed, copies
 
     def fetch(self, ask: Fetch) -> Found:
         """Answer a fetch. Raises Corrupt when no copy is good."""
@@ -90,11 +90,16 @@ class Segments:
             return self._by_seq(value)
         if by == "time":
             return self._by_time(value)
-        return self._at(self._chain.after_lost(value))
+        return self._at(self.chain.after_lost(value))
+
+    def reach(self, index: int, trimmed: int) -> bool:
+        """Whether the search covers every file below an index, or all that there are; below a trim nothing counts."""
+        ranges = self.chain.ranges
+        return not ranges or not ranges[-1].open or index <= max(self.bound, trimmed, self.chain.start)
 
     def first(self) -> Place | None:
         """The first batch that is neither trimmed nor dropped; None if there is none below the bound."""
-        for range_ in self._chain.from_index(self._trimmed):
+        for range_ in self.chain.from_index(self._trimmed):
             start, stop = max(range_.start, self._trimmed), self._stop(range_)
             if start >= stop:
                 continue
@@ -117,7 +122,7 @@ class Segments:
     # --- reading ------------------------------------------------------------------------------------------------------
     def _read(self, index: int, ask: Fetch) -> Found:
         """Batches from an index on, up to the end of its range."""
-        range_ = self._chain.owner(index)
+        range_ = self.chain.owner(index)
         if range_ is None or index >= self.bound:
             return Found(_nothing(), [], index, self.bound)
         problems, dropped, shorter = [], [], []
@@ -137,7 +142,7 @@ class Segments:
                 problems.append(f"replica {ref.replica}: {error.message}")
         if dropped and not problems:  # retention took it; copies that end before are no better
             first = self.first()
-            stop = self._chain.until_lost(index, self.bound if first is None else first.index)
+            stop = self.chain.until_lost(index, self.bound if first is None else first.index)
             if stop > index:
                 return Found(_nothing(), [], stop, self.bound, Gap(GapKind.TRIMMED, index, stop))
         raise self._no_good_copy(range_, index, problems + shorter)
@@ -152,11 +157,11 @@ class Segments:
     def points(self, start: int, stop: int, every: int, max_bytes: int) -> tuple[list[Point], int]:
         """Batches of a span, about so many bytes apart, and where they end: at its end, or behind `max_bytes`."""
         found: list[Point] = []
-        at, left = max(start, self._trimmed, self._chain.start), max_bytes
+        at, left = max(start, self._trimmed, self.chain.start), max_bytes
         while at < stop and left > 0:
-            range_ = self._chain.owner(at)
+            range_ = self.chain.owner(at)
             if range_ is None:
-                at = self._chain.after_lost(at)
+                at = self.chain.after_lost(at)
                 continue
             until = min(stop, range_.end or stop)
             some = self._best(range_, partial(_points, index=at, end=until, every=every, max_bytes=left))
@@ -168,16 +173,16 @@ class Segments:
 
     def seq_at(self, index: int) -> int | None:
         """The seq at which a batch begins, or would begin."""
-        known = self._chain.seq_at(index)
+        known = self.chain.seq_at(index)
         if known is not None:
             return known
-        place = self._at(self._chain.after_lost(index))
+        place = self._at(self.chain.after_lost(index))
         return None if place is None else place.seq
 
     # --- looking up ---------------------------------------------------------------------------------------------------
     def _at(self, index: int) -> Place | None:
         """An index with its seq."""
-        range_ = self._chain.owner(index)
+        range_ = self.chain.owner(index)
         if range_ is None or index >= self.bound:
             return None
         found = self._best(range_, lambda files: self._place(files, index))
@@ -187,7 +192,7 @@ class Segments:
 
     def _by_seq(self, seq: int) -> Place | None:
         """The batch that holds a record; the first one behind it where it is lost, or gone."""
-        for range_ in reversed(self._chain.ranges):
+        for range_ in reversed(self.chain.ranges):
             if range_.start_seq > seq or range_.start == range_.end:
                 continue
             if range_.end_seq is not None and seq >= range_.end_seq:
@@ -212,14 +217,14 @@ class Segments:
         """Whether batches since a time may have been trimmed: the first one left is younger, and none before it is
         known to be older."""
         first = self.first()
-        if first is None or found.index > first.index or found.index <= self._chain.after_lost(0):
+        if first is None or found.index > first.index or found.index <= self.chain.after_lost(0):
             return False
         own, before = self._time_of(found.index), self._time_of(found.index - 1)
         return (own is None or own > us) and (before is None or before >= us)
 
     def _time_of(self, index: int) -> int | None:
         """When a batch was appended, if a file still tells; it may be trimmed."""
-        if (range_ := self._chain.owner(index)) is None:
+        if (range_ := self.chain.owner(index)) is None:
             return None
         try:
             entry = self._best(range_, lambda files: files.entry(index))
@@ -230,7 +235,7 @@ class Segments:
     def _since(self, us: int) -> Place | None:
         """The first batch that is left of those since a time. Append times never go back."""
         later: Place | None = None
-        for range_ in reversed(list(self._chain.from_index(self._trimmed))):
+        for range_ in reversed(list(self.chain.from_index(self._trimmed))):
             if max(range_.start, self._trimmed) >= self._stop(range_):
                 continue
             found = self._best(range_, partial(self._in_time, us=us, stop=self._stop(range_)))
@@ -258,7 +263,7 @@ class Segments:
 
     def _after(self, range_: Range) -> Place | None:
         """The first batch behind a sealed range."""
-        following = next((r for r in self._chain.ranges if r.number > range_.number and r.start != r.end), None)
+        following = next((r for r in self.chain.ranges if r.number > range_.number and r.start != r.end), None)
         return None if following is None else self._at(following.start)
 
     def _stop(self, range_: Range) -> int:

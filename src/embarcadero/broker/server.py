@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol, cast
 from embarcadero.broker.connection import Connection
 from embarcadero.broker.state import Broker
 from embarcadero.errors import ProtocolError, TooMany
-from embarcadero.limits import GOODBYE_S_MAX, SETTLE_S_MAX
+from embarcadero.limits import GOODBYE_S_MAX, SETTLE_S_MAX, UNREAD_PAUSE_BYTES
 from embarcadero.wire.sockets import prepare, write_frames
 
 
@@ -39,7 +39,7 @@ class Live(set["BrokerProtocol"]):
         super().__init__()
         self._broker = broker
         self._planned: list[BrokerProtocol] = []
-        self._polling = False
+        self._polling = self._poll_planned = False
         broker.on_settled = self._flush
 
     def poll(self) -> bool:
@@ -55,6 +55,17 @@ class Live(set["BrokerProtocol"]):
     def rung(self) -> bool:
         """The same in the middle of a sleep; True if that is to end."""
         return self.poll() or self._broker.deposed
+
+    def poll_soon(self) -> None:
+        """Try the fetches that wait, once, after all that the loop has to do now."""
+        if self._broker.fetches_waiting and not self._poll_planned:
+            self._poll_planned = True
+            asyncio.get_running_loop().call_soon(self._poll_planned_now)
+
+    def _poll_planned_now(self) -> None:
+        self._poll_planned = False
+        if not self._broker.deposed:
+            self.poll()
 
     def plan(self, protocol: BrokerProtocol) -> None:
         """Have a protocol write, soon."""
@@ -83,11 +94,12 @@ class BrokerProtocol(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast(asyncio.Transport, transport)
         self._descriptor = prepare(transport)
-        transport.set_write_buffer_limits(high=self._broker.settings.send_queue_bytes // 8)
+        transport.set_write_buffer_limits(high=UNREAD_PAUSE_BYTES)
         self._live_protocols.add(self)
         self._connection = self._broker.connect()
-        self._connection.on_output = self._plan_flush
-        self._connection.peer = _address(transport.get_extra_info("peername"))
+        self._connection.on_output, self._connection.socket_bytes = self._plan_flush, transport.get_write_buffer_size
+        self._connection.peer = peer = _address(transport.get_extra_info("peername"))
+        self._connection.host = peer.rpartition(":")[0]
         most = self._broker.settings.max_connections
         if len(self._broker.connections) > most:
             problem = f"this broker has all the connections it may have ({most})"
@@ -129,12 +141,12 @@ class BrokerProtocol(asyncio.BufferedProtocol):
             return
         if output := self._connection.take_output():
             write_frames(self._transport, self._descriptor, output)
-            if self._transport.get_write_buffer_size() > self._broker.settings.send_queue_bytes:
-                self._broker.hung_up(self._connection, TooMany("the client does not read what it asked for"))
-                self._transport.abort()  # a peer that does not read is let go
-                return
-        if self._connection.closing:
+        if self._connection.aborted:
+            self._transport.abort()
+        elif self._connection.closing:
             self._transport.close()
+            patience_s = self._broker.settings.hello_timeout_s  # for the peer to read why
+            asyncio.get_running_loop().call_later(patience_s, self._transport.abort)
 
     def say_goodbye(self) -> None:
         """End our half: the client reads all that was sent to it, and then hangs up."""
@@ -149,12 +161,15 @@ class BrokerProtocol(asyncio.BufferedProtocol):
             self._transport.close()
 
     def pause_writing(self) -> None:
-        if self._connection is not None:
-            self._connection.blocked = True
+        """The peer does not read: take no more requests of it, whose answers would only wait here."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        if self._connection is not None:
-            self._connection.blocked = False
+        """The peer reads again. Fetches that waited for this are tried at once."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+        self._live_protocols.poll_soon()
 
     def eof_received(self) -> bool:
         return False

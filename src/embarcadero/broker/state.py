@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from hashlib import blake2b
 from typing import Final
 
@@ -21,12 +22,15 @@ from embarcadero.broker.durable import DurableFrontiers, HeldLanes
 from embarcadero.broker.epoch import EpochView
 from embarcadero.broker.ingest import Entry, Ingest
 from embarcadero.broker.lanes import BrokerLanes
+from embarcadero.broker.peers import Peers
 from embarcadero.broker.progress import ReaderNotes
 from embarcadero.broker.reader import Logs
 from embarcadero.broker.reads import Reads
 from embarcadero.broker.relay import Relay, Waiting
+from embarcadero.broker.tables import TableJobs, TableReader
 from embarcadero.broker.tiers import answer_tier
 from embarcadero.broker.topics import check_partitions, with_defaults
+from embarcadero.broker.unread import UnreadBytes
 from embarcadero.broker.warm import DiskCopies, Warm
 from embarcadero.config import DEFAULTS, Config, FabricSizes
 from embarcadero.env import NO_STEPS, Clock, Doorbell, Inline, Journal, SilentJournal, Steps, Workers
@@ -41,9 +45,11 @@ from embarcadero.errors import (
     UnknownTopic,
 )
 from embarcadero.fabric.frontier import FrontierWriter
-from embarcadero.fabric.layout import BrokerLine, Entries, frontier_offset
+from embarcadero.fabric.layout import OPEN_STRONG, BrokerLine, Entries, frontier_offset
 from embarcadero.fabric.log import Reservation
 from embarcadero.fabric.region import Fabric
+from embarcadero.orders import session_order
+from embarcadero.placement.decisions import check_id
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.store import NOT_SEEN
 from embarcadero.plants import planted
@@ -83,6 +89,8 @@ class Broker:
         workers: Workers | None = None,
         disks: Callable[[ReplicaMember], Disk] = no_disks,
         steps: Steps | None = None,
+        tables: TableReader | None = None,
+        table_workers: Workers | None = None,
     ) -> None:
         self._steps = steps = steps or NO_STEPS
         self.member, self.sizes, self.config, self.settings = member, sizes, config, config.broker
@@ -93,7 +101,7 @@ class Broker:
         self.epoch = EpochView(fabric, member, steps)
         self.relay = Relay(self.ingest.frontiers, self.ingest.log.release, steps)
         self.relay.on_results, self.relay.on_result = self._count_results, self._count_result
-        self.relay.on_ended = self._forget_session
+        self.relay.on_ended, self.relay.on_opened = self._ended, self._opened
         self._heartbeat = FrontierWriter(self.ingest.frontiers, frontier_offset(BrokerLine.HEARTBEAT))
         self._reads_waiting = FrontierWriter(self.ingest.frontiers, frontier_offset(BrokerLine.READS_WAITING))
         self._durable_waiting = FrontierWriter(self.ingest.frontiers, frontier_offset(BrokerLine.DURABLE_WAITING))
@@ -106,27 +114,29 @@ class Broker:
             fabric, directory, clock, bell, member, sizes, self.ingest, self.epoch, self._logs, self.counters,
             self.durable, self.held, steps,
         )  # fmt: skip
+        self.peers = Peers(self.settings, sizes.log_bytes, sizes.chunk_bytes, sizes.sessions)
+        self.unread = UnreadBytes(self.settings.unread_bytes, self._largest_frame, self.settings.unread_s)
         self.reads = Reads(
             directory, clock, self.epoch, self._logs, self.lanes, sizes.round_entries, self.durable,
-            Warm(workers or Inline(), DiskCopies(disks)), self.counters, self.refresh,
+            Warm(workers or Inline(), DiskCopies(disks)), TableJobs(table_workers or Inline(), tables), self.counters,
+            self.refresh, self.unread,
         )  # fmt: skip
         self._reader_notes = ReaderNotes(directory, clock)
         self._topics: dict[str, Topic] = {}
         self._lanes: dict[int, Topic] = {}
         self._members: list[Member] = []
         self._revision, self._outline = -1, NOT_SEEN
-        self._store_poll_us = self._slow_look_us = 0
-        self._slow: dict[int, tuple[Reservation, int]] = {}  # connection -> its batch under way, seen so often
+        self._store_poll_us = 0
         self._scratch = memoryview(bytearray(limits.SCRATCH_BYTES))
         self.connections: dict[int, Connection] = {}
         self._attached: dict[tuple[int, int], int] = {}  # (lane, session) -> connections that feed it
         self._owed: deque[Entry] = deque()  # detach entries that have no slot yet
         self._connected = 0
         self._above_since_us: int | None = None
-        self._told_full = False
+        self._told_full_us = 0
         self._starving: dict[int, int] = {}  # connections without credit as their lane is behind with disks: since when
-        self.deposed = False
-        self.leaving = False
+        self.deposed = self.leaving = False
+        self.metrics = ""  # host:port of this process's metrics, for `GetStatus`; the node knows it
         self.on_settled: Callable[[], None] = _nothing  # acks are on their way out: before anything else is done
         self._least_credit_bytes = max(self._largest_frame, self.settings.credit_bytes // 2)
         self.refresh()
@@ -150,13 +160,12 @@ class Broker:
         lanes, trims = {topic.lane: topic for topic in self._topics.values()}, self._directory.trims()
         for lane in self._lanes.keys() - lanes.keys():
             self.epoch.forget(lane)
-            self.counters.forget(lane)
-            self.held.forget(lane)
         self._lanes = lanes
         before, self._members = self._live_addresses(), self._directory.members()
         self._logs.update(self._members)
         self.lanes.update(lanes, self._members, trims)
         self.reads.update(lanes, trims)
+        self._forget_lanes(lanes.keys() | self.lanes.known.keys())
         me = (self.member.broker, self.member.incarnation)
         self.deposed |= all((o.broker, o.incarnation) != me or o.state != MemberState.LIVE for o in self._members)
         self._advance(self._directory.started_epoch())
@@ -164,6 +173,19 @@ class Broker:
             for connection in self.connections.values():
                 if connection.greeted:
                     connection.answer(0, m.MembersAre(brokers=now))
+
+    def _forget_lanes(self, lanes: AbstractSet[int]) -> None:
+        """Drop all that has to do with other lanes: their topics are gone, and clients need not say so."""
+        self.counters.keep(lanes)
+        self.held.keep(lanes)
+        self.durable.keep(lanes)
+        for connection in self.connections.values():
+            for lane in connection.reading.keys() - lanes:
+                del connection.reading[lane]
+            for key in [key for key in connection.turns if key[0] not in lanes]:
+                del connection.turns[key]
+            for key in [key for key in connection.sessions if key[0] not in lanes]:
+                self._forget_session(connection, key)
 
     def _advance(self, hint: int) -> bool:
         moved = self.epoch.advance(hint)
@@ -215,6 +237,7 @@ class Broker:
             record_bytes_max=self.config.limits.record_bytes,
             records_max=self.config.limits.records_per_batch,
             generation=self._directory.generation & 0xFFFF_FFFF,
+            tables=self.reads.tables.offered,
         )
 
     def poll(self) -> bool:
@@ -228,7 +251,8 @@ class Broker:
             self.refresh()
             self._heartbeat.advance(self._heartbeat.value + 1)
             self.deposed |= self.epoch.closing()
-            self._end_slow_batches(now_us)
+            for connection in self.peers.too_slow(now_us):
+                connection.too_slow()
             self._reader_notes.poll(now_us)
         if self.deposed:
             return False
@@ -268,6 +292,7 @@ class Broker:
         """Its transport is gone; what it sent stays on its way."""
         if not planted("connections-left"):
             self.connections.pop(connection.number, None)
+        self.peers.disconnected(connection)
         self.reads.disconnected(connection)
         self.lanes.disconnected(connection)
         self.held.disconnected(connection)
@@ -279,6 +304,7 @@ class Broker:
 
     def after_receive(self, connection: Connection) -> None:
         """A read of a socket was taken apart: publish what it brought, top up credit."""
+        self.peers.received(connection, self._clock.now_us())
         if self.relay.for_disks:
             self._tell_waiting()  # before anybody can order it, and replicas sync it
         self._publish()
@@ -294,22 +320,15 @@ class Broker:
         if self.epoch.sequencer_sleeps():
             self._bell.ring("sequencer")
 
-    def _end_slow_batches(self, now_us: int) -> None:
-        """Hang up on connections whose batch under way is the one we saw a while ago: it holds room in the log."""
-        if now_us < self._slow_look_us:
+    def _opened(self, connection: Connection, key: tuple[int, int]) -> None:
+        """A session was opened: the sequencer counts it as connected here until a detach entry."""
+        if connection.gone:
+            self._owed.append(Entry(EntryKind.SESSION_DETACH, *key))
             return
-        self._slow_look_us = now_us + int(self.settings.frame_timeout_s * 1_000_000 / 2)
-        before, self._slow = self._slow, {}
-        for number, connection in list(self.connections.items()):
-            if (arriving := connection.arriving) is None:
-                continue
-            seen, looks = before.get(number, (arriving, 0))
-            if seen is not arriving:
-                looks = 0
-            if looks == 2:
-                connection.too_slow()
-            else:
-                self._slow[number] = (arriving, looks + 1)
+        self.peers.opened(connection, key)
+        if key not in connection.sessions:
+            self._attached[key] = self._attached.get(key, 0) + 1
+            self._remember(connection, key)
 
     def _pay_owed(self) -> None:
         self._stage_owed()
@@ -367,22 +386,33 @@ class Broker:
                 self._starving[number] = now_us
                 connection.send_full()
 
+    def _tell_stalled(self, now_us: int) -> None:
+        """Tell those who feed a lane that its disks stand still, and which replica is in trouble."""
+        for lane in self.held.stalled(now_us, int(self.settings.backpressure_after_s * 1_000_000)):
+            of_broker = self.lanes.known.get(lane)
+            topic = lane if of_broker is None else of_broker.topic
+            replica, trouble = self.durable.trouble(lane)
+            for connection in self.connections.values():
+                if lane in connection.lanes or any(lane == of for of, _ in connection.sessions):
+                    connection.send_full(topic, replica, trouble)
+
     def _regulate(self, now_us: int) -> None:
+        self._tell_stalled(now_us)
         if self._starving:
             self._feed_starving(now_us)
         occupancy = self.ingest.occupancy()
         if self._above_since_us is None:
             if occupancy >= self.settings.water_high:
-                self._above_since_us = now_us
+                self._above_since_us = self._told_full_us = now_us
                 self.counters.backpressure += 1
                 self.journal.warn("backpressure on", occupied=round(occupancy, 3), unresolved=len(self.relay.waiting))
         elif occupancy <= self.settings.water_low:
-            self._above_since_us, self._told_full = None, False
+            self._above_since_us = None
             self.journal.note("backpressure off", occupied=round(occupancy, 3))
             for connection in self.connections.values():
                 self.grant(connection)
-        elif not self._told_full and now_us - self._above_since_us >= self.settings.backpressure_after_s * 1_000_000:
-            self._told_full = True
+        elif now_us - self._told_full_us >= self.settings.backpressure_after_s * 1_000_000:
+            self._told_full_us = now_us  # and again each time: publishers go on waiting as long as they are told
             for connection in self.connections.values():
                 if connection.greeted:
                     connection.send_full()
@@ -425,10 +455,18 @@ class Broker:
             self.relay.waiting[pending] = Waiting(EntryKind.SESSION_ATTACH, lane, None, None)
             self._attached[key] = 0
         self._attached[key] += 1
+        self._remember(connection, key)
+        return True
+
+    def _remember(self, connection: Connection, key: tuple[int, int]) -> None:
         connection.sessions[key] = None
         if len(connection.sessions) > limits.SESSIONS_PER_CONNECTION_MAX:
             self._forget_session(connection, next(iter(connection.sessions)))
-        return True
+
+    def _ended(self, connection: Connection, key: tuple[int, int]) -> None:
+        """A session was closed or fenced."""
+        self.peers.closed(connection, key)
+        self._forget_session(connection, key)
 
     def _forget_session(self, connection: Connection, key: tuple[int, int]) -> None:
         """Have a session in mind no longer; another batch of it would attach it again.
@@ -488,7 +526,7 @@ class Broker:
                     raise UnknownTopic(f"there is no topic with lane {message.lane}", "look it up again by name")
                 self.lanes.watch(connection, request, message, self._clock.now_us())
             case m.DeleteTopic():
-                self._directory.delete_topic(message.name)
+                self._directory.delete_topic(message.name, message.topic_id)
                 self._bell.ring("sequencer")
                 connection.answer(request, m.Done())
             case m.GetTail():
@@ -551,16 +589,22 @@ class Broker:
         self.refresh()
         if (topic := self._topics.get(ask.topic)) is None:
             raise UnknownTopic(f"there is no topic {ask.topic!r}", "create it first")
+        check_id(topic, ask.topic_id)
         if ask.lane not in (None, topic.lane):
             raise UnknownSession(f"topic {ask.topic!r} was made again since", "open a new publisher")
         if topic.order <= Order.BROKER:
             connection.answer(request, self.lanes.open_session(topic, ask))
             return
+        self.peers.check_session(connection, topic.lane, len(self._live_addresses()))
+        asked = topic.order if ask.order is None else session_order(topic.name, topic.order, ask.order)
+        flags = OPEN_STRONG if asked == Order.STRONG != topic.order else 0
         name_hash = int.from_bytes(blake2b(ask.name.encode(), digest_size=8).digest(), "little") if ask.name else 0
         earlier = NO_SESSION if ask.resume is None else ask.resume
         at = 0 if ask.at is None else ask.at + 1
         holder = 0 if ask.holder is None else min(ask.holder + 1, NO_SESSION)
-        entry = Entry(EntryKind.SESSION_OPEN, topic.lane, earlier, session_seq=name_hash, low=at, crc=holder)
+        entry = Entry(
+            EntryKind.SESSION_OPEN, topic.lane, earlier, session_seq=name_hash, low=at, crc=holder, flags=flags
+        )
         self._request(connection, request, entry)
 
     def _close_session(self, connection: Connection, request: int, ask: m.CloseSession) -> None:
@@ -643,9 +687,9 @@ class Broker:
         since_us = self._clock.now_us() - 2 * limits.FETCH_WAIT_MS_MAX * 1000
         for connection in self.connections.values():
             for lane, (next_index, at_us) in connection.reading.items():
-                ordered = self.reads.ordered(lane)
-                if ordered is not None and at_us > since_us:
-                    lags.setdefault(self._topic_lane(lane), []).append(max(0, ordered - next_index))
+                lag = self.reads.lag(lane, next_index) if at_us > since_us else None
+                if lag is not None:
+                    lags.setdefault(self._topic_lane(lane), []).append(lag)
         return lags
 
     def status(self) -> dict[str, object]:
@@ -655,12 +699,15 @@ class Broker:
             "incarnation": self.member.incarnation,
             "address": self.member.address,
             "epoch": self.epoch.number,
+            "metrics": self.metrics,
+            "brokers": [member.address for member in self._members if member.state is MemberState.LIVE],
             "connections": len(self.connections),
             "pending": self.ingest.next - self.ingest.free_below,
             "unresolved": self.unanswered,
             "log_occupied": round(self.ingest.log.occupied(), 4),
             "full": self._above_since_us is not None,
             "fetches_waiting": self.reads.waiting,
+            "unread_bytes": self.unread.used,
             "acks_waiting_for_disks": self.held.waiting,
             "log_kept_for_disks": round(self.held.kept_chunks / self.ingest.log.chunks, 4),
             "durable": {str(lane): through for lane, (through, _) in self.held.facts().items()},

@@ -1,7 +1,7 @@
 """A lane with replicas beside its memory: how far it is durable, and where an index is to be looked for.
 
 below the trim          a TRIMMED gap
-between two ranges      a LOST gap
+between two ranges      a LOST gap, or NEVER_DURABLE
 not in memory any more  segment files of the range that owns it (warm.py)
 else                    order ring and broker logs (reader.py)
 """
@@ -63,10 +63,17 @@ class StoredLane:
             start += planted("trimmed-gap-too-long")
             return Found(nothing, [], start, bound, Gap(GapKind.TRIMMED, index, start))
         if (gap := self.chain.lost_at(index)) is not None:
+            kind = self.kind_for(ask, gap)
+            gap = gap._replace(kind=kind, start=max(gap.start, trimmed))
             return Found(nothing, [], gap.stop, bound, gap)
         if index < hot_from:
             return Found(nothing, [], index, bound, elsewhere=at_index(ask, index))
         return None
+
+    def kind_for(self, ask: Fetch, gap: Gap) -> GapKind:
+        """What a LOST gap is to a reader: one of durable records has lost nothing, if nothing there was durable."""
+        never = ask.read == "durable" or planted("lost-called-never-durable")
+        return GapKind.NEVER_DURABLE if never and ask.never_durable and self.chain.never_durable(gap) else gap.kind
 
     def without_memory(self, ask: Fetch, trimmed: int, end: int) -> Found | None:
         """The lane has no memory (it is being recovered, or is closed and gone): what is below `end` is on disk.

@@ -17,8 +17,8 @@ def answer_tier(directory: Directory, ask: TierQuestion, wall_us: int) -> m.Mess
         case m.AdvanceTier():
             return m.TierIs(tier=directory.advance_tier(ask, wall_us))
         case m.KeepTier():
-            if not directory.keep_tier(ask.topic, ask.epoch):
+            if not directory.keep_tier(ask.topic, ask.epoch, ask.topic_id):
                 raise Deposed(f"epoch {ask.epoch} of the table of {ask.topic!r} is over", "open the tier again")
         case m.CloseTier():
-            directory.close_tier(ask.topic, ask.epoch)
+            directory.close_tier(ask.topic, ask.epoch, ask.topic_id)
     return m.Done()

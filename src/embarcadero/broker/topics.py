@@ -7,7 +7,7 @@ from typing import Any
 from embarcadero.config import Config
 from embarcadero.errors import BadValue
 from embarcadero.limits import COPIES_DEFAULT
-from embarcadero.types import OnGap
+from embarcadero.types import CRC32C, OnGap
 from embarcadero.wire.messages import CreateTopic
 
 
@@ -38,6 +38,8 @@ def with_defaults(ask: CreateTopic, config: Config, live: int = 0) -> dict[str, 
     return {
         "order": usual.order if ask.order is None else ask.order,
         "partitions": partitions,
+        "partitioner": CRC32C if ask.partitioner is None else ask.partitioner,
+        "key": ask.key,
         "on_gap": on_gap,
         "gap_timeout_ms": gap_timeout_ms if ask.gap_timeout_ms is None else ask.gap_timeout_ms,
         "session_ttl_s": usual.session_ttl_s if ask.session_ttl_s is None else ask.session_ttl_s,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,20 @@ class DiskCopies:
         self._open: dict[tuple[str, int], Disk] = {}
         self._idle: dict[tuple[int, int, int, str], list[RangeReader]] = {}
         self._good: dict[tuple[int, int], int] = {}  # (lane, range) -> the replica that answered last
+        self._lanes: AbstractSet[int] | None = None  # those that there are; None: not known yet
+
+    def keep(self, lanes: AbstractSet[int], members: dict[int, ReplicaMember]) -> None:
+        """Take note of all lanes and replicas, and close the files of lanes that are gone.
+
+        Workers may be about to borrow a reader: whoever takes it out of its list has it alone. One that is in use is
+        closed when it is given back.
+        """
+        self._lanes, self.members = lanes, members
+        for key in [key for key in list(self._idle) if key[0] not in lanes]:
+            self._close_all(self._idle.pop(key, []))
+        self._good = {key: replica for key, replica in list(self._good.items()) if key[0] in lanes}
+        live = {(member.folder, member.incarnation) for member in members.values()}
+        self._open = {key: disk for key, disk in list(self._open.items()) if key in live}
 
     def replicas(self, range_: Range) -> list[ReplicaRef]:
         """Who may have a copy: the one that answered last, then the others as the range names them."""
@@ -65,7 +80,7 @@ class DiskCopies:
         member = self.members.get(ref.replica)
         if not isinstance(files, RangeReader):
             return
-        if not good or member is None:
+        if not good or member is None or (self._lanes is not None and range_.lane not in self._lanes):
             files.close()
             return
         self._good[range_.lane, range_.number] = ref.replica
@@ -89,12 +104,15 @@ class DiskCopies:
         Another worker may be about to borrow one of them: whoever takes it out of the list has it alone.
         """
         for oldest in list(self._idle)[:1]:
-            idle = self._idle.pop(oldest, [])
-            with suppress(IndexError):
-                while True:
-                    idle.pop().close()
+            self._close_all(self._idle.pop(oldest, []))
         if len(self._good) > 16 * WARM_READERS_MAX:
             self._good.clear()
+
+    @staticmethod
+    def _close_all(idle: list[RangeReader]) -> None:
+        with suppress(IndexError):
+            while True:
+                idle.pop().close()
 
 
 @dataclass(slots=True, eq=False)
@@ -115,17 +133,14 @@ def _what(ask: Fetch) -> tuple[object, ...]:
     return ask.by, ask.start, ask.max_bytes, partitions, ask.control, ask.stop
 
 
-class Warm:
-    """Jobs on segment files, for all clients of one broker."""
+class FairJobs:
+    """Jobs on workers for all clients of one broker: a few run at once, and clients take turns."""
 
-    def __init__(self, workers: Workers, copies: DiskCopies) -> None:
-        self._workers, self.copies = workers, copies
+    def __init__(self, workers: Workers, running_max: int) -> None:
+        self._workers, self._running_max = workers, running_max
         self._queues: dict[int, deque[tuple[Callable[[], Any], Done]]] = {}  # by connection; the next one's turn first
         self.running = 0
-        self._ahead: dict[tuple[int, int], _Span] = {}  # by connection and lane
-        self._ahead_bytes = 0
         self.jobs = 0  # all that ever were
-        self.ahead_used = 0  # reads whose answer was there already, or on its way
 
     @property
     def waiting(self) -> int:
@@ -135,9 +150,43 @@ class Warm:
     def run(self, connection: Connection, job: Callable[[], Any], done: Done) -> None:
         """Run a job when it is this client's turn; `done` gets its result or its error. Raises TooMany."""
         if len(self._queues.get(connection.number, ())) >= WARM_JOBS_QUEUED_MAX:
-            raise TooMany("too many reads of this connection wait for disks", "wait for their answers")
+            problem = f"{WARM_JOBS_QUEUED_MAX} reads of this connection wait for their turn"
+            raise TooMany(problem, "wait for their answers")
         self._queues.setdefault(connection.number, deque()).append((job, done))
         self._start()
+
+    def disconnected(self, connection: Connection) -> None:
+        """Drop the jobs of a client that is gone; the result of one that runs is ignored."""
+        self._queues.pop(connection.number, None)
+
+    def _start(self) -> None:
+        while self.running < self._running_max and self._queues:
+            number, queue = next(iter(self._queues.items()))
+            del self._queues[number]
+            job, done = queue.popleft()
+            if queue:
+                self._queues[number] = queue  # behind the others
+            self.running += 1
+            self.jobs += 1
+            self._workers.run(job, lambda result, done=done: self._ended(result, done))  # type: ignore[misc]
+
+    def _ended(self, result: Any, done: Done) -> None:
+        self.running -= 1
+        try:
+            done(result)
+        finally:
+            self._start()
+
+
+class Warm(FairJobs):
+    """Jobs on segment files, for all clients of one broker."""
+
+    def __init__(self, workers: Workers, copies: DiskCopies) -> None:
+        super().__init__(workers, WARM_JOBS_MAX)
+        self.copies = copies
+        self._ahead: dict[tuple[int, int], _Span] = {}  # by connection and lane
+        self._ahead_bytes = 0
+        self.ahead_used = 0  # reads whose answer was there already, or on its way
 
     def fetch(self, connection: Connection, ask: Fetch, segments: Segments, done: Done) -> None:
         """Read from segment files, unless that was done ahead."""
@@ -174,8 +223,8 @@ class Warm:
                 self._drop(self._ahead.pop(key))
 
     def disconnected(self, connection: Connection) -> None:
-        """A client is gone, with its jobs; one that runs is told to nobody."""
-        self._queues.pop(connection.number, None)
+        """Drop the jobs of a client that is gone, and what was read ahead for it."""
+        super().disconnected(connection)
         for key in [key for key in self._ahead if key[0] == connection.number]:
             self._drop(self._ahead.pop(key))
 
@@ -187,21 +236,3 @@ class Warm:
     def _drop(self, span: _Span) -> None:
         span.dropped = True
         self._ahead_bytes -= span.reserved
-
-    def _start(self) -> None:
-        while self.running < WARM_JOBS_MAX and self._queues:
-            number, queue = next(iter(self._queues.items()))
-            del self._queues[number]
-            job, done = queue.popleft()
-            if queue:
-                self._queues[number] = queue  # behind the others
-            self.running += 1
-            self.jobs += 1
-            self._workers.run(job, lambda result, done=done: self._ended(result, done))  # type: ignore[misc]
-
-    def _ended(self, result: Any, done: Done) -> None:
-        self.running -= 1
-        try:
-            done(result)
-        finally:
-            self._start()
