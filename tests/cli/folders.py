@@ -53,7 +53,7 @@ class StoppedCluster:
         log.sync_job()()
         end_seq = log.end_seq
         log.close()
-        write_checkpoint(disk, lane_folder(place[0]), COUNT // 2, b"sessions")
+        write_checkpoint(disk, lane_folder(place[0]), COUNT // 2, b"sessions", 0)
         return end_seq
 
     def segments(self, number: int) -> list[Path]:

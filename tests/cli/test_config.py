@@ -48,6 +48,16 @@ def test_show_can_show_one_section() -> None:
     assert "there is no section 'brok'" in run("config", "show", "--section", "brok").stderr
 
 
+def test_show_masks_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the table and in JSON; properties that hold no secret are shown."""
+    monkeypatch.setenv("EMBARCADERO_TIER_PROPERTIES", "s3.region=eu-west-1,s3.secret-access-key=hush-hush")
+    table, text = run("config", "show", "--section", "tier").stdout, run("config", "show", "--json").stdout
+
+    assert "hush-hush" not in table + text
+    (fact,) = [fact for fact in json.loads(text) if fact["key"] == "tier.properties"]
+    assert fact["value"] == ["s3.region=eu-west-1", "s3.secret-access-key=***"]
+
+
 def test_show_refuses_a_wrong_configuration() -> None:
     """What can't be used is not shown as if it could."""
     Path("embarcadero.yaml").write_text("broker:\n  port: x\n  prot: 1\n")

@@ -85,7 +85,7 @@ def test_create_says_what_a_choice_costs(log: Log) -> None:
 def test_what_is_not_given_is_left_to_the_cluster(log: Log) -> None:
     """None: its default; a topic in memory says nothing about disks."""
     shown = run("create", "t")
-    assert shown.stdout == "created topic t (order 2)\n"
+    assert shown.stdout == "created topic t (order 2, total)\n"
     names = ("replicas", "durable_on", "retention_s", "retention_bytes")
     assert [log.asked[name] for name in names] == [None] * 4
 

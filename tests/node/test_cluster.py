@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from embarcadero.config import Config
-from embarcadero.errors import AlreadyRunning, ClusterError, Corrupt, NotRunning
+from embarcadero.errors import AlreadyRunning, BadValue, ClusterError, Corrupt, NotRunning
 from embarcadero.limits import GIB
 from embarcadero.node import cluster as module
 from embarcadero.node.cluster import (
@@ -49,6 +50,46 @@ def test_the_environment_names_the_data_dir(monkeypatch: pytest.MonkeyPatch) -> 
     assert default_data_dir() == Path("/state/embarcadero/default")
     monkeypatch.delenv("XDG_STATE_HOME")
     assert default_data_dir() == Path("/home/me/.local/state/embarcadero/default")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_another_user_is_told_what_is_missing(folder: ClusterFolder) -> None:
+    """Not that no cluster runs: a folder that can't be read says nothing."""
+    folder.write_info(info())
+    reading, writing = os.pipe()
+    with folder.locked():
+        if not (child := os.fork()):
+            try:
+                os.setuid(65_534)
+                for ask in (folder.running_pid, folder.read_info):
+                    try:
+                        ask()
+                        os.write(writing, b"nothing was missing\n")
+                    except ClusterError as error:
+                        os.write(writing, f"{type(error).__name__}: {error}\n".encode())
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+    os.close(writing)
+    with os.fdopen(reading) as told:
+        lines = told.read().splitlines()
+
+    assert len(lines) == 2
+    for line in lines:
+        assert re.fullmatch(r"ClusterError: user \w+ may not read .* \(run this as user root; .*\)", line)
+
+
+def test_hugetlbfs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no room for small files, and none for pipes: what to use instead is said."""
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"none / ext4 rw 0 0\nnone {tmp_path} hugetlbfs rw 0 0\nnone {tmp_path}/fast tmpfs rw 0 0\nx\n")
+    assert module.file_system(tmp_path / "pages", mounts) == "hugetlbfs"
+    assert module.file_system(tmp_path / "fast" / "pages", mounts) == "tmpfs"
+    assert module.file_system(tmp_path, tmp_path / "nothing") == ""
+    monkeypatch.setattr(module, "file_system", lambda _: "hugetlbfs")
+    with pytest.raises(BadValue, match="hugetlbfs") as refused:
+        choose_fabric(tmp_path, "0a", tmp_path / "pages", 1 * GIB)
+    assert "huge=advise" in refused.value.hint
 
 
 def test_a_folder_has_one_supervisor(folder: ClusterFolder) -> None:

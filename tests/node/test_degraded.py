@@ -159,15 +159,21 @@ def test_after_a_clean_stop_with_too_few_replicas(cluster: Cluster) -> None:
 
 def test_replicas_that_are_drained_or_gone(cluster: Cluster) -> None:
     """What is left on them, and what to do; one without ranges is nothing to speak of."""
+    spare = cluster.directory.register_replica(4, "disk-4", "/replica-4", "here", 0)
     cluster.directory.drain_replica(0)
-    assert any("replica 0 is being drained: 1 ranges" in one for one in cluster.said())
+    assert any("replica 0 is being drained: 1 ranges are still on it; wait" in one for one in cluster.said())
+    cluster.directory.mark_replica_dead(4, spare.incarnation)
+    assert any("could go nowhere: 2 others are live" in one for one in cluster.said())
     lone = cluster.directory.register_replica(5, "disk-5", "/replica-5", "here", 0)
     cluster.directory.mark_replica_dead(5, lone.incarnation)
     assert not any("replica 5" in one for one in cluster.said())
     cluster.directory.mark_replica_dead(1, 1)
     scene = Scene(cluster.fabric, cluster.directory, {"sequencer": 1})
     replicas = [replica_report(scene, member, {}) for member in scene.members.values()]
+    assert any("They are not copied: 1 of its ranges could go" in one for one in degraded(scene, replicas, []))
+    cluster.directory.register_replica(4, "disk-4", "/replica-4", "here", 0)
     assert any("replica 1 is gone, and 1 ranges name it" in one for one in degraded(scene, replicas, []))
+    assert any("copy its sealed ranges after placement.replace" in one for one in degraded(scene, replicas, []))
 
 
 def test_which_roles_are_down(cluster: Cluster) -> None:

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 import embarcadero as emb
+from embarcadero.config.table import Log
 from embarcadero.errors import ClusterError
 from embarcadero.node import nursery as module
 from embarcadero.node.local import LocalCluster
@@ -23,7 +24,7 @@ def test_a_node_is_forked_and_its_end_is_told(tmp_path: Path) -> None:
     """A node without a cluster ends with exit code 1 and says why in its log; the nursery goes on."""
 
     async def main() -> list[int]:
-        nursery = Nursery()
+        nursery = Nursery(Log())
         await nursery.start()
         nodes = [await nursery.bear("sequencer", tmp_path, tmp_path / f"{number}.log") for number in range(2)]
         codes = [await node.wait() for node in nodes]
@@ -41,7 +42,7 @@ def test_a_node_that_ends_at_once_is_still_told(tmp_path: Path) -> None:
     async def main() -> tuple[int, int]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        nursery = Nursery()
+        nursery = Nursery(Log())
         with ours, theirs:
             nursery._socket = ours
             asking = asyncio.ensure_future(nursery.bear("sequencer", tmp_path, tmp_path / "log"))
@@ -92,7 +93,7 @@ def test_who_asked_hears_of_a_fork_that_failed(tmp_path: Path) -> None:
     async def main() -> tuple[str, int]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        nursery = Nursery()
+        nursery = Nursery(Log())
         with ours, theirs:
             nursery._socket = ours
             asking = [asyncio.ensure_future(nursery.bear("sequencer", tmp_path, tmp_path / "log")) for _ in range(2)]
@@ -114,7 +115,7 @@ def test_a_question_that_nobody_heard_awaits_no_answer(tmp_path: Path) -> None:
     async def main() -> int:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        nursery = Nursery()
+        nursery = Nursery(Log())
         with ours:
             nursery._socket = ours
             theirs.close()
@@ -134,7 +135,7 @@ def test_a_signal_is_told_as_such(tmp_path: Path) -> None:
     """A killed node's code is the signal, below zero; when the nursery is killed, so are its nodes."""
 
     async def main() -> tuple[int, int, int]:
-        nursery = Nursery()
+        nursery = Nursery(Log())
         await nursery.start()
         os.mkfifo(tmp_path / "waits.log")  # opening it for writing waits for a reader: nodes that do nothing
         first, second = [await nursery.bear("sequencer", tmp_path, tmp_path / "waits.log") for _ in range(2)]

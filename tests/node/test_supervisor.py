@@ -15,7 +15,7 @@ import pytest
 
 from embarcadero.config import load
 from embarcadero.errors import ClusterError, DiskFailed
-from embarcadero.limits import STOPPED_S
+from embarcadero.limits import MIB, STOPPED_S
 from embarcadero.node.children import Child
 from embarcadero.node.mirrors import make_mirror
 from embarcadero.node.roles import SEQUENCER
@@ -75,6 +75,14 @@ def test_a_stop_in_order_has_the_time_it_needs(tmp_path: Path, monkeypatch: pyte
     unit = Path(__file__).parent.parent.parent / "docs" / "embarcadero.service"
     (patience,) = re.findall(r"^TimeoutStopSec=(\d+)$", unit.read_text(), re.MULTILINE)
     assert int(patience) > STOP_S_MAX
+
+
+def test_memory_of_topics_is_counted(tmp_path: Path) -> None:
+    """An order ring in this epoch, in the one before, and ready at the standby, which keeps 128 MiB at most."""
+    options = UpOptions(config=load(None, {"cluster.data_dir": tmp_path, "cluster.standbys": 1}))
+    alone = options.fabric_bytes()
+    assert options.fabric_bytes(10) - alone == 10 * 3 * 8 * MIB
+    assert options.fabric_bytes(1_000) - alone == 1_000 * 2 * 8 * MIB + 128 * MIB
 
 
 class Halted(Child):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sys
+import threading
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -18,7 +21,10 @@ from embarcadero.watch.logs import LogJournal, event_of, set_up_logging
 @pytest.fixture(autouse=True)
 def root() -> Iterator[None]:
     before, level = logging.root.handlers[:], logging.root.level
+    hooks = sys.excepthook, sys.unraisablehook, threading.excepthook
     yield
+    sys.excepthook, sys.unraisablehook, threading.excepthook = hooks
+    logging.captureWarnings(False)
     logging.root.handlers[:] = before
     logging.root.setLevel(level)
 
@@ -40,6 +46,49 @@ def test_json_lines_parse_and_say_who_and_when(capsys: pytest.CaptureFixture[str
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", first["time"])
     assert (second["role"], second["event"]) == ("node-7", "plain message")
     assert "ValueError: broken" in third["trace"]
+
+
+@pytest.mark.parametrize("form", ["json", "plain"])
+def test_secrets_are_masked_in_lines(capsys: pytest.CaptureFixture[str], form: str) -> None:
+    """In the event, in its facts and in tracebacks, also where encoding would change their characters."""
+    secret = 'hush"\\hush'
+    set_up_logging("node-7", form=form, secrets=[secret])
+    LogJournal("tier").warn(f"no access with {secret}", reason=f"bad key {secret}")
+    try:
+        raise ValueError(secret)
+    except ValueError:
+        logging.getLogger("other").exception("it failed")
+    found = capsys.readouterr().err
+
+    assert "hush" not in found
+    assert found.count("***") == 3
+
+
+def test_all_that_python_prints_becomes_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """Uncaught exceptions, also of threads and of destructors, and warnings."""
+
+    class Bad:
+        def __del__(self) -> None:
+            raise ValueError("in a destructor")
+
+    def fail() -> None:
+        raise ValueError("in a thread")
+
+    set_up_logging("node-7", form="json")
+    sys.excepthook(ValueError, ValueError("at the top"), None)
+    thread = threading.Thread(target=fail)
+    thread.start()
+    thread.join()
+    Bad()
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        logging.captureWarnings(False)
+        logging.captureWarnings(True)
+        warnings.warn("be careful", stacklevel=1)
+    events = [json.loads(line)["event"] for line in capsys.readouterr().err.splitlines()]
+
+    assert events[:3] == [f"uncaught ValueError: {where}" for where in ("at the top", "in a thread", "in a destructor")]
+    assert "be careful" in events[3]
 
 
 def test_plain_lines_stay_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -162,3 +162,32 @@ def zombies(
     from embarcadero.chaos.zombies import run_cli
 
     raise typer.Exit(run_cli(step or [], report, json))
+
+
+@app.command()
+def soak(
+    seconds: Annotated[float, typer.Option(min=20, max=7 * 86_400, help="How long.")] = 900.0,
+    seed: Annotated[int, typer.Option(help="Chooses what is published.")] = 0,
+    brokers: Annotated[int, typer.Option(min=1, max=16, help="How many brokers.")] = 2,
+    replicas: Annotated[int, typer.Option(min=2, max=7, help="How many replicas.")] = 2,
+    report: Annotated[Path, typer.Option(help="Where the report goes; a picture goes beside it.")] = Path(
+        "build/chaos/soak.json"
+    ),
+    json: Json = False,
+) -> None:
+    """Topics, sessions, connections, subscribers and takeovers come and go; memory, files and rows must stay flat.
+
+    Of each role: open descriptors, memory mappings, mapped shared memory, mappings of removed files, anonymous memory;
+    of the cluster: disk, fabric and store. A series is flat if the median slope between all pairs of samples of the
+    second half of the run, times the length of that half, is at most 4 descriptors, 12 mappings (or 2 %), 4 mappings of
+    removed files, 4 MiB (or 5 %) of memory or disk, 4 MiB (or 2 %) of shared memory, 256 KiB (or 5 %) and 8 rows (or
+    2 %) of the store. A process that ends and is started again counts as failed, too.
+
+    Example:
+
+        embarcadero chaos soak --seconds 900
+    """
+    from embarcadero.chaos.soak import Settings, run_cli
+
+    settings = Settings(seconds=seconds, seed=seed, brokers=brokers, replicas=replicas, report=report)
+    raise typer.Exit(run_cli(settings, json))

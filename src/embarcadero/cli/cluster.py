@@ -22,9 +22,14 @@ from embarcadero.cli.output import (
     tier_row,
 )
 from embarcadero.cli.settings import settings
+from embarcadero.errors import EmbarcaderoError
 from embarcadero.limits import MIB
+from embarcadero.orders import order_label
 
 if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
+    from embarcadero.client.sync import Log
     from embarcadero.node.cluster import ClusterFolder
     from embarcadero.node.report import ClusterReport
 
@@ -78,6 +83,9 @@ def up(
     log_level: Annotated[str | None, _option("debug, info, warning or error. Default: info.")] = None,
     log_format: Annotated[str | None, _option("plain, or json: an object a line. Default: plain.")] = None,
     tier: Annotated[bool | None, _flag("--tier", "Keep what is durable in tables, too: see the keys tier.*.")] = None,
+    restore: Annotated[
+        bool, typer.Option("--restore", help="The folder is a copy: give it an identity of its own, then start it.")
+    ] = False,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
@@ -117,7 +125,7 @@ def up(
         "log.format": ("--log-format", log_format),
     }
     run = _up_detached if detach else _up_here
-    run(UpOptions(config=settings(flags)), json)
+    run(UpOptions(config=settings(flags), restore=restore), json)
 
 
 def _up_detached(options: Any, json: bool) -> None:
@@ -130,20 +138,35 @@ def _up_detached(options: Any, json: bool) -> None:
 
 def _up_here(options: Any, json: bool) -> None:
     import asyncio
+    import logging
 
-    from embarcadero.node.begin import start_logging
+    from embarcadero.config.secrets import secret_values
+    from embarcadero.node.begin import be_private, start_logging
     from embarcadero.node.cluster import FabricChoice
     from embarcadero.node.supervisor import Supervisor
 
     options.check()
-    start_logging("supervisor", options.config.log)
+    be_private()
+    start_logging("supervisor", options.config.log, secret_values(options.config))
+
+    json = json or options.config.log.format == "json"  # a program reads all that this process prints
 
     def on_ready(choice: FabricChoice) -> None:
-        _print_started(_folder(options.data_dir), choice.note, json)
+        remark = choice.note
+        if remark and json:
+            logging.warning("%s", remark)
+            remark = ""
+        _print_started(_folder(options.data_dir), remark, json)
         if not json:
             note("Ctrl-C stops the cluster.")
 
-    asyncio.run(Supervisor(options).run(on_ready))
+    try:
+        asyncio.run(Supervisor(options).run(on_ready))
+    except EmbarcaderoError as error:
+        if not json:
+            raise
+        logging.error("%s", error)  # noqa: TRY400 - a typed error says it all
+        raise typer.Exit(1) from None
 
 
 def _print_started(folder: ClusterFolder, remark: str, json: bool) -> None:
@@ -216,13 +239,28 @@ def node(
     run_node(folder, wanted, config)
 
 
-def status(data_dir: DataDir = None, json: Json = False) -> None:
+def status(
+    brokers: Annotated[
+        str | None,
+        typer.Option("--brokers", show_default=False, help="Ask from another machine: host:port, with commas."),
+    ] = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
     """Show brokers, the sequencer, replicas, topics with their ends, and what is degraded in a running cluster.
 
-    Example:
+    With --brokers it asks them, from any machine. Processes, replicas and what is degraded are known only in the
+    cluster's folder.
+
+    Examples:
 
         embarcadero status --json
+
+        embarcadero status --brokers log.example.com:9092
     """
+    if brokers:
+        _remote_status(brokers, json)
+        return
     import msgspec
 
     from embarcadero.fabric.primitives import describe
@@ -236,12 +274,7 @@ def status(data_dir: DataDir = None, json: Json = False) -> None:
         print_json({"cluster": running, "topics": topics, "primitives": describe()})
         return
     _print_processes(running)
-    rows = [
-        [t["name"], t["order"], t["partitions"], *("?" if t[end] is None else t[end] for end in ("index", "seq")),
-         len(t["lanes"])]
-        for t in topics
-    ]  # fmt: skip
-    print_table("topics", ["name", "order", "partitions", "next index", "next seq", "lanes"], rows)
+    _print_topics(topics)
     if running.lanes:
         _print_lanes(running)
     if readers := [[topic["name"], *reader_row(reader)] for topic in topics for reader in topic["readers"]]:
@@ -254,6 +287,31 @@ def status(data_dir: DataDir = None, json: Json = False) -> None:
         note(f"degraded: {problem}")
 
 
+def _remote_status(brokers: str, json: bool) -> None:
+    """What brokers and metrics tell, without the cluster's folder."""
+    from embarcadero.cli.remote import connected, remote_places, statuses
+
+    with connected(brokers) as log:
+        found = statuses(log)
+        topics, silence = _topics_of(log, set())
+    places = remote_places(found)
+    if json:
+        nodes = [{"roles": place.roles, "metrics": place.address} for place in places]
+        print_json({"brokers": found, "topics": topics, "nodes": nodes, "missing": [silence] if silence else []})
+        return
+    rows = [
+        [f"broker {s['broker']}", s["incarnation"], s["address"], s["epoch"], s["connections"], s.get("metrics", "")]
+        for s in found
+    ]
+    print_table("brokers", ["role", "incarnation", "address", "follows epoch", "connections", "metrics"], rows)
+    _print_topics(topics)
+    if places:
+        print_table("metrics", ["roles", "address"], [[place.roles, place.address] for place in places])
+    for problem in filter(None, [silence]):
+        note(f"degraded: {problem}")
+    note("brokers were asked: for replicas and what is degraded, run `embarcadero status` on the cluster's machine")
+
+
 def _topics(running: ClusterReport) -> tuple[list[dict[str, Any]], str]:
     """All topics with their ends, as a broker tells them, and what kept one from telling.
 
@@ -262,24 +320,43 @@ def _topics(running: ClusterReport) -> tuple[list[dict[str, Any]], str]:
     import embarcadero
     from embarcadero.errors import OutcomeUnknown, Retriable
 
-    found: list[dict[str, Any]] = []
     unknown = {lane.topic for lane in running.lanes if lane.state in ("recovering", "waiting")}
     if not running.addresses:
-        return found, "no broker is live: nobody can publish or read; they are started again by themselves, see logs/"
+        return [], "no broker is live: nobody can publish or read; they are started again by themselves, see logs/"
     try:
         with embarcadero.connect(running.addresses, timeout=_ASK_S) as log:
-            for topic in log.topics(timeout=_ASK_S):
-                about = {"name": topic.name, "order": topic.order, "partitions": topic.partitions}
-                found.append(about | {"index": None, "seq": None, "lanes": [], "readers": [], "tier": None})
-                if topic.name not in unknown:
-                    end = log.tail(topic.name, timeout=_ASK_S)
-                    readers = log.readers(topic.name, timeout=_ASK_S)
-                    lanes = list(end.lanes) or [end]
-                    found[-1] |= {"index": end.index, "seq": end.seq, "lanes": lanes, "readers": readers}
-                    found[-1]["tier"] = tier_facts(log.describe(topic.name, timeout=_ASK_S).tier, end)
+            return _topics_of(log, unknown)
+    except (Retriable, OutcomeUnknown) as error:
+        return [], f"no broker tells where topics end: {error.message}"
+
+
+def _topics_of(log: Log, unknown: AbstractSet[str]) -> tuple[list[dict[str, Any]], str]:
+    """All topics, with the ends of those that are not `unknown`, and what kept a broker from telling."""
+    from embarcadero.errors import OutcomeUnknown, Retriable
+
+    found: list[dict[str, Any]] = []
+    try:
+        for topic in log.topics(timeout=_ASK_S):
+            about = {"name": topic.name, "order": topic.order, "partitions": topic.partitions}
+            found.append(about | {"index": None, "seq": None, "lanes": [], "readers": [], "tier": None})
+            if topic.name not in unknown:
+                end = log.tail(topic.name, timeout=_ASK_S)
+                readers = log.readers(topic.name, timeout=_ASK_S)
+                lanes = list(end.lanes) or [end]
+                found[-1] |= {"index": end.index, "seq": end.seq, "lanes": lanes, "readers": readers}
+                found[-1]["tier"] = tier_facts(log.describe(topic.name, timeout=_ASK_S).tier, end)
     except (Retriable, OutcomeUnknown) as error:
         return found, f"no broker tells where topics end: {error.message}"
     return found, ""
+
+
+def _print_topics(topics: list[dict[str, Any]]) -> None:
+    rows = [
+        [t["name"], order_label(t["order"]), t["partitions"],
+         *("?" if t[end] is None else t[end] for end in ("index", "seq")), len(t["lanes"])]
+        for t in topics
+    ]  # fmt: skip
+    print_table("topics", ["name", "order", "partitions", "next index", "next seq", "lanes"], rows)
 
 
 def _print_processes(running: ClusterReport) -> None:

@@ -32,7 +32,7 @@ def show(
     config: File = None,
     json: Json = False,
 ) -> None:
-    """Print every value and where it came from: a file and its line, a variable, or the default.
+    """Print every value and where it came from: a file and its line, a variable, or the default. Secrets are masked.
 
     Examples:
 
@@ -40,6 +40,7 @@ def show(
 
         EMBARCADERO_BROKER_PORT=9000 embarcadero config show --json
     """
+    from embarcadero.config.secrets import masked
     from embarcadero.config.table import KEYS, SECTIONS
 
     if section is not None and section not in SECTIONS:
@@ -51,16 +52,18 @@ def show(
         print_json([_fact(full, key, found) for full, key in keys.items()])
         return
     rows = [
-        [full, key.show(found.values[full]) or f"({key.rule.default_text})", found.origins[full]]
+        [full, key.show(masked(full, found.values[full])) or f"({key.rule.default_text})", found.origins[full]]
         for full, key in keys.items()
     ]
     print_table(f"configuration ({found.file or 'no file'})", ["key", "value", "from"], rows)
 
 
 def _fact(full: str, key: Any, found: Resolved) -> dict[str, Any]:
+    from embarcadero.config.secrets import masked
+
     return {
         "key": full,
-        "value": found.values[full],
+        "value": masked(full, found.values[full]),
         "unit": key.unit,
         "default": key.default,
         "from": found.origins[full],

@@ -126,11 +126,12 @@ def tier_facts(tier: Tier | None, end: Tail) -> dict[str, Any] | None:
     """How far a topic's table is: sums over its lanes, and how many durable records are not in it yet."""
     if tier is None:
         return None
-    lanes = [lane.lane for lane in end.lanes or (end,)]
-    index, seq = (sum(tier.frontier(lane)[part] for lane in lanes) for part in (0, 1))
+    lanes = end.lanes or (end,)
+    index, seq = (sum(tier.frontier(lane.lane)[part] for lane in lanes) for part in (0, 1))
+    lag = sum(lane.records(max(lane.start_seq, tier.frontier(lane.lane)[1]), lane.durable_seq) for lane in lanes)
     ago_s = max(0.0, time.time() - tier.advanced_us / 1e6) if tier.advanced_us else None
     return {
-        "table": tier.table, "index": index, "seq": seq, "lag": max(0, end.durable_seq - seq), "ago_s": ago_s,
+        "table": tier.table, "index": index, "seq": seq, "lag": lag, "ago_s": ago_s,
         "holder": tier.holder, "epoch": tier.epoch, "metadata": tier.metadata,
     }  # fmt: skip
 

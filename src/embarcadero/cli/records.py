@@ -26,12 +26,15 @@ if TYPE_CHECKING:
     from embarcadero.client.batch import Batch, Record
     from embarcadero.client.futures import RecordFuture
     from embarcadero.client.sync import Log, Publisher
+    from embarcadero.client.sync_subscriber import Subscriber
+    from embarcadero.client.topics import TopicInfo
     from embarcadero.types import Position
 
 _POLL_S = 0.5
 _DURABLE_S = 10.0  # how long the end may take to become durable
 _PROGRESS_EVERY = 256
 _ROWS_AT_ONCE = 1_000
+_CHUNK_BYTES = 1 << 20
 
 
 class Read(StrEnum):
@@ -56,7 +59,11 @@ def publish(
     ] = "",
     ack: Annotated[int, typer.Option(help="When a record counts as published. 0: sent. 1: ordered. 2: durable.")] = 1,
     session: Annotated[
-        str | None, typer.Option(show_default=False, help="Name of a session, to go on with it later.")
+        str | None, typer.Option(show_default=False, help="Name of a session: run again, it goes on where it stopped.")
+    ] = None,
+    order: Annotated[
+        str | None,
+        typer.Option(show_default=False, help="strong: keep the order of the lines. total: do not. Default: strong."),
     ] = None,
     compression: Annotated[str | None, typer.Option(show_default=False, help="lz4 or zstd. Default: none.")] = None,
     brokers: Brokers = None,
@@ -82,11 +89,14 @@ def publish(
         advance = _progress(stack, source)
         sent = _Sent()
         log = stack.enter_context(connect(brokers, data_dir))
-        typed = log.describe(topic).schema is not None
-        with log.publisher(topic, ack=ack, session=session, compression=compression) as publisher:
-            steps = (
-                _send_rows(publisher, source, sent) if typed else _send_lines(publisher, source, sent, key_separator)
-            )
+        about = log.describe(topic)
+        with log.publisher(about, ack=ack, session=session, order=order, compression=compression) as publisher:
+            if session is not None:
+                steps = _send_numbered(publisher, source, sent, key_separator, about)
+            elif about.schema is not None:
+                steps = _send_rows(publisher, source, sent)
+            else:
+                steps = _send_lines(publisher, source, sent, key_separator)
             for _ in steps:
                 advance(sent.bytes)
             publisher.flush()
@@ -96,7 +106,8 @@ def publish(
         print_json({"topic": topic, "records": sent.records, "bytes": sent.bytes, "last": sent.last})
     else:
         where = f"; the last is at seq {sent.last.seq}" if sent.last else ""
-        print(f"published {sent.records:,} records ({sent.bytes:,} bytes) to {topic}{where}")
+        before = f"; {sent.skipped:,} were stored before" if sent.skipped else ""
+        print(f"published {sent.records:,} records ({sent.bytes:,} bytes) to {topic}{where}{before}")
 
 
 def _send_lines(publisher: Publisher, source: BinaryIO, sent: _Sent, key_separator: str) -> Iterator[None]:
@@ -108,17 +119,64 @@ def _send_lines(publisher: Publisher, source: BinaryIO, sent: _Sent, key_separat
             yield
 
 
-def _send_rows(publisher: Publisher, source: BinaryIO, sent: _Sent) -> Iterator[None]:
-    """Each line as a row, many at once; says so each time."""
+def _send_numbered(
+    publisher: Publisher, source: BinaryIO, sent: _Sent, key_separator: str, about: TopicInfo
+) -> Iterator[None]:
+    """Lines as numbered batches of a named session. Cuts depend on the lines only, so a second run skips whole ones."""
+    import pyarrow as pa
+
+    if key_separator and about.partitions > 1:
+        raise BadValue(
+            f"--session with keys in a topic of {about.partitions} partitions: one batch is in one partition",
+            "leave out --session or --key-separator",
+        )
+    done = publisher.next_session_seq()
+    for number, (first, lines) in enumerate(_chunks(_lines(source))):
+        size = sum(map(len, lines))
+        if number < done:
+            sent.skipped += len(lines)
+            continue
+        if about.schema is None:
+            pairs = [_split(line, key_separator.encode()) for line in lines]
+            data: Any = {"value": [value for _, value in pairs], "key": [key for key, _ in pairs]}
+            raw = pa.schema([("value", pa.binary()), ("key", pa.binary())])
+            rows = pa.RecordBatch.from_pydict(data, schema=raw)
+        else:
+            data = [_row(first + at, line) for at, line in enumerate(lines)]
+            rows = pa.RecordBatch.from_pylist(data, schema=about.schema)
+        sent.add(publisher.publish(rows, session_seq=number), len(lines), size)
+        yield
+
+
+def _chunks(lines: Iterator[bytes]) -> Iterator[tuple[int, list[bytes]]]:
+    """Lines in lists of at most so many lines and bytes, each with the number of its first line."""
+    chunk: list[bytes] = []
+    first, size = 1, 0
+    for line in lines:
+        if chunk and (len(chunk) == _ROWS_AT_ONCE or size + len(line) > _CHUNK_BYTES):
+            yield first, chunk
+            first, size, chunk = first + len(chunk), 0, []
+        chunk.append(line)
+        size += len(line)
+    if chunk:
+        yield first, chunk
+
+
+def _row(number: int, line: bytes) -> Any:
     import msgspec
 
+    try:
+        return msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadValue(f"line {number} is no JSON: {error}", "a topic with a schema takes JSON objects") from None
+
+
+def _send_rows(publisher: Publisher, source: BinaryIO, sent: _Sent) -> Iterator[None]:
+    """Each line as a row, many at once; says so each time."""
     rows: list[Any] = []
     size = 0
     for number, line in enumerate(_lines(source), 1):
-        try:
-            rows.append(msgspec.json.decode(line))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise BadValue(f"line {number} is no JSON: {error}", "a topic with a schema takes JSON objects") from None
+        rows.append(_row(number, line))
         size += len(line)
         if len(rows) == _ROWS_AT_ONCE:
             sent.add(publisher.publish(rows), len(rows), size)
@@ -133,6 +191,7 @@ class _Sent:
 
     def __init__(self) -> None:
         self.records = self.bytes = 0
+        self.skipped = 0  # records that an earlier run under the same name has stored
         self.last: Position | None = None  # the highest so far
         self._open: deque[RecordFuture] = deque()
 
@@ -246,6 +305,12 @@ def _start(text: str) -> str | int | datetime:
         raise BadValue(f"--from {text!r} is no place in a log", hint) from None
 
 
+def _at_durable_end(log: Log, topic: str, subscriber: Subscriber) -> bool:
+    """Whether a reader has all that is durable. If not, records are still on their way, or an error is."""
+    places, tail = subscriber.positions(), log.tail(topic)
+    return all((places.get(each.lane, each.durable_index) or 0) >= each.durable_index for each in tail.lanes or (tail,))
+
+
 def _records(
     topic: str, start: str | int | datetime, follow: bool, read: Read, brokers: str | None, data_dir: Path | None
 ) -> Iterator[tuple[Batch, Record | None]]:
@@ -262,7 +327,8 @@ def _records(
             while left or end is None:
                 batch = subscriber.poll(timeout=_POLL_S)
                 patience_s = patience_s - _POLL_S if batch is None else _DURABLE_S
-                if end is not None and read is Read.DURABLE and patience_s < 0:
+                waited = end is not None and read is Read.DURABLE and patience_s < 0
+                if waited and _at_durable_end(log, topic, subscriber):
                     note("-- the rest is ordered and not durable yet: --read ordered shows it --")
                     return
                 if batch is None:
@@ -351,4 +417,4 @@ def _gap_text(batch: Batch) -> str:
     if gap.kind.name == "END_OF_LANE":
         return f"end of lane {batch.lane}, after {gap.start} batches"
     what = "session sequences" if gap.kind.name == "SKIPPED" else "batches"
-    return f"{gap.kind.name.lower()}: {what} {gap.start} to {gap.stop - 1}"
+    return f"{gap.kind.name.lower().replace('_', ' ')}: {what} {gap.start} to {gap.stop - 1}"

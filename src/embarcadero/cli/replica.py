@@ -98,7 +98,9 @@ def drain(
 ) -> None:
     """Move everything away from a replica: it gets no new ranges, and others copy those that it has.
 
-    When nothing is left on it, stop the cluster and remove its folder, or leave it for `--undo`.
+    It is refused when no other live replica could take its ranges. A dead replica can be drained, too: its ranges are
+    copied from their other copies, or from its folder. When nothing is left on it, stop the cluster and remove its
+    folder, or leave it for `--undo`.
 
     Example:
 
@@ -115,8 +117,12 @@ def drain(
         directory = Directory(store)
         directory.undrain_replica(replica) if undo else directory.drain_replica(replica)
         left = len(directory.ranges_on(replica))
+        waits_for = ""
         while wait and left and not undo:
             time.sleep(_POLL_S)
+            if (why := directory.drain_blocked(replica)) != waits_for and not json:
+                note(f"replica {replica}: {why or 'its ranges move again'}")
+            waits_for = why
             if (now := len(directory.ranges_on(replica))) != left and not json:
                 note(f"{now} ranges left on replica {replica}")
             left = now

@@ -20,6 +20,7 @@ from embarcadero.cli.output import (
 from embarcadero.cli.settings import Verbs
 from embarcadero.cli.times import parse_time
 from embarcadero.errors import BadValue
+from embarcadero.orders import order_label, order_name
 from embarcadero.placement.rules import price
 from embarcadero.types import Order
 
@@ -55,7 +56,8 @@ RetentionTime = Annotated[
     str | None, typer.Option("--retention", show_default=False, help="After this long, records go: 7d. 0: never.")
 ]
 _ORDER_HELP = (
-    "2: one total order (default). 5: and each session's order, gap-free. 0: an order per broker. 1: and per session."
+    "total (2, default): one order for all; a publisher's own order is kept unless it opts out. strong (5): always. "
+    "none (0): an order per broker. local (1): and per publisher."
 )
 _COLUMNS = ["name", "order", "partitions", "on gap", "gap timeout ms", "schema version", "copies", "lane"]
 _RANGE_COLUMNS = ["lane", "range", "start", "end", "durable on", "replicas"]
@@ -65,8 +67,8 @@ _LANE_COLUMNS = ["lane", "broker", "incarnation", "state", "end", "start seq", "
 def _row(topic: Topic) -> list[object]:
     lanes = str(topic.lane) if topic.order > Order.BROKER else f"{len(topic.lanes)} lanes"
     return [
-        topic.name, topic.order, topic.partitions, topic.on_gap, topic.gap_timeout_ms, topic.schema_version,
-        _copies(topic), lanes,
+        topic.name, order_label(topic.order), topic.partitions, topic.on_gap, topic.gap_timeout_ms,
+        topic.schema_version, _copies(topic), lanes,
     ]  # fmt: skip
 
 
@@ -103,19 +105,30 @@ def _facts(topic: TopicInfo) -> dict[str, Any]:
     """A topic for printing; its schemas as text."""
     import msgspec
 
+    from embarcadero.types import id_text
     from embarcadero.wire.schemas import named
 
     settings = {name: getattr(topic, name) for name in topic.__struct_fields__ if name != "versions"}
     facts: dict[str, Any] = msgspec.to_builtins(settings)
+    del facts["had_no_id"]
+    facts["id"] = id_text(topic.id)
+    if topic.tier is not None:
+        facts["tier"]["topic_id"] = id_text(topic.tier.topic_id)
     return facts | {"schemas": {str(version): named(schema) for version, schema in topic.schemas.items()}}
 
 
 @app.command()
 def create(
     name: Name,
-    order: Annotated[int | None, typer.Option(show_default=False, help=_ORDER_HELP)] = None,
+    order: Annotated[str | None, typer.Option(show_default=False, help=_ORDER_HELP)] = None,
     partitions: Annotated[
         int | None, typer.Option(show_default=False, help="Tags that group members share the log by. Default: 1.")
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(show_default=False, help="Column of the schema whose values choose partitions.")
+    ] = None,
+    partitioner: Annotated[
+        str | None, typer.Option(show_default=False, help="How keys choose: murmur2 (default, as Kafka) or crc32c.")
     ] = None,
     replicas: Replicas = None,
     durable_on: DurableOn = None,
@@ -123,7 +136,7 @@ def create(
     retention: RetentionTime = None,
     on_gap: Annotated[
         str | None,
-        typer.Option(show_default=False, help="Order 5, a gap that stays: fence the session (default), or skip it."),
+        typer.Option(show_default=False, help="A strong session's gap that stays: fence it (default), or skip."),
     ] = None,
     gap_timeout_ms: Annotated[
         int | None, typer.Option(show_default=False, help="How long a gap may stay. Default: 30000 (fence), 5 (skip).")
@@ -140,11 +153,13 @@ def create(
 
         embarcadero topic create orders
 
-        embarcadero topic create ticks --order 5 --on-gap skip --gap-timeout-ms 20
+        embarcadero topic create ticks --order strong --on-gap skip --gap-timeout-ms 20
 
         embarcadero topic create audit --replicas 3 --durable-on 2 --retention 30d
 
         embarcadero topic create trades --schema "symbol:string!, price:float64, at:timestamp[us, UTC]"
+
+        embarcadero topic create visits --partitions 8 --schema "user:string!, page:string" --key user
     """
     columns, kept = _parsed(schema), _retention(retention_bytes, retention)
     with connect(brokers, data_dir) as log:
@@ -152,6 +167,8 @@ def create(
             name,
             order=order,
             partitions=partitions,
+            key=key,
+            partitioner=partitioner,
             replicas=replicas,
             durable_on=durable_on,
             on_gap=on_gap,
@@ -164,7 +181,7 @@ def create(
     if json:
         print_json(_facts(topic) | {"price": what_it_costs})
     else:
-        print(f"created topic {topic.name} (order {topic.order})")
+        print(f"created topic {topic.name} (order {topic.order}, {order_name(topic.order)})")
         if topic.replicas:
             print(what_it_costs)
 
@@ -196,6 +213,7 @@ def describe(name: Name, brokers: Brokers = None, data_dir: DataDir = None, json
     lanes, _, _ = facts.pop("lanes"), facts.pop("ranges"), facts.pop("readers")
     if topic.replicas:
         facts["price"] = price(topic.replicas, topic.durable_on)
+    facts["order"] = order_label(topic.order)
     print_table(f"topic {name}", ["what", "value"], list(facts.items()))
     if topic.ranges:
         print_table("ranges", _RANGE_COLUMNS, [_range_row(range_) for range_ in topic.ranges])
@@ -229,12 +247,17 @@ def _lane_facts(lane: TopicLane, end: Tail | None) -> dict[str, Any]:
 def alter(
     name: Name,
     schema: Schema = None,
-    partitions: Annotated[int | None, typer.Option(show_default=False, help="They may only grow.")] = None,
+    partitions: Annotated[int | None, typer.Option(show_default=False, help="They grow by whole multiples.")] = None,
     on_gap: Annotated[str | None, typer.Option(show_default=False, help="fence may become skip.")] = None,
     gap_timeout_ms: Annotated[int | None, typer.Option(show_default=False, help="How long a gap may stay.")] = None,
     session_ttl_s: Ttl = None,
-    replicas: Annotated[int | None, typer.Option(show_default=False, help="Counts from the next range on.")] = None,
-    durable_on: Annotated[int | None, typer.Option(show_default=False, help="Counts from the next range on.")] = None,
+    replicas: Annotated[
+        int | None, typer.Option(show_default=False, help="Copies of what is published from now on.")
+    ] = None,
+    durable_on: Annotated[
+        int | None,
+        typer.Option(show_default=False, help="Copies that make a record durable. A majority stays a majority."),
+    ] = None,
     retention_bytes: RetentionBytes = None,
     retention: RetentionTime = None,
     brokers: Brokers = None,
@@ -242,6 +265,8 @@ def alter(
     json: Json = False,
 ) -> None:
     """Change a topic: only what is given.
+
+    New copies begin with the next record: the range that is open is sealed within seconds, and the next one has them.
 
     A schema may get columns that may be null; old and new publishers and readers go on.
 
@@ -265,6 +290,8 @@ def alter(
     else:
         version = f" (schema version {topic.schema_version})" if topic.schema_version else ""
         print(f"altered topic {topic.name}{version}")
+        if replicas is not None or durable_on is not None:
+            print(f"  {price(topic.replicas, topic.durable_on)}")
 
 
 @app.command()

@@ -52,9 +52,11 @@ class Rule:
     least: float | None = None
     most: float | None = None
     choices: tuple[str, ...] = ()
+    numbers: tuple[tuple[str, int], ...] = ()  # choices of a number that are words, and what they stand for
     power_of_two: bool = False
     fixed: str = ""  # why nobody may change it; empty for keys that can be set
     variable: str = ""  # a second, shorter environment variable
+    secret: bool = False  # values are masked wherever they are shown, and kept in a file of their own
     default_text: str = ""  # where the default is more than a value
     stands_for: tuple[str, ...] = ()  # names that the first designs gave it
 
@@ -135,7 +137,8 @@ class Key:
     def _choice(self, text: str) -> str | int:
         if text.lower() not in self.rule.choices:
             raise BadQuantity(f"{text!r} does not exist", f"use {' or '.join(self.rule.choices)}")
-        return int(text) if self.integral else text.lower()
+        number = dict(self.rule.numbers).get(text.lower(), text)
+        return int(number) if self.integral else text.lower()
 
     def _checked(self, text: str) -> int | float:
         rule = self.rule

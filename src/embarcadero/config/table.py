@@ -27,6 +27,7 @@ from embarcadero.config.key import (
 )  # fmt: skip
 from embarcadero.config.sizes import FabricSizes
 from embarcadero.limits import GIB, KIB, MIB
+from embarcadero.orders import ORDER_NAMES
 
 # fmt: off
 
@@ -41,7 +42,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         variable="EMBARCADERO_DATA_DIR", default_text="~/.local/state/embarcadero/default",
     )] = ""
     fabric_dir: Annotated[str, path(
-        "Folder for the fabric: tmpfs, hugetlbfs, or a DAX mount.",
+        "Folder for the fabric: on tmpfs, or on a DAX mount. hugetlbfs can't hold it.",
         default_text="/dev/shm if it has room, else data_dir", stands_for=("cxl.primary_device",),
     )] = ""
     brokers: Annotated[int, count(
@@ -55,7 +56,10 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         "How many sequencers stand by to take over at once; none with one_process.", 0, limits.CANDIDATES_MAX - 1,
     )] = limits.STANDBYS_DEFAULT
     one_process: Annotated[bool, flag("All roles in a single process, instead of one process per role.")] = False
-    hugepages: Annotated[bool, flag("Advise huge pages for the fabric.")] = False
+    hugepages: Annotated[bool, flag(
+        "Advise huge pages for the fabric. Linux follows it if /sys/kernel/mm/transparent_hugepage/shmem_enabled says "
+        "`advise`, or in a tmpfs that is mounted with `huge=advise`.",
+    )] = False
     pin: Annotated[str, text(
         "Cores for the sequencer and the brokers, in turn, such as `0,1`; replicas begin with the last one.",
         default_text="any core",
@@ -100,13 +104,32 @@ class Broker(msgspec.Struct, frozen=True, kw_only=True):
     send_queue_bytes: Annotated[int, size(
         "A peer that does not read is disconnected above this.", MIB, 4 * GIB,
     )] = limits.SEND_QUEUE_BYTES_MAX
+    unread_bytes: Annotated[int, size(
+        "Memory for answers that clients have not read yet, of all connections. Slow readers get smaller answers; "
+        "never less than four of the largest batches.", 32 * MIB, 64 * GIB,
+    )] = limits.UNREAD_BYTES_MAX
+    unread_s: Annotated[float, seconds(
+        "While reads wait for that memory, a peer that took longer than this to read an answer is disconnected.",
+        0.1, 3_600,
+    )] = limits.UNREAD_S_MAX
     hello_timeout_s: Annotated[float, seconds(
         "A peer that has not said hello by then is disconnected.", 0.05, 60,
     )] = limits.HELLO_TIMEOUT_S
     frame_timeout_s: Annotated[float, seconds(
-        "A batch that has taken this long to arrive, and half as long again, is given up with its connection.",
-        0.1, 3_600,
+        "A batch that has taken this long to arrive is given up with its connection.", 0.1, 3_600,
     )] = limits.FRAME_TIMEOUT_S
+    arriving_share: Annotated[float, share(
+        "Batches that are arriving from one address take at most this share of the log; one more gets BACKPRESSURE.",
+        0.01, 1,
+    )] = limits.ARRIVING_SHARE
+    sessions_per_connection: Annotated[int, count(
+        "Sessions that one connection may have open; one more is refused with TooMany.",
+        1, limits.SESSIONS_PER_TOPIC_MAX,
+    )] = limits.SESSIONS_OPEN_PER_CONNECTION_MAX
+    sessions_per_peer_share: Annotated[float, share(
+        "Sessions that one address may have open, as a share of fabric.sessions, for each topic; divided by the number "
+        "of brokers, at each of them. One more is refused with TooMany.", 0.0001, 64,
+    )] = limits.SESSIONS_PER_PEER_SHARE
     idle_wait_ms: Annotated[float, milliseconds(
         "Longest sleep of an idle broker; a doorbell usually wakes it sooner.",
         0.1, 1_000, stands_for=("EMBARCADERO_ACK_SPIN_US",),
@@ -200,12 +223,15 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     """New topics, where `create_topic` does not say otherwise."""
 
     order: Annotated[int, choice(
-        "0: none. 1: each session's, by broker. 2: one total order. 5: and each session's order.",
-        "0", "1", "2", "5", stands_for=("ordering.default_order",),
+        "0, none: an order per broker. 1, local: and each session's. 2, total: one order for all; publishers choose "
+        "whether it keeps their own. 5, strong: it always does.",
+        "0", "1", "2", "5", *ORDER_NAMES, stands_for=("ordering.default_order",),
+        numbers=tuple((name, int(order)) for name, order in ORDER_NAMES.items()),
     )] = limits.ORDER_DEFAULT
     partitions: Annotated[int, count("Tags that group members share a topic by.", 1, limits.PARTITIONS_MAX)] = 1
     on_gap: Annotated[str, choice(
-        "Order 5, a gap that stays: fence the session (nothing is lost), or skip it (low delay).", "fence", "skip",
+        "A strong session's gap that stays: fence the session (nothing is lost), or skip it (low delay).",
+        "fence", "skip",
     )] = "fence"
     gap_timeout_fence_ms: Annotated[int, milliseconds(
         "How long a gap may stay, on_gap=fence.", 1, limits.GAP_TIMEOUT_MS_MAX,
@@ -287,6 +313,14 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     )] = limits.STORE_POLL_S * 1_000
 
 
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
+    """Where copies are."""
+
+    replace_after_s: Annotated[float, seconds(
+        "Sealed ranges of a replica that is dead for this long are copied to another live one.", 0.1, 366 * _DAY_S,
+    )] = limits.REPLACE_AFTER_S
+
+
 class Tier(msgspec.Struct, frozen=True, kw_only=True):
     """Tables that keep what is durable: written by `pipeline tier`, or by `up` itself."""
 
@@ -299,9 +333,9 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
         default_text="data_dir/tier/warehouse",
     )] = ""
     properties: Annotated[list[str], several(
-        "Properties of PyIceberg for its catalog and its files, such as `uri=...`, `s3.endpoint=...`. Keys to a store "
-        "are better kept in the environment (`AWS_ACCESS_KEY_ID`, ...).",
-        default_text="a catalog in data_dir/tier/catalog.db",
+        "Properties of PyIceberg for its catalog and its files, such as `uri=...`, `s3.endpoint=...`. Their values are "
+        "masked wherever they are shown. Keys to a store may also be in the environment (`AWS_ACCESS_KEY_ID`, ...).",
+        default_text="a catalog in data_dir/tier/catalog.db", secret=True,
     )] = []
     master: Annotated[str, text(
         "Spark's master, such as `local[2]` or `spark://host:7077`: its workers write the files.",
@@ -355,6 +389,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     topic: Topic = Topic()
     sequencer: Sequencer = Sequencer()
     replica: Replica = Replica()
+    placement: Placement = Placement()
     tier: Tier = Tier()
     log: Log = Log()
     metrics: Metrics = Metrics()

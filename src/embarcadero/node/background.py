@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,11 +18,14 @@ from pathlib import Path
 
 import msgspec
 
+from embarcadero.config.secrets import secret_values
 from embarcadero.errors import ClusterError, EmbarcaderoError, NotRunning, from_wire
-from embarcadero.node.begin import start_logging
+from embarcadero.node.begin import be_private, start_logging
 from embarcadero.node.children import roll_over
 from embarcadero.node.cluster import ClusterFolder, FabricChoice, fabric_name
+from embarcadero.node.ownership import remove_unowned
 from embarcadero.node.supervisor import STOP_S_MAX, Supervisor, UpOptions
+from embarcadero.node.title import name_process
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,19 +48,21 @@ def start(options: UpOptions) -> tuple[subprocess.Popen[bytes], str]:
     log_path = folder.logs / "supervisor.log"
     roll_over(log_path)
     reading, writing = os.pipe()
+    given = os.memfd_create("embarcadero-options")  # not an argument: everyone may read those, and options have secrets
     try:
         with log_path.open("ab") as log_file:
-            settings = msgspec.structs.replace(options, ready_fd=writing)
+            _write_all(given, msgspec.json.encode(msgspec.structs.replace(options, ready_fd=writing)))
             process = subprocess.Popen(
-                [sys.executable, "-m", "embarcadero.node.background", msgspec.json.encode(settings).decode()],
+                [sys.executable, "-m", "embarcadero.node.background", str(given)],
                 stdin=subprocess.PIPE if options.stop_with_stdin else subprocess.DEVNULL,
                 stdout=log_file,
                 stderr=log_file,
-                pass_fds=[writing],
+                pass_fds=[writing, given],
                 start_new_session=True,
             )
     finally:
         os.close(writing)
+        os.close(given)
     try:
         with os.fdopen(reading, "rb") as pipe:
             line = pipe.readline()
@@ -71,6 +75,13 @@ def start(options: UpOptions) -> tuple[subprocess.Popen[bytes], str]:
         _end(process)
         raise
     return process, started.note
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    """Fill a file that its next holder reads from the start."""
+    with os.fdopen(descriptor, "wb", closefd=False) as file:
+        file.write(data)
+    os.lseek(descriptor, 0, os.SEEK_SET)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -115,17 +126,20 @@ def _ends(folder: ClusterFolder, pid: int, number: signal.Signals) -> bool:
 
 
 def _remove_fabric(folder: ClusterFolder) -> None:
-    """A supervisor that was killed leaves its fabric behind."""
+    """Remove the fabric that a killed supervisor left. Never a running one's: this folder may be a copy."""
     with contextlib.suppress(EmbarcaderoError):
         info = folder.read_info()
         if Path(info.fabric).name == fabric_name(info.id):
-            shutil.rmtree(info.fabric, ignore_errors=True)
+            remove_unowned(Path(info.fabric))
 
 
-def main(text: str) -> int:
-    """The background process itself."""
-    options = msgspec.json.decode(text, type=UpOptions)
-    start_logging("supervisor", options.config.log)
+def main(descriptor: int) -> int:
+    """The background process itself. `descriptor`: an open file with its UpOptions."""
+    with os.fdopen(descriptor, "rb") as file:
+        options = msgspec.json.decode(file.read(), type=UpOptions)
+    be_private()
+    name_process(f"supervisor {options.data_dir}")
+    start_logging("supervisor", options.config.log, secret_values(options.config))
 
     def say(line: Started) -> None:
         if options.ready_fd is not None:
@@ -150,4 +164,4 @@ def main(text: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(int(sys.argv[1])))

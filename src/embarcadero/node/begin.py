@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Sequence
 
 from embarcadero.config.table import Log
 from embarcadero.limits import FETCH_BYTES_MAX, FREED_BYTES_KEPT
@@ -12,9 +13,17 @@ from embarcadero.watch.logs import set_up_logging
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
-def start_logging(what: str, settings: Log) -> None:
-    """Log as the configuration says; `what` this process is stands in lines that name no role."""
-    set_up_logging(f"{what}-{os.getpid()}", settings.level, settings.format, settings.file)
+_OTHERS = 0o077
+
+
+def be_private() -> None:
+    """Give no other user any right to the files that this process makes."""
+    os.umask(_OTHERS)
+
+
+def start_logging(what: str, settings: Log, secrets: Sequence[str] = ()) -> None:
+    """Log as the configuration says, without its secrets; `what` stands in lines that name no role."""
+    set_up_logging(f"{what}-{os.getpid()}", settings.level, settings.format, settings.file, secrets)
 
 
 def keep_freed_memory() -> None:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from embarcadero.node.nursery import Newborn, Nursery
 
 _PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
 _LIVED_LONG_S = 10.0
 _BACK_OFF_S = 0.1
 _BACK_OFF_S_MAX = 5.0
@@ -125,11 +124,6 @@ def die_with(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         raise ClusterError(f"the supervisor (pid {parent}) is gone already", "start the cluster with `embarcadero up`")
-
-
-def name_process(name: str) -> None:
-    """What `ps` and `top` show: the first 15 characters."""
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, f"emb-{name}".encode()[:15])
 
 
 def exit_reason(code: int) -> str:

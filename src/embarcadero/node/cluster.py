@@ -1,7 +1,8 @@
 """A cluster's folder: what it is, where its fabric is, and who runs it.
 
 <data_dir>/lock           held (flock) by the running supervisor, with its process id inside
-<data_dir>/cluster.json   what the supervisor started: a ClusterInfo
+<data_dir>/cluster.json   what the supervisor started: a ClusterInfo, without secrets
+<data_dir>/secrets.json   the secrets of its configuration, if it has any
 <data_dir>/store.db       the placement store
 <data_dir>/logs/          one log a process
 <data_dir>/replica-<r>/   a replica's segments; while it is there, `up` starts that replica
@@ -10,10 +11,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import pwd
 import re
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,10 +27,21 @@ from typing import NamedTuple
 import msgspec
 
 from embarcadero.config import Config, FabricSizes
-from embarcadero.errors import AlreadyRunning, ClusterError, Corrupt, NotRunning
+from embarcadero.config.secrets import join, split
+from embarcadero.errors import (
+    AlreadyRunning,
+    BadValue,
+    ClusterError,
+    Corrupt,
+    EmbarcaderoError,
+    NotRunning,
+    WrongFolder,
+)
 from embarcadero.limits import MIB
+from embarcadero.node.ownership import RESTORE_HINT, Home
 
 SHARED_MEMORY = Path("/dev/shm")
+_OTHERS = 0o077
 _LOCK_TRIES, _LOCK_RETRY_S = 5, 0.05
 _REPLICA_FOLDER = re.compile(r"replica-(0|[1-9][0-9]?)", re.ASCII)
 
@@ -49,6 +64,7 @@ class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True):
     supervisor: int
     nodes: list[NodeInfo]
     mirror: str = ""  # folder of the fabric's mirror; empty: it has none
+    home: Home | None = None  # the data folder when this was written; None: written by an older version
 
     @property
     def sizes(self) -> FabricSizes:
@@ -60,6 +76,7 @@ class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True):
         return next((node.pid for node in self.nodes if role in node.roles.split(",")), 0)
 
 
+_SECRETS = msgspec.json.Decoder(dict[str, list[str]])
 _INFO = msgspec.json.Decoder(ClusterInfo)  # made here: two threads that are the first to decode a type crash msgspec
 
 
@@ -92,6 +109,9 @@ def choose_fabric(data_dir: Path, cluster_id: str, wanted: Path | None, need_byt
     """The folder for a fabric: in `wanted` if given, else in shared memory if that has room, else on disk."""
     name = fabric_name(cluster_id)
     if wanted is not None:
+        if file_system(wanted) == "hugetlbfs":
+            what = f"{wanted} is on hugetlbfs, which holds only whole huge pages and no pipes"
+            raise BadValue(what, "use a tmpfs that is mounted with huge=advise, and --hugepages")
         return FabricChoice(wanted / name)
     if os.access(SHARED_MEMORY, os.W_OK | os.X_OK):
         free = shutil.disk_usage(SHARED_MEMORY).free
@@ -101,6 +121,17 @@ def choose_fabric(data_dir: Path, cluster_id: str, wanted: Path | None, need_byt
     else:
         why = f"{SHARED_MEMORY} can't be written"
     return FabricChoice(data_dir / "fabric" / name, f"{why}: the fabric is on disk, in {data_dir}, and slower")
+
+
+def file_system(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
+    """The kind of file system that a folder is on, such as `tmpfs`; empty if it can't be told."""
+    try:
+        lines = [line.split() for line in mounts.read_text().splitlines()]
+    except OSError:
+        return ""
+    above = {str(place) for place in (folder, *folder.parents)}
+    found = [(len(fields[1]), fields[2]) for fields in lines if len(fields) > 2 and fields[1] in above]
+    return max(found, default=(0, ""))[1]
 
 
 class ClusterFolder:
@@ -131,12 +162,29 @@ class ClusterFolder:
         return sorted({*range(configured), *(int(match[1]) for match in found if match)})
 
     def create(self) -> None:
-        """Make the folder, readable by its owner only."""
+        """Make the folder, for its owner only; one that other users may read becomes private."""
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.logs.mkdir(exist_ok=True)
         except OSError as error:
             raise ClusterError(f"can't make {self.path}: {error.strerror}", "choose another --data-dir") from error
+        for path in (self.path, *self.path.glob("*"), *self.logs.glob("*"), *self.path.glob("watch/*")):
+            _make_private(path)
+
+    @property
+    def private(self) -> bool:
+        """Whether no other user has a right to the folder."""
+        return not self.path.stat().st_mode & _OTHERS
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Say what is missing when another user's folder can't be read, instead of what seems to be in it."""
+        try:
+            yield
+        except PermissionError as error:
+            what = f"user {_user(os.geteuid())} may not read {error.filename or self.path}"
+            hint = f"run this as {_owner_of(self.path)}; from elsewhere, `status --brokers` asks the brokers"
+            raise ClusterError(what, hint) from None
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -168,7 +216,8 @@ class ClusterFolder:
     def running_pid(self) -> int | None:
         """Process id of the running supervisor, or None."""
         try:
-            descriptor = os.open(self.path / "lock", os.O_RDONLY | os.O_CLOEXEC)
+            with self._readable():
+                descriptor = os.open(self.path / "lock", os.O_RDONLY | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError):
             return None
         try:
@@ -179,6 +228,26 @@ class ClusterFolder:
             return None
         finally:
             os.close(descriptor)
+
+    def refuse_copy(self) -> None:
+        """Raise WrongFolder if this folder is a copy, and its original is still where it was.
+
+        A folder that was moved has no original, nor has one that came from another machine: those may start.
+        """
+        info = self._readable_info()
+        before = None if info is None else info.home
+        if info is None or before is None or not before.still_there() or before.same_folder(Home.of(self.path)):
+            return
+        original = ClusterFolder(Path(before.path))._readable_info()
+        if original is not None and original.id == info.id:
+            raise WrongFolder(f"{self.path} is a copy of {before.path}, which is still there",
+                              f"{RESTORE_HINT}; to replace the original by it, move that away")  # fmt: skip
+
+    def _readable_info(self) -> ClusterInfo | None:
+        try:
+            return self.read_info()
+        except (EmbarcaderoError, OSError):
+            return None
 
     def replica_in_use(self, number: int) -> bool:
         """Whether a process holds a replica's folder."""
@@ -203,16 +272,57 @@ class ClusterFolder:
     def read_info(self) -> ClusterInfo:
         """What was last started here."""
         try:
-            return _INFO.decode((self.path / "cluster.json").read_bytes())
+            with self._readable():
+                info = _INFO.decode((self.path / "cluster.json").read_bytes())
+                return msgspec.structs.replace(info, config=join(info.config, self._secrets()))
         except FileNotFoundError:
             raise NotRunning(f"{self.path} has no cluster yet", "start one with `embarcadero up`") from None
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             what = f"{self.path / 'cluster.json'} makes no sense: {error}"
             raise Corrupt(what, "stop the cluster and remove that file") from error
 
+    def _secrets(self) -> dict[str, list[str]]:
+        try:
+            return _SECRETS.decode((self.path / "secrets.json").read_bytes())
+        except FileNotFoundError:
+            return {}
+
     def write_info(self, info: ClusterInfo) -> None:
-        """Replace cluster.json, whole."""
-        content = msgspec.json.format(msgspec.json.encode(info), indent=2)
-        temporary = self.path / "cluster.json.new"
-        temporary.write_bytes(content + b"\n")
-        temporary.replace(self.path / "cluster.json")
+        """Replace cluster.json, whole; secrets go to a file of their own."""
+        config, secrets = split(info.config)
+        if secrets:
+            self._replace("secrets.json", msgspec.json.encode(secrets))
+        else:
+            (self.path / "secrets.json").unlink(missing_ok=True)
+        content = msgspec.json.encode(msgspec.structs.replace(info, config=config))
+        self._replace("cluster.json", msgspec.json.format(content, indent=2) + b"\n")
+
+    def _replace(self, name: str, content: bytes) -> None:
+        temporary = self.path / f"{name}.new"
+        temporary.unlink(missing_ok=True)
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(content)
+        temporary.replace(self.path / name)
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
+
+
+def _owner_of(path: Path) -> str:
+    """The user to whom a folder belongs, or the nearest one above it that can be seen."""
+    for place in (path, *path.parents):
+        with contextlib.suppress(OSError):
+            return f"user {_user(place.stat().st_uid)}"
+    return "its owner"
+
+
+def _make_private(path: Path) -> None:
+    """Take all rights of other users away; a folder of another owner stays as it is."""
+    with contextlib.suppress(FileNotFoundError, PermissionError):
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & _OTHERS:
+            path.chmod(mode & ~_OTHERS)

@@ -92,11 +92,13 @@ def _replica(scene: Scene, replica: ReplicaReport, down: Mapping[str, str]) -> I
         yield f"{who} is down{why}: {_STARTED_AGAIN}; if it stays so, see {see}"
     elif replica.state == ReplicaState.DEAD and left:
         yield (
-            f"{who} is gone, and {left} ranges name it: bring its folder {replica.folder} back; ranges that others "
-            "have too are copied once as many replicas as the topic wants are live: `embarcadero replica add`"
+            f"{who} is gone, and {left} ranges name it: bring its folder {replica.folder} back. "
+            f"{_copied(scene, replica.id)}"
         )
     if replica.state == ReplicaState.DRAINING and left:
-        yield f"{who} is being drained: {left} ranges are still on it; wait, it needs other live replicas"
+        why = scene.directory.drain_blocked(replica.id)
+        do = f"{why}: `embarcadero replica add`, or `embarcadero replica drain --undo {replica.id}`" if why else "wait"
+        yield f"{who} is being drained: {left} ranges are still on it; {do}"
     for trouble in replica.health:
         yield f"{who}: {trouble}"
     if replica.state != ReplicaState.DEAD and (strange := scene.on_another_disk(replica.id)):
@@ -104,6 +106,13 @@ def _replica(scene: Scene, replica: ReplicaReport, down: Mapping[str, str]) -> I
             f"{who} has another disk than {strange} of its ranges name (wiped, or swapped): sealed ones are copied to "
             "it from the others; nothing to do, unless the old disk can come back"
         )
+
+
+def _copied(scene: Scene, replica: int) -> str:
+    """What becomes of the sealed ranges of a dead replica."""
+    if why := scene.directory.drain_blocked(replica):
+        return f"They are not copied: {why}; `embarcadero replica add`"
+    return "Others copy its sealed ranges after placement.replace_after_s; at once: `embarcadero replica drain`"
 
 
 def _topics(scene: Scene, replicas: Sequence[ReplicaReport]) -> Iterator[str]:

@@ -14,6 +14,7 @@ from types import TracebackType
 
 from embarcadero.config import Config, load
 from embarcadero.errors import ClusterError
+from embarcadero.forks import abandon, blank, tell_of_forks
 from embarcadero.node.background import start
 from embarcadero.node.cluster import ClusterFolder
 from embarcadero.node.report import ClusterReport, report
@@ -27,6 +28,8 @@ _POLL_S = 0.01
 class LocalCluster:
     """Brokers, a sequencer and replicas on free ports of this machine. Without `data_dir`, nothing is left of it.
 
+    `restore`: `data_dir` is a copy of another cluster's folder and gets an identity of its own, as `up --restore` does.
+
     It ends with the block, with `close()`, or with this process, however that ends.
     """
 
@@ -38,6 +41,7 @@ class LocalCluster:
         config: str | Path | Config | None = None,
         replicas: int = 0,
         standbys: int | None = None,
+        restore: bool = False,
     ) -> None:
         flags = {
             "cluster.brokers": brokers,
@@ -51,13 +55,21 @@ class LocalCluster:
         self._temporary = tempfile.mkdtemp(prefix="embarcadero-") if data_dir is None else None
         self.folder = ClusterFolder(Path(self._temporary or data_dir or ""))
         chosen = load(chosen, {"cluster.data_dir": self.folder.path})
-        options = UpOptions(config=chosen, stop_with_stdin=True)
+        options = UpOptions(config=chosen, stop_with_stdin=True, restore=restore)
         self._process: subprocess.Popen[bytes] | None = None
+        tell_of_forks(self)
         try:
             self._process, self.note = start(options)
         except BaseException:
             self.close()
             raise
+
+    def _after_fork(self) -> None:
+        """In a forked child: the cluster is the parent's. It ends with the parent, even if the child lives on."""
+        process, self._process, self._temporary = self._process, None, None
+        if process is not None and process.stdin is not None:
+            blank(process.stdin.fileno())
+        abandon(process)
 
     @property
     def data_dir(self) -> Path:

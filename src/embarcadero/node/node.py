@@ -26,10 +26,11 @@ import uvloop
 from embarcadero.broker.server import Left, serve_broker
 from embarcadero.broker.state import Broker
 from embarcadero.config import DEFAULTS, Config
+from embarcadero.config.secrets import secret_values
 from embarcadero.env import Inline, SystemClock, Workers
 from embarcadero.errors import ClusterError, EmbarcaderoError, FabricFull, PortInUse
-from embarcadero.limits import DRAIN_S_MAX, GOODBYE_S_MAX, SETTLE_S_MAX, WARM_JOBS_MAX
-from embarcadero.node.begin import keep_freed_memory, start_logging
+from embarcadero.limits import DRAIN_S_MAX, GOODBYE_S_MAX, SETTLE_S_MAX, TABLE_JOBS_MAX, WARM_JOBS_MAX
+from embarcadero.node.begin import be_private, keep_freed_memory, start_logging
 from embarcadero.node.bell import PipeBell
 from embarcadero.node.children import die_with
 from embarcadero.node.cluster import ClusterFolder, ClusterInfo
@@ -41,6 +42,7 @@ from embarcadero.node.ports import advertised_address, listen
 from embarcadero.node.roles import Role, candidate_role, metrics_offset, parse_roles
 from embarcadero.node.seat import Seat, candidate_bell
 from embarcadero.node.steps import steps_of
+from embarcadero.node.tables import table_reader
 from embarcadero.node.workers import ThreadWorkers
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
@@ -86,6 +88,7 @@ class Node:
         self._directory = Directory(store, topics_max=self._config.limits.topics)
         if self._directory.generation != self._info.generation:
             raise ClusterError("the store and cluster.json are of different runs", "restart the cluster")
+        self._directory.give_ids()
         self._fabric, self._parts = open_fabric(
             self._info.fabric, self._info.mirror, self._info.generation, hugepages=self._config.cluster.hugepages
         )
@@ -93,7 +96,8 @@ class Node:
         self._stop = asyncio.Event()  # first the brokers leave, then the sequencer, then replicas
         self._stop_sequencer = asyncio.Event()
         self._stop_replicas = asyncio.Event()
-        self._endpoint = Endpoint(self._info.version)
+        self._endpoint = Endpoint(self._info.version, self._places)
+        self._metrics = ""  # where this process serves its metrics
 
     async def run(self) -> None:
         """Host the roles until told to stop. Raises ClusterError when a role ended by itself."""
@@ -152,6 +156,7 @@ class Node:
             host, port = sock.getsockname()[:2]
         place = Place(roles=",".join(map(str, self._roles)), pid=os.getpid(), host=host, port=port)
         self._places.write(place)
+        self._metrics = place.address
         return place
 
     def _make(self, role: Role) -> _Made:
@@ -171,8 +176,10 @@ class Node:
         broker = Broker(
             self._fabric, self._directory, SystemClock(), bell, member, self._info.sizes, journal, self._config,
             self._threads(WARM_JOBS_MAX, name, bell.wake), self._disks,
-            steps_of(f"broker:{number}", self._folder.path),
+            steps_of(f"broker:{number}", self._folder.path), table_reader(self._config.tier.properties),
+            self._threads(TABLE_JOBS_MAX, f"{name}-tables", bell.wake),
         )  # fmt: skip
+        broker.metrics = self._metrics
         on = ":".join(map(str, sock.getsockname()[:2]))
         journal.note("listening", on=on, address=member.address, pid=os.getpid())
         return _Made(name, serve_broker(broker, sock, bell, self._stop), WatchedBroker(broker))
@@ -232,7 +239,8 @@ def run_node(folder: ClusterFolder, roles: Sequence[Role], config: Config | None
     """Host roles in this process until SIGTERM or SIGINT, configured as the cluster is unless told otherwise."""
 
     config = config or folder.require_running().config
-    start_logging("node", config.log)
+    be_private()
+    start_logging("node", config.log, secret_values(config))
     keep_freed_memory()
 
     async def run() -> None:
@@ -250,7 +258,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--parent", type=int, required=True)
     given = parser.parse_args(arguments)
     folder = ClusterFolder(given.data_dir)
-    start_logging("node", DEFAULTS.log)
+    if not logging.root.handlers:  # a fork of the nursery logs already
+        start_logging("node", DEFAULTS.log)
     try:
         die_with(given.parent)
         run_node(folder, parse_roles(given.roles))

@@ -26,8 +26,11 @@ from typing import Final
 
 import msgspec
 
+from embarcadero.config.table import Log
 from embarcadero.errors import ClusterError
-from embarcadero.node.children import die_with, name_process
+from embarcadero.node.begin import start_logging
+from embarcadero.node.children import die_with
+from embarcadero.node.title import name_process
 
 _MESSAGE_BYTES_MAX: Final = 16_384
 _WITHOUT_THREADS: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -81,7 +84,8 @@ class Newborn:
 class Nursery:
     """The supervisor's side. Use it from one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: Log) -> None:
+        self._log = log
         self._process: asyncio.subprocess.Process | None = None
         self._socket: socket.socket | None = None
         self._asked: deque[asyncio.Future[Newborn]] = deque()
@@ -94,6 +98,7 @@ class Nursery:
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "embarcadero.node.nursery", str(theirs.fileno()), str(os.getpid())),
+                msgspec.json.encode(self._log).decode(),
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,
@@ -243,13 +248,14 @@ def serve(link: socket.socket) -> None:
             link.send(msgspec.json.encode(_bear(msgspec.json.decode(data, type=Wanted), link)))
 
 
-def main(descriptor: int, parent: int) -> None:
-    """Load everything once, then serve."""
+def main(descriptor: int, parent: int, log: Log) -> None:
+    """Load everything once, then serve. Nodes log as this process does until they know their configuration."""
+    start_logging("nursery", log)
     for module in ("embarcadero.node.node", "numpy.ma"):  # numpy would load that in the middle of a takeover
         importlib.import_module(module)
 
     die_with(parent)
-    name_process("nursery")
+    name_process("fork server")
     gc.collect()
     gc.freeze()  # what is loaded stays shared: a collection would touch, and so copy, every page
     with contextlib.suppress(ConnectionError), socket.socket(fileno=descriptor) as link:
@@ -257,4 +263,4 @@ def main(descriptor: int, parent: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), msgspec.json.decode(sys.argv[3], type=Log))

@@ -27,9 +27,17 @@ from pathlib import Path
 import msgspec
 
 from embarcadero.config import Config
-from embarcadero.errors import BadValue, ClusterError, EmbarcaderoError, FabricFull
+from embarcadero.errors import BadValue, ClusterError, EmbarcaderoError, FabricFull, WrongFolder
 from embarcadero.fabric.epochs import create_epochs
-from embarcadero.limits import DRAIN_S_MAX, GOODBYE_S_MAX, REPLICAS_MAX, SETTLE_S_MAX, STOPPED_S
+from embarcadero.fabric.layout import ORDER
+from embarcadero.limits import (
+    DRAIN_S_MAX,
+    GOODBYE_S_MAX,
+    REPLICAS_MAX,
+    SETTLE_S_MAX,
+    STANDBY_SPARE_BYTES_MAX,
+    STOPPED_S,
+)
 from embarcadero.node.children import Child, TierChild
 from embarcadero.node.cluster import (
     ClusterFolder,
@@ -49,6 +57,7 @@ from embarcadero.node.mirrors import (
     remove_strays,
 )
 from embarcadero.node.nursery import Nursery
+from embarcadero.node.ownership import Home, empty, owned, remove_unowned, write_owner
 from embarcadero.node.pinning import parse_cores
 from embarcadero.node.ports import answers, check_ports, own_address
 from embarcadero.node.roles import SEQUENCER, Role, metrics_offset
@@ -57,6 +66,8 @@ from embarcadero.placement.embedded import SqliteStore
 from embarcadero.placement.liveness import ticks_if_stopped
 from embarcadero.placement.records import Past
 from embarcadero.sequencer.pulses import Pulses
+from embarcadero.storage.identity import adopt_folder
+from embarcadero.storage.real import RealDisk
 from embarcadero.types import Member, MemberState, ReplicaMember, ReplicaState
 from embarcadero.watch.logs import LogJournal
 from embarcadero.watch.places import Places
@@ -80,6 +91,7 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
     config: Config
     ready_fd: int | None = None  # for a background supervisor: where to report "ready" or an error
     stop_with_stdin: bool = False  # stop when standard input ends
+    restore: bool = False  # the folder is a copy: give it an identity of its own
 
     @property
     def data_dir(self) -> Path:
@@ -115,9 +127,16 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
         others = [metrics_offset(role, cluster.brokers) for role in standbys]
         return [metrics.port + number for number in (*range(1 + cluster.brokers + cluster.replicas), *others)]
 
-    def fabric_bytes(self) -> int:
-        """About what the fabric will want: the logs, and as much again as two logs for dead ones and rings."""
-        return (self.config.cluster.brokers + 2) * self.config.fabric.log_bytes
+    def fabric_bytes(self, topics: int = 0) -> int:
+        """About what the fabric will want: logs, as much again as two logs for dead ones and rings, and order rings.
+
+        Each topic has a ring in the epoch of the sequencer, in the one before while others still read it, and as a
+        spare of each standby, up to what a standby keeps.
+        """
+        cluster, sizes = self.config.cluster, self.config.fabric
+        rings = topics * sizes.order_slots * ORDER.itemsize
+        spares = cluster.standbys * min(rings, STANDBY_SPARE_BYTES_MAX)
+        return (cluster.brokers + 2) * sizes.log_bytes + 2 * rings + spares
 
 
 class Supervisor:
@@ -128,7 +147,7 @@ class Supervisor:
         self._options = options
         self._config = options.config
         self._folder = ClusterFolder(options.data_dir)
-        self._nursery = Nursery()
+        self._nursery = Nursery(self._config.log)
         self._children = [Child(self._folder, roles, self._nursery) for roles in options.nodes()]
         candidates = [child for child in self._children if child.roles[0].candidate is not None]
         for child in candidates if len(candidates) > 1 else []:
@@ -161,15 +180,24 @@ class Supervisor:
         with ExitStack() as stack:
             self._folder.create()
             stack.enter_context(self._folder.locked())
+            if not self._options.restore:
+                self._folder.refuse_copy()
+            elif not self._folder.store_path.exists():
+                raise ClusterError(f"{self._folder.path} has no cluster", "copy a data folder there, then restore it")
+            self._home = Home.of(self._folder.path)
+            if not self._folder.private:
+                self._journal.warn("other users may read the data folder", folder=str(self._folder.path))
             if broker.port:
                 check_ports(broker.host, [broker.port + number for number in range(self._config.cluster.brokers)])
             if ports := self._options.metrics_ports():
                 check_ports(self._config.metrics.host, ports)
             await self._nursery.start()
             self._directory = Directory(stack.enter_context(closing(SqliteStore(self._folder.store_path))))
+            self._take_identity()
             home = mirror_home(self._config.fabric.mirror, self._directory.cluster_id)
-            self._directory.begin_generation(home)
-            self._fabric = self._make_fabric(home)
+            self._fabric = self._own_fabric(stack, home)
+            self._directory.begin_generation(home, str(self._folder.path))
+            self._make_fabric(home)
             Places(self._folder.path).clear()
             stack.callback(shutil.rmtree, self._fabric.folder, ignore_errors=True)
             if self._mirror is not None:
@@ -189,23 +217,45 @@ class Supervisor:
 
     # --- before -------------------------------------------------------------------------------------------------------
 
-    def _make_fabric(self, home: str) -> FabricChoice:
+    def _take_identity(self) -> None:
+        """With `--restore`, become a new cluster; then give replicas' folders the new id, also after a crash here."""
+        if self._options.restore:
+            self._refuse_links()
+            before, after = self._directory.restore()
+            self._journal.note("restored", cluster=after, copy_of=before)
+        if copied := self._directory.copied_from:
+            for number in self._folder.replicas(0):
+                with closing(RealDisk(str(self._folder.replica(number)))) as disk:
+                    adopt_folder(disk, copied, self._directory.cluster_id, self._directory.log_id)
+            self._directory.finish_restore()
+
+    def _refuse_links(self) -> None:
+        """A replica's folder that is a symbolic link was not copied: it is still the original's."""
+        for path in map(self._folder.replica, self._folder.replicas(0)):
+            if path.is_symlink():
+                what = f"{path} is a symbolic link to {path.readlink()}, which belongs to the original"
+                raise WrongFolder(what, "replace the link by a copy of that folder")
+
+    def _own_fabric(self, stack: ExitStack, home: str) -> FabricChoice:
+        """Own the folders that the cluster's id names, before anything in them or in the store changes."""
         self._remove_leftovers()
+        folder = self._config.cluster.fabric_dir
+        wanted = Path(folder).expanduser().absolute() if folder else None
+        need = self._options.fabric_bytes(len(self._directory.topics()))
+        choice = choose_fabric(self._folder.path, self._directory.cluster_id, wanted, need)
+        stack.enter_context(owned(choice.folder, self._home))
+        if home:
+            stack.enter_context(owned(Path(home), self._home))
+        return choice
+
+    def _make_fabric(self, home: str) -> None:
         self._past = self._directory.past()
         if home:
             remove_strays(home, self._past)
             self._mirror = make_mirror(home, self._directory.generation)
-        folder = self._config.cluster.fabric_dir
-        wanted = Path(folder).expanduser().absolute() if folder else None
-        need = self._options.fabric_bytes()
-        choice = choose_fabric(self._folder.path, self._directory.cluster_id, wanted, need)
-        shutil.rmtree(choice.folder, ignore_errors=True)
-        try:
-            choice.folder.mkdir(mode=0o700, parents=True)
-        except OSError as error:
-            raise ClusterError(f"can't make {choice.folder}: {error.strerror}", "choose another --fabric") from error
-        create_epochs(open_fabric(str(choice.folder), self._mirror_folder, self._directory.generation).fabric)
-        return choice
+        empty(self._fabric.folder)
+        write_owner(self._fabric.folder, self._home)
+        create_epochs(open_fabric(str(self._fabric.folder), self._mirror_folder, self._directory.generation).fabric)
 
     @property
     def _mirror_folder(self) -> str:
@@ -219,13 +269,13 @@ class Supervisor:
                 self._past = ()
 
     def _remove_leftovers(self) -> None:
-        """A fabric of ours whose supervisor was killed."""
+        """Remove the fabric that this folder's last supervisor left when it was killed."""
         try:
             before = Path(self._folder.read_info().fabric)
         except EmbarcaderoError:
             return
         if before.name == fabric_name(self._directory.cluster_id):
-            shutil.rmtree(before, ignore_errors=True)
+            remove_unowned(before)
 
     def _watch_for_stop(self) -> None:
         loop = asyncio.get_running_loop()
@@ -376,6 +426,7 @@ class Supervisor:
                 generation=self._directory.generation,
                 fabric=str(self._fabric.folder),
                 mirror=self._mirror_folder,
+                home=self._home,
                 config=self._config,
                 supervisor=os.getpid(),
                 nodes=[NodeInfo(roles=child.name, pid=child.pid) for child in self._everybody()],

@@ -53,6 +53,9 @@ gauge embarcadero_credit_bytes{broker}: what all clients together may send now
 gauge embarcadero_backpressure{broker}: 1 while the broker grants no credit
 counter embarcadero_backpressure_total{broker}: how often it stopped granting credit
 gauge embarcadero_fetches_waiting{broker}: reads that wait for records
+gauge embarcadero_unread_bytes{broker}: answers that clients have not read yet, and room for reads of segment files
+gauge embarcadero_unread_connections{broker}: connections that hold such answers
+counter embarcadero_unread_waits_total{broker}: how often a read had to wait for the memory of answers
 gauge embarcadero_acks_waiting_for_disks{broker}: acks (ack=2) that wait until their batch is durable
 gauge embarcadero_log_kept_for_disks_ratio{broker}: share of the broker log that is kept for replicas
 gauge embarcadero_durable_index{broker,lane}: frontier: batches of the lane below are durable, as counted by the broker
@@ -83,7 +86,7 @@ gauge embarcadero_sessions{topic,state}: sessions in the table: open, or fenced 
 counter embarcadero_sessions_opened_total{topic}: sessions opened or continued
 counter embarcadero_sessions_closed_total{topic}: sessions closed by their publishers
 counter embarcadero_sessions_fenced_total{topic,why}: sessions fenced: gap, overflow, idle, replaced, restart
-gauge embarcadero_level5_clients_active: open sessions of all order-5 topics
+gauge embarcadero_level5_clients_active: open sessions that are strong
 gauge embarcadero_hold_buffer_entries: batches that wait for a gap to close
 gauge embarcadero_hold_buffer_slots: room for them
 counter embarcadero_hold_buffer_timeouts_total: gaps whose time was over

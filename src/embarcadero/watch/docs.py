@@ -8,11 +8,13 @@ from embarcadero.watch.catalog import BROKER, NODE, REPLICA, SEEDS, SEQUENCER, M
 
 _HEAD = """# Metrics
 
-Every node process serves three pages over HTTP: `/metrics` in the Prometheus text format, `/health` and `/ready` as
-small JSON. `embarcadero status` tells the addresses; `embarcadero up --metrics-port 9100` makes them fixed (the
-sequencer's is 9100, broker 0's 9101, and so on, replicas after the last broker; with `--processes one` there is only
-9100). They are on loopback unless
-`--metrics-host` says otherwise; nobody is asked for a password, so keep it to networks you trust.
+Every node process serves four pages over HTTP: `/metrics` in the Prometheus text format, `/health` and `/ready` as
+small JSON, and `/targets`, the addresses of all processes of the cluster for Prometheus's `http_sd_configs`
+([operations-systemd](operations-systemd.md) has the scrape configuration, alert rules and a dashboard). `embarcadero
+status` tells the addresses. `embarcadero up --metrics-port 9100` makes them fixed: the first sequencer's is 9100,
+broker 0's 9101, and so on, replicas after the last broker; with `--processes one` there is only 9100. When a sequencer
+that stands by takes over, its process serves the metrics of the sequencer, so let Prometheus discover ports. They are
+on loopback unless `--metrics-host` says otherwise; nobody is asked for a password, so keep it to networks you trust.
 
 | page | 200 when | else |
 | --- | --- | --- |

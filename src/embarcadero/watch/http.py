@@ -1,4 +1,4 @@
-"""A node's metrics port: /metrics, /health and /ready over HTTP, in the node's own event loop.
+"""A node's metrics port: /metrics, /health, /ready and /targets over HTTP, in the node's own event loop.
 
 Nothing is kept up to date for it: counters are read when somebody asks. Requests are small, bounded and few.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
 from typing import Any
 
@@ -14,10 +15,13 @@ import msgspec
 
 from embarcadero.limits import WATCH_CONNECTIONS_MAX, WATCH_REQUEST_BYTES_MAX, WATCH_REQUEST_S_MAX
 from embarcadero.watch.page import CONTENT_TYPE, Page
+from embarcadero.watch.places import Places
 from embarcadero.watch.roles import WatchedRole, write_process
+from embarcadero.watch.targets import targets
 
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
 _JSON = "application/json"
+_HOST = re.compile(rb"\r\nhost:[ \t]*\[?([0-9A-Za-z.:_-]{1,253}?)\]?(?::\d+)?\r\n", re.IGNORECASE)
 
 Answer = tuple[int, str, bytes]
 
@@ -25,8 +29,8 @@ Answer = tuple[int, str, bytes]
 class Endpoint:
     """Answers for all roles of this process."""
 
-    def __init__(self, version: str) -> None:
-        self._version = version
+    def __init__(self, version: str, places: Places) -> None:
+        self._version, self._places = version, places
         self.roles: list[tuple[WatchedRole, asyncio.Task[Any]]] = []
         self.leaving = False
         self._open = 0
@@ -63,7 +67,9 @@ class Endpoint:
                 return _verdict("healthy", {role.name: _ended(task) for role, task in self.roles})
             case b"/ready":
                 return _verdict("ready", {role.name: await self._unready(role, task) for role, task in self.roles})
-        return 404, _JSON, b'{"error":"there are /metrics, /health and /ready"}'
+            case b"/targets":
+                return 200, _JSON, msgspec.json.encode(targets(self._places.read(), _host(head)))
+        return 404, _JSON, b'{"error":"there are /metrics, /health, /ready and /targets"}'
 
     async def _unready(self, role: WatchedRole, task: asyncio.Task[Any]) -> str:
         return "leaving" if self.leaving else _ended(task) or await role.unready()
@@ -76,6 +82,12 @@ class Endpoint:
             page.put("embarcadero_up", 1, role=role.name, version=self._version)
             role.write(page)
         return page.text()
+
+
+def _host(head: bytes) -> str:
+    """The host by which the peer reached this process, of its `Host` header; empty if it sent none that makes sense."""
+    found = _HOST.search(head)
+    return found[1].decode() if found else ""
 
 
 def _ended(task: asyncio.Task[Any]) -> str:

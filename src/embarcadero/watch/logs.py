@@ -12,14 +12,18 @@ import contextlib
 import logging
 import re
 import sys
+import threading
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Final
 
 import msgspec
 
+from embarcadero.config.secrets import MASK
 from embarcadero.errors import BadValue, ClusterError
 from embarcadero.limits import KIB, LOG_REPEATS_MAX, LOG_REPEATS_S
 
@@ -46,34 +50,57 @@ def check_logging(level: str, form: str) -> None:
         raise BadValue(f"log format {form!r} does not exist", f"use {', '.join(Format)}")
 
 
-def set_up_logging(role: str, level: str = "info", form: str = Format.PLAIN.value, file: str = "") -> None:
-    """Write lines to a file or to standard error; `role` is who speaks where no other role is named."""
+def set_up_logging(
+    role: str, level: str = "info", form: str = Format.PLAIN.value, file: str = "", secrets: Sequence[str] = ()
+) -> None:
+    """Write lines to a file or to standard error. Lines that name no role get `role`; `secrets` are masked in all.
+
+    Uncaught exceptions of any thread and Python's warnings become lines, too.
+    """
     check_logging(level, form)
     try:
         handler = logging.FileHandler(file) if file else logging.StreamHandler(sys.stderr)
     except OSError as error:
         raise ClusterError(f"can't write the log {file}: {error.strerror}", "change log.file") from error
-    handler.setFormatter(_Lines(role, Format(form)))
+    handler.setFormatter(_Lines(role, Format(form), secrets))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.captureWarnings(True)
+    sys.excepthook = _log_uncaught
+    sys.unraisablehook = lambda lost: _log_uncaught(lost.exc_type, lost.exc_value, lost.exc_traceback)
+    threading.excepthook = lambda lost: _log_uncaught(lost.exc_type, lost.exc_value, lost.exc_traceback)
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+    logging.critical("uncaught %s: %s", kind.__name__, error, exc_info=(kind, error or kind(), trace))
 
 
 class _Lines(logging.Formatter):
-    def __init__(self, role: str, form: Format) -> None:
+    def __init__(self, role: str, form: Format, secrets: Sequence[str]) -> None:
         super().__init__()
-        self._role, self._form = role, form
+        self._role, self._form, self._secrets = role, form, tuple(secrets)
 
     def format(self, record: logging.LogRecord) -> str:
         """One line, whatever is in the message."""
+        return self._masked(self._line(record))
+
+    def _masked(self, text: str) -> str:
+        for secret in self._secrets:
+            text = text.replace(secret, MASK)
+        return text
+
+    def _line(self, record: logging.LogRecord) -> str:
         role: str = getattr(record, "role", self._role)
         facts: dict[str, Any] = dict(getattr(record, "facts", {}))
+        said = self._masked(record.getMessage())  # before it is encoded, which may change a secret's characters
         if record.exc_info:
             facts["trace"] = self.formatException(record.exc_info)
+        facts = {name: self._masked(fact) if isinstance(fact, str) else fact for name, fact in facts.items()}
         at = datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
         if self._form is Format.JSON:
-            line = {"time": at, "level": record.levelname.lower(), "role": role, "event": record.getMessage()}
+            line = {"time": at, "level": record.levelname.lower(), "role": role, "event": said}
             return msgspec.json.encode(line | facts, enc_hook=str).decode()
-        said = " ".join(f"{name}={_readable(value)}" for name, value in facts.items())
-        return f"{at} {record.levelname} {role} {_one_line(record.getMessage())}{' ' if said else ''}{said}"
+        told = "".join(f" {name}={_readable(value)}" for name, value in facts.items())
+        return f"{at} {record.levelname} {role} {_one_line(said)}{told}"
 
 
 def event_of(line: str) -> str:

@@ -100,6 +100,9 @@ class WatchedBroker:
         page.put("embarcadero_backpressure", int(broker.full), broker=number)
         page.put("embarcadero_backpressure_total", counters.backpressure, broker=number)
         page.put("embarcadero_fetches_waiting", broker.fetches_waiting, broker=number)
+        page.put("embarcadero_unread_bytes", broker.unread.used, broker=number)
+        page.put("embarcadero_unread_connections", broker.unread.holders, broker=number)
+        page.put("embarcadero_unread_waits_total", broker.unread.waits, broker=number)
         page.put("embarcadero_followed_epoch", broker.epoch.number, broker=number)
         self._write_disks(page)
         for lane, (index, seq) in broker.lanes.frontiers().items():
@@ -121,7 +124,8 @@ class WatchedBroker:
         for lane, (through, _) in held.facts().items():
             page.put("embarcadero_durable_index", through, broker=number, lane=lane)
             if (tiered := broker.reads.tiered(lane)) is not None:
-                page.put("embarcadero_tier_lag_batches", max(0, through - tiered), broker=number, lane=lane)
+                behind = broker.durable.chain(lane).batches(tiered, through)
+                page.put("embarcadero_tier_lag_batches", behind, broker=number, lane=lane)
         page.put("embarcadero_warm_reads", warm.running + warm.waiting, broker=number)
         page.put("embarcadero_warm_reads_total", warm.jobs, broker=number)
         page.put("embarcadero_warm_reads_ahead_total", warm.ahead_used, broker=number)
@@ -156,7 +160,7 @@ class WatchedSequencer:
         page.put("embarcadero_entries_total", counters.entries)
         page.histogram("embarcadero_round_entries", counters.round_entries)
         page.histogram("embarcadero_sequencer_latency_seconds", counters.round_us, _US)
-        strong = sum(int(np.count_nonzero(order.table.state == OPEN)) for order in orders if order.strong)
+        strong = sum(int(np.count_nonzero((o.table.state == OPEN) & o.table.strong)) for o in orders)
         page.put("embarcadero_level5_clients_active", strong)
         page.put("embarcadero_hold_buffer_entries", sequencer.held.used)
         page.put("embarcadero_hold_buffer_slots", sequencer.held.slots)

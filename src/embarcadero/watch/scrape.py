@@ -29,7 +29,7 @@ class Scrape(NamedTuple):
 
 def scrape_all(places: Iterable[Place]) -> dict[str, Scrape]:
     """The nodes that answer, by their roles."""
-    running = [place for place in places if place.running and place.port]
+    running = [place for place in places if place.port]
     if not running:
         return {}
     with ThreadPoolExecutor(max_workers=min(16, len(running))) as pool:

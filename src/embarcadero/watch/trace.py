@@ -212,7 +212,7 @@ def _chain(order: Entries, session: int) -> list[int]:
     """The session, and those that continue it, as far as the ring tells."""
     found = [session]
     for entry in order[order["kind"] == EntryKind.SESSION_OPEN]:
-        if opened_facts(entry)[1] in found:
+        if opened_facts(entry).continued in found:
             found.append(int(entry["session"]))
     return found
 

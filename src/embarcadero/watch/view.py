@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from embarcadero.orders import order_name
 from embarcadero.watch.top import BrokerLine, Latency, Picture, TopicLine
 
 _WIDE: Final = 120
@@ -76,8 +77,8 @@ def _topics(shown: Picture, wide: bool) -> Table:
 def _topic_cells(topic: TopicLine, wide: bool) -> list[RenderableType]:
     lag = Text("" if topic.lag is None else f"{topic.lag:,}", "yellow" if topic.lag else "")
     cells: list[RenderableType] = [
-        topic.topic, str(topic.order), short(topic.in_records_s), size(topic.in_bytes_s), f"{topic.ordered_seq:,}",
-        str(topic.readers), lag,
+        topic.topic, order_name(topic.order), short(topic.in_records_s), size(topic.in_bytes_s),
+        f"{topic.ordered_seq:,}", str(topic.readers), lag,
     ]  # fmt: skip
     if wide:
         cells += [short(topic.out_records_s), f"{topic.ordered_index:,}", str(topic.sessions), str(topic.held)]
