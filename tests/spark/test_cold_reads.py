@@ -67,6 +67,35 @@ def test_a_table_and_brokers_are_one_frame(log: emb.Log, filled: str, tasks: int
     assert set(rows["topic"].to_pylist()) == {filled}
 
 
+def test_a_table_in_a_folder_that_cannot_be_seen_is_read_through_brokers(
+    log: emb.Log, filled: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """A folder of another machine: planning and tasks go through brokers, and a warning says so."""
+    assert cold.table_visible("1", "s3://lake/v1.metadata.json", "t")
+    assert not cold.table_visible("2", f"file://{tmp_path}/v1.metadata.json", "t")
+    assert "can't see" in caplog.text
+    (tmp_path / "v1.metadata.json").touch()
+    assert cold.table_visible("3", f"file://{tmp_path}/v1.metadata.json", "t")
+
+    def unseen(*_: object) -> bool:
+        return False
+
+    def unopened(*_: object) -> None:
+        raise AssertionError("the table was opened")
+
+    reader = batch(log, filled)
+    expected = column(reader, reader.partitions())
+    monkeypatch.setattr(cold, "table_visible", unseen)
+    monkeypatch.setattr(cold, "open_table", unopened)
+    reader = batch(log, filled, minPartitions=3)
+    assert column(reader, reader.partitions()) == expected == list(range(COUNT))
+    streamed = stream(log, filled, startingOffsets="earliest", maxBytesPerTrigger=2_000)
+    found, _ = micro_batches(streamed, streamed.initialOffset())
+    assert [seq for each in found for seq in each] == expected
+    assert len(found) > 1
+
+
+
 @pytest.mark.parametrize(("start", "stop"), [(0, 5), (17, 142), (149, 151), (295, 305), (150, 300), (13, 588)])
 def test_reads_start_and_stop_at_records_of_the_table(log: emb.Log, filled: str, start: int, stop: int) -> None:
     """Inside of batches, files, and over the frontier."""

@@ -28,6 +28,14 @@ def test_the_lag_is_what_is_between_two_offsets() -> None:
     assert lag_of("sums", latest, end) == Lag("sums", "orders", 0, "")
 
 
+def test_seqs_that_a_restart_passed_over_are_no_lag() -> None:
+    """The end of a topic tells its holes; a query that read up to one is behind by what is above it."""
+    holes = ((40, 4_294_967_296),)
+    there = Offset("orders", "", {0: LaneOffset(Place(4_194_306, 4_294_967_299), holes=holes)})
+
+    assert lag_of("sums", json.dumps(READ.told()), json.dumps(there.told())) == Lag("sums", "orders", 13, "spark-1")
+
+
 def test_offsets_of_other_sources_are_passed_over() -> None:
     """A query may read more than one source; and before the first micro-batch there is none."""
     end = json.dumps(READ.told())

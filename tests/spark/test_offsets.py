@@ -137,9 +137,21 @@ def test_a_lane_that_came_since_is_read_from_its_beginning() -> None:
     assert parse_offset(start.told()).lanes[4_096].ended
 
 
+def test_an_offset_says_of_which_topic_it_is() -> None:
+    """As 16 hexadecimal digits: JSON readers round large numbers. Offsets of earlier versions do not say it."""
+    offset = Offset("t", "r", {0: LaneOffset(Place(3, 30))}, topic_id=(1 << 63) - 1)
+    told = json.loads(json.dumps(offset.told()))
+    assert told["id"] == "7fffffffffffffff"
+    assert parse_offset(told, "t") == offset
+    del told["id"]
+    assert parse_offset(told, "t").topic_id == 0
+
+
 @pytest.mark.parametrize(
     ("told", "says"),
     [
+        ({"topic": "t", "reader": "r", "id": "x"}, "no offset of this source"),
+        ({"topic": "t", "reader": "r", "id": 7}, "no offset of this source"),
         ({"topic": "other", "reader": "r"}, "reads topic 'other', and this one reads 't'"),
         ({"logOffset": 5}, "no offset of this source"),
         ({"topic": "t", "reader": "r", "0": {"index": 1}}, "no offset of this source"),

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import embarcadero as emb
-from embarcadero.client.tables import partition_of
+from embarcadero.wire.partitioners import MURMUR2, partition_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -58,7 +58,7 @@ def test_raw_records_with_keys_headers_and_times(spark: SparkSession, log: emb.L
             assert batch is not None
             seen += batch.count
             keys = [key for key in batch.to_arrow().column("key").to_pylist() if key is not None]
-            assert {partition_of(key, 4) for key in keys} <= {batch.partition}
+            assert {partition_of(key, 4, MURMUR2) for key in keys} <= {batch.partition}
 
 
 def test_rows_go_to_the_partition_that_their_column_names(spark: SparkSession, log: emb.Log, topic: str) -> None:

@@ -306,17 +306,23 @@ def test_a_topic_that_is_gone_or_made_anew_is_noticed(log: emb.Log) -> None:
     log.create_topic("gone", replicas=1)
     fill(log, "gone", 50)
     flow = stream(log, "gone", startingOffsets="earliest")
-    end = flow.latestOffset(flow.initialOffset(), ALL)
+    before = flow.initialOffset()
+    end = flow.latestOffset(before, ALL)
     log.delete_topic("gone")
     with pytest.raises(UnknownTopic, match="gone"):
         flow.latestOffset(end, ALL)
 
     log.create_topic("gone", replicas=1)
     fill(log, "gone", 20)
-    with pytest.raises(RecordsLost, match="is gone, and was read up to seq 50: the topic was made anew"):
+    with pytest.raises(RecordsLost, match=f"deleted and created again: the query read id {end['id']}"):
         flow.latestOffset(end, ALL)
+    with pytest.raises(RecordsLost, match="deleted and created again"):  # a micro-batch that was planned before
+        stream(log, "gone").partitions(before, end)
+    older = {key: value for key, value in end.items() if key != "id"}  # as an earlier version wrote it
+    with pytest.raises(RecordsLost, match="is gone, and was read up to seq 50: the topic was made anew"):
+        flow.latestOffset(older, ALL)
     with pytest.raises(BadValue, match="is not a lane of topic 'gone'"):
-        column(flow, flow.partitions(flow.initialOffset(), end))
+        column(flow, flow.partitions(flow.initialOffset(), older))
     loose = stream(log, "gone", failOnDataLoss="false")
     assert micro_batches(loose, end)[0] == [list(range(20))]
 
@@ -326,14 +332,14 @@ def test_topics_of_order_0_are_streams_of_lanes(log: emb.Log) -> None:
     log.create_topic("lanes", order=0, replicas=1)
     flow = stream(log, "lanes", startingOffsets="latest", maxRecordsPerTrigger=30, minPartitions=4)
     start = flow.initialOffset()
-    assert set(start) == {"topic", "reader"}
+    assert set(start) == {"topic", "reader", "id"}
     for first in range(0, 200, 50):
         fill(log, "lanes", 50, first=first)
     found, end = micro_batches(flow, start, name="value")
 
     assert {len(each) for each in found[:-1]} == {30}
     assert sorted(int(value) for each in found for value in each) == list(range(200))
-    assert len(log.tail("lanes").lanes) == len(end) - 2 == 2
+    assert len(log.tail("lanes").lanes) == len(end) - 3 == 2
     with pytest.raises(BadValue, match=r'a seq names a place in one of its lanes .*use JSON by lane.*"seq": 1000'):
         stream(log, "lanes", startingOffsets="5").initialOffset()
 

@@ -29,8 +29,37 @@ def weed() -> str | None:
 class ObjectStore:
     """Where it is, and how to reach it."""
 
-    def __init__(self, port: int, pid: int) -> None:
-        self.port, self.pid = port, pid
+    def __init__(self, port: int, command: list[str], folder: Path) -> None:
+        self.port, self._command, self._folder = port, command, folder
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self, bucket: str) -> None:
+        """Start it, and wait until it takes files in a bucket."""
+        with (self._folder / "weed.log").open("ab") as out:
+            self._process = subprocess.Popen(self._command, stdout=out, stderr=subprocess.STDOUT)
+        _wait(self, bucket)
+
+    def end(self) -> None:
+        """End it, by its process id."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(10)
+            self._process = None
+
+    @contextmanager
+    def away(self, bucket: str) -> Iterator[None]:
+        """It is not running: connections are refused. Then it is started again, with all its files."""
+        self.end()
+        try:
+            yield
+        finally:
+            self.start(bucket)
 
     def properties(self, **more: str) -> dict[str, str]:
         """For PyIceberg."""
@@ -77,15 +106,12 @@ def object_store(folder: Path, bucket: str) -> Iterator[ObjectStore]:
         f"-s3.config={config}", "-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=3",
         "-master.volumeSizeLimitMB=64", *options,
     ]  # fmt: skip
-    with (folder / "weed.log").open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+    store = ObjectStore(ports[3], command, folder)
     try:
-        store = ObjectStore(ports[3], process.pid)
-        _wait(store, bucket)
+        store.start(bucket)
         yield store
     finally:
-        process.kill()
-        process.wait(10)
+        store.end()
         reserved.release()
 
 

@@ -1,14 +1,19 @@
 """The part of a topic that is in its table, for Spark: pieces for tasks, and rows straight from Parquet.
 
-Below the tier frontier tasks read the table and leave brokers alone. Rows of the table are rows of the log, so nothing
-is decoded twice: what a reader must not see (entries without records, rows outside of the span) is cut out.
+Below the tier frontier tasks read the table and leave brokers alone, if they can see its files. Rows of the table are
+rows of the log, so nothing is decoded twice: what a reader must not see (entries without records, rows outside of the
+span) is cut out.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +28,7 @@ from embarcadero.tier.settings import parse_properties
 from embarcadero.tier.storage import reading
 from embarcadero.types import Cut, EntryKind, Gap, GapKind, Tier
 
+_LOG: Final = logging.getLogger("embarcadero.spark")
 _ALWAYS: Final = ("_index", "_seq", "_kind", "_damage")
 _RUNS_MAX: Final = 16
 """So many runs of rows of a row group are handed on as they lie; more are copied together."""
@@ -33,6 +39,19 @@ Mask = npt.NDArray[np.bool_]
 def open_table(tier: Tier, properties: Sequence[str]) -> ColdTable:
     """A topic's table as of what the store says; `properties` are those of the configuration (`tier.properties`)."""
     return ColdTable(tier, parse_properties(properties))
+
+
+@lru_cache(maxsize=64)
+def table_visible(tier_id: str, metadata: str, topic: str) -> bool:
+    """Whether this process can see the files of a table. A folder of another machine it can't: brokers read it then."""
+    scheme, _, rest = metadata.partition("://")
+    if (scheme != "file" and not metadata.startswith("/")) or Path(unquote(rest) or metadata).exists():
+        return True
+    _LOG.warning(
+        "the table of topic %r (%s) is in a folder that this machine can't see (%s): brokers read it for this job; "
+        "a warehouse in an object store or a shared folder is read faster", topic, tier_id, metadata,
+    )  # fmt: skip
+    return False
 
 
 # --- planning ---------------------------------------------------------------------------------------------------------

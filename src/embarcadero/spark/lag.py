@@ -11,6 +11,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from embarcadero.errors import BadValue
 from embarcadero.spark.offsets import Offset, parse_offset
+from embarcadero.types import count_outside
 
 METRIC: Final = "embarcadero_spark_lag_records"
 
@@ -75,8 +76,8 @@ def lag_of(query: str, end: str | None, latest: str | None) -> Lag | None:
 
 
 def behind(read: Offset, there: Offset) -> int:
-    """Records between how far was read and the end."""
-    return sum(max(0, offset.place.seq - read.of(lane).seq) for lane, offset in there.lanes.items())
+    """Records between how far was read and the end; seqs that restarts passed over are none."""
+    return sum(count_outside(read.of(lane).seq, end.place.seq, end.holes) for lane, end in there.lanes.items())
 
 
 def _gauge(registry: CollectorRegistry) -> Gauge:

@@ -1,11 +1,13 @@
 """Offsets of a stream: how far each lane is read, and where the tasks of the last micro-batch were cut.
 
-    {"topic": "orders", "reader": "spark-5f0c", "0": {"index": 120, "seq": 48000, "cuts": [[40, 16000], [81, 32400]]}}
+    {"topic": "orders", "id": "5c07e6a91b2f43d8", "reader": "spark-5f0c",
+     "0": {"index": 120, "seq": 48000, "cuts": [[40, 16000], [81, 32400]]}}
 
 An offset tells all that planning needs: the same two offsets give the same tasks, whatever happened to the log in
 between. The sink's promise rests on it, for it knows a task by its number. A place may be inside a batch (`within` says
 how many of its records are below), so limits on records are exact. Lanes of topics of orders 0 and 1 come and go: one
-that was read to its end is kept, with `ended`, until the topic does not know it any more.
+that was read to its end is kept, with `ended`, until the topic does not know it any more. `id` is that of the topic: a
+topic that was deleted and created again has another one. Offsets of earlier versions have none.
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 from embarcadero.errors import BadValue
+from embarcadero.types import id_text
 
 _TOPIC: Final = "topic"
 _READER: Final = "reader"
+_ID: Final = "id"
 _HINT: Final = "this checkpoint was not made by this source; start with a new checkpointLocation"
 
 
@@ -47,11 +51,15 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LaneOffset:
-    """How far a lane is read. `cuts` are the places at which the last micro-batch was cut into tasks."""
+    """How far a lane is read. `cuts` are the places at which the last micro-batch was cut into tasks.
+
+    `holes`, only in the offset that reports where a topic ends: seqs that restarts passed over, for counting records.
+    """
 
     place: Place
     cuts: tuple[Place, ...] = ()
     ended: bool = False
+    holes: tuple[tuple[int, int], ...] = ()
 
     def told(self) -> dict[str, Any]:
         """As Spark keeps it."""
@@ -60,6 +68,8 @@ class LaneOffset:
             told["within"] = self.place.within
         if self.cuts:
             told["cuts"] = [list(cut if cut.within else cut[:2]) for cut in self.cuts]
+        if self.holes:
+            told["holes"] = [list(hole) for hole in self.holes]
         return told | ({"ended": True} if self.ended else {})
 
 
@@ -70,10 +80,12 @@ class Offset:
     topic: str
     reader: str
     lanes: Mapping[int, LaneOffset] = field(default_factory=dict)
+    topic_id: int = 0  # 0: not known, as in offsets of earlier versions
 
     def told(self) -> dict[str, Any]:
         """As Spark keeps it: a JSON object."""
-        return {_TOPIC: self.topic, _READER: self.reader} | {
+        identity = {_ID: id_text(self.topic_id)} if self.topic_id else {}
+        return {_TOPIC: self.topic, _READER: self.reader, **identity} | {
             str(lane): offset.told() for lane, offset in sorted(self.lanes.items())
         }
 
@@ -100,18 +112,19 @@ def parse_offset(told: Any, topic: str | None = None) -> Offset:
             f"the checkpoint is of a query that reads topic {told[_TOPIC]!r}, and this one reads {topic!r}",
             "use one checkpointLocation per query",
         )
-    lanes = {key: value for key, value in told.items() if key not in (_TOPIC, _READER)}
+    lanes = {key: value for key, value in told.items() if key not in (_TOPIC, _READER, _ID)}
     try:
-        parsed = {int(key): _parse_lane(value) for key, value in lanes.items()}
+        parsed, topic_id = {int(key): _parse_lane(value) for key, value in lanes.items()}, int(told.get(_ID, "0"), 16)
     except (TypeError, ValueError, KeyError) as error:
         raise BadValue(f"{str(told)[:200]} is no offset of this source ({error!r})", _HINT) from None
-    return Offset(told[_TOPIC], told[_READER], parsed)
+    return Offset(told[_TOPIC], told[_READER], parsed, topic_id)
 
 
 def _parse_lane(told: Mapping[str, Any]) -> LaneOffset:
     place = Place(int(told["index"]), int(told["seq"]), int(told.get("within", 0)))
     cuts = tuple(Place(*(int(number) for number in cut)) for cut in told.get("cuts", ()))
-    return LaneOffset(place, cuts, told.get("ended") is True)
+    holes = tuple((int(start), int(stop)) for start, stop in told.get("holes", ()))
+    return LaneOffset(place, cuts, told.get("ended") is True, holes)
 
 
 def spans(start: Offset, end: Offset) -> list[Span]:

@@ -161,7 +161,7 @@ def _where(text: str) -> Where:
     if not isinstance(found, dict):
         raise BadValue("JSON, but no object of places by lane")
     # What a progress report shows can be given back as it is: beside lanes, it has words.
-    lanes = {key: value for key, value in found.items() if key not in ("topic", "reader")}
+    lanes = {key: value for key, value in found.items() if key not in ("topic", "reader", "id")}
     return Where("lanes", lanes=tuple((_lane(key), _place(key, value)) for key, value in lanes.items()))
 
 

@@ -18,13 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
-from embarcadero.client.tables import partitions_of
 from embarcadero.client.topics import TopicInfo
 from embarcadero.errors import BadSchema, BadValue
 from embarcadero.spark.frame import frame_type
 from embarcadero.spark.write_options import WriteOptions
 from embarcadero.tier.types import table_type
 from embarcadero.types import Order
+from embarcadero.wire.partitioners import NO_PARTITION, is_key_type, partitions_of
 from embarcadero.wire.payload import RAW_SCHEMA
 from embarcadero.wire.schemas import TopicSchemas
 
@@ -79,10 +79,9 @@ class Shape:
             return _asked_partitions(asked, partitions)
         if self.key_column is None or partitions == 1:
             return usual
-        keys = rows.column(self.key_column).cast(pa.binary())
-        there = np.asarray(keys.is_valid(), dtype=bool)
-        found: npt.NDArray[np.int32] = np.where(there, partitions_of(keys.fill_null(b""), partitions), usual)
-        return found
+        found = partitions_of(rows.column(self.key_column), partitions, self.topic.partitioner)
+        chosen: npt.NDArray[np.int32] = np.where(found == NO_PARTITION, usual, found)
+        return chosen
 
 
 def _asked_partitions(asked: pa.Array, partitions: int) -> npt.NDArray[np.int32]:
@@ -130,7 +129,7 @@ def shape_of(topic: TopicInfo, frame: pa.Schema, options: WriteOptions, now_us: 
         problems.append(f"column {partition!r} is {frame.field(partition).type}, not a number")
     known = schemas.newest.names if typed else RAW_SCHEMA.names
     problems += [f"option 'orderBy': there is no column {name!r}" for name in options.order_by if name not in known]
-    key, more = _key_column(schemas, options)
+    key, more = _key_column(topic, schemas, options)
     if problems := problems + more:
         hint = f"it has: {', '.join(f'{field.name} {field.type}' for field in schemas.newest)}"
         raise BadSchema(f"the frame does not fit topic {topic.name!r}: " + "; ".join(problems), hint)
@@ -179,8 +178,8 @@ def _raw_problems(frame: pa.Schema, now_us: int | None) -> list[str]:
     return problems
 
 
-def _key_column(schemas: TopicSchemas, options: WriteOptions) -> tuple[str | None, list[str]]:
-    name = options.key_column
+def _key_column(topic: TopicInfo, schemas: TopicSchemas, options: WriteOptions) -> tuple[str | None, list[str]]:
+    name = options.key_column or topic.key or None
     if not schemas.typed:
         wrong = name not in (None, "key")
         return "key", ["option 'keyColumn' is for topics with a schema; here it is `key`"] if wrong else []
@@ -188,8 +187,9 @@ def _key_column(schemas: TopicSchemas, options: WriteOptions) -> tuple[str | Non
         return None, []
     if name not in schemas.newest.names:
         return None, [f"option 'keyColumn': there is no column {name!r}"]
-    if not any(is_kind(schemas.newest.field(name).type) for is_kind in _TEXT):
-        return None, [f"option 'keyColumn': {name!r} is {schemas.newest.field(name).type}, not binary or string"]
+    if not is_key_type(schemas.newest.field(name).type):
+        problem = f"{name!r} is {schemas.newest.field(name).type}, not binary, string or an integer"
+        return None, [f"option 'keyColumn': {problem}"]
     return name, []
 
 

@@ -8,6 +8,7 @@ Spark writes these to the checkpoint before a task runs: a micro-batch that is r
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 from uuid import uuid4
@@ -30,6 +31,7 @@ from embarcadero.spark.planning import shares, within_bytes
 from embarcadero.spark.reading import span_reader
 from embarcadero.spark.tasks import SpanReader
 from embarcadero.spark.view import Ends, TopicNow, TopicView
+from embarcadero.types import id_text
 
 _FINE = 16
 """A limit on bytes is kept to about one part in so many."""
@@ -55,6 +57,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._until: dict[int, Place] | None = None  # AvailableNow: nothing above is read
         self._seen: TopicNow | None = None  # as the last question found the topic
         self._noted: dict[int, tuple[int, int]] | None = None  # what the cluster knows; None: it could not be told
+        self._topic_id = 0  # as the last question found it
         self._silent_until_s = 0.0  # it is not told the same again, nor asked again if it could not, for a while
 
     # --- ends of micro-batches ----------------------------------------------------------------------------------------
@@ -63,7 +66,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         now = self._view.now()
         places = self._view.resolve(self._reader.options.starting, now, "startingOffsets", rest=EARLIEST)
         lanes = {lane: LaneOffset(place) for lane, place in places.items()}
-        return Offset(self._reader.options.topic, f"spark-{uuid4().hex[:12]}", lanes).told()
+        return Offset(self._reader.options.topic, f"spark-{uuid4().hex[:12]}", lanes, now.about.id).told()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """From now on, act as if nothing came any more."""
@@ -80,6 +83,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the next micro-batch, with its tasks; `start` itself if there is nothing to read."""
         begun = parse_offset(start, self._reader.options.topic)
         now = self._seen = self._view.now(begun.lanes)
+        begun, self._topic_id = self._same_topic(begun, now.about.id), now.about.id
         kept = self._kept(begun, now)
         ends = self._ends(begun, now)
         if not isinstance(limit, ReadAllAvailable):
@@ -93,13 +97,29 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         lanes = {lane: begun.lanes[lane] for lane in kept} | {lane: LaneOffset(low) for lane, low in moved.items()}
         for lane, (_, high) in growing.items():
             lanes[lane] = LaneOffset(high, cuts[lane], now.lanes[lane].closed and high == now.lanes[lane].end)
-        return Offset(begun.topic, begun.reader, lanes).told()
+        return Offset(begun.topic, begun.reader, lanes, now.about.id).told()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """Where the topic ends: as the question for a micro-batch just found it, if there was one."""
         now, self._seen = self._seen or self._view.now(), None
-        lanes = {lane: LaneOffset(each.end) for lane, each in now.lanes.items()}
-        return Offset(self._reader.options.topic, "", lanes).told()
+        lanes = {lane: LaneOffset(each.end, holes=each.holes) for lane, each in now.lanes.items()}
+        return Offset(self._reader.options.topic, "", lanes, now.about.id).told()
+
+    def _same_topic(self, read: Offset, topic_id: int) -> Offset:
+        """The offset, if it is one of the topic with this id. Else everything read is lost; go on from the beginning.
+
+        An offset of an earlier version does not say which topic it is of, and is believed.
+        """
+        if read.topic_id in (0, topic_id):
+            return read
+        self._lost(
+            RecordsLost(
+                f"topic {read.topic!r} was deleted and created again: the query read id {id_text(read.topic_id)}, "
+                f"the topic now has id {id_text(topic_id)}",
+                f"start with a new checkpointLocation; {GO_ON}",
+            )
+        )
+        return replace(read, lanes={}, topic_id=topic_id)
 
     def _kept(self, begun: Offset, now: TopicNow) -> set[int]:
         """Lanes of the last offset that the topic still has. Others were read to their end, or something is lost."""
@@ -168,7 +188,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The tasks between two offsets; nothing but the offsets decides."""
         topic = self._reader.options.topic
-        return [InputPartition(span) for span in spans(parse_offset(start, topic), parse_offset(end, topic))]
+        begun, until = parse_offset(start, topic), parse_offset(end, topic)
+        if until.topic_id not in (0, self._topic_id):  # a micro-batch that was planned before this reader began
+            self._topic_id = self._view.describe().id
+            until = self._same_topic(until, self._topic_id)
+        return [InputPartition(span) for span in spans(begun, until)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one task."""
@@ -184,7 +208,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if monotonic() < self._silent_until_s and self._noted in (None, places):
             return
         try:
-            self._view.log.note_progress(read.topic, read.reader, places, timeout=_NOTE_S)
+            self._view.log.note_progress(
+                read.topic, read.reader, places, topic_id=read.topic_id, timeout=_NOTE_S
+            )  # fmt: skip
             self._noted = places
         except EmbarcaderoError:
             self._noted = None

@@ -47,16 +47,20 @@ class SpanReader:
                 yield passed
 
     def _rows(self, span: Span, shaper: Shaper) -> Iterator[pa.RecordBatch]:
-        """Rows of the table below its frontier, and of brokers from there on. Where that is, is asked once."""
+        """Rows of the table below its frontier, and of brokers from there on. Where that is, is asked once.
+
+        Brokers also give the rows of a table whose files this machine can't see.
+        """
         log, at = shared_log(self.options.brokers, self.table_properties), span.start.index
         tier = log.describe(self.options.topic).tier
         frontier = 0 if tier is None else min(tier.frontier(span.lane)[0], span.stop.stop)
         if tier is not None and at < frontier:
-            from embarcadero.spark.cold import open_table, table_rows
+            from embarcadero.spark.cold import open_table, table_rows, table_visible
 
-            table, at = open_table(tier, self.table_properties), frontier
-            gone = partial(self._gone, span)
-            yield from map(shaper.shaped, table_rows(table, span, frontier, shaper.wanted, self.partitions, gone))
+            if table_visible(tier.id, tier.metadata, self.options.topic):
+                table, at = open_table(tier, self.table_properties), frontier
+                gone = partial(self._gone, span)
+                yield from map(shaper.shaped, table_rows(table, span, frontier, shaper.wanted, self.partitions, gone))
         if at < span.stop.stop:
             yield from self._scanned(log, span, at, shaper)
 
@@ -72,8 +76,12 @@ class SpanReader:
             yield from shaper.of_batches(span.lane, batches, span.start.seq, span.stop.seq)
 
     def _gone(self, span: Span, gap: Gap) -> None:
-        """A gap. What a session skipped is none for us: that is the topic's own rule, and no position is empty."""
-        if gap.kind is not GapKind.SKIPPED and (problem := self._problem(span, gap)) is not None:
+        """A gap. What a session skipped is none for us: that is the topic's own rule, and no position is empty.
+
+        Nor is what a restart passed over, if nothing there was durable.
+        """
+        problem = None if gap.kind in (GapKind.SKIPPED, GapKind.NEVER_DURABLE) else self._problem(span, gap)
+        if problem is not None:
             if gap.kind is GapKind.LOST and self.options.read == "durable":
                 _LOG.info("%s", problem.message)  # nobody was told that it was durable
                 return

@@ -36,6 +36,7 @@ class LaneNow:
     end: Place
     ordered: Place  # where it ends for those who read what is not durable yet
     closed: bool
+    holes: tuple[tuple[int, int], ...] = ()  # seqs that restarts passed over
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,8 @@ class TopicView:
         ordered = Place(tail.index, tail.seq)
         end = Place(tail.durable_index, tail.durable_seq) if durable else ordered
         start = Place(tail.start_index, tail.start_seq)
-        return LaneNow(tail.lane, min(start, end), end, ordered, last is not None and end.index >= last)
+        closed = last is not None and end.index >= last
+        return LaneNow(tail.lane, min(start, end), end, ordered, closed, tail.holes)
 
     # --- places -------------------------------------------------------------------------------------------------------
     def place_of(self, lane: int, seq: int) -> Place:
@@ -146,10 +148,13 @@ class TopicView:
         tier, found = now.about.tier, []
         frontier = 0 if tier is None else min(tier.frontier(lane)[0], stop.stop)
         if tier is not None and start.index < frontier:
-            from embarcadero.spark.cold import open_table, table_pieces
+            from embarcadero.spark.cold import open_table, table_pieces, table_visible
 
-            table = open_table(tier, self.table_properties)
-            found = table_pieces(table, lane, start.index, frontier, piece)
+            if table_visible(tier.id, tier.metadata, self.options.topic):
+                table = open_table(tier, self.table_properties)
+                found = table_pieces(table, lane, start.index, frontier, piece)
+            else:
+                found = self.log.measure(self.options.topic, start.index, frontier, piece, lane=lane)
         return found + self._measured(lane, max(start.index, frontier), stop, piece)
 
     def first_pieces(self, now: TopicNow, lane: int, start: Place, stop: Place, piece: int, most: int) -> list[Cut]:
@@ -158,8 +163,10 @@ class TopicView:
         frontier = 0 if tier is None else min(tier.frontier(lane)[0], stop.stop)
         if tier is None or start.index >= frontier:
             return self._measured(lane, start.index, stop, piece, most)
-        from embarcadero.spark.cold import open_table, payload_pieces
+        from embarcadero.spark.cold import open_table, payload_pieces, table_visible
 
+        if not table_visible(tier.id, tier.metadata, self.options.topic):
+            return self.log.measure(self.options.topic, start.index, frontier, piece, lane=lane)[:most]
         table = open_table(tier, self.table_properties)
         return payload_pieces(table, lane, start.index, frontier, piece, most)
 

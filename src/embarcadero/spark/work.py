@@ -33,6 +33,7 @@ from embarcadero.client.sync import Log, Publisher
 from embarcadero.client.topics import TopicInfo
 from embarcadero.errors import BadValue, Conflict, SessionFenced, Stale, UnknownSession
 from embarcadero.limits import (
+    DELIVERY_TIMEOUT_S,
     SESSION_WINDOW,
     SPARK_BATCHES_BITS,
     SPARK_DIGEST_BITS,
@@ -68,6 +69,7 @@ class Work:
     number: int
     task: int
     run: str | None
+    order: int | None = None  # of its session; None: the usual one
 
     def __post_init__(self) -> None:
         if not 0 <= self.number <= WORK_MAX or not 0 <= self.task < (1 << SPARK_BATCHES_BITS) - 1:
@@ -182,7 +184,9 @@ def wait_for_neighbours(log: Log, topic: str, work: Work, tasks: int) -> bool:
 def begin(log: Log, topic: TopicInfo, work: Work) -> Publisher:
     """A publisher for this work. Its session opens while the caller does something else."""
     ack = Ack.DURABLE if topic.replicas else Ack.ORDERED
-    return log.publisher(topic, session=work.session, session_at=work.at, ack=int(ack), linger_ms=0, compression=None)
+    return log.publisher(
+        topic, session=work.session, session_at=work.at, order=work.order, ack=int(ack), linger_ms=0, compression=None
+    )
 
 
 def send(
@@ -210,7 +214,8 @@ def send(
 def _send(publisher: Publisher, batches: Sequence[Encoded]) -> None:
     with publisher:
         futures = [
-            publisher.publish_encoded(batch.payload, batch.count, partition=batch.partition) for batch in batches
+            publisher.publish_encoded(batch.payload, batch.count, partition=batch.partition, timeout=DELIVERY_TIMEOUT_S)
+            for batch in batches
         ]
         publisher.flush()
         for future in futures:

@@ -8,6 +8,7 @@ from typing import Final
 
 from embarcadero.errors import BadValue
 from embarcadero.limits import BATCH_BYTES_DEFAULT, FRAME_BYTES_MAX, SESSION_SEQUENCE_MAX, SPARK_DIGEST_BITS
+from embarcadero.orders import parse_order
 from embarcadero.spark.options import brokers_of, named, topic_of
 from embarcadero.wire.compression import COMPRESSIONS
 
@@ -16,6 +17,7 @@ WRITE_OPTIONS: Final = {
     "topic": "the topic's name",
     "writeId": "a name of this write, the same when it is done again; batch writes only",
     "batchId": "with writeId: a number that grows from write to write, as in foreachBatch",
+    "order": "strong (default): each task's rows keep their order; total: they need not",
     "orderBy": "columns by which the rows of a task are sorted first, names with commas",
     "keyColumn": "of a topic with a schema: the column whose hash chooses the partition",
     "batchBytes": f"how large batches are made, 1 to {FRAME_BYTES_MAX}",
@@ -38,6 +40,7 @@ class WriteOptions:
     topic: str
     write_id: str | None = None
     batch_id: int = 0
+    order: int | None = None
     order_by: tuple[str, ...] = ()
     key_column: str | None = None
     batch_bytes: int = BATCH_BYTES_DEFAULT
@@ -58,6 +61,7 @@ def write_options(given: Mapping[str, str], *, streaming: bool) -> WriteOptions:
         topic=topic_of(options),
         write_id=_name(options),
         batch_id=_number(options, "batchId", 0, 0, WORK_MAX),
+        order=_order(options),
         order_by=_columns(options),
         key_column=options.get("keyColumn"),
         batch_bytes=_number(options, "batchBytes", BATCH_BYTES_DEFAULT, 1, FRAME_BYTES_MAX),
@@ -82,6 +86,15 @@ def _number(options: Mapping[str, str], name: str, usual: int, least: int, most:
     if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
         raise _bad(options, name, f"no number from {least} to {most}")
     return int(text)
+
+
+def _order(options: Mapping[str, str]) -> int | None:
+    if "order" not in options:
+        return None
+    try:
+        return int(parse_order(options["order"]))
+    except BadValue as error:
+        raise _bad(options, "order", error.message) from None
 
 
 def _columns(options: Mapping[str, str]) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
@@ -50,6 +50,7 @@ class TaskWriter:
     def write(self, work: Work, rows: Iterator[pa.RecordBatch]) -> Written:
         """Have all rows in the log, once; or hand them to the driver, if only it can know whether that is right."""
         log, topic = shared_log(self.options.brokers), self.shape.topic
+        work = replace(work, order=self.options.order)
         settle_down()
         batches = self.encode(log, work, rows)
         records = sum(batch.count for batch in batches)

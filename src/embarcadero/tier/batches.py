@@ -56,6 +56,11 @@ class ColdBatch(Batch):
         """What the base class begins with."""
 
     @property
+    def kept(self) -> Any:
+        """The payload that was published, if the table has it; else None."""
+        return self._made if self._arrow is None else None
+
+    @property
     def size(self) -> int:
         """Bytes of the payload that was published."""
         return self._size

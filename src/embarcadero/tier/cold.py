@@ -19,7 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embarcadero.errors import BadTable, BadValue
+from embarcadero.errors import BadTable, BadValue, NotAvailable
+from embarcadero.limits import TABLE_CACHE_BYTES, TABLE_FOOTERS_MAX
 from embarcadero.tier.parquet import Footer, read_footer, span_of
 from embarcadero.tier.storage import Properties, Storage, reading
 from embarcadero.types import Tier
@@ -97,6 +98,109 @@ def _cold_file(file: Any, ids: dict[str, int], table: Table) -> ColdFile:
 _shared_manifests: Final = Manifests()
 
 
+class _Facts(NamedTuple):
+    """What the footer of a file says: names of columns, and row groups (first and last index, bytes unpacked)."""
+
+    names: list[str]
+    groups: list[tuple[int, int, int]]
+
+
+class GroupCache:
+    """Footers and decoded row groups that were read last, within bounds. Files never change. Safe for threads."""
+
+    def __init__(self, bytes_max: int = TABLE_CACHE_BYTES, footers_max: int = TABLE_FOOTERS_MAX) -> None:
+        self._bytes_max, self._footers_max = bytes_max, footers_max
+        self._footers: OrderedDict[str, _Facts] = OrderedDict()
+        self._groups: OrderedDict[tuple[str, int, tuple[str, ...]], pa.Table] = OrderedDict()
+        self._lock = Lock()
+        self.bytes = 0  # of the row groups that are kept
+
+    def facts(self, path: str) -> _Facts | None:
+        """The footer of a file, if it is kept."""
+        with self._lock:
+            return self._footers.get(path)
+
+    def keep_facts(self, path: str, facts: _Facts) -> None:
+        """Keep the footer of a file."""
+        with self._lock:
+            self._footers[path] = facts
+            while len(self._footers) > self._footers_max:
+                self._footers.popitem(last=False)
+
+    def group(self, path: str, number: int, columns: tuple[str, ...]) -> pa.Table | None:
+        """Columns of a row group, if they are kept."""
+        with self._lock:
+            found = self._groups.get((path, number, columns))
+            if found is not None:
+                self._groups.move_to_end((path, number, columns))
+            return found
+
+    def keep_group(self, path: str, number: int, columns: tuple[str, ...], group: pa.Table) -> None:
+        """Keep columns of a row group, unless it is too large."""
+        if group.nbytes > self._bytes_max:
+            return
+        with self._lock:
+            before = self._groups.pop((path, number, columns), None)
+            self._groups[path, number, columns] = group
+            self.bytes += group.nbytes - (0 if before is None else before.nbytes)
+            while self.bytes > self._bytes_max:
+                self.bytes -= self._groups.popitem(last=False)[1].nbytes
+
+
+class _ParquetFile:
+    """A file of a table. It is opened when something is read that the cache does not have."""
+
+    def __init__(self, storage: Storage, file: ColdFile, cache: GroupCache | None, group_bytes_max: int) -> None:
+        self._storage, self._file, self._cache, self._group_bytes_max = storage, file, cache, group_bytes_max
+        self._stream: Any = None
+        self._parquet: pq.ParquetFile | None = None
+
+    def __enter__(self) -> _ParquetFile:
+        return self
+
+    def __exit__(self, *_failure: object) -> None:
+        if self._stream is not None:
+            self._stream.close()
+
+    def _open(self) -> pq.ParquetFile:
+        if self._parquet is None:
+            self._stream = self._storage.open(self._file.path)
+            with reading(self._file.path):
+                self._parquet = pq.ParquetFile(self._stream, page_checksum_verification=True, pre_buffer=True)
+        return self._parquet
+
+    def facts(self) -> _Facts:
+        """What the footer says. BadTable, if it contradicts the table."""
+        path = self._file.path
+        known = None if self._cache is None else self._cache.facts(path)
+        if known is not None:
+            return known
+        parquet = self._open()
+        with reading(path):
+            facts, rows = _Facts(parquet.schema_arrow.names, _groups(parquet, path)), parquet.metadata.num_rows
+        if rows != self._file.rows or "_index" not in facts.names:
+            raise BadTable(f"{path} has {rows} rows, its table says {self._file.rows}", "restore it from a copy")
+        if self._cache is not None:
+            self._cache.keep_facts(path, facts)
+        return facts
+
+    def group(self, number: int, columns: tuple[str, ...]) -> pa.Table:
+        """Columns of a row group. NotAvailable, if it unpacks to more than this reader may use."""
+        path, size = self._file.path, self.facts().groups[number][2]
+        if size > self._group_bytes_max:
+            raise NotAvailable(
+                f"row group {number} of {path} unpacks to {size} bytes; a broker reads at most {self._group_bytes_max}",
+                'read the table itself (install "embarcadero[spark]"), or write it with smaller row groups',
+            )
+        known = None if self._cache is None else self._cache.group(path, number, columns)
+        if known is not None:
+            return known
+        group = self._open().read_row_group(number, columns=list(columns)).combine_chunks()
+        if self._cache is not None:
+            self._cache.keep_group(path, number, columns, group)
+        return group
+
+
 class _Contents(NamedTuple):
     """What a metadata file says: files by lane, in their order, and columns."""
 
@@ -122,10 +226,19 @@ def _contents(metadata: str, properties: tuple[tuple[str, str], ...]) -> _Conten
 class ColdTable:
     """The part of a topic that is in its table, as of one metadata file. Cheap to make; safe to share by threads."""
 
-    def __init__(self, tier: Tier, properties: Properties | None = None) -> None:
+    def __init__(
+        self, tier: Tier, properties: Properties | None = None, cache: GroupCache | None = None,
+        group_bytes_max: int = _ANY, storage: Storage | None = None,
+    ) -> None:  # fmt: skip
+        """`properties` of the caller (keys, for example) go before those that the cluster tells (`tier.properties`).
+
+        `storage`: one that was made of the same properties, to be used again. A row group that unpacks to more
+        than `group_bytes_max` is refused with NotAvailable, before it is read.
+        """
         self.tier = tier
-        self.storage = Storage(properties or {})
+        self.storage = storage or Storage({**tier.properties, **(properties or {})})
         self._contents: _Contents | None = None
+        self._cache, self._group_bytes_max = cache, group_bytes_max
 
     # --- what there is ------------------------------------------------------------------------------------------------
     def _look(self) -> _Contents:
@@ -167,17 +280,13 @@ class ColdTable:
 
     def file_rows(self, file: ColdFile, start: int, stop: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Rows of one file with start <= index < stop; columns that are younger than the file are null."""
-        with self.storage.open(file.path) as stream:
-            with reading(file.path):
-                parquet = pq.ParquetFile(stream, page_checksum_verification=True, pre_buffer=True)
-                names, rows, groups = parquet.schema_arrow.names, parquet.metadata.num_rows, _groups(parquet, file.path)
-            if rows != file.rows or "_index" not in names:
-                raise BadTable(f"{file.path} has {rows} rows, its table says {file.rows}", "restore it from a copy")
-            wanted = [name for name in dict.fromkeys([*columns, "_index"]) if name in names]
-            for number, (first, last) in enumerate(groups):
+        with _ParquetFile(self.storage, file, self._cache, self._group_bytes_max) as parquet:
+            facts = parquet.facts()
+            wanted = tuple(name for name in dict.fromkeys([*columns, "_index"]) if name in facts.names)
+            for number, (first, last, _) in enumerate(facts.groups):
                 if first < stop and last >= start:
                     with reading(file.path):
-                        group = parquet.read_row_group(number, columns=wanted).combine_chunks()
+                        group = parquet.group(number, wanted)
                         batches = self._cut(group, start, stop, columns)
                     yield from batches
 
@@ -226,9 +335,12 @@ def _numbers(column: pa.Array) -> pa.Array:
     return column.view(pa.int64()) if pa.types.is_timestamp(column.type) else column
 
 
-def _groups(parquet: pq.ParquetFile, path: str) -> list[tuple[int, int]]:
-    """First and last index of each row group; of a file that is not ours they are not known before it is read."""
-    footer = read_footer(parquet, path)
-    if footer is not None:
-        return [(first, last) for first, last, _ in footer.groups]
-    return [(0, _ANY)] * parquet.metadata.num_row_groups
+def _groups(parquet: pq.ParquetFile, path: str) -> list[tuple[int, int, int]]:
+    """First and last index of each row group, and the bytes that it unpacks to.
+
+    The indices of a file that another program wrote are not known before it is read.
+    """
+    footer, facts = read_footer(parquet, path), parquet.metadata
+    sizes = [facts.row_group(number).total_byte_size for number in range(facts.num_row_groups)]
+    spans = [(0, _ANY)] * len(sizes) if footer is None else [(first, last) for first, last, _ in footer.groups]
+    return [(first, last, size) for (first, last), size in zip(spans, sizes, strict=True)]

@@ -140,6 +140,7 @@ class TierJob:
         tier = self._log.open_tier(
             self.topic, self._holder, table_id=secrets.token_hex(8), warehouse=self._settings.warehouse,
             table=self._table.identifier, hot_retention_s=self._settings.hot_retention_s, take_over=self._take_over,
+            properties=self._settings.properties, topic_id=about.id,
         )  # fmt: skip
         try:
             found = self._found(tier, schema)
@@ -147,9 +148,9 @@ class TierJob:
             self._tier = self._tell(tier, found)
         except EmbarcaderoError:
             with suppress(EmbarcaderoError):  # the lease ends by itself
-                self._log.close_tier(self.topic, tier.epoch)
+                self._log.close_tier(self.topic, tier.epoch, topic_id=tier.topic_id)
             raise
-        self._keeper = _Keeper(self._log, self.topic, tier.epoch)
+        self._keeper = _Keeper(self._log, self.topic, tier)
         return self._tier
 
     def _found(self, tier: Tier, schema: pa.Schema) -> Loaded:
@@ -163,7 +164,7 @@ class TierJob:
                     f"is it the right one (tier.properties)? The newest metadata file is {tier.metadata}",
                 )
             self._step("create")
-            found = self._table.create(self.topic, tier.id, schema)
+            found = self._table.create(self.topic, tier.id, schema, tier.topic_id)
         self._check(found, tier)
         return found
 
@@ -190,7 +191,7 @@ class TierJob:
         if self._keeper is not None:
             self._keeper.stop()
         if self._tier is not None:
-            self._log.close_tier(self.topic, self._tier.epoch)
+            self._log.close_tier(self.topic, self._tier.epoch, topic_id=self._tier.topic_id)
 
     def __enter__(self) -> TierJob:
         self.open()
@@ -255,7 +256,7 @@ class TierJob:
         try:
             yield
         except Deposed as error:
-            self._log.keep_tier(self.topic, tier.epoch)
+            self._log.keep_tier(self.topic, tier.epoch, topic_id=tier.topic_id)
             raise TierUnavailable(f"somebody else changed the table: {error.message}", "try again") from error
 
     def _plan(self, tier: Tier) -> Plan:
@@ -300,7 +301,8 @@ class TierJob:
         if found.frontiers == tier.frontiers and found.metadata == tier.metadata:
             return tier
         return self._log.advance_tier(
-            self.topic, tier.epoch, metadata=found.metadata, frontiers=found.frontiers, starts=found.starts
+            self.topic, tier.epoch, metadata=found.metadata, frontiers=found.frontiers, starts=found.starts,
+            topic_id=tier.topic_id,
         )
 
     # --- afterwards ---------------------------------------------------------------------------------------------------
@@ -390,8 +392,8 @@ def checked_facts(spans: Sequence[Span], facts: Sequence[FileFacts]) -> list[Fil
 class _Keeper:
     """Says that the job is there while workers are busy, so that nobody takes over meanwhile."""
 
-    def __init__(self, log: Log, topic: str, epoch: int) -> None:
-        self._log, self._topic, self._epoch = log, topic, epoch
+    def __init__(self, log: Log, topic: str, tier: Tier) -> None:
+        self._log, self._topic, self._tier = log, topic, tier
         self._stop, self._deposed = Event(), Event()
         self._thread = Thread(target=self._keep, name=f"tier-{topic}", daemon=True)
         self._thread.start()
@@ -399,7 +401,7 @@ class _Keeper:
     def _keep(self) -> None:
         while not self._stop.wait(TIER_LEASE_S / 4):
             try:
-                self._log.keep_tier(self._topic, self._epoch)
+                self._log.keep_tier(self._topic, self._tier.epoch, topic_id=self._tier.topic_id)
             except Refused:
                 self._deposed.set()
                 return

@@ -9,10 +9,12 @@ from pathlib import Path
 from threading import Event
 
 from embarcadero.client.sync import connect
-from embarcadero.node.begin import start_logging
-from embarcadero.node.children import die_with, name_process
+from embarcadero.config.secrets import secret_values
+from embarcadero.node.begin import be_private, start_logging
+from embarcadero.node.children import die_with
 from embarcadero.node.cluster import ClusterFolder
 from embarcadero.node.report import report
+from embarcadero.node.title import name_process
 from embarcadero.tier.job import Run
 from embarcadero.tier.many import Tierer
 from embarcadero.tier.settings import TierSettings
@@ -28,7 +30,8 @@ def main(data_dir: Path) -> None:
     name_process("tier")
     folder = ClusterFolder(data_dir)
     config = folder.require_running().config
-    start_logging("tier", config.log)
+    be_private()
+    start_logging("tier", config.log, secret_values(config))
     stop = Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

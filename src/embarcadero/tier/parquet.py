@@ -226,7 +226,7 @@ def _checked(span: Span, scan: Iterable[list[Batch]]) -> Iterator[Batch]:
             if batch.gap is not None and batch.gap.kind is not GapKind.SKIPPED:
                 if batch.gap.kind is GapKind.END_OF_LANE:
                     continue
-                if batch.gap.kind is GapKind.TRIMMED or batch.gap.start != at:
+                if batch.gap.kind is GapKind.TRIMMED or batch.gap.start > at:
                     raise Trimmed(f"batches {batch.gap.start} to {batch.gap.stop} of {span} are gone", "plan again")
                 at, lost = batch.gap.stop, True
                 continue

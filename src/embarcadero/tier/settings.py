@@ -59,11 +59,10 @@ def sqlite_catalog(folder: Path) -> dict[str, str]:
 def parse_properties(pairs: Sequence[str]) -> dict[str, str]:
     """`key=value` pairs. BadValue names one that is none."""
     found: dict[str, str] = {}
-    for pair in pairs:
+    for number, pair in enumerate(pairs, start=1):
         key, equals, value = pair.partition("=")
-        if not equals or not key.strip():
-            raise BadValue(
-                f"{pair!r} in tier.properties is no property", "write key=value, such as s3.region=eu-west-1"
-            )
+        if not equals or not key.strip():  # it may be a part of a secret: not shown
+            hint = "write key=value, such as s3.region=eu-west-1; a value with a comma needs a list in the file"
+            raise BadValue(f"tier.properties has {len(pairs)} entries, and number {number} has no name and '='", hint)
         found[key.strip()] = value.strip()
     return found

@@ -22,6 +22,7 @@ from embarcadero.plants import planted
 from embarcadero.tier.parquet import FileFacts
 from embarcadero.tier.settings import NAMESPACE, TierSettings
 from embarcadero.tier.storage import Storage, typed_errors
+from embarcadero.types import id_text
 
 from pyiceberg.catalog import Catalog, load_catalog  # isort: skip - storage.py says what is missing
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError  # isort: skip
@@ -31,6 +32,7 @@ Places = Mapping[int, tuple[int, int]]
 
 ID: Final = "embarcadero.id"
 TOPIC: Final = "embarcadero.topic"
+TOPIC_ID: Final = "embarcadero.topic-id"
 EPOCH: Final = "embarcadero.epoch"
 LANE: Final = "embarcadero.lane-"
 START: Final = "embarcadero.start-"
@@ -107,12 +109,12 @@ class TierTable:
                 return None
         return loaded(table)
 
-    def create(self, topic: str, table_id: str, schema: pa.Schema) -> Loaded:
+    def create(self, topic: str, table_id: str, schema: pa.Schema, topic_id: int = 0) -> Loaded:
         """Make the table. Another one who was quicker made it: that is fine if it is for the same topic."""
         with typed_errors(self.identifier):
             catalog = self.catalog()
             catalog.create_namespace_if_not_exists(NAMESPACE)
-            properties = {**_PROPERTIES, ID: table_id, TOPIC: topic}
+            properties = {**_PROPERTIES, ID: table_id, TOPIC: topic, TOPIC_ID: id_text(topic_id)}
             catalog.create_table_if_not_exists(self.identifier, schema, properties=properties)
         found = self.load()
         invariant(found is not None, "a table that was made is there")

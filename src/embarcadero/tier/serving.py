@@ -1,0 +1,186 @@
+"""Tables as brokers read them for their clients: batches as a FETCHED frame has them, places, and pieces of spans.
+
+It implements `broker.tables.TableReader`, and runs on a broker's workers. A batch gets its payload from the columns of
+the table, in the columns of the schema version that it was published with; a payload that the table kept is sent as it
+is. Page checksums of Parquet are verified. Decoded row groups are kept for the next fetch, within `TABLE_CACHE_BYTES`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock
+from time import monotonic
+from typing import Any, Final
+
+import numpy as np
+
+from embarcadero.broker.found import Found
+from embarcadero.client.batch import Batch
+from embarcadero.client.tables import encoded
+from embarcadero.errors import NotAvailable, TierUnavailable
+from embarcadero.fabric.layout import ORDER, seal
+from embarcadero.limits import FETCH_ENTRIES_MAX, FRAME_BYTES_MAX, TABLE_GROUP_BYTES_MAX
+from embarcadero.tier.batches import ColdBatch, cold_batches
+from embarcadero.tier.cold import ColdTable, GroupCache
+from embarcadero.tier.storage import Properties, Storage
+from embarcadero.types import BATCH_KIND, FROM_TABLE, Cut, EntryKind, GapKind, Tier
+from embarcadero.wire.codec import payload_crc
+from embarcadero.wire.messages import Fetch
+from embarcadero.wire.schemas import TopicSchemas
+
+_TIMEOUTS: Final = {"s3.connect-timeout": "3", "s3.request-timeout": "10"}  # seconds; tier.properties go before them
+_STORES_MAX: Final = 16
+_DOWN_S: Final = 0.5
+_FIELDS: Final = ("index", "seq", "session_seq", "append_us", "session", "count", "partition")
+
+
+@contextmanager
+def naming_the_store(tier: Tier) -> Iterator[None]:
+    """Let an error of the store say which table and which store it is about."""
+    try:
+        yield
+    except TierUnavailable as error:
+        problem = f"table {tier.table} can't be read from its store ({tier.store}): {error.message}"
+        hint = "see that the store is up, and that its address and your keys (tier.properties) are right; then go on"
+        raise TierUnavailable(problem, hint) from error
+
+
+def table_cuts(table: ColdTable, lane: int, start: int, stop: int, piece_bytes: int) -> list[Cut]:
+    """Files with batches [start, stop) of a lane, joined to pieces of about `piece_bytes`."""
+    cuts: list[Cut] = []
+    size = 0
+    files = table.files(lane, start, stop)
+    for number, file in enumerate(files):
+        size += file.bytes
+        if size >= piece_bytes or number == len(files) - 1:
+            cuts.append(Cut(file.stop_index, file.stop_seq, size))
+            size = 0
+    return cuts
+
+
+class TableServer:
+    """Reads tables for a broker. `properties` are the broker's own (`tier.properties`), with its keys."""
+
+    def __init__(self, properties: Properties, cache: GroupCache | None = None) -> None:
+        self._properties, self._cache = {**_TIMEOUTS, **properties}, cache or GroupCache()
+        self._storages: OrderedDict[frozenset[tuple[str, str]], Storage] = OrderedDict()
+        self._down: OrderedDict[str, tuple[float, TierUnavailable]] = OrderedDict()  # by store: when, and why
+        self._lock = Lock()
+
+    def _table(self, tier: Tier) -> ColdTable:
+        """The table, with connections to its store that are used again."""
+        properties = {**tier.properties, **self._properties}
+        key = frozenset(properties.items())
+        with self._lock:
+            storage = self._storages.pop(key, None) or Storage(properties)
+            self._storages[key] = storage
+            while len(self._storages) > _STORES_MAX:
+                self._storages.popitem(last=False)
+        return ColdTable(tier, self._properties, self._cache, TABLE_GROUP_BYTES_MAX, storage)
+
+    @contextmanager
+    def _of_store(self, tier: Tier) -> Iterator[None]:
+        """Errors name the store. One that did not answer a moment ago is not asked again: others would wait for it."""
+        with self._lock:
+            failed = self._down.get(tier.store)
+        if failed is not None and monotonic() - failed[0] < _DOWN_S:
+            raise TierUnavailable(failed[1].message, failed[1].hint)
+        try:
+            with naming_the_store(tier):
+                yield
+        except TierUnavailable as error:
+            with self._lock:
+                self._down[tier.store] = monotonic(), error
+                while len(self._down) > _STORES_MAX:
+                    self._down.popitem(last=False)
+            raise
+        with self._lock:
+            self._down.pop(tier.store, None)
+
+    def fetch(self, tier: Tier, schemas: TopicSchemas, ask: Fetch, stop: int) -> Found:
+        """Batches of the table from index `ask.start` on and below `stop`: see `broker.tables.TableReader`."""
+        stop = min(stop, ask.start + FETCH_ENTRIES_MAX)
+        answer = _Answer(ask, schemas)
+        with self._of_store(tier):
+            lists = cold_batches(
+                self._table(tier), ask.lane, ask.start, stop, schemas, partitions=ask.partitions, control=ask.control
+            )
+            for batches in lists:
+                if not all(map(answer.add, batches)):
+                    return answer.found()
+        return answer.found(stop)
+
+    def find(self, tier: Tier, lane: int, by: str, value: int) -> tuple[int, int] | None:
+        """Where a place is in the table; None if that is not below the frontier."""
+        with self._of_store(tier):
+            return self._table(tier).find(lane, by, value)
+
+    def cuts(self, tier: Tier, lane: int, start: int, stop: int, piece_bytes: int) -> list[Cut]:
+        """Files with batches [start, stop), joined to pieces of about `piece_bytes`."""
+        with self._of_store(tier):
+            return table_cuts(self._table(tier), lane, start, min(stop, tier.frontier(lane)[0]), piece_bytes)
+
+
+class _Answer:
+    """The answer to a fetch, while it is gathered."""
+
+    def __init__(self, ask: Fetch, schemas: TopicSchemas) -> None:
+        self._schemas, self._room, self._next = schemas, ask.max_bytes, ask.start
+        self._rows: list[tuple[Batch, int, int]] = []  # with size and checksum of what is sent
+        self._payloads: list[bytes | memoryview] = []
+        self._gap: Any = None
+
+    def add(self, batch: Batch) -> bool:
+        """Take a batch or a gap. False: it has no room here, and is asked for next."""
+        if batch.gap is not None and batch.gap.kind is not GapKind.SKIPPED:
+            if not self._rows:
+                self._gap, self._next = batch.gap, batch.gap.stop
+            else:
+                self._next = batch.gap.start
+            return False
+        payload = self._payload(batch)
+        if self._rows and len(payload) > self._room:
+            self._next = batch.index
+            return False
+        self._rows.append((batch, len(payload), payload_crc(payload) if batch.count else batch.crc))
+        self._payloads.append(payload)
+        self._room = max(0, self._room - len(payload))
+        self._next = batch.index + 1
+        return True
+
+    def _payload(self, batch: Batch) -> bytes | memoryview:
+        """The payload of a batch: the one that the table kept, or its columns as Arrow encodes them."""
+        if not isinstance(batch, ColdBatch):
+            return b""
+        if batch.kept is not None:
+            return memoryview(batch.kept)
+        records = batch.to_arrow().select(self._schemas.of(batch.schema_version).names)
+        payload = encoded(records, None)
+        if payload.size > FRAME_BYTES_MAX:
+            payload = encoded(records, "zstd")
+        if payload.size > FRAME_BYTES_MAX:
+            raise NotAvailable(
+                f"the batch at index {batch.index} needs {payload.size} bytes; a frame has at most {FRAME_BYTES_MAX}",
+                'read the table itself: install "embarcadero[spark]"',
+            )
+        return memoryview(payload)
+
+    def found(self, reached: int | None = None) -> Found:
+        """What a broker sends. `reached`: everything below it is in the answer, or not wanted."""
+        entries = np.zeros(len(self._rows), dtype=ORDER)
+        for name in _FIELDS:
+            entries[name] = [getattr(batch, name) for batch, _, _ in self._rows]
+        entries["origin"] = [batch.broker for batch, _, _ in self._rows]
+        entries["schema"] = [batch.schema_version for batch, _, _ in self._rows]
+        entries["kind"] = [int(batch.kind or EntryKind.BATCH) for batch, _, _ in self._rows]
+        entries["size"] = [size for _, size, _ in self._rows]
+        entries["crc"] = [crc for _, _, crc in self._rows]
+        skipped = [batch.gap.stop - batch.gap.start if batch.gap is not None else 0 for batch, _, _ in self._rows]
+        batches = entries["kind"] == BATCH_KIND
+        entries["location"] = np.where(batches, [batch.crc for batch, _, _ in self._rows], skipped)
+        entries["flags"] = np.where(batches, FROM_TABLE, 0)
+        seal(entries)
+        next_index = self._next if reached is None else max(self._next, reached)
+        return Found(entries, self._payloads, next_index, 0, self._gap)

@@ -1,0 +1,152 @@
+"""An object store that goes away while its records are read, and clients that can reach neither store nor folder."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import embarcadero as emb
+from embarcadero.client.link import Link
+from embarcadero.client.sync import Log
+from embarcadero.config import load
+from embarcadero.errors import TierUnavailable
+from embarcadero.tier import cold
+from embarcadero.tier.job import TierJob
+from embarcadero.tier.settings import TierSettings, sqlite_catalog
+from tests.tier.object_store import ObjectStore, available, object_store
+from tests.tier.truth import await_durable
+
+pytestmark = [pytest.mark.system, pytest.mark.skipif(not available(), reason="SeaweedFS is not installed")]
+
+RECORDS = 500
+VALUES = [b"%d" % number for number in range(RECORDS)]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    with object_store(tmp_path_factory.mktemp("weed"), "warehouse") as store:
+        yield store
+
+
+@pytest.fixture(scope="module")
+def log(store: ObjectStore, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Log]:
+    """A cluster whose brokers have the keys of the store, and a topic that only its table has."""
+    properties = store.properties()
+    config = load(None, {"tier.properties": [f"{key}={value}" for key, value in properties.items()]})
+    with emb.local(brokers=2, replicas=1, config=config) as log:
+        log.create_topic("far")
+        with log.publisher("far", ack=2) as publisher:
+            for value in VALUES:
+                publisher.send(value)
+        await_durable(log, "far")
+        folder = tmp_path_factory.mktemp("catalog")
+        settings = TierSettings("s3://warehouse/away", {**properties, **sqlite_catalog(folder)}, hot_retention_s=0)
+        with TierJob(log, "far", settings, holder="a") as job:
+            job.cycle()
+        assert log.tail("far").hot_seq == RECORDS
+        yield log
+
+
+def _forget_files() -> None:
+    """Metadata that was read before must not hide that the store is away."""
+    cold._contents.cache_clear()
+    cold._shared_manifests._known.clear()
+
+
+def _until_reported(subscriber: Any) -> TierUnavailable:
+    """Poll as a program does, with a time limit for each poll."""
+    for _ in range(60):
+        try:
+            assert subscriber.poll(1) is None
+        except TierUnavailable as error:
+            return error
+    raise AssertionError("nothing was reported")
+
+
+def _values(subscriber: Any) -> list[bytes]:
+    """All that is read from here on; the store may be reported once more while it starts."""
+    found: list[bytes] = []
+    while len(found) < RECORDS:
+        try:
+            batch = subscriber.poll(60)
+        except TierUnavailable:
+            continue
+        assert batch is not None
+        found += [record.value for record in batch.records()]
+    return found
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["through-brokers", "by-the-client"])
+def test_a_store_that_is_away_is_named_and_reading_goes_on_when_it_is_back(
+    log: Log, store: ObjectStore, direct: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Polls do not return None for ever: they raise, name the store, and the same subscriber goes on."""
+    _forget_files()
+    keys = [f"{key}={value}" for key, value in store.properties().items() if "key" in key]
+    address = f"http://127.0.0.1:{store.port}"
+    with emb.connect(log.address) as client:
+        if direct:
+            monkeypatch.setattr(Link, "tables", property(lambda _: False, lambda *_: None))
+            client.brokers.table_properties = keys  # where the store is, the cluster tells
+        with client.subscribe("far", start="earliest") as subscriber:
+            with caplog.at_level(logging.WARNING, "embarcadero.client"), store.away("warehouse"):
+                error = _until_reported(subscriber)
+                assert address in error.message
+                assert "s3://warehouse/away" in error.message
+                assert "embarcadero.far" in error.message
+                assert "store is up" in error.hint
+                assert address in caplog.text
+                _until_reported(subscriber)  # it is tried again, and reported again
+                with pytest.raises(TierUnavailable, match="warehouse"):
+                    client.read("far", timeout=60)
+            assert _values(subscriber) == VALUES
+
+
+def test_a_client_without_keys_and_without_pyiceberg_reads_through_brokers(log: Log) -> None:
+    """It knows the brokers' addresses, and nothing else."""
+    code = (
+        "import sys; sys.modules['pyiceberg'] = None\n"
+        "import embarcadero as emb\n"
+        f"with emb.connect({log.address!r}) as log:\n"
+        "    print(log.read('far').num_rows, log.describe('far').tier.properties)\n"
+    )
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path)}
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert shown.stdout.startswith(f"{RECORDS} ")
+    assert "s3.endpoint" in shown.stdout
+    assert "secret" not in shown.stdout
+
+
+def test_the_folder_of_a_file_tier_may_be_hidden_from_clients(log: Log, tmp_path: Path) -> None:
+    """The default tier is a folder of the cluster's machine. A client that can't see it reads through brokers."""
+    log.create_topic("near")
+    with log.publisher("near", ack=2) as publisher:
+        for value in VALUES:
+            publisher.send(value)
+    await_durable(log, "near")
+    with TierJob(log, "near", TierSettings.local(tmp_path, hot_retention_s=0), holder="a") as job:
+        job.cycle()
+    code = (
+        "import builtins, io, os, sys\n"
+        "import pyarrow.fs as fs\n"
+        "class Hidden(fs.LocalFileSystem):\n"
+        "    def open_input_file(self, path): raise FileNotFoundError(path)\n"
+        "    def open_input_stream(self, path): raise FileNotFoundError(path)\n"
+        "fs.LocalFileSystem = Hidden\n"
+        "import pyiceberg.io.pyarrow as io; io.LocalFileSystem = Hidden\n"
+        "import embarcadero as emb\n"
+        f"with emb.connect({log.address!r}) as log:\n"
+        "    print(log.read('near').num_rows)\n"
+        "    with log.subscribe('near') as subscriber:\n"
+        "        count = 0\n"
+        "        while count < 500: count += subscriber.poll(60).count\n"
+        "        print(count)\n"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.split() == [str(RECORDS), str(RECORDS)]
