@@ -99,6 +99,11 @@ def on_disk(at: int, index: int, number: int, stream: str = "a", count: int = 2)
     return h.OnDisk(at=at, lane=LANE, index=index, digest=digest(stream, number), copies=count)
 
 
+def start(began: int, at: int, index: int, hot_index: int | None = None) -> h.StartRead:
+    hot = index if hot_index is None else hot_index
+    return h.StartRead(at=at, process="x", began=began, lane=LANE, index=index, hot_index=hot)
+
+
 def ordered(at: int, index: int) -> h.OrderedTo:
     return h.OrderedTo(at=at, lane=LANE, index=index)
 
@@ -121,6 +126,14 @@ def stuck(at: int, until: int, stream: str = "b") -> h.Stuck:
 
 GOOD: dict[str, dict[str, list[Event]]] = {
     "P1": {
+        "a reader hears that all it got of a lost span is lost": [
+            topic(replicas=2), sent(1, 0), sent(1, 1), moved(1, 4), got(2, 4, 0), got(2, 5, 1), *lost(3, 4, 900),
+            h.Healed(at=5), gap(6, "LOST", 4, 900), ended(9)],
+        "a reader of what is durable hears that the rest never was": [
+            topic(replicas=2), sent(1, 0), moved(1, 4), got(2, 4, 0, durable=True), *lost(3, 5, 900),
+            gap(6, "NEVER_DURABLE", 5, 900)],
+        "one gap of two losses in a row": [
+            topic(replicas=2), moved(1, 4), *lost(3, 4, 900), *lost(4, 900, 1_000), gap(6, "LOST", 4, 1_000)],
         "what was acked is read back": [
             topic(replicas=2), sent(1, 0), settled(2, 0, 0), h.Healed(at=5), moved(6, 0), got(7, 0, 0), ended(9)],
         "what was acked as durable is read back and on disk": [
@@ -135,6 +148,12 @@ GOOD: dict[str, dict[str, list[Event]]] = {
         "a publisher that goes on after a loss is told": [
             topic(replicas=2), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 900),
             h.LossTold(at=4, process="a", lane=LANE, index=4), sent(5, 1), settled(6, 1, 900)],
+        "a publisher that is closed after a loss is told": [
+            topic(replicas=2), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 900),
+            h.LossTold(at=5, process="a", lane=LANE, index=4), h.PublisherEnded(at=6, process="a", since=4)],
+        "a publisher was closing when the loss came": [
+            topic(replicas=2), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 900),
+            h.PublisherEnded(at=4, process="a", since=2)],
         "a publisher that goes on in another lane of a broker is told": [
             *broker_lanes(), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 1 << 62), sent(4, 1), settled(5, 1, 0, lane=9),
             h.LossTold(at=6, process="a", lane=LANE, index=4), ended(9)],
@@ -180,6 +199,8 @@ GOOD: dict[str, dict[str, list[Event]]] = {
             gap(5, "END_OF_LANE", 4, 4), ended(9)],
     },
     "P2": {
+        "a batch that its caller numbered has its number": [
+            topic(), h.Numbered(at=0, stream="a"), sent(1, 3), moved(1, 0), got(2, 0, 3)],
         "an acked batch is where readers find it": [topic(), sent(1, 0), settled(2, 0, 5), moved(3, 5), got(4, 5, 0)],
         "two readers find the same": [topic(), sent(1, 0), got(2, 0, 0, reader="r"), got(3, 0, 0, reader="s")],
         "an unknown outcome may be in the log": [
@@ -257,6 +278,15 @@ GOOD: dict[str, dict[str, list[Event]]] = {
         "a filter leaves out other partitions": [
             topic(), sent(1, 0, partition=0), sent(1, 1, partition=1), moved(2, 0), got(2, 0, 0),
             got(2, 1, 1, partition=1), moved(3, 0, "s", (1,)), got(3, 1, 1, reader="s", partition=1)],
+        "a start at what was acked first": [topic(replicas=2), sent(1, 0), settled(2, 0, 4), start(3, 4, 4)],
+        "a start above what was trimmed": [
+            topic(replicas=2), sent(1, 0), settled(2, 0, 4), h.TrimAsked(at=3, lane=LANE, index=5), start(4, 5, 5)],
+        "a start above what was lost": [
+            topic(replicas=2), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 900), start(4, 5, 900)],
+        "a start above what was acked after it was asked for": [
+            topic(replicas=2), sent(1, 0), settled(4, 0, 4), start(3, 5, 9)],
+        "memory of a topic without replicas starts anywhere": [
+            topic(), sent(1, 0), settled(2, 0, 4), start(3, 4, 9)],
         "a tail read sees all acks before it": [topic(), sent(1, 0), settled(2, 0, 4), tail(3, 4, 5)],
         "a tail before what was on its way to a reader when the fabric was lost": [
             topic(1, replicas=2), lane(1), sent(1, 0), moved(1, 4), *lost(3, 4, 1 << 62), got(4, 4, 0), tail(5, 6, 4)],
@@ -341,6 +371,14 @@ GOOD: dict[str, dict[str, list[Event]]] = {
 
 BAD: dict[str, dict[str, list[Event]]] = {
     "P1": {
+        "a reader of what is ordered that is told as one of what is durable": [
+            topic(replicas=2), sent(1, 0), moved(1, 4), got(2, 4, 0), *lost(3, 5, 900),
+            gap(6, "NEVER_DURABLE", 5, 900)],
+        "positions that are there, told as never durable": [
+            topic(replicas=2), moved(1, 4), *lost(3, 5, 900), gap(6, "NEVER_DURABLE", 4, 900)],
+        "a reader that hears of only a part of what it got and is lost": [
+            topic(replicas=2), sent(1, 0), sent(1, 1), moved(1, 4), got(2, 4, 0), got(2, 5, 1), *lost(3, 4, 900),
+            h.Healed(at=5), gap(6, "LOST", 6, 900), ended(9)],
         "with a mirror positions are lost that were never ordered": [
             topic(replicas=2), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 8, written=6)],
         "an acked batch that nobody finds in the end": [
@@ -381,6 +419,9 @@ BAD: dict[str, dict[str, list[Event]]] = {
         "a publisher is told of one lost batch in a lane of a broker, and not of the other": [
             *broker_lanes(), sent(1, 0), sent(1, 1), settled(2, 0, 4), settled(2, 1, 5), *lost(3, 4, 1 << 62),
             sent(4, 2), settled(5, 2, 0, lane=9), h.LossTold(at=6, process="a", lane=LANE, index=5), ended(9)],
+        "a publisher that is closed, or fails, after a loss is never told": [
+            topic(replicas=2), sent(1, 0), settled(2, 0, 4), *lost(3, 4, 900),
+            h.PublisherEnded(at=5, process="a", since=4)],
         "a loss that is none": [topic(replicas=2), h.LossTold(at=4, process="a", lane=LANE, index=4)],
         "a reader that never hears that what it got is lost": [
             topic(1, replicas=2), lane(1), sent(1, 0), moved(1, 4), got(2, 4, 0), *lost(3, 4, 99), h.Healed(at=4),
@@ -407,6 +448,8 @@ BAD: dict[str, dict[str, list[Event]]] = {
             topic(replicas=2), *lost(3, 4, 900), sent(5, 0), moved(6, 800), got(7, 800, 0)],
     },
     "P2": {
+        "a batch that its caller numbered has the number of another": [
+            topic(), h.Numbered(at=0, stream="a"), sent(1, 3), moved(1, 0), got(2, 0, 3, session_seq=2)],
         "a position names two batches": [
             topic(), sent(1, 0), sent(1, 1), got(2, 0, 0), got(3, 0, 1, reader="s")],
         "a batch has two positions": [topic(), sent(1, 0), moved(1, 0), got(2, 0, 0), got(3, 1, 0)],
@@ -479,6 +522,9 @@ BAD: dict[str, dict[str, list[Event]]] = {
         "a reader skips what was acked": [topic(), sent(1, 0), sent(1, 1), settled(2, 0, 0), moved(2, 0), got(3, 1, 1)],
         "a reader passes over a batch at the end": [topic(), sent(1, 0), settled(2, 0, 3), moved(2, 0), passed(3, 5)],
         "a prefix changes": [topic(), sent(1, 0), sent(1, 1), moved(1, 0), got(2, 0, 0), moved(3, 0), got(4, 0, 1)],
+        "a start above what was acked": [topic(replicas=2), sent(1, 0), settled(2, 0, 4, ack=2), start(3, 4, 900)],
+        "a start above what was read, in brokers only": [
+            topic(replicas=2), sent(1, 0), moved(1, 4), got(2, 4, 0), start(3, 4, 4, hot_index=900)],
         "a tail before an acked batch": [topic(), sent(1, 0), settled(2, 0, 4), tail(3, 4, 4)],
         "a tail before one told earlier": [tail(1, 2, 7), tail(3, 4, 6)],
         "a tail before what was read": [topic(), sent(1, 0), moved(1, 3), got(2, 3, 0), tail(3, 4, 3)],

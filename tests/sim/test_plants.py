@@ -21,7 +21,8 @@ IMPORTANT = (
     "missing-flush", "missing-invalidate", "lane-ack-unchecked", "frontier-before-entries", "dedupe-off",
     "durable-before-sync", "ack-before-durable", "serve-above-durable", "old-range-counts", "damage-cut",
     "failover-statistic", "positions-reused", "too-few-replies", "append-time-goes-back", "end-recorded-low",
-    "cut-left-out", "gap-stops-all", "loss-not-told", "unknown-told-as-failed",
+    "cut-left-out", "gap-stops-all", "connections-left", "loss-not-told", "end-unconfirmed", "claimed-number-moved",
+    "unknown-told-as-failed",
 )  # fmt: skip
 """One of each kind, and for each promise one that nothing but its checker notices. All of them are hunted by `make
 plants`; those of small scopes are in test_exhaustive.py too."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from embarcadero.sim.disk import Mount, SimDisk
+from embarcadero.sim.tables import digest_of
 from embarcadero.sim.truth import Truth
-from embarcadero.sim.workload import digest_of
 from embarcadero.types import Range, ReplicaRef
 from tests.storage.records import LANE, RANGE, START, START_SEQ, Source, fill, open_log
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 
 import pyarrow as pa
 
 from embarcadero.bench.processes import cluster_with
 from embarcadero.bench.raw import raw_receive
-from embarcadero.bench.rows import size_name
+from embarcadero.bench.rows import STRONG_PERCENTS, size_name
 from embarcadero.bench.settings import Settings
 from embarcadero.bench.team import Seat, Team
 from embarcadero.bench.trial import Tell, Trial
+from embarcadero.types import Order
 from embarcadero.wire.payload import encode_batch, raw_batch
 
 _ACK_S = 120.0
 _ORDERS = (5, 2, 0)
+_SESSIONS = 10  # of each publisher process, where strong and weak ones share a topic
 
 
 def records(count: int, size: int) -> pa.RecordBatch:
@@ -30,16 +33,19 @@ def payload_bytes(count: int, size: int) -> int:
 
 
 def _publisher(
-    seat: Seat, addresses: list[str], topic: str, batches: int, batch_records: int, record_bytes: int, ack: int
-) -> tuple[float, float]:
+    seat: Seat, addresses: list[str], topic: str, batches: int, batch_records: int, record_bytes: int, ack: int,
+    orders: tuple[str | None, ...],
+) -> tuple[float, float]:  # fmt: skip
     import embarcadero as emb
 
     batch = records(batch_records, record_bytes)
-    with emb.connect(addresses) as log, log.publisher(topic, ack=ack) as publisher:
-        publisher.publish(batch).result(timeout=_ACK_S)
+    with emb.connect(addresses) as log, ExitStack() as stack:
+        publishers = [stack.enter_context(log.publisher(topic, ack=ack, order=order)) for order in orders]
+        for publisher in publishers:
+            publisher.publish(batch).result(timeout=_ACK_S)
         seat.meet()
         began = time.perf_counter()
-        futures = [publisher.publish(batch) for _ in range(batches)]
+        futures = [publishers[number % len(publishers)].publish(batch) for number in range(batches)]
         for future in futures:
             future.result(timeout=_ACK_S)
         return began, time.perf_counter()
@@ -53,11 +59,15 @@ def publish_throughput(
     batch_records: int,
     record_bytes: int,
     ack: int = 1,
+    orders: tuple[str | None, ...] = (None,),
 ) -> float:
-    """Bytes of batch payloads per second from the first publish to the last ack."""
+    """Bytes of batch payloads per second from the first publish to the last ack.
+
+    Each publisher process has a session of each of these orders, and uses them in turn.
+    """
     with Team() as team:
         for _ in range(publishers):
-            team.add(_publisher, addresses, topic, batches_each, batch_records, record_bytes, ack)
+            team.add(_publisher, addresses, topic, batches_each, batch_records, record_bytes, ack, orders)
         team.meet()
         spans = team.results()
     total = publishers * batches_each * payload_bytes(batch_records, record_bytes)
@@ -80,8 +90,16 @@ def measure(settings: Settings, trial: Trial, tell: Tell) -> None:
             for order in trial.turned(_ORDERS):
                 tell(f"publish, order {order}, {size_name(size)}")
                 trial.values[f"order{order}_{size}"] = publish_throughput(
-                    cluster.addresses, f"order{order}", settings.publishers, batches, count, settings.record_bytes
-                )
+                    cluster.addresses, f"order{order}", settings.publishers, batches, count, settings.record_bytes,
+                    orders=("total",) if order == Order.TOTAL else (None,),
+                )  # fmt: skip
+            for percent in trial.turned(STRONG_PERCENTS):
+                tell(f"publish, order 2, {percent} % strong, {size_name(size)}")
+                strong = _SESSIONS * percent // 100
+                trial.values[f"strong{percent}_{size}"] = publish_throughput(
+                    cluster.addresses, "order2", settings.publishers, batches, count, settings.record_bytes,
+                    orders=("strong",) * strong + ("total",) * (_SESSIONS - strong),
+                )  # fmt: skip
             _compare(trial, size)
 
 
@@ -90,4 +108,7 @@ def _compare(trial: Trial, size: int) -> None:
     values = trial.values
     for order in (5, 2):
         values[f"order{order}_{size}_to_raw"] = values[f"order{order}_{size}"] / values[f"raw_{size}"]
+    for percent in STRONG_PERCENTS[1:]:
+        ratio = values[f"strong{percent}_{size}"] / values[f"strong0_{size}"]
+        values[f"strong{percent}_to_weak_{size}"] = ratio
     values[f"order5_to_order0_{size}"] = values[f"order5_{size}"] / values[f"order0_{size}"]

@@ -11,6 +11,9 @@ from typing import Final
 from embarcadero.bench.settings import USUAL, Settings
 from embarcadero.limits import KIB, MIB
 
+STRONG_PERCENTS: Final = (0, 10, 100)
+"""Which part of the sessions of a topic of order 2 is strong."""
+
 UNITS: Final[dict[str, Callable[[float], str]]] = {
     "ratio": lambda v: f"{v:.2f}",
     "times": lambda v: f"{v:.1f}x" if v % 1 else f"{v:.0f}x",
@@ -93,6 +96,12 @@ def _publish_rows(size: int) -> list[Row]:
         rows.append(Row(key=key, family="publish", what=what, unit="bytes/s"))
         if order:
             rows.append(_ratio(f"{key}_to_raw", f"{what} / raw TCP", 0.5, 0.8))
+    for percent in STRONG_PERCENTS:
+        what = f"publish {name}, {percent}% strong"
+        rows.append(Row(key=f"strong{percent}_{size}", family="publish", what=what, unit="bytes/s"))
+        if percent:
+            at_least = 0.95 if percent < 100 else 0.85
+            rows.append(_ratio(f"strong{percent}_to_weak_{size}", f"{what} / 0%", at_least, 1.0))
     return [*rows, _ratio(f"order5_to_order0_{size}", f"publish {name}, order 5 / order 0", 0.86, 0.95)]
 
 

@@ -13,8 +13,8 @@ from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
 from embarcadero.sim.checkers.ledger import Span
 from embarcadero.sim.history import Copies, Event, FabricLost, History, LostSpan, OnDisk, Settled, Stopped, Verdict
+from embarcadero.sim.tables import digest_of
 from embarcadero.sim.truth import owner_of, records
-from embarcadero.sim.workload import digest_of
 from embarcadero.storage.layout import range_folder
 from embarcadero.types import Ack, EntryKind, Range, TopicLane
 

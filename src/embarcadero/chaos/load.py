@@ -18,7 +18,7 @@ import embarcadero as emb
 from embarcadero.chaos.watch import Observer
 from embarcadero.client.futures import RecordFuture
 from embarcadero.config import Config
-from embarcadero.errors import EmbarcaderoError, OutcomeUnknown, RecordsLost, TimedOut
+from embarcadero.errors import Backpressure, EmbarcaderoError, OutcomeUnknown, RecordsLost, TimedOut
 from embarcadero.limits import BROKER_LANES_FIRST
 from embarcadero.sim.history import (
     Answered,
@@ -36,7 +36,7 @@ from embarcadero.sim.history import (
     TopicMade,
     Verdict,
 )
-from embarcadero.sim.workload import digest_of
+from embarcadero.sim.tables import digest_of
 from embarcadero.types import GapKind, Order, Tail
 from embarcadero.wire.payload import encode_batch, plain_batch
 
@@ -73,6 +73,12 @@ class StreamPlan:
     pace_s: float = 0.01
     records: int = 8
     record_bytes: int = 100
+
+    @property
+    def order(self) -> int:
+        """The order of its session: in topics of order 2 some publishers are strong, some are weak."""
+        weak = self.topic.order == Order.TOTAL and sum(self.name.encode()) % 2
+        return self.topic.order if weak or self.topic.order < Order.TOTAL else int(Order.STRONG)
 
 
 def make_topic(log: emb.Log, observer: Observer, name: str, order: int, replicas: int, durable_on: int) -> TopicPlan:
@@ -128,8 +134,8 @@ class Writer(Actor):
 
     def act(self, log: emb.Log) -> None:
         plan = self.plan
-        self.observer.saw(Began, process=plan.name, stream=plan.name)
-        with log.publisher(plan.topic.name, ack=plan.ack) as publisher:
+        self.observer.saw(Began, process=plan.name, stream=plan.name, strong=plan.order == Order.STRONG)
+        with log.publisher(plan.topic.name, ack=plan.ack, order=plan.order) as publisher:
             due = time.monotonic()
             while not self.over.is_set() and (self._most is None or self.sent < self._most):
                 if self.sent - self.settled < _IN_FLIGHT_MAX:
@@ -168,6 +174,9 @@ class Writer(Actor):
         while True:
             try:
                 return call()
+            except Backpressure:  # nothing was taken, and the publisher lives
+                if self.abandoned.wait(_POLL_S):
+                    raise
             except RecordsLost as lost:
                 for gone in lost.positions:
                     self.observer.saw(LossTold, process=self.plan.name, lane=gone.lane, index=gone.index)

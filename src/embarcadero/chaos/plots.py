@@ -146,3 +146,21 @@ def _draw_histogram(axes: Any, what: str, values_ms: Sequence[float], bounds: di
     axes.set_ylabel("how often", fontsize=8, color=_INK)
     axes.yaxis.get_major_locator().set_params(integer=True)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g} ms")
+
+
+def draw_series(
+    kinds: Mapping[str, Mapping[str, tuple[Sequence[float], Sequence[float]]]], title: str, path: Path
+) -> None:
+    """What each role holds over time: one picture per kind, one line per role."""
+    figure = _figure(10, 0.6 + 1.9 * len(kinds))
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=_INK)
+    many = figure.subplots(len(kinds), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, (kind, roles) in zip(many, kinds.items(), strict=True):
+        _plain(axes)
+        axes.set_title(kind, loc="left", fontsize=8.5, color=_INK)
+        for role, (at_s, values) in roles.items():
+            axes.plot(at_s, values, linewidth=1.2, label=role)
+        axes.set_ylim(bottom=0)
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=7)
+    many[-1].xaxis.set_major_formatter(lambda value, _: f"{value:g} s")
+    figure.savefig(path, facecolor="white")

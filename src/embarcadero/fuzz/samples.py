@@ -53,6 +53,67 @@ def typed_payload(count: int, compression: str | None = None) -> bytes:
     return bytes(encode_batch(pa.RecordBatch.from_pylist(rows, schema=TYPED_SCHEMA), compression).to_pybytes())
 
 
+def old_compressed(batch: pa.RecordBatch, compression: str) -> bytes:
+    """A payload as Arrow 0.17 compressed it: the codec stands in the message's metadata, not in the batch."""
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=compression, metadata_version=pa.ipc.MetadataVersion.V4)
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as stream:
+        stream.write_batch(batch, custom_metadata={"ARROW:experimental_compression": compression})
+    whole = sink.getvalue().to_pybytes()
+    made = bytearray(whole[8 + struct.unpack_from("<i", whole, 4)[0] : -8])  # without schema and end of the stream
+    (message,) = struct.unpack_from("<I", made, 8)
+    header = flatbuffer_field(made, 8 + message, 2)
+    table = header + struct.unpack_from("<I", made, header)[0]
+    vtable = table - struct.unpack_from("<i", made, table)[0]
+    struct.pack_into("<H", made, vtable + 4 + 2 * 3, 0)  # RecordBatch.compression: absent
+    return bytes(made)
+
+
+def flatbuffer_field(data: bytes | bytearray, table: int, number: int) -> int:
+    """Where a field of a flatbuffer table is; the field must be there."""
+    vtable = table - struct.unpack_from("<i", data, table)[0]
+    return table + int(struct.unpack_from("<H", data, vtable + 4 + 2 * number)[0])
+
+
+def overlapping(batch: pa.RecordBatch) -> bytes:
+    """A payload whose buffers all lie on the largest one: far more columns than bytes."""
+    made = bytearray(batch.serialize().to_pybytes())
+    (message,) = struct.unpack_from("<I", made, 8)
+    header = flatbuffer_field(made, 8 + message, 2)
+    field = flatbuffer_field(made, header + struct.unpack_from("<I", made, header)[0], 2)
+    vector = field + struct.unpack_from("<I", made, field)[0]
+    (count,) = struct.unpack_from("<I", made, vector)
+    buffers = np.frombuffer(made, np.int64, 2 * count, vector + 4).reshape(count, 2)
+    buffers[:] = buffers[np.argmax(buffers[:, 1])]
+    return bytes(made)
+
+
+def empty_strings(count: int, kind: pa.DataType) -> pa.Array:
+    """Values without a byte; one offset each, and all of them 0."""
+    return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(bytes(4 * (count + 1))), pa.py_buffer(b"")])
+
+
+def many_headers(count: int) -> pa.RecordBatch:
+    """One record with that many empty headers."""
+    kind = pa.map_(pa.string(), pa.binary())
+    pairs = pa.StructArray.from_arrays(
+        [empty_strings(count, pa.string()), empty_strings(count, pa.binary())],
+        fields=[pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())],
+    )
+    ends = pa.py_buffer(np.array([0, count], np.int32))
+    headers = pa.Array.from_buffers(kind, 1, [None, ends], children=[pairs])
+    plain = raw_batch([None], [b""], [None], [US])
+    return pa.RecordBatch.from_arrays([*plain.columns[:2], headers, plain.column(3)], schema=plain.schema)
+
+
+def many_tags(count: int) -> pa.RecordBatch:
+    """One record of TYPED_SCHEMA with that many empty tags."""
+    ends = pa.py_buffer(np.array([0, count], np.int32))
+    tags = pa.Array.from_buffers(pa.list_(pa.string()), 1, [None, ends], children=[empty_strings(count, pa.string())])
+    one = pa.RecordBatch.from_pylist([{"id": 1}], schema=TYPED_SCHEMA)
+    return one.set_column(2, TYPED_SCHEMA.field(2), tags)
+
+
 def batch_frame(payload: bytes, **fields: int) -> bytes:
     """A whole batch frame."""
     header = {"session_seq": 5, "low": 3, "lane": 0, "session": 1, "count": 2, "length": len(payload)}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from embarcadero.client.link import Link
 from embarcadero.errors import EmbarcaderoError, ProtocolError, from_wire
 from embarcadero.limits import CONNECT_TIMEOUT_S, CONTROL_BYTES_MAX
-from embarcadero.sim.history import Answered, Asked, RoleFailed, TailRead
+from embarcadero.sim.history import Answered, Asked, RoleFailed, StartRead, TailRead
 from embarcadero.sim.network import Address, Wire
 from embarcadero.sim.process import Process
 from embarcadero.wire import messages as m
@@ -155,6 +155,7 @@ class ClientProcess(Process):
         if isinstance(message, m.Welcome) and conn.link is None:
             self._learn(message.brokers)
             conn.link = Link(conn.wire.number, now_us, message.generation)
+            conn.link.tables = message.tables
             self._tries.pop(conn.address, None)
             self.core.on_connected(conn.link, now_us)
         elif isinstance(message, m.MembersAre):
@@ -225,6 +226,14 @@ class ClientProcess(Process):
     def stuck_for_us(self) -> tuple[str, int, int] | None:
         """(stream, lane, how long it may be stuck) when one of its frames is lost."""
         return None
+
+
+def start_read(world: World, who: str, began_us: int, tail: m.TailIs) -> StartRead:
+    """Where a lane starts, as a broker told it: for all readers, and for those of what brokers still have."""
+    hot = tail.start_index if tail.hot_index is None else tail.hot_index
+    return StartRead(
+        at=world.queue.now_us, process=who, began=began_us, lane=tail.lane, index=tail.start_index, hot_index=hot
+    )
 
 
 class ProbeCore:
@@ -340,6 +349,7 @@ class ProbeProcess(ClientProcess):
             self.world.seen(TailRead(
                 at=now_us, process=self.name, began=self._began_us, lane=tail.lane, index=tail.index,
                 seq=tail.seq, durable_index=tail.durable_index))  # fmt: skip
+            self.world.seen(start_read(self.world, self.name, self._began_us, tail))
             self.world.disks.see_durable_end(self.name, tail.lane, tail.durable_index)
         self._lane = self._probe.asked = self._probe.answer = None
         self._probe.failed = ""

@@ -37,6 +37,8 @@ class DiskFaults:
             "bit-flip": self._flip,
             "wipe": self._wipe,
             "trim": self._trim,
+            "tier": lambda: world.tiering.tier(rng),
+            "store-away": lambda: world.tiering.lose_store(rng),
             "cluster-loss": world.restarts.lose_everything,
             "clean-restart": world.restarts.stop_cleanly,
         }

@@ -79,8 +79,8 @@ class Disks:
         ranges = self._ranges_of(lane)
         if not ranges:
             return  # its topic has no replicas
-        if index < ranges[0].start:
-            return  # trimmed
+        if index < ranges[0].start or index < self._world.tiering.frontier(lane):
+            return  # trimmed, or in the table: replicas may have dropped it
         owner = owner_of(ranges, index)
         copies, needed = (0, 1) if owner is None else (self.truth.copies(owner, index, digest), owner.durable_on)
         if copies >= needed:
@@ -128,6 +128,8 @@ class Disks:
                 self._told.add(span)
                 self._world.seen(LostSpan(at=now_us, lane=span[0], start=span[1], stop=span[2]))
         for lane, index in sorted(directory.trims().items()):
+            if lane in self._world.tiering.lanes:
+                continue  # brokers have given it up; the table has it
             if (lane, index, -1) not in self._told:
                 self._told.add((lane, index, -1))
                 self._world.seen(TrimmedTo(at=now_us, lane=lane, index=index))
@@ -177,6 +179,7 @@ class Disks:
             self._world.seen(
                 CopyDiffers(at=self._world.queue.now_us, replica=replica, lane=lane, index=index, what=what)
             )  # fmt: skip
+        self._world.tiering.see_all()
         found = stored(list(self.devices.values()), self._world.directory.ranges())
         for (lane, index, digest), copies in found.items():
             self._world.seen(

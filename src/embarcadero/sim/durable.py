@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Final
 
-from embarcadero.limits import KIB
+from embarcadero.limits import KIB, REPLACE_AFTER_S
 
 REPLICAS_SHARE: Final = 0.5
 """Share of the worlds that have replicas."""
@@ -40,6 +40,7 @@ class Bias:
     interrupt_rate: float | None = None  # per memory primitive
     job_us: int | None = None
     mirror: bool = False  # the fabric has a mirror
+    replace_after_s: float | None = None  # sealed ranges of a dead replica are copied again so soon
 
 
 SEGMENT_S: Final = 100.0
@@ -52,6 +53,14 @@ STOPS_FROM_SEED: Final = 70_000
 """From then on some worlds are stopped in order and started again, and never lose their fabric."""
 
 STOPS_SHARE: Final = 0.4
+
+REPLACED_FROM_SEED: Final = 120_000
+"""From then on sealed ranges of dead replicas are copied to others while there is trouble, in some worlds."""
+
+TABLES_FROM_SEED: Final = 140_000
+"""From then on some runs with replicas have a tiering job, and readers get old records through brokers."""
+
+TABLES_SHARE: Final = 0.5
 
 
 @dataclass(slots=True)
@@ -67,6 +76,7 @@ class DurablePlan:
     faults: dict[str, float] = field(default_factory=dict)
     mirror: bool = False  # the fabric has a mirror
     mirror_dies: float = 0.0  # how often it goes with the fabric
+    replace_after_s: float = REPLACE_AFTER_S
 
 
 def make_durable(seed: int, topics: int, quiet: bool, bias: Bias | None = None) -> DurablePlan:
@@ -96,8 +106,21 @@ def make_durable(seed: int, topics: int, quiet: bool, bias: Bias | None = None) 
         plan.segment_s = random.Random(f"{seed}:age").choice([1.0, 5.0, SEGMENT_S])
     if seed >= STOPS_FROM_SEED and not quiet and not restarts and bias is None:
         _add_stops(random.Random(f"{seed}:stops"), plan)
+    if seed >= REPLACED_FROM_SEED:
+        plan.replace_after_s = random.Random(f"{seed}:replace").choice([0.2, 1.0, REPLACE_AFTER_S])
+    if bias is not None and bias.replace_after_s is not None:
+        plan.replace_after_s = bias.replace_after_s
+    if seed >= TABLES_FROM_SEED and not quiet and bias is None:
+        _add_tables(random.Random(f"{seed}:tables"), plan)
     _add_mirror(random.Random(f"{seed}:mirror"), plan, bias)
     return plan
+
+
+def _add_tables(rng: random.Random, plan: DurablePlan) -> None:
+    """Not where an operator trims: then it is the trim that decides what readers may miss."""
+    if rng.random() < TABLES_SHARE and "trim" not in plan.faults:
+        plan.faults["tier"] = rng.choice([0.5, 2.0])
+        plan.faults["store-away"] = rng.choice([2.0, 6.0])
 
 
 def _add_stops(rng: random.Random, plan: DurablePlan) -> None:

@@ -56,6 +56,7 @@ class Began(Event):
 
     process: str
     stream: str
+    strong: bool = False  # its sessions keep the order of its batches
 
 
 class Sent(Event):
@@ -153,6 +154,17 @@ class TailRead(Event):
     durable_index: int = 0
 
 
+class StartRead(Event):
+    """Somebody asked at `began` where a lane starts and got the answer now: for all readers, and for those who read
+    from brokers only (a tiering job, for example)."""
+
+    process: str
+    began: int
+    lane: int
+    index: int
+    hot_index: int
+
+
 class OrderedTo(Event):
     """An observer who sees everything (the simulator) saw the ordered frontier at `index`."""
 
@@ -214,6 +226,26 @@ class LossTold(Event):
     """A publisher was told that a batch of its, acked at `index`, went with the fabric."""
 
     process: str
+    lane: int
+    index: int
+
+
+class Numbered(Event):
+    """The caller of this stream numbers its batches itself: batch n must be stored as session sequence n, or not."""
+
+    stream: str
+
+
+class PublisherEnded(Event):
+    """A publisher ended by itself. `since`: when it was told to close, or failed."""
+
+    process: str
+    since: int
+
+
+class TieredTo(Event):
+    """A tiering job has moved everything below `index` to the topic's table; brokers may give it up."""
+
     lane: int
     index: int
 
@@ -332,9 +364,10 @@ class RoleFailed(Event):
 
 AnyEvent = (
     TopicMade | LaneMade | Began | Sent | Settled | SessionOpened | Moved | Delivered | GapSeen | Passed | TailRead
-    | OrderedTo | EpochStarted | StillThere | FabricLost | Stopped | MirrorLeft | WrittenTo | LostSpan | LossTold
-    | TrimAsked | TrimmedTo | Copies | OnDisk | DamageLeft | CopyDiffers | Asked | Answered | Died | Fault | Stuck
-    | Healed | Ended | Sampled | RoleFailed
+    | StartRead | OrderedTo | EpochStarted | StillThere | FabricLost | Stopped | MirrorLeft | WrittenTo | LostSpan
+    | LossTold | Numbered | PublisherEnded
+    | TieredTo | TrimAsked | TrimmedTo | Copies | OnDisk | DamageLeft | CopyDiffers | Asked
+    | Answered | Died | Fault | Stuck | Healed | Ended | Sampled | RoleFailed
 )  # fmt: skip
 
 Kind = TypeVar("Kind", bound=Event)

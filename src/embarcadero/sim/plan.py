@@ -43,6 +43,13 @@ LONG_SHARE: Final = 1 / 3
 LONG_BATCHES: Final = (550, 650)
 """From then on so many worlds have a stream that goes more than twice round the window of its session."""
 
+MIXED_FROM_SEED: Final = 90_000
+MIXED_SHARE: Final = 2 / 3
+"""From then on so many runs have a topic of order 2 with strong and weak publishers, and gaps of either kind."""
+
+CLAIMED_FROM_SEED: Final = 110_000
+"""From then on publishers of named sessions number their batches: each process goes on where the session says."""
+
 SEQUENCER_FAULT_KINDS: Final = ("sequencer-crash", "sequencer-crash-inside", "sequencer-zombie")
 
 
@@ -74,6 +81,7 @@ class StreamPlan:
     start_us: int
     large_rate: float
     ack: int = 1
+    strong: bool = False  # its sessions ask to be strong in a topic of order 2
     size_span: int = 900  # bytes by which sizes differ, but for large ones
 
 
@@ -149,6 +157,8 @@ def make_plan(seed: int, sequencer_faults: bool = True, bias: Bias | None = None
         faults |= durable.faults
     if seed >= LONG_FROM_SEED and bias is None:
         _add_long_stream(random.Random(f"{seed}:long"), topics, streams, fault_phase_us)
+    if seed >= MIXED_FROM_SEED:
+        _mix_orders(random.Random(f"{seed}:orders"), topics, streams)
     candidates = _candidates(random.Random(f"{seed}:candidates"), faults) if seed >= STANDBYS_FROM_SEED else 0
     swarm = swarm and bias is None
     if swarm and not quiet:
@@ -262,6 +272,18 @@ def _add_long_stream(
             size_span=100,
         )
     )
+
+
+def _mix_orders(rng: random.Random, topics: list[TopicPlan], streams: list[StreamPlan]) -> None:
+    """Most runs get a topic of order 2 in which weak and strong publishers share one lane."""
+    if rng.random() >= MIXED_SHARE:
+        return
+    topics[0].order = Order.TOTAL
+    for topic in topics:
+        if topic.order is Order.TOTAL and rng.random() < 0.4:
+            topic.on_gap, topic.gap_timeout_ms = OnGap.SKIP, rng.choice([20, 200, 1_000])
+    for stream in streams:
+        stream.strong = stream.topic.order is Order.TOTAL and rng.random() < 0.5
 
 
 def _readers(rng: random.Random, topics: list[TopicPlan], phase_us: int) -> list[ReaderPlan]:

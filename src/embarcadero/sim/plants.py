@@ -74,11 +74,13 @@ _REIGNS: Final = Bias(("sequencer-crash-inside",), interrupt_rate=0.05)
 _STRIKES: Final = Bias(("sequencer-crash-inside", "sequencer-zombie"), interrupt_rate=0.05)
 _MOVES: Final = Bias(("hand-over", "sequencer-zombie"), every_s=1.0, interrupt_rate=0.05)
 _TRIMS: Final = Bias(("trim", "replica-crash"), every_s=1.0)
+_TABLES: Final = Bias(("tier", "store-away", "broker-crash"), every_s=1.0)
 _HOLDERS: Final = Bias(("publisher-zombie",), every_s=1.0)
 _MIRROR: Final = Bias(("cluster-loss", "replica-crash"), job_us=100_000, mirror=True)
 _ENDS: Final = Bias(("broker-crash-inside", "broker-zombie"), interrupt_rate=0.05)
 _SLOW: Final = Bias(("slow-disk", "replica-pause"), every_s=2.0)
 _LATE: Final = Bias(("cluster-loss", "slow-disk", "replica-pause"), every_s=3.0, job_us=400_000)
+_DEATHS: Final = Bias(("replica-crash", "power-cut"), copies=(1, 1), every_s=1.0, replace_after_s=0.2)
 
 PLANTS: Final = {
     plant.name: plant
@@ -118,6 +120,11 @@ PLANTS: Final = {
         Plant("laps-forgotten", "a checkpoint takes a session's window for one that has not gone round yet", "P2",
               witnesses=(70_246, 70_065)),
         Plant("held-forgotten", "batches that wait for a gap are lost when it closes", "P3", witnesses=(90, 0)),
+        Plant("strong-forgotten-in-checkpoint", "a restored checkpoint takes strong sessions of order 2 for weak ones",
+              "P3", bias=_REIGNS, witnesses=(90_000,)),
+        Plant("strong-forgotten-at-replay", "a takeover takes strong sessions of order 2 for weak ones", "P3",
+              bias=_REIGNS, witnesses=(90_000,)),
+        Plant("weak-held", "a weak session's batch waits behind a gap", "P9", witnesses=(90_004,)),
         Plant("durable-before-sync", "a replica's durable line moves before the sync", "P6", bias=_POWER,
               witnesses=(0,)),
         Plant("ack-before-durable", "a broker acks as durable what is only ordered", "P6", bias=_POWER, witnesses=(0,)),
@@ -130,6 +137,8 @@ PLANTS: Final = {
               witnesses=(147, 90, 43)),
         Plant("cut-left-out", "a replica keeps what it has above the end of a sealed range", "P7", bias=_SEALS,
               witnesses=(90,)),
+        Plant("copy-counted-early", "a range names its new copy before that copy is whole", "P1", bias=_DEATHS,
+              witnesses=(0,)),
         Plant("damage-cut", "recovery cuts a log at damage in its middle", "P7", bias=_ROT, witnesses=(3, 0)),
         Plant("failover-statistic", "after a loss of the fabric the smallest reply is the end", "P1", bias=_LOSS,
               witnesses=(1,)),
@@ -154,10 +163,22 @@ PLANTS: Final = {
               "P2, P5", witnesses=(1019, 1058, 1004)),
         Plant("loss-not-told", "a publisher is not told which of its acked batches are lost", "P1", bias=_LOSS,
               witnesses=(17,)),
+        Plant("end-unconfirmed", "a publisher ends without asking whether the memory lives that acked its batches",
+              "P1", bias=_LATE, witnesses=(110_021, 110_000)),
+        Plant("claimed-number-moved", "after a loss, a batch takes the number of another that its caller knows", "P2",
+              bias=_LATE, witnesses=(110_000, 110_030)),
         Plant("lost-gap-untold", "a subscriber passes over what is lost without telling its reader", "P1", bias=_LOSS,
               witnesses=(1,)),
+        Plant("lost-gap-from-reader", "a LOST gap begins where the reader is, though what it read before is lost",
+              "P1", bias=_LOSS, witnesses=(1,)),
+        Plant("lost-called-never-durable", "a reader of what is ordered hears that nothing which it read is lost",
+              "P1", bias=_LOSS, witnesses=(0,)),
+        Plant("start-unsearched", "a broker takes memory for the start of a lane whose files it has not searched", "P4",
+              bias=_LOSS, witnesses=(80_020, 80_027, 80_046)),
         Plant("trimmed-gap-too-long", "a broker tells one index more than there are as trimmed", "P1", bias=_TRIMS,
               witnesses=(7, 2)),
+        Plant("table-frontier-too-high", "a broker goes on one index behind what it read in a table", "P4",
+              bias=_TABLES, witnesses=(0,)),
         Plant("trim-too-far", "a replica drops segments above the trim", "P1", bias=_TRIMS, witnesses=(0,)),
         Plant("unknown-told-as-failed", "a publisher that ends calls failed what it can't know", "P2", witnesses=(8,)),
         Plant("filter-left-out", "a broker serves all partitions, whatever was asked for", "P4", witnesses=(6, 15)),
@@ -206,6 +227,9 @@ PATCH_POINTS: Final = {
     "held-forgotten": "sequencer/order.py",
     "earliest-too-late": "broker/reader.py",
     "laps-forgotten": "sequencer/checkpoint.py",
+    "strong-forgotten-in-checkpoint": "sequencer/checkpoint.py",
+    "strong-forgotten-at-replay": "sequencer/replay.py",
+    "weak-held": "sequencer/order.py",
     "durable-before-sync": "replica/copies.py",
     "ack-before-durable": "broker/durable.py",
     "serve-above-durable": "broker/stored.py",
@@ -213,6 +237,7 @@ PATCH_POINTS: Final = {
     "old-range-counts": "fabric/durability.py",
     "seal-at-frontier": "sequencer/ranges.py",
     "cut-left-out": "replica/ranges.py",
+    "copy-counted-early": "replica/moving.py",
     "damage-cut": "storage/scan.py",
     "failover-statistic": "sequencer/recovery.py",
     "too-few-replies": "sequencer/recovery.py",
@@ -225,8 +250,14 @@ PATCH_POINTS: Final = {
     "held-not-read": "sequencer/takeover.py",
     "foreseen-is-the-end": "sequencer/takeover.py",
     "loss-not-told": "client/publisher.py",
+    "end-unconfirmed": "client/publisher.py",
+    "claimed-number-moved": "client/publisher.py",
     "lost-gap-untold": "client/subscriber.py",
+    "lost-gap-from-reader": "broker/chain.py",
+    "lost-called-never-durable": "broker/stored.py",
+    "start-unsearched": "broker/reads.py",
     "trimmed-gap-too-long": "broker/stored.py",
+    "table-frontier-too-high": "broker/reads.py",
     "trim-too-far": "replica/retention.py",
     "unknown-told-as-failed": "client/outbatch.py",
     "filter-left-out": "broker/found.py",

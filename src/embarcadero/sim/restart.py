@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import TYPE_CHECKING
 
 from embarcadero.fabric.epochs import create_epochs
@@ -10,13 +11,15 @@ from embarcadero.fabric.incoherent import IncoherentMemory
 from embarcadero.limits import DRAIN_CHECKPOINT_S_MAX, DRAIN_DURABLE_S_MAX
 from embarcadero.sim.history import FabricLost
 from embarcadero.sim.mirrors import MIRROR
-from embarcadero.sim.plan import SECOND_US
+from embarcadero.sim.plan import CLAIMED_FROM_SEED, SECOND_US
 from embarcadero.sim.process import Process
 
 if TYPE_CHECKING:
     from embarcadero.sim.world import World
 
 _DRAIN_US_MAX = int((DRAIN_DURABLE_S_MAX + DRAIN_CHECKPOINT_S_MAX) * SECOND_US)
+_CLOSED_SHARE = 0.3
+_ARMED_US = 2 * SECOND_US
 
 
 class Restarts:
@@ -25,14 +28,27 @@ class Restarts:
     def __init__(self, world: World, rng: random.Random) -> None:
         self._world, self._rng = world, rng
         self.up = True  # there is a cluster, and who dies is started again
+        self.armed = False  # everything is lost with the next ack
         self._stopping = False  # it was told to stop, and is not gone yet
 
     def lose_everything(self) -> tuple[str, int] | None:
         """All processes are killed and the fabric is gone; often the power too, with what disks had not synced."""
         if not self.up:
             return None
+        if self._world.seed >= CLAIMED_FROM_SEED and not self.armed:
+            self.armed = True  # what was acked a moment before is lost more often
+            self._world.queue.after(_ARMED_US, self.acked)
+            return "cluster", _ARMED_US + 9 * SECOND_US
         self._lose(power_cut=self._rng.random() < 0.6)
         return "cluster", self._begin_later() + 5 * SECOND_US
+
+    def acked(self) -> None:
+        """A publisher was just told that a batch is ordered: if armed, lose everything now."""
+        if self.armed:
+            self.armed = False
+            if self.up:
+                self._lose(power_cut=True)
+                self._begin_later()
 
     def _lose(self, power_cut: bool) -> None:
         world = self._world
@@ -42,6 +58,15 @@ class Restarts:
         world.mirrors.fabric_lost()
         world.seen(FabricLost(at=world.queue.now_us))
         self._end(power_cut)
+        if world.seed >= CLAIMED_FROM_SEED:
+            self._close_publishers()
+
+    def _close_publishers(self) -> None:
+        """Some publishers are closed while the cluster is down: they have to hear of their losses all the same."""
+        queue, rng = self._world.queue, random.Random(f"{self._world.seed}:closes:{self._world.queue.now_us}")
+        for publisher in self._world.live_publishers():
+            if rng.random() < (_CLOSED_SHARE if publisher.busy else 1 - _CLOSED_SHARE):
+                queue.after(rng.randrange(SECOND_US // 10), partial(publisher.tell, publisher.close))
 
     def _begin_later(self) -> int:
         down_us = self._rng.randrange(SECOND_US // 10, 4 * SECOND_US)

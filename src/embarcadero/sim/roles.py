@@ -69,7 +69,7 @@ class Poller(Process):
 
     def __init__(self, world: World, name: str, host: str) -> None:
         super().__init__(world, name, host)
-        self.directory = Directory(world.store_of(self))
+        self.directory = Directory(world.store_of(self), ids=world.ids)
         self.fabric = world.fabric_of(self.role, host)
         self.bell = SimBell(self)
         self.journal = SimJournal(self)
@@ -145,6 +145,8 @@ class BrokerProcess(Poller):
         self.broker = Broker(
             self.fabric, self.directory, self.clock, self.bell, self.member, self.world.sizes, self.journal,
             workers=self.workers, disks=self.world.disks.seen_by(self), steps=self.steps,
+            tables=self.world.tiering.tables if self.world.tiering.on else None,
+            table_workers=SimWorkers(self, self.world.tiering.read_us),
         )  # fmt: skip
         listening = self.world.network.listening
         holder = listening.get(self.address)
@@ -267,9 +269,11 @@ class ReplicaProcess(Poller):
             settings = msgspec.structs.replace(
                 DEFAULTS.replica, segment_bytes=plan.segment_bytes, segment_s=plan.segment_s
             )
+            placement = msgspec.structs.replace(DEFAULTS.placement, replace_after_s=plan.replace_after_s)
             self.replica = Replica(
                 self.fabric, directory, self.clock, self.bell, self.workers, self._disk, self.member, world.sizes,
-                self.journal, msgspec.structs.replace(DEFAULTS, replica=settings), world.disks.seen_by(self),
+                self.journal, msgspec.structs.replace(DEFAULTS, replica=settings, placement=placement),
+                world.disks.seen_by(self),
                 self.steps,
             )  # fmt: skip
         except (DiskFailed, DiskFull, WrongFolder) as error:
@@ -408,6 +412,8 @@ class SequencerProcess(Poller):
         for number, lane in self.sequencer.lanes.items():
             held, table = lane.order.held, lane.order.table
             self.sample("batches that wait", held.used, held.slots)
+            if weak := int(table.held[~table.strong].sum()):
+                self.sample(f"batches of weak sessions of lane {number} that wait", weak, 0)
             self.sample(f"sessions of lane {number}", table.used, table.sessions_max)
 
     def on_death(self, silently: bool) -> None:  # noqa: ARG002 - the hook's signature

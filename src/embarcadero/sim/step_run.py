@@ -131,7 +131,8 @@ def step_plan(step: Step, way: Way, seed: int) -> Plan | None:
     plan = make_plan(seed, bias=Bias(faults=_triggers(step), every_s=3.0, interrupt_rate=0.000_5))
     if step.value.startswith(_LANES) and not plan.has_lanes:
         return None
-    if step is Step.ROUND_HELD and not any(topic.order is Order.STRONG for topic in plan.topics):
+    strong = any(topic.order is Order.STRONG for topic in plan.topics) or any(stream.strong for stream in plan.streams)
+    if step is Step.ROUND_HELD and not strong:
         return None
     rng = random.Random(f"{seed}:{step.value}:{way.value}")
     shrink = _PHASE_US / plan.fault_phase_us

@@ -194,6 +194,8 @@ class SwarmFaults:
         if len(live) < 2 or not world.restarts.up:
             return None
         number, for_us = self.rng.choice(sorted(live)), 3 * self._span_us()
+        if world.directory.drain_blocked(number):
+            return None
         world.directory.drain_replica(number)
         world.queue.after(for_us, lambda: self._drained(number))
         return f"replica {number}", for_us

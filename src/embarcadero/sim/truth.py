@@ -17,7 +17,7 @@ from embarcadero.fabric.layout import LINE, fold_line
 from embarcadero.limits import LINE_BYTES
 from embarcadero.sim.disk import SimDisk
 from embarcadero.sim.medium import SimFile, SimFolder
-from embarcadero.sim.workload import digest_of
+from embarcadero.sim.tables import digest_of
 from embarcadero.types import EntryKind, Range
 from embarcadero.wire.codec import payload_crc
 

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from embarcadero.client.batch import Batch
 from embarcadero.client.lanes import LanesCore
 from embarcadero.client.outbatch import OutBatch
 from embarcadero.client.publisher import PublisherCore
@@ -18,14 +19,17 @@ from embarcadero.sim.history import (
     GapSeen,
     LossTold,
     Moved,
+    Numbered,
     Passed,
+    PublisherEnded,
     RoleFailed,
     Sent,
     SessionOpened,
     Settled,
     Verdict,
 )
-from embarcadero.sim.plan import ReaderPlan, StreamPlan
+from embarcadero.sim.plan import CLAIMED_FROM_SEED, ReaderPlan, StreamPlan
+from embarcadero.sim.tables import digest_of, no_table
 from embarcadero.types import Ack, GapKind, Order
 from embarcadero.wire import messages as m
 from embarcadero.wire.receiver import AcksReceived, CreditReceived, FetchedReceived, FullReceived
@@ -48,11 +52,6 @@ class Content(NamedTuple):
     records: int
     partition: int
     digest: int
-
-
-def digest_of(payload: Any) -> int:
-    """Hash of a batch's content, as histories hold it."""
-    return int.from_bytes(blake2b(payload, digest_size=7).digest(), "little")
 
 
 class Stream:
@@ -103,6 +102,7 @@ class PublisherProcess(ClientProcess):
             resend_after_us=world.plan.resend_after_us,
             delivery_timeout_us=world.plan.delivery_timeout_us,
             order=plan.topic.order,
+            session_order=int(Order.STRONG) if plan.strong else None,
             durable=plan.ack == Ack.DURABLE,
             replicated=plan.topic.replicas > 0,
         )
@@ -111,7 +111,9 @@ class PublisherProcess(ClientProcess):
         super().__init__(world, f"{plan.name}.{stream.processes}", self._publisher)
         # others may have used a named session before us: the cluster tells which number comes next
         self._number: int | None = None if plan.named else 0
+        self._claims = plan.named and plan.topic.order > Order.BROKER and world.plan.seed >= CLAIMED_FROM_SEED
         self._closing = False
+        self._ending_us: int | None = None  # since when it is told to close, or has failed
 
     @property
     def done(self) -> bool:
@@ -119,9 +121,18 @@ class PublisherProcess(ClientProcess):
         sent_all = self._number is not None and self._number >= self.stream.plan.batches
         return sent_all and self._publisher.unsettled == 0
 
+    @property
+    def busy(self) -> bool:
+        """Whether batches of it have no outcome yet."""
+        return self._publisher.unsettled > 0
+
     def start(self) -> None:
         super().start()
-        self.world.seen(Began(at=self.world.queue.now_us, process=self.name, stream=self.stream.plan.name))
+        plan = self.stream.plan
+        strong = plan.strong or plan.topic.order is Order.STRONG
+        self.world.seen(Began(at=self.world.queue.now_us, process=self.name, stream=plan.name, strong=strong))
+        if self._claims:
+            self.world.seen(Numbered(at=self.world.queue.now_us, stream=plan.name))
         self._plan_burst()
 
     def _plan_burst(self) -> None:
@@ -144,10 +155,15 @@ class PublisherProcess(ClientProcess):
             stream.next_number = max(stream.next_number, self._number)
         done = self._number is not None and self._number >= plan.batches
         if done and self.rng.random() < 0.5:
-            self._closing = True
-            self._publisher.close(self.clock.now_us())
+            self.close()
         else:
             self._plan_burst()
+
+    def close(self) -> None:
+        """Close the publisher where it is; another process goes on with its stream."""
+        if not (self.finished or self._closing):
+            self._closing, self._ending_us = True, self.world.queue.now_us
+            self._publisher.close(self.clock.now_us())
 
     def _send(self, number: int, content: Content) -> None:
         self.world.seen(Sent(
@@ -164,7 +180,7 @@ class PublisherProcess(ClientProcess):
         elif isinstance(event, CreditReceived):
             self._publisher.on_credit(number, event.total, now_us)
         elif isinstance(event, FullReceived):
-            self._publisher.on_full(number, now_us)
+            self._publisher.on_full(number, now_us, event)
 
     def on_answer(self, message: m.AnyMessage) -> None:
         if isinstance(message, m.Opened):
@@ -172,7 +188,7 @@ class PublisherProcess(ClientProcess):
                 at=self.world.queue.now_us, process=self.name, stream=self.stream.plan.name, lane=message.lane,
                 session=message.session, expected=message.expected))  # fmt: skip
             if self._number is None:
-                self._number = self.stream.number_at(message.expected)
+                self._number = message.expected if self._claims else self.stream.number_at(message.expected)
 
     def harvest(self) -> None:
         if (lost := self._publisher.take_losses()) is not None:
@@ -193,14 +209,20 @@ class PublisherProcess(ClientProcess):
                 lane=place.lane if place else self.stream.plan.topic.lane, number=batch.token, verdict=verdict,
                 index=place.index if place else None, seq=place.seq if place else None,
                 error=type(error).__name__ if error else "", ack=self.stream.plan.ack))  # fmt: skip
+            if place is not None and self.stream.plan.ack == Ack.ORDERED and self.world.restarts.armed:
+                self.world.queue.after(1, self.world.restarts.acked)
             if place is not None and verdict is Verdict.STORED and self.stream.plan.ack == Ack.DURABLE:
                 digest = self.stream.content(batch.token).digest
                 self.world.disks.see_copies(self.name, place.lane, place.index, digest)
+        if self._publisher.failed is not None and self._ending_us is None:
+            self._ending_us = self.world.queue.now_us
         if self._publisher.closed and not self.finished:
+            since = self.world.queue.now_us if self._ending_us is None else self._ending_us
+            self.world.seen(PublisherEnded(at=self.world.queue.now_us, process=self.name, since=since))
             if self._publisher.failed is not None:
                 self.world.note(self.name, f"ends: {self._publisher.failed}")
             self.disconnect()
-            self.world.publisher_ended(self, failed=self._publisher.failed is not None)
+            self.world.publisher_ended(self, failed=self._publisher.failed is not None or not self.done)
 
     def on_death(self, silently: bool) -> None:
         super().on_death(silently)
@@ -222,6 +244,7 @@ class SubscriberProcess(ClientProcess):
             "wait_ms": 2_000, "max_bytes": plan.max_bytes, "read": plan.read,
         }  # fmt: skip
         topic = plan.topic.lane
+        settings |= world.tiering.settings
         self._subscriber: SubscriberCore | LanesCore = (
             LanesCore(topic=topic, lanes=world.directory.lanes(topic), **settings)
             if plan.topic.order <= Order.BROKER
@@ -305,6 +328,7 @@ class SubscriberProcess(ClientProcess):
     def harvest(self) -> None:
         if not self.plan.slow_us or self.world.healed:
             self._take(1_000)
+        no_table(self._subscriber, self.clock.now_us())
         if self._subscriber.failed is not None and not self._failed:
             self._failed = True
             what = f"the subscriber failed: {type(self._subscriber.failed).__name__}: {self._subscriber.failed}"
@@ -312,7 +336,7 @@ class SubscriberProcess(ClientProcess):
 
     def _take(self, most: int) -> None:
         batches = self._subscriber.take_batches(most, self.clock.now_us())
-        now_us, durable = self.world.queue.now_us, self.plan.read == "durable"
+        durable = self.plan.read == "durable"
         self._note_lanes()
         if not batches:
             return
@@ -324,24 +348,29 @@ class SubscriberProcess(ClientProcess):
             if lane in self._begins:
                 self._begins.discard(lane)
                 self.world.see_start(self.name, lane, batch.index if batch.gap is None or skip else batch.gap.start)
-            if batch.gap is not None:
-                if batch.gap.kind in (GapKind.TRIMMED, GapKind.LOST):
-                    self.world.disks.see_gaps()
-                self.world.seen(GapSeen(at=now_us, reader=self.name, lane=lane, kind=batch.gap.kind.name,
-                                        start=batch.gap.start, stop=batch.gap.stop,
-                                        session=batch.gap.session if skip else None,
-                                        index=batch.index if skip else None))  # fmt: skip
-                if batch.gap.kind is GapKind.TRIMMED:
-                    self.world.see_trimmed(self.name, lane, batch.gap.stop - 1)
-            else:
-                digest = digest_of(batch.payload)
-                self.world.seen(Delivered(
-                    at=now_us, reader=self.name, lane=lane, index=batch.index, seq=batch.seq, count=batch.count,
-                    session=batch.session, session_seq=batch.session_seq, partition=batch.partition, digest=digest,
-                    append_us=(batch.append_time - _EPOCH) // _MICROSECOND, durable=durable))  # fmt: skip
-                if durable:
-                    self.world.disks.see_copies(self.name, lane, batch.index, digest)
+            note_batch(self.world, self.name, batch, durable)
 
     def positions(self) -> dict[int, int | None]:
         """The next index it wants, by lane."""
         return self._subscriber.positions()
+
+
+def note_batch(world: World, reader: str, batch: Batch, durable: bool) -> None:
+    """Put on record that a reader got a batch or a gap."""
+    now_us, lane, gap = world.queue.now_us, batch.lane, batch.gap
+    if gap is None:
+        digest = digest_of(batch.payload)
+        world.seen(Delivered(
+            at=now_us, reader=reader, lane=lane, index=batch.index, seq=batch.seq, count=batch.count,
+            session=batch.session, session_seq=batch.session_seq, partition=batch.partition, digest=digest,
+            append_us=(batch.append_time - _EPOCH) // _MICROSECOND, durable=durable))  # fmt: skip
+        if durable:
+            world.disks.see_copies(reader, lane, batch.index, digest)
+        return
+    skip = gap.kind is GapKind.SKIPPED
+    if gap.kind in (GapKind.TRIMMED, GapKind.LOST, GapKind.NEVER_DURABLE):
+        world.disks.see_gaps()
+    world.seen(GapSeen(at=now_us, reader=reader, lane=lane, kind=gap.kind.name, start=gap.start, stop=gap.stop,
+                       session=gap.session if skip else None, index=batch.index if skip else None))  # fmt: skip
+    if gap.kind is GapKind.TRIMMED:
+        world.see_trimmed(reader, lane, gap.stop - 1)

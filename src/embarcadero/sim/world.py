@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from embarcadero.broker.lane_writer import lane_margin, lane_slots
+from embarcadero.env import Ids
 from embarcadero.fabric.epochs import create_epochs
 from embarcadero.fabric.incoherent import IncoherentMemory
 from embarcadero.fabric.layout import ORDER, RING_FRONTIER_OFFSET, SLOTS_OFFSET, BrokerLine, frontier_offset
@@ -35,11 +36,15 @@ from embarcadero.sim.history import (
     Healed,
     History,
     LaneMade,
+    Numbered,
     OrderedTo,
+    PublisherEnded,
     Settled,
+    StartRead,
     StillThere,
     Stopped,
     TailRead,
+    TieredTo,
     TopicMade,
     TrimAsked,
     Verdict,
@@ -53,9 +58,11 @@ from embarcadero.sim.process import Process
 from embarcadero.sim.rest import Rest
 from embarcadero.sim.restart import Restarts
 from embarcadero.sim.roles import BrokerProcess, Poller, ReplicaProcess, SequencerProcess
+from embarcadero.sim.spans import SPANS_FROM_SEED, SpanProcess
 from embarcadero.sim.steps import StepFaults
 from embarcadero.sim.store import SimStore
 from embarcadero.sim.swarm import STORE_KINDS
+from embarcadero.sim.tables import Tiering
 from embarcadero.sim.workload import PublisherProcess, Stream, SubscriberProcess
 from embarcadero.types import EntryKind, Member, Order, TopicLane
 
@@ -78,7 +85,7 @@ read back: this shows little. How much was acked before that is told apart (`rep
 NUMBERED_FROM_SEED = 70_000
 """From then on the first generation has a number, as `up` gives it: without, clients do not notice that it is over."""
 
-_UNMARKED = (Stopped, TrimAsked)
+_UNMARKED = (Stopped, TrimAsked, TieredTo, StartRead, Numbered, PublisherEnded)
 """Seen by checkers that came later: worlds that were told before them keep their digests."""
 
 _SKIPPED = 4
@@ -102,7 +109,9 @@ class World:
         self.running: list[Process] = []  # the innermost last: those before it are interrupted
         self.processes: list[Process] = []
         self.store = MemoryStore()
-        self.directory = Directory(self.store, cluster_id=f"{plan.seed & 0xFFFF_FFFF:08x}")
+        ids = random.Random(f"{plan.seed}:ids")
+        self.ids: Ids = lambda: ids.getrandbits(63) or 1
+        self.directory = Directory(self.store, cluster_id=f"{plan.seed & 0xFFFF_FFFF:08x}", ids=self.ids)
         self.mirrors = Mirrors(self)
         if self.mirrors.on or plan.seed >= NUMBERED_FROM_SEED:
             self.directory.begin_generation(MIRROR if self.mirrors.on else "")
@@ -110,6 +119,7 @@ class World:
         self.mirrors.begin(self.directory.generation)
         self.network = Network(self, plan.weather)
         self.disks = Disks(self)
+        self.tiering = Tiering(self)
         self.restarts = Restarts(self, random.Random(f"{plan.seed}:restarts"))
         self.candidates = Candidates(self)
         self.faults = Faults(self)
@@ -121,6 +131,7 @@ class World:
         self.replicas: dict[int, ReplicaProcess] = {}
         self.publishers: list[PublisherProcess] = []
         self.subscribers: list[SubscriberProcess] = []
+        self.span: SpanProcess | None = None
         self.bootstrap: list[Address] = [(f"10.0.0.{broker}", 9092) for broker in range(plan.brokers)]
         self.hosts = [f"host-{number}" for number in range(plan.hosts)]
         self._sequencers = self._replicas = 0
@@ -279,6 +290,9 @@ class World:
             self.queue.at(reader.start_us, lambda reader=reader: self._start_reader(reader))  # type: ignore[misc]
         self.probe = ProbeProcess(self, "probe")
         self.probe.start()
+        if self.seed >= SPANS_FROM_SEED and any(topic.replicas for topic in self.plan.topics):
+            self.span = SpanProcess(self, "span")
+            self.span.start()
         self.faults.start()
         self.queue.after(SECOND_US, self._sample)
 
@@ -494,6 +508,7 @@ class World:
         self.healed = True
         self.network.calm()
         heal(list(self.disks.devices.values()))
+        self.tiering.heal()
         self.faults.swarm.heal()
         for process in self.processes:
             process.unpause()
@@ -515,7 +530,8 @@ class World:
         for number, topic in enumerate(self.plan.topics):
             for read in ("durable", "ordered") if topic.replicas else ("ordered",):
                 name = f"audit-{number}-{read}"
-                self._start_reader(ReaderPlan(name, topic, "earliest", 0, None, 0, 0, 1 << 18, read=read))
+                by = self.tiering.start_of(topic)
+                self._start_reader(ReaderPlan(name, topic, by, 0, None, 0, 0, 1 << 18, read=read))
             ack = 2 if topic.replicas and number % 2 == 0 else 1
             last = StreamPlan(f"last-{number}", topic, False, batches, 100_000, 4, 1 << 16, 0, 0.0, ack=ack)
             self.start_stream(last, 5 * SECOND_US)
@@ -528,9 +544,10 @@ class World:
 
     def _look(self) -> None:
         late, done = self.queue.now_us >= self._well_us + HEAL_US_MAX, self._all_done()
-        if not self.rest.taken and done and not self.probe.waits:
+        waits = self.probe.waits or (self.span is not None and self.span.reads)
+        if not self.rest.taken and done and not waits:
             self.rest.begin()
-        elif (done or late) and not self.probe.waits:
+        elif (done or late) and not waits:
             for subscriber in self.subscribers:
                 subscriber.mark_passed()
                 subscriber.mark_missed()

@@ -20,6 +20,10 @@ from embarcadero.fuzz.samples import (
     TYPED_SCHEMA,
     entries_for,
     fetched_frame,
+    many_headers,
+    many_tags,
+    old_compressed,
+    overlapping,
     raw_payload,
     typed_payload,
 )
@@ -30,12 +34,14 @@ from embarcadero.limits import (
     DECODED_BYTES_MAX,
     FETCH_BYTES_MAX,
     FRAME_BYTES_MAX,
+    HEADERS_PER_BATCH_MAX,
+    LIST_ENTRIES_MAX,
     MIB,
     SCRATCH_BYTES,
 )
 from embarcadero.types import Gap, GapKind
 from embarcadero.wire.codec import payload_crc
-from embarcadero.wire.payload import decode_batch, raw_batch
+from embarcadero.wire.payload import decode_batch, encode_batch, raw_batch
 from embarcadero.wire.receiver import FetchedReceived, FrameReceiver
 from embarcadero.wire.schemas import RAW, TopicSchemas, checked_schema, decode_schema, decode_versions, encode_schema
 
@@ -50,7 +56,18 @@ def _payloads() -> Inputs:
         for compression in (None, "lz4", "zstd"):
             made.append(COUNT_AND_SCHEMA.pack(count, 0) + raw_payload(count, compression))
             made.append(COUNT_AND_SCHEMA.pack(count, 2) + typed_payload(count, compression))
+    made += [COUNT_AND_SCHEMA.pack(1, version) + payload for version, payload in _bombs()]
     return made
+
+
+def _bombs() -> list[tuple[int, bytes]]:
+    """Small payloads, by schema version, that unpack to far more than they may; and some that just may."""
+    long = raw_batch([None], [bytes(2 * DECODED_BYTES_MAX)], [None], [0])
+    wide = pa.RecordBatch.from_pylist([{"id": 1, "name": "x" * 3_000}], schema=TYPED_SCHEMA)
+    bombs = [(0, old_compressed(long, "zstd")), (0, old_compressed(raw_batch([b"k"], [b"v"], [None], [0]), "lz4"))]
+    bombs += [(0, bytes(encode_batch(many_headers(count), "zstd"))) for count in (1_000, 4 * HEADERS_PER_BATCH_MAX)]
+    bombs += [(2, bytes(encode_batch(many_tags(count), "zstd"))) for count in (1_000, LIST_ENTRIES_MAX + 1)]
+    return [*bombs, (2, overlapping(wide))]
 
 
 def _payload(data: bytes) -> str:
@@ -171,9 +188,7 @@ def _checked(handed: list[Batch], failed: EmbarcaderoError | None) -> str:
 # --- one entry --------------------------------------------------------------------------------------------------------
 def _entry_batches() -> Inputs:
     payloads = [raw_payload(2), b""]
-    return [
-        entry.tobytes() + payload for entry, payload in zip(entries_for(payloads, [2, 0]), payloads, strict=True)
-    ]
+    return [entry.tobytes() + payload for entry, payload in zip(entries_for(payloads, [2, 0]), payloads, strict=True)]
 
 
 def _mend_entry(data: bytes, rng: Random) -> bytes:
@@ -185,7 +200,6 @@ def _mend_entry(data: bytes, rng: Random) -> bytes:
         entry["size"], entry["crc"] = len(payload), payload_crc(payload)
     if rng.random() < 0.5:
         entry["count"] = rng.randrange(4)
-
 
     return seal(entry).tobytes() + payload
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from functools import cache
+from pathlib import Path
 from random import Random
 from typing import Any, Final
 
@@ -21,6 +23,7 @@ from embarcadero.fuzz.world import World, send
 from embarcadero.limits import CONTROL_BYTES_MAX, FETCH_BYTES_MAX, FRAME_BYTES_MAX, MIB, SCRATCH_BYTES
 from embarcadero.types import Order
 from embarcadero.watch.http import Endpoint
+from embarcadero.watch.places import Places
 from embarcadero.wire import codec, messages
 from embarcadero.wire.frames import ACK, FrameKind
 from embarcadero.wire.receiver import AcksReceived, ControlReceived, CreditReceived, FetchedReceived, FrameReceiver
@@ -205,7 +208,7 @@ def _http(data: bytes) -> str:
         reader = asyncio.StreamReader(limit=8_192)
         reader.feed_data(data)
         reader.feed_eof()
-        await Endpoint("1")._serve_one(reader, writer)  # type: ignore[arg-type]
+        await Endpoint("1", Places(Path(os.devnull)))._serve_one(reader, writer)  # type: ignore[arg-type]
 
     _loop().run_until_complete(serve())
     head = writer.data.partition(b"\r\n")[0]
@@ -215,7 +218,8 @@ def _http(data: bytes) -> str:
 
 _FETCHED_BYTES: Final = FETCH_BYTES_MAX + FRAME_BYTES_MAX + MIB
 _words: Final = (
-    b"GET ", b"HEAD ", b"/metrics", b"/health", b"/ready", b"\r\n", b"\r\n\r\n", b" HTTP/1.1", b"?", b" " * 9_000,
+    b"GET ", b"HEAD ", b"/metrics", b"/health", b"/ready", b"/targets", b"\r\nHost: ",
+    b"\r\n", b"\r\n\r\n", b" HTTP/1.1", b"?", b" " * 9_000,
 )  # fmt: skip
 SERVING: Final = (
     Target("broker", "a broker, and a client that says anything", _conversations, _broker, _talk, mend_frames,

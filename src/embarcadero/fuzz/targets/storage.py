@@ -35,6 +35,7 @@ LANE, NUMBER = 7, 2
 FOLDER: Final = layout.range_folder(LANE, NUMBER)
 CLUSTER: Final = "0badcafe"
 START, START_SEQ, COUNT = 100, 1_000, 48
+TOPIC_ID = 11
 SETTINGS: Final = RangeSettings(cluster=CLUSTER, segment_bytes=4_096, index_every_bytes=512)
 
 
@@ -75,7 +76,7 @@ def _written(count: int, sealed: bool = False, dropped: int = 0) -> PlainDisk:
     if dropped:
         log.drop_below(START + dropped)
     log.close()
-    checkpoints.write_checkpoint(disk, layout.lane_folder(LANE), START + 3, session_table())
+    checkpoints.write_checkpoint(disk, layout.lane_folder(LANE), START + 3, session_table(), TOPIC_ID)
     return disk
 
 
@@ -290,7 +291,7 @@ def _sessions(data: bytes) -> str:
     """A checkpoint file: the table in it becomes a lane's sessions, or it is damaged."""
     lane = layout.lane_folder(LANE)
     disk = PlainDisk({f"{lane}/sessions-{START + 3:020d}.checkpoint": data})
-    found = checkpoints.newest_checkpoint(disk, lane, START + 9)
+    found = checkpoints.newest_checkpoint(disk, lane, START + 9, (TOPIC_ID,))
     if found is None:
         return "damaged"
     checkpoint = parse_checkpoint(found[1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from embarcadero.sim.checkers.ledger import Ledger, Violation, inside, ledger_of
+from embarcadero.sim.checkers.ledger import Ledger, Violation, inside, ledger_of, merge
 from embarcadero.sim.history import (
     Delivered,
     Died,
@@ -18,6 +18,7 @@ from embarcadero.sim.history import (
     MirrorLeft,
     Moved,
     OnDisk,
+    PublisherEnded,
     Settled,
     Stopped,
     TopicMade,
@@ -28,6 +29,8 @@ from embarcadero.sim.history import (
 )
 from embarcadero.types import Ack, GapKind
 
+_LOSSES = frozenset({GapKind.LOST.name, GapKind.NEVER_DURABLE.name})
+
 
 def check(history: History) -> list[Violation]:
     """All violations of P1."""
@@ -35,6 +38,7 @@ def check(history: History) -> list[Violation]:
     lanes = _replicated(ledger)
     found = [*_losses_have_a_cause(ledger), *_gaps_are_true(history, lanes), *_what_lasts_is_not_lost(ledger)]
     found += [*_trims_were_asked_for(history), *_losses_are_told(ledger), *_ends_are_known(ledger)]
+    found += _no_end_hides_a_loss(ledger)
     ended, healed = history.of(Ended), history.of(Healed)
     if ended and healed:
         found += [*_read_back(ledger, lanes), *_unnamed_is_there(ledger, lanes), *_readers_are_told(ledger)]
@@ -79,14 +83,26 @@ def _gaps_are_true(history: History, lanes: set[int]) -> list[Violation]:
         if isinstance(event, TrimmedTo):
             trimmed[event.lane] = max(trimmed[event.lane], event.index)
         elif isinstance(event, LostSpan):
-            lost[event.lane] = sorted([*lost[event.lane], (event.start, event.stop)])
+            lost[event.lane] = merge([*lost[event.lane], (event.start, event.stop)])
         elif isinstance(event, GapSeen) and event.lane in lanes and event.start < event.stop:
             what = f"reader {event.reader} was told that indices {event.start} to {event.stop} of lane {event.lane} are"
             if event.kind == GapKind.TRIMMED.name and event.stop > trimmed[event.lane]:
                 found.append(Violation("P1", event.at, f"{what} trimmed; only {trimmed[event.lane]} were"))
-            elif event.kind == GapKind.LOST.name and not inside(lost[event.lane], event.start, event.stop):
+            elif event.kind in _LOSSES and not inside(lost[event.lane], event.start, event.stop):
                 found.append(Violation("P1", event.at, f"{what} lost; they are not"))
-    return found
+    return found + _readers_of_durable(history)
+
+
+def _readers_of_durable(history: History) -> list[Violation]:
+    """Only a reader of durable records is told NEVER_DURABLE: another one may have got what is lost there."""
+    others = {(event.reader, event.lane) for event in history.of(Delivered) if not event.durable}
+    return [
+        Violation("P1", e.at, (
+            f"reader {e.reader} of what is ordered was told that indices {e.start} to {e.stop} of lane {e.lane} never "
+            "were durable, and not that they are lost"))
+        for e in history.of(GapSeen)
+        if e.kind == GapKind.NEVER_DURABLE.name and (e.reader, e.lane) in others
+    ]  # fmt: skip
 
 
 def _what_lasts_is_not_lost(ledger: Ledger) -> list[Violation]:
@@ -144,6 +160,26 @@ def _losses_are_told(ledger: Ledger) -> list[Violation]:
     return found
 
 
+def _no_end_hides_a_loss(ledger: Ledger) -> list[Violation]:
+    """A publisher that is told to close, or fails, after a loss has reported that loss when it has ended."""
+    history = ledger.history
+    unnumbered_us = max((stop.at for stop in history.of(Stopped) if not stop.numbered), default=-1)
+    told = {(event.process, event.lane, event.index) for event in history.of(LossTold)}
+    since = {event.process: event.since for event in history.of(PublisherEnded)}
+    found: list[Violation] = []
+    for event in history.of(Settled):
+        if event.verdict is not Verdict.STORED or event.index is None or event.at <= unnumbered_us:
+            continue
+        went_us = ledger.went_us(event.lane, event.index)
+        if went_us is None or event.process not in since or since[event.process] <= went_us:
+            continue
+        if (event.process, event.lane, event.index) not in told:
+            found.append(Violation("P1", event.at, (
+                f"batch {event.number} of {event.process}, acked at index {event.index} of lane {event.lane}, is lost, "
+                "and its publisher ended without being told")))  # fmt: skip
+    return found
+
+
 def _sent_last(ledger: Ledger) -> dict[str, int]:
     """When each publisher that is well in the end sent the last batch that was stored."""
     settled = ledger.history.of(Settled)
@@ -191,17 +227,26 @@ def _ends_are_known(ledger: Ledger) -> list[Violation]:
 
 
 def _readers_are_told(ledger: Ledger) -> list[Violation]:
-    """A reader that got what is lost hears of it: by a gap, or by the end of the lane below its place."""
-    unaware: dict[tuple[str, int], Delivered] = {}
-    for event in ledger.history.some(Delivered, Moved, GapSeen):
+    """A reader that got what is lost hears of all of it: by a gap that begins no later, or by the end of the lane."""
+    unaware: dict[tuple[str, int], Delivered] = {}  # the first that is lost of what each reader got
+    for event in ledger.reads:
+        key = event.reader, event.lane
         if isinstance(event, Delivered) and ledger.is_lost(event.lane, event.index):
-            unaware[event.reader, event.lane] = event
-        elif isinstance(event, Moved) or (isinstance(event, GapSeen) and event.session is None):
-            unaware.pop((event.reader, event.lane), None)
+            unaware.setdefault(key, event)
+        elif isinstance(event, Moved) or (isinstance(event, GapSeen) and _tells(event, unaware.get(key))):
+            unaware.pop(key, None)
     return [
         Violation("P1", d.at, f"reader {d.reader} got index {d.index} of lane {d.lane}; nobody told it that it is lost")
         for d in unaware.values()
     ]
+
+
+def _tells(gap: GapSeen, read: Delivered | None) -> bool:
+    """Whether a gap tells that what was read is gone. A closed lane that ends has lost all that is above its end."""
+    if read is None or gap.kind == GapKind.END_OF_LANE.name:
+        return True
+    told = gap.session is None and gap.kind != GapKind.NEVER_DURABLE.name
+    return told and gap.start <= read.index < gap.stop
 
 
 def _read_back(ledger: Ledger, lanes: set[int]) -> list[Violation]:

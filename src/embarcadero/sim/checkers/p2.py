@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from embarcadero.sim.checkers.ledger import Batch, Claim, Ledger, Violation, covered, inside, ledger_of
-from embarcadero.sim.history import Delivered, FabricLost, History, Sent, Settled, Verdict
+from embarcadero.sim.history import Delivered, FabricLost, History, Numbered, Sent, Settled, Verdict
 
 
 def check(history: History) -> list[Violation]:
@@ -13,6 +13,7 @@ def check(history: History) -> list[Violation]:
         *_one_batch_per_position(ledger),
         *_one_position_per_batch(ledger),
         *_one_position_per_sequence(ledger),
+        *_numbers_never_move(ledger),
         *_records_do_not_overlap(ledger),
         *_refused_never_appear(ledger),
         *_acked_is_there(ledger),
@@ -50,6 +51,19 @@ def _one_position_per_batch(ledger: Ledger) -> list[Violation]:
                     found.append(Violation("P2", max(other.at, claim.at), (
                         f"{ledger.name(claim.digest)} has two positions in lane {lane}: index {other.index} "
                         f"({other.who}) and {index} ({claim.who})")))  # fmt: skip
+    return found
+
+
+def _numbers_never_move(ledger: Ledger) -> list[Violation]:
+    """A batch that its caller numbered is stored under that number. Else another batch is lost, or comes twice."""
+    streams = {event.stream for event in ledger.history.of(Numbered)}
+    found: list[Violation] = []
+    for event in ledger.history.of(Delivered) if streams else ():
+        batch = ledger.batch_of.get(event.digest)
+        if batch is not None and batch[0] in streams and event.session_seq != batch[1]:
+            found.append(Violation("P2", event.at, (
+                f"batch {batch[1]} of {batch[0]}, numbered by its caller, is stored as {event.session_seq} "
+                f"(index {event.index} of lane {event.lane})")))  # fmt: skip
     return found
 
 

@@ -1,4 +1,4 @@
-"""P3: all readers see one order; what was acked first comes first; order 5 keeps each stream's order without holes."""
+"""P3: all readers see one order; what was acked first comes first; strong sessions keep their order."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import defaultdict
 from itertools import pairwise
 
 from embarcadero.sim.checkers.ledger import Ledger, Violation, covered, inside, ledger_of
-from embarcadero.sim.history import Delivered, FabricLost, GapSeen, History, Settled, TopicMade, Verdict
+from embarcadero.sim.history import Began, Delivered, FabricLost, GapSeen, History, Settled, TopicMade, Verdict
 from embarcadero.types import GapKind, OnGap, Order
 
 
@@ -14,9 +14,10 @@ def check(history: History) -> list[Violation]:
     """All violations of P3."""
     ledger = ledger_of(history)
     found = [*_readers_agree(history), *_stamps(ledger), *_time_goes_on(ledger), *_real_time(ledger)]
+    strong = {began.stream for began in history.of(Began) if began.strong}
     for topic in history.of(TopicMade):
-        if topic.order == Order.STRONG:
-            found += _submission_order(ledger, topic)
+        if topic.order >= Order.TOTAL:
+            found += _submission_order(ledger, topic, None if topic.order == Order.STRONG else strong)
     for made in ledger.broker_lanes.values():
         if made.order == Order.BROKER:
             found += _lane_order(ledger, made.lane)
@@ -128,15 +129,17 @@ def _lane_order(ledger: Ledger, lane: int) -> list[Violation]:
     return found
 
 
-def _submission_order(ledger: Ledger, topic: TopicMade) -> list[Violation]:
-    """Each stream's numbers go up with the index, from 0, without a hole that no SKIPPED gap declares."""
+def _submission_order(ledger: Ledger, topic: TopicMade, strong: set[str] | None) -> list[Violation]:
+    """Check the streams of strong sessions (None: all streams of the topic).
+
+    Each stream's numbers go up with the index, from 0, without a hole that no SKIPPED gap declares."""
     found: list[Violation] = []
     skipped, lost = _skipped(ledger, topic.lane), _lost(ledger, topic.lane)
     spans = covered(ledger.history, topic.lane)
     stored: dict[str, list[tuple[int, int, int]]] = defaultdict(list)  # stream -> (index, number, at)
     for digest, index in ledger.index_of(topic.lane).items():
         batch = ledger.batch_of.get(digest)
-        if batch is not None:
+        if batch is not None and (strong is None or batch[0] in strong):
             stored[batch[0]].append((index, batch[1], ledger.claims[topic.lane][index][0].at))
     for stream in sorted(stored):
         before = (-1, -1, 0)

@@ -1,4 +1,7 @@
-"""P4: nothing above the frontier is served, no reader's prefix changes, skips or goes back, and a tail is the tail."""
+"""P4: nothing above the frontier is served, no reader's prefix changes, skips or goes back, and a tail is the tail.
+
+Nor does a lane start above what can be read of it.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,12 @@ from embarcadero.sim.history import (
     OrderedTo,
     Passed,
     Settled,
+    StartRead,
     StillThere,
     TailRead,
+    TieredTo,
+    TopicMade,
+    TrimAsked,
     Verdict,
 )
 from embarcadero.types import Ack, GapKind
@@ -35,6 +42,7 @@ def check(history: History) -> list[Violation]:
         *_trimmed_is_gone(history),
         *_ends_are_ends(ledger),
         *_tails(ledger),
+        *_starts(ledger),
     ]
 
 
@@ -223,3 +231,36 @@ def _floors(facts: list[_Fact]) -> tuple[list[int], list[_Fact]]:
     for fact in facts:
         best.append(fact if not best or fact.tail > best[-1].tail else best[-1])
     return [fact.at for fact in facts], best
+
+
+def _start(event: StartRead, tiered: set[int]) -> int:
+    return event.index if event.lane in tiered else max(event.index, event.hot_index)
+
+
+def _starts(ledger: Ledger) -> list[Violation]:
+    """A lane of a topic with replicas starts at or below all that was acked or read of it before, and was not trimmed
+    or lost: also for readers of what brokers have, unless its topic has a table."""
+    replicated = {topic.lane for topic in ledger.history.of(TopicMade) if topic.replicas}
+    replicated |= {lane for lane, made in ledger.broker_lanes.items() if made.topic in replicated}
+    known: dict[int, list[tuple[int, int]]] = defaultdict(list)  # lane -> (index, since when it is known)
+    for event in ledger.history.some(Settled, Delivered):
+        for fact in _facts(event):
+            if fact.lane in replicated and not ledger.is_lost(fact.lane, fact.tail - 1):
+                known[fact.lane].append((fact.tail - 1, fact.at))
+    for facts in known.values():
+        facts.sort()
+    asked: dict[int, int] = defaultdict(int)
+    found: list[Violation] = []
+    tiered = {event.lane for event in ledger.history.of(TieredTo)}
+    for event in ledger.history.some(TrimAsked, StartRead):
+        if isinstance(event, TrimAsked):
+            asked[event.lane] = max(asked[event.lane], event.index)
+        elif isinstance(event, StartRead) and (start := _start(event, tiered)) > asked[event.lane]:
+            facts = known[event.lane]
+            below = facts[bisect_left(facts, (asked[event.lane], -1)) : bisect_left(facts, (start, -1))]
+            hidden = next((index for index, at in below if at < event.began), None)
+            if hidden is not None:
+                found.append(Violation("P4", event.at, (
+                    f"{event.process} was told that lane {event.lane} starts at {start}, but index {hidden} had been "
+                    "acked or read before it asked, and is neither trimmed nor lost")))  # fmt: skip
+    return found

@@ -40,7 +40,7 @@ from embarcadero.fabric.ring import RingReader, RingWriter, create_ring
 from embarcadero.invariants import invariant
 from embarcadero.plants import planted
 from embarcadero.sequencer.brokers import Brokers
-from embarcadero.sequencer.decisions import open_entry
+from embarcadero.sequencer.decisions import OpenedFacts, open_entry
 from embarcadero.sequencer.held import HeldSlots, create_held
 from embarcadero.sequencer.lane import Lane, order_region
 from embarcadero.sequencer.order import LaneOrder
@@ -51,7 +51,7 @@ from embarcadero.sequencer.takeover import Foreseen, Legacy, read_lane
 from embarcadero.sim.exhaustive.actor import Lines, Play, Stage
 from embarcadero.sim.exhaustive.explore import Facts, Scope
 from embarcadero.sim.exhaustive.regions import FirstFabric
-from embarcadero.types import NO_SESSION, EntryKind, Member, Topic
+from embarcadero.types import EntryKind, Member, Topic
 
 LANE: Final = 0
 SIZES: Final = FabricSizes(
@@ -83,7 +83,7 @@ def begin_takeover(lines: Lines, ordered: int = 0) -> Any:
     frontiers = fabric.create("epoch-1/frontiers", _FRONTIERS)
     create_held(fabric, "epoch-1/held", SIZES.held_slots)
     order = create_ring(fabric, order_region(1, LANE), RegionKind.ORDER, ORDER, SIZES.order_slots)
-    order.write(open_entry(0, 0, 0, NO_SESSION, False), 0)
+    order.write(open_entry(0, 0, OpenedFacts(0, None, taken=False, strong=False)), 0)
     order.publish()
     frontiers.data[_LANE_LINE : _LANE_LINE + 16].view(np.uint64)[:] = 1, 0
     frontiers.keep()
