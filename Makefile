@@ -5,18 +5,19 @@ BIN    := $(VENV)/bin
 SEEDS  ?= 2000
 WORKERS ?= 2
 ROUNDS ?= 100
+SOAK_SECONDS ?= 900
 SECONDS ?= 30
 SECONDS_PER_CASE ?= 8
 LOG_MIB ?= 2000
 
-.PHONY: help setup demo test check unit sim fuzz chaos bench stress plants system lock clean
+.PHONY: help setup demo test check unit sim fuzz chaos soak bench stress plants system lock clean
 .DEFAULT_GOAL := help
 
 help:            ## what there is to do
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
 
 setup: $(VENV)/.ready  ## make the virtual environment and build the native part
-$(VENV)/.ready: requirements.lock pyproject.toml setup.py native/primitives.c
+$(VENV)/.ready: requirements.lock pyproject.toml setup.py native/primitives.c native/partitions.c
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else "Embarcadero needs Python 3.11 or newer; this is %d.%d. Try: make PYTHON=python3.12" % v[:2])'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
@@ -28,7 +29,7 @@ demo: setup      ## kill -9 of a broker, the sequencer, everything; then a whole
 
 test: setup check unit  ## all checks and tests
 unit: setup
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 25
 
 check: setup     ## lint and types
 	$(BIN)/ruff check .
@@ -42,6 +43,9 @@ fuzz: setup      ## hostile and damaged inputs for every decoder and every recov
 
 plants: setup    ## plant each known bug and see a test or a seed catch it
 	$(BIN)/embarcadero sim --plants
+
+soak: setup      ## topics, sessions, connections and takeovers come and go for 15 minutes: nothing may pile up
+	$(BIN)/embarcadero chaos soak --seconds $(SOAK_SECONDS)
 
 chaos: setup     ## real processes under kill -9, pauses, cut connections, full disks: all cases, all figures, about an hour
 	$(BIN)/embarcadero chaos matrix --seconds $(SECONDS_PER_CASE) --report build/chaos/matrix.json
@@ -69,4 +73,4 @@ lock:            ## pin all versions anew
 	$(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-header --python-version 3.11 --all-extras --group dev pyproject.toml -o requirements.lock
 
 clean:           ## remove what was built
-	rm -rf $(VENV) build src/*.egg-info src/embarcadero/fabric/_native*.so
+	rm -rf $(VENV) build src/*.egg-info src/embarcadero/fabric/_native*.so src/embarcadero/wire/_partitions*.so

@@ -1,14 +1,15 @@
-"""The one native part: fabric primitives. Optional: without a C compiler it runs on coherent x86-64 and says so."""
+"""The native parts: fabric primitives, and partitions of keys. Both are optional: there is Python that does the same.
+
+Without a C compiler the fabric runs on coherent x86-64 only, and says so; partitions of keys only take longer.
+"""
 
 from setuptools import Extension, setup
 
+FLAGS = ["-O2", "-std=c11", "-Wall", "-Wextra"]
+
 setup(
     ext_modules=[
-        Extension(
-            "embarcadero.fabric._native",
-            ["native/primitives.c"],
-            extra_compile_args=["-O2", "-std=c11", "-Wall", "-Wextra"],
-            optional=True,
-        )
+        Extension("embarcadero.fabric._native", ["native/primitives.c"], extra_compile_args=FLAGS, optional=True),
+        Extension("embarcadero.wire._partitions", ["native/partitions.c"], extra_compile_args=FLAGS, optional=True),
     ]
 )

@@ -6,6 +6,7 @@ time is a `Clock`; what may block goes to `Workers`.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable
 from typing import Final, Protocol, TypeVar
@@ -33,6 +34,15 @@ class SystemClock:
 
     def wall_us(self) -> int:
         return time.time_ns() // 1000
+
+
+Ids = Callable[[], int]
+"""Draws ids that never come twice: positive, 63 bits, so that signed 64-bit columns and Java's long hold them."""
+
+
+def random_id() -> int:
+    """Draw an id from the operating system's random numbers."""
+    return secrets.randbits(63) or 1
 
 
 class Journal(Protocol):

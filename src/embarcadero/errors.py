@@ -7,10 +7,12 @@ EmbarcaderoError
 │   │   └── BadSchema         a schema that no topic may have, or data or changes that do not fit the topic's schema
 │   ├── BadConfiguration      a file, variable or flag that is wrong; names all problems
 │   ├── OutOfSequence         a session_seq that does not continue the session
-│   └── Closed                the object was closed before this call
+│   ├── Closed                the object was closed before this call
+│   └── Forked                a publisher, subscriber or future of the parent process, used in a forked child
 ├── NotAvailable              this cluster cannot do that (yet)
 ├── Refused                   the cluster said no; nothing was stored; trying again gives the same answer
 │   ├── UnknownTopic
+│   │   └── TopicReplaced     the topic that was meant is deleted, and another one has its name
 │   ├── TopicExists
 │   ├── UnknownSchema         a batch of a schema version that its topic does not have
 │   ├── UnknownSession        the session was never opened, or is long gone
@@ -30,6 +32,8 @@ EmbarcaderoError
 ├── RecordsLost               acked with ack=1, not yet durable, and lost with the whole fabric; names the positions
 ├── OutcomeUnknown            it may or may not have happened
 │   └── TimedOut              the time the caller gave is over
+│       └── LossUnknown       acked with ack=1; the publisher ended before a broker could say whether they are lost
+├── ManyErrors                several publishers of a log failed; also an ExceptionGroup with all their errors
 ├── ProtocolError             the peer speaks nonsense, or another version
 │   ├── BadMagic
 │   ├── BadVersion
@@ -46,14 +50,14 @@ EmbarcaderoError
     ├── NotRunning
     ├── PortInUse
     ├── FabricFull            the memory file system has no room
-    ├── WrongFolder           a data folder of another cluster, another replica, a newer version, or in use
+    ├── WrongFolder           a data folder of another cluster, another replica, a newer version, a copy, or in use
     ├── DiskFull              a replica's disk has no room; it stops counting until it has
     └── DiskFailed            a disk that can't be read or written; names the file and the operation
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -79,6 +83,7 @@ class BadSchema(BadValue): ...
 class BadConfiguration(UsageError): ...
 class OutOfSequence(UsageError): ...
 class Closed(UsageError): ...
+class Forked(UsageError): ...
 
 
 class NotAvailable(EmbarcaderoError): ...
@@ -86,6 +91,7 @@ class NotAvailable(EmbarcaderoError): ...
 
 class Refused(EmbarcaderoError): ...
 class UnknownTopic(Refused): ...
+class TopicReplaced(UnknownTopic): ...
 class TopicExists(Refused): ...
 class UnknownSchema(Refused): ...
 class UnknownSession(Refused): ...
@@ -106,21 +112,62 @@ class Backpressure(Retriable): ...
 class TierUnavailable(Retriable): ...
 
 
-class RecordsLost(EmbarcaderoError):
-    """`positions` has the first record of each lost batch, `counts` how many records that batch had."""
+class _OfRecords:
+    """An error about records: `positions` has the first record of each batch, `counts` how many records it had."""
+
+    message: str
+    hint: str
 
     def __init__(
         self, message: str, hint: str = "", positions: Iterable[Position] = (), counts: Iterable[int] = ()
     ) -> None:
-        super().__init__(message, hint)
+        super().__init__(message, hint)  # type: ignore[call-arg]
         self.positions, self.counts = tuple(positions), tuple(counts)
 
     def __reduce__(self) -> Any:
         return type(self), (self.message, self.hint, self.positions, self.counts)
 
 
+class RecordsLost(_OfRecords, EmbarcaderoError):
+    """Records that were acked and are lost."""
+
+
 class OutcomeUnknown(EmbarcaderoError): ...
 class TimedOut(OutcomeUnknown, TimeoutError): ...
+
+
+class LossUnknown(_OfRecords, TimedOut):
+    """Records that were acked and may be lost."""
+
+
+class ManyErrors(EmbarcaderoError, ExceptionGroup[EmbarcaderoError]):
+    """Several errors that one call has to report; `exceptions` has them, and `except*` takes them apart."""
+
+    def __new__(cls, message: str, errors: Sequence[EmbarcaderoError]) -> ManyErrors:
+        """An exception group is made of its message and its errors."""
+        return super().__new__(cls, message, errors)
+
+    def __init__(self, message: str, errors: Sequence[EmbarcaderoError]) -> None:  # noqa: ARG002 - see __new__
+        self.hint = errors[0].hint
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.message, list(self.exceptions))
+
+    def derive(self, excs: Sequence[Any]) -> ExceptionGroup[Any]:
+        """A part of the group, as `except*` makes it."""
+        return ManyErrors(self.message, excs)
+
+
+def raise_as_one(errors: Sequence[EmbarcaderoError]) -> None:
+    """Raise all of these, if there are any. A loss stays a RecordsLost; its cause is then what failed besides."""
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        every = "; ".join(f"{type(error).__name__}: {error.message}" for error in errors)
+        lost, *others = errors
+        if isinstance(lost, RecordsLost):
+            raise lost from (others[0] if len(others) == 1 else ManyErrors(every, others))
+        raise ManyErrors(every, errors)
 
 
 class ProtocolError(EmbarcaderoError): ...
@@ -155,7 +202,8 @@ LATER = (Retriable, DiskFull, DiskFailed)
 def _tree(root: type[EmbarcaderoError]) -> dict[str, type[EmbarcaderoError]]:
     found = {root.__name__: root}
     for child in root.__subclasses__():
-        found.update(_tree(child))
+        if child is not ManyErrors:  # made here, of other errors
+            found.update(_tree(child))
     return found
 
 

@@ -7,6 +7,7 @@ incarnation: one run of a broker.  handle (of a region): the small number by whi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Final, NamedTuple
@@ -24,7 +25,7 @@ NO_HANDLE = 0xFFFF
 
 
 class Order(IntEnum):
-    """How strongly a topic is ordered."""
+    """How strongly a topic, or one session in it, is ordered. `orders.py` has the names that users write."""
 
     NONE = 0
     BROKER = 1
@@ -41,7 +42,7 @@ class Ack(IntEnum):
 
 
 class OnGap(StrEnum):
-    """What an order-5 topic does when a session's gap does not close in time."""
+    """What is done when a gap of a strong session does not close in time."""
 
     FENCE = "fence"
     SKIP = "skip"
@@ -101,6 +102,7 @@ class GapKind(IntEnum):
     TRIMMED = 2
     LOST = 3
     END_OF_LANE = 4  # the lane is closed and ends here: nothing is missing, and nothing more will come
+    NEVER_DURABLE = 5  # passed over by a restart: for a reader of durable records nothing was ever there
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -113,7 +115,7 @@ class Position:
 
 
 class Gap(NamedTuple):
-    """A typed hole. TRIMMED and LOST: indices [start, stop). SKIPPED: session sequences [start, stop) of `session`.
+    """A typed hole. SKIPPED: session sequences [start, stop) of `session`. TRIMMED, LOST, NEVER_DURABLE: indices.
 
     END_OF_LANE: `start` and `stop` are the index at which the lane ends.
     """
@@ -124,13 +126,22 @@ class Gap(NamedTuple):
     session: int = NO_SESSION
 
 
+Holes = Sequence[tuple[int, int]]
+"""Spans of positions [start, stop) that a restart passed over: no record can be read there, now or later."""
+
+
+def count_outside(start: int, stop: int, holes: Holes) -> int:
+    """How many positions of [start, stop) are in none of the holes, which do not overlap."""
+    return max(0, stop - start - sum(max(0, min(stop, to) - max(start, from_)) for from_, to in holes))
+
+
 @dataclass(frozen=True, slots=True)
 class Tail:
     """Where a lane ends: the next index and seq to be ordered, and to be durable; and where its readable part starts.
 
     `hot_index` and `hot_seq` are where the part begins that brokers serve: above the start, what is below is only in
     the topic's table. Of a topic of order 0 or 1 all count the batches and records of all lanes; `lanes` has the tail
-    of each.
+    of each. `holes` are the spans of seqs above the start that restarts passed over: use `records` to count.
     """
 
     lane: int
@@ -143,6 +154,11 @@ class Tail:
     hot_index: int = 0
     hot_seq: int = 0
     lanes: tuple[Tail, ...] = ()
+    holes: tuple[tuple[int, int], ...] = ()
+
+    def records(self, start: int, stop: int) -> int:
+        """How many records have start <= seq < stop: seqs in `holes` are none. Of one lane."""
+        return count_outside(start, stop, self.holes)
 
 
 class Cut(msgspec.Struct, frozen=True, array_like=True):
@@ -186,6 +202,17 @@ class TopicLane(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return f"broker-{self.broker}.{self.incarnation}/order-{self.lane}"
 
 
+MURMUR2 = "murmur2"
+CRC32C = "crc32c"
+PARTITIONERS = (MURMUR2, CRC32C)
+"""How keys choose partitions: see `wire/partitioners.py`."""
+
+
+def id_text(topic_id: int) -> str:
+    """Print a topic's id as 16 hexadecimal digits: as a number, JavaScript would round it."""
+    return f"{topic_id:016x}"
+
+
 class Topic(msgspec.Struct, frozen=True, kw_only=True):
     """A topic as the store holds it. `lanes` is filled in for those who ask: orders 0 and 1 have one per broker."""
 
@@ -201,7 +228,24 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     schema_version: int = 0  # newest version of its schema; 0: raw records
     retention_bytes: int = 0  # whole sealed segments go beyond this; 0: no bound
     retention_s: int = 0  # and after this long; 0: no bound
+    id: int = 0  # random, 63 bits: another topic of the same name has another one; 0: not given yet
+    had_no_id: bool = False  # an upgrade gave the id: session checkpoints on disk without an id may be this topic's
+    partitioner: str = CRC32C  # how keys choose partitions; a record without this field is of a time without a choice
+    key: str = ""  # the column whose values choose partitions; "": none, or raw records, which have keys of their own
+    first_partitions: int = 0  # how many it was created with; 0: as many as now, or not known
     lanes: list[TopicLane] = []
+
+    @property
+    def checkpoint_ids(self) -> tuple[int, ...]:
+        """The ids that session checkpoints of this topic on disk may carry."""
+        return (self.id, 0) if self.had_no_id or not self.id else (self.id,)
+
+
+FROM_TABLE: Final = 0x80
+"""A flag of a batch's entry as a broker sends it: the payload was encoded again from the columns of the topic's table.
+
+`size` and `crc` are those of the payload that is sent; `location` is the CRC32C of the payload that was published.
+"""
 
 
 class Tier(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,6 +266,8 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
     holder: str = ""
     lease: int = 0
     advanced_us: int = 0  # when a frontier was last told, by the clock of the broker that was told
+    topic_id: int = 0  # the id of the topic whose records it holds; 0: the topic had none when it was made
+    properties: dict[str, str] = {}  # how the store is reached, without secrets: endpoint, region, addressing
 
     def frontier(self, lane: int) -> tuple[int, int]:
         """The place below which a lane is in the table."""
@@ -230,6 +276,12 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
     def start(self, lane: int) -> tuple[int, int]:
         """The place at which a lane's part in the table starts; at its frontier if there is nothing."""
         return min(self.starts.get(lane, (0, 0)), self.frontier(lane))
+
+    @property
+    def store(self) -> str:
+        """The store of the table's files, for messages: its endpoint, if one is known, and the warehouse."""
+        endpoint = next((value for key, value in self.properties.items() if key.endswith(".endpoint")), "")
+        return f"{endpoint}, warehouse {self.warehouse}" if endpoint else f"warehouse {self.warehouse}"
 
 
 class MemberState(StrEnum):
@@ -303,7 +355,9 @@ class ReplicaMember(msgspec.Struct, frozen=True, kw_only=True):
 class Range(msgspec.Struct, frozen=True, kw_only=True):
     """A contiguous span of a lane with one replica set. Only a lane's last one is open; a sealed one never changes.
 
-    `number` counts from 1 in its lane. Positions between the end of a range and the start of the next one are lost. One
+    `number` counts from 1 in its lane. Positions between the end of a range and the start of the next one are lost:
+    with `never_durable`, nothing there ever was durable; else (ranges of earlier versions, and of a loss that an
+    operator accepted) something may have been. One
     that is trimmed away is forgotten, or empty and without replicas as long as lost positions after it are to be told.
     """
 
@@ -315,6 +369,7 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
     durable_on: int
     end: int | None = None
     end_seq: int | None = None
+    never_durable: bool = False
 
     @property
     def open(self) -> bool:

@@ -179,7 +179,8 @@ def test_ack_with_an_unknown_outcome(outcome: int) -> None:
 
 gaps = st.none() | st.builds(
     lambda kind, start, size: Gap(kind, start, start + size),
-    st.sampled_from([GapKind.TRIMMED, GapKind.LOST]), st.integers(0, 2**63), st.integers(1, 2**62),
+    st.sampled_from([GapKind.TRIMMED, GapKind.LOST, GapKind.NEVER_DURABLE]),
+    st.integers(0, 2**63), st.integers(1, 2**62),
 ) | st.builds(lambda end: Gap(GapKind.END_OF_LANE, end, end), st.integers(0, 2**63))  # fmt: skip
 
 

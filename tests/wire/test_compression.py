@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embarcadero.errors import Corrupt
-from embarcadero.limits import BATCH_BUFFERS_MAX, DECODED_BYTES_MAX
+from embarcadero.fuzz.samples import TYPED_SCHEMA, many_headers, many_tags, old_compressed, overlapping
+from embarcadero.limits import BATCH_BUFFERS_MAX, DECODED_BYTES_MAX, HEADERS_PER_BATCH_MAX, LIST_ENTRIES_MAX
 from embarcadero.wire.compression import COMPRESSIONS
-from embarcadero.wire.payload import decode_batch, encode_batch
+from embarcadero.wire.payload import RAW_SCHEMA, decode_batch, encode_batch, raw_batch
 
 SCHEMA = pa.schema([("s", pa.string()), ("n", pa.list_(pa.int64())), ("b", pa.bool_())])
 ROWS = [{"s": "x" * 50, "n": list(range(9)), "b": True}, {}, {"s": ""}] * 20
@@ -60,6 +61,79 @@ def test_too_many_buffers_are_refused() -> None:
     batch = pa.RecordBatch.from_arrays([pa.array([1])] * columns, names=[str(n) for n in range(columns)])
     with pytest.raises(Corrupt, match="buffers"):
         decode_batch(encode_batch(batch, "lz4"), batch.schema, 1)
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_the_compression_of_arrow_0_17_is_refused_before_it_is_unpacked(compression: str) -> None:
+    """Arrow's reader still unpacks it, to whatever the payload claims."""
+    bomb = old_compressed(raw_batch([None], [bytes(DECODED_BYTES_MAX + 1)], [None], [1]), compression)
+    assert len(bomb) < 1 << 20
+    held = pa.total_allocated_bytes()
+    with pytest.raises(Corrupt, match="experimental compression"):
+        decode_batch(bomb, RAW_SCHEMA, 1)
+    assert pa.total_allocated_bytes() <= held
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_a_record_with_millions_of_empty_headers_is_refused(compression: str) -> None:
+    """Empty headers have no bytes of their own, but a reader makes an object of each."""
+    bomb = encode_batch(many_headers(HEADERS_PER_BATCH_MAX + 1), compression)
+    assert bomb.size < 1 << 20
+    with pytest.raises(Corrupt, match="entries in all"):
+        decode_batch(bomb, RAW_SCHEMA, 1)
+    assert decode_batch(encode_batch(many_headers(HEADERS_PER_BATCH_MAX), compression), RAW_SCHEMA, 1, full=True)
+
+
+def nulls(kind: pa.DataType, entries: int) -> pa.RecordBatch:
+    """One record: a list of that many nulls, which need no bytes at all."""
+    ends = pa.array([0, entries], pa.int64() if pa.types.is_large_list(kind) else pa.int32()).buffers()[1]
+    buffers = [None] if pa.types.is_fixed_size_list(kind) else [None, ends]
+    return pa.record_batch({"a": pa.Array.from_buffers(kind, 1, buffers, children=[pa.nulls(entries)])})
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.list_(pa.null()), pa.large_list(pa.null()), pa.list_(pa.null(), LIST_ENTRIES_MAX + 1)],
+    ids=["list", "large list", "fixed size list"],
+)
+def test_a_list_of_nulls_without_end_is_refused(kind: pa.DataType) -> None:
+    """It takes no buffer, so that adding up buffers finds nothing."""
+    bomb = nulls(kind, LIST_ENTRIES_MAX + 1)
+    with pytest.raises(Corrupt, match="entries in all"):
+        decode_batch(bomb.serialize(), bomb.schema, 1)
+
+
+@pytest.mark.parametrize("compression", [None, *COMPRESSIONS])
+def test_a_list_of_empty_strings_is_refused(compression: str | None) -> None:
+    """A list within a struct, beside other columns: the lengths of all of them are looked at."""
+    with pytest.raises(Corrupt, match="entries in all"):
+        decode_batch(encode_batch(many_tags(LIST_ENTRIES_MAX + 1), compression), TYPED_SCHEMA, 1)
+    inner = pa.StructArray.from_arrays([nulls(pa.list_(pa.null()), LIST_ENTRIES_MAX + 1).column(0)], names=["x"])
+    deep = pa.record_batch({"n": pa.array([1]), "s": inner, "m": pa.array([[1]])})
+    with pytest.raises(Corrupt, match="entries in all"):
+        decode_batch(encode_batch(deep, compression), deep.schema, 1)
+
+
+def test_buffers_that_overlap_are_added_up() -> None:
+    """One buffer may serve many columns: whoever copies the columns would have it many times."""
+    many = {str(n): pa.array([bytes(1 << 20)]) for n in range(70)}
+    bomb = overlapping(pa.record_batch(many))
+    with pytest.raises(Corrupt, match="unpacks to"):
+        decode_batch(bomb, pa.record_batch(many).schema, 1)
+
+
+def test_lengths_are_compared_before_a_batch_is_read() -> None:
+    """Columns of nulls may have any number of records, without a byte."""
+    bomb = pa.record_batch({"a": pa.Array.from_buffers(pa.null(), 1 << 30, [None])})
+    with pytest.raises(Corrupt, match="1073741824 records, its entry says 1"):
+        decode_batch(bomb.serialize(), bomb.schema, 1)
+
+
+def test_a_reader_of_an_older_schema_reads_a_batch_with_more_columns() -> None:
+    """Lengths of columns that it does not know are not taken for those of its own lists."""
+    schema = pa.schema([("a", pa.list_(pa.int8()))])
+    newer = pa.record_batch({"a": pa.array([[1], [2]], pa.list_(pa.int8())), "b": pa.array([[7] * 9, []])})
+    assert decode_batch(newer.serialize(), schema, 2, full=True).to_pydict() == {"a": [[1], [2]]}
 
 
 @pytest.mark.parametrize("claim", [0, 1, 7, 1000])

@@ -51,7 +51,8 @@ invariant(PACKED_ACK.size == ACK.itemsize, "a packed ack is the table's ack")
 _BATCH_WORD: Final = WORDS[FrameKind.BATCH]
 _FETCHED_WORD: Final = WORDS[FrameKind.FETCHED]
 
-_FETCHED_GAPS: Final = frozenset({GapKind.TRIMMED, GapKind.LOST, GapKind.END_OF_LANE})
+_SPANS: Final = frozenset({GapKind.TRIMMED, GapKind.LOST, GapKind.NEVER_DURABLE})
+_FETCHED_GAPS: Final = _SPANS | {GapKind.END_OF_LANE}
 _OUTCOMES: Final = frozenset(int(outcome) for outcome in Outcome)
 _OUTCOME_AT: Final = 40
 invariant(PACKED_ACK.pack(0, 0, 0, 0, 0, 0, 1).index(1) == _OUTCOME_AT, "an ack's outcome is where the table says")
@@ -219,9 +220,19 @@ def credit_frame(total: int) -> bytes:
     return _SHORT.pack(WORDS[FrameKind.CREDIT], 0, total)
 
 
-def full_frame() -> bytes:
-    """A whole frame that says: above the high water mark for too long."""
-    return _SHORT.pack(WORDS[FrameKind.FULL], 0, 0)
+def full_frame(lane: int = -1, replica: int = -1, trouble: int = 0) -> bytes:
+    """A whole frame that says: no room for too long. Without a lane the broker's own memory is full.
+
+    With one, disks do not keep up with that lane (orders 0 and 1: the topic's number); `replica` is one that has
+    `trouble`, in bits of its health word. 64 bits: lane + 1 (32), replica + 1 (24), trouble (8).
+    """
+    why = (lane + 1) << 32 | (replica + 1 & 0xFF_FFFF) << 8 | trouble & 0xFF
+    return _SHORT.pack(WORDS[FrameKind.FULL], 0, why)
+
+
+def parse_full(why: int) -> tuple[int, int, int]:
+    """Lane, replica and trouble of a FULL frame; -1, -1 and 0 where it names none."""
+    return (why >> 32) - 1, (why >> 8 & 0xFF_FFFF) - 1, why & 0xFF
 
 
 # --- fetched ----------------------------------------------------------------------------------------------------------
@@ -249,10 +260,10 @@ def parse_fetched_header(buf: BytesLike) -> FetchedHeader:
         raise _bad_length("fetched", length, most)
     gap = None
     if gap_kind:
-        whole = start < stop if gap_kind in (GapKind.TRIMMED, GapKind.LOST) else start == stop
+        whole = start < stop if gap_kind in _SPANS else start == stop
         if not whole or gap_kind not in _FETCHED_GAPS:
             raise BadFrame(
-                f"a gap of kind {gap_kind} over [{start}, {stop})", "a fetched gap is TRIMMED, LOST or END_OF_LANE"
+                f"a gap of kind {gap_kind} over [{start}, {stop})", "a fetched gap is of positions, or END_OF_LANE"
             )
         gap = Gap(GapKind(gap_kind), start, stop)
     return FetchedHeader(request, next_index, tail_index, count, length, gap)

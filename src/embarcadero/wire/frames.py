@@ -19,7 +19,7 @@ CONTROL  16      the message's number     one msgpack message (messages.py); an 
 BATCH    64      -                        an Arrow IPC record batch message, `crc` is its CRC32C
 ACK      16      0                        `length` / 48 acks
 CREDIT   16      bytes granted in all     nothing; counts whole batch frames since the connection began
-FULL     16      0                        nothing; the broker has been above its high water mark for 10 s
+FULL     16      why (codec.full_frame)   nothing; for 10 s the broker was above its high mark, or a lane stood still
 FETCHED  64      number of its Fetch      `count` order entries (64 bytes each), then payloads, each padded to 8 bytes
 
 Bit 0 of a batch's `flags` (NO_ACK; orders 0 and 1): the publisher wants no ack, not even of a refusal.

@@ -42,6 +42,9 @@ SessionSequence = Annotated[int, msgspec.Meta(ge=0, le=SESSION_SEQUENCE_MAX)]
 U63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 """Numbers from outside are in range once decoded."""
 
+# `topic_id` of a request names the topic that the client means. A broker refuses it with TopicReplaced once that topic
+# is deleted, even if another one has its name by then. 0, as old clients send it: any topic of that name.
+
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     """Base of all control messages."""
@@ -76,6 +79,7 @@ class Welcome(Message, frozen=True, kw_only=True):
     record_bytes_max: int = RECORD_BYTES_MAX  # and the largest record
     records_max: int = RECORDS_PER_BATCH_MAX  # and the most records in a batch
     generation: int = 0  # grows when the cluster starts anew, with an empty fabric; 0: not told
+    tables: bool = False  # this broker reads tables of topics for its clients (Fetch.table)
 
 
 class MembersAre(Message, frozen=True, kw_only=True):
@@ -92,6 +96,8 @@ class OpenSession(Message, frozen=True, kw_only=True):
     through another broker, takes the name from nobody: not even from its own sender, who has asked again and has it.
     `lane`: only if the topic still has this lane. One that was deleted and made again has sessions of its own, and so
     has one without replicas after a loss of memory.
+    `order`: the order of a new session, 2 (weak) or 5 (strong); None: as the topic. A session that continues another
+    keeps that one's order.
     """
 
     topic: str
@@ -100,12 +106,14 @@ class OpenSession(Message, frozen=True, kw_only=True):
     at: SessionSequence | None = None
     holder: U32 | None = None
     lane: U32 | None = None
+    topic_id: U63 = 0
+    order: int | None = None
 
 
 class Opened(Message, frozen=True, kw_only=True):
     """The session is open. `expected`: the next sequence (0 if new); `low`: the lowest that may be sent again.
 
-    `reached`: what was expected before, when `at` was asked for.
+    `reached`: what was expected before, when `at` was asked for. `order`: the session's (0: not told, as the topic's).
 
     Batches [lost_from, lost_to) of the lane are its newest LOST gap (both 0: it has none); `lost_before`: earlier ones.
     """
@@ -119,6 +127,7 @@ class Opened(Message, frozen=True, kw_only=True):
     lost_to: U63 = 0
     lost_before: list[tuple[int, int]] = []
     reached: U63 = 0
+    order: int = 0
 
 
 class NameHeld(Message, frozen=True, kw_only=True):
@@ -148,6 +157,8 @@ class CreateTopic(Message, frozen=True, kw_only=True):
     retention_bytes: int | None = None
     retention_s: int | None = None
     columns: bytes = b""  # its schema as an Arrow message; empty: raw records
+    partitioner: str | None = None  # None: "crc32c", which a client that does not know of partitioners uses
+    key: str = ""  # the column whose values choose partitions
 
 
 class AlterTopic(Message, frozen=True, kw_only=True):
@@ -164,6 +175,7 @@ class AlterTopic(Message, frozen=True, kw_only=True):
     retention_bytes: int | None = None
     retention_s: int | None = None
     columns: bytes = b""  # its next schema
+    topic_id: U63 = 0
 
 
 class DescribeTopic(Message, frozen=True, kw_only=True):
@@ -199,6 +211,7 @@ class DeleteTopic(Message, frozen=True, kw_only=True):
     """Delete a topic with all its records."""
 
     name: str
+    topic_id: U63 = 0
 
 
 class Fetch(Message, frozen=True, kw_only=True):
@@ -213,6 +226,8 @@ class Fetch(Message, frozen=True, kw_only=True):
     read: str = "durable"  # durable | ordered: the frontier that nothing is served above
     control: bool = False  # entries that open, fence and close sessions come too
     stop: U63 | None = None  # the index at which the reader stops: nothing at or above is sent, or waited for
+    table: bool = False  # records that only the topic's table still has are read there, too
+    never_durable: bool = False  # the client knows gaps of this kind; else they are LOST to it
 
 
 class GetTail(Message, frozen=True, kw_only=True):
@@ -224,7 +239,8 @@ class GetTail(Message, frozen=True, kw_only=True):
 class TailIs(Message, frozen=True, kw_only=True):
     """The end of a lane, its earliest readable index and seq, and how far it is durable.
 
-    `hot_index`, `hot_seq`: where the part begins that brokers serve, if it is not at the start (None).
+    `hot_index`, `hot_seq`: where the part begins that brokers serve, if it is not at the start (None). `holes`: seqs
+    [from, to) above the start that restarts passed over, the newest ones.
     """
 
     lane: int
@@ -236,14 +252,16 @@ class TailIs(Message, frozen=True, kw_only=True):
     durable_seq: int = 0
     hot_index: int | None = None
     hot_seq: int | None = None
+    holes: list[tuple[int, int]] = []
 
 
 class Find(Message, frozen=True, kw_only=True):
-    """Ask where a place in a lane is: by index, seq or time as in Fetch."""
+    """Ask where a place in a lane is: by index, seq or time as in Fetch. `table`: in the topic's table alone."""
 
     lane: U32
     by: str
     start: U63
+    table: bool = False
 
 
 class Trim(Message, frozen=True, kw_only=True):
@@ -258,31 +276,45 @@ class Trim(Message, frozen=True, kw_only=True):
     before: U63
     seq: U63 | None = None
     cold: bool = True
+    topic_id: U63 = 0
 
 
 class PlaceIs(Message, frozen=True, kw_only=True):
-    """A place in a lane: the batch found, or the first one that is readable after a trim."""
+    """A place in a lane: the batch found, or the first one that is readable after a trim.
+
+    `table`: the broker looked in the topic's table; `missing`: the table does not have it.
+    """
 
     lane: int
     index: int
     seq: int
+    table: bool = False
+    missing: bool = False
 
 
 class Measure(Message, frozen=True, kw_only=True):
-    """Ask for the batches [start, stop) of a lane in pieces of about so many bytes, each of whole batches."""
+    """Ask for the batches [start, stop) of a lane in pieces of about so many bytes, each of whole batches.
+
+    `table`: only the part that the topic's table has, in pieces of whole files.
+    """
 
     lane: U32
     start: U63
     stop: U63
     piece_bytes: U63
     pieces_max: U63
+    table: bool = False
 
 
 class PiecesAre(Message, frozen=True, kw_only=True):
-    """The pieces, in order; the first `pieces_max` of them if there are more: the last one then ends before `stop`."""
+    """The pieces, in order; the first `pieces_max` of them if there are more: the last one then ends before `stop`.
+
+    `table`: they are files of the topic's table, as it was asked for; the last one may end behind `stop`.
+    """
 
     lane: int
     cuts: list[Cut]
+    table: bool = False
 
 
 class NoteProgress(Message, frozen=True, kw_only=True):
@@ -291,6 +323,7 @@ class NoteProgress(Message, frozen=True, kw_only=True):
     topic: str
     reader: str
     places: dict[U32, tuple[U63, U63]]
+    topic_id: U63 = 0
 
 
 class GetReaders(Message, frozen=True, kw_only=True):
@@ -307,7 +340,10 @@ class ReadersAre(Message, frozen=True, kw_only=True):
 
 
 class OpenTier(Message, frozen=True, kw_only=True):
-    """Begin an epoch of writing a topic's table. `id`, `warehouse` and `table` count if it has none yet."""
+    """Begin an epoch of writing a topic's table. `id`, `warehouse` and `table` count if it has none yet.
+
+    `properties` say how clients reach the store: endpoint, region, addressing. Secrets are not among them.
+    """
 
     topic: str
     holder: str
@@ -316,6 +352,8 @@ class OpenTier(Message, frozen=True, kw_only=True):
     table: str
     hot_retention_s: U63 | None = None  # None: as it is
     take_over: bool = False
+    topic_id: U63 = 0
+    properties: dict[str, str] = {}
 
 
 class AdvanceTier(Message, frozen=True, kw_only=True):
@@ -326,6 +364,7 @@ class AdvanceTier(Message, frozen=True, kw_only=True):
     metadata: str
     frontiers: dict[U32, tuple[U63, U63]]
     starts: dict[U32, tuple[U63, U63]] = {}  # of lanes that are new to the table
+    topic_id: U63 = 0
 
 
 class KeepTier(Message, frozen=True, kw_only=True):
@@ -333,6 +372,7 @@ class KeepTier(Message, frozen=True, kw_only=True):
 
     topic: str
     epoch: U63
+    topic_id: U63 = 0
 
 
 class CloseTier(Message, frozen=True, kw_only=True):
@@ -340,6 +380,7 @@ class CloseTier(Message, frozen=True, kw_only=True):
 
     topic: str
     epoch: U63
+    topic_id: U63 = 0
 
 
 class TierIs(Message, frozen=True, kw_only=True):

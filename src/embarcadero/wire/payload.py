@@ -2,9 +2,9 @@
 
 Nothing is parsed per record: encoding copies columns into one buffer, decoding makes arrays that lie on the received
 bytes. A payload's CRC shows that nobody changed it, not that its publisher was honest, so decoding trusts nothing in
-it: Arrow verifies the metadata, every buffer is checked to fit, and what compressed buffers claim to unpack to is added
-up before any memory is asked for (compression.py). What is inside the columns (offsets, UTF-8, nulls where none may be)
-is checked if asked (`full`), at a few ns a record; without it, read columns only of publishers you trust.
+it: Arrow verifies the metadata, every buffer is checked to fit, and the sizes that buffers, lists and maps claim are
+added up before any memory is asked for (compression.py). What is inside the columns (offsets, UTF-8, nulls where none
+may be) is checked if asked (`full`), at a few ns a record; without it, read columns only of publishers you trust.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from embarcadero.errors import BadValue, Corrupt
+from embarcadero.limits import HEADERS_PER_BATCH_MAX, LIST_ENTRIES_MAX
 from embarcadero.wire.compression import check_unpacked, compressed
 
 RAW_SCHEMA: Final = pa.schema(
@@ -95,13 +96,18 @@ def encode_batch(batch: pa.RecordBatch, compression: str | None = None) -> pa.Bu
     return batch.serialize() if compression is None else compressed(batch, compression)
 
 
+def list_entries_max(schema: pa.Schema) -> int:
+    """How many entries all lists and maps of a batch of this schema may have, together."""
+    return HEADERS_PER_BATCH_MAX if schema is RAW_SCHEMA or schema.equals(RAW_SCHEMA) else LIST_ENTRIES_MAX
+
+
 def decode_batch(buffer: Any, schema: pa.Schema, count: int, *, full: bool = False) -> pa.RecordBatch:
     """The record batch in a payload, lying on `buffer`. Corrupt, if it is no batch of `count` records of `schema`."""
     try:
         message = pa.ipc.read_message(buffer)
         if message.type != "record batch":
             raise Corrupt(f"a payload holds a {message.type} message", "its publisher must send record batches")
-        check_unpacked(message.metadata.to_pybytes(), message.body)
+        check_unpacked(message.metadata.to_pybytes(), message.body, schema, count, list_entries_max(schema))
         batch = pa.ipc.read_record_batch(message, schema)
         batch.validate(full=full)
         if full and any(not field.nullable and batch.column(i).null_count for i, field in enumerate(schema)):

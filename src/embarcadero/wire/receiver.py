@@ -75,7 +75,11 @@ class CreditReceived(NamedTuple):
 
 
 class FullReceived(NamedTuple):
-    """The broker has been above its high water mark for too long."""
+    """No room for too long: in the broker's memory (no lane), or in a lane with which disks do not keep up."""
+
+    lane: int = -1
+    replica: int = -1  # one that is in trouble
+    trouble: int = 0  # bits of its health word
 
 
 class FetchedReceived(NamedTuple):
@@ -226,4 +230,4 @@ class FrameReceiver:
         elif header.kind is FrameKind.CREDIT:
             events.append(CreditReceived(header.request))
         else:
-            events.append(FullReceived())
+            events.append(FullReceived(*codec.parse_full(header.request)))

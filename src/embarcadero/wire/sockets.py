@@ -15,11 +15,12 @@ from embarcadero.limits import KIB, PEER_PROBE_S, PEER_PROBES, PEER_SILENT_S
 
 _BYTES_MAX: Final = 16 * KIB
 _BUFFERS_MAX: Final = 4
+_CAN_GATHER: Final = hasattr(os, "writev")  # Windows has no such call
 
 
 def write_frames(transport: asyncio.Transport, descriptor: int, buffers: list[Any]) -> None:
     """Write buffers, in order, after all that was written before. `descriptor`: the transport's socket; -1: none."""
-    if len(buffers) <= _BUFFERS_MAX and descriptor >= 0 and not transport.get_write_buffer_size():
+    if _CAN_GATHER and len(buffers) <= _BUFFERS_MAX and descriptor >= 0 and not transport.get_write_buffer_size():
         size = sum(memoryview(buffer).nbytes for buffer in buffers)
         if size <= _BYTES_MAX:
             try:
@@ -42,13 +43,15 @@ def prepare(transport: asyncio.Transport) -> int:
     sock = transport.get_extra_info("socket")
     if sock is None:
         return -1
-    for level, option, value in (
-        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PEER_SILENT_S),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PEER_PROBE_S),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PEER_PROBES),
+    for level, name, value in (
+        (socket.IPPROTO_TCP, "TCP_NODELAY", 1),
+        (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
+        (socket.IPPROTO_TCP, "TCP_KEEPIDLE" if hasattr(socket, "TCP_KEEPIDLE") else "TCP_KEEPALIVE", PEER_SILENT_S),
+        (socket.IPPROTO_TCP, "TCP_KEEPINTVL", PEER_PROBE_S),
+        (socket.IPPROTO_TCP, "TCP_KEEPCNT", PEER_PROBES),
     ):
-        with contextlib.suppress(OSError):  # it may be gone already; what reads from it finds out
-            sock.setsockopt(level, option, value)
+        option = getattr(socket, name, None)  # not every system has all of them; macOS calls the third TCP_KEEPALIVE
+        if option is not None:
+            with contextlib.suppress(OSError):  # it may be gone already; what reads from it finds out
+                sock.setsockopt(level, option, value)
     return int(sock.fileno())
