@@ -24,7 +24,7 @@ from embarcadero.errors import (
 )
 from embarcadero.fabric.layout import ORDER, seal
 from embarcadero.limits import CONTROL_BYTES_MAX, CREDIT_BYTES, FETCH_ENTRIES_MAX, SESSION_WINDOW
-from embarcadero.types import NO_INDEX, NO_SESSION, EntryKind, Gap, GapKind, Outcome, Topic, TopicLane
+from embarcadero.types import NO_INDEX, NO_SESSION, EntryKind, Gap, GapKind, Outcome, Range, Topic, TopicLane
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import BatchHeader, ack_frame, control_frame, credit_frame, fetched_header, payload_crc
 from embarcadero.wire.frames import ACK, PAYLOAD_ALIGN, WANT_DURABLE, FrameKind
@@ -88,6 +88,8 @@ class FakeCluster:
         self.lanes: list[TopicLane] = []  # of a topic of order 0 or 1
         self._undurable: list[tuple[FakeConnection, BatchHeader, Outcome, int]] = []
         self.order = order
+        self.tells_order = 0  # of sessions that are opened; 0: it is an earlier version's broker
+        self.asked_orders: list[int | None] = []
         self.log: list[Stored] = []
         self.next_seq = 0
         self.start_index = 0  # below is trimmed
@@ -100,6 +102,7 @@ class FakeCluster:
         self.fails: EmbarcaderoError | None = None  # what questions about lanes are answered with
         self.unsure: list[int] = []  # lanes of brokers that are not recovered yet
         self.addresses: list[m.BrokerAddress] = []
+        self.recovering = False  # the range that was open when the fabric was lost is not sealed yet
 
     # --- sessions ---
     def open(self, ask: m.OpenSession) -> m.Message:
@@ -118,6 +121,7 @@ class FakeCluster:
             earlier = self.sessions.get(holder)
             if earlier is not None:
                 earlier.continued_by_name = True
+        self.asked_orders.append(ask.order)
         session = FakeSession(ask.name)
         if earlier is not None:
             self.fence(earlier)
@@ -131,7 +135,7 @@ class FakeCluster:
         *before, (lost_from, lost_to) = self.lost or [(0, 0)]
         return m.Opened(
             lane=LANE, session=handle, index=session.opened_at, expected=session.expected, low=0,
-            lost_from=lost_from, lost_to=lost_to, lost_before=before, reached=reached,
+            lost_from=lost_from, lost_to=lost_to, lost_before=before, reached=reached, order=self.tells_order,
         )  # fmt: skip
 
     def _continued(self, handle: int) -> FakeSession:
@@ -242,6 +246,15 @@ class FakeCluster:
             for sequence in [sequence for sequence, index in session.window.items() if index >= end]:
                 del session.window[sequence]
             session.expected = min(session.expected, max(session.window, default=-1) + 1)
+
+    def ranges(self) -> list[Range]:
+        """The topic's ranges, with the LOST gaps between them. While it recovers, the newest loss is not known."""
+        lost = self.lost[:-1] if self.recovering else self.lost
+        starts, ends = [0, *(stop for _, stop in lost)], [*(start for start, _ in lost), None]
+        return [
+            Range(lane=LANE, number=number, start=start, start_seq=0, replicas=[], durable_on=1, end=end)
+            for number, (start, end) in enumerate(zip(starts, ends, strict=True), 1)
+        ]
 
     def end_for(self, ask: m.Fetch) -> int:
         """Where the log ends for a reader."""
@@ -421,7 +434,10 @@ class FakeConnection:
             case m.DescribeTopic() | m.DeleteTopic() if message.name not in topics:
                 raise UnknownTopic(f"there is no topic {message.name!r}")
             case m.DescribeTopic():
-                return m.TopicIs(topic=topics[message.name])
+                if self.cluster.fails is not None:
+                    raise self.cluster.fails
+                ranges = self.cluster.ranges() if self.cluster.replicas else []
+                return m.TopicIs(topic=topics[message.name], ranges=ranges)
             case m.DeleteTopic():
                 del topics[message.name]
                 return m.Done()
@@ -537,7 +553,7 @@ class World:
                 case CreditReceived() if isinstance(self.core, PublisherCore):
                     self.core.on_credit(number, event.total, self.now)
                 case FullReceived() if isinstance(self.core, PublisherCore):
-                    self.core.on_full(number, self.now)
+                    self.core.on_full(number, self.now, event)
         self.collect()
 
     def advance(self, microseconds: int) -> None:

@@ -7,16 +7,22 @@ import re
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from embarcadero.client import cold
 from embarcadero.client.batch import Batch, OrderEntry
+from embarcadero.client.link import Link
 from embarcadero.client.reading import nothing_came
 from embarcadero.client.subscriber import ColdAsk, SubscriberCore
-from embarcadero.errors import BadTable, BadValue, Corrupt, Unreachable
+from embarcadero.errors import BadTable, BadValue, Corrupt, NotAvailable, TierUnavailable, Unreachable
+from embarcadero.fabric.layout import ORDER
+from embarcadero.limits import TABLE_RETRY_S
 from embarcadero.types import EntryKind, Gap, GapKind, Tier
+from embarcadero.wire import messages as m
+from embarcadero.wire.receiver import FetchedReceived
 from tests.client.fake_cluster import LANE, FakeCluster, World
 
 SILENT_US = 3_000_000
@@ -199,6 +205,90 @@ def test_a_table_that_does_not_answer_is_asked_again_and_a_wrong_one_is_an_error
     (ask,) = world.core.take_cold()
     world.core.on_cold_failed(ask, BadValue("nonsense"), world.now)
     assert isinstance(world.core.failed, BadValue)
+
+
+def test_a_store_that_stays_away_is_reported_and_the_reader_goes_on_when_asked() -> None:
+    """Tries are spaced out for some seconds; then it is a typed error, not silence. The position is kept."""
+    world, table = make_world(records=10)
+    table.frontier, world.cluster.start_index = 9, 8
+    for failures in (1, 2):  # it may happen again
+        tries, since = 0, world.now
+        while world.core.failed is None:
+            world.settle()
+            for ask in world.core.take_cold():
+                tries += 1
+                world.core.on_cold_failed(ask, TierUnavailable("s3 is away", "start it"), world.now)
+            assert tries < 100
+            world.advance(50_000)
+        assert isinstance(world.core.failed, TierUnavailable), failures
+        assert 4 <= tries <= 20
+        assert world.now - since >= TABLE_RETRY_S * 1e6
+        world.core.retry(world.now)
+        world.collect()
+        assert world.core.failed is None
+    assert [batch.index for batch in drain(world, table)] == list(range(10))
+    assert world.core.trouble is None
+
+
+def offered(**options: Any) -> tuple[SubscriberCore, Link]:
+    """A reader whose one broker reads tables for its clients."""
+    core, link = SubscriberCore(lane=LANE, silent_after_us=SILENT_US, table=True, **options), Link(1, 0)
+    link.tables = True
+    core.on_connected(link, 0)
+    return core, link
+
+
+def asked(core: SubscriberCore) -> bool:
+    """Whether the Fetch that goes out asks for records of the table, too."""
+    ((_, [frame]),) = core.take_output()
+    return b"table" in bytes(frame)
+
+
+def refuse(core: SubscriberCore, request: int, error: str, now_us: int) -> None:
+    """The broker can't read the table."""
+    core.on_control(1, request, m.Failed(code=error, message=f"{error} of a broker"), now_us)
+
+
+def test_brokers_that_offer_it_are_asked_for_records_of_the_table() -> None:
+    """What such a broker says is TRIMMED is trimmed: nobody else is asked."""
+    core, _ = offered()
+    assert asked(core)
+    nothing: Any = np.zeros(0, dtype=ORDER)
+    core.on_fetched(1, FetchedReceived(1, 5, 9, Gap(GapKind.TRIMMED, 0, 5), nothing, []), 1)
+    assert core.take_cold() == []
+    assert core.take_batches(1, 2)[0].gap == Gap(GapKind.TRIMMED, 0, 5)
+
+
+def test_a_broker_that_cannot_read_the_table_leaves_it_to_the_client() -> None:
+    """The client reads it itself; if it can't either, the more telling error of the two is reported."""
+    for refused, unable, reported in (
+        ("NotAvailable", NotAvailable("no PyIceberg here"), NotAvailable),
+        ("BadTable", NotAvailable("no PyIceberg here"), BadTable),
+        ("BadTable", TierUnavailable("away"), None),
+        ("TierUnavailable", NotAvailable("no PyIceberg here"), None),
+    ):
+        core, link = offered()
+        assert asked(core)
+        refuse(core, 1, refused, 1)
+        core.on_timer(1_000_000)
+        assert not asked(core)
+        nothing: Any = np.zeros(0, dtype=ORDER)
+        core.on_fetched(1, FetchedReceived(2, 5, 9, Gap(GapKind.TRIMMED, 0, 5), nothing, []), 1_000_001)
+        (ask,) = core.take_cold()
+        core.on_cold_failed(ask, unable, 1_000_002)
+        if reported is None:  # both ways are tried again
+            assert core.failed is None
+            core.on_timer(3_000_000)
+            assert asked(core)
+            refuse(core, 3, "TierUnavailable", 9_000_000)
+            core.on_timer(10_000_000)
+            core.take_output()
+            core.on_fetched(1, FetchedReceived(4, 5, 9, Gap(GapKind.TRIMMED, 0, 5), nothing, []), 10_000_001)
+            core.on_cold_failed(core.take_cold()[0], unable, 10_000_002)
+            assert isinstance(core.failed, TierUnavailable)
+        else:
+            assert type(core.failed) is reported
+        assert link.tables
 
 
 def test_without_replicas_a_trim_is_a_gap_at_once() -> None:

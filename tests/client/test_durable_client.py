@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -12,8 +13,20 @@ from typing import Any
 import pytest
 
 import embarcadero as emb
-from embarcadero.errors import BadValue, FuturePosition, RecordsLost, TimedOut
+from embarcadero.errors import (
+    Backpressure,
+    BadValue,
+    EmbarcaderoError,
+    FuturePosition,
+    LossUnknown,
+    ManyErrors,
+    RecordsLost,
+    SessionFenced,
+    TimedOut,
+)
 from embarcadero.types import GapKind, Position
+from embarcadero.wire.codec import full_frame
+from embarcadero.wire.messages import OpenSession
 from tests.client.fake_cluster import LANE
 from tests.client.fake_server import FakeServer
 
@@ -243,3 +256,163 @@ def test_the_asyncio_client_does_the_same() -> None:
 
     with FakeServer(order=5, replicas=1) as server:
         asyncio.run(asyncio.wait_for(body(server), 60))
+
+
+# --- what an end reports ----------------------------------------------------------------------------------------------
+def fence(server: FakeServer, name: str) -> None:
+    server.do(lambda: server.cluster.open(OpenSession(topic="t", name=name)))
+
+
+def lose_two_and_fence_one(server: FakeServer, first: Any, second: Any) -> None:
+    """`first` and `second` have one acked record each: both are lost, and another process has the name of the first."""
+    server.start_anew(end=0)
+    fence(server, "job")
+    until(lambda: first.intake._lost is not None and second.intake._lost is not None)
+    until(lambda: first.driver.core.failed is not None)
+
+
+def check_merged(lost: RecordsLost) -> None:
+    assert sorted(position.index for position in lost.positions) == [0, 1]
+    assert isinstance(lost.__cause__, SessionFenced)
+
+
+def test_closing_a_log_reports_the_losses_of_all_publishers_and_every_failure(server: FakeServer) -> None:
+    """One RecordsLost names all; what failed besides is its cause."""
+    log = emb.connect(server.addresses)
+    first, second = log.publisher("t", session="job"), log.publisher("t")
+    first.publish([{"value": b"a"}]).result(10)
+    second.send(b"b").result(10)
+    lose_two_and_fence_one(server, first.pump, second.pump)
+    with pytest.raises(RecordsLost) as caught:
+        log.close()
+    check_merged(caught.value)
+
+
+def test_closing_an_asyncio_log_does_the_same(server: FakeServer) -> None:
+    """It used to report nothing at all."""
+
+    async def body() -> None:
+        log = await emb.aio.connect(server.addresses)
+        first, second = await log.publisher("t", session="job"), await log.publisher("t")
+        await (await first.publish([{"value": b"a"}]))
+        await (await second.send(b"b"))
+        await asyncio.to_thread(lose_two_and_fence_one, server, first._pump, second._pump)
+        with pytest.raises(RecordsLost) as caught:
+            await log.close()
+        check_merged(caught.value)
+
+    asyncio.run(body())
+
+
+def test_failures_of_several_publishers_are_all_raised(server: FakeServer) -> None:
+    """ManyErrors is an EmbarcaderoError and an ExceptionGroup."""
+    server.cluster.at_once = True
+    log = emb.connect(server.addresses)
+    for name in ("one", "two"):
+        publisher = log.publisher("t", session=name)
+        publisher.publish([{"value": b"x"}]).result(10)
+        fence(server, name)
+        assert isinstance(publisher.publish([{"value": b"late"}]).exception(10), SessionFenced)
+    with pytest.raises(ManyErrors, match="taken over") as caught:
+        log.close()
+    assert [type(error) for error in caught.value.exceptions] == [SessionFenced, SessionFenced]
+    assert isinstance(caught.value, EmbarcaderoError)
+    assert pickle.loads(pickle.dumps(caught.value)).exceptions[0].message == caught.value.exceptions[0].message
+
+
+def test_the_fenced_holder_of_a_name_hears_of_its_losses_and_of_the_fence(server: FakeServer, log: Any) -> None:
+    """Both are in what close() raises."""
+    publisher = log.publisher("t", session="job")
+    publisher.publish([{"value": b"a"}]).result(10)
+    server.do(lambda: server.cluster.start_anew(end=0))
+    fence(server, "job")
+    server.cut()
+    until(lambda: publisher.pump.driver.core.failed is not None)
+    with pytest.raises(RecordsLost) as caught:
+        publisher.close()
+    assert [position.index for position in caught.value.positions] == [0]
+    assert isinstance(caught.value.__cause__, SessionFenced)
+
+
+def test_closing_a_named_publisher_while_the_cluster_is_down_says_what_is_unknown(server: FakeServer, log: Any) -> None:
+    """It waits as long as it may, and returned at once before."""
+    publisher = log.publisher("t", session="job")
+    positions = [publisher.publish([{"value": b"%d" % n}]).result(10) for n in range(3)]
+    server.deaf = True
+    with pytest.raises(LossUnknown, match="3 records of 't'") as caught:
+        publisher.close(timeout=0.2)
+    assert caught.value.positions == tuple(positions)
+    assert caught.value.counts == (1, 1, 1)
+
+
+def test_numbers_of_a_named_session_are_true_after_a_loss(server: FakeServer, log: Any) -> None:
+    """The publisher ends, next_session_seq() refuses to guess, and a new publisher goes on at the first lost one."""
+    publisher = log.publisher("t", session="job")
+    for number in range(3):
+        publisher.publish([{"value": b"%d" % number}], session_seq=number).result(10)
+    server.start_anew(end=1)
+    until(lambda: publisher.pump.driver.core.failed is not None)
+    with pytest.raises(SessionFenced, match="goes on at 1"):
+        publisher.next_session_seq()
+    with pytest.raises(RecordsLost):
+        publisher.close()
+    server.cluster.at_once = True
+    with log.publisher("t", session="job") as again:
+        done = again.next_session_seq()
+        assert done == 1
+        for number in range(done, 3):
+            again.publish([{"value": b"%d" % number}], session_seq=number)
+    assert values(log) == [b"0", b"1", b"2"]
+
+
+# --- back-pressure ----------------------------------------------------------------------------------------------------
+def say_full(server: FakeServer) -> None:
+    """All brokers say that the disk of replica 1 is full."""
+
+    def say() -> None:
+        for socket in server.sockets:
+            socket.far._say(full_frame(LANE, 1, 1))
+
+    server.do(say)
+
+
+def test_send_raises_backpressure_with_the_cause_until_there_is_room(server: FakeServer, log: Any) -> None:
+    """Nothing is lost: what was taken before is stored, and what was refused is not."""
+    publisher = log.publisher("t", ack=2, linger_ms=0)
+    first = publisher.send(b"first")
+    until(lambda: server.cluster.log)
+    say_full(server)
+    until(lambda: publisher.pump.intake.pressure is not None)
+    for call in (lambda: publisher.send(b"x"), lambda: publisher.publish([{"value": b"x"}])):
+        with pytest.raises(Backpressure, match=r"replica 1: disk full.*free some room"):
+            call()
+    with pytest.raises(Backpressure, match="disk full"):
+        publisher.send(b"x", timeout=0.05)
+    server.cluster.at_once = True
+    server.do(server.cluster.make_durable)
+    assert first.result(10) == Position(LANE, 0, 0)
+    publisher.send(b"second").result(10)
+    publisher.close()
+    assert values(log) == [b"first", b"second"]
+
+
+def test_asyncio_callers_get_backpressure_too(server: FakeServer) -> None:
+    """One that gave a time waits for room as long as that."""
+
+    async def body() -> None:
+        async with await emb.aio.connect(server.addresses) as log:
+            publisher = await log.publisher("t", ack=2, linger_ms=0)
+            first = await publisher.send(b"first")
+            await asyncio.to_thread(until, lambda: server.cluster.log)
+            await asyncio.to_thread(say_full, server)
+            await asyncio.to_thread(until, lambda: publisher._pump.intake.pressure is not None)
+            with pytest.raises(Backpressure, match="replica 1: disk full"):
+                await publisher.send(b"x")
+            patient = asyncio.ensure_future(publisher.send(b"second", timeout=20))
+            server.cluster.at_once = True
+            await asyncio.to_thread(server.do, server.cluster.make_durable)
+            assert (await first).index == 0
+            assert (await (await patient)).index == 1
+            await publisher.close()
+
+    asyncio.run(body())

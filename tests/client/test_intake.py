@@ -16,7 +16,8 @@ from embarcadero.wire.schemas import RAW
 
 
 def intake(**options: Any) -> Intake:
-    usual = {"partitions": 1, "batch_bytes": 1000, "frame_bytes_max": FRAME_BYTES_MAX, "window_bytes": 3000}
+    usual: dict[str, Any] = {"partitions": 1, "partitioner": "murmur2", "key": "", "batch_bytes": 1000}
+    usual |= {"frame_bytes_max": FRAME_BYTES_MAX, "window_bytes": 3000}
     return Intake(topic="t", schemas=RAW, compression=None, **(usual | options))
 
 

@@ -675,3 +675,25 @@ def test_order_5_ends_when_batches_it_counted_on_are_lost() -> None:
     world.settle()
 
     assert isinstance(world.core.failed, SessionFenced)
+
+
+@pytest.mark.parametrize(("told", "strong"), [(5, True), (2, False), (0, False)])
+def test_a_session_is_as_strong_as_its_broker_says(told: int, strong: bool) -> None:
+    """It asks for a strong session; after a loss only a strong one closes up. A broker that says nothing knows none."""
+    world = make_world(order=2, session_order=5)
+    world.cluster.tells_order = told
+    world.settle()
+    assert world.cluster.asked_orders == [5]
+    assert world.core._strong is strong
+
+
+def test_a_session_of_another_order_ends_a_publisher_that_insists() -> None:
+    """The name belongs to a weak session, and the caller said order="strong"."""
+    world = make_world(order=2, session_name="till", session_order=5, order_required=True)
+    world.cluster.tells_order = 2
+    batch = add(world, b"x")
+    world.settle()
+    assert isinstance(world.core.failed, BadValue)
+    assert "'till'" in str(world.core.failed)
+    assert isinstance(batch.error, BadValue)
+    assert world.cluster.log == []

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from embarcadero.client.batch import Batch, OrderEntry
 from embarcadero.client.schema_text import parse_schema
-from embarcadero.client.tables import encoded, fitted, pieces
+from embarcadero.client.tables import encoded, fitted, list_entries, pieces
 from embarcadero.errors import BadSchema, BadValue, Corrupt
-from embarcadero.limits import RECORDS_PER_BATCH_MAX, SCHEMA_COLUMNS_MAX
+from embarcadero.limits import LIST_ENTRIES_MAX, RECORDS_PER_BATCH_MAX, SCHEMA_COLUMNS_MAX
 from embarcadero.types import EntryKind
 from embarcadero.wire.payload import decode_batch
 from embarcadero.wire.schemas import (
@@ -365,3 +365,30 @@ def test_files_that_hold_no_schema_are_refused(tmp_path: Path) -> None:
         path.write_bytes(data)
         with pytest.raises(BadSchema):
             parse_schema(str(path))
+
+
+def test_lists_are_cut_so_that_readers_take_them() -> None:
+    """A batch with more list entries than readers accept is cut; a record that has more by itself is refused."""
+    half = LIST_ENTRIES_MAX // 2 + 1
+    bits = pa.Array.from_buffers(pa.bool_(), 2 * half, [None, pa.py_buffer(bytes(half // 4 + 1))])
+    kind = pa.list_(pa.bool_())
+    ends = pa.array([0, half, 2 * half], pa.int32()).buffers()[1]
+    two = pa.record_batch({"a": pa.Array.from_buffers(kind, 2, [None, ends], children=[bits])})
+    made = list(pieces(two, 8 << 20, 8 << 20, None))
+    assert [count for count, _ in made] == [1, 1]
+    for count, payload in made:
+        assert decode_batch(payload, two.schema, count, full=True).num_rows == 1
+    one = pa.Array.from_buffers(kind, 1, [None, pa.array([0, 2 * half], pa.int32()).buffers()[1]], children=[bits])
+    with pytest.raises(BadValue, match="entries in lists and maps"):
+        list(pieces(pa.record_batch({"a": one}), 8 << 20, 8 << 20, None))
+
+
+def test_list_entries_are_counted_as_they_are_sent() -> None:
+    """Of a slice, only what is in it; of lists within lists, both."""
+    column = pa.array([[[1, 2], [3]], [], [[4]]], pa.list_(pa.list_(pa.int8())))
+    assert [list_entries(column), list_entries(column.slice(2)), list_entries(column.slice(1, 1))] == [7, 2, 0]
+    assert list_entries(pa.array([[1, 2], None], pa.list_(pa.int8(), 2)).slice(1)) == 2
+    assert (
+        list_entries(pa.array([{"m": [("k", [1, 2])]}], pa.struct([("m", pa.map_(pa.string(), pa.list_(pa.int8())))])))
+        == 3
+    )

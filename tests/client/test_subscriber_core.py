@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embarcadero.client.batch import Batch
 from embarcadero.client.subscriber import SubscriberCore
 from embarcadero.errors import BadFrame, ChecksumMismatch, FuturePosition
+from embarcadero.fabric.layout import ORDER
 from embarcadero.limits import FETCH_ENTRIES_MAX
 from embarcadero.types import EntryKind, Gap, GapKind
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import payload_crc
+from embarcadero.wire.receiver import FetchedReceived
 from tests.client.fake_cluster import LANE, FakeCluster, Stored, World
 
 SILENT_US = 3_000_000
@@ -394,3 +397,17 @@ def test_payload_checksums_use_the_publishers_crc() -> None:
     world.cluster.log[0].payload = b"other"
     world.cluster.log[0].crc = payload_crc(b"other")
     assert payloads(drain(world)) == [b"other"]
+
+
+def test_a_gap_that_begins_below_the_reader_tells_what_it_lost_and_its_position_never_goes_back() -> None:
+    """It had read up to 5 what was only ordered; the lane was sealed at 3 and goes on at 9."""
+    world = make_world(records=5, read="ordered")
+    assert len(drain(world)) == 5
+    assert world.core._asked is not None
+    conn, request = world.core._asked
+    gap = FetchedReceived(request, 9, 9, Gap(GapKind.LOST, 3, 9), np.zeros(0, dtype=ORDER), [])
+    world.core.on_fetched(conn, gap, world.now)
+    assert world.core.position == 5
+    [taken] = world.core.take_batches(10, world.now)
+    assert taken.gap == Gap(GapKind.LOST, 3, 9)
+    assert world.core.position == 9

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pytest
 
 import embarcadero as emb
-from embarcadero.client.tables import partition_of
 from embarcadero.errors import (
     Backpressure,
     BadValue,
@@ -28,6 +27,7 @@ from embarcadero.errors import (
 from embarcadero.limits import RECORD_BYTES_MAX
 from embarcadero.types import Position
 from embarcadero.wire.messages import OpenSession
+from embarcadero.wire.partitioners import CRC32C, partition_of
 from embarcadero.wire.payload import RAW_SCHEMA
 from tests.client.fake_cluster import LANE
 from tests.client.fake_server import FakeServer
@@ -201,7 +201,7 @@ def test_keys_choose_partitions_and_records_without_take_turns() -> None:
             batch = subscriber.poll(10)
             for record in batch.records():
                 if record.key is not None:
-                    assert batch.partition == partition_of(record.key, 4)
+                    assert batch.partition == partition_of(record.key, 4, CRC32C)
                     seen.setdefault(record.key, []).append(record.value)
                 elif record.value == b"keyless":
                     keyless.add(batch.partition)
@@ -209,8 +209,8 @@ def test_keys_choose_partitions_and_records_without_take_turns() -> None:
                     assert batch.partition == 3
         assert seen[b"k3"] == [b"%d" % n for n in range(40) if n % 5 == 3]
         assert keyless == {0, 1, 2, 3}
-        only = log.subscribe("t", partitions=[partition_of(b"k0", 4)])
-        assert only.poll(10).partition == partition_of(b"k0", 4)
+        only = log.subscribe("t", partitions=[partition_of(b"k0", 4, CRC32C)])
+        assert only.poll(10).partition == partition_of(b"k0", 4, CRC32C)
 
 
 def test_a_full_window_blocks_and_never_raises_without_a_limit() -> None:
@@ -313,10 +313,10 @@ def test_closing_without_a_cluster_does_not_hang(server: FakeServer, log: Any) -
 def test_a_publisher_that_fails_says_so_to_everyone(server: FakeServer, log: Any) -> None:
     """Futures, send, flush and close raise why; a blocked sender is woken."""
     publisher = log.publisher("t", session="me", linger_ms=0)
-    publisher.send(b"mine").result(10)
+    publisher.publish([{"value": b"mine"}]).result(10)
     server.do(lambda: server.cluster.open(OpenSession(topic="t", name="me")))
     with pytest.raises(SessionFenced):
-        publisher.send(b"late").result(10)
+        publisher.publish([{"value": b"late"}]).result(10)
     for call in (publisher.flush, publisher.close):
         with pytest.raises(SessionFenced):
             call()
@@ -328,21 +328,32 @@ def test_the_error_of_a_block_is_not_hidden_by_closing(server: FakeServer, log: 
 
     def block() -> None:
         with log.publisher("t", session="me", linger_ms=0) as publisher:
-            publisher.send(b"mine").result(10)
+            publisher.publish([{"value": b"mine"}]).result(10)
             server.do(lambda: server.cluster.open(OpenSession(topic="t", name="me")))
-            publisher.send(b"late").exception(10)
+            publisher.publish([{"value": b"late"}]).exception(10)
             raise KeyError
 
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError) as caught:
         block()
+    assert "SessionFenced" in caught.value.__notes__[0]
 
 
 def test_named_sessions_go_on(log: Any) -> None:
     """A second publisher under the same name continues the sequence of the first."""
     for n in range(3):
         with log.publisher("t", session="me") as publisher:
-            publisher.send(b"%d" % n)
+            publisher.publish([{"value": b"%d" % n}])
     assert values(log) == [b"0", b"1", b"2"]
+
+
+def test_send_in_a_named_session_is_refused_and_says_why(log: Any) -> None:
+    """It would cut batches by time: a program that sends everything again after a restart stored records twice."""
+    with log.publisher("t", session="import-7") as publisher:
+        with pytest.raises(BadValue, match=r"cuts batches by time.*session_seq.*next_session_seq"):
+            publisher.send(b"x")
+        assert publisher.next_session_seq() == 0
+        publisher.publish([{"value": b"y"}], session_seq=0).result(10)
+    assert values(log) == [b"y"]
 
 
 def test_without_acks_futures_end_when_sent(server: FakeServer, log: Any) -> None:

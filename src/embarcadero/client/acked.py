@@ -8,14 +8,15 @@ durable at a time; older ones are safe.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from embarcadero.errors import RecordsLost
+from embarcadero.errors import EmbarcaderoError, LossUnknown, RecordsLost
 from embarcadero.limits import ORDER_SLOTS
-from embarcadero.types import Position
+from embarcadero.placement.ranges import lost_spans
+from embarcadero.types import Position, Range
 
 _COLUMNS = 4  # lane, index, seq, count
 _ROOM = ORDER_SLOTS + ORDER_SLOTS // 4
@@ -40,6 +41,15 @@ class AckedBatches:
         if len(self._numbers) > _ROOM * _COLUMNS:
             del self._numbers[: -ORDER_SLOTS * _COLUMNS]
 
+    def absorb(self, other: AckedBatches) -> None:
+        """Take over everything that another one remembers."""
+        self._numbers.extend(other._numbers)
+        other._numbers = array("Q")
+
+    def batches(self) -> list[LostBatch]:
+        """All that is remembered."""
+        return [(Position(*row[:3]), row[3]) for row in self._table().tolist()]
+
     def lanes(self) -> set[int]:
         """The lanes of what is remembered."""
         return set(self._table()[:, 0].tolist())
@@ -53,6 +63,20 @@ class AckedBatches:
         self._keep(table[~found])
         return [(Position(*row[:3]), row[3]) for row in table[found].tolist()]
 
+    def decide(self, lane: int, ranges: Sequence[Range]) -> list[LostBatch]:
+        """Batches between two ranges of a lane are lost, those in a sealed one are kept; both are forgotten.
+
+        Those at or above the start of an open range stay: a generation that acks nothing there any more has not sealed
+        it yet. (The next generation's range starts above everything that was acked before.)
+        """
+        if not ranges:
+            return []
+        lost = self.take(lane, lost_spans(ranges))
+        last, table = ranges[-1], self._table()
+        decided = last.start if last.end is None else last.end
+        self._keep(table[(table[:, 0] != lane) | (table[:, 1] >= decided)])
+        return lost
+
     def forget(self, lane: int) -> None:
         """What is left of a lane is durable."""
         table = self._table()
@@ -65,14 +89,23 @@ class AckedBatches:
         self._numbers = array("Q", table.tobytes())
 
 
+def losses_first(problems: Iterable[EmbarcaderoError]) -> list[EmbarcaderoError]:
+    """What several publishers report: all losses as one, then everything else."""
+    lost: RecordsLost | None = None
+    others: list[EmbarcaderoError] = []
+    for problem in problems:
+        if isinstance(problem, RecordsLost):
+            lost = merged(lost, problem)
+        else:
+            others.append(problem)
+    return others if lost is None else [lost, *others]
+
+
 def records_lost(topic: str, batches: Iterable[LostBatch], durable: bool) -> RecordsLost:
     """The error that tells a publisher's caller what a loss of the fabric took."""
     lost = sorted(batches)
-    records = sum(count for _, count in lost)
-    first, last = lost[0][0], lost[-1][0]
-    where = f"lane {first.lane}, seq {first.seq}" + (f" to {last.seq + lost[-1][1] - 1}" if records > 1 else "")
-    what = f"{records} record{'s' if records > 1 else ''} of {topic!r} ({where})"
-    were, are = ("were", "are") if records > 1 else ("was", "is")
+    what, many = _named(topic, lost)
+    were, are = ("were", "are") if many else ("was", "is")
     if durable:
         problem = f"a broken promise: {what} had been acked as durable (ack=2) and {are} gone"
         hint = "report it: this is a bug, or more disks were lost than durable_on allows; publish what is gone again"
@@ -80,6 +113,24 @@ def records_lost(topic: str, batches: Iterable[LostBatch], durable: bool) -> Rec
         problem = f"{what} had been acked as ordered (ack=1), {were} not durable yet, and {are} lost with the fabric"
         hint = "publish what is lost again; use ack=2 where that must not happen"
     return RecordsLost(problem, hint, positions=[at for at, _ in lost], counts=[count for _, count in lost])
+
+
+def loss_unknown(topic: str, batches: Iterable[LostBatch]) -> LossUnknown:
+    """The error of a publisher that ends without having heard whether the memory lives that acked its records."""
+    acked = sorted(batches)
+    what, many = _named(topic, acked)
+    problem = f"{what} {'were' if many else 'was'} acked as ordered (ack=1), and no broker could say before the end "
+    hint = "once the cluster is up, read the log: records at these positions that are missing are lost"
+    problem += f"whether {'they are' if many else 'it is'} lost"
+    return LossUnknown(problem, hint, [at for at, _ in acked], [count for _, count in acked])
+
+
+def _named(topic: str, batches: list[LostBatch]) -> tuple[str, bool]:
+    """Records in words, and whether there are several."""
+    records = sum(count for _, count in batches)
+    first, last = batches[0][0], batches[-1][0]
+    where = f"lane {first.lane}, seq {first.seq}" + (f" to {last.seq + batches[-1][1] - 1}" if records > 1 else "")
+    return f"{records} record{'s' if records > 1 else ''} of {topic!r} ({where})", records > 1
 
 
 def merged(earlier: RecordsLost | None, later: RecordsLost) -> RecordsLost:

@@ -19,6 +19,8 @@ from typing import Any, TypeVar, Unpack
 
 import pyarrow as pa
 
+from embarcadero.client import lifetime
+from embarcadero.client.acked import losses_first
 from embarcadero.client.aio_subscriber import Subscriber
 from embarcadero.client.batch import Batch
 from embarcadero.client.brokers import Brokers
@@ -54,10 +56,13 @@ from embarcadero.errors import (
     OutcomeUnknown,
     TimedOut,
     Unreachable,
+    raise_as_one,
 )
+from embarcadero.forks import tell_of_forks
 from embarcadero.invariants import invariant
 from embarcadero.limits import CLOSE_TIMEOUT_S, PIECES_MAX
-from embarcadero.types import Cut, Order, Position, ReaderProgress, Tail, Topic
+from embarcadero.orders import parse_order
+from embarcadero.types import MURMUR2, Cut, Order, Position, ReaderProgress, Tail, Topic
 from embarcadero.wire import messages as m
 from embarcadero.wire.schemas import encode_schema
 
@@ -124,13 +129,20 @@ class Log(TierCalls, SessionCalls):
         self.cluster: Any = None  # the LocalCluster that `local` started
         self.brokers = brokers
         self._parts: set[Publisher | Subscriber | Scan] = set()
+        self.finalizer = lifetime.close_when_dropped(self, brokers, lambda: None)
+        tell_of_forks(self)
+
+    def _after_fork(self) -> None:
+        """In a forked child: connect again with the first call. Publishers and subscribers are the parent's."""
+        self._parts = set()
+        self.finalizer.detach()
 
     # --- topics ---
     async def create_topic(
         self,
         name: str,
         *,
-        order: int | None = None,
+        order: int | str | None = None,
         partitions: int | None = None,
         replicas: int | None = None,
         durable_on: int | None = None,
@@ -140,22 +152,28 @@ class Log(TierCalls, SessionCalls):
         session_ttl_s: int | None = None,
         retention_bytes: int | None = None,
         retention_s: int | None = None,
+        partitioner: str | None = None,
+        key: str | None = None,
         timeout: Timeout = AS_CONFIGURED,
     ) -> TopicInfo:
         """Create a topic; None: the cluster's default. Raises TopicExists, BadName, BadValue, BadSchema.
 
         With a `schema`, records are rows of these columns, `publish` takes them and checks them, and `send` is refused.
         `replicas` have each record on disk, and it is durable once `durable_on` of them have synced it. Beyond
-        `retention_bytes`, or after `retention_s`, the oldest records go; 0: never.
+        `retention_bytes`, or after `retention_s`, the oldest records go; 0: never. With several `partitions` a record's
+        key chooses one: by `partitioner` "murmur2", as Kafka's Java clients do, or "crc32c". `key` names the column of
+        the schema that has keys: binary, string or integers; rows whose key is null take turns.
 
             await log.create_topic("orders", order=5, replicas=3, durable_on=2)
             await log.create_topic("ticks", schema=pa.schema([("symbol", pa.string()), ("price", pa.float64())]))
         """
+        level = None if order is None else int(parse_order(order))
         ask = m.CreateTopic(
-            name=name, order=order, partitions=partitions, replicas=replicas, durable_on=durable_on, on_gap=on_gap,
+            name=name, order=level, partitions=partitions, replicas=replicas, durable_on=durable_on, on_gap=on_gap,
             gap_timeout_ms=gap_timeout_ms, session_ttl_s=session_ttl_s,
             retention_bytes=retention_bytes, retention_s=retention_s,
             columns=b"" if schema is None else encode_schema(schema),
+            partitioner=MURMUR2 if partitioner is None else partitioner, key=key or "",
         )  # fmt: skip
         return TopicInfo.told(await self._ask(ask, m.TopicIs, timeout, again=False))
 
@@ -165,15 +183,17 @@ class Log(TierCalls, SessionCalls):
         """Change a topic that exists: only what is given. BadValue or BadSchema says what can't change, and why.
 
         `schema` may add columns that may be null. That makes a new version: publishers that know an older one go on,
-        and readers get nulls where a batch is older than the column. `partitions` may only grow, `on_gap` may become
-        "skip"; open publishers go on with the settings they began with. `replicas` and `durable_on` count for what is
-        published once the cluster has moved on to its next replicas.
+        and readers get nulls where a batch is older than the column. `partitions` grow by whole multiples, `on_gap` may
+        become "skip"; open publishers go on with the settings they began with. `replicas` and `durable_on` count for
+        what is published once the cluster has moved on to its next replicas. TopicReplaced if the topic was deleted
+        meanwhile, and another one has its name.
 
             known = (await log.describe("ticks")).schema
             await log.alter_topic("ticks", schema=known.append(pa.field("venue", pa.string())))
             await log.alter_topic("orders", gap_timeout_ms=60_000)
         """
-        ask = m.AlterTopic(name=name, **checked_changes(changes))
+        given = checked_changes(changes)
+        ask = m.AlterTopic(name=name, topic_id=await self._id_of(name, timeout), **given)
         return TopicInfo.told(await self._ask(ask, m.TopicIs, timeout, again=False))
 
     async def describe(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> TopicInfo:
@@ -187,9 +207,23 @@ class Log(TierCalls, SessionCalls):
         """All topics."""
         return (await self._ask(m.ListTopics(), m.TopicsAre, timeout)).topics
 
-    async def delete_topic(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> None:
-        """Delete a topic with all its records. Raises UnknownTopic."""
-        await self._ask(m.DeleteTopic(name=topic), m.Done, timeout, again=False)
+    async def delete_topic(
+        self, topic: str, *, topic_id: int | None = None, timeout: Timeout = AS_CONFIGURED
+    ) -> None:
+        """Delete a topic with all its records. Raises UnknownTopic.
+
+        The topic is the one that has the name now, or the one with `topic_id` (`describe(...).id`). A request that
+        comes late never deletes the next topic of that name: TopicReplaced.
+
+            await log.delete_topic("orders")
+        """
+        meant = await self._id_of(topic, timeout) if topic_id is None else topic_id
+        await self._ask(m.DeleteTopic(name=topic, topic_id=meant), m.Done, timeout, again=False)
+
+    async def _id_of(self, topic: str, timeout: Timeout) -> int:
+        """The id of the topic that has a name now: requests that change a topic say which one they mean."""
+        answer = await self._ask(m.DescribeTopic(name=topic), m.TopicIs, timeout)
+        return answer.topic.id
 
     async def tail(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> Tail:
         """Where the topic ends, and where its readable part starts: everything acked before this call is below the end.
@@ -235,7 +269,7 @@ class Log(TierCalls, SessionCalls):
         by, before = trim_place(before_seq, before_index, before_time)
         about = await self.describe(topic, timeout=timeout)
         lanes = lanes_of(about, lane) if by == "time" else [lane_of(about, lane, f"before_{by}")]
-        wanted = [m.Trim(lane=each, by=by, before=before, cold=cold) for each in lanes]
+        wanted = [m.Trim(lane=each, by=by, before=before, cold=cold, topic_id=about.id) for each in lanes]
         asks = [await trim_ask(self.brokers, about, ask) for ask in wanted]
         found = await asyncio.gather(*(self._ask(ask, m.PlaceIs, timeout) for ask in asks))
         if lane is not None or about.order > Order.BROKER:
@@ -276,15 +310,17 @@ class Log(TierCalls, SessionCalls):
         return Position(number, *await find_place(self.brokers, about, number, by, value, self._patience(timeout)))
 
     async def note_progress(
-        self, topic: str, reader: str, places: Mapping[int, tuple[int, int]], *, timeout: Timeout = AS_CONFIGURED
-    ) -> None:
+        self, topic: str, reader: str, places: Mapping[int, tuple[int, int]], *, topic_id: int = 0,
+        timeout: Timeout = AS_CONFIGURED,
+    ) -> None:  # fmt: skip
         """Let others see how far a reader is: by lane, the index and seq behind all that it has dealt with.
 
-        `status` and `topic describe` show it, with its lag. Nothing depends on it; it is forgotten after a day.
+        `status` and `topic describe` show it, with its lag. Nothing depends on it; it is forgotten after a day. With
+        the `topic_id` of the topic that was read, TopicReplaced if that is deleted and another topic has its name.
 
             await log.note_progress("orders", "billing", {batch.lane: (batch.index + 1, batch.seq + batch.count)})
         """
-        ask = m.NoteProgress(topic=topic, reader=reader, places=dict(places))
+        ask = m.NoteProgress(topic=topic, reader=reader, places=dict(places), topic_id=topic_id)
         await self._ask(ask, m.Done, timeout)
 
     async def readers(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> list[ReaderProgress]:
@@ -499,12 +535,23 @@ class Log(TierCalls, SessionCalls):
         self._parts.discard(part)
 
     async def close(self, timeout: float | None = CLOSE_TIMEOUT_S) -> None:
-        """Close publishers, waiting at most `timeout` seconds for their outcomes, and subscribers; then hang up."""
+        """Close publishers, waiting at most `timeout` seconds for their outcomes, and subscribers; then hang up.
+
+        Raises what publishers have to report: RecordsLost names all records that are lost; the error of a publisher
+        that failed, as its cause if there is also a loss; of several that failed, ManyErrors.
+        """
         check_timeout(timeout)
+        self.finalizer.detach()
+        parts = list(self._parts)
+        publishers = [part for part in parts if isinstance(part, Publisher)]
         try:
-            await asyncio.gather(*(part.close(timeout) for part in list(self._parts)), return_exceptions=True)
+            closed = [part.end(timeout) if isinstance(part, Publisher) else part.close(timeout) for part in parts]
+            for ended in await asyncio.gather(*closed, return_exceptions=True):
+                if isinstance(ended, Exception):
+                    raise ended
         finally:
             await self.brokers.close()
+        raise_as_one(losses_first(problem for publisher in publishers for problem in publisher.problems()))
 
     async def __aenter__(self) -> Log:
         return self
@@ -512,7 +559,12 @@ class Log(TierCalls, SessionCalls):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close(close_patience(error))
+        try:
+            await self.close(close_patience(error))
+        except EmbarcaderoError as problem:
+            if error is None:
+                raise
+            error.add_note(f"closing reported {type(problem).__name__}: {problem}")
 
 
 class RecordAwaitable(RecordFuture):
@@ -533,6 +585,11 @@ class Publisher(PublisherCalls):
     def __init__(self, log: Log, topic: TopicInfo, options: PublisherOptions) -> None:
         self._log = log
         self._pump = Pump(log.brokers, topic, options, RecordAwaitable)
+        tell_of_forks(self)
+
+    def _after_fork(self) -> None:
+        """In a forked child: refuse every call. The session is the parent's."""
+        self._pump._after_fork()
 
     async def send(
         self, value: bytes, key: bytes | None = None, headers: Any = None, timestamp: Any = None,
@@ -540,9 +597,11 @@ class Publisher(PublisherCalls):
     ) -> RecordAwaitable:  # fmt: skip
         """Take a record; waits while the window is full. Await what it returns for the record's Position.
 
-        When there is no room within `timeout` seconds it raises Backpressure: the record was not taken. Raises
-        RecordsLost, once, when earlier records are lost that were acked with ack=1; this one was not taken, and the
-        publisher goes on.
+        When there is no room within `timeout` seconds it raises Backpressure: the record was not taken. Without a
+        `timeout` it does so once the cluster has had no room for `broker.backpressure_after_s`; the message says why,
+        what was taken before is not lost, and the publisher goes on when there is room. Topics with a schema and named
+        sessions need `publish`. Raises RecordsLost, once, when earlier records are lost that were acked with ack=1;
+        this one was not taken, and the publisher goes on.
 
             future = await publisher.send(b"two coffees", key=b"table 4", headers={"trace": b"1"})
             position = await future
@@ -583,7 +642,7 @@ class Publisher(PublisherCalls):
         intake, whole = self._pump.intake, TableResult(self._pump.intake.condition)
         for number, piece in enumerate(intake.pieces(data, partition)):
             try:
-                await self._room(timeout)
+                await self._room(timeout, patient=number > 0)
             except Backpressure as error:
                 if not number:
                     raise
@@ -629,24 +688,29 @@ class Publisher(PublisherCalls):
         with self._pump.intake.lock:
             return self._pump.next_sequence(first)
 
-    async def _room(self, timeout: float | None) -> None:
-        """Wait until the window has room; raise why nothing is taken any more."""
+    async def _room(self, timeout: float | None, patient: bool = False) -> None:
+        """Wait until there is room; raise why nothing is taken, now or any more.
+
+        A caller that gave no time is not `patient`: it does not wait for a cluster that has been full for long.
+        """
         check_timeout(timeout)
         intake, moved = self._pump.intake, self._pump.moved
-        if self._is_full():
+        patient |= timeout is not None
+        if self._waits(patient):
             try:
                 async with asyncio.timeout(timeout):
-                    while self._is_full():
+                    while self._waits(patient):
                         moved.clear()
                         await moved.wait()
             except TimeoutError:
-                raise Backpressure(f"no room in the window for {timeout:g} s", "the record was not taken") from None
-        if intake.refusal is not None:
-            raise fresh(intake.refusal)
+                full = f"no room in the window for {timeout:g} s"
+                raise fresh(intake.pressure or Backpressure(full, "the record was not taken")) from None
+        if (why := intake.refusal or (None if patient else intake.pressure)) is not None:
+            raise fresh(why)
 
-    def _is_full(self) -> bool:
+    def _waits(self, patient: bool) -> bool:
         with self._pump.intake.lock:
-            return self._pump.intake.is_full()
+            return self._pump.intake.waits(patient)
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until everything taken so far has its outcome. Raises TimedOut, RecordsLost, or why it failed.
@@ -671,12 +735,22 @@ class Publisher(PublisherCalls):
     async def close(self, timeout: float | None = CLOSE_TIMEOUT_S) -> None:
         """Wait for every outcome, at most `timeout` seconds; what is left then has an unknown outcome.
 
-        Raises RecordsLost, or why the publisher failed, if it did.
+        Raises RecordsLost, or why the publisher failed, if it did; if both, the failure is the cause of the
+        RecordsLost. Raises LossUnknown if records were acked with ack=1 and no broker could say in time whether they
+        are lost (the cluster is down).
         """
+        await self.end(timeout)
+        raise_as_one(self.problems())
+
+    async def end(self, timeout: float | None) -> None:
+        """Close without raising what there is to report: `problems` has it."""
         check_timeout(timeout)
         self._log.forget(self)
         await self._pump.close(timeout)
-        self._pump.raise_problem()
+
+    def problems(self) -> list[EmbarcaderoError]:
+        """What no caller was told yet, and why the publisher failed."""
+        return self._pump.problems()
 
     async def __aenter__(self) -> Publisher:
         return self
@@ -686,9 +760,10 @@ class Publisher(PublisherCalls):
     ) -> None:
         try:
             await self.close(close_patience(error))
-        except Exception:
+        except EmbarcaderoError as problem:
             if error is None:
                 raise
+            error.add_note(f"closing reported {type(problem).__name__}: {problem}")
 
 
 PartType = TypeVar("PartType", Publisher, Subscriber, Scan)

@@ -8,11 +8,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from embarcadero.client.batch import Batch
-from embarcadero.client.drivers import ReaderCore, SubscriberDriver
+from embarcadero.client.drivers import ReaderCore, SubscriberDriver, forked_reader
 from embarcadero.client.futures import fresh
 from embarcadero.client.options import check_timeout
 from embarcadero.client.places import seek_place
 from embarcadero.errors import Closed
+from embarcadero.forks import tell_of_forks
 from embarcadero.invariants import invariant
 from embarcadero.limits import CLOSE_TIMEOUT_S
 from embarcadero.types import Position
@@ -30,10 +31,24 @@ class Subscriber:
         self._log = log
         self._ready = asyncio.Event()
         self._closed = False
-        self._driver = SubscriberDriver(log.brokers, core, self._ready.set, topic=topic)
+        self._topic, self._forked = topic, False
+        self._reader = SubscriberDriver(log.brokers, core, self._ready.set, topic=topic)
+        tell_of_forks(self)
+
+    def _after_fork(self) -> None:
+        """In a forked child: refuse every call. The position is the parent's."""
+        self._forked = True
+
+    @property
+    def _driver(self) -> SubscriberDriver:
+        if self._forked:
+            raise forked_reader(self._topic)
+        return self._reader
 
     async def poll(self, timeout: float | None = None) -> Batch | None:
         """The next batch (or typed gap: `batch.gap`); None when none came in time. Raises what ended the reading.
+
+        TierUnavailable names a store that could not be reached for some seconds; polling again goes on.
 
             batch = await subscriber.poll(timeout=1.0)
         """
@@ -46,6 +61,7 @@ class Subscriber:
                     if not self.paused and (taken := self._driver.take(1)):
                         return taken[0]
                     if not self.paused and (failed := self._driver.core.failed) is not None:
+                        self._driver.retry()  # the next poll goes on, if that may help
                         raise fresh(failed)
                     self._ready.clear()
                     await self._ready.wait()
@@ -98,7 +114,9 @@ class Subscriber:
         return self._driver.core.positions()
 
     async def close(self, timeout: float | None = CLOSE_TIMEOUT_S) -> None:  # noqa: ARG002 - nothing to wait for
-        """Stop reading."""
+        """Stop reading. In a forked child it does nothing."""
+        if self._forked:
+            return
         self._closed = True
         self._log.forget(self)
         self._driver.stop()

@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from embarcadero.client import lifetime
 from embarcadero.client.connection import Connection, Owned, now_us, open_connection
 from embarcadero.client.drivers import Core, CoreDriver, PublisherDriver
 from embarcadero.client.futures import fresh
@@ -26,15 +27,20 @@ from embarcadero.errors import (
     EmbarcaderoError,
     OutcomeUnknown,
     Retriable,
+    TierUnavailable,
     TimedOut,
     TooMany,
     Unreachable,
 )
+from embarcadero.forks import abandon, tell_of_forks
 from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX, SCRATCH_BYTES
 from embarcadero.types import NO_HANDLE
 from embarcadero.wire.codec import PACKED_ACK
 from embarcadero.wire.messages import AnyMessage, BrokerAddress, MembersAre, Message, Welcome
 from embarcadero.wire.receiver import AcksReceived, ControlReceived, CreditReceived, FetchedReceived, FullReceived
+
+if TYPE_CHECKING:
+    from embarcadero.client.pump import Pump
 
 _PAUSE_FIRST_S = 0.02
 _PAUSE_LAST_S = 1.0
@@ -73,22 +79,63 @@ class Brokers:
 
     def __init__(self, seeds: list[Address], settings: Client = DEFAULTS.client) -> None:
         self._seeds, self.settings = seeds, settings
+        self._closed = False
+        self.cluster: Any = None  # the LocalCluster that `local` started: it stays for as long as records may be sent
+        self.table_properties: Sequence[str] = ()  # key=value, by which tables of topics are reached
+        self.frame_bytes_max = FRAME_BYTES_MAX
+        self.record_bytes_max, self.records_max = RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX
+        self._heard_of: dict[Address, None] = {}  # where brokers were at any time, the newest last
+        self.loop = asyncio.get_running_loop()
+        self._begin()
+        tell_of_forks(self)
+
+    def _begin(self) -> None:
+        """Have no connection, no publisher and no reader."""
+        self._lapsed = False  # after a fork: nobody has connected yet
+        self._starting: asyncio.Task[None] | None = None
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._made = 0
         self._live: dict[int, Connection] = {}  # by number, ready for use
         self._keepers: dict[int, asyncio.Task[None]] = {}  # by broker
         self._addresses: dict[int, Address] = {}  # by broker
-        self._heard_of: dict[Address, None] = {}  # where brokers were at any time, the newest last
         self._drivers: dict[Core, CoreDriver] = {}
         self._sessions: dict[tuple[int, int], PublisherDriver] = {}  # (lane, session)
         self._turn = 0
         self._changed = asyncio.Event()  # a connection came or went
-        self._closed = False
         self._finder: asyncio.Task[None] | None = None
+        self._guard: asyncio.Task[None] | None = None
+        self.pumps: set[Pump] = set()  # publishers that are not closed
         self.broker_of_handle: dict[int, int] = {}
-        self.table_properties: Sequence[str] = ()  # key=value, by which tables of topics are reached
-        self.frame_bytes_max = FRAME_BYTES_MAX
-        self.record_bytes_max, self.records_max = RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX
+
+    # --- forks ---
+    def _after_fork(self) -> None:
+        """In a forked child: leave all connections to the parent. The first question makes new ones."""
+        tasks = [task for task in (*self._keepers.values(), self._finder, self._guard, self._starting) if task]
+        for task in tasks:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]  # it is the parent's
+        abandon(tasks, self._live, self._drivers, self._changed, self.pumps)
+        self._begin()
+        self._lapsed = True
+
+    async def ready(self, patience_s: float) -> None:
+        """Connect again in a forked child, on the event loop that runs there. Otherwise there is nothing to do."""
+        if not self._lapsed or self._closed:
+            return
+        if self._starting is None:
+            self.loop = asyncio.get_running_loop()
+            self._starting = self.loop.create_task(self.start(self.settings.connect_timeout_s))
+            self._starting.add_done_callback(self._started)
+        try:
+            async with asyncio.timeout(patience_s):
+                await asyncio.shield(self._starting)
+        except TimeoutError as error:
+            if isinstance(error, EmbarcaderoError):
+                raise
+            raise Unreachable(f"no broker answers within {patience_s:g} s", "is the cluster up?") from None
+
+    def _started(self, task: asyncio.Task[None]) -> None:
+        self._starting = None
+        self._lapsed = task.cancelled() or task.exception() is not None
 
     # --- connecting ---
     async def start(self, patience_s: float) -> None:
@@ -96,6 +143,7 @@ class Brokers:
         connection, welcome = await self._find(self._seeds, patience_s)
         self._adopt(connection, welcome)
         self._finder = asyncio.get_running_loop().create_task(self._find_when_alone())
+        self._guard = asyncio.get_running_loop().create_task(lifetime.guard(self.pumps))
 
     async def _find(self, addresses: list[Address], patience_s: float) -> tuple[Connection, Welcome]:
         tries = [asyncio.ensure_future(self._open(address, patience_s)) for address in addresses]
@@ -239,7 +287,7 @@ class Brokers:
             if isinstance(event, CreditReceived):
                 driver.core.on_credit(number, event.total, now)
             else:
-                driver.core.on_full(number, now)
+                driver.core.on_full(number, now, event)
         return dict.fromkeys(publishers)
 
     def on_lost(self, connection: Connection) -> None:
@@ -291,6 +339,7 @@ class Brokers:
     async def ask(self, message: Message, timeout: float, *, again: bool = True) -> AnyMessage:  # noqa: ASYNC109
         """Ask any broker. `again`: the question may be asked twice, so a lost answer is asked for elsewhere."""
         deadline = asyncio.get_running_loop().time() + timeout
+        await self.ready(timeout)
         name = type(message).__name__
         while True:
             connection = await self._any(deadline, f"{name} within {timeout:g} s")
@@ -300,6 +349,8 @@ class Brokers:
             except TimeoutError:
                 if not again or left <= self.settings.resend_after_s:
                     raise TimedOut(f"no answer to {name} within {timeout:g} s", "it may still happen") from None
+            except TierUnavailable:
+                raise  # about a store behind the broker: asking again at once does not help
             except Retriable as error:
                 if connection.usable or again:
                     if asyncio.get_running_loop().time() + _RETRY_S > deadline:
@@ -326,8 +377,8 @@ class Brokers:
         self._closed = True
         for driver in list(self._drivers.values()):
             driver.stop()
-        tasks = [*self._keepers.values(), *([self._finder] if self._finder is not None else [])]
-        await _cancel(*tasks)
+        tasks = [*self._keepers.values(), self._finder, self._guard, self._starting]
+        await _cancel(*(task for task in tasks if task is not None))
         self.hang_up()
 
     def hang_up(self) -> None:

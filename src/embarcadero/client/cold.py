@@ -1,6 +1,7 @@
-"""Reading what only a topic's table has: beside the event loop, on worker threads, without Spark.
+"""Reading what only a topic's table has, where brokers do not: on worker threads, without Spark.
 
-Tables come with an extra (`embarcadero[spark]`); it is loaded when the first of them is read.
+Brokers that can read tables are asked first. A client that reads a table itself needs an extra (`embarcadero[spark]`),
+which is loaded when the first table is read, and the keys of the store; where the store is, the cluster tells.
 """
 
 from __future__ import annotations
@@ -13,7 +14,16 @@ from embarcadero.client.batch import Batch
 from embarcadero.client.connection import now_us
 from embarcadero.client.subscriber import ColdAsk
 from embarcadero.client.topics import TopicInfo
-from embarcadero.errors import BadFrame, BadTable, EmbarcaderoError, Trimmed
+from embarcadero.errors import (
+    BadFrame,
+    BadTable,
+    EmbarcaderoError,
+    NotAvailable,
+    TierUnavailable,
+    TooMany,
+    Trimmed,
+)
+from embarcadero.limits import PIECES_MAX
 from embarcadero.types import Cut, Tier
 from embarcadero.wire import messages as m
 
@@ -22,6 +32,8 @@ if TYPE_CHECKING:
     from embarcadero.tier.cold import ColdTable
 
 Answer = TypeVar("Answer", bound=m.Message)
+Told = TypeVar("Told", m.PlaceIs, m.PiecesAre)
+Seen = TypeVar("Seen")
 Place = tuple[int, int]
 """Index and seq."""
 
@@ -62,6 +74,9 @@ class ColdReads:
                 ask.core.on_place(ask, await self._place(ask), now_us())
         except EmbarcaderoError as error:
             ask.core.on_cold_failed(ask, error, now_us())
+        except ImportError as error:
+            missing = NotAvailable(f"tables need PyIceberg: {error}", 'pip install "embarcadero[spark]"')
+            ask.core.on_cold_failed(ask, missing, now_us())
         except Exception as error:  # whatever it is, the reader must not wait for ever
             problem = f"the table of {self._topic!r} can't be read, lane {ask.lane}, {ask.by} {ask.start}: {error!r}"
             bad = BadTable(problem, "see whether somebody else has written to it, and restore what they changed")
@@ -69,29 +84,38 @@ class ColdReads:
         self._run()
 
     async def _read(self, ask: ColdAsk) -> None:
-        """Hand on what the table has of a span, as far as the store says now that it is in there."""
+        """Hand on what the table has of a span, as far as the store says now that it is in there.
+
+        A file may be compacted away, or collected, after a read was planned: then the newest metadata is read.
+        """
         tier = (await describe(self._brokers, self._topic)).tier
-        reached = ask.start if tier is None else max(ask.start, min(ask.stop, tier.frontier(ask.lane)[0]))
-        if tier is not None and reached > ask.start:
-            lists = await asyncio.to_thread(self._open, tier, ask, reached)
-            while (batches := await asyncio.to_thread(next, lists, None)) is not None:
-                ask.core.on_cold(ask, batches)
-                self._run()
-                while ask.core.wants(ask) and not ask.core.has_room:
-                    self.moved.clear()
-                    await self.moved.wait()
-                if not ask.core.wants(ask):
-                    return
+        reached = at = ask.start
+        while tier is not None and (reached := max(at, min(ask.stop, tier.frontier(ask.lane)[0]))) > at:
+            try:
+                lists = await asyncio.to_thread(self._open, tier, ask, at, reached)
+                while (batches := await asyncio.to_thread(_next, tier, lists)) is not None:
+                    ask.core.on_cold(ask, batches)
+                    last = batches[-1]
+                    at = last.gap.stop if last.kind is None and last.gap is not None else last.index + 1
+                    self._run()
+                    while ask.core.wants(ask) and not ask.core.has_room:
+                        self.moved.clear()
+                        await self.moved.wait()
+                    if not ask.core.wants(ask):
+                        return
+                break
+            except BadTable:
+                planned, tier = tier, (await describe(self._brokers, self._topic)).tier
+                if tier is None or tier.metadata == planned.metadata:
+                    raise
         ask.core.on_cold_end(ask, reached, now_us())
 
-    def _open(self, tier: Tier, ask: ColdAsk, stop: int) -> Iterator[list[Batch]]:
+    def _open(self, tier: Tier, ask: ColdAsk, start: int, stop: int) -> Iterator[list[Batch]]:
         """On a worker thread."""
         table = open_table(tier, self._brokers)
         from embarcadero.tier.batches import cold_batches
 
-        return cold_batches(
-            table, ask.lane, ask.start, stop, ask.schemas, partitions=ask.partitions, control=ask.control
-        )
+        return cold_batches(table, ask.lane, start, stop, ask.schemas, partitions=ask.partitions, control=ask.control)
 
     async def _place(self, ask: ColdAsk) -> int | None:
         """The index at which a reader starts; None if brokers can tell as well."""
@@ -108,6 +132,14 @@ class ColdReads:
             tail = await _asked(self._brokers, m.GetTail(lane=ask.lane), m.TailIs)
             return None if place[0] >= tail.index else place[0]
         return place[0]
+
+
+def _next(tier: Tier, lists: Iterator[list[Batch]]) -> list[Batch] | None:
+    """On a worker thread."""
+    from embarcadero.tier.serving import naming_the_store
+
+    with naming_the_store(tier):
+        return next(lists, None)
 
 
 async def describe(brokers: Brokers, topic: str) -> TopicInfo:
@@ -131,7 +163,7 @@ async def find_place(
     if about.tier is None or (hot is not None and await _is_exact(brokers, lane, by, value, hot)):
         return (0, 0) if hot is None else (hot.index, hot.seq)
     tier = (await describe(brokers, about.name)).tier  # as it is after brokers have let go of what they had
-    cold = None if tier is None else await asyncio.to_thread(lambda: open_table(tier, brokers).find(lane, by, value))
+    cold = None if tier is None else await _find_in_table(brokers, tier, lane, by, value)
     if cold is not None and not _below(tier, lane, by, value):
         return cold
     if hot is None and by == "time":  # brokers can't know that what they gave up is older; the table does
@@ -149,18 +181,65 @@ async def cold_cuts(brokers: Brokers, topic: str, lane: int, start: int, stop: i
     hot = tail.start_index if tail.hot_index is None else tail.hot_index
     if tier is None or start >= min(stop, hot):
         return []
-    files = await asyncio.to_thread(lambda: open_table(tier, brokers).files(lane, start, min(stop, hot)))
-    cuts: list[Cut] = []
-    size = 0
-    for number, file in enumerate(files):
-        size += file.bytes
-        if size >= piece_bytes or number == len(files) - 1:
-            cuts.append(Cut(file.stop_index, file.stop_seq, size))
-            size = 0
+    cuts = await _table_cuts(brokers, tier, lane, start, min(stop, hot), piece_bytes)
     if cuts and cuts[-1].index > stop:  # in the midst of a file
         index, seq = await find_place(brokers, await describe(brokers, topic), lane, "index", stop)
         cuts[-1] = Cut(stop, seq if index == stop else cuts[-1].seq, cuts[-1].bytes)
     return cuts
+
+
+async def _find_in_table(brokers: Brokers, tier: Tier, lane: int, by: str, value: int) -> Place | None:
+    """Where a place is in a table: as a broker tells, or as this client sees."""
+
+    def find() -> Place | None:
+        return open_table(tier, brokers).find(lane, by, value)
+
+    answer = await _of_table(brokers, tier, m.Find(lane=lane, by=by, start=value, table=True), m.PlaceIs, find)
+    if isinstance(answer, m.PlaceIs):
+        return None if answer.missing else (answer.index, answer.seq)
+    return answer
+
+
+async def _table_cuts(brokers: Brokers, tier: Tier, lane: int, start: int, stop: int, piece_bytes: int) -> list[Cut]:
+    """Files of a table as pieces of a span: as a broker tells, or as this client sees."""
+
+    def cuts() -> list[Cut]:
+        from embarcadero.tier.serving import table_cuts
+
+        return table_cuts(open_table(tier, brokers), lane, start, stop, piece_bytes)
+
+    ask = m.Measure(lane=lane, start=start, stop=stop, piece_bytes=piece_bytes, pieces_max=PIECES_MAX, table=True)
+    answer = await _of_table(brokers, tier, ask, m.PiecesAre, cuts)
+    return answer.cuts if isinstance(answer, m.PiecesAre) else answer
+
+
+async def _of_table(
+    brokers: Brokers, tier: Tier, ask: m.Find | m.Measure, kind: type[Told], look: Callable[[], Seen]
+) -> Told | Seen:
+    """What a broker says about a table; else what this client finds itself, with `look` on a worker thread."""
+    refused: EmbarcaderoError | None = None
+    if any(connection.link.tables for connection in brokers.live()):
+        try:
+            answer = await _asked(brokers, ask, kind)
+            if answer.table:
+                return answer
+        except (TierUnavailable, BadTable, NotAvailable, TooMany) as error:
+            refused = error
+
+    def named() -> Seen:
+        from embarcadero.tier.serving import naming_the_store
+
+        with naming_the_store(tier):
+            return look()
+
+    try:
+        return await asyncio.to_thread(named)
+    except (EmbarcaderoError, ImportError) as error:
+        if refused is not None and not isinstance(refused, NotAvailable):
+            raise refused from error
+        if isinstance(error, EmbarcaderoError):
+            raise
+        raise NotAvailable(f"tables need PyIceberg: {error}", 'pip install "embarcadero[spark]"') from error
 
 
 async def _is_exact(brokers: Brokers, lane: int, by: str, value: int, hot: m.PlaceIs) -> bool:

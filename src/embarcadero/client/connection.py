@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, cast
 from embarcadero.client.futures import fresh
 from embarcadero.client.link import Link
 from embarcadero.errors import BadVersion, EmbarcaderoError, Unreachable, from_wire
+from embarcadero.forks import abandon, blank, tell_of_forks
 from embarcadero.limits import CONNECT_TIMEOUT_S, CONTROL_BYTES_MAX
 from embarcadero.wire.codec import control_frame
 from embarcadero.wire.frames import PROTOCOL_VERSION, FrameKind
@@ -56,6 +57,14 @@ class Connection(asyncio.BufferedProtocol):
         self._descriptor = -1
         self._receiver = FrameReceiver(allowed=RECEIVES, scratch=scratch, control_bytes_max=CONTROL_BYTES_MAX)
         self.lost = asyncio.get_running_loop().create_future()
+        tell_of_forks(self)
+
+    def _after_fork(self) -> None:
+        """In a forked child: the socket is the parent's. Without a copy here it ends when the parent closes it."""
+        if self._descriptor >= 0:
+            blank(self._descriptor)
+        abandon(self, self._transport)
+        self._transport, self._descriptor = None, -1
 
     # --- asyncio.BufferedProtocol ---
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -169,5 +178,5 @@ async def open_connection(
             "use a client of the same release",
         )
     connection.broker, connection.address = welcome.broker, (host, port)
-    connection.link.generation = welcome.generation
+    connection.link.generation, connection.link.tables = welcome.generation, welcome.tables
     return connection, welcome

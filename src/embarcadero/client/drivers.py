@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from embarcadero.client.batch import Batch
 from embarcadero.client.cold import ColdReads
@@ -15,15 +16,22 @@ from embarcadero.client.lanes import LanesCore
 from embarcadero.client.outbatch import OutBatch
 from embarcadero.client.publisher import PublisherCore
 from embarcadero.client.subscriber import SubscriberCore
-from embarcadero.errors import EmbarcaderoError, RecordsLost
+from embarcadero.errors import Backpressure, EmbarcaderoError, Forked, RecordsLost
 from embarcadero.types import Ack
 
 if TYPE_CHECKING:
     from embarcadero.client.brokers import Brokers
 
 
+_LOG: Final = logging.getLogger("embarcadero.client")
+
 ReaderCore = SubscriberCore | LanesCore
 Core = PublisherCore | SubscriberCore | LanesCore
+
+
+def forked_reader(topic: str) -> Forked:
+    """Why a reader of the parent process does not read in a forked child."""
+    return Forked(f"this reader of {topic!r} was opened before the process was forked", "subscribe in the child")
 
 
 class CoreDriver:
@@ -76,15 +84,17 @@ class PublisherDriver(CoreDriver):
 
     def __init__(
         self, brokers: Brokers, core: PublisherCore, ack: Ack, schema: int, on_settled: Callable[[Sealed], None],
-        on_lost: Callable[[RecordsLost], None],
+        on_lost: Callable[[RecordsLost], None], on_pressure: Callable[[Backpressure | None], None],
     ) -> None:  # fmt: skip
         super().__init__(brokers)
         self.core, self._ack, self._schema, self._on_settled = core, ack, schema, on_settled
-        self._on_lost = on_lost
+        self._on_lost, self._on_pressure = on_lost, on_pressure
+        self._pressure: Backpressure | None = None
         self._queue: deque[Sealed] = deque()
         self._unsent: deque[OutBatch] = deque()  # ack=0: batches whose futures wait to be handed to a connection
         self._closing = False
-        self.ended = self._loop.create_future()
+        self.ended = self._loop.create_future()  # the publisher takes nothing more: it failed, or was closed
+        self.final = self._loop.create_future()  # and it is known which acked records are lost
         self.opened = asyncio.Event()  # the session is open, or will never be
         brokers.attach(self)
 
@@ -117,8 +127,13 @@ class PublisherDriver(CoreDriver):
             self._closing = False
             self.core.close(now_us())
             super().run()
-        if self.core.closed and not self.ended.done():
+        if (pressure := self.core.pressure()) is not None or self._pressure is not None:
+            self._pressure = pressure
+            self._on_pressure(pressure)
+        if (self.core.closed or self.core.failed is not None) and not self.ended.done():
             self.ended.set_result(None)
+        if self.core.closed and not self.final.done():
+            self.final.set_result(None)
         if self.core.first_sequence is not None or self.core.closed:
             self.opened.set()
 
@@ -131,13 +146,13 @@ class PublisherDriver(CoreDriver):
                 self._unsent.append(batch)
 
     def close(self) -> None:
-        """Close the session once everything is settled; `ended` tells when."""
+        """Close the session once everything is settled; `final` tells when."""
         self._closing = True
         self.run()
 
     def fail(self, error: EmbarcaderoError) -> None:
-        """End at once: every batch ends, with the error or with an unknown outcome."""
-        self.core.fail(error)
+        """End at once, whatever is not known: every batch ends, with the error or with an unknown outcome."""
+        self.core.give_up(error)
         self.run()
 
 
@@ -156,12 +171,15 @@ class SubscriberDriver(CoreDriver):
         super().__init__(brokers)
         self.core, self._on_ready, self._until = core, on_ready, until
         self._cold = ColdReads(brokers, topic, self.run)
+        self._topic = topic
+        self._logged: EmbarcaderoError | None = None  # the last trouble with the table
         brokers.attach(self)
 
     def run(self) -> None:
         """Move whatever can move."""
         super().run()
         self._cold.begin(self.core.take_cold())
+        self._log_trouble()
         if self.core.ready or self.core.failed is not None or self.arrived:
             self._on_ready()
 
@@ -170,6 +188,20 @@ class SubscriberDriver(CoreDriver):
         """Whether everything before the index that is waited for was taken."""
         place = None if self._until is None else self.core.position
         return place is not None and self._until is not None and place >= self._until
+
+    def _log_trouble(self) -> None:
+        """Log why the topic's table can't be read, once for each reason, and that it can be read again."""
+        trouble, before = self.core.trouble, self._logged
+        if trouble is not None and (before is None or trouble.message != before.message):
+            _LOG.warning("topic %r: %s; trying again", self._topic, trouble.message)
+        elif trouble is None and before is not None:
+            _LOG.info("topic %r: its table can be read again", self._topic)
+        self._logged = trouble
+
+    def retry(self) -> None:
+        """Go on after a store could not be reached."""
+        self.core.retry(now_us())
+        self.run()
 
     def take(self, most: int) -> list[Batch]:
         """Batches in order; the core goes on fetching."""

@@ -21,12 +21,13 @@ import pyarrow as pa
 
 from embarcadero.client.acked import merged
 from embarcadero.client.futures import BatchResult, RecordFuture
-from embarcadero.client.tables import by_partition, encoded, fitted, partition_of, pieces
+from embarcadero.client.tables import by_partition, encoded, fitted, pieces
 from embarcadero.client.waiting import Waitable
-from embarcadero.errors import BadSchema, BadValue, EmbarcaderoError, RecordsLost
+from embarcadero.errors import Backpressure, BadSchema, BadValue, EmbarcaderoError, RecordsLost
 from embarcadero.invariants import invariant
 from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX
 from embarcadero.wire.lone import lone_payload
+from embarcadero.wire.partitioners import partition_of
 from embarcadero.wire.payload import TIMESTAMP_US_MAX, TIMESTAMP_US_MIN, plain_batch, raw_batch
 from embarcadero.wire.schemas import TopicSchemas
 
@@ -99,19 +100,23 @@ class Intake:
         schemas: TopicSchemas,
         compression: str | None,
         partitions: int,
+        partitioner: str,
+        key: str,
         batch_bytes: int,
         frame_bytes_max: int,
         window_bytes: int,
         record_bytes_max: int = RECORD_BYTES_MAX,
         records_max: int = RECORDS_PER_BATCH_MAX,
         future: type[RecordFuture] = RecordFuture,
+        session: str | None = None,
     ) -> None:
-        self.future = future
+        self.future, self._session = future, session
         self._topic, self._schemas, self._compression = topic, schemas, compression
         self.condition = Waitable()
         self.lock = self.condition.lock
         self.sealed_total = 0  # batches sealed so far: each takes one sequence of the session
-        self._partitions = partitions
+        self._partitions, self._partitioner = partitions, partitioner
+        self._key = key or (None if schemas.typed else "key")  # the column of keys
         self._payload_bytes_max = frame_bytes_max
         self._piece_bytes = min(batch_bytes, frame_bytes_max - FRAME_OVERHEAD_BYTES)
         self._batch_bytes = min(self._piece_bytes, RECORD_OVERHEAD_BYTES * records_max)  # full before it has too many
@@ -124,8 +129,10 @@ class Intake:
         self._sealed: deque[Sealed] = deque()
         self.unsettled: dict[BatchResult, None] = {}
         self.pending_bytes = 0
+        self._sealed_records = 0  # of batches that are sealed and not settled
         self.news = False  # a batch was begun or sealed since the event loop was last told
         self.refusal: EmbarcaderoError | None = None  # why nothing more is taken
+        self.pressure: Backpressure | None = None  # why the cluster has had no room for long; the publisher lives
         self._lost: RecordsLost | None = None  # what the next call has to be told
 
     # --- all below: call with `lock` held; `condition` is where to wait, without it ---
@@ -175,7 +182,7 @@ class Intake:
     def told(self) -> None:
         """The event loop knows of every builder, and will seal it in time."""
         self.news = False
-        if self._partitions == 1 and self._lost is None:
+        if self._partitions == 1 and self._lost is None and self.pressure is None:
             self.current = self._open.get(0)
 
     def lose(self, lost: RecordsLost) -> None:
@@ -183,13 +190,24 @@ class Intake:
         self._lost = merged(self._lost, lost)
         self.current = None
 
+    def press(self, pressure: Backpressure | None) -> None:
+        """While there is a reason, nothing new is taken."""
+        self.pressure = pressure
+        self.current = None if pressure is not None else self.current
+
+    def waits(self, patient: bool) -> bool:
+        """Whether adding has to wait for room. `patient`: also while the cluster says that it has none."""
+        if self.refusal is not None:
+            return False
+        return patient if self.pressure is not None else self.is_full()
+
     def take_lost(self) -> RecordsLost | None:
         """What to tell the caller, once."""
         lost, self._lost = self._lost, None
         return lost
 
     def _partition_for(self, key: bytes | None) -> int:
-        return self._keyless if key is None else partition_of(key, self._partitions)
+        return self._keyless if key is None else partition_of(key, self._partitions, self._partitioner)
 
     def _next_builder(self, key: bytes | None, size: int, builder: Builder | None) -> Builder:
         """A builder with room; sealing a full one moves keyless records on to another partition, maybe full as well."""
@@ -217,6 +235,7 @@ class Intake:
             sealed = Sealed(builder.partition, builder.result, len(records), builder.charged, make)
             builder.sealed, builder.charged = True, _NO_MORE
             self.sealed_total += 1
+            self._sealed_records += sealed.count
             self._sealed.append(sealed)
         if self._open.pop(builder.partition, None) is not None and builder.partition == self._keyless:
             self._keyless = (self._keyless + 1) % self._partitions
@@ -239,6 +258,7 @@ class Intake:
         self.unsettled[piece.result] = None
         self.news = True
         self.sealed_total += 1
+        self._sealed_records += piece.count
         self._sealed.append(piece)
 
     @property
@@ -254,10 +274,16 @@ class Intake:
     def settled(self, sealed: Sealed) -> None:
         """A batch was settled: its bytes are free again."""
         self.pending_bytes -= sealed.cost
+        self._sealed_records -= sealed.count
         self.unsettled.pop(sealed.result, None)
         self.condition.notify_all()
 
     # --- no lock needed ---
+    @property
+    def pending_records(self) -> int:
+        """Records that were taken and have no outcome."""
+        return self._sealed_records + sum(len(builder.records) for builder in list(self._open.values()))
+
     def checked(self, value: Any, key: Any, headers: Any, timestamp: Any) -> tuple[Record, int]:
         """A record, and how many bytes it counts for. BadValue before anything is sent."""
         if type(value) is not bytes:
@@ -277,6 +303,13 @@ class Intake:
         """BadValue, if a record can't be taken at all. One that found room in a batch need not be asked about."""
         if self._schemas.typed:
             raise BadSchema(f"topic {self._topic!r} has a schema, and send() takes raw bytes", "use publish()")
+        if self._session is not None:
+            raise BadValue(
+                f"send() in session {self._session!r}: it cuts batches by time, and a session counts batches, so after "
+                "a restart nobody could tell which records are stored",
+                "publish() batches of your own (publish(rows, session_seq=n)) and go on at next_session_seq(), or open "
+                "the publisher without a session name",
+            )
         if size > self._record_bytes_max + RECORD_OVERHEAD_BYTES:
             raise BadValue(
                 f"a record of {size - RECORD_OVERHEAD_BYTES} bytes",
@@ -288,8 +321,9 @@ class Intake:
         if partition is not None and not 0 <= partition < self._partitions:
             raise BadValue(f"partition {partition} of {self._partitions}", f"use 0 to {self._partitions - 1}")
         table = fitted(data, self._schemas, time.time_ns() // 1000, self._record_bytes_max)
-        typed = self._schemas.typed
-        groups = by_partition(table, self._partitions, typed) if partition is None else [(partition, table)]
+        groups: list[tuple[int | None, Any]] = [(partition, table)]
+        if partition is None:
+            groups = by_partition(table, self._partitions, self._key, self._partitioner)
         for group, rows in groups:
             sizes = self._piece_bytes, self._payload_bytes_max
             for count, payload in pieces(rows, *sizes, self._compression, self._records_max):

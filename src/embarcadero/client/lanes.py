@@ -125,6 +125,16 @@ class LanesCore:
         for core in self._cores.values():
             core.resume(now_us)
 
+    @property
+    def trouble(self) -> EmbarcaderoError | None:
+        """Why the topic's table could not be read when it was last asked, in any lane."""
+        return next((core.trouble for core in self._cores.values() if core.trouble is not None), None)
+
+    def retry(self, now_us: int) -> None:
+        """Go on at the same positions after a store could not be reached."""
+        for core in self._cores.values():
+            core.retry(now_us)
+
     def take_output(self) -> list[tuple[int, list[Any]]]:
         """Frames to write, by connection."""
         output, self._output = self._output, {}

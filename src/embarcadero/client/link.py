@@ -22,16 +22,16 @@ class Link:
     """Shared state of one connection. `number` is the driver's name for it; a new connection gets a new number."""
 
     __slots__ = (
-        "_next_request", "_owners", "full", "generation", "granted_bytes", "heard_us", "number", "pinged_us",
-        "sent_bytes",
+        "_next_request", "_owners", "generation", "granted_bytes", "heard_us", "number", "pinged_us",
+        "sent_bytes", "tables",
     )  # fmt: skip
 
     def __init__(self, number: int, now_us: int, generation: int = 0) -> None:
         self.number = number
         self.generation = generation  # of the cluster, as its broker's Welcome told; 0: not told
+        self.tables = False  # its broker reads tables of topics for clients
         self.granted_bytes = 0
         self.sent_bytes = 0
-        self.full = False
         self.heard_us = now_us
         self.pinged_us = -1
         self._next_request = 1
@@ -49,9 +49,7 @@ class Link:
 
     def grant(self, total_bytes: int) -> None:
         """The broker granted `total_bytes` in all; telling it twice changes nothing."""
-        if total_bytes > self.granted_bytes:
-            self.granted_bytes = total_bytes
-            self.full = False
+        self.granted_bytes = max(self.granted_bytes, total_bytes)
 
     # --- requests: answers are routed by number to whoever asked ---
     def ask(self, owner: object) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from embarcadero.client.options import AS_CONFIGURED, PublisherOptions, Timeout, check_timeout
+from embarcadero.types import Order
 from embarcadero.wire import messages as m
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ class SessionCalls:
             before, now = await log.open_session("orders", "job-7/progress", 42)
         """
         PublisherOptions(session=name, session_at=at)  # checks both
-        opened = await self._ask(m.OpenSession(topic=topic, name=name, at=at), m.Opened, timeout)
+        ask = m.OpenSession(topic=topic, name=name, at=at, order=int(Order.STRONG))
+        opened = await self._ask(ask, m.Opened, timeout)
         return opened.reached, opened.expected
 
 

@@ -25,7 +25,8 @@ from embarcadero.limits import (
     SESSION_SEQUENCE_MAX,
     WINDOW_BYTES_DEFAULT,
 )
-from embarcadero.types import Ack, Topic
+from embarcadero.orders import parse_order, session_order
+from embarcadero.types import Ack, Order, Topic
 from embarcadero.wire.compression import COMPRESSIONS
 from embarcadero.wire.schemas import encode_schema
 
@@ -71,6 +72,13 @@ def checked_durable(ack: int, topic: Topic) -> None:
             f"ack=2 waits until records are durable, and topic {topic.name!r} has no replicas",
             "create it with replicas=..., or use ack=1",
         )
+
+
+def asked_order(order: int | str | None, topic: Topic) -> int | None:
+    """Return the order to ask for: without a choice a session is strong where that is possible. Raises BadValue."""
+    if order is not None:
+        return int(session_order(topic.name, topic.order, order))
+    return None if topic.order <= Order.BROKER else int(Order.STRONG)
 
 
 def check_read(read: str, group: str | None = None) -> None:
@@ -119,7 +127,7 @@ class TopicChanges(TypedDict, total=False):
     on_gap: str
     gap_timeout_ms: int
     session_ttl_s: int
-    order: int
+    order: int | str
     replicas: int
     durable_on: int
     retention_bytes: int
@@ -129,10 +137,16 @@ class TopicChanges(TypedDict, total=False):
 def checked_changes(changes: TopicChanges) -> dict[str, Any]:
     """Changes of a topic as they travel."""
     given: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
+    for name in ("partitioner", "key"):
+        if name in given:
+            why = "records that are stored would be in other partitions than later ones of their key"
+            raise BadValue(f"{name} of a topic can't change: {why}", "create another topic")
     if unknown := given.keys() - TopicChanges.__annotations__.keys():
         raise BadValue(f"a topic has no {sorted(unknown)[0]!r}", f"use {', '.join(TopicChanges.__annotations__)}")
     if not given:
         raise BadValue("nothing to alter", f"give one of {', '.join(TopicChanges.__annotations__)}")
+    if "order" in given:
+        given["order"] = int(parse_order(given["order"]))
     if "schema" in given:
         given["columns"] = encode_schema(given.pop("schema"))
     return given
@@ -148,6 +162,7 @@ class PublisherArguments(TypedDict, total=False):
 
     ack: int  # 0: handed to a connection; 1: ordered (default); 2: durable, in a topic with replicas
     session: str | None  # a name under which the session can be continued later
+    order: int | str | None  # of its session; None: "strong" in topics of orders 2 and 5, else as the topic
     session_at: int | None  # the sequence of its first batch, whatever is in already; with a name, orders 2 and 5
     linger_ms: float  # how long a record may wait for others
     batch_bytes: int
@@ -162,6 +177,7 @@ class PublisherOptions:
 
     ack: int = int(Ack.ORDERED)
     session: str | None = None
+    order: int | str | None = None
     session_at: int | None = None
     linger_ms: float = LINGER_MS_DEFAULT
     batch_bytes: int = BATCH_BYTES_DEFAULT
@@ -171,6 +187,8 @@ class PublisherOptions:
 
     def __post_init__(self) -> None:
         checked_ack(self.ack)
+        if self.order is not None:
+            parse_order(self.order)
         if self.session is not None and not 0 < len(self.session.encode()) <= SESSION_NAME_BYTES_MAX:
             raise BadName(
                 f"a session name of {len(self.session.encode())} bytes", f"use 1 to {SESSION_NAME_BYTES_MAX}, or None"

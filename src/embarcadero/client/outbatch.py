@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from embarcadero.client.link import Link
 from embarcadero.errors import (
     Backpressure,
     BadValue,
@@ -21,7 +20,9 @@ from embarcadero.errors import (
 )
 from embarcadero.limits import SESSION_WINDOW
 from embarcadero.plants import planted
+from embarcadero.replica.health import health_in_words
 from embarcadero.types import Outcome, Position
+from embarcadero.wire.receiver import FullReceived
 
 REFUSALS: dict[Outcome, tuple[type[EmbarcaderoError], str, str]] = {
     Outcome.CONFLICT: (Conflict, "was stored before with other bytes", "two publishers use one session's sequences"),
@@ -85,7 +86,21 @@ def ended_with(cause: EmbarcaderoError, batch: OutBatch) -> EmbarcaderoError:
     )
 
 
-def undelivered(topic: str, oldest: OutBatch, timeout_us: int, usable: list[Link]) -> EmbarcaderoError:
+def no_room(topic: str, full: FullReceived) -> Backpressure:
+    """The error of a call for whose record the cluster has had no room for long. The publisher goes on."""
+    again = "the record was not taken, and nothing is lost; try again later"
+    if full.lane < 0:
+        problem, why = f"the brokers' memory has no room for a batch of {topic!r}", "publish less, or make it larger"
+    elif full.replica < 0:
+        problem, why = f"the replicas' disks do not keep up with {topic!r}", "see: embarcadero status"
+    else:
+        words = health_in_words(full.trouble) or ["in trouble"]
+        problem = f"records of {topic!r} do not become durable: replica {full.replica}: {words[0].partition(': ')[0]}"
+        why = words[0].partition(": ")[2] or "see: embarcadero status"
+    return Backpressure(problem, f"{again}. {why}")
+
+
+def undelivered(topic: str, oldest: OutBatch, timeout_us: int, usable: int, full: int) -> EmbarcaderoError:
     """Why a publisher ends whose oldest batch has waited too long. `usable`: links that its open session can use."""
     seconds = timeout_us / 1e6
     if oldest.doubts:
@@ -94,8 +109,7 @@ def undelivered(topic: str, oldest: OutBatch, timeout_us: int, usable: list[Link
         return Unreachable(
             f"no broker took a batch of {topic!r} within {seconds:g} s", "see whether it is up: embarcadero status"
         )
-    full = sum(link.full for link in usable)
     return Backpressure(
-        f"the cluster had no room for a batch of {topic!r} for {seconds:g} s ({full} of {len(usable)} brokers full)",
+        f"the cluster had no room for a batch of {topic!r} for {seconds:g} s ({full} of {usable} brokers full)",
         "publish less, or make the brokers' logs larger",
     )

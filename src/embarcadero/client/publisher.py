@@ -5,8 +5,12 @@ header's session and `low` change when a batch is sent again. So sending anythin
 DUP_OF. A batch is in exactly one place: queued (a heap by sequence, so the oldest goes first), in flight on one link,
 waiting out a refusal, or settled. When a link goes, its batches go back to the queue. When the session is fenced,
 nothing is sent until it is open again (continuing the old one), and then everything unsettled is queued again. The same
-happens when the whole cluster has started anew (a link of a later generation): what was acked as ordered and not yet
-durable may be lost then. `Opened` (orders 0 and 1: the ends of lanes) tells what is; `take_losses` has the report.
+happens when the whole cluster has restarted with empty memory (a link of a later generation): batches that were acked
+as ordered and not yet durable may be lost then. The publisher asks where the topic's ranges (orders 0 and 1: its lanes)
+end, before it opens its session again and before any failure or close is final; `take_losses` has the report. A close
+or a failure is final only when a broker of the generation that acked the last batch has answered, or the losses are
+known. If the caller knows the numbers of its batches (a named session, or `session_seq`), no number ever changes: a
+publisher whose acked batches are lost reports them and ends.
 A session may be opened at a sequence (`session_at`): its batches are numbered from there whatever is in already, and
 keep `low` there, so that work done again is recognised batch by batch. All of it has to fit the sequencer's window.
 `doubts` counts copies of a batch that nobody answered. If the publisher has to end, a batch without doubts failed for
@@ -21,12 +25,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embarcadero.client.acked import AckedBatches, LostBatch, merged, records_lost
+from embarcadero.client.acked import AckedBatches, LostBatch, loss_unknown, merged, records_lost
 from embarcadero.client.chain import Answer, SessionChain
 from embarcadero.client.link import Link, Silence
-from embarcadero.client.outbatch import REFUSALS, OutBatch, beyond_window, ended_with, refusal, undelivered
+from embarcadero.client.outbatch import REFUSALS, OutBatch, beyond_window, ended_with, no_room, refusal, undelivered
 from embarcadero.errors import (
+    Backpressure,
+    BadValue,
     EmbarcaderoError,
+    LossUnknown,
     OutcomeUnknown,
     RecordsLost,
     Retriable,
@@ -37,6 +44,7 @@ from embarcadero.errors import (
 )
 from embarcadero.invariants import invariant
 from embarcadero.limits import SESSION_WINDOW
+from embarcadero.orders import order_label
 from embarcadero.plants import planted
 from embarcadero.types import NO_INDEX, NO_SESSION, Order, Outcome, Position
 from embarcadero.wire.codec import PACKED_ACK, batch_header, control_frame, payload_crc
@@ -44,6 +52,7 @@ from embarcadero.wire.frames import HEADER_BYTES, NO_ACK, WANT_DURABLE, FrameKin
 from embarcadero.wire.messages import (
     AnyMessage,
     CloseSession,
+    DescribeTopic,
     Done,
     Failed,
     GetLanes,
@@ -54,24 +63,28 @@ from embarcadero.wire.messages import (
     OpenSession,
     Ping,
     Pong,
+    TopicIs,
 )
+from embarcadero.wire.receiver import FullReceived
 
 _HEADER_BYTES = HEADER_BYTES[FrameKind.BATCH]
 _BACKOFF_FIRST_US = 2_000
 _BACKOFF_LAST_US = 256_000
+NO_MEMORY = FullReceived()
 _STORED = frozenset(o.value for o in Outcome if o.stored)
 
 
 class _Route:
     """What this publisher has on one link."""
 
-    __slots__ = ("asked", "carried", "in_flight", "link", "since_us")
+    __slots__ = ("asked", "carried", "full", "in_flight", "link", "since_us")
 
     def __init__(self, link: Link) -> None:
         self.link = link
         self.in_flight: dict[int, OutBatch] = {}
         self.asked: int | None = None  # our open or close request that it has not answered
         self.since_us = 0  # since when it has owed us something without a break
+        self.full: FullReceived | None = None  # why the broker has no room for us, and has said so
         self.carried = False  # batches without acks went out, and it has not said that they arrived
 
     @property
@@ -87,26 +100,34 @@ class PublisherCore:
     """One session of one publisher into one topic, over any number of links.
 
     `durable`: batches are settled when they are durable (ack=2). `replicated`: the topic outlives the fabric.
+    `order`: the topic's. `session_order`: what to ask for (None: as the topic). A session that exists under the name
+    keeps its order; with `order_required` the publisher fails if that is another one.
     """
 
     def __init__(
         self, *, topic: str, session_name: str = "", window_bytes: int, resend_after_us: int, delivery_timeout_us: int,
         order: int = int(Order.TOTAL), acks: bool = True, durable: bool = False, replicated: bool = False,
-        session_at: int | None = None,
+        session_at: int | None = None, topic_id: int = 0, session_order: int | None = None,
+        order_required: bool = False,
     ) -> None:  # fmt: skip
+        self._topic_order, self._asked_order, self._order_required = order, session_order, order_required
         self._brokers_order = order <= Order.BROKER  # orders 0 and 1: acks name the lane, and no copy is ever refused
         self._pinned = order == Order.BROKER  # one link for all batches, so that the session's order holds there
         self._pin = -1
-        self._strong = order == Order.STRONG
+        self._strong = order == Order.STRONG  # the session's own order is known once it is open
         self._flags = WANT_DURABLE if durable else 0 if acks or not self._brokers_order else NO_ACK
         self._durable, self._replicated = durable, replicated
         self._remembers = replicated and acks
         self._remembered = AckedBatches()
         self._lost: RecordsLost | None = None
         self._generation = 0  # of the cluster; 0: not told
-        self._anew = False  # the cluster has started anew, and the session was not opened since
-        self._doubtful: set[int] = set()  # orders 0 and 1: lanes of an earlier generation whose ends we have to know
-        self.topic, self._name, self._at = topic, session_name, session_at
+        self._doubts = AckedBatches()  # acked by an earlier generation; not known yet whether they are lost
+        self._lost_some = False  # acked batches were lost, and the session was not opened since
+        self._told_full_us = 0  # when a broker last said that it has no room for us
+        self._confirmed = False  # a broker answered after the last outcome: the memory that acked everything lives
+        self.keeps_numbers = bool(session_name)  # the caller knows which batch has which number
+        self.unknown: LossUnknown | None = None  # acked batches of which nobody could be asked before the end
+        self.topic, self._topic_id, self._name, self._at = topic, topic_id, session_name, session_at
         self._holder = NO_SESSION  # who has the name, as far as we know: it is taken from nobody else
         self.found: int | None = None  # what the session expected when we opened it
         self._chain = SessionChain()
@@ -179,16 +200,34 @@ class PublisherCore:
         self._pump(now_us)
 
     def fail(self, error: EmbarcaderoError) -> None:
-        """End the publisher: every unsettled batch ends now."""
+        """End the publisher: every unsettled batch ends now. `closed` once it is known which acked ones are lost."""
         if self.failed is not None or self.closed:
             return
         self.failed = error
-        self.closed = True
         for batch in list(self._unsettled.values()):
             self._settle(batch, None, ended_with(error, batch))
         self._queue.clear()
         self._later.clear()
         self._output.clear()
+        for route in self._routes.values():
+            route.asked = None  # an answer that still comes changes nothing
+        self.closed = not self._in_doubt
+
+    def give_up(self, error: EmbarcaderoError) -> None:
+        """End now, whatever is not known: unsettled batches with `error`; `unknown` names acked ones in doubt."""
+        if self.closed:
+            return
+        if self._in_doubt and not self._durable:
+            self.unknown = loss_unknown(self.topic, [*self._doubts.batches(), *self._remembered.batches()])
+        if self._unsettled or self.unknown is None:
+            self.fail(error)
+        self.closed = True
+
+    @property
+    def _in_doubt(self) -> bool:
+        """Whether acked batches may be lost with memory without this publisher knowing."""
+        unconfirmed = bool(self._remembered) and not self._durable and not self._confirmed
+        return bool(self._doubts) or unconfirmed
 
     def take_output(self) -> list[tuple[int, list[Any]]]:
         """Frames to write, by connection."""
@@ -233,10 +272,9 @@ class PublisherCore:
         self._abandoned += self._routes
         self._routes.clear()
         self._output.clear()
-        self._opening = self._anew = True
+        self._opening = True
         self._ask_from_us = self._asks_refused = 0
-        if self._brokers_order:
-            self._doubtful |= self._remembered.lanes()
+        self._doubts.absorb(self._remembered)
 
     def on_disconnected(self, conn: int, now_us: int) -> None:
         """A connection is gone: what was in flight on it goes out on others, stamped as it is."""
@@ -257,15 +295,36 @@ class PublisherCore:
         if (route := self._routes.get(conn)) is not None:
             route.link.heard(now_us)
             route.link.grant(total_bytes)
+            if route.full is not None and route.full.lane < 0:
+                route.full = None
             self._pump(now_us)
 
-    def on_full(self, conn: int, now_us: int) -> None:
-        """The broker has been full for long. Its missing credit keeps us off; this only explains why."""
-        if (route := self._routes.get(conn)) is not None:
-            route.link.heard(now_us)
-            route.link.full = True
-            if self._pin == conn:
-                self._pin, self._turn = -1, self._turn + 1
+    def on_full(self, conn: int, now_us: int, full: FullReceived = NO_MEMORY) -> None:
+        """There has been no room for long, in the broker or in a lane. What we have waits; nothing fails meanwhile."""
+        route = self._routes.get(conn)
+        if route is None:
+            return
+        route.link.heard(now_us)
+        if full.lane not in (-1, self.lane):
+            return  # of another publisher on the connection
+        route.full, self._told_full_us = full, now_us
+        if self._pin == conn and full.lane < 0:
+            self._pin, self._turn = -1, self._turn + 1
+
+    def pressure(self) -> Backpressure | None:
+        """Why new records can't be taken: the oldest batch does not get on, and its broker has said that it is full."""
+        if not self._told_full_us or self._opening or self.failed is not None:
+            return None
+        oldest = self._unsettled.get(self._low)
+        if oldest is None:
+            return None
+        if oldest.link is not None:
+            full = self._routes[oldest.link].full if oldest.link in self._routes else None
+        elif oldest.refusals or all(route.link.room() < oldest.size for route in self._routes.values()):
+            full = next((route.full for route in self._routes.values() if route.full is not None), None)
+        else:
+            full = None
+        return None if full is None else no_room(self.topic, full)
 
     def on_control(self, conn: int, request: int, message: AnyMessage, now_us: int) -> None:
         """An answer to a request of ours; others are ignored."""
@@ -283,10 +342,12 @@ class PublisherCore:
                 self._name_held(message.session)
             case LanesAre():
                 self._lanes_told(message, now_us)
+            case TopicIs():
+                self._ranges_told(message, now_us)
             case Done():
                 self.closed = True
             case Pong():
-                route.carried = False
+                route.carried, self._confirmed = False, True
             case Failed():
                 self._refused(from_wire(message.code, message.message, message.hint), now_us)
         self._pump(now_us)
@@ -311,9 +372,10 @@ class PublisherCore:
     def on_timer(self, now_us: int) -> None:
         """Do what is due; calling it early is harmless."""
         oldest = self._unsettled.get(self._low)
-        if oldest is not None and now_us >= oldest.added_us + self._delivery_timeout_us:
-            usable = [] if self._opening else [route.link for route in self._routes.values()]
-            self.fail(undelivered(self.topic, oldest, self._delivery_timeout_us, usable))
+        if oldest is not None and now_us >= self._deadline_us(oldest):
+            usable = [] if self._opening else list(self._routes.values())
+            full = sum(route.full is not None for route in usable)
+            self.fail(undelivered(self.topic, oldest, self._delivery_timeout_us, len(usable), full))
         for route in list(self._routes.values()):
             if route.owes:
                 self._watch(route, now_us)
@@ -330,12 +392,16 @@ class PublisherCore:
         limit = self._resend_after_us
         times = [route.link.silence_deadline(route.since_us, limit) for route in self._routes.values() if route.owes]
         if (oldest := self._unsettled.get(self._low)) is not None:
-            times.append(oldest.added_us + self._delivery_timeout_us)
+            times.append(self._deadline_us(oldest))
         if self._later:
             times.append(self._later[0][0])
         if self._ask_from_us:
             times.append(self._ask_from_us)
         return min(times, default=None)
+
+    def _deadline_us(self, oldest: OutBatch) -> int:
+        """When delivery of the oldest batch has failed. Time in which the cluster says it is full does not count."""
+        return max(oldest.added_us, self._told_full_us) + self._delivery_timeout_us
 
     def _watch(self, route: _Route, now_us: int) -> None:
         link = route.link
@@ -361,17 +427,20 @@ class PublisherCore:
             self._session_gone()
             return
         if self._remembered and not self._brokers_order:
-            self._report(self._remembered.take(self.lane, lost))
-            if self._anew:
-                self._remembered.forget(self.lane)  # the rest is on disk
+            self._report(self._remembered.take(self.lane, lost))  # of a cluster that does not number its generations
+        lost_some, self._lost_some = self._lost_some, False
         self.lane, self.session = message.lane, message.session
-        self._opening = self._anew = False
+        if not self._order_is(message.order or self._topic_order):
+            return
+        self._opening = False
         self._ask_from_us = self._asks_refused = 0
         if first:
             self.first_sequence, self.found = 0, message.expected
-        if self._at is not None:
-            self._opened_at(message.expected, first)
-        elif first or renewed:
+        if first:
+            self._go_on(message.expected if self._at is None else self._at, list(self._unsettled))
+        elif self.keeps_numbers and not self._brokers_order:
+            self._check_numbers(message.expected, lost_some, renewed)
+        elif renewed:
             self._go_on(message.expected, list(self._unsettled))
         elif self._strong:
             self._go_on(message.expected, self._outside(message.expected))
@@ -384,33 +453,56 @@ class PublisherCore:
         self._queue = list(self._unsettled)
         heapify(self._queue)
 
+    def _order_is(self, order: int) -> bool:
+        """Learn the session's order. False: it is not the one that the caller insists on, and the publisher ends."""
+        self._strong = order == Order.STRONG
+        if not self._order_required or order == self._asked_order:
+            return True
+        what = f"session {self._name!r} into {self.topic!r}" if self._name else f"a session into {self.topic!r}"
+        self.fail(
+            BadValue(
+                f"{what} has order {order_label(order)}, not {order_label(self._asked_order or 0)}",
+                "a session keeps the order that it was first opened with: leave `order` out, or use another session",
+            )
+        )
+        return False
+
     def _name_held(self, holder: int) -> None:
         """Who has the name is fenced if it still has it when we ask again, unless it came after us."""
         if self._chain.is_older_than(holder):
             self._fenced()
         self._holder = holder
 
-    def _opened_at(self, expected: int, first: bool) -> None:
-        """Numbers stay as they are, so order 5 can't go on behind batches that were acked and are lost."""
-        if first:
-            self._go_on(self._at or 0, list(self._unsettled))
-        elif self._strong and expected + len(self._outside(expected)) < self._next:
+    def _check_numbers(self, expected: int, lost_some: bool, renewed: bool) -> None:
+        """End a session whose acked batches are lost: numbers that the caller knows never move into their places."""
+        outside = self._outside(expected)
+        hole = expected + len(outside) < self._next and (self._strong or renewed)
+        if planted("claimed-number-moved"):
+            self._go_on(expected, outside)
+        elif lost_some or hole:
+            for sequence in outside:
+                self._unsettled[sequence].doubts = 0  # the session has none of these
+            name = f"session {self._name!r}" if self._name else "this session"
+            again = "open the session again, and publish from next_session_seq() on"
+            if self._at is not None:
+                again = f"open the session at {self._at} again, and send all batches again"
             self.fail(
                 SessionFenced(
-                    f"batches of session {self._name!r} into {self.topic!r} were lost with the cluster's memory",
-                    "send all of them again: open the session at the same sequence",
+                    f"acked batches of {name} into {self.topic!r} were lost with the cluster's memory: the session "
+                    f"goes on at {expected}, this publisher was at {self._next}",
+                    again,
                 )
             )
 
     def _outside(self, expected: int) -> list[int]:
-        """Numbers of unsettled batches that are not in a session of order 5 which goes on at `expected`."""
+        """Numbers of unsettled batches that are not in a session which goes on at `expected`."""
         return [sequence for sequence in self._unsettled if sequence >= expected]
 
     def _go_on(self, expected: int, outside: list[int]) -> None:
-        """Go on where the session goes on. These batches are not in it, so their numbers may still move.
+        """Number the batches that are not in the session from `expected` on.
 
-        A named session goes on behind its last holder's batches. An order-5 session that lost its newest batches has no
-        gap: what comes next takes the place of what was lost, also of what was acked in between.
+        When first opened, a named session goes on behind its last holder's batches. Later, only batches move whose
+        numbers the caller does not know: after a loss, a strong session has no gap, so they take the lost numbers.
         """
         moving = [self._unsettled.pop(sequence) for sequence in sorted(outside)]
         for number, batch in enumerate(moving, expected):
@@ -439,10 +531,10 @@ class PublisherCore:
     def _refused(self, error: EmbarcaderoError, now_us: int) -> None:
         if isinstance(error, Retriable | OutcomeUnknown):
             self._back_off(now_us)
-        elif isinstance(self._question, GetLanes) and not isinstance(error, UnknownTopic):
+        elif isinstance(self._question, GetLanes | DescribeTopic) and not isinstance(error, UnknownTopic):
             self._back_off(now_us)  # a store that fails says nothing about what is lost
-        elif isinstance(self._question, GetLanes):
-            self._doubtful.clear()  # the topic is gone
+        elif isinstance(self._question, GetLanes | DescribeTopic):
+            self._doubts = AckedBatches()  # the topic is gone
         elif not self._opening:
             self.closed = True  # it was the close; a session that is gone needs none
         elif self.session == NO_SESSION or not isinstance(error, UnknownSession | SessionFenced):
@@ -463,8 +555,17 @@ class PublisherCore:
 
     # --- losses ---
     def _report(self, batches: list[LostBatch]) -> None:
+        self._lost_some |= bool(batches)
         if batches and not planted("loss-not-told"):
             self._lost = merged(self._lost, records_lost(self.topic, batches, self._durable))
+
+    def _ranges_told(self, message: TopicIs, now_us: int) -> None:
+        """The topic's ranges: acked batches of an earlier generation are in one, between two, or not recovered yet."""
+        replaced = self._topic_id and message.topic.id and message.topic.id != self._topic_id
+        if replaced or message.topic.lane != self.lane:
+            self._doubts = AckedBatches()  # the topic is gone; another one has its name
+        self._report(self._doubts.decide(self.lane, message.ranges))
+        self._losses_told(now_us)
 
     def _lanes_told(self, message: LanesAre, now_us: int) -> None:
         """Where the lanes of an earlier generation end. One that is still open has not been recovered yet.
@@ -472,19 +573,28 @@ class PublisherCore:
         Nor has one that was closed before all memory was lost, and of which not all was durable.
         """
         lanes = {lane.lane: lane for lane in message.lanes}
-        for number in self._doubtful - set(message.unsure):
+        for number in self._doubts.lanes() - set(message.unsure):
             lane = lanes.get(number)
             if lane is not None and lane.end is None:
                 continue
             if lane is not None and lane.end is not None:
                 kept = lane.end if lane.kept is None else min(lane.kept, lane.end)
-                self._report(self._remembered.take(number, [(kept, NO_INDEX)]))
-            self._remembered.forget(number)
-            self._doubtful.discard(number)
-        if self._doubtful:
+                self._report(self._doubts.take(number, [(kept, NO_INDEX)]))
+            self._doubts.forget(number)
+        self._losses_told(now_us)
+
+    def _losses_told(self, now_us: int) -> None:
+        if self._doubts:
             self._back_off(now_us)
         else:
             self._asks_refused = 0
+
+    def _ask_for_losses(self, now_us: int) -> None:
+        """Ask which of the doubtful batches are lost, independently of any session."""
+        if self._brokers_order:
+            self._ask(GetLanes(lane=self.lane, above=min(self._doubts.lanes()) - 1), now_us)
+        else:
+            self._ask(DescribeTopic(name=self.topic), now_us)
 
     def _ask(self, message: Message, now_us: int) -> None:
         """Send a request unless one is under way or the back-off is not over."""
@@ -500,23 +610,32 @@ class PublisherCore:
         """Do all that can be done now."""
         if self.closed:
             return
-        if not self._opening:
+        if not self._opening and self.failed is None:
             self._send(now_us)
-        finished = self._closing and not self._unsettled
-        unsure = self._anew and bool(self._remembered) and not self._brokers_order  # what of it is lost?
-        if self._opening and (not finished or unsure):
+        ending = self.failed is not None or (self._closing and not self._unsettled)
+        if self._doubts and (ending or not (self._brokers_order and self._opening)):
+            self._ask_for_losses(now_us)  # orders 0 and 1 open a session meanwhile: it has another lane
+        elif self._opening and not ending:
             resume = self._chain.resume()  # None: there is nothing to continue
             holder = self._holder if self._name and resume is None else None
             lane = None if self.lane < 0 else self.lane
-            ask = OpenSession(topic=self.topic, name=self._name, resume=resume, at=self._at, holder=holder, lane=lane)
+            ask = OpenSession(
+                topic=self.topic, topic_id=self._topic_id, name=self._name, resume=resume, at=self._at, holder=holder,
+                lane=lane, order=self._asked_order,
+            )  # fmt: skip
             self._ask(ask, now_us)
-        elif self._doubtful:
-            self._ask(GetLanes(lane=self.lane, above=min(self._doubtful) - 1), now_us)
-        elif finished and any(route.carried for route in self._routes.values()):
+        elif ending:
+            self._end(now_us)
+
+    def _end(self, now_us: int) -> None:
+        """Everything has its outcome: close the session, or see that the memory lives that holds the acked batches."""
+        if any(route.carried for route in self._routes.values()):
             self._ask_whether_arrived(now_us)
-        elif finished and not self._opening and not self._name:
+        elif self.failed is None and not self._opening and not self._name:
             self._ask(CloseSession(lane=self.lane, session=self.session), now_us)
-        elif finished and not any(route.asked is not None for route in self._routes.values()):
+        elif self._in_doubt and not planted("end-unconfirmed"):
+            self._ask(Ping(), now_us)
+        elif self.failed is not None or not any(route.asked is not None for route in self._routes.values()):
             self.closed = True  # there is no session to close, or one that the next holder of its name continues
 
     def _send(self, now_us: int) -> None:
@@ -588,6 +707,7 @@ class PublisherCore:
             if position is not None and self._remembers:
                 self._remembered.add(lane, index, seq, batch.count)
             self._settle(batch, position, None)
+            route.full = None
             return
         if route.in_flight.pop(batch.sequence, None) is None:
             return  # not an answer to a copy that counts

@@ -8,14 +8,25 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from embarcadero.client import lifetime
 from embarcadero.client.brokers import Brokers
 from embarcadero.client.drivers import PublisherDriver
 from embarcadero.client.futures import RecordFuture, fresh
 from embarcadero.client.intake import Intake, Sealed
-from embarcadero.client.options import PublisherOptions, checked_ack, checked_durable
+from embarcadero.client.options import PublisherOptions, asked_order, checked_ack, checked_durable
 from embarcadero.client.publisher import PublisherCore
 from embarcadero.client.topics import TopicInfo
-from embarcadero.errors import Backpressure, Closed, OutOfSequence, RecordsLost, TimedOut
+from embarcadero.errors import (
+    Backpressure,
+    Closed,
+    EmbarcaderoError,
+    Forked,
+    OutOfSequence,
+    RecordsLost,
+    TimedOut,
+    raise_as_one,
+)
+from embarcadero.forks import abandon, tell_of_forks
 from embarcadero.types import Ack
 
 _POLL_S = 0.001  # how often a congested publisher is looked at, at most
@@ -33,12 +44,15 @@ class Pump:
             schemas=topic.versions,
             compression=options.compression,
             partitions=topic.partitions,
+            partitioner=topic.partitioner,
+            key=topic.key,
             batch_bytes=options.batch_bytes,
             frame_bytes_max=brokers.frame_bytes_max,
             window_bytes=options.window_bytes,
             record_bytes_max=brokers.record_bytes_max,
             records_max=brokers.records_max,
             future=future,
+            session=options.session,
         )
         core = PublisherCore(
             topic=topic.name,
@@ -51,16 +65,39 @@ class Pump:
             durable=options.ack == Ack.DURABLE,
             replicated=topic.replicas > 0,
             session_at=options.session_at,
+            topic_id=topic.id,
+            session_order=asked_order(options.order, topic),
+            order_required=options.order is not None,
         )
-        self._loop = asyncio.get_running_loop()
+        self.topic, self.loop = topic.name, asyncio.get_running_loop()
+        self._failed_records = 0  # of batches that ended with an error
         self._linger_s, self._patience_s = options.linger_ms / 1000, options.delivery_timeout
         self._timer: asyncio.TimerHandle | None = None
         self._poked = False
         self.moved = asyncio.Event()
         self.driver = PublisherDriver(
-            brokers, core, checked_ack(options.ack), topic.versions.version, self._settled, self._lost
-        )
+            brokers, core, checked_ack(options.ack), topic.versions.version, self._settled, self._lost,
+            self._pressed,
+        )  # fmt: skip
         self.driver.ended.add_done_callback(self._ended)
+        self.forked = False
+        tell_of_forks(self)
+        self._open_pumps = brokers.pumps
+        self._open_pumps.add(self)
+        lifetime.opened(self)
+
+    @property
+    def unstored(self) -> int:
+        """Records that ended with an error, or have no outcome. Without the lock: the program may be about to end."""
+        return self._failed_records + self.intake.pending_records
+
+    def _after_fork(self) -> None:
+        """In a forked child: the session is the parent's, and so are the records."""
+        self.forked = True
+        problem = f"this publisher into {self.topic!r} was opened before the process was forked"
+        self.intake.condition.refuse(Forked(problem, "open another one in the child: log.publisher(...)"))
+        self.intake.lock = self.intake.condition.lock
+        abandon(self)
 
     # --- any thread, with the intake's lock held ---
     def tell(self, call: Callable[[Callable[[], object]], object]) -> None:
@@ -96,7 +133,7 @@ class Pump:
             oldest_s = intake.oldest_s()
             if oldest_s is not None and self._timer is None:
                 wait_s = max(oldest_s + self._linger_s - time.monotonic(), 0.0)
-                self._timer = self._loop.call_later(wait_s or max(self._linger_s, _POLL_S), self._ring)
+                self._timer = self.loop.call_later(wait_s or max(self._linger_s, _POLL_S), self._ring)
             intake.told()
         if sealed:
             self.driver.submit(sealed)
@@ -113,11 +150,19 @@ class Pump:
     def _settled(self, sealed: Sealed) -> None:
         with self.intake.lock:
             self.intake.settled(sealed)
+            self._failed_records += sealed.count if sealed.result.error is not None else 0
         self.moved.set()
 
     def _lost(self, lost: RecordsLost) -> None:
         with self.intake.lock:
             self.intake.lose(lost)
+
+    def _pressed(self, pressure: Backpressure | None) -> None:
+        """The cluster has had no room for long, or has some again: callers are refused, or go on."""
+        with self.intake.lock:
+            self.intake.press(pressure)
+            self.intake.condition.notify_all()
+        self.moved.set()
 
     def raise_lost(self) -> None:
         """Any thread, without the lock: tell the caller of a loss, once. The publisher goes on."""
@@ -129,11 +174,16 @@ class Pump:
         with self.intake.lock:
             return self.intake.take_lost()
 
+    def problems(self) -> list[EmbarcaderoError]:
+        """Any thread, without the lock: losses that no caller was told yet, losses in doubt, why it failed."""
+        if self.forked:
+            return []  # they are the parent's
+        core = self.driver.core
+        return [*filter(None, [self.take_lost()]), *(fresh(each) for each in (core.unknown, core.failed) if each)]
+
     def raise_problem(self) -> None:
-        """Any thread, without the lock: tell the caller of a loss, or else why the publisher failed."""
-        self.raise_lost()
-        if (failed := self.driver.core.failed) is not None:
-            raise fresh(failed)
+        """Any thread, without the lock: tell the caller of losses and of why the publisher failed."""
+        raise_as_one(self.problems())
 
     def _ended(self, _: Any) -> None:
         """The publisher failed or was closed: whatever still gathers ends as well."""
@@ -146,16 +196,20 @@ class Pump:
         self.moved.set()
 
     async def first_sequence(self, timeout: float | None) -> int:  # noqa: ASYNC109 - its end has its own error
-        """The sequence of the publisher's first batch; waits until its session is open."""
+        """The sequence of the publisher's first batch; waits until its session is open. Numbers stay from then on."""
         patience = self._patience_s if timeout is None else timeout
+        with self.intake.lock:
+            pass  # raises in a forked child
         try:
             async with asyncio.timeout(patience):
                 await self.driver.opened.wait()
         except TimeoutError:
             problem = f"the session was not open within {patience:g} s"
             raise Backpressure(problem, "nothing was taken; try again") from None
-        if (first := self.driver.core.first_sequence) is None:
-            raise fresh(self.intake.refusal or Closed("the publisher is closed", "open another one"))
+        core = self.driver.core
+        if (first := core.first_sequence) is None or core.failed is not None:
+            raise fresh(core.failed or self.intake.refusal or Closed("the publisher is closed", "open another one"))
+        core.keeps_numbers = True  # the caller goes by these numbers from now on
         return first
 
     async def already_in(self, timeout: float | None) -> int:  # noqa: ASYNC109 - as above
@@ -164,7 +218,12 @@ class Pump:
         return max(0, (found or 0) - first)
 
     async def close(self, timeout: float | None) -> None:  # noqa: ASYNC109 - what is left at its end gets its own end
-        """Settle everything and close the session. After `timeout` whatever is left ends with an unknown outcome."""
+        """Settle everything, learn what is lost, close the session. After `timeout` the rest has an unknown outcome.
+
+        In a forked child it does nothing: the parent closes it.
+        """
+        if self.forked:
+            return
         with self.intake.lock:
             if self.intake.refusal is None:
                 self.intake.refusal = Closed("the publisher is closed", "open another one")
@@ -176,10 +235,12 @@ class Pump:
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout):  # wait_for of Python 3.11 may swallow a cancellation
-                    await asyncio.shield(self.driver.ended)
+                    await asyncio.shield(self.driver.final)
         finally:
-            if not self.driver.ended.done():  # the time is over, or we were cancelled
+            if not self.driver.final.done():  # the time is over, or we were cancelled
                 self.driver.fail(TimedOut("not settled when the publisher was closed", "read the log to find out"))
             if self._timer is not None:
                 self._timer.cancel()
             self.driver.stop()
+            self._open_pumps.discard(self)
+            lifetime.closed(self)

@@ -106,7 +106,8 @@ def tail_of(topic: Topic, told: TailIs) -> Tail:
     durable = (told.durable_index, told.durable_seq) if topic.replicas else (told.index, told.seq)
     hot_index, hot_seq = told.hot_index, told.hot_seq
     hot = (told.start_index, told.start_seq) if hot_index is None or hot_seq is None else (hot_index, hot_seq)
-    return Tail(told.lane, told.index, told.seq, told.start_index, told.start_seq, *durable, *hot)
+    holes = tuple((start, stop) for start, stop in told.holes)
+    return Tail(told.lane, told.index, told.seq, told.start_index, told.start_seq, *durable, *hot, holes=holes)
 
 
 def with_lags(readers: list[ReaderProgress], tail: Tail) -> list[ReaderProgress]:
@@ -115,7 +116,7 @@ def with_lags(readers: list[ReaderProgress], tail: Tail) -> list[ReaderProgress]
         msgspec.structs.replace(
             reader,
             lag=sum(
-                max(0, lane.seq - max(lane.start_seq, reader.places.get(lane.lane, (0, 0))[1]))
+                lane.records(max(lane.start_seq, reader.places.get(lane.lane, (0, 0))[1]), lane.seq)
                 for lane in tail.lanes or (tail,)
             ),
         )

@@ -7,12 +7,13 @@ from typing import NamedTuple
 
 from embarcadero.client.batch import Batch
 from embarcadero.client.brokers import Brokers
-from embarcadero.client.drivers import SubscriberDriver
+from embarcadero.client.drivers import SubscriberDriver, forked_reader
 from embarcadero.client.futures import fresh
 from embarcadero.client.options import check_read
 from embarcadero.client.reading import new_core, nothing_came, table_of
 from embarcadero.client.topics import TopicInfo
 from embarcadero.errors import BadValue, Closed
+from embarcadero.forks import tell_of_forks
 from embarcadero.types import GapKind, Tail
 
 
@@ -49,15 +50,23 @@ class Scan:
     def __init__(
         self, brokers: Brokers, topic: TopicInfo, lane: int, span: Span, ends: tuple[int, int], patience: float
     ) -> None:
+        self._topic, self._forked = topic.name, False
         self._stop, self._patience, self._ready, self._closed = ends[1], patience, asyncio.Event(), False
         self._core = new_core(
             brokers, lane, "index", ends[0], span.read, span.partitions, topic.versions, control=span.control,
             stop=ends[1], **table_of(topic),
         )  # fmt: skip
         self._driver = SubscriberDriver(brokers, self._core, self._ready.set, until=ends[1], topic=topic.name)
+        tell_of_forks(self)
+
+    def _after_fork(self) -> None:
+        """In a forked child: refuse to go on. The position is the parent's."""
+        self._forked = True
 
     async def next(self) -> list[Batch]:
         """The batches that are here; waits for some. None are left: it is over. Raises TimedOut."""
+        if self._forked:
+            raise forked_reader(self._topic)
         while not (taken := self._driver.take(self._core.ready)) and not self._driver.arrived and not self._core.ended:
             if self._core.failed is not None:
                 raise fresh(self._core.failed)
@@ -92,6 +101,8 @@ class Scan:
     def stop(self) -> None:
         """The same, at once."""
         self._closed = True
+        if self._forked:
+            return
         self._driver.stop()
         self._ready.set()
 

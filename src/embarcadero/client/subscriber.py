@@ -8,9 +8,13 @@ when the batch is taken, while the broker sends what follows). Anything else is 
 broker, and then is an error; a wrong batch is never handed on (P4, P7). After a loss
 of the whole fabric a reader goes on at its index: a LOST gap leads to where the lane goes on.
 
-A topic on disks may have a table as well. What brokers say is TRIMMED is then looked for there (`take_cold`): the
-driver reads the table as the store knows it after the brokers said so. Brokers drop only what is in the table, so each
-position comes once, whoever drops what meanwhile; what the table does not have either stays a gap.
+A topic on disks may have a table as well. A broker that offers it (Welcome.tables) reads the table for its clients:
+its answer is like any other. Of other brokers, what they say is TRIMMED is looked for in the table by this client
+itself (`take_cold`): the driver reads the table as the store knows it after the brokers said so. Brokers drop only what
+is in the table, so each position comes once; what the table does not have either stays a gap.
+
+A store that can't be reached is tried again, by both ways in turn and with growing pauses, for `TABLE_RETRY_S`. Then
+`failed` is a TierUnavailable, and `retry` begins anew: the position is kept.
 """
 
 from __future__ import annotations
@@ -24,20 +28,29 @@ from embarcadero.client.batch import Batch, OrderEntry
 from embarcadero.client.link import Link, Silence
 from embarcadero.errors import (
     BadFrame,
+    BadTable,
     BadValue,
     ChecksumMismatch,
     Corrupt,
     EmbarcaderoError,
     FuturePosition,
+    NotAvailable,
     OutcomeUnknown,
     ProtocolError,
     Retriable,
+    TierUnavailable,
     TooMany,
     from_wire,
 )
-from embarcadero.limits import FETCH_BYTES_DEFAULT, FETCH_ENTRIES_MAX, FETCH_WAIT_MS_DEFAULT, PREFETCH_FETCHES
+from embarcadero.limits import (
+    FETCH_BYTES_DEFAULT,
+    FETCH_ENTRIES_MAX,
+    FETCH_WAIT_MS_DEFAULT,
+    PREFETCH_FETCHES,
+    TABLE_RETRY_S,
+)
 from embarcadero.plants import planted
-from embarcadero.types import EntryKind, Gap, GapKind
+from embarcadero.types import FROM_TABLE, EntryKind, Gap, GapKind
 from embarcadero.wire.codec import control_frame, payload_crc
 from embarcadero.wire.messages import AnyMessage, Failed, Fetch, Ping
 from embarcadero.wire.receiver import FetchedReceived
@@ -45,6 +58,10 @@ from embarcadero.wire.schemas import RAW, TopicSchemas
 
 _BACKOFF_FIRST_US = 5_000
 _BACKOFF_LAST_US = 500_000
+_TABLE_BACKOFF_FIRST_US = 100_000
+_TABLE_BACKOFF_LAST_US = 1_000_000
+_TABLE_TRIES_MIN = 4
+_LOSSES = frozenset({GapKind.LOST, GapKind.NEVER_DURABLE})
 _AHEAD_MAX = 2 * FETCH_ENTRIES_MAX
 """Batches and gaps that are fetched ahead: those without a payload are bounded, too."""
 
@@ -92,6 +109,11 @@ class SubscriberCore:
         self._cold: ColdAsk | None = None  # what the table is asked for
         self._cold_taken = False  # the driver knows
         self.trouble: EmbarcaderoError | None = None  # why the table did not answer when it was last asked
+        self._offered = False  # the broker that was connected last reads tables for its clients
+        self._direct = False  # this client reads the table itself, although brokers would
+        self._through_broker = False  # the Fetch under way asks for records of the table, too
+        self._broker_trouble: EmbarcaderoError | None = None  # why a broker could not read the table
+        self._table_failures, self._table_failing_us = 0, 0  # in a row, and since when
         self._owner = self if owner is None else owner
         self.ended = False  # the lane is closed, and its end was handed on
         self.lane, self._partitions, self._read = lane, partitions, read
@@ -113,6 +135,7 @@ class SubscriberCore:
         self._output: dict[int, list[Any]] = {}
         self._abandoned: list[int] = []
         self._by, self._next = by, start
+        self._taken = start if by == "index" else 0  # everything below was taken, or is not wanted
         self._led = False  # the cluster itself has led us to `_next`
         self.paused = False
         self._next_seq: int | None = None  # seq at which the next batch must begin, where that is known
@@ -122,7 +145,7 @@ class SubscriberCore:
     def position(self) -> int | None:
         """Index of the next batch to be taken; None while the cluster has not yet said where we are."""
         if self._ready:
-            return self._ready[0].index
+            return max(self._taken, self._ready[0].index)  # a gap may begin below what was taken: that is lost
         return self._next if self._by == "index" else None
 
     @property
@@ -139,6 +162,8 @@ class SubscriberCore:
                 self._damaged(batch)
                 break
             taken.append(batch)
+            hole = batch.gap if batch.kind is None else None
+            self._taken = batch.index + 1 if hole is None else hole.stop
             self._ready.popleft()
             self._sums.popleft()
             self._ready_bytes -= batch.size
@@ -174,8 +199,9 @@ class SubscriberCore:
         self.ended = False
         self._resolve = self._table
         self._by, self._next, self._next_seq, self._led = by, value, None, False
+        self._taken = value if by == "index" else 0
         self._drop_ready()
-        self._ask_from_us = self._disappointments = 0
+        self._ask_from_us = self._disappointments = self._table_failures = 0
         self.failed = self._suspected = None
         self._pump(now_us)
 
@@ -202,6 +228,7 @@ class SubscriberCore:
     def on_connected(self, link: Link, now_us: int) -> None:
         """A connection is ready for use."""
         self._links[link.number] = link
+        self._offered = link.tables
         self._pump(now_us)
 
     def on_disconnected(self, conn: int, now_us: int) -> None:
@@ -221,7 +248,10 @@ class SubscriberCore:
         self._asked = None
         error = from_wire(message.code, message.message, message.hint)
         recovering = isinstance(error, FuturePosition) and self._led  # we were there: it has to be found again
-        if isinstance(error, Retriable | OutcomeUnknown | TooMany) or recovering:
+        if self._through_broker and isinstance(error, TierUnavailable | BadTable | NotAvailable):
+            self._broker_trouble, self._direct = error, True
+            self._table_failed(error, now_us)
+        elif isinstance(error, Retriable | OutcomeUnknown | TooMany) or recovering:
             self._disappointed(now_us)
         elif isinstance(error, Corrupt):
             self._suspect(error)
@@ -239,6 +269,8 @@ class SubscriberCore:
         try:
             self._take(event)
             self._disappointments = 0
+            if self._through_broker and event.payloads:
+                self._table_works()
             if not event.payloads:
                 self._suspected = None
         except (Corrupt, ProtocolError) as error:
@@ -280,9 +312,11 @@ class SubscriberCore:
         link = links[self._turn % len(links)]
         # "latest" is asked without waiting: it is then an index, and a lost link can't make it a later one
         wait_ms = 0 if self._by == "latest" else self._wait_ms
+        self._through_broker = self._table and link.tables and not self._direct
         ask = Fetch(
             lane=self.lane, by=self._by, start=self._next, max_bytes=self._max_bytes, wait_ms=wait_ms,
             partitions=self._partitions, read=self._read, control=self._control, stop=self._stop,
+            table=self._through_broker, never_durable=True,
         )  # fmt: skip
         request = link.ask(self._owner)
         self._asked, self._asked_us = (link.number, request), now_us
@@ -324,6 +358,8 @@ class SubscriberCore:
             entry = OrderEntry._make(fields)
             self._check(entry)
             crc = entry.crc if entry.kind == EntryKind.BATCH else None
+            if entry.flags & FROM_TABLE and crc is not None:
+                entry = entry._replace(crc=entry.location, location=0, flags=entry.flags & ~FROM_TABLE)
             self._put(Batch.of_entry(self.lane, entry, payload, self._brokers, self._schemas), crc)
             self._by, self._next, self._next_seq = "index", entry.index + 1, entry.seq + entry.count
         if self._cold is not None:
@@ -337,10 +373,10 @@ class SubscriberCore:
     def _take_gap(self, gap: Gap) -> None:
         """A typed hole. One that begins below our place tells that what was read there is lost."""
         filtered = self._partitions is not None  # then, what is before the gap may be left out
-        jumps = gap.start > self._next and not filtered and gap.kind is not GapKind.LOST  # or be entries of sessions
+        jumps = gap.start > self._next and not filtered and gap.kind not in _LOSSES  # or be entries of sessions
         if self._by == "index" and (jumps or (gap.start < self._next and not self._may_lose(gap))):
             raise BadFrame(f"a gap at index {gap.start} where {self._next} comes next", "report it: this is a bug")
-        if gap.kind is GapKind.TRIMMED and self._table:
+        if gap.kind is GapKind.TRIMMED and self._table and not self._through_broker:
             if self._by != "index" or gap.start != self._next:
                 self._next_seq = None
             self._by, self._next, self._led = "index", gap.start, True
@@ -353,7 +389,7 @@ class SubscriberCore:
 
     def _may_lose(self, gap: Gap) -> bool:
         """Whether what is below our place may be gone: what is ordered and not durable goes with the fabric."""
-        if gap.kind is GapKind.LOST:
+        if gap.kind in _LOSSES:
             return gap.stop > self._next
         return gap.kind is GapKind.END_OF_LANE and self._read == "ordered"
 
@@ -417,7 +453,7 @@ class SubscriberCore:
             self._put(batch)
             self._next = batch.gap.stop if hole and batch.gap is not None else batch.index + 1
             self._next_seq = None if hole else batch.seq + batch.count
-        self._disappointments, self.trouble = 0, None
+        self._table_works()
 
     def on_cold_end(self, ask: ColdAsk, reached: int, now_us: int) -> None:
         """The table has no more of the span: what is from `reached` on is nowhere any more."""
@@ -432,12 +468,41 @@ class SubscriberCore:
         self._pump(now_us)
 
     def on_cold_failed(self, ask: ColdAsk, error: EmbarcaderoError, now_us: int) -> None:
-        """The table can't be asked: now, or at all."""
+        """This client can't read the table: now, or at all. A broker may be able to."""
         if self._cold is not ask:
             return
         self._cold = None
+        trouble = self._broker_trouble
+        offered = any(link.tables for link in self._links.values()) or (self._offered and not self._links)
+        self._direct = not offered
         if isinstance(error, Retriable | OutcomeUnknown | TooMany):
-            self.trouble = error
-            self._disappointed(now_us)
+            self._table_failed(error, now_us)
+        elif ask.by == "span" and offered and (trouble is None or isinstance(trouble, Retriable)):
+            self._table_failed(trouble or error, now_us)  # brokers were not asked yet, or may be able to later
         else:
+            self.failed = trouble if isinstance(error, NotAvailable) and isinstance(trouble, Corrupt) else error
+
+    def _table_failed(self, error: EmbarcaderoError, now_us: int) -> None:
+        """The table could not be read: wait a little longer each time, then report it."""
+        self.trouble = error
+        self._table_failures += 1
+        if self._table_failures == 1:
+            self._table_failing_us = now_us
+        wait_us = min(_TABLE_BACKOFF_LAST_US, _TABLE_BACKOFF_FIRST_US << min(self._table_failures - 1, 16))
+        long_enough = now_us - self._table_failing_us >= TABLE_RETRY_S * 1e6
+        if long_enough and self._table_failures >= _TABLE_TRIES_MIN and isinstance(error, TierUnavailable):
             self.failed = error
+            return
+        self._ask_from_us = now_us + wait_us
+        self._turn += 1
+
+    def _table_works(self) -> None:
+        self._disappointments = self._table_failures = 0
+        self.trouble = self._broker_trouble = None
+
+    def retry(self, now_us: int) -> None:
+        """Go on at the same position after a store could not be reached. Other failures are final."""
+        if isinstance(self.failed, TierUnavailable):
+            self.failed = None
+            self._table_failures = 0
+            self._pump(now_us)

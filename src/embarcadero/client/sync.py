@@ -16,7 +16,8 @@ from typing import Any, TypeVar, Unpack
 
 import pyarrow as pa
 
-from embarcadero.client import aio
+from embarcadero.client import aio, lifetime
+from embarcadero.client.acked import losses_first
 from embarcadero.client.batch import Batch
 from embarcadero.client.futures import RecordFuture, TableResult, fresh
 from embarcadero.client.intake import RECORD_OVERHEAD_BYTES, Record, Sealed
@@ -30,6 +31,7 @@ from embarcadero.client.options import (
     check_read,
     check_timeout,
     close_patience,
+    patience_s,
     publisher_options,
 )
 from embarcadero.client.places import Place, place
@@ -41,7 +43,8 @@ from embarcadero.client.thread import LoopThread
 from embarcadero.client.tiers import SyncTierCalls
 from embarcadero.client.topics import TopicInfo
 from embarcadero.config import Config
-from embarcadero.errors import Backpressure, EmbarcaderoError, OutcomeUnknown, TimedOut
+from embarcadero.errors import Backpressure, EmbarcaderoError, OutcomeUnknown, TimedOut, raise_as_one
+from embarcadero.forks import tell_of_forks
 from embarcadero.limits import CLOSE_TIMEOUT_S
 from embarcadero.types import Cut, Position, ReaderProgress, Tail, Topic
 
@@ -89,7 +92,8 @@ def local(
     except BaseException:
         cluster.close()
         raise
-    log.cluster = cluster
+    log.cluster = log.brokers.cluster = cluster  # also if the log is dropped: until its last record is stored
+    log.thread.after_end = cluster.close
     return log
 
 
@@ -102,6 +106,15 @@ class Log(SyncTierCalls, SyncSessionCalls):
         thread.at_end = log.brokers.hang_up
         self._parts: set[Publisher | Subscriber] = set()
         self._closed = False
+        log.finalizer.detach()
+        self._finalizer = lifetime.close_when_dropped(self, log.brokers, thread.end)
+
+        tell_of_forks(self)
+
+    def _after_fork(self) -> None:
+        """In a forked child: connect again with the first call. Publishers, subscribers and the cluster are not its."""
+        self._parts = set()
+        self._finalizer.detach()
 
     @property
     def address(self) -> str:
@@ -113,7 +126,7 @@ class Log(SyncTierCalls, SyncSessionCalls):
         self,
         name: str,
         *,
-        order: int | None = None,
+        order: int | str | None = None,
         partitions: int | None = None,
         replicas: int | None = None,
         durable_on: int | None = None,
@@ -123,22 +136,28 @@ class Log(SyncTierCalls, SyncSessionCalls):
         session_ttl_s: int | None = None,
         retention_bytes: int | None = None,
         retention_s: int | None = None,
+        partitioner: str | None = None,
+        key: str | None = None,
         timeout: Timeout = AS_CONFIGURED,
     ) -> TopicInfo:
         """Create a topic; None: the cluster's default. Raises TopicExists, BadName, BadValue, BadSchema.
 
         With a `schema`, records are rows of these columns, `publish` takes them and checks them, and `send` is refused.
         `replicas` have each record on disk, and it is durable once `durable_on` of them have synced it. Beyond
-        `retention_bytes`, or after `retention_s`, the oldest records go; 0: never.
+        `retention_bytes`, or after `retention_s`, the oldest records go; 0: never. With several `partitions` a record's
+        key chooses one: by `partitioner` "murmur2", as Kafka's Java clients do, or "crc32c". `key` names the column of
+        the schema that has keys: binary, string or integers; rows whose key is null take turns.
 
             log.create_topic("orders", order=5, replicas=3, durable_on=2)
             log.create_topic("ticks", schema=pa.schema([("symbol", pa.string()), ("price", pa.float64())]))
+            log.create_topic("trades", schema=schema, partitions=8, key="symbol")
         """
         return self.thread.wait(
             self._log.create_topic(
                 name, order=order, partitions=partitions, replicas=replicas, durable_on=durable_on, schema=schema,
                 on_gap=on_gap, gap_timeout_ms=gap_timeout_ms, session_ttl_s=session_ttl_s,
-                retention_bytes=retention_bytes, retention_s=retention_s, timeout=timeout,
+                retention_bytes=retention_bytes, retention_s=retention_s, partitioner=partitioner, key=key,
+                timeout=timeout,
             )
         )  # fmt: skip
 
@@ -148,9 +167,10 @@ class Log(SyncTierCalls, SyncSessionCalls):
         """Change a topic that exists: only what is given. BadValue or BadSchema says what can't change, and why.
 
         `schema` may add columns that may be null. That makes a new version: publishers that know an older one go on,
-        and readers get nulls where a batch is older than the column. `partitions` may only grow, `on_gap` may become
-        "skip"; open publishers go on with the settings they began with. `replicas` and `durable_on` count for what is
-        published once the cluster has moved on to its next replicas.
+        and readers get nulls where a batch is older than the column. `partitions` grow by whole multiples, `on_gap` may
+        become "skip"; open publishers go on with the settings they began with. `replicas` and `durable_on` count for
+        what is published once the cluster has moved on to its next replicas. TopicReplaced if the topic was deleted
+        meanwhile, and another one has its name.
 
             log.alter_topic("ticks", schema=log.describe("ticks").schema.append(pa.field("venue", pa.string())))
             log.alter_topic("orders", gap_timeout_ms=60_000)
@@ -168,9 +188,15 @@ class Log(SyncTierCalls, SyncSessionCalls):
         """All topics."""
         return self.thread.wait(self._log.topics(timeout=timeout))
 
-    def delete_topic(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> None:
-        """Delete a topic with all its records. Raises UnknownTopic."""
-        self.thread.wait(self._log.delete_topic(topic, timeout=timeout))
+    def delete_topic(self, topic: str, *, topic_id: int | None = None, timeout: Timeout = AS_CONFIGURED) -> None:
+        """Delete a topic with all its records. Raises UnknownTopic.
+
+        The topic is the one that has the name now, or the one with `topic_id` (`describe(...).id`). A request that
+        comes late never deletes the next topic of that name: TopicReplaced.
+
+            log.delete_topic("orders")
+        """
+        self.thread.wait(self._log.delete_topic(topic, topic_id=topic_id, timeout=timeout))
 
     def tail(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> Tail:
         """Where the topic ends, and where its readable part starts: everything acked before this call is below the end.
@@ -244,15 +270,17 @@ class Log(SyncTierCalls, SyncSessionCalls):
         return self.thread.wait(self._log.position_of(topic, seq=seq, index=index, lane=lane, timeout=timeout))
 
     def note_progress(
-        self, topic: str, reader: str, places: Mapping[int, tuple[int, int]], *, timeout: Timeout = AS_CONFIGURED
-    ) -> None:
+        self, topic: str, reader: str, places: Mapping[int, tuple[int, int]], *, topic_id: int = 0,
+        timeout: Timeout = AS_CONFIGURED,
+    ) -> None:  # fmt: skip
         """Let others see how far a reader is: by lane, the index and seq behind all that it has dealt with.
 
-        `status` and `topic describe` show it, with its lag. Nothing depends on it; it is forgotten after a day.
+        `status` and `topic describe` show it, with its lag. Nothing depends on it; it is forgotten after a day. With
+        the `topic_id` of the topic that was read, TopicReplaced if that is deleted and another topic has its name.
 
             log.note_progress("orders", "billing", {batch.lane: (batch.index + 1, batch.seq + batch.count)})
         """
-        self.thread.wait(self._log.note_progress(topic, reader, places, timeout=timeout))
+        self.thread.wait(self._log.note_progress(topic, reader, places, topic_id=topic_id, timeout=timeout))
 
     def readers(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> list[ReaderProgress]:
         """The readers of a topic that told how far they are (`note_progress`), and how many records they are behind.
@@ -282,6 +310,7 @@ class Log(SyncTierCalls, SyncSessionCalls):
 
     async def _pump(self, topic: str | TopicInfo, options: PublisherOptions, patience: Timeout) -> Pump:
         known = topic if isinstance(topic, TopicInfo) else await self._log.describe(topic, timeout=patience)
+        await self.brokers.ready(patience_s(patience, self.brokers.settings.connect_timeout_s))
         return Pump(self.brokers, known, options)
 
     def subscribe(
@@ -401,16 +430,23 @@ class Log(SyncTierCalls, SyncSessionCalls):
     def close(self, timeout: float | None = CLOSE_TIMEOUT_S) -> None:
         """Close all publishers and subscribers, hang up, and stop the cluster if it is a private one.
 
-        Waits for the outcomes of all publishers, at most `timeout` seconds. Raises why a publisher failed, if one did.
-        Closing twice is fine; Ctrl-C while it waits ends the waiting, not the closing.
+        Waits for the outcomes of all publishers, at most `timeout` seconds. Raises what they have to report:
+        RecordsLost names all records that are lost; the error of a publisher that failed, as its cause if there is also
+        a loss; of several that failed, ManyErrors. Closing twice is fine; Ctrl-C while it waits ends the waiting, not
+        the closing.
         """
         check_timeout(timeout)
         if self._closed:
             return
         self._closed = True
-        failures: list[EmbarcaderoError] = []
+        self._finalizer.detach()
+        if self.thread.lapsed:  # in a forked child that never used it
+            self.thread.stop()
+            return
+        self.thread.after_end = lambda: None  # the cluster is stopped here
+        problems: list[EmbarcaderoError] = []
         try:
-            failures = self.thread.wait(self._close_parts(timeout))
+            problems = self.thread.wait(self._close_parts(timeout))
             self.thread.wait(self._log.close(timeout))
         finally:
             try:
@@ -418,19 +454,17 @@ class Log(SyncTierCalls, SyncSessionCalls):
             finally:
                 if self.cluster is not None:
                     self.cluster.close()
-        if failures:
-            raise failures[0]
+        raise_as_one(problems)
 
     async def _close_parts(self, patience: float | None) -> list[EmbarcaderoError]:
-        """Close all publishers at once and all subscribers; why publishers failed, and what they lost."""
+        """Close all publishers at once and all subscribers; what publishers lost, and why they failed."""
         parts = list(self._parts)
         publishers = [part for part in parts if isinstance(part, Publisher)]
         for part in parts:
             if isinstance(part, Subscriber):
                 part.close()
         await asyncio.gather(*(publisher.pump.close(patience) for publisher in publishers))
-        lost = [lost for publisher in publishers if (lost := publisher.pump.take_lost())]
-        return [*lost, *(fresh(failed) for publisher in publishers if (failed := publisher.pump.driver.core.failed))]
+        return losses_first(problem for publisher in publishers for problem in publisher.pump.problems())
 
     def __enter__(self) -> Log:
         return self
@@ -446,6 +480,13 @@ class Publisher(SyncPublisherCalls):
         self._log, self._thread, self.pump, self._intake = log, log.thread, pump, pump.intake
         self._lock, self._condition, self._future = pump.intake.lock, pump.intake.condition, pump.intake.future
         self._closed = False
+        tell_of_forks(self)
+
+    def _after_fork(self) -> None:
+        """In a forked child: refuse every call. The session is the parent's."""
+        self.pump._after_fork()
+        self._lock = self._condition.lock
+        self._closed = True
 
     def send(
         self,
@@ -459,9 +500,11 @@ class Publisher(SyncPublisherCalls):
         """Take a record; waits while the window is full. The future's result is the record's Position.
 
         `timestamp` is a datetime with a time zone or microseconds since 1970; None: now. When there is no room within
-        `timeout` seconds it raises Backpressure: the record was not taken. Topics with a schema need `publish`. Raises
-        RecordsLost, once, when earlier records are lost that were acked with ack=1; this one was not taken, and the
-        publisher goes on.
+        `timeout` seconds it raises Backpressure: the record was not taken. Without a `timeout` it does so once the
+        cluster has had no room for `broker.backpressure_after_s`; the message says why, what was taken before is not
+        lost, and the publisher goes on when there is room. Topics with a schema and named sessions need `publish`.
+        Raises RecordsLost, once, when earlier records are lost that were acked with ack=1; this one was not
+        taken, and the publisher goes on.
 
             future = publisher.send(b"two coffees", key=b"table 4", headers={"trace": b"1"})
             future.result()                     # Position(lane=0, index=17, seq=4242)
@@ -492,7 +535,7 @@ class Publisher(SyncPublisherCalls):
         intake.check_size(size)
         while True:
             with self._lock:
-                if intake.refusal is None and not intake.is_full():
+                if intake.refusal is None and not intake.waits(patient=True):
                     future = intake.add(record, size)
                     if intake.news:
                         self.pump.tell(self._thread.call)
@@ -530,7 +573,7 @@ class Publisher(SyncPublisherCalls):
         for number, piece in enumerate(intake.pieces(data, partition)):
             claim = None if number or session_seq is None or first is None else (session_seq, first)
             try:
-                self._add_piece(piece, whole, claim, timeout)
+                self._add_piece(piece, whole, claim, timeout, patient=number > 0)
             except Backpressure as error:
                 if not number:
                     raise
@@ -555,13 +598,14 @@ class Publisher(SyncPublisherCalls):
         return RecordFuture(whole, 0)
 
     def _add_piece(
-        self, piece: Sealed, whole: TableResult, claim: tuple[int, int] | None, timeout: float | None
-    ) -> None:
+        self, piece: Sealed, whole: TableResult, claim: tuple[int, int] | None, timeout: float | None,
+        patient: bool = False,
+    ) -> None:  # fmt: skip
         """Take a piece of a table as soon as there is room; `claim` is the sequence that it must have."""
         while True:
-            timeout = self._room(timeout)
+            timeout = self._room(timeout, patient)
             with self._lock:
-                if self._intake.is_full() or self._intake.refusal is not None:
+                if self._intake.waits(patient=True) or self._intake.refusal is not None:
                     continue
                 if claim is not None:
                     self.pump.continues(*claim)
@@ -581,14 +625,19 @@ class Publisher(SyncPublisherCalls):
         with self._lock:
             return self.pump.next_sequence(first)
 
-    def _room(self, timeout: float | None) -> float | None:
-        """Wait until the window has room; what is left of the time. Raises why nothing is taken any more."""
+    def _room(self, timeout: float | None, patient: bool = False) -> float | None:
+        """Wait until there is room; what is left of the time. Raises why nothing is taken, now or any more.
+
+        A caller that gave no time is not `patient`: it does not wait for a cluster that has been full for long.
+        """
         check_timeout(timeout)
-        began = monotonic()
-        if not self._condition.wait_for(lambda: not self._intake.is_full(), timeout):
-            raise Backpressure(f"no room in the window for {timeout:g} s", "the record was not taken; try again")
-        if self._intake.refusal is not None:
-            raise fresh(self._intake.refusal)
+        began, intake = monotonic(), self._intake
+        patient |= timeout is not None
+        if not self._condition.wait_for(lambda: not intake.waits(patient), timeout):
+            full = f"no room in the window for {timeout:g} s"
+            raise fresh(intake.pressure or Backpressure(full, "the record was not taken; try again"))
+        if (why := intake.refusal or (None if patient else intake.pressure)) is not None:
+            raise fresh(why)
         return None if timeout is None else max(0.0, timeout - (monotonic() - began))
 
     def flush(self, timeout: float | None = None) -> None:
@@ -608,7 +657,9 @@ class Publisher(SyncPublisherCalls):
     def close(self, timeout: float | None = CLOSE_TIMEOUT_S) -> None:
         """Wait for every outcome, at most `timeout` seconds; what is left then has an unknown outcome.
 
-        Raises RecordsLost, or why the publisher failed, if it did. Closing twice is fine.
+        Raises RecordsLost, or why the publisher failed, if it did; if both, the failure is the cause of the
+        RecordsLost. Raises LossUnknown if records were acked with ack=1 and no broker could say in time whether they
+        are lost (the cluster is down). Closing twice is fine.
         """
         check_timeout(timeout)
         if self._closed or not self._thread.alive:
@@ -629,12 +680,13 @@ PartType = TypeVar("PartType", Publisher, Subscriber)
 
 
 def _close_after(part: Log | Publisher, error: BaseException | None) -> None:
-    """Close; a failure to close is not to hide the error that ended the block."""
+    """Close; a failure to close does not hide the error that ended the block, but is noted there."""
     try:
         part.close(close_patience(error))
-    except EmbarcaderoError:
+    except EmbarcaderoError as problem:
         if error is None:
             raise
+        error.add_note(f"closing reported {type(problem).__name__}: {problem}")
 
 
 __all__ = ["Log", "Publisher", "Subscriber", "connect", "local"]

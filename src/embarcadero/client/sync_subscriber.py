@@ -10,12 +10,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from embarcadero.client.batch import Batch
-from embarcadero.client.drivers import ReaderCore, SubscriberDriver
+from embarcadero.client.drivers import ReaderCore, SubscriberDriver, forked_reader
 from embarcadero.client.futures import fresh
 from embarcadero.client.options import check_timeout
 from embarcadero.client.places import seek_place
 from embarcadero.client.waiting import Waitable
-from embarcadero.errors import Closed, EmbarcaderoError
+from embarcadero.errors import Closed, EmbarcaderoError, Retriable
+from embarcadero.forks import tell_of_forks
 from embarcadero.types import Position
 
 if TYPE_CHECKING:
@@ -40,7 +41,15 @@ class Subscriber:
         self._ready: deque[Batch] = deque()
         self._error: EmbarcaderoError | None = None
         self._closed = False
+        self._topic, self._forked = topic, False
         self._driver = SubscriberDriver(log.brokers, core, self._refill, topic=topic)
+        tell_of_forks(self)
+
+    def _after_fork(self) -> None:
+        """In a forked child: refuse every call. The position is the parent's."""
+        self._forked = True
+        self._condition.refuse(forked_reader(self._topic))
+        self._lock = self._condition.lock
 
     def _refill(self) -> None:
         """In the background thread: hand over what was fetched, once the last of it is taken."""
@@ -53,6 +62,8 @@ class Subscriber:
     def poll(self, timeout: float | None = None) -> Batch | None:
         """The next batch (or typed gap: `batch.gap`); None when none came in time. Raises what ended the reading.
 
+        TierUnavailable names a store that could not be reached for some seconds; polling again goes on.
+
             batch = subscriber.poll(timeout=1.0)
         """
         check_timeout(timeout)
@@ -64,10 +75,17 @@ class Subscriber:
                 if self._ready and not self._paused:
                     return self._take()
                 if self._error is not None and not self._paused:
-                    raise fresh(self._error)
+                    raise self._failure(self._error)
             left = None if give_up is None else max(0.0, give_up - monotonic())
             if not self._condition.wait_for(self._has_news, left):
                 return None
+
+    def _failure(self, error: EmbarcaderoError) -> EmbarcaderoError:
+        """An error for the caller. After one that a later try may not meet, the next poll goes on."""
+        if isinstance(error, Retriable):
+            self._error = None
+            self._thread.call(self._driver.retry)
+        return fresh(error)
 
     def _take(self) -> Batch:
         if len(self._ready) == 1:
@@ -95,6 +113,8 @@ class Subscriber:
         """
         if isinstance(where, Position):
             index, lane, where = where.index, where.lane, None
+        with self._lock:
+            pass  # raises in a forked child
         self._thread.wait(self._seek(*seek_place(where, seq, index, time), lane))
 
     @property
@@ -138,7 +158,9 @@ class Subscriber:
             return self._driver.core.positions() | ahead
 
     def close(self) -> None:
-        """Stop reading. Closing twice is fine."""
+        """Stop reading. Closing twice is fine; in a forked child it does nothing."""
+        if self._forked:
+            return
         with self._lock:
             self._closed = True
             self._ready.clear()

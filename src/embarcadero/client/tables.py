@@ -7,16 +7,15 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from embarcadero.client.convert import Tabular, to_arrow
 from embarcadero.errors import BadSchema, BadValue
 from embarcadero.limits import DECODED_BYTES_MAX, MIB, RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX
-from embarcadero.wire.codec import payload_crc
 from embarcadero.wire.compression import compressed
-from embarcadero.wire.payload import RAW_SCHEMA, TIMESTAMP_US_MAX, TIMESTAMP_US_MIN
+from embarcadero.wire.partitioners import NO_PARTITION, partitions_of
+from embarcadero.wire.payload import RAW_SCHEMA, TIMESTAMP_US_MAX, TIMESTAMP_US_MIN, list_entries_max
 from embarcadero.wire.schemas import TopicSchemas, named
 
 _KEPT_BYTES = 32 * MIB
@@ -116,46 +115,27 @@ def _check_records(data: Tabular, record_bytes_max: int) -> None:
 
 
 # --- partitions -------------------------------------------------------------------------------------------------------
-def by_partition(data: Tabular, partitions: int, typed: bool) -> list[tuple[int | None, Tabular]]:
-    """Rows grouped by the partition of their key, in order of first appearance. None: rows without a key."""
+def by_partition(
+    data: Tabular, partitions: int, key: str | None, partitioner: str
+) -> list[tuple[int | None, Tabular]]:
+    """Rows grouped by the partition of their `key` column, in order of first appearance; a group keeps its rows' order.
+
+    None: rows whose key is null, or all rows of data without a key column.
+    """
     if partitions == 1:
         return [(0, data)]
-    if typed or data.column("key").null_count == data.num_rows:
+    if key is None or data.column(key).null_count == data.num_rows:
         return [(None, data)]
-    rows: dict[int | None, list[int]] = {}
-    for row, key in enumerate(data.column("key").to_numpy(zero_copy_only=False).tolist()):
-        rows.setdefault(None if key is None else partition_of(key, partitions), []).append(row)
-    return [(partition, data.take(pa.array(numbers))) for partition, numbers in rows.items()]
-
-
-def partition_of(key: bytes, partitions: int) -> int:
-    """The partition of a key; the same for every client of a topic."""
-    return payload_crc(key) % partitions
-
-
-def partitions_of(keys: pa.Array, partitions: int) -> npt.NDArray[np.int32]:
-    """The partitions of many keys (binary, without nulls) at once: a step for each byte, not for each key."""
-    ends = np.frombuffer(keys.buffers()[1], dtype=np.int32)[keys.offset : keys.offset + len(keys) + 1].astype(np.int64)
-    data = np.frombuffer(keys.buffers()[2] or b"\0", dtype=np.uint8)
-    lengths = np.diff(ends)
-    longest_first = np.argsort(-lengths, kind="stable")
-    starts, lengths = ends[:-1][longest_first], lengths[longest_first]
-    crc, table = np.full(len(keys), 0xFFFF_FFFF, dtype=np.uint32), _crc_table()
-    for at in range(int(lengths[0]) if len(lengths) else 0):
-        still = int(np.searchsorted(-lengths, -at))  # keys longer than `at`
-        crc[:still] = table[(crc[:still] ^ data[starts[:still] + at]) & 0xFF] ^ (crc[:still] >> 8)
-    found = np.empty(len(keys), dtype=np.int32)
-    found[longest_first] = (crc ^ np.uint32(0xFFFF_FFFF)) % np.uint32(partitions)
-    return found
-
-
-@cache
-def _crc_table() -> npt.NDArray[np.uint32]:
-    """CRC32C of each byte."""
-    table = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        table = np.where(table & 1, (table >> 1) ^ np.uint32(0x82F6_3B78), table >> 1).astype(np.uint32)
-    return table
+    column = data.column(key)
+    found = partitions_of(column.combine_chunks() if isinstance(data, pa.Table) else column, partitions, partitioner)
+    numbers, firsts, sizes = np.unique(found, return_index=True, return_counts=True)
+    if len(numbers) == 1:
+        return [(int(numbers[0]), data)]
+    rows = np.split(np.argsort(found, kind="stable"), np.cumsum(sizes)[:-1])
+    return [
+        (None if numbers[group] == NO_PARTITION else int(numbers[group]), data.take(pa.array(rows[group])))
+        for group in np.argsort(firsts).tolist()
+    ]
 
 
 # --- cutting ----------------------------------------------------------------------------------------------------------
@@ -175,16 +155,39 @@ def pieces(
 
 
 def _fitting(batch: pa.RecordBatch, bytes_max: int, compression: str | None) -> Iterator[tuple[int, pa.Buffer]]:
-    if batch.nbytes <= (bytes_max if compression is None else DECODED_BYTES_MAX // 2):
+    small = batch.nbytes <= (bytes_max if compression is None else DECODED_BYTES_MAX // 2)
+    entries, entries_max = sum(map(list_entries, batch.columns)), list_entries_max(batch.schema)
+    if small and entries <= entries_max:
         payload = encoded(batch, compression)
         if payload.size <= bytes_max:
             yield batch.num_rows, payload
             return
     if batch.num_rows == 1:
-        raise BadValue(f"a record that needs {batch.nbytes} bytes", f"a batch has at most {bytes_max} bytes")
+        raise BadValue(
+            f"a record that needs {batch.nbytes} bytes and has {entries} entries in lists and maps",
+            f"a batch has at most {bytes_max} bytes and {entries_max} entries",
+        )
     half = batch.num_rows // 2
     yield from _fitting(batch.slice(0, half), bytes_max, compression)
     yield from _fitting(batch.slice(half), bytes_max, compression)
+
+
+def list_entries(column: pa.Array) -> int:
+    """Entries in all lists and maps of a column, as readers count them before they unpack a batch."""
+    kind = column.type
+    if pa.types.is_struct(kind):
+        return sum(list_entries(column.field(number)) for number in range(kind.num_fields))
+    if not kind.num_fields:
+        return 0
+    first: int
+    entries: int
+    if pa.types.is_fixed_size_list(kind):
+        first, entries = column.offset * kind.list_size, len(column) * kind.list_size
+    else:
+        first = column.offsets[0].as_py()
+        entries = column.offsets[-1].as_py() - first
+    within = (column.keys, column.items) if pa.types.is_map(kind) else (column.values,)
+    return entries + sum(list_entries(values.slice(first, entries)) for values in within)
 
 
 def encoded(batch: pa.RecordBatch, compression: str | None) -> pa.Buffer:

@@ -9,9 +9,8 @@ from _thread import allocate_lock
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
-import uvloop
-
 from embarcadero.errors import Closed
+from embarcadero.forks import abandon, blank, tell_of_forks
 
 Result = TypeVar("Result")
 _JOIN_S = 5.0
@@ -50,18 +49,53 @@ class _Call(Generic[Result]):
         raise Closed("the log was closed meanwhile", "connect again")
 
 
+def _new_event_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's, where it exists: it has no build for Windows."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
 class LoopThread:
     """A daemon thread that runs an event loop until stopped."""
 
     def __init__(self) -> None:
-        self._loop = uvloop.new_event_loop()
         self.alive = True  # asked instead of the Thread, whose own answer is wrong after an interrupt (Python 3.11)
+        self.at_end: Callable[[], object] = lambda: None  # called in the loop before it ends
+        self.after_end: Callable[[], object] = lambda: None  # called in the thread after it
+        self._start()
+        tell_of_forks(self)
+
+    def _start(self) -> None:
+        self._loop = _new_event_loop()
         self._over = allocate_lock()
         self._over.acquire()
         self._ending = False
-        self.at_end: Callable[[], object] = lambda: None  # called in the loop before it ends
+        self._lapsed: Any = None  # after a fork: the lock of the thread that starts it again
         self._thread = threading.Thread(target=self._run, name="embarcadero-client", daemon=True)
         self._thread.start()
+
+    def _after_fork(self) -> None:
+        """In a forked child there is no such thread. The first call there starts one, with an event loop of its own."""
+        if self.alive:
+            abandon(self._loop, self._thread)
+            backend: int = self._loop._get_backend_id()  # type: ignore[attr-defined]  # the parent's epoll
+            blank(backend)
+            self.after_end = lambda: None
+            self._lapsed = allocate_lock()
+
+    @property
+    def lapsed(self) -> bool:
+        """Whether the process was forked, and no call was made in the child yet."""
+        return self._lapsed is not None
+
+    def _start_again(self) -> None:
+        if (lock := self._lapsed) is not None:
+            with lock:
+                if self._lapsed is lock and self.alive:
+                    self._start()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -75,6 +109,7 @@ class LoopThread:
             self._loop.close()
             self.alive = False
             self._over.release()
+            self.after_end()
 
     def _cancel_tasks(self) -> None:
         tasks = asyncio.all_tasks(self._loop)
@@ -84,6 +119,8 @@ class LoopThread:
 
     def call(self, function: Callable[[], object]) -> None:
         """Have the loop call a function soon; does not wait. After the end it does nothing."""
+        if self._lapsed is not None:
+            return
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(function)
 
@@ -92,6 +129,7 @@ class LoopThread:
         if not self.alive:
             coroutine.close()
             raise Closed("the log is closed", "connect again")
+        self._start_again()
         call = _Call(coroutine)
         try:
             self.call(call.start)
@@ -102,13 +140,17 @@ class LoopThread:
             self.call(call.give_up)
             raise
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """In the loop: end it."""
         if not self._ending:
             self._ending = True
             self._loop.stop()
 
     def stop(self) -> None:
         """End the loop and the thread."""
-        self.call(self._end)
+        if self._lapsed is not None:
+            self.alive = False
+            return
+        self.call(self.end)
         if threading.current_thread() is not self._thread and self._over.acquire(True, _JOIN_S):
             self._over.release()  # for whoever stops it again

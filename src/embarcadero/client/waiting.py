@@ -13,6 +13,9 @@ from _thread import allocate_lock
 from collections.abc import Callable
 from typing import Any
 
+from embarcadero.errors import EmbarcaderoError
+from embarcadero.forks import RefusingLock
+
 _SLICE_S = 1.0
 """Longest sleep: whoever was to wake us may itself have been interrupted."""
 
@@ -21,7 +24,7 @@ class Waitable:
     """Where threads wait for a change of what `lock` guards."""
 
     def __init__(self) -> None:
-        self.lock = allocate_lock()
+        self.lock: Any = allocate_lock()
         self._waiters: list[Any] = []  # locks, each held by who sleeps on it
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None) -> bool:
@@ -41,6 +44,10 @@ class Waitable:
                 with self.lock:
                     if waiter in self._waiters:  # nobody else would take it away while nothing changes
                         self._waiters.remove(waiter)
+
+    def refuse(self, error: EmbarcaderoError) -> None:
+        """After a fork, in the child: whoever takes the lock, or waits, gets this error."""
+        self.lock = RefusingLock(error)
 
     def notify_all(self) -> None:
         """With the lock held: let everybody look again."""

@@ -1,0 +1,159 @@
+"""Publishers that a program does not close: store their records all the same, or report that they were not stored.
+
+There are three moments. A Log is dropped (garbage collected): its event loop closes it in the background. An event
+loop ends: `asyncio.run` cancels all tasks and waits for them, and one of these tasks closes the publishers. The
+program ends: `atexit` runs after all threads of the program have ended but while daemon threads still run, so the
+background thread of a synchronous client is there to close its publishers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import os
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+from embarcadero.limits import CLOSE_INTERRUPTED_S, CLOSE_TIMEOUT_S, EXIT_FLUSH_S
+
+if TYPE_CHECKING:
+    from embarcadero.client.brokers import Brokers
+    from embarcadero.client.pump import Pump
+
+_LOG: Final = logging.getLogger("embarcadero.client")
+_HINT: Final = "call close() on the publisher, or use it in a `with` block, and look at the error"
+_MARGIN_S: Final = 1.0  # for the event loop, after the time for the publishers is over
+
+_OPEN: set[Pump] = set()
+"""Every publisher of this process that is not closed. A forked child starts with none."""
+_hooked_into = 0  # the process that has the hook of multiprocessing
+
+
+def opened(pump: Pump) -> None:
+    """A publisher begins."""
+    _OPEN.add(pump)
+    _hook_into_multiprocessing()
+
+
+def closed(pump: Pump) -> None:
+    """A publisher was closed: its caller has heard what became of its records."""
+    _OPEN.discard(pump)
+
+
+def close_when_dropped(log: Any, brokers: Brokers, then: Callable[[], object]) -> weakref.finalize[Any, Any]:
+    """Close a client and its publishers in the background when its Log is garbage collected; call `then` last.
+
+    Publishers belong to their Log: one that is dropped alone is closed with its Log. Detach what this returns on close.
+    """
+    loop = brokers.loop
+
+    async def close() -> None:
+        await close_and_report(brokers.pumps, CLOSE_TIMEOUT_S)
+        await brokers.close()
+        then()
+
+    def dropped() -> None:
+        """Any thread, at any moment, maybe with locks held: only hand over to the event loop."""
+        pumps = list(brokers.pumps)
+        if not _schedule(loop, lambda: loop.create_task(close())):
+            for pump in pumps:
+                closed(pump)
+                _report(pump)
+        if pumps:
+            topics = ", ".join(sorted({repr(pump.topic) for pump in pumps}))
+            warnings.warn(f"a Log was dropped with open publishers into {topics}: {_HINT}", ResourceWarning, 2)
+
+    finalizer = weakref.finalize(log, dropped)
+    finalizer.atexit = False
+    return finalizer
+
+
+def _schedule(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> bool:
+    try:
+        loop.call_soon_threadsafe(function)
+    except RuntimeError:  # the loop is closed
+        return False
+    return True
+
+
+async def guard(pumps: set[Pump]) -> None:
+    """Close publishers when their event loop ends: `asyncio.run` cancels this task, and waits for it."""
+    try:
+        await asyncio.get_running_loop().create_future()
+    except asyncio.CancelledError:
+        await asyncio.sleep(0)  # tasks that were cancelled at the same time may still send
+        await close_and_report(pumps, EXIT_FLUSH_S)
+        raise
+
+
+async def close_and_report(pumps: Iterable[Pump], patience_s: float | None) -> None:
+    """Close publishers, all at once, and report what could not be stored."""
+    chosen = list(pumps)
+    await asyncio.gather(*(pump.close(patience_s) for pump in chosen), return_exceptions=True)
+    for pump in chosen:
+        _report(pump)
+
+
+def _report(pump: Pump) -> None:
+    """Write a line to the log (without any configuration: to stderr) if records were not stored."""
+    failed = pump.driver.core.failed
+    why = f": {failed}" if failed is not None else ""
+    if pump.unstored:
+        problem = "%d records for topic %r were not stored, as far as is known%s; %s"
+        _LOG.error(problem, pump.unstored, pump.topic, why, _HINT)
+    for report in (pump.take_lost(), pump.driver.core.unknown):
+        if report is not None:
+            _LOG.error("%s", report)
+
+
+def close_all() -> None:
+    """Close all publishers of this process, within bounds, and report what was not stored. For the end of a program."""
+    interrupted = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
+    patience_s = CLOSE_INTERRUPTED_S if interrupted else EXIT_FLUSH_S
+    by_loop: dict[asyncio.AbstractEventLoop, list[Pump]] = {}
+    for pump in list(_OPEN):
+        by_loop.setdefault(pump.loop, []).append(pump)
+    waits = [_start_closing(loop, pumps, patience_s) for loop, pumps in by_loop.items()]
+    for done, pumps in waits:
+        if not done.wait(patience_s + _MARGIN_S):  # the loop does not run, or does not answer
+            for pump in pumps:
+                _report(pump)
+    _OPEN.clear()
+
+
+def _start_closing(
+    loop: asyncio.AbstractEventLoop, pumps: list[Pump], patience_s: float
+) -> tuple[threading.Event, list[Pump]]:
+    """Have a loop close publishers if it runs in another thread. A loop that does not run is left alone."""
+    done = threading.Event()
+
+    def start() -> None:
+        task = loop.create_task(close_and_report(pumps, patience_s))
+        task.add_done_callback(lambda _: done.set())
+
+    if not loop.is_running() or not _schedule(loop, start):
+        for pump in pumps:
+            _report(pump)
+        done.set()
+    return done, pumps
+
+
+def _hook_into_multiprocessing() -> None:
+    """Children of multiprocessing do not run `atexit`; they run the finalizers of multiprocessing."""
+    global _hooked_into  # noqa: PLW0603 - one hook per process
+    if "multiprocessing.process" not in sys.modules or _hooked_into == os.getpid():
+        return
+    from multiprocessing import process, util
+
+    if process.parent_process() is not None:
+        _hooked_into = os.getpid()
+        util.Finalize(None, close_all, exitpriority=100)
+
+
+atexit.register(close_all)
+os.register_at_fork(after_in_child=_OPEN.clear)

@@ -1,0 +1,231 @@
+"""A client opened before a fork: what works in the child, what refuses to, and that the parent is not disturbed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+import embarcadero as emb
+from embarcadero.wire.payload import plain_batch
+from tests.client.fake_server import FakeServer
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with FakeServer(order=5) as server:
+        yield server
+
+
+def run(server: FakeServer, program: str, code: int = 0) -> tuple[list[str], str]:
+    """Run a program with the addresses of the fake brokers; the lines it printed, and what it wrote to stderr.
+
+    It has `in_child(function)`: run a function in a forked child, print what it returns or raises, and end the child as
+    multiprocessing does; with `exit` like a program.
+    """
+    start = f"""
+import asyncio, gc, multiprocessing, os, sys, threading
+import embarcadero as emb
+address = {",".join(server.addresses)!r}
+
+def in_child(function, exit=False):
+    pid = os.fork()
+    if pid:
+        assert os.waitpid(pid, 0)[1] == 0
+        return
+    try:
+        print(function(), flush=True)
+    except emb.errors.EmbarcaderoError as error:
+        print(type(error).__name__, str(error), flush=True)
+    except BaseException as error:
+        print(repr(error), flush=True)
+    if exit:
+        sys.exit(0)
+    os._exit(0)
+"""
+    command = [sys.executable, "-c", start + program]
+    done = subprocess.run(command, capture_output=True, check=False, timeout=120, text=True)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout.splitlines(), done.stderr
+
+
+def stored(server: FakeServer) -> list[bytes]:
+    with emb.connect(server.addresses) as log:
+        return log.read("t").column("value").to_pylist()
+
+
+def test_a_log_connects_again_in_the_child(server: FakeServer) -> None:
+    """A Log is only a way to reach the cluster: the child makes its own connections, the parent keeps its own."""
+    lines, said = run(
+        server,
+        """
+log = emb.connect(address)
+def work():
+    with log.publisher("t") as publisher:
+        publisher.send(b"child").result(30)
+    return log.describe("t").name
+in_child(work)
+in_child(work, exit=True)
+print(log.describe("t").name)
+with log.publisher("t") as publisher:
+    publisher.send(b"parent").result(30)
+log.close()
+""",
+    )
+    assert lines == ["t", "t", "t"]
+    assert not said
+    assert stored(server) == [b"child", b"child", b"parent"]
+
+
+def test_a_log_connects_again_in_a_child_of_multiprocessing(server: FakeServer) -> None:
+    """The child's own records are stored at its end, as everywhere; the parent's are stored once."""
+    _, said = run(
+        server,
+        """
+log = emb.connect(address)
+publisher = log.publisher("t", linger_ms=60_000)
+publisher.send(b"parent")
+def work():
+    global own
+    own = log.publisher("t", linger_ms=60_000)
+    own.send(b"child")
+process = multiprocessing.get_context("fork").Process(target=work)
+process.start()
+process.join()
+assert process.exitcode == 0
+""",
+    )
+    assert not said
+    assert stored(server) == [b"child", b"parent"]
+
+
+USES = {
+    "send": "publisher.send(b'x')",
+    "send with a key": "publisher.send(b'x', key=b'k')",
+    "publish": "publisher.publish([{'value': b'x'}])",
+    "flush": "publisher.flush()",
+    "next_session_seq": "publisher.next_session_seq()",
+    "result": "future.result()",
+    "poll": "subscriber.poll()",
+    "iterate": "next(iter(subscriber))",
+    "seek": "subscriber.seek('earliest')",
+    "position": "subscriber.position()",
+    "pause": "subscriber.pause()",
+    "resume": "subscriber.resume()",
+    "scan": "next(scan)",
+}
+
+
+@pytest.mark.parametrize("name", USES)
+def test_what_has_a_place_in_the_log_refuses_to_work_in_the_child(server: FakeServer, name: str) -> None:
+    """A session has one publisher and a position one reader: the error says what to open in the child."""
+    server.cluster.put(stored_value(b"first"))
+    lines, _ = run(
+        server,
+        f"""
+log = emb.connect(address)
+publisher = log.publisher("t", linger_ms=60_000)
+future = publisher.send(b"parent")
+subscriber = log.subscribe("t")
+subscriber.poll(30)
+scan = log.scan("t", stop=5)
+next(scan)
+in_child(lambda: {USES[name]})
+publisher.close()
+""",
+    )
+    assert lines[0].startswith("Forked ")
+    assert "in the child" in lines[0]
+    assert stored(server)[-1] == b"parent"
+
+
+def test_closing_in_the_child_leaves_the_parent_alone(server: FakeServer) -> None:
+    """`with` blocks begun before the fork end in the child, too: nothing of the parent's is closed or sent."""
+    lines, said = run(
+        server,
+        """
+log = emb.connect(address)
+publisher, subscriber = log.publisher("t", linger_ms=60_000), log.subscribe("t")
+publisher.send(b"one")
+def work():
+    publisher.close(), subscriber.close(), log.close()
+    globals().update(publisher=None, subscriber=None, log=None)
+    gc.collect()
+in_child(work, exit=True)
+publisher.send(b"two")
+publisher.close()
+print(subscriber.poll(30).count)
+log.close()
+""",
+    )
+    assert lines == ["None", "2"]
+    assert not said
+    assert stored(server) == [b"one", b"two"]
+
+
+def test_a_child_that_lives_on_does_not_keep_the_parents_connections(server: FakeServer) -> None:
+    """When the parent hangs up, brokers hear it, although the child inherited the sockets."""
+    program = f"""
+import os, sys
+import embarcadero as emb
+log = emb.connect({",".join(server.addresses)!r})
+log.describe("t")
+if os.fork():
+    log.close()
+    os._exit(0)
+sys.stdin.read()
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as child:
+        assert child.wait(60) == 0
+        try:
+            with emb.connect(server.addresses) as log:
+                while len(server.sockets) > len(log.brokers.live()):
+                    log.describe("t")
+        finally:
+            assert child.stdin is not None
+            child.stdin.close()
+
+
+def test_an_asyncio_log_connects_again_in_the_childs_loop(server: FakeServer) -> None:
+    """Its publishers and subscribers refuse to work there; closing them does nothing."""
+    lines, said = run(
+        server,
+        """
+async def prepare():
+    global log, publisher, subscriber
+    log = await emb.aio.connect(address)
+    publisher, subscriber = await log.publisher("t", linger_ms=60_000), await log.subscribe("t")
+    await publisher.send(b"parent")
+async def child():
+    for use in (publisher.send(b"x"), publisher.flush(), publisher.next_session_seq(), subscriber.poll(30)):
+        try:
+            await use
+        except emb.errors.Forked as error:
+            print(error.message)
+    await publisher.close()
+    await subscriber.close()
+    async with log:
+        async with await log.publisher("t") as own:
+            await own.send(b"child")
+        return (await log.describe("t")).name
+async def parent():
+    await publisher.send(b"again")
+    await publisher.close()
+    await log.close()
+loop = asyncio.new_event_loop()
+loop.run_until_complete(prepare())
+in_child(lambda: asyncio.run(child()), exit=True)
+loop.run_until_complete(parent())
+loop.close()
+""",
+    )
+    assert len(lines) == 5
+    assert lines[-1] == "t"
+    assert not said
+    assert stored(server) == [b"child", b"parent", b"again"]
+
+
+def stored_value(value: bytes) -> bytes:
+    return plain_batch([value], [0.0]).serialize().to_pybytes()

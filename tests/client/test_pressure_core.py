@@ -1,0 +1,103 @@
+"""Back-pressure: a cluster without room says so and why, nothing is lost, and the publisher lives and goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from embarcadero.errors import Backpressure, Retriable, TimedOut
+from embarcadero.replica.health import Trouble
+from embarcadero.wire.codec import full_frame, parse_full
+from embarcadero.wire.receiver import FullReceived
+from tests.client.fake_cluster import LANE, World
+from tests.client.test_durable_core import DELIVERY_US, add, publishing
+
+FULL_DISK = (LANE, 1, int(Trouble.DISK_FULL))
+
+
+def say_full(world: World, *why: int) -> None:
+    for wire in world.wires.values():
+        wire.far._say(full_frame(*why))
+    world.settle()
+
+
+def waiting(**changes: Any) -> tuple[World, Any]:
+    """A publisher whose batch is stored and does not become durable."""
+    world = publishing(durable=True, wires=1, **changes)
+    batch = add(world, b"x")
+    world.settle()
+    return world, batch
+
+
+def test_a_full_disk_is_named_and_ends_with_the_next_ack() -> None:
+    """The message says which replica and what to do; once there is room, nothing is in the way."""
+    world, batch = waiting()
+    assert world.core.pressure() is None
+    say_full(world, *FULL_DISK)
+    pressure = world.core.pressure()
+    assert isinstance(pressure, Backpressure)
+    assert isinstance(pressure, Retriable)
+    assert "replica 1: disk full" in str(pressure)
+    assert "free some room" in str(pressure)
+    world.cluster.make_durable()
+    world.settle()
+    assert batch.position is not None
+    assert world.core.pressure() is None
+
+
+def test_a_publisher_lives_as_long_as_the_cluster_says_that_it_is_full() -> None:
+    """The delivery timeout counts time without a word; it ran out after 120 s, and the publisher was dead for good."""
+    world, batch = waiting()
+    for _ in range(10):
+        world.now += DELIVERY_US // 2
+        say_full(world, *FULL_DISK)
+        world.core.on_timer(world.now)
+    assert world.core.failed is None
+    assert not batch.done
+    world.cluster.make_durable()
+    world.settle()
+    assert batch.position is not None
+    again = add(world, b"y")
+    world.settle()
+    world.cluster.make_durable()
+    world.settle()
+    assert again.position is not None
+
+
+def test_a_cluster_that_says_nothing_any_more_still_fails_delivery() -> None:
+    """FULL moves the deadline, it does not take it away."""
+    world, batch = waiting()
+    say_full(world, *FULL_DISK)
+    world.run(lambda: batch.done)
+    assert isinstance(batch.error, TimedOut)
+
+
+def test_the_trouble_of_another_topic_on_the_connection_is_not_ours() -> None:
+    """Connections are shared by publishers."""
+    world, _ = waiting()
+    say_full(world, LANE + 1, 1, int(Trouble.DISK_FULL))
+    assert world.core.pressure() is None
+
+
+def test_a_broker_without_memory_is_pressure_only_while_no_broker_takes_the_batch() -> None:
+    """Credit of any broker ends it."""
+    world = publishing(wires=0)
+    world.connect(credit=10)
+    world.settle()
+    add(world, b"x" * 100)
+    say_full(world)
+    pressure = world.core.pressure()
+    assert pressure is not None
+    assert "memory" in str(pressure)
+    world.wires[1].far.grant(1000)
+    world.settle()
+    assert world.core.unsettled == 0
+    assert world.core.pressure() is None
+
+
+@pytest.mark.parametrize("why", [(-1, -1, 0), (0, -1, 0), (7, 0, 1), (0xFFFF_FFFE, 0xFF_FFFE, 255)])
+def test_a_full_frame_says_why_and_nothing_means_memory(why: tuple[int, int, int]) -> None:
+    """Old brokers send 0."""
+    assert parse_full(int.from_bytes(full_frame(*why)[8:], "little")) == why
+    assert parse_full(0) == tuple(FullReceived())
