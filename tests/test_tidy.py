@@ -13,7 +13,7 @@ SRC = Path(__file__).parent.parent / "src" / "embarcadero"
 MODULES = sorted(SRC.rglob("*.py"))
 
 LAYERS = [
-    {"types", "limits", "errors", "invariants", "env", "plants", "meters", "steps"},
+    {"types", "limits", "errors", "orders", "invariants", "env", "plants", "meters", "steps", "forks"},
     {"config"},
     {"fabric", "wire"},
     {"storage"},

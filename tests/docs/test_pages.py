@@ -15,6 +15,8 @@ from typer.main import get_command
 import embarcadero as emb
 from embarcadero import errors
 from embarcadero.cli.main import app
+from embarcadero.config.seeds import SEEDS
+from embarcadero.config.table import KEYS, SECTIONS
 from tests.docs.samples import PAGES, ROOT, indented
 
 DOCS = ROOT / "docs"
@@ -109,6 +111,15 @@ def test_everything_public_is_on_the_page_of_the_client() -> None:
     words = set(re.findall(r"\w+", (DOCS / "client.md").read_text()))
 
     assert sorted(set(_public()) - words) == []
+
+
+@pytest.mark.parametrize("page", LINKED, ids=_name)
+def test_keys_on_pages_are_keys_of_the_configuration(page: Path) -> None:
+    """`section.key` in backticks is one, unless it is a file, something of the Python client, or an old name."""
+    found = re.findall(rf"`((?:{'|'.join(SECTIONS)})\.[a-z0-9_]+)(?:[=:][^`]*)?`", page.read_text())
+    known = {*KEYS, *SEEDS, "cluster.json", "limits.py", "topic.lanes", "log.cluster"}
+    known |= {f"log.{name}" for name in dir(emb.Log)}
+    assert [key for key in found if key not in known] == []
 
 
 def test_the_error_tree_on_the_page_is_the_one_of_the_code() -> None:

@@ -117,7 +117,7 @@ def test_errors_of_the_cluster_reach_the_user(shell: Shell) -> None:
     for arguments, code, says in [
         (["topic", "create", "orders"], 1, "topic 'orders' exists"),
         (["topic", "create", "bad name"], 2, "A-Z a-z 0-9"),
-        (["topic", "create", "t", "--order", "3"], 2, "order 3 does not exist"),
+        (["topic", "create", "t", "--order", "3"], 2, "order '3' does not exist"),
         (["topic", "create", "t", "--replicas", "3"], 2, "3 replicas, and 1 are live"),
         (["topic", "describe", "nothing"], 1, "no topic 'nothing'"),
         (["publish", "nothing"], 1, "no topic 'nothing'"),
@@ -260,3 +260,16 @@ def test_a_local_cluster_dies_with_its_owner() -> None:
     owner.kill()
     owner.communicate()
     until(lambda: not any(running(pid) for pid in pids))
+
+
+def test_publishing_again_under_a_session_name_stores_nothing_twice(shell: Shell) -> None:
+    """The first run stored half of the file; the second one skips that half, and adds the rest."""
+    shell.run(*UP)
+    shell.run("topic", "create", "lines", "--order", "5")
+    lines = [f"line {number}" for number in range(5_000)]
+    first = shell.run("publish", "lines", "--session", "import-7", stdin="\n".join(lines[:3_000]) + "\n")
+    assert "published 3,000 records" in first
+    second = shell.run("publish", "lines", "--session", "import-7", stdin="\n".join(lines) + "\n")
+    assert "published 2,000 records" in second
+    assert "3,000 were stored before" in second
+    assert shell.run("tail", "lines").splitlines() == lines

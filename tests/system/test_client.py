@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -72,12 +74,12 @@ def test_a_named_session_is_taken_over(log: Any) -> None:
     """The second holder goes on; the first one is fenced, and what it sends afterwards is not stored."""
     log.create_topic("names", order=5)
     first = log.publisher("names", session="one", linger_ms=0)
-    first.send(b"first").result(30)
+    first.publish([{"value": b"first"}]).result(30)
     with log.publisher("names", session="one", linger_ms=0) as second:
-        second.send(b"second").result(30)
+        second.publish([{"value": b"second"}]).result(30)
         with pytest.raises(SessionFenced):
-            first.send(b"late").result(30)
-        second.send(b"third").result(30)
+            first.publish([{"value": b"late"}]).result(30)
+        second.publish([{"value": b"third"}]).result(30)
     with pytest.raises(SessionFenced):
         first.close()
     assert values(log, "names") == [b"first", b"second", b"third"]
@@ -153,3 +155,29 @@ def test_nothing_is_lost_or_doubled_when_a_process_is_killed(victim: str) -> Non
         assert seqs == list(range(count))
         assert read == [b"%d" % n for n in range(count)]
         assert values(log, "killed") == read
+
+
+ELSEWHERE = """
+import asyncio, os, socket, sys
+
+for name in ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT"):
+    delattr(socket, name)
+del os.writev
+for name in ("uvloop", "fcntl", "resource", "pwd"):
+    sys.modules[name] = None
+
+import embarcadero as emb
+
+with emb.connect(sys.argv[1:]) as log:
+    log.create_topic("elsewhere")
+    with log.publisher("elsewhere", ack=1) as publisher:
+        publisher.send(b"hello")
+    print(log.read("elsewhere", read="ordered").column("value").to_pylist())
+"""
+
+
+def test_a_client_needs_nothing_that_only_linux_has(log: Any) -> None:
+    """No uvloop (Windows), none of Linux's socket options (macOS), no modules for Unix."""
+    command = [sys.executable, "-c", ELSEWHERE, *log.cluster.addresses]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[b'hello']\n", "")

@@ -3,6 +3,7 @@ hangs, and `status` or a log says what is wrong and what to do."""
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import resource
@@ -23,7 +24,7 @@ import pytest
 import embarcadero as emb
 from embarcadero.chaos.cluster import MortalCluster
 from embarcadero.config import Config, load
-from embarcadero.errors import ClusterError, Corrupt, Trimmed
+from embarcadero.errors import Backpressure, ClusterError, Corrupt, Trimmed
 from embarcadero.node.local import LocalCluster
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
@@ -198,8 +199,11 @@ def fill(folder: Path) -> bool:
 
 @pytest.fixture
 def data_dir(filled: Path, tmp_path: Path) -> Path:
-    """A copy to do harm to."""
-    return Path(shutil.copytree(filled, tmp_path / "data", symlinks=True))
+    """A copy to do harm to. It does not say where it came from, so `up` takes it for a folder of its own."""
+    copy = Path(shutil.copytree(filled, tmp_path / "data", symlinks=True))
+    info = json.loads((copy / "cluster.json").read_bytes())
+    (copy / "cluster.json").write_text(json.dumps({key: value for key, value in info.items() if key != "home"}))
+    return copy
 
 
 def errors(data_dir: Path) -> list[Any]:
@@ -289,6 +293,36 @@ def test_full_disks(tmp_path: Path) -> None:
         for topic in ("one", "three"):
             all_there(log, topic, 191)
         assert "DISK_FULL" in (tmp_path / "logs" / f"replica-{full}.log").read_text()
+
+
+def test_full_disks_refuse_new_records_with_the_cause_and_the_publisher_lives(tmp_path: Path) -> None:
+    """send() raises Backpressure, also long after the delivery timeout; nothing is lost, and it works again later."""
+    with (
+        cluster_in(tmp_path, replica__segment_bytes=64 * MIB, broker__backpressure_after_s=0.5) as cluster,
+        emb.connect(cluster.addresses) as log,
+    ):
+        log.create_topic("t", order=5, replicas=3, durable_on=2)
+        publisher = log.publisher("t", ack=2, linger_ms=0, delivery_timeout=5)
+        taken = [publisher.send(b"first")]
+        taken[0].result(WAIT_S)
+        refusals: list[str] = []
+        with ExitStack() as limits:
+            for replica in range(3):
+                limits.enter_context(files_limited(cluster.pids()[f"replica:{replica}"], 50_001))
+            began = time.monotonic()
+            while time.monotonic() < began + 15 or not refusals:
+                try:
+                    taken.append(publisher.send(b"x" * 10_000))
+                except Backpressure as error:
+                    refusals.append(str(error))
+                time.sleep(0.05)
+            assert any("disk full" in refusal and "free some room" in refusal for refusal in refusals)
+            assert "the record was not taken" in refusals[-1]
+        for future in taken:
+            assert future.result(WAIT_S) is not None
+        assert publisher.send(b"last").result(WAIT_S).seq == len(taken)
+        publisher.close()
+        assert log.read("t", timeout=WAIT_S).num_rows == len(taken) + 1
 
 
 @contextmanager
@@ -516,7 +550,7 @@ def test_a_clean_stop_keeps_sessions_of_those_who_stay(tmp_path: Path) -> None:
                 for life in range(2):
                     for number in range(20 * life, 20 * life + 20):
                         for publisher in (named, unnamed):
-                            publisher.send(value(number)).result(WAIT_S)
+                            publisher.publish([{"value": value(number)}]).result(WAIT_S)
                     if not life:
                         cluster.stop()
                         cluster.start()

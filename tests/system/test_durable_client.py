@@ -212,7 +212,7 @@ def test_everything_is_killed_under_a_running_publisher_and_subscriber(cluster: 
     seen = reading.up_to(last)
     assert len(seen) == len(places)
     assert dict(seen) == places
-    assert {gap.kind for gap in reading.gaps} <= {GapKind.LOST}
+    assert {gap.kind for gap in reading.gaps} <= {GapKind.NEVER_DURABLE}
     assert [at for _, at in seen] == sorted(at for _, at in seen)
     if order == 5:
         assert [value for value, _ in seen] == [b"%d" % n for n in range(len(seen))]
@@ -301,6 +301,11 @@ def test_the_command_line_waits_for_disks_and_tells_what_is_lost(cluster: Cluste
     assert caught.value.positions == (lost,)
     shown = run("tail", "t")
     assert shown.stdout == "one\ntwo\n"
-    assert "-- lost: batches" in shown.stderr
+    assert "-- never durable: batches" in shown.stderr
+    assert "-- lost: batches" in run("tail", "t", "--read", "ordered").stderr
+    end = log.tail("t")
+    log.note_progress("t", "reader", {end.lane: (end.start_index, end.start_seq)})
+    assert end.seq > 1 << 30
+    assert [reader.lag for reader in log.readers("t")] == [2], "lag counts records, and not seqs"
     gaps = [line for line in run("tail", "t", "--json").stdout.splitlines() if '"gap"' in line]
     assert len(gaps) == 1

@@ -200,3 +200,28 @@ def test_close_and_calls_end_with_a_dead_cluster() -> None:
     with pytest.raises(EmbarcaderoError):
         log.close(timeout=0.3)
     assert isinstance(future.exception(0), EmbarcaderoError)
+
+
+UNCLOSED = """
+import atexit, os, sys
+atexit.register(lambda: print([future.exception(0) for future in futures] == [None] * 1_000))  # runs after the client's
+import embarcadero as emb
+
+log = emb.local(brokers=1, log_bytes=32 << 20)
+log.create_topic("t")
+publisher = log.publisher("t", linger_ms=60_000)
+futures = [publisher.send(b"x") for _ in range(1_000)]
+child = os.fork()
+if not child:
+    print(log.describe("t").name, flush=True)
+    log.close()
+    os._exit(0)
+os.waitpid(child, 0)
+print(log.describe("t").name, flush=True)
+"""
+
+
+def test_a_private_cluster_outlives_a_forked_child_and_the_flush_at_exit() -> None:
+    """The child can use it and does not stop it; the parent ends without `close()` and its records are stored."""
+    done = subprocess.run([sys.executable, "-c", UNCLOSED], capture_output=True, check=False, timeout=120, text=True)
+    assert (done.stdout.split(), done.stderr) == (["t", "t", "True"], "")

@@ -173,7 +173,7 @@ def test_an_explicit_sequence_continues_the_session_or_is_refused(log: Any, topi
     first = log.publisher(topic, session="job")
     assert first.next_session_seq() == 0
     first.publish(row(b"0"), session_seq=0)
-    first.send(b"1")
+    first.publish(row(b"1"))
     for wrong in (0, 1, 3):
         with pytest.raises(OutOfSequence, match="is 2"):
             first.publish(row(b"x"), session_seq=wrong)

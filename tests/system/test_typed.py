@@ -22,6 +22,7 @@ from embarcadero.client.intake import Sealed
 from embarcadero.client.tables import encoded
 from embarcadero.errors import BadSchema, BadValue, Corrupt, Trimmed, UnknownSchema
 from embarcadero.limits import DECODED_BYTES_MAX
+from embarcadero.wire.partitioners import partition_of
 
 pytestmark = pytest.mark.system
 
@@ -193,6 +194,57 @@ def test_times_out_of_range_are_refused_and_survived(log: Any) -> None:
         _ = emb.Record(0, None, b"", None, 1 << 62).timestamp
 
 
+def partitions_by_key(log: Any, topic: str, count: int) -> dict[Any, list[tuple[int, int]]]:
+    """By key: the partition of each row, and its number, in the order of the log."""
+    found: dict[Any, list[tuple[int, int]]] = {}
+    with log.subscribe(topic) as subscriber:
+        while count:
+            batch = subscriber.poll(30)
+            for row in batch.to_arrow().to_pylist():
+                found.setdefault(row["user"], []).append((batch.partition, row["n"]))
+            count -= batch.count
+    return found
+
+
+def test_rows_go_to_the_partition_of_their_key_column(log: Any) -> None:
+    """In any form, in their order; rows without a key take turns, and an explicit partition is obeyed."""
+    schema = pa.schema([("user", pa.string()), pa.field("n", pa.int64(), nullable=False)])
+    made = log.create_topic("visits", order=5, partitions=4, schema=schema, key="user")
+    assert (made.key, made.partitioner, made.first_partitions) == ("user", "murmur2", 4)
+    users = [f"user-{n % 10}" for n in range(400)]
+    table = pa.table({"user": users, "n": range(400)}, schema=schema)
+    with log.publisher("visits", batch_bytes=1_000) as publisher:
+        publisher.publish(table).result(30)
+        publisher.publish(table.to_batches()[0].slice(200)).result(30)
+        for _ in range(4):
+            publisher.publish([{"user": None, "n": 0}]).result(30)
+    found = partitions_by_key(log, "visits", 604)
+    assert {partition for partition, _ in found.pop(None)} == {0, 1, 2, 3}
+    assert {partition for rows in found.values() for partition, _ in rows} == {0, 1, 2, 3}
+    for user, rows in found.items():
+        assert {partition for partition, _ in rows} == {partition_of(user.encode(), 4, "murmur2")}
+        mine = [n for n in range(400) if users[n] == user]
+        assert [n for _, n in rows] == mine + [n for n in mine if n >= 200]
+    with log.publisher("visits") as publisher:
+        position = publisher.publish([{"user": "user-1", "n": 1}], partition=3).result(30)
+    with log.subscribe("visits", start=position.seq) as subscriber:
+        assert subscriber.poll(30).partition == 3
+
+
+def test_the_command_line_creates_and_shows_keys(log: Any) -> None:
+    """`--key` and `--partitioner`; what can't be a key is refused."""
+    create = ["topic", "create", "clicks", "--schema", "user:int64!, page:string", "--brokers", log.address]
+    wrong = CliRunner().invoke(app, [*create, "--key", "nowhere"])
+    assert wrong.exit_code
+    assert "no column of the schema" in wrong.output
+    assert not CliRunner().invoke(app, [*create, "--key", "user", "--partitioner", "crc32c"]).exit_code
+    told = CliRunner().invoke(app, ["topic", "describe", "clicks", "--json", "--brokers", log.address]).output
+    facts = json.loads(told)
+    assert (facts["key"], facts["partitioner"], facts["first_partitions"]) == ("user", "crc32c", 1)
+    with pytest.raises(BadValue, match="can't change"):
+        log.alter_topic("clicks", key="page")
+
+
 def test_topics_are_altered_while_programs_run(log: Any) -> None:
     """More partitions are used by new publishers; old ones go on; what can't change says why."""
     log.create_topic("altered", order=5)
@@ -203,7 +255,7 @@ def test_topics_are_altered_while_programs_run(log: Any) -> None:
             new.publish([{"value": b"2"}], partition=2).result(30)
         old.send(b"3").result(30)
     assert log.read("altered").column("value").to_pylist() == [b"1", b"2", b"3"]
-    for changes in ({"order": 2}, {"partitions": 1}, {}, {"name_": 1}):
+    for changes in ({"order": 2}, {"partitions": 1}, {"partitions": 4}, {}, {"name_": 1}):
         with pytest.raises(BadValue):
             log.alter_topic("altered", **changes)
     assert log.describe("altered").gap_timeout_ms == 100

@@ -284,18 +284,16 @@ def test_a_damaged_or_missing_file_is_an_error_that_names_it(log: Any, tmp_path:
     assert _table_numbers(log.read("damaged")) == list(range(10 * RECORDS))
 
 
-def test_without_the_extra_it_is_said_what_to_install(log: Any, topic: str) -> None:
-    """A reader that can't read tables says so when it comes to one; what brokers have needs no table."""
+def test_a_client_without_the_extra_reads_the_table_through_brokers(log: Any, topic: str) -> None:
+    """Records, places of seqs and times, and sizes: a client without PyIceberg gets them all from brokers."""
     code = (
         "import sys; sys.modules['pyiceberg'] = None\n"
         "import embarcadero as emb\n"
         f"log = emb.connect({log.address!r})\n"
         f"print(log.read({topic!r}, 100, 110).num_rows)\n"
-        "try:\n"
-        f"    log.read({topic!r})\n"
-        "except emb.errors.NotAvailable as error:\n"
-        "    print(error.hint)\n"
+        f"print(log.read({topic!r}).num_rows)\n"
+        f"print(log.position_of({topic!r}, seq=10).index, log.measure({topic!r}, 0, 60, 1 << 30)[-1].index)\n"
         "log.close()\n"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert shown.stdout.splitlines() == ["10", 'pip install "embarcadero[spark]"']
+    assert shown.stdout.splitlines() == ["10", str(BATCHES * RECORDS), "4 60"]

@@ -217,6 +217,55 @@ def test_every_metric_of_the_catalog_is_served(
     assert served == BY_NAME.keys()
 
 
+def test_every_process_is_discovered(cluster: Watched) -> None:
+    """As Prometheus asks for it: each group has targets and labels, and each target serves metrics."""
+    for role in ("sequencer", "broker:1", "replica:0"):
+        status, groups = cluster.page(role, "/targets")
+        assert status == 200
+        assert {group["labels"]["node"] for group in groups} == {*BROKERS, "sequencer", "replica:0"}
+        for group in groups:
+            (target,) = group["targets"]
+            assert target == cluster.place(group["labels"]["node"]).address
+
+
+def test_every_process_has_its_name(cluster: Watched) -> None:
+    """In the list of processes, both the short name and the whole command line."""
+    info = cluster.folder.require_running()
+    names = {node.roles: Path(f"/proc/{node.pid}/cmdline").read_bytes().rstrip(b"\0").decode() for node in info.nodes}
+    assert names == {
+        "sequencer": "embarcadero sequencer", "broker:0": "embarcadero broker 0", "broker:1": "embarcadero broker 1",
+        "replica:0": "embarcadero replica 0",
+    }  # fmt: skip
+    assert Path(f"/proc/{info.pid_of('broker:1')}/comm").read_text() == "emb-broker:1\n"
+    supervisor = Path(f"/proc/{info.supervisor}/cmdline").read_bytes().decode()
+    assert supervisor.startswith("embarcadero supervisor /")
+
+
+def test_status_and_top_work_from_another_machine(
+    cluster: Watched, traffic: dict[str, Any], tmp_path: Path
+) -> None:
+    """With nothing but the address of a broker."""
+    address = cluster.report().addresses[0]
+
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-m", "embarcadero.cli.main", *arguments, "--brokers", address]
+        environment = {**os.environ, "EMBARCADERO_DATA_DIR": str(tmp_path / "nothing")}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    told = json.loads(run("status", "--json"))
+    assert [broker["broker"] for broker in told["brokers"]] == [0, 1]
+    assert {node["roles"] for node in told["nodes"]} == {*BROKERS, "sequencer", "replica:0"}
+    assert [(topic["name"], topic["seq"]) for topic in told["topics"] if topic["name"] == "orders"] == [
+        ("orders", RECORDS)
+    ]
+    seen = json.loads(run("top", "--once", "--json", "--interval", "0.1"))
+    assert [(broker["broker"], broker["state"]) for broker in seen["brokers"]] == [(0, "live"), (1, "live")]
+    assert next(topic["ordered_seq"] for topic in seen["topics"] if topic["topic"] == "orders") == RECORDS
+    assert "broker 1" in run("status")
+
+
 def test_pages_that_are_not_there_are_refused(cluster: Watched) -> None:
     """Unknown paths and methods get a small JSON answer; nonsense gets none, and the port goes on."""
     assert cluster.page("sequencer", "/secrets")[0] == 404
@@ -365,6 +414,18 @@ def test_a_takeover_is_counted(cluster: Watched) -> None:
     until(lambda: cluster.total("embarcadero_followed_epoch", *BROKERS) == 4)
 
 
+def test_a_process_that_was_started_again_is_discovered(cluster: Watched) -> None:
+    """At the port that it has now: the fork that was killed is gone from the document."""
+    before = cluster.place("sequencer")
+    os.kill(before.pid, signal.SIGKILL)
+    until(lambda: cluster.place("sequencer").pid != before.pid)
+    until(lambda: cluster.page("sequencer", "/health")[0] == 200)
+    groups = cluster.page("broker:0", "/targets")[1]
+    assert {group["labels"]["node"]: group["targets"] for group in groups}["sequencer"] == [
+        cluster.place("sequencer").address
+    ]
+
+
 def test_logs_tell_the_story(cluster: Watched) -> None:
     """Every line is an object with time, level, role and event; what happened above is there, and no payloads are."""
     lines = cluster.lines()
@@ -377,6 +438,23 @@ def test_logs_tell_the_story(cluster: Watched) -> None:
     } <= events  # fmt: skip
     assert [line["reason"] for line in lines if line["event"] == "node ended"][-1] == "killed by SIGKILL"
     assert not any("value 1" in json.dumps(line) for line in lines)
+
+
+def test_with_json_logs_everything_printed_is_json(tmp_path: Path) -> None:
+    """Also what a foreground `up` prints when it is ready, and why it did not start."""
+    options = ["--log-format", "json", "--port", "0", "--brokers", "1", "--log-mib", "32"]
+    command = [sys.executable, "-m", "embarcadero.cli.main", "up", *options, "--data-dir", str(tmp_path / "cluster")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None
+        ready = first.stdout.readline()
+        second = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        first.send_signal(signal.SIGINT)
+        printed, logged = first.communicate(timeout=120)
+
+    assert json.loads(ready)["brokers"]
+    assert (first.returncode, second.returncode, printed + second.stdout) == (0, 1, "")
+    lines = [json.loads(line) for line in (logged + second.stderr).splitlines()]
+    assert any("a cluster is running in" in line["event"] for line in lines)
 
 
 def test_a_dead_cluster_can_be_inspected_and_a_stopped_one_says_so(tmp_path: Path) -> None:

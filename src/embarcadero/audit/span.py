@@ -52,13 +52,13 @@ class SpanAudit:
 
     def add_gap(self, gap: Gap) -> None:
         """A typed hole comes next."""
-        if gap.kind is GapKind.LOST:
+        if gap.kind in (GapKind.LOST, GapKind.NEVER_DURABLE):
             if not self._explained.is_lost(gap.start, gap.stop):
                 self.note("lost", gap.start, f"indices {gap.start} to {gap.stop - 1}")
             self.lost += gap.stop - max(gap.start, self._next_index)
         elif gap.kind is GapKind.TRIMMED and gap.stop > self._explained.start_index:
             self.note("trimmed", gap.start, f"indices {gap.start} to {gap.stop - 1}")
-        if gap.kind in (GapKind.LOST, GapKind.TRIMMED):
+        if gap.kind in (GapKind.LOST, GapKind.NEVER_DURABLE, GapKind.TRIMMED):
             if gap.start > self._next_index:
                 self.note("index-hole", self._next_index, f"indices {self._next_index} to {gap.start - 1}")
             self._next_index, self._next_seq = max(self._next_index, gap.stop), -1

@@ -124,7 +124,7 @@ def _watch(demo: Demo, watcher: Watcher) -> None:
 
 def _pass(watcher: Watcher, gap: emb.Gap) -> None:
     """Positions that were reserved when all was killed, and never acked as durable: a typed gap, and nothing else."""
-    if gap.kind == GapKind.LOST:
+    if gap.kind == GapKind.NEVER_DURABLE:
         watcher.gaps += 1
         watcher.latest = -1
     else:

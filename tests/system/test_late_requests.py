@@ -1,0 +1,83 @@
+"""Requests that a stopped broker carries out late change the topic that they were meant for, or none."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+
+import embarcadero as emb
+from embarcadero.chaos.cluster import halt
+from embarcadero.errors import TopicReplaced
+from embarcadero.limits import MIB
+from embarcadero.node.local import LocalCluster
+from embarcadero.wire import messages as m
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """Two brokers: one is stopped, the other goes on."""
+    with LocalCluster(brokers=2, replicas=1, log_bytes=32 * MIB) as cluster:
+        yield cluster
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    halt(pid)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def late(log: emb.Log, pool: ThreadPoolExecutor, message: m.Message) -> Future[m.AnyMessage]:
+    """Send a request to broker 0, and wait for its answer in another thread."""
+    (connection,) = [each for each in log.brokers.live() if each.broker == 0]
+    return pool.submit(log.thread.wait, connection.ask(message, 60.0))
+
+
+@pytest.mark.parametrize("kind", ["delete", "alter", "trim"])
+def test_a_late_request_leaves_the_next_topic_of_that_name_alone(cluster: LocalCluster, kind: str) -> None:
+    """It lies in the socket of a stopped broker while the topic is deleted and created again through another one."""
+    name, addresses = f"orders-{kind}", cluster.addresses
+    with emb.connect(addresses) as log, ThreadPoolExecutor(1) as pool:
+        first = log.create_topic(name, replicas=1)
+        while len(log.brokers.live()) < 2:
+            log.status()
+        asks = {
+            "delete": m.DeleteTopic(name=name, topic_id=first.id),
+            "alter": m.AlterTopic(name=name, partitions=8, topic_id=first.id),
+            "trim": m.Trim(lane=first.lane, by="index", before=0, topic_id=first.id),
+        }
+        with stopped(cluster.pids()["broker:0"]), emb.connect(addresses[1]) as other:  # broker 0 greets nobody now
+            answer = late(log, pool, asks[kind])
+            other.delete_topic(name)
+            second = other.create_topic(name, replicas=1)
+            with other.publisher(name, ack=2) as publisher:
+                publisher.send(b"keep me").result()
+        with pytest.raises(emb.errors.Refused):
+            answer.result(60)
+        if kind != "trim":  # its lane is gone, too
+            assert isinstance(answer.exception(), TopicReplaced)
+        assert log.describe(name).id == second.id != first.id
+        assert log.describe(name).partitions == 1
+        assert log.read(name)["value"].to_pylist() == [b"keep me"]
+        log.delete_topic(name)
+
+
+def test_a_call_that_means_a_certain_topic_says_so(cluster: LocalCluster) -> None:
+    """`delete_topic` with the id of a topic that is gone is refused, and says which one has the name now."""
+    with emb.connect(cluster.addresses) as log:
+        first = log.create_topic("certain", replicas=1)
+        log.delete_topic("certain", topic_id=first.id)
+        second = log.create_topic("certain", replicas=1)
+        with pytest.raises(TopicReplaced, match=f"{second.id:016x}"):
+            log.delete_topic("certain", topic_id=first.id)
+        log.delete_topic("certain")
+        assert "certain" not in [topic.name for topic in log.topics()]

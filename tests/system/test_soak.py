@@ -1,0 +1,58 @@
+"""A short soak: after topics, sessions, connections and subscribers came and went, no role holds anything of them.
+
+Counts are compared, never times. `make soak` does it for longer, and looks at memory and disks, too.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from embarcadero.chaos.soak import Churn, Series, Watch, settled, slope, small_cluster
+from embarcadero.limits import MIB
+
+SLACK = {"descriptors": 4, "mappings of removed files": 3, "mapped shared memory": 16 * MIB, "store rows": 0}
+"""Files and pipes that are opened once, for all topics. What one kind of topic leaves behind is more, after so many."""
+TOPICS = 56
+
+
+def test_the_slope_is_that_of_most_samples() -> None:
+    """A few wild ones do not change it; what grows, grows."""
+    at_s = [float(number) for number in range(40)]
+    flat, growing = [10.0] * 40, [10.0 + number for number in range(40)]
+    for wild in (3, 17, 30):
+        flat[wild] = growing[wild] = 1_000.0
+    assert slope(at_s, flat) == 0
+    assert slope(at_s, growing) == pytest.approx(1.0)
+    assert Series("broker:0", "descriptors", at_s, flat).flat
+    assert not Series("broker:0", "descriptors", at_s, growing).flat
+
+
+@pytest.mark.system
+def test_every_role_is_as_it_was_after_topics_came_and_went() -> None:
+    """Of a topic that is gone no role has a descriptor, a mapping, or a row in the store."""
+    with small_cluster(brokers=2, replicas=2) as cluster:
+        churn, watch = Churn(cluster, seed=0), Watch(cluster, os.getpid())
+        try:
+            churn.round(14)  # pools and caches fill, and each kind of topic was there
+            watch.look()
+            base = settled_base(watch)
+            churn.round(TOPICS)
+            assert settled(watch, base, SLACK) == {}
+            assert not watch.restarts
+        finally:
+            churn.close()
+
+
+def settled_base(watch: Watch) -> dict[tuple[str, str], float]:
+    """What every role holds once the topics are gone: as soon as it holds no less than at the look before."""
+    before: dict[tuple[str, str], float] = {}
+    while True:
+        watch.look()
+        now = watch.now([*SLACK])
+        if before and not any(now[key] < value for key, value in before.items()):
+            return now
+        before = now
+        time.sleep(0.5)
