@@ -438,13 +438,20 @@ class Log(SyncTierCalls, SyncSessionCalls):
         check_timeout(timeout)
         if self._closed:
             return
-        self._closed = True
+        try:
+            self._closed = True
+            problems = self._close(timeout)
+        except BaseException:
+            self._closed = not self.thread.alive  # Ctrl-C may come before the thread was stopped: let the caller repeat
+            raise
+        raise_as_one(problems)
+
+    def _close(self, timeout: float | None) -> list[EmbarcaderoError]:
         self._finalizer.detach()
         if self.thread.lapsed:  # in a forked child that never used it
             self.thread.stop()
-            return
+            return []
         self.thread.after_end = lambda: None  # the cluster is stopped here
-        problems: list[EmbarcaderoError] = []
         try:
             problems = self.thread.wait(self._close_parts(timeout))
             self.thread.wait(self._log.close(timeout))
@@ -454,7 +461,7 @@ class Log(SyncTierCalls, SyncSessionCalls):
             finally:
                 if self.cluster is not None:
                     self.cluster.close()
-        raise_as_one(problems)
+        return problems
 
     async def _close_parts(self, patience: float | None) -> list[EmbarcaderoError]:
         """Close all publishers at once and all subscribers; what publishers lost, and why they failed."""
@@ -664,9 +671,13 @@ class Publisher(SyncPublisherCalls):
         check_timeout(timeout)
         if self._closed or not self._thread.alive:
             return
-        self._closed = True
-        self._log.forget(self)
-        self._thread.wait(self.pump.close(timeout))
+        try:
+            self._closed = True
+            self._thread.wait(self.pump.close(timeout))
+            self._log.forget(self)
+        except BaseException:
+            self._closed = False  # Ctrl-C: closing again, or closing the log, waits for the records
+            raise
         self.pump.raise_problem()
 
     def __enter__(self) -> Publisher:
