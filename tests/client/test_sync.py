@@ -437,9 +437,8 @@ def test_ctrl_c_gets_through_every_wait(server: FakeServer, log: Any, wait: str)
         timer.start()
         waits[wait]()
     timer.join()
-    if wait != "close":
-        with pytest.raises(TimedOut):
-            publisher.close(timeout=0.01)
+    with pytest.raises(TimedOut):
+        publisher.close(timeout=0.01)
     assert isinstance(future.exception(10), OutcomeUnknown)
 
 
