@@ -7,7 +7,7 @@ import msgspec
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.memory import MemoryStore
 from embarcadero.placement.progress import ReaderNote
-from embarcadero.placement.records import Cluster, Retired, retired_key
+from embarcadero.placement.records import Cluster, Retired, Saved, retired_key
 from embarcadero.placement.store import Check, Put
 from embarcadero.types import Member
 from embarcadero.wire.messages import OpenTier
@@ -36,6 +36,19 @@ def test_the_store_has_the_same_rows_after_any_number_of_topics() -> None:
         tier = directory.open_tier(OpenTier(topic=topic.name, holder="a", id="x", warehouse="w", table="n.t"))
         directory.close_tier(topic.name, tier.epoch)
         directory.delete_topic(topic.name)
+    assert rows(directory) == before
+
+
+def test_a_lane_that_a_mirror_saved_leaves_no_row() -> None:
+    """Simulator seeds 150037 and 150139."""
+    directory, _ = begun()
+    before = rows(directory)
+    topic = directory.create_topic("t", replicas=1)
+    saved = Saved(lane=topic.lane, index=3, seq=3)
+    (range_,), refs = directory.ranges(topic.lane), [member.ref for member in directory.replicas()]
+    directory.seal_recovered(topic.lane, range_.number, 0, 0, refs, directory.started_epoch(), saved)
+    assert directory.saved() == [saved]
+    directory.delete_topic("t")
     assert rows(directory) == before
 
 

@@ -356,4 +356,5 @@ class Ranges(Replicas):
     def _forget_lane(self, plan: Plan, lane: int) -> None:
         """All about a lane but its own record."""
         plan.delete(trim_key(lane))
+        plan.delete(saved_key(lane))
         self._drop_chain(plan, lane)
