@@ -14,8 +14,17 @@ import pytest
 from embarcadero.config import FabricSizes
 from embarcadero.env import SilentBell
 from embarcadero.fabric.incoherent import IncoherentHost
-from embarcadero.fabric.layout import PENDING, SLOTS_OFFSET, RegionKind, SequencerLine, Standing, frontier_offset
+from embarcadero.fabric.layout import (
+    ORDER,
+    PENDING,
+    SLOTS_OFFSET,
+    RegionKind,
+    SequencerLine,
+    Standing,
+    frontier_offset,
+)
 from embarcadero.fabric.region import Shape
+from embarcadero.fabric.ring import create_ring
 from embarcadero.limits import BROKER_SILENT_S, CONTROLS_PER_ROUND_MAX
 from embarcadero.sequencer.server import serve_sequencer
 from embarcadero.sequencer.state import Sequencer
@@ -420,6 +429,23 @@ def test_old_dead_logs_are_removed() -> None:
     assert kept == [1, 4]
     assert "broker-0.1/log" in names
     assert not [name for name in names if name.startswith(("broker-0.2/", "broker-0.3/"))]
+
+
+def test_rings_of_deleted_topics_that_a_dead_broker_left_are_removed() -> None:
+    """Simulator seeds 150050 and 150057: the broker that would remove its ring died before the topic was deleted."""
+    cluster = Cluster()
+    topics = [cluster.directory.create_topic(name, order=0) for name in ("gone", "kept")]
+    dead = cluster.brokers[0]
+    lanes = [lane for topic in topics if (lane := cluster.directory.make_lane(topic, dead.member)) is not None]
+    for lane in lanes:
+        create_ring(dead.fabric, lane.region, RegionKind.ORDER, ORDER, 32)
+    cluster.brokers[0] = Broker(cluster, 0, "again")
+    cluster.run(3)
+    fabric = cluster.memory.host("x")
+    assert [fabric.exists(lane.region) for lane in lanes] == [True, True]
+    cluster.directory.delete_topic("gone")
+    cluster.run(3)
+    assert [fabric.exists(lane.region) for lane in lanes] == [False, True]
 
 
 def test_the_region_by_which_readers_know_a_broker_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,7 @@ class Brokers:
         self.awaited = False
         self.problems: list[str] = []  # for the log
         self._pulses = Pulses[int]()
+        self.rings_unchecked = False  # topics were deleted, or incarnations died, since the last look at their rings
         self._dead: dict[int, int] = {}  # handle of a dead incarnation -> bytes that it keeps, oldest first
 
     def foresee(self, members: list[Member]) -> None:
@@ -170,7 +171,22 @@ class Brokers:
         for source in drained:
             source.closed = True
             self._dead[source.member.handle] = self._kept_bytes(source.member)
+            self.rings_unchecked = True
         return drained
+
+    def remove_stale_rings(self) -> None:
+        """Remove the rings of deleted topics that dead incarnations left. A living broker removes its own."""
+        if not self.rings_unchecked:
+            return
+        if self._dead:
+            lanes = {lane.region for lane in self._directory.lanes()}
+            dead = [member for member in self.members if member.handle in self._dead]
+            for name in self._fabric.names():
+                if name not in lanes and any(name.startswith(f"{member.region_prefix}/order-") for member in dead):
+                    self._fabric.remove(name)
+            for member in dead:
+                self._dead[member.handle] = self._kept_bytes(member)
+        self.rings_unchecked = False
 
     def _kept_bytes(self, member: Member) -> int:
         """What a dead incarnation keeps for readers: its log, and the rings of its lanes."""

@@ -470,6 +470,7 @@ class Sequencer:
                 if number in self.ranges.kept:
                     self.ranges.follow(number, topic)
         self.brokers.members = self._directory.members()
+        self.brokers.rings_unchecked = True
         self.broker_ranges.update(topics, self.brokers.members, self._now_us)
         self._all_on_disk = _are_on_disk(topics)
 
@@ -659,6 +660,7 @@ class Sequencer:
         self._ask_store(self._bury)
 
     def _bury(self) -> None:
+        self.brokers.remove_stale_rings()
         self.brokers.bury(self._held.by_origin, self._is_on_disk, keeps=not self._all_on_disk)
 
     def _is_on_disk(self, member: Member) -> bool:
