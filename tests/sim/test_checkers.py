@@ -320,6 +320,9 @@ GOOD: dict[str, dict[str, list[Event]]] = {
         "a broker's lane has sessions side by side": [
             topic(1), lane(1), sent(1, 0), sent(1, 1), sent(1, 2), moved(1, 0), got(2, 0, 0), got(3, 1, 1, session=3),
             got(4, 2, 2)],
+        "a deleted topic is gone, and its late request changes nothing": [
+            h.PassingMade(at=1, topic=1), h.DeleteAsked(at=2, topic=1), h.PassingGone(at=3, topic=1),
+            h.PassingMade(at=4, topic=2), h.DeleteAsked(at=5, topic=1)],
     },
     "P6": {
         "enough disks": [copies(1, 0, 2), copies(1, 1, 3)],
@@ -562,6 +565,9 @@ BAD: dict[str, dict[str, list[Event]]] = {
         "the same, as another reader sees it": [
             topic(), sent(1, 0), sent(1, 1), sent(1, 2), moved(1, 0), got(2, 0, 0), got(3, 1, 1, session=3),
             got(4, 2, 2, reader="s")],
+        "a late request deletes the next topic of that name": [
+            h.PassingMade(at=1, topic=1), h.DeleteAsked(at=2, topic=1), h.PassingGone(at=3, topic=1),
+            h.PassingMade(at=4, topic=2), h.DeleteAsked(at=5, topic=1), h.PassingGone(at=6, topic=2)],
     },
     "P6": {
         "a copy that is not as the others after a rest": [

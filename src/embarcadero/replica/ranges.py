@@ -326,7 +326,7 @@ class Ranges:
         remove_range(self._disk, repair_folder(folder))  # first: without its range nobody would look for it
         remove_range(self._disk, folder)
         ours = self._on_disk | self._wanted.keys() | self.copies.keys()
-        if not any(other[0] == tags[0] for other in ours - {tags}):
+        if not any(other[0] == tags[0] for other in ours - {tags}) and not planted("deleted-checkpoints-left"):
             with suppress(Missing):
                 for name in self._disk.list(lane):
                     self._disk.remove(f"{lane}/{name}")

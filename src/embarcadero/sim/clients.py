@@ -236,22 +236,48 @@ def start_read(world: World, who: str, began_us: int, tail: m.TailIs) -> StartRe
     )
 
 
-class ProbeCore:
+class Outbox:
+    """Requests on their way out, for cores that have no timers."""
+
+    def __init__(self) -> None:
+        self._output: list[tuple[int, list[Any]]] = []
+        self._abandoned: list[int] = []
+
+    def send(self, link: Link, message: m.AnyMessage) -> tuple[int, int]:
+        """Send a request. Returns (connection, request), which name its answer."""
+        request = link.ask(self)
+        self._output.append((link.number, [control_frame(message, request)]))
+        return link.number, request
+
+    def take_output(self) -> list[tuple[int, list[Any]]]:
+        output, self._output = self._output, []
+        return output
+
+    def take_abandoned(self) -> list[int]:
+        abandoned, self._abandoned = self._abandoned, []
+        return abandoned
+
+    def on_timer(self, now_us: int) -> None:
+        pass
+
+    def next_timer_us(self) -> int | None:
+        return None
+
+
+class ProbeCore(Outbox):
     """Asks for the tail of a lane, one question at a time."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.links: dict[int, Link] = {}
         self.asked: tuple[int, int] | None = None
         self.answer: m.TailIs | None = None
         self.failed = ""
-        self._output: list[tuple[int, list[Any]]] = []
-        self._abandoned: list[int] = []
 
     def ask(self, number: int, lane: int) -> None:
         """Put the question to one broker."""
-        request = self.links[number].ask(self)
-        self.asked, self.answer, self.failed = (number, request), None, ""
-        self._output.append((number, [control_frame(m.GetTail(lane=lane), request)]))
+        self.answer, self.failed = None, ""
+        self.asked = self.send(self.links[number], m.GetTail(lane=lane))
 
     def give_up(self) -> None:
         """No answer came in time: that connection is not used again."""
@@ -273,20 +299,6 @@ class ProbeCore:
                 self.answer = message
             elif isinstance(message, m.Failed):
                 self.failed = message.code
-
-    def take_output(self) -> list[tuple[int, list[Any]]]:
-        output, self._output = self._output, []
-        return output
-
-    def take_abandoned(self) -> list[int]:
-        abandoned, self._abandoned = self._abandoned, []
-        return abandoned
-
-    def on_timer(self, now_us: int) -> None:
-        pass
-
-    def next_timer_us(self) -> int | None:
-        return None
 
 
 class ProbeProcess(ClientProcess):

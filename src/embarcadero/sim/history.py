@@ -346,6 +346,24 @@ class Ended(Event):
     """The observer stopped looking: whatever should have ended has had its time."""
 
 
+class PassingMade(Event):
+    """A topic that will be deleted soon exists."""
+
+    topic: int
+
+
+class DeleteAsked(Event):
+    """A client asks to delete the topic with this id."""
+
+    topic: int
+
+
+class PassingGone(Event):
+    """The topic with this id is deleted."""
+
+    topic: int
+
+
 class Sampled(Event):
     """How full something is."""
 
@@ -368,6 +386,7 @@ AnyEvent = (
     | LossTold | Numbered | PublisherEnded
     | TieredTo | TrimAsked | TrimmedTo | Copies | OnDisk | DamageLeft | CopyDiffers | Asked
     | Answered | Died | Fault | Stuck | Healed | Ended | Sampled | RoleFailed
+    | PassingMade | DeleteAsked | PassingGone
 )  # fmt: skip
 
 Kind = TypeVar("Kind", bound=Event)

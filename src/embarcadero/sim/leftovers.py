@@ -39,7 +39,8 @@ _CHECKPOINTS_KEPT: Final = 2
 
 _CACHES: Final = (INDEX_FILE, TIME_INDEX_FILE)
 _COPY: Final = re.compile(r"lane-(\d{10})/range-(\d{10})(\.repair)?")
-_CHECKPOINT: Final = re.compile(r"(lane-\d{10})/sessions-[^/]*")
+_CHECKPOINT: Final = re.compile(r"lane-(\d{10})/sessions-[^/]*")
+_OF_LANE: Final = re.compile(r"([^/]+)/(?:order|checkpoint)-(\d+)(?:-.*)?")
 _IN_COPY: Final = re.compile(r"lane-(\d{10})/range-(\d{10})/(.*)")
 
 
@@ -62,13 +63,19 @@ def leftovers(world: World) -> Iterator[Amount]:
     """All of it."""
     yield from _regions(world)
     yield from _values(world)
-    ranges = world.directory.ranges()
+    ranges, lanes = world.directory.ranges(), _lanes(world)
     for replica in world.replicas.values():
         if replica.alive and replica.replica is not None:
-            yield from _files(replica, ranges)
+            yield from _files(replica, ranges, lanes)
     for broker in world.brokers.values():
         if broker.alive and broker.broker is not None:
             yield from _connections(broker)
+
+
+def _lanes(world: World) -> set[int]:
+    """Lanes of topics that exist."""
+    directory = world.directory
+    return {topic.lane for topic in directory.topics()} | {lane.lane for lane in directory.lanes()}
 
 
 def _regions(world: World) -> Iterator[Amount]:
@@ -93,6 +100,11 @@ def _regions(world: World) -> Iterator[Amount]:
         if (member := members.get(name.split("/")[0])) is not None and member.state is MemberState.DEAD
         and name.split("/")[1].startswith(("log", "order-"))
     ]  # fmt: skip
+    lanes, serving = _lanes(world), {f"epoch-{started}", *members}
+    of_lanes = [found for found in map(_OF_LANE.fullmatch, regions) if found is not None and found[1] in serving]
+    dropped = [found[0] for found in of_lanes if int(found[2]) not in lanes]
+    what = f"regions of deleted topics ({', '.join(sorted(dropped)[:3])})" if dropped else "regions of deleted topics"
+    yield Amount("fabric", what, len(dropped), 0)
     on_disk = all(topic.replicas for topic in world.plan.topics)
     yield Amount("fabric", "bytes of dead brokers", sum(kept), 0 if on_disk else world.sizes.dead_log_bytes)
 
@@ -117,12 +129,12 @@ def _values(world: World) -> Iterator[Amount]:
         yield Amount("store", what, value, bound)
 
 
-def _files(process: ReplicaProcess, ranges: list[Range]) -> Iterator[Amount]:
+def _files(process: ReplicaProcess, ranges: list[Range], lanes: set[int]) -> Iterator[Amount]:
     """Of a replica: folders are those of its ranges."""
     mine = {(r.lane, r.number) for r in ranges if any(ref.replica == process.number for ref in r.replicas)}
     if process.replica is not None:
         mine |= process.replica.ranges.adopted.keys()
-    strange, repairs, checkpoints = 0, 0, Counter[str]()
+    strange, repairs, checkpoints = 0, 0, Counter[int]()
     paths = dict(process.device.names.walk())
     for path, node in paths.items():
         if isinstance(node, SimFolder):
@@ -132,11 +144,13 @@ def _files(process: ReplicaProcess, ranges: list[Range]) -> Iterator[Amount]:
         elif (begun := begun_range(path)) is not None:
             strange += begun not in mine
         elif (checkpoint := _CHECKPOINT.fullmatch(path)) is not None:
-            checkpoints[checkpoint[1]] += 1
+            checkpoints[int(checkpoint[1])] += 1
     empty = {(r.lane, r.number) for r in ranges if r.start == r.end}  # a segment that is lost there is not missed
     yield Amount(process.name, "files of no segment", sum(_is_odd(path, paths, empty) for path in paths), 0)
     yield Amount(process.name, "copies of ranges that are not its own", strange, 0)
     yield Amount(process.name, "repairs under way", repairs, 0)
+    stale = sum(count for lane, count in checkpoints.items() if lane not in lanes)
+    yield Amount(process.name, "checkpoints of deleted topics", stale, 0)
     yield Amount(process.name, "checkpoints of one lane", max(checkpoints.values(), default=0), _CHECKPOINTS_KEPT)
 
 

@@ -52,6 +52,7 @@ from embarcadero.sim.history import (
 from embarcadero.sim.leftovers import see_leftovers
 from embarcadero.sim.mirrors import MIRROR, Mirrors
 from embarcadero.sim.network import Address, Network
+from embarcadero.sim.passing import PASSING_FROM_SEED, PassingProcess
 from embarcadero.sim.plan import SECOND_US, Plan, ReaderPlan, StreamPlan, TopicPlan
 from embarcadero.sim.plants import Wrap
 from embarcadero.sim.process import Process
@@ -132,6 +133,7 @@ class World:
         self.publishers: list[PublisherProcess] = []
         self.subscribers: list[SubscriberProcess] = []
         self.span: SpanProcess | None = None
+        self.passing: PassingProcess | None = None
         self.bootstrap: list[Address] = [(f"10.0.0.{broker}", 9092) for broker in range(plan.brokers)]
         self.hosts = [f"host-{number}" for number in range(plan.hosts)]
         self._sequencers = self._replicas = 0
@@ -293,6 +295,9 @@ class World:
         if self.seed >= SPANS_FROM_SEED and any(topic.replicas for topic in self.plan.topics):
             self.span = SpanProcess(self, "span")
             self.span.start()
+        if self.seed >= PASSING_FROM_SEED:
+            self.passing = PassingProcess(self, "passing")
+            self.passing.start()
         self.faults.start()
         self.queue.after(SECOND_US, self._sample)
 
@@ -567,6 +572,8 @@ class World:
         """
         reigns = self.history.of(EpochStarted)
         if self.queue.now_us < max(self._started_us, reigns[-1].at if reigns else 0) + _TIDY_US:
+            return False
+        if self.passing is not None and not self.passing.done:
             return False
         unanswered = any(broker.unanswered for broker in self.brokers.values())
         if unanswered or self._successors or not all(publisher.done for publisher in self.live_publishers()):

@@ -3,7 +3,7 @@
 Sequencers: an epoch starts where the order ended, as the store has it. Whatever anybody was told of a lane before that
 is below this end, or it was told on the word of a sequencer that was deposed already. Publishers: a session that is
 continued by another one has all its batches before it. Brokers: a lane that was closed has one end (P4). Replicas: what
-was counted is on disks that count (P6).
+was counted is on disks that count (P6). Clients: a request for a deleted topic does not touch the next one of its name.
 """
 
 from __future__ import annotations
@@ -12,7 +12,16 @@ from collections import defaultdict
 from itertools import pairwise
 
 from embarcadero.sim.checkers.ledger import Ledger, Violation, ledger_of
-from embarcadero.sim.history import Delivered, EpochStarted, History, Settled, TailRead, Verdict
+from embarcadero.sim.history import (
+    DeleteAsked,
+    Delivered,
+    EpochStarted,
+    History,
+    PassingGone,
+    Settled,
+    TailRead,
+    Verdict,
+)
 
 _Telling = Settled | Delivered | TailRead
 """Events by which somebody was told how far a lane goes."""
@@ -20,7 +29,24 @@ _Telling = Settled | Delivered | TailRead
 
 def check(history: History) -> list[Violation]:
     """All violations of P5."""
-    return [*_epochs_start_above_all(history), *_sessions_take_turns(ledger_of(history))]
+    return [
+        *_epochs_start_above_all(history),
+        *_sessions_take_turns(ledger_of(history)),
+        *_late_deletes_do_nothing(history),
+    ]
+
+
+def _late_deletes_do_nothing(history: History) -> list[Violation]:
+    asked: set[int] = set()
+    found: list[Violation] = []
+    events: list[DeleteAsked | PassingGone] = history.some(DeleteAsked, PassingGone)
+    for event in events:
+        if isinstance(event, DeleteAsked):
+            asked.add(event.topic)
+        elif event.topic not in asked:
+            what = f"topic {event.topic} is gone, though only topics before it were asked to be deleted"
+            found.append(Violation("P5", event.at, what))
+    return found
 
 
 def _epochs_start_above_all(history: History) -> list[Violation]:
