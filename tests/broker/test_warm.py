@@ -442,6 +442,17 @@ def test_trimming_less_than_before_changes_nothing_when_files_are_gone(world: Di
     assert texts(world.fetch(reader, lane, by="earliest")) == [payload(101)]
 
 
+@pytest.mark.parametrize("trim", [19, 30, 1_000])
+def test_a_trim_does_not_hide_from_a_reader_what_was_taken_back(world: DiskWorld, trim: int) -> None:
+    """It has read records above the end of what is left: also of those below the trim, they are gone and no others'."""
+    new, _, reader = lose_and_go_on(world, world.topic())
+    world.directory.trim("t", new.lane, trim)
+    world.run()
+    for start in (19, 25, 30):
+        inside = world.fetch(reader, new.lane, start=start, read="ordered")
+        assert (inside.gap, inside.next_index) == (Gap(GapKind.LOST, 18, new.start), new.start)
+
+
 def test_two_losses_in_a_row_are_one_gap_and_a_reader_between_them_hears_of_the_second(world: DiskWorld) -> None:
     """Nothing became durable between the two: one gap from the sealed end, for a reader that was not there before."""
     old = world.topic()

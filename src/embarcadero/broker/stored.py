@@ -1,5 +1,6 @@
 """A lane with replicas beside its memory: how far it is durable, and where an index is to be looked for.
 
+between two ranges      a LOST gap for readers of what is ordered, who may have read there
 below the trim          a TRIMMED gap
 between two ranges      a LOST gap, or NEVER_DURABLE
 not in memory any more  segment files of the range that owns it (warm.py)
@@ -59,12 +60,14 @@ class StoredLane:
         if index >= bound:
             return None
         nothing = np.zeros(0, dtype=ORDER)
-        if index < (start := max(trimmed, self.chain.start)):
+        gap, start = self.chain.lost_at(index), max(trimmed, self.chain.start)
+        if gap is not None and ask.read == "ordered":  # it may have read there, whatever was trimmed since
+            return Found(nothing, [], gap.stop, bound, gap._replace(kind=self.kind_for(ask, gap)))
+        if index < start:
             start += planted("trimmed-gap-too-long")
             return Found(nothing, [], start, bound, Gap(GapKind.TRIMMED, index, start))
-        if (gap := self.chain.lost_at(index)) is not None:
-            kind = self.kind_for(ask, gap)
-            gap = gap._replace(kind=kind, start=max(gap.start, trimmed))
+        if gap is not None:
+            gap = gap._replace(kind=self.kind_for(ask, gap), start=max(gap.start, trimmed))
             return Found(nothing, [], gap.stop, bound, gap)
         if index < hot_from:
             return Found(nothing, [], index, bound, elsewhere=at_index(ask, index))
