@@ -563,6 +563,24 @@ def test_a_batch_that_came_when_the_store_did_not_answer_leaves_nothing_behind(
     assert (broker.ingest.arriving, broker.unsettled) == (0, 0)
 
 
+def test_publishers_without_credit_are_told_which_replica_is_in_trouble(world: DiskWorld) -> None:
+    """With much of the memory kept for a lane, the trouble of its disks is still what they are told."""
+    range_ = world.topic("stuck")
+    stuck = Client(world.brokers[0])
+    opened, sequence = world.open(stuck, "stuck"), 0
+    while stuck.connection.granted_bytes - stuck.connection.received_bytes >= 3_000:
+        stuck.batch(opened, sequence, payload(sequence, 2_000), flags=WANT_DURABLE)
+        world.run(1, stuck)
+        sequence += 1
+    world.of(range_)[1].lines.health.restart(int(Trouble.DISK_FULL))
+    for _ in range(3):
+        stuck.full = False
+        world.clock.us += 11_000_000
+        world.run(3, stuck)
+        assert stuck.full
+        assert stuck.why_full == (opened.lane, range_.replicas[1].replica, int(Trouble.DISK_FULL))
+
+
 def test_publishers_of_a_lane_that_stands_still_are_told_which_replica_is_in_trouble(world: DiskWorld) -> None:
     """Again and again, as long as it lasts; publishers of other topics are not told, nor anyone once it goes on."""
     range_ = world.topic("stuck")

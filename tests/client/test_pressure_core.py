@@ -96,6 +96,47 @@ def test_a_broker_without_memory_is_pressure_only_while_no_broker_takes_the_batc
     assert world.core.pressure() is None
 
 
+def test_a_full_memory_does_not_hide_which_disk_is_full() -> None:
+    """A stalled lane fills the memory, so the broker reports both; the message named the memory."""
+    world, _ = waiting()
+    say_full(world, *FULL_DISK)
+    say_full(world)
+    assert "replica 1: disk full" in str(world.core.pressure())
+
+
+def test_disks_that_stand_still_refuse_nothing_that_does_not_wait_for_them() -> None:
+    """With ack=1 a batch that is on its way is acked by memory."""
+    world = publishing(wires=1)
+    world.settle()
+    world.wires[1].far.mute = True
+    add(world, b"x")
+    world.settle()
+    world.wires[1].far.mute = False
+    say_full(world, *FULL_DISK)
+    assert world.core.unsettled == 1
+    assert world.core.pressure() is None
+
+
+def test_an_ack_through_one_broker_ends_the_trouble_of_the_lane_at_all() -> None:
+    """The batch after it may take another way, where the trouble was reported, too."""
+    world = publishing(durable=True, wires=2)
+    add(world, b"x")
+    world.settle()
+    say_full(world, *FULL_DISK)
+    assert world.core.pressure() is not None
+    world.cluster.make_durable()
+    world.settle()
+    ways = set()
+    for data in (b"y", b"z"):  # the second one goes the other way, the first one being on its own
+        ways.add(add(world, data).link)
+    assert len(ways) == 2
+    world.settle()
+    for below in range(world.cluster.durable, len(world.cluster.log) + 1):
+        world.cluster.make_durable(below)
+        world.settle()
+        assert world.core.pressure() is None
+
+
 @pytest.mark.parametrize("why", [(-1, -1, 0), (0, -1, 0), (7, 0, 1), (0xFFFF_FFFE, 0xFF_FFFE, 255)])
 def test_a_full_frame_says_why_and_nothing_means_memory(why: tuple[int, int, int]) -> None:
     """Old brokers send 0."""

@@ -295,7 +295,8 @@ def test_full_disks(tmp_path: Path) -> None:
         assert "DISK_FULL" in (tmp_path / "logs" / f"replica-{full}.log").read_text()
 
 
-def test_full_disks_refuse_new_records_with_the_cause_and_the_publisher_lives(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [10_000, 200_000])
+def test_full_disks_refuse_new_records_with_the_cause_and_the_publisher_lives(tmp_path: Path, size: int) -> None:
     """send() raises Backpressure, also long after the delivery timeout; nothing is lost, and it works again later."""
     with (
         cluster_in(tmp_path, replica__segment_bytes=64 * MIB, broker__backpressure_after_s=0.5) as cluster,
@@ -312,11 +313,13 @@ def test_full_disks_refuse_new_records_with_the_cause_and_the_publisher_lives(tm
             began = time.monotonic()
             while time.monotonic() < began + 15 or not refusals:
                 try:
-                    taken.append(publisher.send(b"x" * 10_000))
+                    taken.append(publisher.send(b"x" * size))
                 except Backpressure as error:
                     refusals.append(str(error))
                 time.sleep(0.05)
-            assert any("disk full" in refusal and "free some room" in refusal for refusal in refusals)
+            named = [refusal for refusal in refusals if "disk full" in refusal and "free some room" in refusal]
+            assert named
+            assert refusals[refusals.index(named[0]) :] == named
             assert "the record was not taken" in refusals[-1]
         for future in taken:
             assert future.result(WAIT_S) is not None

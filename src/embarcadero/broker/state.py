@@ -365,7 +365,7 @@ class Broker:
 
     def _behind_with_disks(self, connection: Connection) -> bool:
         """Whether a connection gets no credit because all lanes that it feeds keep too much of the log."""
-        lanes = connection.lanes | {lane for lane, _ in connection.sessions}
+        lanes = self._fed_by(connection)
         behind = bool(lanes) and all(map(self.held.without_credit, lanes))
         if behind:
             self._starving.setdefault(connection.number, self._clock.now_us())
@@ -384,17 +384,26 @@ class Broker:
             self.grant(connection)
             if number in self._starving and now_us - since_us >= patience_us:
                 self._starving[number] = now_us
-                connection.send_full()
+                for lane in self._fed_by(connection):
+                    self._send_stalled(connection, lane)
 
     def _tell_stalled(self, now_us: int) -> None:
         """Tell those who feed a lane that its disks stand still, and which replica is in trouble."""
         for lane in self.held.stalled(now_us, int(self.settings.backpressure_after_s * 1_000_000)):
-            of_broker = self.lanes.known.get(lane)
-            topic = lane if of_broker is None else of_broker.topic
-            replica, trouble = self.durable.trouble(lane)
             for connection in self.connections.values():
-                if lane in connection.lanes or any(lane == of for of, _ in connection.sessions):
-                    connection.send_full(topic, replica, trouble)
+                if lane in self._fed_by(connection):
+                    self._send_stalled(connection, lane)
+
+    def _send_stalled(self, connection: Connection, lane: int) -> None:
+        """Tell a client that the disks of a lane do not keep up, and which replica is in trouble."""
+        of_broker = self.lanes.known.get(lane)
+        replica, trouble = self.durable.trouble(lane)
+        connection.send_full(lane if of_broker is None else of_broker.topic, replica, trouble)
+
+    @staticmethod
+    def _fed_by(connection: Connection) -> set[int]:
+        """Lanes that a connection's publishers feed."""
+        return connection.lanes | {lane for lane, _ in connection.sessions}
 
     def _regulate(self, now_us: int) -> None:
         self._tell_stalled(now_us)

@@ -307,9 +307,18 @@ class PublisherCore:
         route.link.heard(now_us)
         if full.lane not in (-1, self.lane):
             return  # of another publisher on the connection
-        route.full, self._told_full_us = full, now_us
+        self._told_full_us = now_us
+        if route.full is None or full.lane >= 0:  # the cause in a lane says more than that memory is full
+            route.full = full
         if self._pin == conn and full.lane < 0:
             self._pin, self._turn = -1, self._turn + 1
+
+    def _has_room(self, route: _Route) -> None:
+        """A batch that came this way is stored: its broker has room, and the lane's disks go on for all brokers."""
+        route.full = None
+        for other in self._routes.values():
+            if other.full is not None and other.full.lane >= 0:
+                other.full = None
 
     def pressure(self) -> Backpressure | None:
         """Why new records can't be taken: the oldest batch does not get on, and its broker has said that it is full."""
@@ -320,6 +329,8 @@ class PublisherCore:
             return None
         if oldest.link is not None:
             full = self._routes[oldest.link].full if oldest.link in self._routes else None
+            if full is not None and full.lane >= 0 and not self._durable:
+                full = None  # slow disks do not delay this ack
         elif oldest.refusals or all(route.link.room() < oldest.size for route in self._routes.values()):
             full = next((route.full for route in self._routes.values() if route.full is not None), None)
         else:
@@ -707,7 +718,8 @@ class PublisherCore:
             if position is not None and self._remembers:
                 self._remembered.add(lane, index, seq, batch.count)
             self._settle(batch, position, None)
-            route.full = None
+            if self._told_full_us:
+                self._has_room(route)
             return
         if route.in_flight.pop(batch.sequence, None) is None:
             return  # not an answer to a copy that counts
