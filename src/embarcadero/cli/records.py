@@ -17,8 +17,8 @@ import typer
 
 from embarcadero.cli.output import Brokers, DataDir, Json, connect, note, print_json, stderr_is_terminal
 from embarcadero.cli.times import parse_time
-from embarcadero.errors import BadValue, Trimmed
-from embarcadero.limits import RECORD_BYTES_MAX
+from embarcadero.errors import Backpressure, BadValue, Trimmed
+from embarcadero.limits import DELIVERY_TIMEOUT_S, RECORD_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -114,7 +114,7 @@ def _send_lines(publisher: Publisher, source: BinaryIO, sent: _Sent, key_separat
     """Each line as a raw record; says now and then that it went on."""
     for line in _lines(source):
         key, value = _split(line, key_separator.encode())
-        sent.add(publisher.send(value, key=key), 1, len(line))
+        sent.add(sent.take(publisher.send, value, key=key), 1, len(line))
         if sent.records % _PROGRESS_EVERY == 0:
             yield
 
@@ -144,7 +144,7 @@ def _send_numbered(
         else:
             data = [_row(first + at, line) for at, line in enumerate(lines)]
             rows = pa.RecordBatch.from_pylist(data, schema=about.schema)
-        sent.add(publisher.publish(rows, session_seq=number), len(lines), size)
+        sent.add(sent.take(publisher.publish, rows, session_seq=number), len(lines), size)
         yield
 
 
@@ -179,11 +179,11 @@ def _send_rows(publisher: Publisher, source: BinaryIO, sent: _Sent) -> Iterator[
         rows.append(_row(number, line))
         size += len(line)
         if len(rows) == _ROWS_AT_ONCE:
-            sent.add(publisher.publish(rows), len(rows), size)
+            sent.add(sent.take(publisher.publish, rows), len(rows), size)
             rows, size = [], 0
             yield
     if rows:
-        sent.add(publisher.publish(rows), len(rows), size)
+        sent.add(sent.take(publisher.publish, rows), len(rows), size)
 
 
 class _Sent:
@@ -194,6 +194,17 @@ class _Sent:
         self.skipped = 0  # records that an earlier run under the same name has stored
         self.last: Position | None = None  # the highest so far
         self._open: deque[RecordFuture] = deque()
+        self._noted = ""  # why the cluster had no room, as it was last reported
+
+    def take(self, call: Callable[..., RecordFuture], *data: Any, **options: Any) -> RecordFuture:
+        """Hand records to a publisher. While the cluster has no room: report why, once, and wait, but not for ever."""
+        try:
+            return call(*data, **options)
+        except Backpressure as error:
+            if error.message != self._noted:
+                self._noted = error.message
+                note(f"waiting for room: {error.message}")
+        return call(*data, timeout=DELIVERY_TIMEOUT_S, **options)
 
     def add(self, future: RecordFuture, records: int, size: int) -> None:
         self.records += records
