@@ -192,34 +192,119 @@ def test_an_address_has_a_share_of_the_log_for_batches_under_way() -> None:
     assert not refused.connection.closing
 
 
-def test_a_connection_has_a_bounded_number_of_sessions() -> None:
-    """One more is refused with TooMany; a closed one makes room."""
-    world = World(config=load(None, {"broker.sessions_per_connection": 3}))
+def _from(world: World, host: str, broker: int = 0) -> Client:
+    client = Client(world.brokers[broker])
+    client.connection.host = host
+    return client
+
+
+def test_stalled_batches_end_nobody_while_the_log_has_room() -> None:
+    """A megabyte over a slow line takes a second, and hurts no one."""
+    world = World()
     world.topic()
-    client = Client(world.brokers[0])
-    sessions = [world.open(client) for _ in range(3)]
-    assert _refusal(world, client) == "TooMany"
-    client.ask(m.CloseSession(lane=sessions[0].lane, session=sessions[0].session))
-    world.run(6, client)
-    world.open(client)
-    assert _refusal(world, client) == "TooMany"
-    world.open(Client(world.brokers[0]))
+    slow = [_begun(world, f"10.0.0.{n}", n, 3_000) for n in range(5)]
+    assert world.brokers[0].ingest.occupancy() < world.brokers[0].settings.water_low
+    _wait(world, 2 * limits.STALLED_S, *slow)
+    assert not any(client.connection.closing for client in slow)
+
+
+def test_the_address_that_keeps_most_loses_its_stalled_batches_first() -> None:
+    """The one that began first is honest, and slow."""
+    world = World()
+    world.topic()
+    world.brokers[0].peers._stalled_chunks_max = 2
+    honest = _begun(world, "10.0.0.1", 0, 7_000)
+    _wait(world, limits.STALLED_S, honest)
+    crowd = [_begun(world, "10.0.0.2", n, 7_000) for n in range(1, 5)]
+    _wait(world, 2 * limits.STALLED_S, honest, *crowd)
+    assert [client.connection.closing for client in crowd] == [True] * 3 + [False]
+    assert not honest.connection.closing
+
+
+def test_small_batches_count_for_the_share_of_an_address_too() -> None:
+    """Sizes may be mixed: what counts is their sum."""
+    world = World()
+    world.topic()
+    large = [_begun(world, "10.0.0.1", n, 8_000) for n in range(4)]
+    small = _begun(world, "10.0.0.1", 4, 1_500)
+    small.pump()
+    assert [Outcome(int(ack["outcome"])) for ack in small.acks] == [Outcome.BACKPRESSURE]
+    assert all(client.connection.arriving is not None for client in large)
 
 
 def test_an_address_has_a_share_of_a_topics_sessions() -> None:
-    """Another address still opens sessions, and a connection that ends gives its sessions back."""
-    world = World()  # two brokers and 64 sessions: 16 for an address at a broker
+    """However many brokers and connections it uses, and whatever it leaves behind. Another address has room."""
+    world = World()  # 64 sessions: 32 for an address
     world.topic()
-    crowd = [Client(world.brokers[0]) for _ in range(16)]
-    for client in crowd:
-        client.connection.host = "10.0.0.1"
-        world.open(client)
-    one_more, other = Client(world.brokers[0]), Client(world.brokers[0])
-    one_more.connection.host, other.connection.host = "10.0.0.1", "10.0.0.2"
+    for number in range(32):
+        client = _from(world, "10.0.0.1", number % 2)
+        world.open(client, name=f"job-{number}")
+        client.connection.closed()
+    one_more = _from(world, "10.0.0.1")
+    _wait(world, 2 * limits.ABANDONED_S, one_more)
     assert _refusal(world, one_more) == "TooMany"
-    world.open(other)
-    crowd[0].connection.closed()
-    world.open(one_more)
+    others = [_from(world, f"10.0.1.{number}") for number in range(32)]
+    for other in others:
+        world.open(other)
+    world.open(one_more, name="job-7")
+
+
+def test_session_requests_that_come_at_once_find_the_share_too() -> None:
+    """They were counted when they were answered, so all of one read came through."""
+    world = World()
+    world.topic()
+    client = _from(world, "10.0.0.1")
+    requests = [client.ask(m.OpenSession(topic="t")) for _ in range(40)]
+    world.run(10, client)
+    kinds = [type(client.answers[request]).__name__ for request in requests]
+    assert kinds == ["Opened"] * 32 + ["Failed"] * 8
+
+
+def test_a_connection_may_open_one_name_again_and_again() -> None:
+    """Each open continues the last one, through any broker: there is one session, however many there were."""
+    world = World(config=load(None, {"broker.sessions_per_connection": 3}))
+    world.topic()
+    clients = [_from(world, "10.0.0.1", broker) for broker in (0, 1)]
+    for number in range(200):
+        world.open(clients[number % 2], name="progress", at=number)
+    (lane,) = world.sequencer.lanes.values()
+    assert lane.order.table.used <= 2
+    assert lane.order.table.by_peer.total() == lane.order.table.used
+    for number in range(200):
+        world.open(clients[number % 2], name="taken over")
+    for client in clients:
+        world.open(client)
+    assert all(len(client.connection.sessions) <= 3 for client in clients)
+
+
+def test_sessions_of_deleted_topics_count_no_longer() -> None:
+    """A connection that lives long sees many topics come and go."""
+    world = World(config=load(None, {"broker.sessions_per_connection": 3}))
+    client = _from(world, "10.0.0.1")
+    for _ in range(10):
+        world.topic()
+        world.open(client)
+        world.directory.delete_topic("t")
+        world.run(4, client)
+        assert not client.connection.sessions
+        assert not client.connection.lanes
+
+
+def test_a_connection_that_opens_many_sessions_leaves_none_behind_when_it_goes() -> None:
+    """The first ones count as left while it is there: those that have no name make room for newcomers."""
+    world = World(config=load(None, {"broker.sessions_per_connection": 4}))
+    world.topic()
+    greedy = _from(world, "10.0.0.1")
+    for _ in range(32):
+        world.open(greedy)
+    _wait(world, 2 * limits.ABANDONED_S, greedy)
+    for _ in range(28):
+        world.open(_from(world, "10.0.0.1"))
+    assert _refusal(world, _from(world, "10.0.0.1")) == "TooMany"
+    greedy.connection.closed()
+    world.run(3)
+    _wait(world, 2 * limits.ABANDONED_S)
+    world.open(_from(world, "10.0.0.1"))
 
 
 def test_abandoned_sessions_do_not_fill_the_table() -> None:
@@ -290,10 +375,9 @@ def _departed(world: World, opened: m.Opened) -> bool:
     return int(table.departed_us[row]) != NEVER
 
 
-def test_a_connection_of_many_sessions_has_few_in_mind_and_all_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that came first makes room, and is not taken for gone: its gaps keep their time."""
-    monkeypatch.setattr(limits, "SESSIONS_PER_CONNECTION_MAX", 4)
-    world = World()
+def test_a_connection_of_many_sessions_has_few_in_mind_and_all_go_on() -> None:
+    """The one that came first counts as left until it sends again."""
+    world = World(config=load(None, {"broker.sessions_per_connection": 4}))
     world.topic()
     client, broker = Client(world.brokers[0]), world.brokers[0]
     sessions = [world.open(client) for _ in range(12)]
@@ -305,10 +389,10 @@ def test_a_connection_of_many_sessions_has_few_in_mind_and_all_go_on(monkeypatch
     world.run(2, client)
     assert list(client.connection.sessions)[-1] == (sessions[0].lane, sessions[0].session)
     assert [Outcome(int(ack["outcome"])) for ack in client.acks] == [Outcome.ORDERED] * 13
-    assert not any(_departed(world, opened) for opened in sessions)
+    assert [_departed(world, opened) for opened in sessions] == [False] + [True] * 8 + [False] * 3
     client.connection.closed()
     world.run(2)
-    assert [_departed(world, opened) for opened in sessions] == [True] + [False] * 8 + [True] * 3
+    assert all(_departed(world, opened) for opened in sessions)
     assert not broker._attached
 
 

@@ -199,7 +199,7 @@ class Relay:
         elif outcome in (Outcome.CLOSED, Outcome.NOTED):
             connection.answer(waiting.request, Done())
         else:
-            connection.fail(waiting.request, refusal(outcome))
+            connection.fail(waiting.request, refusal(outcome, bool(result["extra"][0])))
 
 
 def _acks(results: Entries, lanes: list[int]) -> Entries:
@@ -210,10 +210,15 @@ def _acks(results: Entries, lanes: list[int]) -> Entries:
     return acks
 
 
-def refusal(outcome: Outcome) -> EmbarcaderoError:
-    """The error that tells why a session request was refused."""
+def refusal(outcome: Outcome, shared: bool = False) -> EmbarcaderoError:
+    """Return the error of a refused session request. `shared`: its address has its share of what there is."""
     if outcome == Outcome.UNKNOWN_TOPIC:
         return UnknownTopic("the topic is gone", "create it again, or choose another")
+    if outcome == Outcome.TOO_MANY_SESSIONS and shared:
+        return TooMany(
+            "this address has as many sessions of the topic as one address may have",
+            "close publishers that are idle, or raise sequencer.sessions_per_peer_share",
+        )
     if outcome == Outcome.TOO_MANY_SESSIONS:
         return TooMany("the topic has as many open sessions as it may have", "close publishers that are idle")
     if outcome == Outcome.BACKPRESSURE:

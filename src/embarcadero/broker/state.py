@@ -22,7 +22,7 @@ from embarcadero.broker.durable import DurableFrontiers, HeldLanes
 from embarcadero.broker.epoch import EpochView
 from embarcadero.broker.ingest import Entry, Ingest
 from embarcadero.broker.lanes import BrokerLanes
-from embarcadero.broker.peers import Peers
+from embarcadero.broker.peers import Peers, peer_number
 from embarcadero.broker.progress import ReaderNotes
 from embarcadero.broker.reader import Logs
 from embarcadero.broker.reads import Reads
@@ -101,7 +101,7 @@ class Broker:
         self.epoch = EpochView(fabric, member, steps)
         self.relay = Relay(self.ingest.frontiers, self.ingest.log.release, steps)
         self.relay.on_results, self.relay.on_result = self._count_results, self._count_result
-        self.relay.on_ended, self.relay.on_opened = self._ended, self._opened
+        self.relay.on_ended, self.relay.on_opened = self._forget_session, self._opened
         self._heartbeat = FrontierWriter(self.ingest.frontiers, frontier_offset(BrokerLine.HEARTBEAT))
         self._reads_waiting = FrontierWriter(self.ingest.frontiers, frontier_offset(BrokerLine.READS_WAITING))
         self._durable_waiting = FrontierWriter(self.ingest.frontiers, frontier_offset(BrokerLine.DURABLE_WAITING))
@@ -114,7 +114,7 @@ class Broker:
             fabric, directory, clock, bell, member, sizes, self.ingest, self.epoch, self._logs, self.counters,
             self.durable, self.held, steps,
         )  # fmt: skip
-        self.peers = Peers(self.settings, sizes.log_bytes, sizes.chunk_bytes, sizes.sessions)
+        self.peers = Peers(self.settings, sizes.log_bytes, sizes.chunk_bytes)
         self.unread = UnreadBytes(self.settings.unread_bytes, self._largest_frame, self.settings.unread_s)
         self.reads = Reads(
             directory, clock, self.epoch, self._logs, self.lanes, sizes.round_entries, self.durable,
@@ -180,6 +180,7 @@ class Broker:
         self.held.keep(lanes)
         self.durable.keep(lanes)
         for connection in self.connections.values():
+            connection.lanes &= lanes
             for lane in connection.reading.keys() - lanes:
                 del connection.reading[lane]
             for key in [key for key in connection.turns if key[0] not in lanes]:
@@ -251,7 +252,7 @@ class Broker:
             self.refresh()
             self._heartbeat.advance(self._heartbeat.value + 1)
             self.deposed |= self.epoch.closing()
-            for connection in self.peers.too_slow(now_us):
+            for connection in self.peers.too_slow(now_us, self.ingest.occupancy()):
                 connection.too_slow()
             self._reader_notes.poll(now_us)
         if self.deposed:
@@ -297,9 +298,7 @@ class Broker:
         self.lanes.disconnected(connection)
         self.held.disconnected(connection)
         for key in list(connection.sessions):
-            self._forget_session(connection, key)
-            if key not in self._attached:
-                self._owed.append(Entry(EntryKind.SESSION_DETACH, *key))
+            self._leave_session(connection, key)
         self._pay_owed()
 
     def after_receive(self, connection: Connection) -> None:
@@ -325,7 +324,6 @@ class Broker:
         if connection.gone:
             self._owed.append(Entry(EntryKind.SESSION_DETACH, *key))
             return
-        self.peers.opened(connection, key)
         if key not in connection.sessions:
             self._attached[key] = self._attached.get(key, 0) + 1
             self._remember(connection, key)
@@ -468,20 +466,19 @@ class Broker:
         return True
 
     def _remember(self, connection: Connection, key: tuple[int, int]) -> None:
+        """A session is fed by a connection. Of too many, the first one counts as left, until it sends again."""
         connection.sessions[key] = None
-        if len(connection.sessions) > limits.SESSIONS_PER_CONNECTION_MAX:
-            self._forget_session(connection, next(iter(connection.sessions)))
+        if len(connection.sessions) > self.settings.sessions_per_connection:
+            self._leave_session(connection, next(iter(connection.sessions)))
 
-    def _ended(self, connection: Connection, key: tuple[int, int]) -> None:
-        """A session was closed or fenced."""
-        self.peers.closed(connection, key)
+    def _leave_session(self, connection: Connection, key: tuple[int, int]) -> None:
+        """A connection feeds a session no longer. The sequencer is told if no other connection does."""
         self._forget_session(connection, key)
+        if key not in self._attached:
+            self._owed.append(Entry(EntryKind.SESSION_DETACH, *key))
 
     def _forget_session(self, connection: Connection, key: tuple[int, int]) -> None:
-        """Have a session in mind no longer; another batch of it would attach it again.
-
-        The sequencer is not told: its publisher has not hung up, and gaps of one that goes on keep all their time.
-        """
+        """Have a session in mind no longer: it ended, or its connection did. Another batch would attach it again."""
         if key not in connection.sessions:
             return
         del connection.sessions[key]
@@ -604,7 +601,6 @@ class Broker:
         if topic.order <= Order.BROKER:
             connection.answer(request, self.lanes.open_session(topic, ask))
             return
-        self.peers.check_session(connection, topic.lane, len(self._live_addresses()))
         asked = topic.order if ask.order is None else session_order(topic.name, topic.order, ask.order)
         flags = OPEN_STRONG if asked == Order.STRONG != topic.order else 0
         name_hash = int.from_bytes(blake2b(ask.name.encode(), digest_size=8).digest(), "little") if ask.name else 0
@@ -612,8 +608,9 @@ class Broker:
         at = 0 if ask.at is None else ask.at + 1
         holder = 0 if ask.holder is None else min(ask.holder + 1, NO_SESSION)
         entry = Entry(
-            EntryKind.SESSION_OPEN, topic.lane, earlier, session_seq=name_hash, low=at, crc=holder, flags=flags
-        )
+            EntryKind.SESSION_OPEN, topic.lane, earlier, session_seq=name_hash, low=at, crc=holder, flags=flags,
+            size=peer_number(connection.host),
+        )  # fmt: skip
         self._request(connection, request, entry)
 
     def _close_session(self, connection: Connection, request: int, ask: m.CloseSession) -> None:

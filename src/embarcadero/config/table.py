@@ -123,13 +123,9 @@ class Broker(msgspec.Struct, frozen=True, kw_only=True):
         0.01, 1,
     )] = limits.ARRIVING_SHARE
     sessions_per_connection: Annotated[int, count(
-        "Sessions that one connection may have open; one more is refused with TooMany.",
+        "Sessions that one connection keeps open; of one more, the first counts as left until it sends again.",
         1, limits.SESSIONS_PER_TOPIC_MAX,
     )] = limits.SESSIONS_OPEN_PER_CONNECTION_MAX
-    sessions_per_peer_share: Annotated[float, share(
-        "Sessions that one address may have open, as a share of fabric.sessions, for each topic; divided by the number "
-        "of brokers, at each of them. One more is refused with TooMany.", 0.0001, 64,
-    )] = limits.SESSIONS_PER_PEER_SHARE
     idle_wait_ms: Annotated[float, milliseconds(
         "Longest sleep of an idle broker; a doorbell usually wakes it sooner.",
         0.1, 1_000, stands_for=("EMBARCADERO_ACK_SPIN_US",),
@@ -275,6 +271,10 @@ class Sequencer(msgspec.Struct, frozen=True, kw_only=True):
     departed_gap_timeout_ms: Annotated[int, milliseconds(
         "How long a gap may stay once its publisher has closed all connections.", 1, limits.GAP_TIMEOUT_MS_MAX,
     )] = limits.GAP_TIMEOUT_DEPARTED_MS
+    sessions_per_peer_share: Annotated[float, share(
+        "Sessions that one address may have, as a share of fabric.sessions, for each topic; one more is refused with "
+        "TooMany. Named sessions count until they end.", 0.0001, 1,
+    )] = limits.SESSIONS_PER_PEER_SHARE
     takeover_after_ms: Annotated[float, milliseconds(
         "A standby takes over when the sequencer's heart stands still for this long; at once, when its process ends.",
         200, 600_000,

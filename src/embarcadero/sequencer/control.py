@@ -74,12 +74,13 @@ def _open(lane: LaneOrder, entry: Entries, now_us: int) -> None:
         return
     elif holder != NO_SESSION:
         earlier, taken = table.row_of(holder), True
-    handle, crowded = table.free_handle(), table.used >= table.sessions_max
-    victim = table.oldest_fenced(but=[one for one in (row, earlier) if one is not None]) if crowded else None
-    if crowded and victim is None:
-        victim = earlier if earlier is not None else table.oldest_abandoned(now_us - _ABANDONED_US)
+    handle, peer = table.free_handle(), int(entry["size"][0])
+    shared = earlier is None and table.has_its_share(peer, lane.peer_share)
+    crowded = shared or table.used >= table.sessions_max
+    stay = [one for one in (row, earlier) if one is not None]
+    victim = _victim(lane, stay, peer * shared, now_us) if crowded else None
     if handle is None or (crowded and victim is None):
-        lane.out.answer_one(entry, Outcome.TOO_MANY_SESSIONS)
+        lane.out.answer_one(entry, Outcome.TOO_MANY_SESSIONS, extra=int(shared))
         return
     if handle >= table.handles_reserved and not planted("handles-reused"):
         lane.out.answer_one(entry, Outcome.BACKPRESSURE)  # until the store has reserved more
@@ -91,7 +92,7 @@ def _open(lane: LaneOrder, entry: Entries, now_us: int) -> None:
     strong = lane.all_strong or bool(int(entry["flags"][0]) & OPEN_STRONG)
     if earlier is not None:
         strong = bool(table.strong[earlier])  # windows of the two kinds differ, so a session keeps its kind
-    row = table.open(handle, name, now_us, earlier, taken, strong=strong)
+    row = table.open(handle, name, now_us, earlier, taken, strong=strong, peer=peer)
     reached = int(table.expected[row])
     table.advance(row, at)
     expected = int(table.expected[row])
@@ -114,6 +115,14 @@ def _expected_holder(entry: Entries, holder: int) -> int:
     """The session that has to hold the name for this request to be carried out; `holder` does if it names none."""
     asked = int(entry["crc"][0])
     return holder if asked == 0 else asked if asked == NO_SESSION else asked - 1
+
+
+def _victim(lane: LaneOrder, but: list[int], peer: int, now_us: int) -> int | None:
+    """The session that leaves a full table for another one; with `peer`, one of that address."""
+    table = lane.table
+    if (fenced := table.oldest_fenced(but, peer)) is not None:
+        return fenced
+    return but[-1] if but else table.oldest_abandoned(now_us - _ABANDONED_US, peer)
 
 
 def _make_way(lane: LaneOrder, outlived: list[int], victim: int | None, now_us: int) -> None:

@@ -85,6 +85,7 @@ class LaneOrder:
     def __init__(self, topic: Topic, table: SessionTable, held: HeldSlots) -> None:
         self.table, self.held = table, held
         self.all_strong = topic.order == Order.STRONG  # the topic takes no weak sessions
+        self.peer_share = 1.0  # of the table, for the sessions of one address
         self.next_index = self.next_seq = self.append_us = 0
         self.due_us = NEVER  # no gap times out before
         self.idle_due_us = NEVER  # no session expires before

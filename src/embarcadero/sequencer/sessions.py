@@ -19,6 +19,7 @@ another publisher opened the name, and the earlier holder is out.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from mmap import mmap
 from typing import Any, Final
@@ -81,6 +82,8 @@ class SessionTable:
         self.gap_us = np.full(rows, NEVER, dtype=np.int64)  # since when a gap is open
         self.departed_us = np.full(rows, NEVER, dtype=np.int64)  # since when no broker has a connection of it
         self.held = zeros(rows, dtype=np.int64)  # how many of its batches wait
+        self.peer = zeros(rows, dtype=np.uint32)  # the address that opened it; 0: unknown, as after a takeover
+        self.by_peer: Counter[int] = Counter()  # how many rows each address has
         self.tag = zeros(slots, dtype=np.int64)
         self.index = zeros(slots, dtype=np.uint64)
         self.seq = zeros(slots, dtype=np.uint64)
@@ -116,25 +119,39 @@ class SessionTable:
             span = max(self.capacity, CEILING_AHEAD_HANDLES)
             self.next_handle = reserved + (self.next_handle - reserved) % span
 
-    def oldest_fenced(self, but: Sequence[int]) -> int | None:
+    def has_its_share(self, peer: int, share: float) -> bool:
+        """Whether an address has as many rows as it may have: a share of those that are not of unknown addresses.
+
+        So one address never fills the table, not even with what it left behind before a takeover.
+        """
+        known = self.by_peer.total()
+        return peer != 0 and self.by_peer[peer] >= max(1, int(share * (self.sessions_max - (self.used - known))))
+
+    def oldest_fenced(self, but: Sequence[int], peer: int = 0) -> int | None:
         """The row of the fenced session that was quiet for longest, one to come back only at last; none of `but`.
 
-        One that was continued is as good as any other: its publisher may not have heard of it yet.
+        One that was continued is as good as any other: its publisher may not have heard of it yet. `peer`: only of
+        this address.
         """
         fenced = np.flatnonzero(self.state == FENCED)
-        fenced = fenced[~np.isin(fenced, but)]
+        fenced = fenced[~np.isin(fenced, but) & self._are_of(fenced, peer)]
         if not len(fenced):
             return None
         return int(fenced[np.lexsort((self.active_us[fenced], self.awaited(fenced)))[0]])
 
-    def oldest_abandoned(self, before_us: int) -> int | None:
+    def oldest_abandoned(self, before_us: int, peer: int = 0) -> int | None:
         """The row of the session that has had no connection for longest, and since before a time.
 
         Sessions with a name stay: their publishers may continue them much later. So do sessions with batches that wait.
+        `peer`: only of this address.
         """
         gone = np.flatnonzero((self.departed_us <= before_us) & (self.state == OPEN) & (self.name == 0))
-        gone = gone[self.held[gone] == 0]
+        gone = gone[(self.held[gone] == 0) & self._are_of(gone, peer)]
         return int(gone[np.argmin(self.departed_us[gone])]) if len(gone) else None
+
+    def _are_of(self, rows: Ints, peer: int) -> npt.NDArray[np.bool_]:
+        found: npt.NDArray[np.bool_] = (self.peer[rows] == peer) | (peer == 0)
+        return found
 
     def awaited(self, rows: Ints) -> npt.NDArray[np.bool_]:
         """Which of these may still be continued by their name."""
@@ -142,11 +159,14 @@ class SessionTable:
         return named
 
     def open(
-        self, handle: int, name: int, now_us: int, earlier: int | None, taken: bool, *, strong: bool = False
-    ) -> int:
+        self, handle: int, name: int, now_us: int, earlier: int | None, taken: bool, *, strong: bool = False,
+        peer: int = 0,
+    ) -> int:  # fmt: skip
         """Fill the row of a new session; `earlier` is the row that it continues. Returns its row."""
         row = handle & self.mask
-        self.strong[row] = strong
+        self.strong[row], self.peer[row] = strong, peer
+        if peer:
+            self.by_peer[peer] += 1
         self.used += 1
         self.handle[row] = self.live[row] = handle
         self.state[row], self.active_us[row] = OPEN, now_us
@@ -187,6 +207,11 @@ class SessionTable:
         self.gap_us[row] = self.departed_us[row] = NEVER
         self.attached.pop(row, None)
         self.used -= 1
+        if peer := int(self.peer[row]):
+            self.by_peer[peer] -= 1
+            if not self.by_peer[peer]:
+                del self.by_peer[peer]
+            self.peer[row] = 0
 
     def newest(self, row: int) -> int | None:
         """The last in the chain of sessions that continue this one; None when that one is gone. Check for TAKEN."""

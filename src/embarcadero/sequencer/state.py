@@ -294,6 +294,7 @@ class Sequencer:
     def _new_lane(self, order: LaneOrder, entries: Entries | None) -> Lane:
         order.make_room, order.journal = self._make_room, self.journal
         order.set_departed_timeout(self.settings.departed_gap_timeout_ms)
+        order.peer_share = self.settings.sessions_per_peer_share
         lane = Lane(self._fabric, self.epoch, order, self._sizes, self._frontiers, self._steps)
         lane.clock = self._clock
         if entries is not None:
