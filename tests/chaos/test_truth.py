@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -24,8 +26,8 @@ def acks(*seqs: int | None, stream: int = 1) -> Acked:
     return {stream: {n: None if seq is None else Position(LANE, seq, seq) for n, seq in enumerate(seqs)}}
 
 
-def problems(order: int, acked: Acked, *reads: Seen) -> str:
-    truth = Truth("t", order)
+def problems(order: int, acked: Acked, *reads: Seen, weak: Collection[int] = ()) -> str:
+    truth = Truth("t", order, frozenset(weak))
     for read in reads:
         truth.check(acked, read)
     return " ".join(truth.problems)
@@ -39,7 +41,17 @@ def test_a_whole_log_is_right() -> None:
 
 def test_an_ack_without_a_position_is_true_wherever_its_record_is() -> None:
     """A record that was stored too long ago to name its place is anywhere."""
-    assert problems(Order.TOTAL, acks(None, 0), log((1, 1), (2, 0), (1, 0))) == ""
+    assert problems(Order.TOTAL, acks(None, 0), log((1, 1), (2, 0), (1, 0)), weak={1}) == ""
+
+
+def test_weak_streams_have_no_order_to_keep() -> None:
+    """In a topic of both kinds only strong streams are held to theirs; below order 2 none is."""
+    now = log((1, 1), (2, 1), (1, 0), (2, 0))
+    assert problems(Order.TOTAL, {}, now, weak={1, 2}) == ""
+    assert problems(Order.BROKER, {}, now) == ""
+    found = problems(Order.TOTAL, {}, now, weak={1})
+    assert "stream 2: record 1 came where 0 was due" in found
+    assert "stream 1" not in found
 
 
 @pytest.mark.parametrize(
@@ -51,6 +63,8 @@ def test_an_ack_without_a_position_is_true_wherever_its_record_is() -> None:
         (Order.TOTAL, acks(0), [log((1, 0), (1, 1), (1, 1))], "more than once"),
         (Order.STRONG, {}, [log((1, 1), (1, 0))], "came where 0 was due"),
         (Order.STRONG, {}, [log((1, 0), (1, 2))], "came where 1 was due"),
+        (Order.TOTAL, {}, [log((1, 1), (1, 0))], "came where 0 was due"),
+        (Order.TOTAL, {}, [log((1, 0), (1, 2))], "came where 1 was due"),
         (Order.BROKER, {}, [log((1, 0), (1, 1)), log((1, 0))], "read before"),
         (Order.BROKER, {}, [log((1, 0)), log((2, 0), (1, 0))], "read before"),
         (Order.BROKER, {}, [log((1, 0)), log((1, 0), first=1)], "read before"),

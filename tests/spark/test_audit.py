@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 import embarcadero as emb
 from embarcadero.audit import task
 from embarcadero.audit.plan import lane_facts, spans_of
-from embarcadero.audit.runs import problems_of
-from embarcadero.spark.auditing import audit
+from embarcadero.audit.runs import problems_of, runs_of
+from embarcadero.fabric.layout import OPEN_STRONG
+from embarcadero.spark.auditing import _sessions, audit
+from embarcadero.tier import columns
 from embarcadero.tier.cold import ColdTable
 from embarcadero.tier.job import TierJob
 from embarcadero.tier.settings import TierSettings
@@ -30,10 +34,10 @@ pytestmark = pytest.mark.system
 SCHEMA = pa.schema([("number", pa.int64()), ("name", pa.string())])
 
 
-def _fill(log: emb.Log, topic: str, order: int, batches: int = 40) -> None:
+def _fill(log: emb.Log, topic: str, order: int, batches: int = 40, publisher_order: str | None = None) -> None:
     log.create_topic(topic, order=order, replicas=1, schema=SCHEMA)
     for name in ("first", "second"):
-        with log.publisher(topic, ack=2, session=name if order else None) as publisher:
+        with log.publisher(topic, ack=2, session=name if order else None, order=publisher_order) as publisher:
             for number in range(batches // 2):
                 rows = {"number": list(range(number, number + 50)), "name": [name] * 50}
                 publisher.publish(pa.record_batch(rows, schema=SCHEMA))
@@ -50,6 +54,8 @@ def test_a_right_log_holds(spark: SparkSession, log: emb.Log, topic: str, order:
     assert sum(lane.batches for lane in report.lanes) == 40
     assert report.spans > 3
     assert all(lane.entries == lane.stop_index - lane.start_index for lane in report.lanes)
+    assert order == 0 or [lane.sessions for lane in report.lanes] == [2]
+    assert all(lane.sessions_unknown == 0 for lane in report.lanes)
 
 
 def test_an_empty_topic_holds(spark: SparkSession, log: emb.Log, topic: str) -> None:
@@ -58,13 +64,15 @@ def test_an_empty_topic_holds(spark: SparkSession, log: emb.Log, topic: str) -> 
     assert audit(spark, log, topic).holds
 
 
-def test_a_trimmed_topic_holds(spark: SparkSession, log: emb.Log, topic: str) -> None:
-    """Sessions that were opened before the start are no strangers."""
-    _fill(log, topic, 5)
+@pytest.mark.parametrize(("order", "unknown"), [(2, 1), (5, 0)])
+def test_a_trimmed_topic_holds(spark: SparkSession, log: emb.Log, topic: str, order: int, unknown: int) -> None:
+    """Sessions that were opened before the start are no strangers. In order 2 their kind is unknown: reported so."""
+    _fill(log, topic, order)
     log.trim(topic, before_index=25)
     report = audit(spark, log, topic)
     assert report.findings == []
     assert report.lanes[0].start_index > 0
+    assert report.lanes[0].sessions_unknown == unknown
 
 
 def test_a_raw_topic_holds(spark: SparkSession, log: emb.Log, topic: str) -> None:
@@ -102,18 +110,27 @@ class _Liar:
 LIES = {"missing": "index-hole", "twice": "index-twice", "swapped": "session-order", "trimmed": "trimmed"}
 
 
+@pytest.mark.parametrize("order", [2, 5])
 @pytest.mark.parametrize("lie", LIES)
-def test_a_task_finds_what_is_wrong(log: emb.Log, lie: str) -> None:
-    """The same task that Spark runs, fed with a lie, tells it by its name."""
-    topic = f"lies-{lie}"
-    _fill(log, topic, 5)
+def test_a_task_finds_what_is_wrong(log: emb.Log, lie: str, order: int) -> None:
+    """The same task that Spark runs, fed with a lie, tells it by its name: default publishers are strong."""
+    assert LIES[lie] in _told(log, f"lies-{lie}-{order}", lie, order)
+
+
+def test_weak_publishers_promise_no_order(log: emb.Log) -> None:
+    """What is a lie about a strong session is none about a weak one in the same kind of topic."""
+    assert _told(log, "lies-weak", "swapped", 2, "total") == set()
+
+
+def _told(log: emb.Log, topic: str, lie: str, order: int, publisher_order: str | None = None) -> set[str]:
+    """The kinds of findings when the log lies."""
+    _fill(log, topic, order, publisher_order=publisher_order)
     about, tail = log.describe(topic), log.tail(topic)
     (facts,) = lane_facts(about, tail)
     (span,) = spans_of(log, about, facts, 1 << 30)
     found, runs = task.look_at(_Liar(log, lie), about, span)  # type: ignore[arg-type]
-    problems = problems_of(pa.Table.from_batches([runs]), strong=True, from_start=True)
-    kinds = {finding.kind for finding in found.findings} | set(problems.column("kind").to_pylist())
-    assert LIES[lie] in kinds
+    problems = problems_of(pa.Table.from_batches([runs]), all_strong=order == 5, from_start=True)
+    return {finding.kind for finding in found.findings} | set(problems.column("kind").to_pylist())
 
 
 def _tier(log: emb.Log, topic: str, folder: Path, hot_retention_s: int) -> TierSettings:
@@ -150,7 +167,10 @@ def test_what_is_only_in_the_table_is_looked_at_there(
     assert (lane.in_both, lane.records) == (0, 2_050)
     file = sorted((tmp_path / "warehouse").rglob("*.parquet"))[0]
     content = bytearray(file.read_bytes())
-    content[len(content) // 3] ^= 1
+    group = pq.read_metadata(file).row_group(0)
+    pages = next(group.column(n) for n in range(group.num_columns) if group.column(n).path_in_schema == "_crc")
+    start = pages.dictionary_page_offset or pages.data_page_offset
+    content[start + pages.total_compressed_size - 1] ^= 1
     file.write_bytes(content)
     assert {finding.kind for finding in audit(spark, log, topic).findings} == {"checksum"}
     file.unlink()
@@ -176,12 +196,74 @@ def _found_with(log: emb.Log, topic: str, change: Callable[[pa.RecordBatch], pa.
     about, tail = log.describe(topic), log.tail(topic)
     (facts,) = lane_facts(about, tail)
     kinds: set[str] = set()
+    runs: list[pa.RecordBatch] = []
     real = ColdTable.rows
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ColdTable, "rows", lambda *arguments: map(change, real(*arguments)))
         for span in spans_of(log, about, facts, 1 << 30):
-            kinds |= {finding.kind for finding in task.look_at(log, about, span)[0].findings}
+            found, own = task.look_at(log, about, span)
+            kinds |= {finding.kind for finding in found.findings}
+            runs.append(own)
+    problems = problems_of(pa.Table.from_batches(runs), all_strong=False, from_start=True)
+    kinds |= set(problems.column("kind").to_pylist())
     return kinds
+
+
+@pytest.mark.parametrize(("kept", "unknown"), [(True, 0), (False, 2)])
+def test_a_table_keeps_which_sessions_are_strong(
+    spark: SparkSession, log: emb.Log, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool,
+    unknown: int,
+) -> None:  # fmt: skip
+    """Of older tables, which do not, the report says of how many sessions the order was not checked."""
+    if not kept:
+        real = columns._kept_value
+        monkeypatch.setattr(
+            columns, "_kept_value",
+            lambda name, batch, decoded: (None, 1) if batch.kind == 2 and name == "_skipped"
+            else real(name, batch, decoded),
+        )  # fmt: skip
+    _fill(log, topic, 2)
+    _tier(log, topic, tmp_path, hot_retention_s=3_600)
+    monkeypatch.undo()
+    _publish_more(log, topic)
+    assert audit(spark, log, topic).findings == []  # table and log are compared
+    _tier(log, topic, tmp_path, hot_retention_s=0)
+    _publish_more(log, topic)
+    report = audit(spark, log, topic)
+    assert report.findings == []
+    (lane,) = report.lanes
+    assert (lane.in_both, lane.sessions, lane.sessions_unknown) == (0, 4, unknown)
+    swapped = {kind for kind in _found_with(log, topic, _other_order) if kind.startswith("session")}
+    assert swapped == ({"session-order"} if kept else set())
+
+
+def _other_order(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The sequences of batches the other way round in each row group that has several of one session."""
+    kinds, numbers = rows.column("_kind").to_numpy(), rows.column("_session_seq").to_numpy().copy()
+    own = kinds == 1
+    sessions = rows.column("_session").to_numpy()
+    for session in np.unique(sessions[own]).tolist():
+        places = own & (sessions == session)
+        numbers[places] = numbers[places][::-1]
+    return rows.set_column(rows.schema.get_field_index("_session_seq"), "_session_seq", pa.array(numbers))
+
+
+def test_spark_brings_sessions_of_both_kinds_together(spark: SparkSession) -> None:
+    """Runs of two spans: of the strong session the disorder is found, the weak one is left alone, one is unknown."""
+    sessions, none = np.array([0, 1, 2] * 2), np.zeros(6, np.int64)
+    kinds, sequences = np.array([2, 2, 1, 1, 1, 1]), np.array([0, 0, 1, 1, 1, 0])
+    flags = np.array([OPEN_STRONG, 0, 0, 0, 0, 0])
+    spans = [
+        runs_of(0, np.arange(6), kinds, sessions, sequences, none, flags),
+        runs_of(0, np.arange(6, 8), kinds[4:], sessions[:2], np.zeros(2, np.int64), none[:2], none[:2]),
+    ]
+    runs = pa.Table.from_batches(spans)
+    told = spark.createDataFrame(runs.append_column("report", pa.nulls(len(runs), pa.binary())))
+    counts, found = _sessions(told, 2, set())
+    assert counts == {0: (3, 1)}
+    assert [(one.kind, one.index) for one in found] == [("session-order", 3)]
+    assert {one.kind for one in _sessions(told, 5, set())[1]} == {"session-order"}
+    assert len(_sessions(told, 5, set())[1]) == 3
 
 
 def test_damage_on_the_disk_is_found(spark: SparkSession, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from embarcadero.wire.schemas import RAW, TopicSchemas
 from tests.tier.entries import batch_of, control_of, hole, raw
 
 LOG = [
-    control_of(5, 10, EntryKind.SESSION_OPEN, session=3),
+    control_of(5, 10, EntryKind.SESSION_OPEN, session=3, flags=2),
     batch_of(raw([b"a", b"b"], [b"k", None]), 6, 10, partition=4),
     hole(7, 9),
     control_of(9, 12, EntryKind.SKIP, session=3, session_seq=8, location=5),
@@ -51,7 +51,7 @@ def test_with_control_every_entry_is_there() -> None:
     assert found.column("_index").to_pylist() == [5, 6, 6, 9, 10]
     assert found.column("_seq").to_pylist() == [10, 10, 11, 12, 12]
     assert found.column("_kind").to_pylist() == [2, 1, 1, 5, 1]
-    assert found.column("_skipped").to_pylist() == [None, None, None, 5, None]
+    assert found.column("_skipped").to_pylist() == [2, None, None, 5, None]
     assert found.column("_session_seq").to_pylist()[3] == 8
     assert found.column("value").to_pylist() == [None, b"a", b"b", None, b"c"]
     assert found.column("_damage").null_count == found.column("_payload").null_count == 5

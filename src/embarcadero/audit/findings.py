@@ -56,6 +56,7 @@ class LaneReport(msgspec.Struct, kw_only=True):
     records: int = 0
     entries: int = 0
     sessions: int = 0
+    sessions_unknown: int = 0  # order 2: whether they are strong is not known, so their order was not checked
     lost: int = 0  # positions that a crash took, as told
     skipped: int = 0  # sequences that a topic of on_gap=skip gave up, as told
     in_table: int = 0  # entries that are in the table

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import pairwise
 
@@ -12,7 +12,7 @@ from embarcadero.audit.findings import AuditReport, Finding, LaneReport
 from embarcadero.client.sync import Log
 from embarcadero.client.topics import TopicInfo
 from embarcadero.tier.settings import parse_properties
-from embarcadero.types import Order, Range, Tail
+from embarcadero.types import Range, Tail
 
 
 class LaneFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,9 +124,9 @@ def _file_ends(about: TopicInfo, lane: int, first: int, last: int, properties: S
 
 def report_of(
     about: TopicInfo, facts: Iterable[LaneFacts], spans: Sequence[SpanReport], sessions: Sequence[Finding],
-    counts: dict[int, int], seconds: float,
+    counts: Mapping[int, tuple[int, int]], seconds: float,
 ) -> AuditReport:  # fmt: skip
-    """Bring all together: spans have to meet, too. `counts`: sessions by lane."""
+    """Bring all together: spans have to meet, too. `counts`: sessions by lane, and how many are of unknown kind."""
     findings = [finding for span in spans for finding in span.findings] + list(sessions)
     lanes = []
     for lane in facts:
@@ -143,7 +143,8 @@ def report_of(
             LaneReport(
                 lane=lane.lane, start_index=lane.start_index, stop_index=lane.stop_index, start_seq=lane.start_seq,
                 stop_seq=next((span.next_seq for span in reversed(own) if span.next_seq >= 0), lane.start_seq),
-                sessions=counts.get(lane.lane, 0), hash=digest.hexdigest(), **total,
+                sessions=counts.get(lane.lane, (0, 0))[0], sessions_unknown=counts.get(lane.lane, (0, 0))[1],
+                hash=digest.hexdigest(), **total,
             )
         )  # fmt: skip
     return AuditReport(
@@ -166,8 +167,3 @@ def _seams(lane: LaneFacts, spans: Sequence[SpanReport]) -> list[Finding]:
         what = f"indices {at} to {lane.stop_index - 1} were not looked at"
         found.append(Finding(kind="unread", lane=lane.lane, index=at, detail=what))
     return found
-
-
-def is_strong(order: int) -> bool:
-    """Whether each session's order is promised as well."""
-    return order == Order.STRONG

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from embarcadero.audit.findings import Collector, Finding
-from embarcadero.audit.runs import runs_of
+from embarcadero.audit.runs import NO_FLAGS, runs_of
 from embarcadero.tier.columns import EntriesHash
 from embarcadero.types import EntryKind, Gap, GapKind
 
@@ -37,9 +37,9 @@ class Explained:
 class SpanAudit:
     """Takes the rows and gaps of [start, stop) in their order, and says what it found."""
 
-    def __init__(self, lane: int, start: int, stop: int, explained: Explained, *, strong: bool) -> None:
+    def __init__(self, lane: int, start: int, stop: int, explained: Explained) -> None:
         self.lane, self.start, self.stop = lane, start, stop
-        self._explained, self._strong = explained, strong
+        self._explained = explained
         self._collector = Collector(lane)
         self._next_index, self._next_seq = start, -1
         self._entries: list[tuple[Int64s, ...]] = []
@@ -87,9 +87,9 @@ class SpanAudit:
         self.batches += int((kinds == EntryKind.BATCH).sum())
         self.records += int(counts.sum())
         self.skipped += int(column["_skipped"][kinds == EntryKind.SKIP].sum())
-        self._entries.append(
-            tuple(column[name] for name in ("_index", "_kind", "_session", "_session_seq", "_skipped"))
-        )
+        names = ("_index", "_kind", "_session", "_session_seq", "_skipped")
+        flags = np.where(np.asarray(rows.column("_skipped").is_valid())[places], column["_skipped"], NO_FLAGS)
+        self._entries.append((*(column[name] for name in names), flags))
 
     def finish(self) -> list[Finding]:
         """Everything came; what is wrong."""
@@ -114,10 +114,10 @@ class SpanAudit:
 
     def runs(self) -> pa.RecordBatch:
         """Its sessions' runs."""
-        empty = tuple(np.zeros(0, np.int64) for _ in range(5))
+        empty = tuple(np.zeros(0, np.int64) for _ in range(6))
         columns = [np.concatenate(parts) for parts in zip(*(self._entries or [empty]), strict=True)]
-        indices, kinds, sessions, sequences, skipped = columns
-        return runs_of(self.lane, indices, kinds, sessions, sequences, skipped, strong=self._strong)
+        indices, kinds, sessions, sequences, skipped, flags = columns
+        return runs_of(self.lane, indices, kinds, sessions, sequences, skipped, flags)
 
     # --- checks ---
     def _dense(self, column: dict[str, Int64s]) -> None:

@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 
 from embarcadero.audit.findings import AuditReport, Finding
-from embarcadero.audit.plan import AuditSpan, SpanReport, is_strong, lane_facts, report_of, spans_of
+from embarcadero.audit.plan import AuditSpan, SpanReport, lane_facts, report_of, spans_of
 from embarcadero.audit.runs import PROBLEMS, RUNS, problems_of
 from embarcadero.audit.task import look_at
 from embarcadero.client.sync import Log
@@ -25,9 +25,11 @@ SPAN_BYTES: Final = 64 * MIB
 _TOLD: Final = pa.schema([*(field.with_nullable(True) for field in RUNS), pa.field("report", pa.binary())])
 _TOLD_DDL: Final = (
     "lane int, session long, opens boolean, first_index long, last_index long, first_seq long, stop_seq long, "
-    "report binary"
+    "strong boolean, report binary"
 )
 _UNREAD: Final = ("unread", "checksum")
+_UNKNOWN: Final = "not min_by(opens, first_index) or bool_or(opens and strong is null)"
+"""Of the runs of one session: whether some of its batches do not follow a SESSION_OPEN that says its kind."""
 _PROBLEMS_DDL: Final = "kind string, lane int, index long, detail string"
 
 
@@ -77,20 +79,25 @@ def _look(spark: SparkSession, address: str, spans: list[AuditSpan]) -> DataFram
     return spark.range(0, len(spans), 1, len(spans)).mapInArrow(look, _TOLD_DDL)
 
 
-def _sessions(told: DataFrame, order: int, whole: set[int]) -> tuple[dict[int, int], list[Finding]]:
-    """How many sessions each lane has, and what is wrong with them. `whole`: lanes that are there from their start."""
+def _sessions(told: DataFrame, order: int, whole: set[int]) -> tuple[dict[int, tuple[int, int]], list[Finding]]:
+    """Count each lane's sessions, and those of unknown kind among them; find what is wrong with them.
+
+    `whole`: lanes that are there from their start.
+    """
+    from pyspark.sql import functions as f
+
     runs = told.where("report is null").drop("report")
-    counts = {
-        row.lane: row.sessions
-        for row in runs.groupBy("lane").agg({"session": "approx_count_distinct"}).toDF("lane", "sessions").collect()
-    }
+    sessions = runs.groupBy("lane", "session").agg(f.expr(_UNKNOWN).alias("unknown"))
+    totals = sessions.groupBy("lane").agg(f.expr("count(*)").alias("all"), f.expr("count_if(unknown)").alias("unknown"))
+    mixed = order == Order.TOTAL  # in order 5 all sessions are strong; below 2 none is
+    counts = {row["lane"]: (row["all"], row["unknown"] if mixed else 0) for row in totals.collect()}
     if order < Order.TOTAL:
         return counts, []  # a session may have many positions there: nothing is promised
-    strong = is_strong(order)
 
     def compare(own: pa.Table) -> pa.Table:
         exact = pa.table([own.column(field.name).cast(field.type) for field in RUNS], schema=RUNS)
-        return problems_of(exact, strong=strong, from_start=own.column("lane")[0].as_py() in whole).cast(
+        from_start = own.column("lane")[0].as_py() in whole
+        return problems_of(exact, all_strong=not mixed, from_start=from_start).cast(
             pa.schema([field.with_nullable(True) for field in PROBLEMS])
         )
 

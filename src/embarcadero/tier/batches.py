@@ -125,7 +125,8 @@ def _batches(lane: int, group: pa.RecordBatch, schemas: TopicSchemas, at: int) -
             found.append(Batch.of_gap(lane, Gap(GapKind.LOST, at, values["index"]), None))
         at = values["index"] + 1
         many = skipped[first].as_py() or 0
-        entry = OrderEntry(**values, location=many, flags=0, check=0)
+        opens = values["kind"] == EntryKind.SESSION_OPEN
+        entry = OrderEntry(**values, location=0 if opens else many, flags=many if opens else 0, check=0)
         if entry.kind != EntryKind.BATCH:
             found.append(Batch.of_entry(lane, entry, b"", {}, schemas))
             continue

@@ -19,7 +19,7 @@ import pyarrow as pa
 from embarcadero.client.batch import Batch
 from embarcadero.errors import BadSchema, BadValue, Corrupt, UnknownSchema
 from embarcadero.tier.types import table_type, to_table
-from embarcadero.types import GapKind
+from embarcadero.types import EntryKind, GapKind
 from embarcadero.wire.schemas import TopicSchemas
 
 TIME: Final = pa.timestamp("us", tz="UTC")
@@ -45,7 +45,8 @@ SYSTEM: Final = pa.schema(
 
 KEPT: Final = pa.schema(
     [
-        pa.field("_skipped", pa.int64()),  # SKIP: so many sequences of the session, from _session_seq on
+        # SKIP: so many sequences of the session, from _session_seq on. SESSION_OPEN: its flags; null in older files.
+        pa.field("_skipped", pa.int64()),
         pa.field("_damage", pa.string()),  # why this batch's columns are null though it has records
         pa.field("_payload", pa.binary()),  # in its first row: the payload of a batch that columns do not tell exactly
     ]
@@ -186,6 +187,8 @@ def _kept_column(field: pa.Field, entries: list[Batch], decoded: list[_Decoded],
 def _kept_value(name: str, batch: Batch, decoded: _Decoded | None) -> tuple[Any, int | None]:
     """What a batch has in such a column, and in how many of its rows (None: all)."""
     if name == "_skipped":
+        if batch.kind is EntryKind.SESSION_OPEN:
+            return batch.flags, 1
         return None if batch.gap is None else batch.gap.stop - batch.gap.start, 1
     if decoded is None or decoded.exact:
         return None, None
