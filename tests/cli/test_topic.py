@@ -115,3 +115,13 @@ def test_alter_takes_them_too(log: Log) -> None:
     assert shown.exit_code == 0, shown.output
     names = ("replicas", "durable_on", "retention_s", "retention_bytes", "partitions")
     assert [log.asked[name] for name in names] == [3, 2, 3_600, None, None]
+
+
+def test_alter_says_since_when_copies_hold(log: Log) -> None:
+    """The open range has the old ones until the next one begins; other changes hold at once."""
+    shown = run("alter", "t", "--durable-on", "1").stdout
+    assert "of what is published from the next range on, within seconds: durable records are on 1 of 2 disks" in shown
+    assert "range" not in run("alter", "t", "--retention", "1h").stdout
+    told = run("alter", "--help").stdout
+    assert "next record" not in told
+    assert "within seconds" in told

@@ -15,6 +15,7 @@ from embarcadero.placement.directory import Directory
 from embarcadero.placement.memory import MemoryStore
 from embarcadero.replica.health import Trouble
 from embarcadero.types import MemberState, ReplicaMember
+from embarcadero.wire.messages import AlterTopic
 
 NODES = {"sequencer": 1, "broker:0": 2, "replica:0": 3, "replica:1": 4, "replica:2": 5}
 
@@ -174,6 +175,44 @@ def test_replicas_that_are_drained_or_gone(cluster: Cluster) -> None:
     cluster.directory.register_replica(4, "disk-4", "/replica-4", "here", 0)
     assert any("replica 1 is gone, and 1 ranges name it" in one for one in degraded(scene, replicas, []))
     assert any("copy its sealed ranges after placement.replace" in one for one in degraded(scene, replicas, []))
+
+
+def test_an_alteration_that_waits_for_replicas(cluster: Cluster) -> None:
+    """The open range counts what it did before: it is said what ack=2 means until the next one begins."""
+    for number in range(3):
+        cluster.say(number)
+    cluster.directory.alter_topic(AlterTopic(name="orders", durable_on=3))
+    (said,) = cluster.said()
+    assert said.startswith("topic orders is to be durable on 3 copies, and ack=2 still means 2; the next range begins")
+    cluster.directory.mark_replica_dead(1, 1)
+    (said,) = [one for one in cluster.said() if "is to be durable" in one]
+    assert "the next range waits until 3 replicas are live" in said
+    assert "`embarcadero topic alter orders --durable-on 2`" in said
+
+
+def test_sealed_ranges_of_which_no_copy_is_left(cluster: Cluster) -> None:
+    """The folders are not there: these ranges are not going to be copied, and it is said what can be done."""
+    sealed_at_10 = cluster.topic.lane, 1, 10, 10
+    live = cluster.directory.register_replica(4, "disk-4", "/replica-4", "here", 0)
+    refs = [cluster.members[1].ref, cluster.members[2].ref, live.ref]
+    assert cluster.directory.seal_and_open(*sealed_at_10, refs, cluster.epoch)
+    assert not any("no copy" in one for one in cluster.said()), "replicas that are well say so themselves"
+    cluster.directory.mark_replica_dead(0, 1)
+    said = Scene(cluster.fabric, cluster.directory, {"sequencer": 1})
+    replicas = [replica_report(said, member, {}) for member in said.members.values()]
+    words = degraded(said, replicas, [])
+    assert any("replace_after_s, except 1 of which no copy is complete" in one for one in words)
+    (what,) = [one for one in words if one.startswith("topic orders, lane 0: no copy of 1 sealed range")]
+    assert "(batches 0 to 9)" in what
+    assert "bring back the files of replica 0 or 1 or 2" in what
+    assert "`embarcadero topic trim orders --before-index 10`" in what
+
+    cluster.directory.register_replica(5, "disk-5", "/replica-5", "here", 0)
+    cluster.directory.drain_replica(1)
+    (drained,) = [one for one in cluster.said() if "replica 1 is being drained" in one]
+    assert "no copy of 1 of them is complete" in drained
+    cluster.directory.trim("orders", cluster.topic.lane, 10)
+    assert not any("no copy" in one for one in cluster.said())
 
 
 def test_which_roles_are_down(cluster: Cluster) -> None:

@@ -225,6 +225,50 @@ def test_altered_copies_count_from_the_next_range_on(directory: Directory) -> No
         directory.alter_topic(AlterTopic(name="t", replicas=6))
 
 
+@pytest.mark.parametrize(
+    ("change", "refused"),
+    [
+        ({"durable_on": 3}, "durable on 3 replicas, and 2 are live"),
+        ({"replicas": 4}, "4 replicas, and 2 are live"),
+        ({"replicas": 4, "durable_on": 1}, "4 replicas, and 2 are live"),
+        ({"durable_on": 1}, ""),
+        ({"replicas": 2}, ""),
+        ({"replicas": 3, "durable_on": 2}, ""),
+    ],
+)
+@pytest.mark.parametrize("drained", [False, True])
+def test_copies_that_can_not_be_had_now_are_refused(
+    directory: Directory, change: dict[str, int], refused: str, drained: bool
+) -> None:
+    """The next range would never open, and ack=2 would go on meaning fewer copies than the topic says.
+
+    A topic that lacks a copy may still get fewer of them, or be durable on fewer: that takes effect with what is live.
+    """
+    if drained:
+        directory.drain_replica(2)
+    for replica in (3, 4) if drained else (2, 3, 4):
+        directory.mark_replica_dead(replica, 1)
+    before = directory.topic("t")
+    if not refused:
+        assert directory.alter_topic(AlterTopic(name="t", **change)) == directory.topic("t")
+        return
+    with pytest.raises(BadValue, match=refused) as caught:
+        directory.alter_topic(AlterTopic(name="t", retention_s=60, **change))
+    assert "`embarcadero replica add`" in caught.value.hint
+    assert "2 or fewer" in caught.value.hint
+    assert directory.topic("t") == before
+
+
+def test_a_topic_that_lacks_copies_may_change_otherwise(directory: Directory) -> None:
+    """Only who asks for other copies is asked for live replicas."""
+    for replica in range(5):
+        directory.mark_replica_dead(replica, 1)
+    assert directory.alter_topic(AlterTopic(name="t", retention_s=60, replicas=3, durable_on=2)).retention_s == 60
+    with pytest.raises(BadValue, match="durable on 1 replicas, and 0 are live") as caught:
+        directory.alter_topic(AlterTopic(name="t", durable_on=1))
+    assert caught.value.hint == "bring back those that are down, or `embarcadero replica add`"
+
+
 @pytest.mark.parametrize(("replicas", "durable_on"), [(1, 1), (2, 2), (5, 3)])
 def test_a_topic_that_is_durable_on_the_majority_stays_so(directory: Directory, replicas: int, durable_on: int) -> None:
     """`alter --replicas 3` of a topic with one copy does not leave it durable on 1 of 3."""

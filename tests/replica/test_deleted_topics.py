@@ -56,6 +56,20 @@ def test_a_replica_drops_the_memory_of_deleted_topics(tmp_path: Path) -> None:
     assert lane_folders(world) == [lane_folder(*kept)]
 
 
+def test_a_replica_drops_the_range_words_of_deleted_topics(tmp_path: Path) -> None:
+    """Others stay, since a word is learned once."""
+    world = World(tmp_path)
+    lanes = [world.topic(name) for name in ("kept", "t")]
+    reign = world.replicas[0].reign
+    world.settle()
+    for lane in lanes:
+        world.reign.say(lane, 1)
+        assert reign.word(lane) is not None
+    world.directory.delete_topic("t")
+    world.poll(5, step_us=200_000)
+    assert [reign.word(lane) is not None for lane in lanes] == [True, False]
+
+
 def test_a_new_epoch_drops_the_regions_of_the_one_before(tmp_path: Path) -> None:
     """The sequencer that takes over has regions of its own."""
     world = World(tmp_path)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 
+from embarcadero.errors import BadValue
 from embarcadero.fabric.durability import RangeWord, durable_region
 from embarcadero.fabric.layout import PENDING
 from embarcadero.limits import CHECKPOINT_S, RANGE_GRACE_S, RANGE_RETRY_S, REPLICA_LAG_S, REPLICA_SILENT_S
@@ -334,6 +336,22 @@ def test_altered_copies_take_effect(change: dict[str, int], copies: int, durable
     assert (len(opened.replicas), opened.durable_on) == (copies, durable_on)
     settle(cluster, 2 * RANGE_GRACE_S)
     assert cluster.open_range(lane) == opened
+
+
+@pytest.mark.parametrize("change", [{"durable_on": 3}, {"durable_on": 1}, {"replicas": 2, "durable_on": 1}])
+def test_copies_that_are_accepted_while_a_replica_is_dead_take_effect(change: dict[str, int]) -> None:
+    """What can't take effect is refused: the range never says less than the topic for long."""
+    cluster = ReplicatedCluster(replicas=3)
+    lane, _ = filled(cluster)
+    cluster.lines(lane, 5, 5, 5)
+    cluster.replicas[2].die()
+    settle(cluster, 2 * RANGE_GRACE_S)
+    assert (len(cluster.open_range(lane).replicas), cluster.open_range(lane).durable_on) == (2, 2)
+    with suppress(BadValue):
+        cluster.directory.alter_topic(AlterTopic(name="t0", **change))
+    settle(cluster, 2 * RANGE_GRACE_S)
+
+    assert cluster.open_range(lane).durable_on == cluster.directory.topic("t0").durable_on
 
 
 @pytest.mark.parametrize("trouble", ["silent", "unhealthy", "draining"])

@@ -15,12 +15,17 @@ if TYPE_CHECKING:
 
     from embarcadero.node.cluster import ClusterFolder
     from embarcadero.node.scene import ReplicaReport
+    from embarcadero.placement.directory import Directory
+    from embarcadero.types import Range
 
 app = Verbs(help="List, add and drain replicas.", no_args_is_help=True, rich_markup_mode=None)
 
 _COLUMNS = ["replica", "incarnation", "pid", "state", "health", "lag", "open", "sealed", "folder"]
 _POLL_S = 0.1
 _START_S = 60.0
+_LOOK_S = 2.0
+_STILL_S = 30.0
+"""So long nothing moves before `drain` says so."""
 
 
 def _folder(data_dir: Path | None) -> ClusterFolder:
@@ -99,8 +104,9 @@ def drain(
     """Move everything away from a replica: it gets no new ranges, and others copy those that it has.
 
     It is refused when no other live replica could take its ranges. A dead replica can be drained, too: its ranges are
-    copied from their other copies, or from its folder. When nothing is left on it, stop the cluster and remove its
-    folder, or leave it for `--undo`.
+    copied from their other copies, or from its folder. If no copy of some ranges is complete, all others are moved, and
+    an error names those that stay and what to do. When nothing is left on it, stop the cluster and remove its folder,
+    or leave it for `--undo`.
 
     Example:
 
@@ -108,6 +114,7 @@ def drain(
     """
     from contextlib import closing
 
+    from embarcadero.node.unreadable_ranges import in_words, topics_by_lane
     from embarcadero.placement.directory import Directory
     from embarcadero.placement.embedded import SqliteStore
 
@@ -116,20 +123,60 @@ def drain(
     with closing(SqliteStore(folder.store_path)) as store:
         directory = Directory(store)
         directory.undrain_replica(replica) if undo else directory.drain_replica(replica)
+        stuck = [] if undo else _unreadable(directory, replica)
+        if not json:
+            for sentence in in_words(stuck, topics_by_lane(directory)):
+                note(sentence)
+        if wait and not undo:
+            _wait_until_moved(directory, replica, stuck, quiet=json)
         left = len(directory.ranges_on(replica))
-        waits_for = ""
-        while wait and left and not undo:
-            time.sleep(_POLL_S)
-            if (why := directory.drain_blocked(replica)) != waits_for and not json:
-                note(f"replica {replica}: {why or 'its ranges move again'}")
-            waits_for = why
-            if (now := len(directory.ranges_on(replica))) != left and not json:
-                note(f"{now} ranges left on replica {replica}")
-            left = now
-    facts: dict[str, Any] = {"replica": replica, "draining": not undo, "ranges": left}
+    facts: dict[str, Any] = {"replica": replica, "draining": not undo, "ranges": left, "unreadable": len(stuck)}
     if json:
         print_json(facts)
     elif undo:
         print(f"replica {replica} may have ranges again")
     else:
         print(f"replica {replica} is drained: {left} ranges are on it")
+
+
+def _unreadable(directory: Directory, replica: int) -> list[Range]:
+    """Ranges on a replica of which no copy is complete."""
+    from embarcadero.node.unreadable_ranges import unreadable_ranges
+
+    members = {member.replica: member for member in directory.replicas()}
+    return unreadable_ranges(directory.ranges_on(replica), members, directory.trims())
+
+
+def _wait_until_moved(directory: Directory, replica: int, stuck: list[Range], quiet: bool) -> None:
+    """Wait until no range is on a replica; ClusterError once those that are left can't be copied from anywhere.
+
+    Files come and go while replicas work: only what is found twice in a row counts.
+    """
+    from embarcadero.errors import ClusterError
+    from embarcadero.node.unreadable_ranges import in_words, topics_by_lane
+
+    def say(text: str) -> None:
+        if not quiet:
+            note(text)
+
+    left, waits_for, told = len(directory.ranges_on(replica)), "", False
+    looked = moved = time.monotonic()
+    while ranges := directory.ranges_on(replica):
+        if (why := directory.drain_blocked(replica)) != waits_for:
+            say(f"replica {replica}: {why or 'its ranges move again'}")
+            waits_for = why
+        now = time.monotonic()
+        if len(ranges) != left:
+            say(f"{len(ranges)} ranges left on replica {replica}")
+            left, moved, told = len(ranges), now, False
+        if now - looked >= _LOOK_S:
+            before, stuck, looked = stuck, _unreadable(directory, replica), now
+            if len(stuck) == len(before) == left:
+                raise ClusterError(
+                    f"{left} ranges stay on replica {replica}: no copy of them is complete",
+                    "; ".join(in_words(stuck, topics_by_lane(directory))),
+                )
+        if now - moved >= _STILL_S and not why and not told:
+            told = True
+            say(f"nothing moved for {_STILL_S:.0f} s: if copies are damaged, replicas log `can't complete a copy`")
+        time.sleep(_POLL_S)

@@ -252,7 +252,7 @@ def alter(
     gap_timeout_ms: Annotated[int | None, typer.Option(show_default=False, help="How long a gap may stay.")] = None,
     session_ttl_s: Ttl = None,
     replicas: Annotated[
-        int | None, typer.Option(show_default=False, help="Copies of what is published from now on.")
+        int | None, typer.Option(show_default=False, help="Copies of what is published from the next range on.")
     ] = None,
     durable_on: Annotated[
         int | None,
@@ -266,7 +266,9 @@ def alter(
 ) -> None:
     """Change a topic: only what is given.
 
-    New copies begin with the next record: the range that is open is sealed within seconds, and the next one has them.
+    Other copies hold for what is published from the next range on: the open range is sealed within seconds, and the
+    next one has them. More copies are refused while fewer replicas are live than that; any other change of copies,
+    while fewer are live than make a record durable.
 
     A schema may get columns that may be null; old and new publishers and readers go on.
 
@@ -291,7 +293,8 @@ def alter(
         version = f" (schema version {topic.schema_version})" if topic.schema_version else ""
         print(f"altered topic {topic.name}{version}")
         if replicas is not None or durable_on is not None:
-            print(f"  {price(topic.replicas, topic.durable_on)}")
+            since = "of what is published from the next range on, within seconds: " if topic.replicas else ""
+            print(f"  {since}{price(topic.replicas, topic.durable_on)}")
 
 
 @app.command()

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from embarcadero.limits import BROKER_LANES_FIRST, REPLICA_LAG_ENTRIES_MAX
 from embarcadero.node.scene import LaneReport, LaneState, ReplicaReport, Scene
+from embarcadero.node.unreadable_ranges import in_words
 from embarcadero.types import MemberState, Range, ReplicaRef, ReplicaState
 
 _NO_WORDS: Mapping[str, str] = {}
@@ -21,7 +22,9 @@ def degraded(
         *_processes(scene, down),
         *(said for lane in lanes for said in _lane(scene, lane)),
         *(said for replica in replicas for said in _replica(scene, replica, down)),
+        *in_words(scene.unreadable, {range_.lane: scene.topic(range_.lane) for range_ in scene.unreadable}),
         *_topics(scene, replicas),
+        *_altered(scene, replicas),
     ]
 
 
@@ -98,13 +101,17 @@ def _replica(scene: Scene, replica: ReplicaReport, down: Mapping[str, str]) -> I
     if replica.state == ReplicaState.DRAINING and left:
         why = scene.directory.drain_blocked(replica.id)
         do = f"{why}: `embarcadero replica add`, or `embarcadero replica drain --undo {replica.id}`" if why else "wait"
+        if not why and (stuck := scene.unreadable_on(replica.id)):
+            do = f"no copy of {stuck} of them is complete, so these stay until you do what is said below"
         yield f"{who} is being drained: {left} ranges are still on it; {do}"
     for trouble in replica.health:
         yield f"{who}: {trouble}"
     if replica.state != ReplicaState.DEAD and (strange := scene.on_another_disk(replica.id)):
+        stuck = scene.unreadable_on(replica.id)
+        but = f", except {stuck} of which no copy is complete" if stuck else ""
         yield (
             f"{who} has another disk than {strange} of its ranges name (wiped, or swapped): sealed ones are copied to "
-            "it from the others; nothing to do, unless the old disk can come back"
+            f"it from the others{but}; nothing to do, unless the old disk can come back"
         )
 
 
@@ -112,7 +119,9 @@ def _copied(scene: Scene, replica: int) -> str:
     """What becomes of the sealed ranges of a dead replica."""
     if why := scene.directory.drain_blocked(replica):
         return f"They are not copied: {why}; `embarcadero replica add`"
-    return "Others copy its sealed ranges after placement.replace_after_s; at once: `embarcadero replica drain`"
+    stuck = scene.unreadable_on(replica)
+    but = f", except {stuck} of which no copy is complete" if stuck else ""
+    return f"Others copy its sealed ranges after placement.replace_after_s{but}; at once: `embarcadero replica drain`"
 
 
 def _topics(scene: Scene, replicas: Sequence[ReplicaReport]) -> Iterator[str]:
@@ -130,6 +139,26 @@ def _topics(scene: Scene, replicas: Sequence[ReplicaReport]) -> Iterator[str]:
                 f"topic {topic.name} has {len(last.replicas)} of the {topic.replicas} copies it wants: the next range "
                 "gets more; wait"
             )
+
+
+def _altered(scene: Scene, replicas: Sequence[ReplicaReport]) -> Iterator[str]:
+    """Topics that were altered, and whose open ranges are still durable on as many copies as before."""
+    live = sum(replica.state == ReplicaState.LIVE for replica in replicas)
+    topics = {topic.name: topic for topic in scene.topics.values()}
+    counted: dict[str, set[int]] = {}
+    for range_ in scene.last.values():
+        topic = topics.get(scene.topic(range_.lane))
+        if range_.open and topic is not None and range_.durable_on != topic.durable_on:
+            counted.setdefault(topic.name, set()).add(range_.durable_on)
+    for name, before in counted.items():
+        wanted, now = topics[name].durable_on, " or ".join(map(str, sorted(before)))
+        do = "the next range begins soon: wait"
+        if live < wanted:
+            do = (
+                f"the next range waits until {wanted} replicas are live: start those that are down, "
+                f"`embarcadero replica add`, or `embarcadero topic alter {name} --durable-on {max(1, live)}`"
+            )
+        yield f"topic {name} is to be durable on {wanted} copies, and ack=2 still means {now}; {do}"
 
 
 def down_roles(nodes: Mapping[str, int], brokers: Mapping[int, MemberState], refs: Sequence[ReplicaRef]) -> set[str]:

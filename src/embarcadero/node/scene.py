@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import StrEnum
+from functools import cached_property
 
 import msgspec
 
@@ -16,6 +17,7 @@ from embarcadero.fabric.ring import attach_ring
 from embarcadero.fabric.tagged import TaggedReader
 from embarcadero.limits import BROKER_LANES_FIRST
 from embarcadero.node.roles import candidate_role
+from embarcadero.node.unreadable_ranges import unreadable_ranges
 from embarcadero.placement.directory import Directory
 from embarcadero.replica.health import Trouble, health_in_words
 from embarcadero.types import Range, ReplicaMember, ReplicaRef, ReplicaState
@@ -133,6 +135,23 @@ class Scene:
         """How many ranges name a disk of this replica that it does not have."""
         disk = self.members[replica].disk
         return sum(ref.replica == replica and ref.disk != disk for range_ in self.ranges for ref in range_.replicas)
+
+    @cached_property
+    def unreadable(self) -> list[Range]:
+        """Sealed ranges of replicas that are dead, drained, removed or have another disk, and of which no copy is left.
+
+        Ranges of replicas that are well are not looked at: those would say so themselves.
+        """
+        doubtful = [range_ for range_ in self.ranges if not all(map(self._has_its_disk, range_.replicas))]
+        return unreadable_ranges(doubtful, self.members, self.directory.trims())
+
+    def _has_its_disk(self, ref: ReplicaRef) -> bool:
+        member = self.members.get(ref.replica)
+        return member is not None and member.state is ReplicaState.LIVE and member.disk == ref.disk
+
+    def unreadable_on(self, replica: int) -> int:
+        """How many of these name this replica."""
+        return sum(any(ref.replica == replica for ref in range_.replicas) for range_ in self.unreadable)
 
     # --- lanes --------------------------------------------------------------------------------------------------------
     def ordered(self, lane: int) -> int | None:

@@ -104,7 +104,10 @@ class Replicas(Decisions):
         self._set_draining(replica, True)
 
     def drain_blocked(self, replica: int) -> str:
-        """Why ranges of a replica can't move away from it now; empty when they can."""
+        """Why ranges of a replica have no other replica to move to now; empty when they have.
+
+        Whether there is a copy to move them from only the disks can tell: `node/unreadable_ranges.py`.
+        """
         able = {m.replica for m in self.replicas() if m.state is ReplicaState.LIVE} - {replica}
         stuck = [r for r in self.ranges_on(replica) if not able - {ref.replica for ref in r.replicas}]
         if not stuck:

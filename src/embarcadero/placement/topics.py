@@ -15,6 +15,7 @@ from embarcadero.placement.ranges import Ranges
 from embarcadero.placement.records import Cluster, Retired, Trim, tier_key, tierer_key, trim_key
 from embarcadero.placement.rules import check_partitioner, checked_copies, checked_retention, new_topic
 from embarcadero.placement.tier import Tiers
+from embarcadero.plants import planted
 from embarcadero.types import CRC32C, OnGap, Order, ReplicaRef, Tier, Topic, TopicLane
 from embarcadero.wire.messages import AlterTopic
 
@@ -23,6 +24,15 @@ def next_lane(first: int, taken: AbstractSet[int]) -> int:
     """The first lane from `first` on, round and round, that is not taken; lanes are counted apart from this."""
     lanes = ((first + offset) % LANES_MAX for offset in range(LANES_MAX))
     return next((lane for lane in lanes if lane not in taken), first)
+
+
+def _too_few_live(wanted: str, live: int) -> BadValue:
+    """The error for a topic that asks for more replicas than may get ranges now."""
+    fewer = f", or ask for {live} or fewer" if live else ""
+    return BadValue(
+        f"{wanted}, and {live} are live and not drained",
+        f"bring back those that are down, or `embarcadero replica add`{fewer}",
+    )
 
 
 class Topics(Ranges, Tiers, Progress):
@@ -80,16 +90,22 @@ class Topics(Ranges, Tiers, Progress):
         return self._decide(plan_it)
 
     def alter_topic(self, ask: AlterTopic) -> Topic:
-        """Change a topic as asked; BadValue or BadSchema names what can't change, and why."""
+        """Change a topic as asked; BadValue or BadSchema names what can't change, and why.
+
+        Other copies than the topic has are refused while too few replicas are live for the next range to open with
+        them: as many as make a record durable. More copies than before are refused until all of them can be had.
+        """
 
         def plan_it(plan: Plan) -> Topic:
             topic = plan.read(f"topics/{ask.name}", Topic)
             if topic is None:
                 raise self._unknown(ask.name)
-            check_id(topic, ask.topic_id)
+            check_id(topic, 0 if planted("late-alter-done") else ask.topic_id)
             changed = altered(topic, ask)
             if changed.replicas > topic.replicas:
                 self._all_wanted(plan, changed)
+            elif (changed.replicas, changed.durable_on) != (topic.replicas, topic.durable_on):
+                self._enough_live(plan, changed)
             if ask.columns:
                 known = plan.read(f"schemas/{ask.name}", SchemaHistory) or SchemaHistory()
                 schema = next_version(known, ask.columns)
@@ -155,7 +171,7 @@ class Topics(Ranges, Tiers, Progress):
         def plan_it(plan: Plan) -> int:
             if (topic := plan.read(f"topics/{name}", Topic)) is None:
                 raise self._unknown(name)
-            check_id(topic, topic_id)
+            check_id(topic, 0 if planted("late-trim-done") else topic_id)
             before = plan.read(trim_key(lane), Trim) or Trim(0)
             wanted = self._trim_tier(plan, name, lane, (index, seq), cold)
             if wanted > before.index:
@@ -214,11 +230,12 @@ class Topics(Ranges, Tiers, Progress):
     def _all_wanted(self, plan: Plan, topic: Topic) -> list[ReplicaRef]:
         chosen = self._pick(plan, topic.replicas)
         if len(chosen) < topic.replicas:
-            raise BadValue(
-                f"topic {topic.name!r} is to have {topic.replicas} replicas, and {len(chosen)} are live",
-                "start more replicas, or ask for fewer",
-            )
+            raise _too_few_live(f"topic {topic.name!r} is to have {topic.replicas} replicas", len(chosen))
         return chosen
+
+    def _enough_live(self, plan: Plan, topic: Topic) -> None:
+        if (live := len(self._pick(plan, topic.durable_on))) < topic.durable_on:
+            raise _too_few_live(f"topic {topic.name!r} is to be durable on {topic.durable_on} replicas", live)
 
     def _unknown(self, name: str) -> UnknownTopic:
         some = ", ".join(topic.name for topic in self.topics()[:5])

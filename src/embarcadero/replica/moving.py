@@ -4,6 +4,10 @@ Each replica looks for sealed ranges that name a replica which is drained, or wh
 `placement.replace_after_s` by its own clock. It takes those for which the usual choice falls on itself: it copies the
 range from peers, and once the whole copy is synced here, the range's record in the store names this replica instead.
 
+A few ranges are copied at a time. If no replica's files have the records of one, and nothing of it is here, the replica
+drops it and tries again later, first soon and then rarely, so that the other ranges get their turn. A copy that has
+some records stays: they may be the last ones there are. While no source has the rest it does not count among the few.
+
 An open range that names a disk of ours which is gone is copied when the sequencer, recovering its lane, says where it
 ends: it is sealed only when enough disks have it, and perhaps too few others are left. How far such a copy goes is no
 reply to the question where the range ends; the sequencer knows by the disk's id.
@@ -11,7 +15,7 @@ reply to the question where the range ends; the sequencer knows by the disk's id
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from embarcadero.env import Journal
 from embarcadero.errors import EmbarcaderoError
@@ -26,6 +30,18 @@ from embarcadero.types import Range, ReplicaMember, ReplicaState
 _LOOK_US: Final = 500_000
 _AT_ONCE: Final = 4
 """Ranges that one replica takes over at a time; the others may fall to somebody else meanwhile."""
+_AGAIN_US_FIRST: Final = 1_000_000
+_AGAIN_US_MAX: Final = 60_000_000
+
+
+class _Failure(NamedTuple):
+    """A range that no source could help with: when to try again, and how long to wait after the next failure."""
+
+    again_us: int
+    wait_us: int
+
+
+_NO_FAILURE: Final = _Failure(0, _AGAIN_US_FIRST)
 
 
 class Moving:
@@ -45,9 +61,15 @@ class Moving:
         self._leaving: set[int] = set()
         self._untold: dict[Tags, Copy] = {}  # complete copies that the store could not be told of yet
         self._look_us = 0
+        self._members: list[ReplicaMember] = []
+        self._stalled: dict[Tags, int] = {}  # adopted ranges that no source could help with -> where their copies end
+        self._failures: dict[Tags, _Failure] = {}  # ranges that were dropped for it
 
     def update(self, members: list[ReplicaMember], ranges: list[Range]) -> None:
         """Take note of who is there, and of all ranges."""
+        if members != self._members:  # a replica that came back may have what was missing: try at once
+            self._failures = {tags: failure._replace(again_us=0) for tags, failure in self._failures.items()}
+            self._members = members
         newest = {member.replica: member for member in members}
         self._dead = {n for n, member in newest.items() if member.state is ReplicaState.DEAD}
         self._drained = self._directory.draining_replicas()
@@ -59,12 +81,14 @@ class Moving:
             range_ = known.get(tags)
             if range_ is None or all(ref.replica != old for ref in range_.replicas):
                 del self._ranges.adopted[tags]
+        self._stalled = {tags: end for tags, end in self._stalled.items() if tags in self._ranges.adopted}
+        self._failures = {tags: failure for tags, failure in self._failures.items() if tags in known}
 
     def _had_it(self, range_: Range) -> bool:
         return any(ref.replica == self._me.replica and ref.disk != self._me.disk for ref in range_.replicas)
 
     def look(self, now_us: int) -> bool:
-        """Take over what shall be here from now on. True if something was: copies are to be opened."""
+        """Decide what shall be here from now on. True if that changed: copies are to be opened, or removed."""
         refill = {tags_of(range_) for range_ in self._bereft if self._reign.asked(range_)} - self._ranges.refilled
         self._ranges.refilled |= refill
         if now_us < self._look_us:
@@ -74,24 +98,54 @@ class Moving:
         due_us = now_us - self._replace_after_us
         self._leaving = self._drained | {n for n, since_us in self._dead_since_us.items() if since_us <= due_us}
         self._tell_again()
-        return self._take_over() or bool(refill)
+        dropped = self._drop_empty(now_us)
+        return self._take_over(now_us) or dropped or bool(refill)
 
-    def _take_over(self) -> bool:
-        """Adopt sealed ranges of replicas that are drained, or dead for long, if the choice falls on this replica."""
+    def gave_up(self, copy: Copy) -> None:
+        """No replica that the store names has what this copy lacks, as far as could be read just now."""
+        if copy.tags in self._ranges.adopted:
+            self._stalled[copy.tags] = copy.log.end
+
+    def _drop_empty(self, now_us: int) -> bool:
+        """Drop adopted ranges that no source could help with, unless some of their records are here."""
+        before = len(self._ranges.adopted)
+        for tags, end in list(self._stalled.items()):
+            copy = self._ranges.copies.get(tags)
+            if copy is None or copy.log.end > end:
+                del self._stalled[tags]  # it goes on
+            elif copy.log.end == copy.log.first and not copy.log.damage and not copy.complete:
+                wait_us = self._failures.get(tags, _NO_FAILURE).wait_us
+                self._failures[tags] = _Failure(now_us + wait_us, min(2 * wait_us, _AGAIN_US_MAX))
+                del self._stalled[tags], self._ranges.adopted[tags]
+        return len(self._ranges.adopted) < before
+
+    def _take_over(self, now_us: int) -> bool:
+        """Adopt sealed ranges of replicas that are drained, or dead for long, if the choice falls on this replica.
+
+        Those that never failed come first, then those that have waited longest.
+        """
         if not self._leaving or self._me.replica in self._leaving:
             return False
         before = len(self._ranges.adopted)
-        for range_ in self._sealed:
-            named = {ref.replica for ref in range_.replicas}
-            old = min(named & self._leaving, default=None)
-            if old is None or tags_of(range_) in self._ranges.adopted or len(self._ranges.adopted) >= _AT_ONCE:
-                continue
-            chosen = self._directory.choose_replicas(1, avoid=named)
+        for range_, old in self._candidates(now_us):
+            if len(self._ranges.adopted) - len(self._stalled) >= _AT_ONCE:
+                break
+            chosen = self._directory.choose_replicas(1, avoid={ref.replica for ref in range_.replicas})
             if chosen and chosen[0].replica == self._me.replica:
                 self._ranges.adopted[tags_of(range_)] = old
                 if planted("copy-counted-early"):
                     self._directory.replace_in_sealed(*tags_of(range_), old, self._me.ref)
         return len(self._ranges.adopted) > before
+
+    def _candidates(self, now_us: int) -> list[tuple[Range, int]]:
+        """Sealed ranges to be adopted now, each with the replica that it leaves."""
+        found = list[tuple[int, Range, int]]()
+        for range_ in self._sealed:
+            old = min({ref.replica for ref in range_.replicas} & self._leaving, default=None)
+            again_us = self._failures.get(tags_of(range_), _NO_FAILURE).again_us
+            if old is not None and again_us <= now_us and tags_of(range_) not in self._ranges.adopted:
+                found.append((again_us, range_, old))
+        return [(range_, old) for _, range_, old in sorted(found, key=lambda one: one[0])]
 
     def _tell_again(self) -> None:
         """Let the store know of copies that are still here and whole."""

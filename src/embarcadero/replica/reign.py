@@ -67,6 +67,11 @@ class Reign:
         """Drop the rings of all other lanes, and with them their memory: their topics are gone, or their copies are."""
         self._orders = {lane: ring for lane, ring in self._orders.items() if lane in lanes}
 
+    def keep_words(self, lanes: AbstractSet[int]) -> None:
+        """Drop the objects of range words of all other lanes, which are gone."""
+        if self._words is not None:
+            self._words.keep(lanes)
+
     def word(self, lane: int) -> RangeWord | None:
         """What the sequencer says about a lane's open range; None while it says nothing."""
         table = self._table_of_words()

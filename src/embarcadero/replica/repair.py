@@ -63,8 +63,10 @@ class Repair:
         self._readers: dict[_Source, RangeReader] = {}
         self._in_use: set[_Source] = set()  # a worker reads there just now
         self._tried: dict[Tags, tuple[int, int]] = {}  # how many peers were tried in vain, and when to go on
+        self._gave_up_us: dict[Tags, int] = {}  # when no peer could help with a copy that got nothing since
         self._free_us = 0  # when the allowance of bytes is paid back
         self.on_change: Callable[[], None] = lambda: None  # told when a copy may count that did not, or is gone
+        self.on_give_up: Callable[[Copy], None] = lambda _copy: None  # told when no source has what a copy lacks
 
     def update(self, members: list[ReplicaMember]) -> None:
         """Take note of the replicas there are."""
@@ -78,8 +80,14 @@ class Repair:
 
     # --- a piece at a time --------------------------------------------------------------------------------------------
     def step(self, copies: list[Copy], now_us: int) -> bool:
-        """Have one piece read for each copy of an open range that lacks something, and for one sealed range."""
+        """Have one piece read for each copy of an open range that lacks something, and for one sealed range.
+
+        Copies that no peer could help with come last, in turn: however many there are, the others get on.
+        """
         moved, asking = False, {copy.tags for copy in copies}
+        if self._gave_up_us:
+            self._gave_up_us = {tags: us for tags, us in self._gave_up_us.items() if tags in asking}
+            copies = sorted(copies, key=lambda copy: self._gave_up_us.get(copy.tags, 0))
         for copy in copies:
             if copy.busy or copy.doubtful or now_us < self._tried.get(copy.tags, (0, 0))[1]:
                 continue
@@ -213,7 +221,7 @@ class Repair:
         if result is not True:
             self._in_vain(copy, source, tried, result)
             return
-        self._tried.pop(copy.tags, None)
+        self._got_on(copy)
         self._journal.note("damage repaired", lane=copy.tags[0], range=copy.tags[1], peer=source.member.replica)
         self._healed(copy)
 
@@ -228,7 +236,7 @@ class Repair:
             self._in_vain(copy, source, tried, result)
             return
         if self._commits.append(copy, result.entries, result.payloads):
-            self._tried.pop(copy.tags, None)
+            self._got_on(copy)
             copy.behind = False
             size = int(result.entries["size"].sum())
             self._counters.repaired_entries += len(result.entries)
@@ -236,6 +244,11 @@ class Repair:
             now_us = self._clock.now_us()
             self._free_us = max(self._free_us, now_us - _DEBT_US_MAX) + size * 1_000_000 // self._bytes_per_s
             self._commits.sync(copy)
+
+    def _got_on(self, copy: Copy) -> None:
+        """A peer could help: the next attempt begins with the first one again."""
+        self._tried.pop(copy.tags, None)
+        self._gave_up_us.pop(copy.tags, None)
 
     def _in_vain(self, copy: Copy, source: _Source, tried: int, result: object) -> None:
         """This peer could not help: the next one may."""
@@ -249,10 +262,12 @@ class Repair:
         """For now. A peer may come back, or be repaired itself; and perhaps the fabric has it after all."""
         copy.behind = False
         self._tried[copy.tags] = (0, now_us + _TRY_AGAIN_US)
+        self._gave_up_us[copy.tags] = now_us
         self._journal.warn(
             "can't complete a copy", lane=copy.tags[0], range=copy.tags[1], has=copy.log.end,
             reason=reason,
         )  # fmt: skip
+        self.on_give_up(copy)
 
     def close(self) -> None:
         """Let go of peers' files."""

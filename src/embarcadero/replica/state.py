@@ -100,6 +100,7 @@ class Replica:
         self.moving = Moving(
             self.ranges, self.reign, directory, member, self.journal, config.placement.replace_after_s
         )
+        self.repair.on_give_up = self.moving.gave_up
         self.topics: dict[int, Topic] = {}  # by lane, those of brokers too
         self._ranges: list[Range] = []
         self._revision, self._outline = -1, NOT_SEEN
@@ -142,6 +143,7 @@ class Replica:
         known = {topic.lane for topic in topics} | {lane.lane for lane in lanes}
         self.lines.keep(known)
         self._everybodys.keep(known)
+        self.reign.keep_words(known)
         self.brokers.update(self._directory.members(), lanes)
         ranges = self._ranges = self._directory.ranges()
         self.moving.update(members, ranges)

@@ -233,6 +233,19 @@ class RangeReader:
                 break
         return join(found) if found else NO_ENTRIES
 
+    def covered(self, index: int, end: int) -> int:
+        """Where records from `index` on end, at most at `end`: by headers and footers, without a look at records.
+
+        `index` itself if it is not here, or the segment that should have it can't be read.
+        """
+        self.refresh()
+        try:
+            while index < end and (segment := self._holding(index)) is not None and segment.end_index > index:
+                index = min(end, segment.end_index)
+        except (BadSegment, Missing):
+            pass
+        return index
+
     def points(self, index: int, end: int, every: int, max_bytes: int) -> tuple[list[Point], int]:
         """Records of [index, end) about so many bytes apart, and where they end: there, or behind `max_bytes`.
 

@@ -1,0 +1,116 @@
+"""`replica drain` over a store and folders that a test made; no processes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner, Result
+
+from embarcadero.cli import replica as module
+from embarcadero.cli.main import app
+from embarcadero.node.cluster import ClusterFolder
+from embarcadero.placement.directory import Directory
+from embarcadero.placement.embedded import SqliteStore
+from embarcadero.storage.layout import range_folder
+from tests.cli.folders import COUNT, StoppedCluster
+
+
+class Drained:
+    """Replica 0 is dead, and has the only copy of a sealed range; replica 1 could take it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.stopped = path, StoppedCluster(path, replicas=1)
+        self.range = self.stopped.range.lane, self.stopped.range.number
+        with self.directory() as directory:
+            directory.register_replica(1, "disk-1", str(path / "replica-1"), "here", 0)
+            directory.mark_replica_dead(0, 1)
+
+    @contextmanager
+    def directory(self) -> Iterator[Directory]:
+        with closing(SqliteStore(self.stopped.folder.store_path)) as store:
+            yield Directory(store)
+
+    def lose(self) -> None:
+        shutil.rmtree(self.stopped.folder.replica(0) / range_folder(*self.range))
+
+    def move(self) -> None:
+        """Replica 1 has copied it."""
+        with self.directory() as directory:
+            new = next(member.ref for member in directory.replicas() if member.replica == 1)
+            assert directory.replace_in_sealed(*self.range, 0, new)
+
+    def drain(self, *more: str) -> Result:
+        return CliRunner().invoke(app, ["replica", "drain", "0", "--data-dir", str(self.path), *more])
+
+
+@pytest.fixture
+def drained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Drained:
+    monkeypatch.setattr(ClusterFolder, "require_running", lambda _self: None)
+    monkeypatch.setattr(module, "_LOOK_S", 0.01)
+    return Drained(tmp_path)
+
+
+def test_a_drain_that_can_not_end_says_which_ranges_stay(drained: Drained) -> None:
+    """And what can be done; it ends with an error instead of waiting for ever. Other ranges were moved before."""
+    drained.lose()
+    shown = drained.drain()
+    assert shown.exit_code == 1
+    assert "1 ranges stay on replica 0: no copy of them is complete" in shown.stderr
+    assert f"no copy of 1 sealed range (batches 0 to {COUNT - 1})" in shown.stderr
+    assert f"`embarcadero topic trim orders --before-index {COUNT}`" in shown.stderr
+    with drained.directory() as directory:
+        assert directory.draining_replicas() == {0}
+
+
+def test_a_drain_that_waits_for_nothing_names_them_at_once(drained: Drained) -> None:
+    """For programs as a number."""
+    drained.lose()
+    shown = drained.drain("--no-wait")
+    assert shown.exit_code == 0
+    assert "no copy of 1 sealed range" in shown.stderr
+    told = msgspec.json.decode(drained.drain("--no-wait", "--json").stdout)
+    assert told == {"replica": 0, "draining": True, "ranges": 1, "unreadable": 1}
+
+
+def test_a_drain_goes_on_once_the_files_are_back(drained: Drained, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was missing a moment ago is no reason to give up."""
+    drained.lose()
+    looks: list[object] = []
+    usual = module._unreadable
+
+    def look(*what: Any) -> list[Any]:
+        looks.append(what)
+        found = usual(*what)
+        if len(looks) == 1:
+            monkeypatch.undo()
+            monkeypatch.setattr(ClusterFolder, "require_running", lambda _self: None)
+            drained.move()
+        return found
+
+    monkeypatch.setattr(module, "_unreadable", look)
+    shown = drained.drain()
+    assert shown.exit_code == 0, shown.output
+    assert "replica 0 is drained: 0 ranges are on it" in shown.stdout
+
+
+def test_a_drain_in_which_nothing_moves_says_so(drained: Drained, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy is there, and something in it may be damaged: only replicas find that."""
+    monkeypatch.setattr(module, "_STILL_S", 0.0)
+    naps: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 5:
+            drained.move()
+
+    monkeypatch.setattr("embarcadero.cli.replica.time.sleep", sleep)
+    shown = drained.drain()
+    assert shown.exit_code == 0, shown.output
+    assert shown.stderr.count("nothing moved for 0 s") == 1
+    assert "`can't complete a copy`" in shown.stderr
