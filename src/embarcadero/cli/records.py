@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import datetime
 from enum import StrEnum
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
@@ -17,8 +18,9 @@ import typer
 
 from embarcadero.cli.output import Brokers, DataDir, Json, connect, note, print_json, stderr_is_terminal
 from embarcadero.cli.times import parse_time
-from embarcadero.errors import Backpressure, BadValue, Trimmed
-from embarcadero.limits import DELIVERY_TIMEOUT_S, RECORD_BYTES_MAX
+from embarcadero.errors import Backpressure, BadValue, Conflict, OutcomeUnknown, Trimmed
+from embarcadero.limits import DELIVERY_TIMEOUT_S, RECORD_BYTES_MAX, SESSION_WINDOW
+from embarcadero.types import NO_SESSION, Ack, EntryKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +61,8 @@ def publish(
     ] = "",
     ack: Annotated[int, typer.Option(help="When a record counts as published. 0: sent. 1: ordered. 2: durable.")] = 1,
     session: Annotated[
-        str | None, typer.Option(show_default=False, help="Name of a session: run again, it goes on where it stopped.")
+        str | None,
+        typer.Option(show_default=False, help="Name of a session: run again with the same lines, it stores the rest."),
     ] = None,
     order: Annotated[
         str | None,
@@ -90,13 +93,17 @@ def publish(
         sent = _Sent()
         log = stack.enter_context(connect(brokers, data_dir))
         about = log.describe(topic)
+        lines = _lines(source)
+        if session is not None:
+            _check_unsplit(about, key_separator)
         with log.publisher(about, ack=ack, session=session, order=order, compression=compression) as publisher:
             if session is not None:
-                steps = _send_numbered(publisher, source, sent, key_separator, about)
-            elif about.schema is not None:
-                steps = _send_rows(publisher, source, sent)
+                stored = _stored_batches(log, publisher, about, session, durable=ack == Ack.DURABLE)
+                sent.skipped = _skip_stored(stored, lines, about, session, key_separator)
+            if session is not None or about.schema is not None:
+                steps = _send_batches(publisher, lines, sent, about, key_separator)
             else:
-                steps = _send_lines(publisher, source, sent, key_separator)
+                steps = _send_lines(publisher, lines, sent, key_separator)
             for _ in steps:
                 advance(sent.bytes)
             publisher.flush()
@@ -110,48 +117,29 @@ def publish(
         print(f"published {sent.records:,} records ({sent.bytes:,} bytes) to {topic}{where}{before}")
 
 
-def _send_lines(publisher: Publisher, source: BinaryIO, sent: _Sent, key_separator: str) -> Iterator[None]:
-    """Each line as a raw record; says now and then that it went on."""
-    for line in _lines(source):
+def _send_lines(publisher: Publisher, lines: Iterator[bytes], sent: _Sent, key_separator: str) -> Iterator[None]:
+    """Send each line as a raw record; yields now and then."""
+    for line in lines:
         key, value = _split(line, key_separator.encode())
         sent.add(sent.take(publisher.send, value, key=key), 1, len(line))
         if sent.records % _PROGRESS_EVERY == 0:
             yield
 
 
-def _send_numbered(
-    publisher: Publisher, source: BinaryIO, sent: _Sent, key_separator: str, about: TopicInfo
+def _send_batches(
+    publisher: Publisher, lines: Iterator[bytes], sent: _Sent, about: TopicInfo, key_separator: str
 ) -> Iterator[None]:
-    """Lines as numbered batches of a named session. Cuts depend on the lines only, so a second run skips whole ones."""
-    import pyarrow as pa
-
-    if key_separator and about.partitions > 1:
-        raise BadValue(
-            f"--session with keys in a topic of {about.partitions} partitions: one batch is in one partition",
-            "leave out --session or --key-separator",
-        )
-    done = publisher.next_session_seq()
-    for number, (first, lines) in enumerate(_chunks(_lines(source))):
-        size = sum(map(len, lines))
-        if number < done:
-            sent.skipped += len(lines)
-            continue
-        if about.schema is None:
-            pairs = [_split(line, key_separator.encode()) for line in lines]
-            data: Any = {"value": [value for _, value in pairs], "key": [key for key, _ in pairs]}
-            raw = pa.schema([("value", pa.binary()), ("key", pa.binary())])
-            rows = pa.RecordBatch.from_pydict(data, schema=raw)
-        else:
-            data = [_row(first + at, line) for at, line in enumerate(lines)]
-            rows = pa.RecordBatch.from_pylist(data, schema=about.schema)
-        sent.add(sent.take(publisher.publish, rows, session_seq=number), len(lines), size)
+    """Send lines as rows, many at once; yields after each batch."""
+    for first, chunk in _chunks(lines, sent.skipped + 1):
+        future = sent.take(publisher.publish, _rows(first, chunk, about, key_separator))
+        sent.add(future, len(chunk), sum(map(len, chunk)))
         yield
 
 
-def _chunks(lines: Iterator[bytes]) -> Iterator[tuple[int, list[bytes]]]:
+def _chunks(lines: Iterator[bytes], first: int) -> Iterator[tuple[int, list[bytes]]]:
     """Lines in lists of at most so many lines and bytes, each with the number of its first line."""
     chunk: list[bytes] = []
-    first, size = 1, 0
+    size = 0
     for line in lines:
         if chunk and (len(chunk) == _ROWS_AT_ONCE or size + len(line) > _CHUNK_BYTES):
             yield first, chunk
@@ -160,6 +148,17 @@ def _chunks(lines: Iterator[bytes]) -> Iterator[tuple[int, list[bytes]]]:
         size += len(line)
     if chunk:
         yield first, chunk
+
+
+def _rows(first: int, lines: list[bytes], about: TopicInfo, key_separator: str) -> Any:
+    """Lines as `publish` takes them; `first` is the number of the first line."""
+    import pyarrow as pa
+
+    if about.schema is not None:
+        return [_row(first + at, line) for at, line in enumerate(lines)]
+    pairs = [_split(line, key_separator.encode()) for line in lines]
+    columns = {"value": [value for _, value in pairs], "key": [key for key, _ in pairs]}
+    return pa.RecordBatch.from_pydict(columns, schema=pa.schema([("value", pa.binary()), ("key", pa.binary())]))
 
 
 def _row(number: int, line: bytes) -> Any:
@@ -171,19 +170,103 @@ def _row(number: int, line: bytes) -> Any:
         raise BadValue(f"line {number} is no JSON: {error}", "a topic with a schema takes JSON objects") from None
 
 
-def _send_rows(publisher: Publisher, source: BinaryIO, sent: _Sent) -> Iterator[None]:
-    """Each line as a row, many at once; says so each time."""
-    rows: list[Any] = []
-    size = 0
-    for number, line in enumerate(_lines(source), 1):
-        rows.append(_row(number, line))
-        size += len(line)
-        if len(rows) == _ROWS_AT_ONCE:
-            sent.add(sent.take(publisher.publish, rows), len(rows), size)
-            rows, size = [], 0
-            yield
-    if rows:
-        sent.add(sent.take(publisher.publish, rows), len(rows), size)
+# --- named sessions ---------------------------------------------------------------------------------------------------
+def _check_unsplit(about: TopicInfo, key_separator: str) -> None:
+    """Refuse keys that spread lines over partitions: a crash between batches would store lines 1 and 3 without 2."""
+    if about.partitions > 1 and (key_separator or about.key):
+        what = "--key-separator" if key_separator else f"key={about.key!r}"
+        raise BadValue(
+            f"--session with {what} in a topic of {about.partitions} partitions: batches are cut by key, so what an "
+            "interrupted run has stored is not the beginning of the lines",
+            "leave out --session, or use a topic with one partition",
+        )
+
+
+def _skip_stored(
+    stored: Iterator[Batch], lines: Iterator[bytes], about: TopicInfo, session: str, key_separator: str
+) -> int:
+    """Pass over the lines that the session has stored, and return their number. Each is compared with its record."""
+    skipped = 0
+    for batch in stored:
+        chunk = list(islice(lines, batch.count))
+        if chunk and (differs := _first_difference(batch, _rows(skipped + 1, chunk, about, key_separator), about)):
+            raise Conflict(
+                f"line {skipped + differs} is not the record that session {session!r} has stored at seq "
+                f"{batch.seq + differs - 1}",
+                "run again with the same lines and options, from the first line on; use another name for other lines",
+            )
+        skipped += len(chunk)
+        if len(chunk) < batch.count:
+            break  # no line is left to be stored
+    return skipped
+
+
+def _first_difference(batch: Batch, data: Any, about: TopicInfo) -> int:
+    """Which row (from 1 on) is the first that differs from its record in a batch; 0: none does."""
+    import pyarrow as pa
+
+    from embarcadero.client.tables import fitted
+
+    rows, stored = fitted(data, about.versions, 0), pa.Table.from_batches([batch.to_arrow()])
+    rows = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
+    names = rows.schema.names if about.schema is not None else ["key", "value"]
+
+    def same(at: int, count: int) -> bool:
+        return all(rows[name].slice(at, count).equals(stored[name].slice(at, count)) for name in names)
+
+    if same(0, rows.num_rows):
+        return 0
+    return next(at for at in range(rows.num_rows) if not same(at, 1)) + 1
+
+
+def _stored_batches(
+    log: Log, publisher: Publisher, about: TopicInfo, session: str, *, durable: bool
+) -> Iterator[Batch]:
+    """All batches that a named session has stored, in their order, as the log has them. OutcomeUnknown if one is gone.
+
+    `durable`: each once it is durable.
+    """
+    done = publisher.next_session_seq()
+    if not done:
+        return
+    read, stop = "durable" if durable else "ordered", log.tail(about.name).index
+    start, handles = _handles(log, about, publisher.pump.driver.core.session, stop, read)
+    waiting: dict[int, Batch] = {}  # a weak session's batches may be in the log before those with lower numbers
+    number = 0
+    for batches in log.scan(about.name, start=start, stop=stop, read=read):
+        for batch in batches:
+            if batch.gap is None and batch.session in handles:
+                waiting[batch.session_seq] = batch
+                while number in waiting:
+                    yield waiting.pop(number)
+                    number += 1
+        if number == done or len(waiting) > SESSION_WINDOW:
+            break
+    if number < done:
+        raise OutcomeUnknown(
+            f"session {session!r} has stored {done} batches in topic {about.name!r}, and its batch {number} is not in "
+            "the log: it was trimmed, skipped or lost, so nobody knows which lines are stored",
+            "compare the lines with the topic, and publish those that are missing without --session or under another "
+            "name",
+        )
+
+
+def _handles(log: Log, about: TopicInfo, session: int, stop: int, read: str) -> tuple[int | None, set[int]]:
+    """The handles that a named session has had, and the index where the first was opened (None: no longer there).
+
+    Whoever opens the name gets a new handle. Its SESSION_OPEN in the log says which handle it continues.
+    """
+    opened: dict[int, tuple[int, int]] = {}
+    for batches in log.scan(about.name, stop=stop, read=read, partitions=[], control=True):
+        for entry in batches:
+            if entry.kind is EntryKind.SESSION_OPEN:
+                opened[entry.session] = entry.index, entry.schema_version << 16 | entry.partition
+    start: int | None = None
+    handles: set[int] = set()
+    while session != NO_SESSION:
+        handles.add(session)
+        start, session = opened.pop(session, (None, NO_SESSION))
+    return start, handles
 
 
 class _Sent:
