@@ -170,6 +170,15 @@ def raise_as_one(errors: Sequence[EmbarcaderoError]) -> None:
         raise ManyErrors(every, errors)
 
 
+def as_reported(error: Exception) -> EmbarcaderoError:
+    """An error that is to be raised together with others; one that is not ours becomes the cause of one that is."""
+    if isinstance(error, EmbarcaderoError):
+        return error
+    wrapped = EmbarcaderoError(f"unexpected {type(error).__name__}: {error}", "report it: this is a bug")
+    wrapped.__cause__ = error
+    return wrapped
+
+
 class ProtocolError(EmbarcaderoError): ...
 class BadMagic(ProtocolError): ...
 class BadVersion(ProtocolError): ...

@@ -60,8 +60,15 @@ class RefusingLock:
 
 
 def _in_child() -> None:
+    """Tell every object, whatever becomes of the others. Python prints what is raised here, and runs the child."""
+    failures: list[Exception] = []
     for known in list(_KNOWN):
-        known._after_fork()
+        try:
+            known._after_fork()
+        except Exception as error:
+            failures.append(error)
+    if failures:
+        raise ExceptionGroup("objects of embarcadero that may not work in this forked child", failures)
 
 
 os.register_at_fork(after_in_child=_in_child)

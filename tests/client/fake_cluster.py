@@ -462,7 +462,7 @@ class FakeConnection:
         stop = end if ask.stop is None else min(end, ask.stop)
         hole = next((hole for hole in cluster.lost if hole[0] <= start < hole[1]), None)
         if hole is not None:
-            gap, at = Gap(GapKind.LOST, start, hole[1]), hole[1]
+            gap, at = Gap(GapKind.LOST, *hole), hole[1]
         elif start < cluster.start_index:
             gap, at = Gap(GapKind.TRIMMED, start, cluster.start_index), cluster.start_index
         else:

@@ -24,7 +24,7 @@ from embarcadero.errors import (
     SessionFenced,
     TimedOut,
 )
-from embarcadero.types import GapKind, Position
+from embarcadero.types import Gap, GapKind, Position
 from embarcadero.wire.codec import full_frame
 from embarcadero.wire.messages import OpenSession
 from tests.client.fake_cluster import LANE
@@ -205,6 +205,15 @@ def test_a_subscriber_goes_on_behind_a_lost_span(server: FakeServer, log: Any) -
     assert log.read("t", 0, batch.seq - 1).num_rows == 1
 
 
+def test_a_scan_clips_a_lost_gap_to_its_span(server: FakeServer, log: Any) -> None:
+    """A gap begins where records are lost, maybe before the span: only the part inside the span is handed on."""
+    publisher = log.publisher("t")
+    lose(server, publisher, b"0", b"1", b"2", b"3")
+    with pytest.raises(RecordsLost):
+        publisher.flush()
+    assert [batch.gap for batches in log.scan("t", start=2, stop=3) for batch in batches] == [Gap(GapKind.LOST, 2, 3)]
+
+
 def test_a_cluster_that_comes_back_elsewhere_is_found_where_its_brokers_ever_were() -> None:
     """The seed is gone for good; another broker that the client heard of is there again."""
     with FakeServer(brokers=2, replicas=1) as server, emb.connect(server.addresses[:1]) as log:
@@ -300,6 +309,68 @@ def test_closing_an_asyncio_log_does_the_same(server: FakeServer) -> None:
         with pytest.raises(RecordsLost) as caught:
             await log.close()
         check_merged(caught.value)
+
+    asyncio.run(body())
+
+
+def test_an_asyncio_close_that_was_cancelled_is_reported_by_the_log(server: FakeServer) -> None:
+    """The caller's own time limit ended it, so it raised nothing: the log forgot the publisher, and its losses."""
+
+    async def body() -> None:
+        log = await emb.aio.connect(server.addresses)
+        publisher = await log.publisher("t", session="job")
+        position = await (await publisher.publish([{"value": b"a"}]))
+        server.deaf = True
+        with pytest.raises(TimeoutError) as cancelled:
+            async with asyncio.timeout(0.2):
+                await publisher.close()
+        assert not isinstance(cancelled.value, EmbarcaderoError)
+        with pytest.raises(LossUnknown) as caught:
+            await log.close()
+        assert caught.value.positions == (position,)
+
+    asyncio.run(body())
+
+
+def broken() -> Any:
+    raise RuntimeError("broken")
+
+
+def check_both(error: RecordsLost) -> None:
+    """The loss, and as its cause what failed."""
+    assert [position.index for position in error.positions] == [0]
+    assert isinstance(error.__cause__, EmbarcaderoError)
+    assert "broken" in error.__cause__.message
+    assert isinstance(error.__cause__.__cause__, RuntimeError)
+
+
+def test_a_subscriber_that_fails_to_close_hides_no_loss(server: FakeServer) -> None:
+    """Its error was raised in place of the RecordsLost, before any publisher was closed."""
+    log = emb.connect(server.addresses)
+    lose(server, log.publisher("t"), b"a")
+    log.subscribe("t").close = broken
+    with pytest.raises(RecordsLost) as caught:
+        log.close()
+    check_both(caught.value)
+
+
+def test_an_asyncio_subscriber_that_fails_to_close_hides_no_loss(server: FakeServer) -> None:
+    """The same there."""
+
+    async def body() -> None:
+        log = await emb.aio.connect(server.addresses)
+        publisher = await log.publisher("t")
+        await (await publisher.send(b"a"))
+        server.start_anew(end=0)
+        await asyncio.to_thread(until, lambda: publisher._pump.intake._lost is not None)
+
+        async def close(_: float | None) -> None:
+            broken()
+
+        (await log.subscribe("t")).close = close
+        with pytest.raises(RecordsLost) as caught:
+            await log.close()
+        check_both(caught.value)
 
     asyncio.run(body())
 

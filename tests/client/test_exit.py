@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import embarcadero as emb
+from embarcadero.client import lifetime
 from tests.client.fake_server import FakeServer
 
 RECORDS = 1_000
@@ -137,6 +138,65 @@ def test_what_could_not_be_stored_at_exit_is_reported(server: FakeServer) -> Non
 
     assert f"{RECORDS} records for topic 't' were not stored".encode() in said
     assert b"close()" in said
+
+
+CANCELLED = """
+async def main():
+    log = await emb.aio.connect(address)
+    publisher = await log.publisher("t")
+    await (await publisher.send(b"acked with ack=1"))
+    print(flush=True)
+    sys.stdin.read()
+    try:
+        async with asyncio.timeout(0.2):
+            await publisher.close()
+    except TimeoutError:
+        pass
+asyncio.run(main())
+"""
+
+
+def test_a_close_that_was_cancelled_is_reported_at_the_end_of_the_program() -> None:
+    """It raised nothing: the caller's own time limit ended it. The end of the program was silent as well."""
+    with FakeServer(order=5, replicas=1) as server:
+        start = f"import asyncio, sys\nimport embarcadero as emb\naddress = {','.join(server.addresses)!r}\n"
+        pipe = subprocess.PIPE
+        with subprocess.Popen([sys.executable, "-c", start + CANCELLED], stdin=pipe, stdout=pipe, stderr=pipe) as child:
+            assert child.stdout is not None
+            child.stdout.readline()
+            server.deaf = True
+            _, said = child.communicate(timeout=120)
+
+    assert b"1 record of 't'" in said
+    assert b"no broker could say" in said
+
+
+def test_loops_that_do_not_answer_share_one_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound of the wait at exit is for all of them together, not for each."""
+    now = 100.0
+
+    class Stuck:
+        """A pump whose event loop never comes to closing it, and the event that is waited for."""
+
+        def __init__(self) -> None:
+            self.loop = object()
+
+        def wait(self, timeout: float) -> bool:
+            nonlocal now
+            now += timeout
+            return False
+
+    reported: list[Any] = []
+    pumps = {Stuck(), Stuck(), Stuck()}
+    monkeypatch.setattr(lifetime, "_OPEN", set(pumps))
+    monkeypatch.setattr(lifetime, "_start_closing", lambda loop, pumps, patience_s: (pumps[0], pumps))
+    monkeypatch.setattr(lifetime, "_report", reported.append)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+
+    lifetime.close_all()
+
+    assert now == 100.0 + lifetime.EXIT_FLUSH_S + lifetime._MARGIN_S
+    assert set(reported) == pumps
 
 
 def test_a_dropped_log_is_closed_and_warned_of(server: FakeServer) -> None:

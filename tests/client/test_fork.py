@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 import embarcadero as emb
+from embarcadero import forks
 from embarcadero.wire.payload import plain_batch
 from tests.client.fake_server import FakeServer
 
@@ -19,7 +20,22 @@ def server() -> Iterator[FakeServer]:
         yield server
 
 
-def run(server: FakeServer, program: str, code: int = 0) -> tuple[list[str], str]:
+@pytest.fixture(params=["uvloop", "asyncio"])
+def without(request: pytest.FixtureRequest) -> str:
+    """The first lines of a program: uvloop is there, or it is not, as on Windows."""
+    return "" if request.param == "uvloop" else "import sys\nsys.modules['uvloop'] = None\n"
+
+
+Run = Callable[[FakeServer, str], tuple[list[str], str]]
+
+
+@pytest.fixture
+def run(without: str) -> Run:
+    """What runs a program with the event loop of the test."""
+    return lambda server, program: run_program(server, without, program)
+
+
+def run_program(server: FakeServer, without: str, program: str) -> tuple[list[str], str]:
     """Run a program with the addresses of the fake brokers; the lines it printed, and what it wrote to stderr.
 
     It has `in_child(function)`: run a function in a forked child, print what it returns or raises, and end the child as
@@ -27,6 +43,7 @@ def run(server: FakeServer, program: str, code: int = 0) -> tuple[list[str], str
     """
     start = f"""
 import asyncio, gc, multiprocessing, os, sys, threading
+{without}
 import embarcadero as emb
 address = {",".join(server.addresses)!r}
 
@@ -47,7 +64,7 @@ def in_child(function, exit=False):
 """
     command = [sys.executable, "-c", start + program]
     done = subprocess.run(command, capture_output=True, check=False, timeout=120, text=True)
-    assert done.returncode == code, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines(), done.stderr
 
 
@@ -56,7 +73,7 @@ def stored(server: FakeServer) -> list[bytes]:
         return log.read("t").column("value").to_pylist()
 
 
-def test_a_log_connects_again_in_the_child(server: FakeServer) -> None:
+def test_a_log_connects_again_in_the_child(server: FakeServer, run: Run) -> None:
     """A Log is only a way to reach the cluster: the child makes its own connections, the parent keeps its own."""
     lines, said = run(
         server,
@@ -79,7 +96,7 @@ log.close()
     assert stored(server) == [b"child", b"child", b"parent"]
 
 
-def test_a_log_connects_again_in_a_child_of_multiprocessing(server: FakeServer) -> None:
+def test_a_log_connects_again_in_a_child_of_multiprocessing(server: FakeServer, run: Run) -> None:
     """The child's own records are stored at its end, as everywhere; the parent's are stored once."""
     _, said = run(
         server,
@@ -119,7 +136,7 @@ USES = {
 
 
 @pytest.mark.parametrize("name", USES)
-def test_what_has_a_place_in_the_log_refuses_to_work_in_the_child(server: FakeServer, name: str) -> None:
+def test_what_has_a_place_in_the_log_refuses_to_work_in_the_child(server: FakeServer, run: Run, name: str) -> None:
     """A session has one publisher and a position one reader: the error says what to open in the child."""
     server.cluster.put(stored_value(b"first"))
     lines, _ = run(
@@ -141,7 +158,7 @@ publisher.close()
     assert stored(server)[-1] == b"parent"
 
 
-def test_closing_in_the_child_leaves_the_parent_alone(server: FakeServer) -> None:
+def test_closing_in_the_child_leaves_the_parent_alone(server: FakeServer, run: Run) -> None:
     """`with` blocks begun before the fork end in the child, too: nothing of the parent's is closed or sent."""
     lines, said = run(
         server,
@@ -165,10 +182,11 @@ log.close()
     assert stored(server) == [b"one", b"two"]
 
 
-def test_a_child_that_lives_on_does_not_keep_the_parents_connections(server: FakeServer) -> None:
+def test_a_child_that_lives_on_does_not_keep_the_parents_connections(server: FakeServer, without: str) -> None:
     """When the parent hangs up, brokers hear it, although the child inherited the sockets."""
     program = f"""
 import os, sys
+{without}
 import embarcadero as emb
 log = emb.connect({",".join(server.addresses)!r})
 log.describe("t")
@@ -188,7 +206,7 @@ sys.stdin.read()
             child.stdin.close()
 
 
-def test_an_asyncio_log_connects_again_in_the_childs_loop(server: FakeServer) -> None:
+def test_an_asyncio_log_connects_again_in_the_childs_loop(server: FakeServer, run: Run) -> None:
     """Its publishers and subscribers refuse to work there; closing them does nothing."""
     lines, said = run(
         server,
@@ -225,6 +243,26 @@ loop.close()
     assert lines[-1] == "t"
     assert not said
     assert stored(server) == [b"child", b"parent", b"again"]
+
+
+def test_one_object_that_fails_after_a_fork_keeps_no_other_from_being_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop over them ended at the first error, and those behind it used sockets of the parent."""
+    told: list[str] = []
+
+    class Object:
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def _after_fork(self) -> None:
+            told.append(self._name)
+            if self._name == "broken":
+                raise RuntimeError("broken")
+
+    monkeypatch.setattr(forks, "_KNOWN", [Object("one"), Object("broken"), Object("two")])
+    with pytest.raises(ExceptionGroup, match="may not work") as caught:
+        forks._in_child()
+    assert told == ["one", "broken", "two"]
+    assert [str(error) for error in caught.value.exceptions] == ["broken"]
 
 
 def stored_value(value: bytes) -> bytes:

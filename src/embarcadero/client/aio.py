@@ -56,6 +56,7 @@ from embarcadero.errors import (
     OutcomeUnknown,
     TimedOut,
     Unreachable,
+    as_reported,
     raise_as_one,
 )
 from embarcadero.forks import tell_of_forks
@@ -537,8 +538,9 @@ class Log(TierCalls, SessionCalls):
     async def close(self, timeout: float | None = CLOSE_TIMEOUT_S) -> None:
         """Close publishers, waiting at most `timeout` seconds for their outcomes, and subscribers; then hang up.
 
-        Raises what publishers have to report: RecordsLost names all records that are lost; the error of a publisher
-        that failed, as its cause if there is also a loss; of several that failed, ManyErrors.
+        Raises what publishers have to report, also those whose own `close` was cancelled: RecordsLost names all records
+        that are lost; the error of a publisher that failed, as its cause if there is also a loss; of several that
+        failed, ManyErrors.
         """
         check_timeout(timeout)
         self.finalizer.detach()
@@ -546,12 +548,12 @@ class Log(TierCalls, SessionCalls):
         publishers = [part for part in parts if isinstance(part, Publisher)]
         try:
             closed = [part.end(timeout) if isinstance(part, Publisher) else part.close(timeout) for part in parts]
-            for ended in await asyncio.gather(*closed, return_exceptions=True):
-                if isinstance(ended, Exception):
-                    raise ended
+            ended = await asyncio.gather(*closed, return_exceptions=True)
         finally:
             await self.brokers.close()
-        raise_as_one(losses_first(problem for publisher in publishers for problem in publisher.problems()))
+        problems = [problem for publisher in publishers for problem in publisher.problems()]
+        failures = [as_reported(error) for error in ended if isinstance(error, Exception)]
+        raise_as_one(losses_first(problems + failures))
 
     async def __aenter__(self) -> Log:
         return self
@@ -745,8 +747,8 @@ class Publisher(PublisherCalls):
     async def end(self, timeout: float | None) -> None:
         """Close without raising what there is to report: `problems` has it."""
         check_timeout(timeout)
-        self._log.forget(self)
         await self._pump.close(timeout)
+        self._log.forget(self)  # not if it was cancelled: closing the log then raises what there is to report
 
     def problems(self) -> list[EmbarcaderoError]:
         """What no caller was told yet, and why the publisher failed."""

@@ -14,6 +14,7 @@ import logging
 import os
 import sys
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
@@ -118,9 +119,10 @@ def close_all() -> None:
     by_loop: dict[asyncio.AbstractEventLoop, list[Pump]] = {}
     for pump in list(_OPEN):
         by_loop.setdefault(pump.loop, []).append(pump)
+    deadline = time.monotonic() + patience_s + _MARGIN_S  # for all of them together
     waits = [_start_closing(loop, pumps, patience_s) for loop, pumps in by_loop.items()]
     for done, pumps in waits:
-        if not done.wait(patience_s + _MARGIN_S):  # the loop does not run, or does not answer
+        if not done.wait(max(0.0, deadline - time.monotonic())):  # the loop does not run, or does not answer
             for pump in pumps:
                 _report(pump)
     _OPEN.clear()

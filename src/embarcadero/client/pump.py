@@ -242,5 +242,5 @@ class Pump:
             if self._timer is not None:
                 self._timer.cancel()
             self.driver.stop()
-            self._open_pumps.discard(self)
-            lifetime.closed(self)
+        self._open_pumps.discard(self)  # one whose close was cancelled stays: its caller has not heard what is lost
+        lifetime.closed(self)

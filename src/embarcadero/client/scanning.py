@@ -51,7 +51,7 @@ class Scan:
         self, brokers: Brokers, topic: TopicInfo, lane: int, span: Span, ends: tuple[int, int], patience: float
     ) -> None:
         self._topic, self._forked = topic.name, False
-        self._stop, self._patience, self._ready, self._closed = ends[1], patience, asyncio.Event(), False
+        self._ends, self._patience, self._ready, self._closed = ends, patience, asyncio.Event(), False
         self._core = new_core(
             brokers, lane, "index", ends[0], span.read, span.partitions, topic.versions, control=span.control,
             stop=ends[1], **table_of(topic),
@@ -73,7 +73,7 @@ class Scan:
             if self._closed:
                 raise Closed("the log was closed during a scan", "connect again")
             await self._wait()
-        return self._clipped(taken)
+        return [self._clipped(batch) for batch in taken]
 
     async def _wait(self) -> None:
         place = self._core.position
@@ -85,14 +85,12 @@ class Scan:
             if self._core.position == place:  # it may go on through batches that are not wanted
                 raise nothing_came(self._core, self._patience) from None
 
-    def _clipped(self, taken: list[Batch]) -> list[Batch]:
-        """Without what reaches beyond the span: a gap may."""
-        if not taken or (last := taken[-1]).gap is None or last.gap.kind is GapKind.SKIPPED:
-            return taken
-        if last.gap.stop > self._stop:
-            gap = last.gap._replace(stop=self._stop)
-            taken[-1] = Batch.of_gap(last.lane, gap, last.seq)
-        return taken
+    def _clipped(self, batch: Batch) -> Batch:
+        """The same without what is outside the span: a gap of indices may begin before it, or end behind it."""
+        if (gap := batch.gap) is None or gap.kind in (GapKind.SKIPPED, GapKind.END_OF_LANE):
+            return batch
+        inside = gap._replace(start=max(gap.start, self._ends[0]), stop=min(gap.stop, self._ends[1]))
+        return batch if inside == gap else Batch.of_gap(batch.lane, inside, batch.seq)
 
     async def close(self, timeout: float | None = None) -> None:  # noqa: ARG002, ASYNC109 - nothing to wait for
         """Stop fetching."""

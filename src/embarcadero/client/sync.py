@@ -43,7 +43,14 @@ from embarcadero.client.thread import LoopThread
 from embarcadero.client.tiers import SyncTierCalls
 from embarcadero.client.topics import TopicInfo
 from embarcadero.config import Config
-from embarcadero.errors import Backpressure, EmbarcaderoError, OutcomeUnknown, TimedOut, raise_as_one
+from embarcadero.errors import (
+    Backpressure,
+    EmbarcaderoError,
+    OutcomeUnknown,
+    TimedOut,
+    as_reported,
+    raise_as_one,
+)
 from embarcadero.forks import tell_of_forks
 from embarcadero.limits import CLOSE_TIMEOUT_S
 from embarcadero.types import Cut, Position, ReaderProgress, Tail, Topic
@@ -454,7 +461,6 @@ class Log(SyncTierCalls, SyncSessionCalls):
         self.thread.after_end = lambda: None  # the cluster is stopped here
         try:
             problems = self.thread.wait(self._close_parts(timeout))
-            self.thread.wait(self._log.close(timeout))
         finally:
             try:
                 self.thread.stop()
@@ -464,14 +470,18 @@ class Log(SyncTierCalls, SyncSessionCalls):
         return problems
 
     async def _close_parts(self, patience: float | None) -> list[EmbarcaderoError]:
-        """Close all publishers at once and all subscribers; what publishers lost, and why they failed."""
-        parts = list(self._parts)
-        publishers = [part for part in parts if isinstance(part, Publisher)]
-        for part in parts:
-            if isinstance(part, Subscriber):
-                part.close()
-        await asyncio.gather(*(publisher.pump.close(patience) for publisher in publishers))
-        return losses_first(problem for publisher in publishers for problem in publisher.pump.problems())
+        """Close all publishers at once and all subscribers, then hang up; what was lost, and what failed."""
+        publishers = [part for part in self._parts if isinstance(part, Publisher)]
+
+        async def close(subscriber: Subscriber) -> None:
+            subscriber.close()
+
+        closed = [close(part) for part in self._parts if isinstance(part, Subscriber)]
+        closed += [publisher.pump.close(patience) for publisher in publishers]
+        ended = await asyncio.gather(*closed, return_exceptions=True)
+        ended += await asyncio.gather(self._log.close(patience), return_exceptions=True)
+        problems = [problem for publisher in publishers for problem in publisher.pump.problems()]
+        return losses_first(problems + [as_reported(error) for error in ended if isinstance(error, Exception)])
 
     def __enter__(self) -> Log:
         return self

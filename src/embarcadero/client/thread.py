@@ -58,6 +58,13 @@ def _new_event_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
+def _waiting_descriptor(loop: asyncio.AbstractEventLoop) -> int | None:
+    """The descriptor on which an event loop waits (epoll, kqueue); None: it has none that a fork would share."""
+    backend = getattr(loop, "_get_backend_id", None)  # uvloop
+    backend = backend or getattr(getattr(loop, "_selector", None), "fileno", None)  # asyncio
+    return None if backend is None else int(backend())
+
+
 class LoopThread:
     """A daemon thread that runs an event loop until stopped."""
 
@@ -81,8 +88,8 @@ class LoopThread:
         """In a forked child there is no such thread. The first call there starts one, with an event loop of its own."""
         if self.alive:
             abandon(self._loop, self._thread)
-            backend: int = self._loop._get_backend_id()  # type: ignore[attr-defined]  # the parent's epoll
-            blank(backend)
+            if (descriptor := _waiting_descriptor(self._loop)) is not None:
+                blank(descriptor)
             self.after_end = lambda: None
             self._lapsed = allocate_lock()
 
