@@ -20,6 +20,7 @@ from embarcadero.client.schema_text import parse_schema
 from embarcadero.client.tables import encoded, fitted, list_entries, pieces
 from embarcadero.errors import BadSchema, BadValue, Corrupt
 from embarcadero.limits import LIST_ENTRIES_MAX, RECORDS_PER_BATCH_MAX, SCHEMA_COLUMNS_MAX
+from embarcadero.placement.altering import first_version
 from embarcadero.types import EntryKind
 from embarcadero.wire.payload import decode_batch
 from embarcadero.wire.schemas import (
@@ -61,6 +62,12 @@ def batch_of(data: pa.RecordBatch, version: int, schemas: TopicSchemas) -> Batch
         (pa.schema([("c", pa.dense_union([pa.field("x", pa.int8())]))]), "'c' is dense_union"),
         (pa.schema([("c", pa.run_end_encoded(pa.int16(), pa.int8()))]), "'c' is run_end"),
         (pa.schema([("x" * 70_000, pa.int8())]), "schema of 7"),
+        (pa.schema([("c", pa.binary(2**31 - 1))]), "rows with 2,147,483,647 bytes"),
+        (pa.schema([("a", pa.binary(40_000)), ("b", pa.binary(40_001))]), "80,001 bytes .* 40,001 of them in .* 'b'"),
+        (pa.schema([("c", pa.list_(pa.int64(), 2**30))]), "rows with 8,589,934,592 bytes"),
+        (pa.schema([("c", pa.list_(pa.null(), 2**30))]), "rows with 1,073,741,824 bytes"),
+        (pa.schema([("c", pa.list_(pa.list_(pa.bool_(), 2**20), 2**20))]), "rows with 1,099,511,627,776 bytes"),
+        (pa.schema([("c", pa.list_(pa.struct([("x", pa.list_(pa.string(), 9_000))])))]), "rows with 72,000 bytes"),
         ("id:int64", "not str"),
     ],
 )
@@ -92,6 +99,45 @@ def test_noise_is_no_schema(noise: bytes) -> None:
 def test_metadata_does_not_travel() -> None:
     """What pandas notes about its index is not part of a topic's schema."""
     assert decode_schema(encode_schema(V1.with_metadata({"pandas": "x" * 100_000}))).equals(V1, check_metadata=True)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        pa.schema([(f"c{n}", pa.decimal256(76, 2)) for n in range(SCHEMA_COLUMNS_MAX)]),
+        pa.schema([("vector", pa.list_(pa.float32(), 16_384))]),
+        pa.schema([("c", pa.binary(65_536)), ("n", pa.null())]),
+        pa.schema([("m", pa.map_(pa.string(), pa.list_(pa.float64()))), ("s", pa.large_string()), ("d", pa.date32())]),
+    ],
+)
+def test_rows_of_usual_width_are_taken(schema: pa.Schema) -> None:
+    """As many columns of numbers as a schema may have, and vectors."""
+    assert decode_schema(encode_schema(schema)) == schema
+
+
+def test_a_wide_schema_of_an_earlier_version_is_read_and_not_widened() -> None:
+    """What a topic has stays; neither a new topic nor a new version gets more than the limit."""
+    wide = pa.schema([("id", pa.int64()), ("c", pa.binary(100_000))])
+    data = wide.serialize().to_pybytes()
+    known = decode_versions(data, [2])
+    assert known.newest == wide
+    assert evolve(known, wide) is known
+    for ask in (lambda: evolve(known, wide.append(pa.field("x", pa.int8()))), lambda: first_version(data)):
+        with pytest.raises(BadSchema, match="rows with 100,0"):
+            ask()
+
+
+def test_nulls_of_added_columns_share_their_memory() -> None:
+    """A batch of very many small rows does not become gigabytes because the topic got many columns since."""
+    old = pa.schema([("n", pa.null())])
+    newest = pa.schema([*old, *(pa.field(f"c{n}", pa.int64()) for n in range(200)), ("s", pa.string())])
+    batch = batch_of(pa.record_batch([pa.nulls(100_000)], schema=old), 1, TopicSchemas(newest, (1, len(newest))))
+    before = pa.total_allocated_bytes()
+    found = batch.to_arrow()
+    assert pa.total_allocated_bytes() - before < 4 * 8 * 100_000
+    found.validate(full=True)
+    assert (found.schema, found.num_rows) == (newest, 100_000)
+    assert {column.null_count for column in found.columns} == {100_000}
 
 
 # --- evolution ---

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from embarcadero.config import load
 from embarcadero.config.secrets import join, masked, secret_values, split
 
@@ -42,3 +44,41 @@ def test_the_texts_that_logs_must_not_have() -> None:
     assert secret_values(load(None, {"tier.properties": PROPERTIES})) == [
         "second-half-of-a-value", "sslpassword=other-word", "Bearer abcdef", "hush-hush", "pass-word",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("pair", "shown", "hidden"),
+    [
+        ("uri=postgresql://me:pass/word@db/catalog", "uri=postgresql://***@db/catalog", "pass/word"),
+        ("uri=postgresql://me:pass@word@db/catalog", "uri=postgresql://***@db/catalog", "pass@word"),
+        ("uri=postgresql://me:pass:word@db/catalog", "uri=postgresql://***@db/catalog", "pass:word"),
+        ("uri=postgresql://me:pass?word@db/catalog", "uri=postgresql://***", "pass?word"),
+        ("uri=postgresql://me:pass%40word@db/catalog", "uri=postgresql://***@db/catalog", "pass@word"),
+        ("uri=postgresql://me:word@db/c?token=some@thing", "uri=postgresql://***", "token=some@thing"),
+        ("uri=postgresql://me:pa?word@db/c?token=thing", "uri=postgresql://***", "token=thing"),
+        ("s3.endpoint=http://key:secret@minio:9000", "s3.endpoint=http://***@minio:9000", "secret"),
+        ("s3.endpoint=key:secret@minio:9000", "s3.endpoint=***@minio:9000", "secret"),
+        ("warehouse=s3://key:se/cret@bucket/x?sig=token", "warehouse=s3://***@bucket/x", "se/cret"),
+    ],
+)
+def test_users_and_queries_of_urls_are_masked(pair: str, shown: str, hidden: str) -> None:
+    """Whatever characters a password has, in each property that is shown, and in logs."""
+    assert masked("tier.properties", [pair]) == [shown]
+    assert hidden in secret_values(load(None, {"tier.properties": [pair]}))
+
+
+def test_a_user_in_the_warehouse_is_masked() -> None:
+    """Also in the key of its own."""
+    warehouse = "s3://key:secret@bucket/folder"
+    assert masked("tier.warehouse", warehouse) == "s3://***@bucket/folder"
+    assert masked("tier.warehouse", "") == ""
+    assert secret_values(load(None, {"tier.warehouse": warehouse})) == ["secret"]
+
+
+@pytest.mark.parametrize(
+    "pair", ["uri=sqlite:////home/me@corp/catalog.db", "warehouse=file:///srv/a@b", "warehouse=/srv/a@b", "type=sql"]
+)
+def test_paths_have_no_user(pair: str) -> None:
+    """An @ in a path is shown."""
+    assert masked("tier.properties", [pair]) == [pair]
+    assert secret_values(load(None, {"tier.properties": [pair]})) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -148,3 +149,51 @@ def test_replicas_that_are_links_are_not_restored(tmp_path: Path, start_in: Star
     with pytest.raises(WrongFolder, match=r"symbolic link to .*belongs to the original"):
         start_in("copy", restore=True)
     assert records(start_in("original")) == numbers((0, 10))
+
+
+def identities(folder: Path) -> tuple[str, str]:
+    """The ids of the cluster that the store and the folder of replica 0 have."""
+    with closing(SqliteStore(folder / "store.db")) as store:
+        known = Directory(store).cluster_id
+    return known, json.loads((folder / "replica-0" / "identity.json").read_bytes())["cluster"]
+
+
+@pytest.mark.parametrize("shared", ["store.db", "lock", "replica-0"])
+def test_copies_with_hard_links_are_not_restored(tmp_path: Path, start_in: Start, shared: str) -> None:
+    """What is written to such a file is written to the original's."""
+    made(start_in).close()
+    original, copy = tmp_path / "original", tmp_path / "copy"
+    before = identities(original)
+
+    def copied(source: str, target: str) -> None:
+        is_shared = Path(target).relative_to(copy).parts[0] == shared
+        (os.link if is_shared else shutil.copy2)(source, target)
+
+    shutil.copytree(original, copy, copy_function=copied)
+    with pytest.raises(WrongFolder, match=r"is a hard link to a file that has 2 names"):
+        start_in("copy", restore=True)
+    assert identities(original) == before
+    assert records(start_in("original")) == numbers((0, 10))
+
+
+def test_the_original_itself_is_not_restored(tmp_path: Path, start_in: Start) -> None:
+    """It would lose its id, its mirrors and its tables by mistake."""
+    made(start_in).close()
+    before = identities(tmp_path / "original")
+    with pytest.raises(WrongFolder, match=r"original is not a copy"):
+        start_in("original", restore=True)
+    assert identities(tmp_path / "original") == before
+    assert records(start_in("original")) == numbers((0, 10))
+
+
+def test_a_copy_that_took_the_place_of_its_original_may_be_restored(tmp_path: Path, start_in: Start) -> None:
+    """The path is that of the original, the folder is not."""
+    cluster = made(start_in)
+    before = cluster.report().cluster
+    cluster.close()
+    shutil.copytree(tmp_path / "original", tmp_path / "copy")
+    (tmp_path / "original").rename(tmp_path / "elsewhere")
+    (tmp_path / "copy").rename(tmp_path / "original")
+    restored = start_in("original", restore=True)
+    assert restored.report().cluster != before
+    assert records(restored) == numbers((0, 10))

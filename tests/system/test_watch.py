@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -426,6 +427,26 @@ def test_a_process_that_was_started_again_is_discovered(cluster: Watched) -> Non
     ]
 
 
+def test_a_process_that_stays_dead_is_still_a_target(tmp_path: Path) -> None:
+    """Prometheus would not know that it is down; it goes only when it was stopped in order."""
+    watched = Watched(tmp_path / "cluster")
+    try:
+        supervisor = watched.folder.require_running().supervisor
+        os.kill(supervisor, signal.SIGSTOP)  # it starts nothing again
+        try:
+            killed, ended = watched.place("broker:1"), watched.place("replica:0")
+            os.kill(killed.pid, signal.SIGKILL)
+            shutil.rmtree(watched.folder.replica(0))  # its replica ends by itself
+            until(lambda: not killed.running and watched.page("replica:0", "/health")[0] == 0)
+            found = {group["labels"]["node"]: group["targets"] for group in watched.page("sequencer", "/targets")[1]}
+            assert (found["broker:1"], found["replica:0"]) == ([killed.address], [ended.address])
+        finally:
+            os.kill(supervisor, signal.SIGCONT)
+        until(lambda: watched.page("broker:1", "/health")[0] == watched.page("replica:0", "/health")[0] == 200)
+    finally:
+        watched.close()
+
+
 def test_logs_tell_the_story(cluster: Watched) -> None:
     """Every line is an object with time, level, role and event; what happened above is there, and no payloads are."""
     lines = cluster.lines()
@@ -455,6 +476,16 @@ def test_with_json_logs_everything_printed_is_json(tmp_path: Path) -> None:
     assert (first.returncode, second.returncode, printed + second.stdout) == (0, 1, "")
     lines = [json.loads(line) for line in (logged + second.stderr).splitlines()]
     assert any("a cluster is running in" in line["event"] for line in lines)
+
+
+def test_options_that_cannot_be_are_refused_in_json(tmp_path: Path) -> None:
+    """With JSON logs; the exit code says that the caller is wrong."""
+    options = ["--log-format", "json", "--port", "9100", "--metrics-port", "9100"]
+    command = [sys.executable, "-m", "embarcadero.cli.main", "up", *options, "--data-dir", str(tmp_path / "cluster")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    (line,) = [json.loads(line) for line in done.stderr.splitlines()]
+    assert (done.returncode, done.stdout, line["level"]) == (2, "", "error")
+    assert "can't share ports" in line["event"]
 
 
 def test_a_dead_cluster_can_be_inspected_and_a_stopped_one_says_so(tmp_path: Path) -> None:

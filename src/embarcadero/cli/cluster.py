@@ -22,7 +22,7 @@ from embarcadero.cli.output import (
     tier_row,
 )
 from embarcadero.cli.settings import settings
-from embarcadero.errors import EmbarcaderoError
+from embarcadero.errors import EmbarcaderoError, UsageError
 from embarcadero.limits import MIB
 from embarcadero.orders import order_label
 
@@ -145,7 +145,6 @@ def _up_here(options: Any, json: bool) -> None:
     from embarcadero.node.cluster import FabricChoice
     from embarcadero.node.supervisor import Supervisor
 
-    options.check()
     be_private()
     start_logging("supervisor", options.config.log, secret_values(options.config))
 
@@ -166,7 +165,7 @@ def _up_here(options: Any, json: bool) -> None:
         if not json:
             raise
         logging.error("%s", error)  # noqa: TRY400 - a typed error says it all
-        raise typer.Exit(1) from None
+        raise typer.Exit(2 if isinstance(error, UsageError) else 1) from None
 
 
 def _print_started(folder: ClusterFolder, remark: str, json: bool) -> None:
@@ -332,22 +331,32 @@ def _topics(running: ClusterReport) -> tuple[list[dict[str, Any]], str]:
 
 def _topics_of(log: Log, unknown: AbstractSet[str]) -> tuple[list[dict[str, Any]], str]:
     """All topics, with the ends of those that are not `unknown`, and what kept a broker from telling."""
-    from embarcadero.errors import OutcomeUnknown, Retriable
+    from embarcadero.errors import Corrupt, OutcomeUnknown, Retriable
 
     found: list[dict[str, Any]] = []
+    damaged: list[str] = []
     try:
         for topic in log.topics(timeout=_ASK_S):
             about = {"name": topic.name, "order": topic.order, "partitions": topic.partitions}
             found.append(about | {"index": None, "seq": None, "lanes": [], "readers": [], "tier": None})
             if topic.name not in unknown:
-                end = log.tail(topic.name, timeout=_ASK_S)
-                readers = log.readers(topic.name, timeout=_ASK_S)
-                lanes = list(end.lanes) or [end]
-                found[-1] |= {"index": end.index, "seq": end.seq, "lanes": lanes, "readers": readers}
-                found[-1]["tier"] = tier_facts(log.describe(topic.name, timeout=_ASK_S).tier, end)
+                try:
+                    found[-1] |= _ends(log, topic.name)
+                except Corrupt as error:  # of this topic: the others, and what is degraded, are shown all the same
+                    damaged.append(f"topic {topic.name}: {error.message}")
     except (Retriable, OutcomeUnknown) as error:
         return found, f"no broker tells where topics end: {error.message}"
-    return found, ""
+    return found, "; ".join(damaged)
+
+
+def _ends(log: Log, name: str) -> dict[str, Any]:
+    """Where a topic and its lanes end, its readers, and its table."""
+    end = log.tail(name, timeout=_ASK_S)
+    readers = log.readers(name, timeout=_ASK_S)
+    table = tier_facts(log.describe(name, timeout=_ASK_S).tier, end)
+    return {
+        "index": end.index, "seq": end.seq, "lanes": list(end.lanes) or [end], "readers": readers, "tier": table,
+    }  # fmt: skip
 
 
 def _print_topics(topics: list[dict[str, Any]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
 
@@ -46,15 +47,28 @@ def statuses(log: Log) -> list[dict[str, Any]]:
 
 
 def remote_places(found: list[dict[str, Any]]) -> list[Place]:
-    """Where all processes serve their metrics, as the first one that can be reached tells; empty: none can."""
+    """Where all processes serve their metrics, as the first one that can be reached tells; empty: none can.
+
+    On loopback only if brokers are: a loopback address of another machine leads to a cluster on this one.
+    """
     for status in found:
+        broker = str(status["address"]).rpartition(":")[0]
         host, _, port = str(status.get("metrics") or "").rpartition(":")
         if host.strip("[]") in ANY:
-            host = str(status["address"]).rpartition(":")[0]
+            host = broker
+        here = _on_loopback(broker)
         with suppress(OSError, ValueError, msgspec.MsgspecError):  # the next one may be reached
-            if port and (found_there := _ask(f"http://{host}:{port}/targets")):
-                return found_there
+            if port and (here or not _on_loopback(host)):
+                places = _ask(f"http://{host}:{port}/targets")
+                if reached := [place for place in places if here or not _on_loopback(place.host)]:
+                    return reached
     return []
+
+
+def _on_loopback(host: str) -> bool:
+    with suppress(ValueError):
+        return ip_address(host.strip("[]")).is_loopback
+    return host == "localhost"
 
 
 def _ask(url: str) -> list[Place]:

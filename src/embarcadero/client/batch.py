@@ -142,8 +142,10 @@ class Batch:
         batch = decode_batch(self.payload, schema, self.count, full=True)
         if len(schema) == len(newest):
             return batch
-        added = [pa.nulls(self.count, field.type) for field in list(newest)[len(schema) :]]
-        return pa.RecordBatch.from_arrays([*batch.columns, *added], schema=newest)
+        added = list(newest)[len(schema) :]
+        nulls = pa.nulls(self.count, pa.struct(added))  # its columns share their buffers
+        columns = [*batch.columns, *map(nulls.field, range(len(added)))]
+        return pa.RecordBatch.from_arrays(columns, schema=newest)
 
     def records(self) -> list[Record]:
         """Its records as objects, at a few million a second; `to_arrow` is far quicker still.

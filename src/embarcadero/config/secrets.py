@@ -1,14 +1,14 @@
 """Values that must not be shown: which keys have them, how they are masked, and how they are kept apart.
 
-Of `tier.properties`, names are shown and values are not, except those of a few properties that hold no secret. Any
-other property may hold one: PyIceberg knows many, and plug-ins add more.
+Of `tier.properties`, names are shown and values are not, except those of a few properties whose only secrets are the
+user and the query of a URL. Any other property may hold one: PyIceberg knows many, and plug-ins add more.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import unquote
 
 import msgspec
 
@@ -17,17 +17,18 @@ from embarcadero.config.table import KEYS, Config
 MASK: Final = "***"
 SECRET: Final = tuple(full for full, key in KEYS.items() if key.rule.secret)
 _SHOWN: Final = frozenset({
-    "type", "warehouse", "s3.endpoint", "s3.region", "s3.path-style-access", "s3.connect-timeout", "client.region",
-    "s3.force-virtual-addressing", "gcs.endpoint", "gcs.project-id", "adls.account-name", "py-io-impl",
+    "type", "uri", "warehouse", "s3.endpoint", "s3.region", "s3.path-style-access", "s3.connect-timeout",
+    "client.region", "s3.force-virtual-addressing", "gcs.endpoint", "gcs.project-id", "adls.account-name", "py-io-impl",
 })  # fmt: skip
-_URI: Final = "uri"
-_USER: Final = re.compile(r"(?<=://)[^/@]*@")
+_WAREHOUSE: Final = "tier.warehouse"
 _SHORTEST: Final = 4
 """Shorter values are not replaced in logs: they would be found everywhere."""
 
 
 def masked(full: str, value: Any) -> Any:
     """The value of a key as it may be shown: as it is, or for a key with secrets without them."""
+    if full == _WAREHOUSE:
+        return _masked_value("warehouse", value)
     return list(map(_masked_pair, value)) if full in SECRET else value
 
 
@@ -39,25 +40,45 @@ def _masked_pair(pair: str) -> str:
 
 
 def _masked_value(name: str, value: str) -> str:
-    if name in _SHOWN:
-        return value
-    if name == _URI:
-        return _USER.sub(f"{MASK}@", value.partition("?")[0])
-    return MASK
+    if name not in _SHOWN:
+        return MASK
+    scheme, user, place = split_user(value)
+    if "?" in user:  # of a password, or of a query with an @: where the secret ends is unknown
+        return f"{scheme}{MASK}"
+    return f"{scheme}{MASK if user else ''}{'@' if user else ''}{place.partition('?')[0]}"
+
+
+def split_user(url: str) -> tuple[str, str, str]:
+    """Split a URL into its scheme (with `://`), its user with the password, and what follows their `@`.
+
+    The user ends at the last `@`, also behind a `/` or `?`: SQLAlchemy takes passwords that have these as they are, and
+    users forget to encode an `@`. If the user has a `?`, it may be a place and part of a query instead.
+    """
+    scheme, there, rest = url.partition("://") if "://" in url else ("", "", url)
+    if rest.startswith("/"):
+        return f"{scheme}{there}", "", rest  # a path
+    user, _, place = rest.rpartition("@")
+    return f"{scheme}{there}", user, place
 
 
 def secret_values(config: Config) -> list[str]:
     """All texts that logs must not have, longest first."""
-    found = {text for full in SECRET for pair in _value(config, full) for text in _hidden(pair)}
+    pairs = [f"warehouse={config.tier.warehouse}", *(pair for full in SECRET for pair in _value(config, full))]
+    found = {text for pair in pairs for text in _hidden(pair)}
     return sorted((text for text in found if len(text) >= _SHORTEST), key=lambda text: (-len(text), text))
 
 
 def _hidden(pair: str) -> list[str]:
-    """The parts of a `name=value` pair that are masked."""
+    """The parts of a `name=value` pair that are masked, in each way to read a URL."""
     name, equals, value = (part.strip() for part in pair.partition("="))
-    if name.lower() == _URI:
-        return [*(user[0][:-1].rpartition(":")[2] for user in _USER.finditer(value)), value.partition("?")[2]]
-    return [] if name.lower() in _SHOWN else [value if equals else name]
+    if name.lower() not in _SHOWN:
+        return [value if equals else name]
+    found = []
+    for url in (value, value.partition("?")[0]):
+        _, user, place = split_user(url)
+        password = user.partition(":")[2] or user
+        found += [password, unquote(password), place.partition("?")[2]]
+    return [*found, value.partition("?")[2]]
 
 
 def split(config: Config) -> tuple[Config, dict[str, list[str]]]:

@@ -43,6 +43,8 @@ from embarcadero.node.ownership import RESTORE_HINT, Home
 SHARED_MEMORY = Path("/dev/shm")
 _OTHERS = 0o077
 _LOCK_TRIES, _LOCK_RETRY_S = 5, 0.05
+_WRITTEN = ("lock", "store.db*", "replica-*/**/*", "tier/*.db*")
+"""Files that a cluster changes in place; others are replaced."""
 _REPLICA_FOLDER = re.compile(r"replica-(0|[1-9][0-9]?)", re.ASCII)
 
 
@@ -242,6 +244,24 @@ class ClusterFolder:
         if original is not None and original.id == info.id:
             raise WrongFolder(f"{self.path} is a copy of {before.path}, which is still there",
                               f"{RESTORE_HINT}; to replace the original by it, move that away")  # fmt: skip
+
+    def require_copy(self) -> None:
+        """Raise unless this folder is a copy that shares no file with its original: only that may be restored."""
+        if not self.store_path.exists():
+            raise ClusterError(f"{self.path} has no cluster", "copy a data folder there, then restore it")
+        info = self._readable_info()
+        if info is not None and info.home is not None and info.home.same_folder(Home.of(self.path)):
+            what = f"{self.path} is not a copy: its cluster was last started in this very folder"
+            raise WrongFolder(what, "start it without --restore; if it is a copy all the same, remove its cluster.json")
+        for path in map(self.replica, self.replicas(0)):
+            if path.is_symlink():
+                what = f"{path} is a symbolic link to {path.readlink()}, which belongs to the original"
+                raise WrongFolder(what, "replace the link by a copy of that folder")
+        for path in (path for pattern in _WRITTEN for path in self.path.glob(pattern)):
+            found = path.lstat()
+            if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
+                what = f"{path} is a hard link to a file that has {found.st_nlink} names: the original may write to it"
+                raise WrongFolder(what, "copy the files of the stopped original: `cp -a`, without -l")
 
     def _readable_info(self) -> ClusterInfo | None:
         try:

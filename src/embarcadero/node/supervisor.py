@@ -27,7 +27,7 @@ from pathlib import Path
 import msgspec
 
 from embarcadero.config import Config
-from embarcadero.errors import BadValue, ClusterError, EmbarcaderoError, FabricFull, WrongFolder
+from embarcadero.errors import BadValue, ClusterError, EmbarcaderoError, FabricFull
 from embarcadero.fabric.epochs import create_epochs
 from embarcadero.fabric.layout import ORDER
 from embarcadero.limits import (
@@ -178,12 +178,12 @@ class Supervisor:
     async def _run(self, on_ready: Callable[[FabricChoice], None]) -> None:
         broker = self._config.broker
         with ExitStack() as stack:
+            if self._options.restore:
+                self._folder.require_copy()
             self._folder.create()
             stack.enter_context(self._folder.locked())
             if not self._options.restore:
                 self._folder.refuse_copy()
-            elif not self._folder.store_path.exists():
-                raise ClusterError(f"{self._folder.path} has no cluster", "copy a data folder there, then restore it")
             self._home = Home.of(self._folder.path)
             if not self._folder.private:
                 self._journal.warn("other users may read the data folder", folder=str(self._folder.path))
@@ -220,7 +220,6 @@ class Supervisor:
     def _take_identity(self) -> None:
         """With `--restore`, become a new cluster; then give replicas' folders the new id, also after a crash here."""
         if self._options.restore:
-            self._refuse_links()
             before, after = self._directory.restore()
             self._journal.note("restored", cluster=after, copy_of=before)
         if copied := self._directory.copied_from:
@@ -228,13 +227,6 @@ class Supervisor:
                 with closing(RealDisk(str(self._folder.replica(number)))) as disk:
                     adopt_folder(disk, copied, self._directory.cluster_id, self._directory.log_id)
             self._directory.finish_restore()
-
-    def _refuse_links(self) -> None:
-        """A replica's folder that is a symbolic link was not copied: it is still the original's."""
-        for path in map(self._folder.replica, self._folder.replicas(0)):
-            if path.is_symlink():
-                what = f"{path} is a symbolic link to {path.readlink()}, which belongs to the original"
-                raise WrongFolder(what, "replace the link by a copy of that folder")
 
     def _own_fabric(self, stack: ExitStack, home: str) -> FabricChoice:
         """Own the folders that the cluster's id names, before anything in them or in the store changes."""

@@ -86,9 +86,10 @@ def first_version(columns: bytes, key: str = "") -> SchemaHistory:
     if not columns:
         return SchemaHistory()
     from embarcadero.wire.partitioners import check_key  # brokers load Arrow only when a schema comes
-    from embarcadero.wire.schemas import decode_schema
+    from embarcadero.wire.schemas import check_row_bytes, decode_schema
 
     schema = decode_schema(columns)
+    check_row_bytes(schema)
     if key:
         check_key(schema, key)
     return SchemaHistory(columns, [len(schema)])

@@ -53,7 +53,7 @@ gauge embarcadero_credit_bytes{broker}: what all clients together may send now
 gauge embarcadero_backpressure{broker}: 1 while the broker grants no credit
 counter embarcadero_backpressure_total{broker}: how often it stopped granting credit
 gauge embarcadero_fetches_waiting{broker}: reads that wait for records
-gauge embarcadero_unread_bytes{broker}: answers that clients have not read yet, and room for reads of segment files
+gauge embarcadero_unread_bytes{broker}: what clients have not read yet, and room for reads of files and tables
 gauge embarcadero_unread_connections{broker}: connections that hold such answers
 counter embarcadero_unread_waits_total{broker}: how often a read had to wait for the memory of answers
 gauge embarcadero_acks_waiting_for_disks{broker}: acks (ack=2) that wait until their batch is durable
@@ -63,7 +63,7 @@ gauge embarcadero_tier_lag_batches{broker,lane}: durable batches of the lane tha
 gauge embarcadero_warm_reads{broker}: reads of segment files that run or wait
 counter embarcadero_warm_reads_total{broker}: reads of segment files
 counter embarcadero_warm_reads_ahead_total{broker}: fetches whose segment file was read before they came
-gauge embarcadero_readers{broker,topic}: connections that read a topic
+gauge embarcadero_readers{broker,topic}: connections that read a topic, and asked for records in the last minute
 gauge embarcadero_reader_lag_batches{broker,topic}: how far the slowest of them is behind the ordered frontier
 gauge embarcadero_lane_index{broker,topic}: orders 0 and 1, frontier of the broker's own lane: batches below are in it
 gauge embarcadero_lane_seq{broker,topic}: the same: records below are in it

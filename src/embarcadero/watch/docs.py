@@ -10,11 +10,13 @@ _HEAD = """# Metrics
 
 Every node process serves four pages over HTTP: `/metrics` in the Prometheus text format, `/health` and `/ready` as
 small JSON, and `/targets`, the addresses of all processes of the cluster for Prometheus's `http_sd_configs`
-([operations-systemd](operations-systemd.md) has the scrape configuration, alert rules and a dashboard). `embarcadero
-status` tells the addresses. `embarcadero up --metrics-port 9100` makes them fixed: the first sequencer's is 9100,
-broker 0's 9101, and so on, replicas after the last broker; with `--processes one` there is only 9100. When a sequencer
-that stands by takes over, its process serves the metrics of the sequencer, so let Prometheus discover ports. They are
-on loopback unless `--metrics-host` says otherwise; nobody is asked for a password, so keep it to networks you trust.
+([operations-systemd](operations-systemd.md) has the scrape configuration, alert rules and a dashboard). A process that
+died stays in `/targets` until it runs again, so Prometheus has `up == 0` for it; one that was stopped in order leaves.
+`embarcadero status` tells the addresses. `embarcadero up --metrics-port 9100` makes them fixed: the first sequencer's
+is 9100, broker 0's 9101, and so on, replicas after the last broker; with `--processes one` there is only 9100. When a
+sequencer that stands by takes over, its process serves the metrics of the sequencer, so let Prometheus discover ports.
+They are on loopback unless `--metrics-host` says otherwise; nobody is asked for a password, so keep it to networks you
+trust.
 
 | page | 200 when | else |
 | --- | --- | --- |
@@ -25,7 +27,9 @@ on loopback unless `--metrics-host` says otherwise; nobody is asked for a passwo
 
 A page costs its process about a millisecond, and nothing while nobody asks: roles keep plain counters, touched once per
 batch or per round. Counters start from zero with every incarnation. A reader that moved to another broker may be
-counted at the earlier one for a minute.
+counted at the earlier one for a minute. A reader that asks for nothing for a minute is not counted any more, nor is its
+lag: whether it ended, or is stuck in its own work, a broker can't tell. For a topic that must be read, also alert on
+`embarcadero_readers`, or look at the places of named readers (`embarcadero topic describe`).
 """
 
 

@@ -1,7 +1,8 @@
 """Discovery for Prometheus: where the metrics of all processes of a cluster are now.
 
 Every process serves the document at `/targets`, in the format of `http_sd_configs`, made from the files in which
-processes say where they are. A process that was started again on another port is there as soon as it serves.
+processes say where they are. A process that was started again on another port is there as soon as it serves. One that
+died stays where it was, so that Prometheus sees that it is down.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ NODE: Final = "node"
 
 
 def targets(places: Iterable[Place], asked: str) -> list[TargetGroup]:
-    """All processes that run and serve metrics. `asked`: the host by which the asking peer reached this one."""
+    """All processes with metrics but those that left in order. `asked`: the host by which the peer reached this one."""
     return [
         TargetGroup(targets=[_reached(place, asked).address], labels={NODE: place.roles})
         for place in places
-        if place.running and place.port
+        if place.left is None and place.port
     ]
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.types as kinds
 
 from embarcadero.errors import BadSchema, Corrupt
-from embarcadero.limits import SCHEMA_BYTES_MAX, SCHEMA_COLUMNS_MAX, SCHEMA_DEPTH_MAX
+from embarcadero.limits import SCHEMA_BYTES_MAX, SCHEMA_COLUMNS_MAX, SCHEMA_DEPTH_MAX, SCHEMA_ROW_BYTES_MAX
 from embarcadero.wire.payload import RAW_SCHEMA
 
 SEQ_COLUMN: Final = "_seq"
@@ -28,6 +28,7 @@ _PLAIN: Final = (
 _NESTED: Final = (
     kinds.is_list, kinds.is_large_list, kinds.is_fixed_size_list, kinds.is_struct, kinds.is_map,
 )  # fmt: skip
+_OFFSET_BYTES: Final = 8
 _KINDS: Final = "use numbers, bool, dates and times, binary, string, decimal, and list, struct or map of these"
 
 
@@ -67,10 +68,11 @@ RAW: Final = TopicSchemas(RAW_SCHEMA)
 
 
 def encode_schema(schema: Any) -> bytes:
-    """A schema as an Arrow message; BadSchema says why it can't be a topic's."""
+    """A new or changed schema as an Arrow message; BadSchema says why it can't be a topic's."""
     if not isinstance(schema, pa.Schema):
         raise BadSchema(f"a schema is a pyarrow.Schema, not {type(schema).__name__}", "see pyarrow.schema")
-    data: bytes = checked_schema(schema.remove_metadata()).serialize().to_pybytes()
+    check_row_bytes(checked_schema(schema.remove_metadata()))
+    data: bytes = schema.remove_metadata().serialize().to_pybytes()
     if len(data) > SCHEMA_BYTES_MAX:
         raise BadSchema(f"a schema of {len(data)} bytes", f"use at most {SCHEMA_BYTES_MAX}: fewer or shorter columns")
     return data
@@ -123,6 +125,34 @@ def _check_type(column: str, kind: pa.DataType, depth: int) -> None:
             _check_type(column, kind.field(number).type, depth + 1)
     elif isinstance(kind, pa.BaseExtensionType) or not any(is_kind(kind) for is_kind in _PLAIN):
         raise BadSchema(f"column {column!r} is {kind}, which a topic can't hold", _KINDS)
+
+
+def check_row_bytes(schema: pa.Schema) -> None:
+    """Refuse a new or changed schema whose rows are too wide: a reader has that for each older record, without data.
+
+    Topics that got such a schema from an earlier version keep it.
+    """
+    widths = {field.name: _row_bytes(field.type) for field in schema}
+    if (total := sum(widths.values())) > SCHEMA_ROW_BYTES_MAX:
+        column = max(widths, key=widths.__getitem__)
+        what = f"rows with {total:,} bytes in columns of fixed width, {widths[column]:,} of them in column {column!r}"
+        raise BadSchema(what, f"use at most {SCHEMA_ROW_BYTES_MAX:,}; use binary and list without a size")
+
+
+def _row_bytes(kind: pa.DataType) -> int:
+    """What a row has whatever is in it, also a null. An entry of a list counts as at least one byte."""
+    inner = [_row_bytes(kind.field(number).type) for number in range(kind.num_fields)]
+    if kinds.is_fixed_size_list(kind):
+        return int(kind.list_size) * max(1, *inner)
+    if kinds.is_struct(kind):
+        return sum(inner)
+    if inner:
+        return max(_OFFSET_BYTES, *inner)
+    if kinds.is_fixed_size_binary(kind):
+        return int(kind.byte_width)
+    if kinds.is_null(kind):
+        return 0
+    return (kind.bit_width + 7) // 8 if kinds.is_primitive(kind) or kinds.is_decimal(kind) else _OFFSET_BYTES
 
 
 def evolve(known: TopicSchemas, wanted: pa.Schema) -> TopicSchemas:
