@@ -7,7 +7,7 @@ incarnation: one run of a broker.  handle (of a region): the small number by whi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Final, NamedTuple
@@ -135,6 +135,17 @@ def count_outside(start: int, stop: int, holes: Holes) -> int:
     return max(0, stop - start - sum(max(0, min(stop, to) - max(start, from_)) for from_, to in holes))
 
 
+def united(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same positions as spans that neither overlap nor touch, in order."""
+    found: list[tuple[int, int]] = []
+    for start, stop in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(stop, found[-1][1])
+        else:
+            found.append((start, stop))
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Tail:
     """Where a lane ends: the next index and seq to be ordered, and to be durable; and where its readable part starts.
@@ -248,6 +259,19 @@ FROM_TABLE: Final = 0x80
 """
 
 
+class Hole(msgspec.Struct, frozen=True, array_like=True):
+    """Positions of a lane that a loss of memory passed over: indices [start, stop), seqs [start_seq, stop_seq).
+
+    `never_durable`: nothing there ever was durable.
+    """
+
+    start: int
+    stop: int
+    start_seq: int
+    stop_seq: int
+    never_durable: bool = False
+
+
 class Tier(msgspec.Struct, frozen=True, kw_only=True):
     """The table of a topic, as the store holds it. Places are (index, seq) by lane.
 
@@ -268,6 +292,7 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
     advanced_us: int = 0  # when a frontier was last told, by the clock of the broker that was told
     topic_id: int = 0  # the id of the topic whose records it holds; 0: the topic had none when it was made
     properties: dict[str, str] = {}  # how the store is reached, without secrets: endpoint, region, addressing
+    holes: dict[int, list[Hole]] = {}  # below the frontiers, oldest first: the ranges beside them are forgotten in time
 
     def frontier(self, lane: int) -> tuple[int, int]:
         """The place below which a lane is in the table."""
@@ -276,6 +301,14 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
     def start(self, lane: int) -> tuple[int, int]:
         """The place at which a lane's part in the table starts; at its frontier if there is nothing."""
         return min(self.starts.get(lane, (0, 0)), self.frontier(lane))
+
+    def gap(self, lane: int, start: int, stop: int, durable: bool) -> Gap:
+        """Positions that the table lacks: LOST. For a reader of durable records NEVER_DURABLE, if nothing there was."""
+        at = start
+        for hole in self.holes.get(lane, ()) if durable else ():
+            if hole.never_durable and hole.start <= at:
+                at = max(at, hole.stop)
+        return Gap(GapKind.NEVER_DURABLE if at >= stop else GapKind.LOST, start, stop)
 
     @property
     def store(self) -> str:

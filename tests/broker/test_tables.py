@@ -28,11 +28,11 @@ BATCHES = 60
 class TableWorld:
     """A topic of 60 batches whose first ones a job has moved to a table."""
 
-    def __init__(self, path: Path, workers: Any = None) -> None:
+    def __init__(self, path: Path, workers: Any = None, size: int = 100) -> None:
         self.world, self.tables = DiskWorld(path), SimTables()
         self.range: Range = self.world.topic()
         self.lane = self.range.lane
-        fill(self.world, self.range, BATCHES, 100)
+        fill(self.world, self.range, BATCHES, size)
         self.client = Client(self.world.brokers[0])
         everything = self._everything()
         ask = m.OpenTier(topic="t", holder="job", id="1", warehouse="s3://w", table="ns.t")
@@ -196,3 +196,4 @@ def test_clients_are_told_where_the_store_is_and_no_secret() -> None:
         "s3.session-token": "y", "uri": "sqlite:///secret", "s3.access-key-id": "z",
     })  # fmt: skip
     assert told == {"s3.endpoint": "http://store:9000", "s3.region": "eu"}
+    assert public_properties({"s3.endpoint": "http://me:sec/r@t@store:9000"}) == {"s3.endpoint": "http://store:9000"}

@@ -281,14 +281,73 @@ def test_a_broker_that_cannot_read_the_table_leaves_it_to_the_client() -> None:
             core.on_timer(3_000_000)
             assert asked(core)
             refuse(core, 3, "TierUnavailable", 9_000_000)
-            core.on_timer(10_000_000)
-            core.take_output()
-            core.on_fetched(1, FetchedReceived(4, 5, 9, Gap(GapKind.TRIMMED, 0, 5), nothing, []), 10_000_001)
-            core.on_cold_failed(core.take_cold()[0], unable, 10_000_002)
             assert isinstance(core.failed, TierUnavailable)
         else:
             assert type(core.failed) is reported
         assert link.tables
+
+
+TRIMMED = Gap(GapKind.TRIMMED, 0, 5)
+NOTHING: Any = np.zeros(0, dtype=ORDER)
+RETRY_US = int(TABLE_RETRY_S * 1e6)
+
+
+def test_a_store_that_hangs_is_reported_once_both_ways_were_tried_and_the_time_is_over() -> None:
+    """Each try takes long to fail. Time runs from the first question, and tries are not counted beyond one by a broker
+    and one by this client.
+    """
+    core, _ = offered()
+    assert asked(core)
+    refuse(core, 1, "TierUnavailable", RETRY_US)
+    assert core.failed is None  # this client may reach the store
+    core.on_timer(RETRY_US + 100_000)
+    core.take_output()
+    core.on_fetched(1, FetchedReceived(2, 5, 9, TRIMMED, NOTHING, []), RETRY_US + 100_001)
+    core.on_cold_failed(core.take_cold()[0], TierUnavailable("s3://w hangs"), 2 * RETRY_US)
+    assert isinstance(core.failed, TierUnavailable)
+    assert "s3://w" in core.failed.message
+
+
+def failing_then_waiting() -> tuple[SubscriberCore, Link]:
+    """A reader that waits for its broker's second try; the first one failed, and this client has no PyIceberg."""
+    core, link = offered()
+    assert asked(core)
+    refuse(core, 1, "TierUnavailable", 1_000_000)
+    core.on_timer(1_100_000)
+    core.take_output()
+    core.on_fetched(1, FetchedReceived(2, 5, 9, TRIMMED, NOTHING, []), 1_100_001)
+    core.on_cold_failed(core.take_cold()[0], NotAvailable("no PyIceberg here"), 1_100_002)
+    core.on_timer(1_400_000)
+    assert asked(core)
+    return core, link
+
+
+def test_a_broker_that_waits_for_a_store_is_waited_for_as_long_as_the_store_is_tried() -> None:
+    """The failure before is reported then. The answer that comes too late is ignored; polling asks again."""
+    core, link = failing_then_waiting()
+    times = []
+    while core.failed is None:
+        times.append(core.next_timer_us() or 0)
+        core.on_timer(times[-1])
+        link.heard(times[-1])  # it answers each Ping
+        assert len(times) < 100
+    assert times[-1] == RETRY_US  # not later, and from the first question on
+    assert isinstance(core.failed, TierUnavailable)
+    core.take_output()
+    core.on_fetched(1, FetchedReceived(3, 5, 9, TRIMMED, NOTHING, []), 9_000_000)
+    assert core.take_batches(9, 9_000_000) == []
+    core.retry(9_000_000)
+    assert core.failed is None
+    assert asked(core)
+
+
+def test_a_reader_that_is_past_the_table_is_not_failed_for_it() -> None:
+    """An answer without records counts, too: afterwards a reader may wait at the end of the log for ever."""
+    core, _ = failing_then_waiting()
+    core.on_fetched(1, FetchedReceived(3, 5, 9, TRIMMED, NOTHING, []), 1_500_000)
+    core.take_output()
+    core.on_timer(100 * RETRY_US)
+    assert (core.failed, core.trouble) == (None, None)
 
 
 def test_without_replicas_a_trim_is_a_gap_at_once() -> None:

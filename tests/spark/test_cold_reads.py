@@ -13,7 +13,6 @@ import embarcadero as emb
 from embarcadero.errors import BadTable, Corrupt, RecordsLost, Trimmed
 from embarcadero.spark import cold
 from embarcadero.spark.offsets import Place, Span
-from embarcadero.types import Gap, GapKind
 from tests.spark.sources import ALL, batch, column, micro_batches, source, stream
 from tests.spark.test_source import fill, pushing
 from tests.system.tiering import Tierer
@@ -197,9 +196,7 @@ def test_what_is_gone_from_the_table_is_data_loss(log: emb.Log, tmp_path: Path) 
 
 def test_holes_and_damage_in_a_table_are_told() -> None:
     """A hole in the index is what a crash took; a batch that was damaged when it was tiered is no row of nulls."""
-    gaps: list[Gap] = []
-    cold._tell_holes(np.array([5, 5, 6, 9, 9, 12]), 3, gaps.append)
-    assert gaps == [Gap(GapKind.LOST, 3, 5), Gap(GapKind.LOST, 7, 9), Gap(GapKind.LOST, 10, 12)]
+    assert cold._holes(np.array([5, 5, 6, 9, 9, 12]), 3) == [(3, 5), (7, 9), (10, 12)]
 
     rows = pa.record_batch({"_index": [1, 2], "_damage": pa.array([None, "no Arrow"], pa.string())})
     with pytest.raises(Corrupt, match="the batch at index 2 is damaged: no Arrow"):
@@ -237,8 +234,8 @@ def test_a_lost_part_of_a_table_stops_a_stream(log: emb.Log, filled: str, monkey
     flow = stream(log, filled, startingOffsets="earliest", read="ordered")
     start = flow.initialOffset()
     tasks = flow.partitions(start, flow.latestOffset(start, ALL))
-    tell = cold._tell_holes
-    monkeypatch.setattr(cold, "_tell_holes", lambda indices, at, gone: tell(indices, at - 3, gone))
+    holes = cold._holes
+    monkeypatch.setattr(cold, "_holes", lambda indices, at: holes(indices, at - 3))
     with pytest.raises(RecordsLost, match="were lost with the memory of the cluster"):
         column(flow, tasks)
 

@@ -6,12 +6,14 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 
 import pyarrow.fs as pafs
 
@@ -84,6 +86,47 @@ class ObjectStore:
             yield
         finally:
             os.kill(self.pid, signal.SIGCONT)
+
+
+class Endpoint:
+    """An address that clients take for an S3 store. It gives each request the same answer; None: it never answers."""
+
+    def __init__(self, answer: str | None) -> None:
+        self._answer, self._socket = answer, socket.create_server(("127.0.0.1", 0))
+        self.requests = 0
+        self._held: list[socket.socket] = []
+        Thread(target=self._serve, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+
+    def properties(self, **more: str) -> dict[str, str]:
+        """For PyIceberg, with keys, and without much patience."""
+        return {
+            "s3.endpoint": self.url, "s3.access-key-id": "a", "s3.secret-access-key": "b", "s3.region": "eu-west-1",
+            "s3.connect-timeout": "1", "s3.request-timeout": "1", **more,
+        }  # fmt: skip
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._socket.accept()
+                self.requests += 1
+                if self._answer is None:
+                    self._held.append(client)
+                    continue
+                client.recv(65_536)
+                client.sendall(f"HTTP/1.1 {self._answer}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
+                client.close()
+
+    def __enter__(self) -> Endpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in (*self._held, self._socket):
+            each.close()
 
 
 def available() -> bool:

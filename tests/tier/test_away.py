@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import embarcadero as emb
+from embarcadero.cli.main import app
 from embarcadero.client.link import Link
 from embarcadero.client.sync import Log
 from embarcadero.config import load
-from embarcadero.errors import TierUnavailable
+from embarcadero.errors import NotAvailable, TierUnavailable
+from embarcadero.node.local import LocalCluster
 from embarcadero.tier import cold
 from embarcadero.tier.job import TierJob
 from embarcadero.tier.settings import TierSettings, sqlite_catalog
@@ -38,19 +41,29 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
 def log(store: ObjectStore, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Log]:
     """A cluster whose brokers have the keys of the store, and a topic that only its table has."""
     properties = store.properties()
-    config = load(None, {"tier.properties": [f"{key}={value}" for key, value in properties.items()]})
+    pairs = [f"{key}={value}" for key, value in properties.items()]
+    config = load(None, {"tier.warehouse": "s3://warehouse/away", "tier.properties": pairs})
     with emb.local(brokers=2, replicas=1, config=config) as log:
-        log.create_topic("far")
-        with log.publisher("far", ack=2) as publisher:
-            for value in VALUES:
-                publisher.send(value)
-        await_durable(log, "far")
-        folder = tmp_path_factory.mktemp("catalog")
-        settings = TierSettings("s3://warehouse/away", {**properties, **sqlite_catalog(folder)}, hot_retention_s=0)
-        with TierJob(log, "far", settings, holder="a") as job:
-            job.cycle()
-        assert log.tail("far").hot_seq == RECORDS
+        tiered(log, "far", at(store, tmp_path_factory.mktemp("catalog")))
         yield log
+
+
+def at(store: ObjectStore, catalog: Path) -> TierSettings:
+    """Tables in the warehouse of the cluster."""
+    properties = {**store.properties(), **sqlite_catalog(catalog)}
+    return TierSettings("s3://warehouse/away", properties, hot_retention_s=0)
+
+
+def tiered(log: Log, topic: str, settings: TierSettings) -> None:
+    """Make a topic that only its table has."""
+    log.create_topic(topic)
+    with log.publisher(topic, ack=2) as publisher:
+        for value in VALUES:
+            publisher.send(value)
+    await_durable(log, topic)
+    with TierJob(log, topic, settings, holder="a") as job:
+        job.cycle()
+    assert log.tail(topic).hot_seq == RECORDS
 
 
 def _forget_files() -> None:
@@ -108,6 +121,22 @@ def test_a_store_that_is_away_is_named_and_reading_goes_on_when_it_is_back(
             assert _values(subscriber) == VALUES
 
 
+@pytest.mark.parametrize("hangs", [False, True], ids=["refuses", "hangs"])
+def test_tail_ends_with_an_error_that_names_the_store(
+    log: Log, store: ObjectStore, hangs: bool, tmp_path: Path
+) -> None:
+    """It printed "not durable yet" and ended as if all were well, or waited for ever: all of it is durable."""
+    topic = "hangs" if hangs else "refuses"
+    tiered(log, topic, at(store, tmp_path))  # no broker has read it before
+    with store.stopped() if hangs else store.away("warehouse"):
+        shown = CliRunner().invoke(app, ["tail", topic, "--brokers", log.address])
+    assert shown.exit_code == 1
+    assert f"http://127.0.0.1:{store.port}" in shown.output
+    assert f"embarcadero.{topic} can't be read from its store" in shown.output
+    assert "not durable yet" not in shown.output
+    assert VALUES[-1].decode() not in shown.stdout.split()
+
+
 def test_a_client_without_keys_and_without_pyiceberg_reads_through_brokers(log: Log) -> None:
     """It knows the brokers' addresses, and nothing else."""
     code = (
@@ -123,15 +152,16 @@ def test_a_client_without_keys_and_without_pyiceberg_reads_through_brokers(log: 
     assert "secret" not in shown.stdout
 
 
-def test_the_folder_of_a_file_tier_may_be_hidden_from_clients(log: Log, tmp_path: Path) -> None:
-    """The default tier is a folder of the cluster's machine. A client that can't see it reads through brokers."""
-    log.create_topic("near")
-    with log.publisher("near", ack=2) as publisher:
-        for value in VALUES:
-            publisher.send(value)
-    await_durable(log, "near")
-    with TierJob(log, "near", TierSettings.local(tmp_path, hot_retention_s=0), holder="a") as job:
-        job.cycle()
+@pytest.fixture
+def near(tmp_path: Path) -> Iterator[Log]:
+    """A cluster with a table in its own folder, which is the default, and a topic that only this table has."""
+    with LocalCluster(2, replicas=1, data_dir=tmp_path / "data") as cluster, emb.connect(cluster.addresses) as log:
+        tiered(log, "near", TierSettings.of(load(None, {"tier.hot_retention_s": 0}), cluster.data_dir))
+        yield log
+
+
+def test_the_folder_of_a_file_tier_may_be_hidden_from_clients(near: Log) -> None:
+    """A client of another machine can't see it, and reads through brokers."""
     code = (
         "import builtins, io, os, sys\n"
         "import pyarrow.fs as fs\n"
@@ -141,7 +171,7 @@ def test_the_folder_of_a_file_tier_may_be_hidden_from_clients(log: Log, tmp_path
         "fs.LocalFileSystem = Hidden\n"
         "import pyiceberg.io.pyarrow as io; io.LocalFileSystem = Hidden\n"
         "import embarcadero as emb\n"
-        f"with emb.connect({log.address!r}) as log:\n"
+        f"with emb.connect({near.address!r}) as log:\n"
         "    print(log.read('near').num_rows)\n"
         "    with log.subscribe('near') as subscriber:\n"
         "        count = 0\n"
@@ -150,3 +180,14 @@ def test_the_folder_of_a_file_tier_may_be_hidden_from_clients(log: Log, tmp_path
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.split() == [str(RECORDS), str(RECORDS)]
+
+
+def test_a_table_elsewhere_is_left_to_clients(near: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job with another warehouse than the cluster's: brokers refuse to look there, clients that can read it do."""
+    tiered(near, "other", TierSettings.local(tmp_path / "other", hot_retention_s=0))
+    assert near.read("other").num_rows == RECORDS
+    with near.subscribe("other", start="earliest") as subscriber:
+        assert _values(subscriber) == VALUES
+    monkeypatch.setitem(sys.modules, "embarcadero.tier.cold", None)
+    with pytest.raises(NotAvailable):
+        near.read("other", timeout=60)

@@ -39,11 +39,15 @@ Place = tuple[int, int]
 
 
 def open_table(tier: Tier, brokers: Brokers) -> ColdTable:
-    """A topic's table as a metadata file describes it. NotAvailable without the extra."""
+    """A topic's table as a metadata file describes it. NotAvailable without the extra.
+
+    A store that does not answer is reported as soon as a broker reports it.
+    """
     from embarcadero.tier.cold import ColdTable
     from embarcadero.tier.settings import parse_properties
+    from embarcadero.tier.storage import FOR_READERS
 
-    return ColdTable(tier, parse_properties(brokers.table_properties))
+    return ColdTable(tier, {**FOR_READERS, **parse_properties(brokers.table_properties)})
 
 
 class ColdReads:
@@ -115,7 +119,10 @@ class ColdReads:
         table = open_table(tier, self._brokers)
         from embarcadero.tier.batches import cold_batches
 
-        return cold_batches(table, ask.lane, start, stop, ask.schemas, partitions=ask.partitions, control=ask.control)
+        return cold_batches(
+            table, ask.lane, start, stop, ask.schemas, partitions=ask.partitions, control=ask.control,
+            durable=ask.durable,
+        )  # fmt: skip
 
     async def _place(self, ask: ColdAsk) -> int | None:
         """The index at which a reader starts; None if brokers can tell as well."""

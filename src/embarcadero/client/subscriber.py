@@ -13,8 +13,9 @@ its answer is like any other. Of other brokers, what they say is TRIMMED is look
 itself (`take_cold`): the driver reads the table as the store knows it after the brokers said so. Brokers drop only what
 is in the table, so each position comes once; what the table does not have either stays a gap.
 
-A store that can't be reached is tried again, by both ways in turn and with growing pauses, for `TABLE_RETRY_S`. Then
-`failed` is a TierUnavailable, and `retry` begins anew: the position is kept.
+A store that can't be reached is tried again, by both ways in turn and with growing pauses, for `TABLE_RETRY_S` since
+the first question that failed was asked. Then `failed` is a TierUnavailable, and `retry` begins anew: the position is
+kept.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _BACKOFF_FIRST_US = 5_000
 _BACKOFF_LAST_US = 500_000
 _TABLE_BACKOFF_FIRST_US = 100_000
 _TABLE_BACKOFF_LAST_US = 1_000_000
-_TABLE_TRIES_MIN = 4
+_TABLE_TRIES_MIN = 2  # by a broker, and by this client itself
 _LOSSES = frozenset({GapKind.LOST, GapKind.NEVER_DURABLE})
 _AHEAD_MAX = 2 * FETCH_ENTRIES_MAX
 """Batches and gaps that are fetched ahead: those without a payload are bounded, too."""
@@ -78,6 +79,7 @@ class ColdAsk:
     partitions: list[int] | None
     control: bool
     schemas: TopicSchemas
+    durable: bool
 
 
 class SubscriberCore:
@@ -114,6 +116,7 @@ class SubscriberCore:
         self._through_broker = False  # the Fetch under way asks for records of the table, too
         self._broker_trouble: EmbarcaderoError | None = None  # why a broker could not read the table
         self._table_failures, self._table_failing_us = 0, 0  # in a row, and since when
+        self._table_asked_us: int | None = None  # when the table was asked; None: it has answered since
         self._owner = self if owner is None else owner
         self.ended = False  # the lane is closed, and its end was handed on
         self.lane, self._partitions, self._read = lane, partitions, read
@@ -269,7 +272,7 @@ class SubscriberCore:
         try:
             self._take(event)
             self._disappointments = 0
-            if self._through_broker and event.payloads:
+            if self._cold is None and (self._through_broker or event.payloads):  # read, or not needed any more
                 self._table_works()
             if not event.payloads:
                 self._suspected = None
@@ -288,6 +291,8 @@ class SubscriberCore:
             elif silence is Silence.DEAD:
                 self._abandoned.append(link.number)
                 self.on_disconnected(link.number, now_us)
+        if (deadline_us := self._table_deadline_us) is not None and now_us >= deadline_us:
+            self._asked, self.failed = None, self.trouble
         if now_us >= self._ask_from_us:
             self._ask_from_us = 0
         self._pump(now_us)
@@ -295,8 +300,17 @@ class SubscriberCore:
     def next_timer_us(self) -> int | None:
         """When `on_timer` has something to do, unless something else happens before."""
         if self._asked is not None and (link := self._links.get(self._asked[0])) is not None:
-            return link.silence_deadline(self._asked_us, self._silent_after_us)
+            silence_us = link.silence_deadline(self._asked_us, self._silent_after_us)
+            return min(silence_us, self._table_deadline_us or silence_us)
         return self._ask_from_us or None
+
+    @property
+    def _table_deadline_us(self) -> int | None:
+        """How long a broker that reads the table is waited for, once the store could not be reached. None: any time."""
+        if self._asked is None or not self._through_broker or not self._table_failures:
+            return None
+        away = isinstance(self.trouble, TierUnavailable)
+        return self._table_failing_us + int(TABLE_RETRY_S * 1e6) if away else None
 
     # --- asking ---
     def _pump(self, now_us: int) -> None:
@@ -305,6 +319,7 @@ class SubscriberCore:
             return
         if self.failed is not None or self.paused or now_us < self._ask_from_us or self._at_stop:
             return
+        self._table_asked_us = now_us
         if self._resolve and self._by not in ("index", "latest"):
             self._ask_table(self._by, self._next, 0)
             return
@@ -413,7 +428,8 @@ class SubscriberCore:
 
     # --- the topic's table ---
     def _ask_table(self, by: str, start: int, stop: int) -> None:
-        self._cold = ColdAsk(self, self.lane, by, start, stop, self._partitions, self._control, self._schemas)
+        durable = self._read == "durable"
+        self._cold = ColdAsk(self, self.lane, by, start, stop, self._partitions, self._control, self._schemas, durable)
         self._cold_taken = False
 
     def take_cold(self) -> list[ColdAsk]:
@@ -487,7 +503,7 @@ class SubscriberCore:
         self.trouble = error
         self._table_failures += 1
         if self._table_failures == 1:
-            self._table_failing_us = now_us
+            self._table_failing_us = now_us if self._table_asked_us is None else self._table_asked_us
         wait_us = min(_TABLE_BACKOFF_LAST_US, _TABLE_BACKOFF_FIRST_US << min(self._table_failures - 1, 16))
         long_enough = now_us - self._table_failing_us >= TABLE_RETRY_S * 1e6
         if long_enough and self._table_failures >= _TABLE_TRIES_MIN and isinstance(error, TierUnavailable):
@@ -498,7 +514,7 @@ class SubscriberCore:
 
     def _table_works(self) -> None:
         self._disappointments = self._table_failures = 0
-        self.trouble = self._broker_trouble = None
+        self.trouble = self._broker_trouble = self._table_asked_us = None
 
     def retry(self, now_us: int) -> None:
         """Go on at the same position after a store could not be reached. Other failures are final."""

@@ -113,7 +113,10 @@ class Node:
             stopping = asyncio.create_task(self._stop.wait())
             await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
             ended = [task for task in tasks if task.done()] if not self._stop.is_set() else []
-            await self._leave(tasks, place)
+            left = await self._leave(tasks)
+            if not ended:  # a process whose role ended by itself is expected back
+                with contextlib.suppress(OSError):
+                    self._places.write(msgspec.structs.replace(place, left=left))
             await asyncio.gather(*tasks, stopping, return_exceptions=True)
         for task in ended:
             if isinstance(error := task.exception(), FabricFull):
@@ -122,8 +125,11 @@ class Node:
                 raise ClusterError(f"{task.get_name()} died: {error!r}", "see the log") from error
             raise ClusterError(f"{task.get_name()} was replaced by a newer one", "nothing to do: that one goes on")
 
-    async def _leave(self, tasks: list[asyncio.Task[Any]], place: Place) -> None:
-        """Brokers settle what they took, which needs the sequencer; that has replicas bring all of it to disk."""
+    async def _leave(self, tasks: list[asyncio.Task[Any]]) -> dict[str, dict[str, int]]:
+        """Brokers settle what they took, which needs the sequencer; that has replicas bring all of it to disk.
+
+        Returns what each broker settled and what it could not.
+        """
         self._stop.set()
         self._endpoint.leaving = True
         of_role = list(zip(tasks, self._roles, strict=True))
@@ -141,8 +147,7 @@ class Node:
             task.cancel()
             if task.done() and not task.cancelled() and not task.exception() and isinstance(task.result(), Left):
                 left[task.get_name()] = task.result()._asdict()
-        with contextlib.suppress(OSError):
-            self._places.write(msgspec.structs.replace(place, left=left))
+        return left
 
     async def _be_watched(self) -> Place:
         """Open the metrics port of this process (if it has one), and say where it is."""
@@ -176,7 +181,7 @@ class Node:
         broker = Broker(
             self._fabric, self._directory, SystemClock(), bell, member, self._info.sizes, journal, self._config,
             self._threads(WARM_JOBS_MAX, name, bell.wake), self._disks,
-            steps_of(f"broker:{number}", self._folder.path), table_reader(self._config.tier.properties),
+            steps_of(f"broker:{number}", self._folder.path), table_reader(self._config, self._folder.path),
             self._threads(TABLE_JOBS_MAX, f"{name}-tables", bell.wake),
         )  # fmt: skip
         broker.metrics = self._metrics

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
 from embarcadero.broker.tables import TableReader
+from embarcadero.config import Config
 from embarcadero.types import Cut, Tier
 from embarcadero.wire.messages import Fetch
 from embarcadero.wire.schemas import TopicSchemas
@@ -17,26 +18,27 @@ if TYPE_CHECKING:
     from embarcadero.broker.found import Found
 
 
-def table_reader(properties: Sequence[str]) -> TableReader | None:
-    """The reader of tables for brokers, with `tier.properties`; None where PyIceberg is not installed."""
-    return None if find_spec("pyiceberg") is None else LazyTables(properties)
+def table_reader(config: Config, data_dir: Path) -> TableReader | None:
+    """The reader of the tables in `tier.warehouse`, for brokers; None where PyIceberg is not installed."""
+    return None if find_spec("pyiceberg") is None else LazyTables(config, data_dir)
 
 
 class LazyTables:
     """A `TableServer` that is loaded, on a worker, when it is first asked."""
 
-    def __init__(self, properties: Sequence[str]) -> None:
-        self._properties, self._lock = properties, Lock()
+    def __init__(self, config: Config, data_dir: Path) -> None:
+        self._config, self._data_dir, self._lock = config, data_dir, Lock()
         self._server: TableReader | None = None
 
     def _loaded(self) -> TableReader:
         with self._lock:
             if self._server is None:
                 from embarcadero.tier.serving import TableServer
-                from embarcadero.tier.settings import parse_properties
+                from embarcadero.tier.settings import TierSettings
 
                 logging.getLogger("pyiceberg").setLevel(logging.WARNING)  # it logs a line for each read
-                self._server = TableServer(parse_properties(self._properties))
+                settings = TierSettings.of(self._config, self._data_dir)
+                self._server = TableServer(settings.properties, settings.warehouse)
             return self._server
 
     def fetch(self, tier: Tier, schemas: TopicSchemas, ask: Fetch, stop: int) -> Found:

@@ -8,18 +8,19 @@ the table: a commit happens only on top of the frontiers that it was planned fro
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Final
-from urllib.parse import urlsplit
 
 import msgspec
 
+from embarcadero.config.secrets import split_user
 from embarcadero.errors import BadValue, Deposed, TierBusy, UnknownTopic
-from embarcadero.limits import HOT_RETENTION_S, TIER_LANES_MAX, TIER_LEASE_S, TIER_TEXT_BYTES_MAX
+from embarcadero.limits import HOT_RETENTION_S, TIER_HOLES_MAX, TIER_LANES_MAX, TIER_LEASE_S, TIER_TEXT_BYTES_MAX
 from embarcadero.placement.decisions import Decisions, Plan, check_id, decode
-from embarcadero.placement.records import Tierer, tier_key, tierer_key
+from embarcadero.placement.records import Tierer, ranges_prefix, tier_key, tierer_key
 from embarcadero.placement.rules import checked_hot_retention
 from embarcadero.plants import planted
-from embarcadero.types import Tier, Topic, TopicLane
+from embarcadero.types import Hole, Range, Tier, Topic, TopicLane
 from embarcadero.wire.messages import AdvanceTier, OpenTier
 
 _PUBLIC: Final = frozenset((
@@ -32,10 +33,8 @@ def public_properties(properties: Mapping[str, str]) -> dict[str, str]:
     """Those properties of a store that every client may know: where it is, never a key. An endpoint loses its user."""
     found: dict[str, str] = {}
     for key in sorted(_PUBLIC & properties.keys()):
-        value = properties[key]
-        if "@" in value:
-            parts = urlsplit(value)
-            value = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if parts.netloc else ""
+        scheme, user, place = split_user(properties[key])
+        value = "" if "?" in user else f"{scheme}{place}"
         if value and len(value.encode()) <= TIER_TEXT_BYTES_MAX:
             found[key] = value
     return found
@@ -99,16 +98,17 @@ class Tiers(Decisions):
         def plan_it(plan: Plan) -> Tier:
             topic = self._tiered_topic(plan, ask.topic, ask.topic_id)
             tier = self._mine(plan, ask.topic, ask.epoch)
-            frontiers, starts = dict(tier.frontiers), dict(tier.starts)
+            frontiers, starts, holes = dict(tier.frontiers), dict(tier.starts), dict(tier.holes)
             for lane, place in ask.frontiers.items():
                 self._check_lane(plan, topic, tier, lane)
                 frontiers[lane] = max(frontiers.get(lane, (0, 0)), place)
                 starts.setdefault(lane, ask.starts.get(lane, (0, 0)))
+                holes[lane] = _holes(plan, tier, lane, starts[lane][0], frontiers[lane][0])
             if len(frontiers) > TIER_LANES_MAX:
                 raise BadValue(f"{len(frontiers)} lanes in the table of {ask.topic!r}", f"at most {TIER_LANES_MAX}")
             told = msgspec.structs.replace(
                 tier, metadata=ask.metadata or tier.metadata, frontiers=frontiers, starts=starts, advanced_us=now_us,
-                lease=lease or tier.lease,
+                lease=lease or tier.lease, holes={lane: each for lane, each in holes.items() if each},
             )  # fmt: skip
             plan.put(tier_key(ask.topic), told)
             if lease:
@@ -175,6 +175,19 @@ class Tiers(Decisions):
             return
         if plan.read(f"lanes/{topic.lane:05}/{lane:010}", TopicLane) is None:
             raise BadValue(f"lane {lane} is not a lane of topic {topic.name!r}", "describe() lists them")
+
+
+def _holes(plan: Plan, tier: Tier, lane: int, start: int, frontier: int) -> list[Hole]:
+    """The holes between a lane's start in its table and its frontier: those known before, and those of ranges now."""
+    known = [hole for hole in tier.holes.get(lane, ()) if hole.stop > start]
+    last = known[-1].stop if known else start
+    ranges = [range_ for _, range_ in plan.list(ranges_prefix(lane), Range)]
+    found = [
+        Hole(old.end, new.start, old.end_seq or 0, new.start_seq, old.never_durable)
+        for old, new in pairwise(ranges)
+        if old.end is not None and old.end < new.start and last < new.start <= frontier
+    ]
+    return [*known, *found][-TIER_HOLES_MAX:]
 
 
 def _new(ask: OpenTier) -> Tier:

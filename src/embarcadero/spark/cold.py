@@ -111,9 +111,11 @@ def payload_pieces(table: ColdTable, lane: int, start: int, stop: int, piece_byt
 # --- rows -------------------------------------------------------------------------------------------------------------
 def table_rows(
     table: ColdTable, span: Span, stop: int, columns: dict[str, pa.DataType], partitions: Sequence[int] | None,
-    gone: Callable[[Gap], None],
+    gone: Callable[[Gap], None], durable: bool = False,
 ) -> Iterator[pa.RecordBatch]:  # fmt: skip
     """Records of a span below index `stop`, with the wanted columns; `gone` is told of holes.
+
+    `durable`: only durable records are read, so a hole in which nothing ever was durable is NEVER_DURABLE.
 
     A column that is younger than the table is null. Corrupt, if a batch was damaged when it was tiered.
     """
@@ -125,20 +127,20 @@ def table_rows(
         at = min(low, stop)
     for group in table.rows(span.lane, at, stop, names) if at < stop else ():
         indices = group.column("_index").to_numpy()
-        _tell_holes(indices, at, gone)
+        for start, end in _holes(indices, at):
+            gone(table.tier.gap(span.lane, start, end, durable))
         at = int(indices[-1]) + 1
         for rows in _runs(group, _wanted(group, span, partitions)):
             _check_damage(rows)
             yield from _portions(_with_columns(rows, columns))
     if at < stop:
-        gone(Gap(GapKind.LOST, at, stop))
+        gone(table.tier.gap(span.lane, at, stop, durable))
 
 
-def _tell_holes(indices: npt.NDArray[np.int64], at: int, gone: Callable[[Gap], None]) -> None:
+def _holes(indices: npt.NDArray[np.int64], at: int) -> list[tuple[int, int]]:
     """Every entry of the log is in a table: an index that is not there was lost."""
     before = np.concatenate(([at - 1], indices[:-1]))
-    for row in np.flatnonzero(indices > before + 1).tolist():
-        gone(Gap(GapKind.LOST, int(before[row]) + 1, int(indices[row])))
+    return [(int(before[row]) + 1, int(indices[row])) for row in np.flatnonzero(indices > before + 1).tolist()]
 
 
 def _wanted(group: pa.RecordBatch, span: Span, partitions: Sequence[int] | None) -> Mask:

@@ -59,8 +59,9 @@ class SpanReader:
 
             if table_visible(tier.id, tier.metadata, self.options.topic):
                 table, at = open_table(tier, self.table_properties), frontier
-                gone = partial(self._gone, span)
-                yield from map(shaper.shaped, table_rows(table, span, frontier, shaper.wanted, self.partitions, gone))
+                gone, durable = partial(self._gone, span), self.options.read == "durable"
+                found = table_rows(table, span, frontier, shaper.wanted, self.partitions, gone, durable)
+                yield from map(shaper.shaped, found)
         if at < span.stop.stop:
             yield from self._scanned(log, span, at, shaper)
 
@@ -82,9 +83,6 @@ class SpanReader:
         """
         problem = None if gap.kind in (GapKind.SKIPPED, GapKind.NEVER_DURABLE) else self._problem(span, gap)
         if problem is not None:
-            if gap.kind is GapKind.LOST and self.options.read == "durable":
-                _LOG.info("%s", problem.message)  # nobody was told that it was durable
-                return
             self.lost(problem, fail=self.fail_on_lost or gap.kind is GapKind.TRIMMED)
 
     def lost(self, problem: EmbarcaderoError, *, fail: bool) -> None:
@@ -98,7 +96,7 @@ class SpanReader:
         if gap.kind is GapKind.TRIMMED:
             return Trimmed(f"{where} were trimmed before they were read", GO_ON)
         if gap.kind is GapKind.LOST:
-            return RecordsLost(f"{where} were lost with the memory of the cluster, before they were durable", GO_ON)
+            return RecordsLost(f"{where} were lost with the memory of the cluster", GO_ON)
         if gap.start < span.stop.index:
             return RecordsLost(f"lane {span.lane} of topic {self.options.topic!r} ends at index {gap.start}", GO_ON)
         return None

@@ -1,12 +1,13 @@
 """Batches out of a table, for readers that know nothing of tables: what they would have got from a broker.
 
 Records come in the types of the topic again. A batch whose payload was kept (columns did not tell it exactly, or it is
-damaged) has that very payload. Holes are gaps: TRIMMED below the start, LOST between two rows.
+damaged) has that very payload. Holes are gaps: TRIMMED below the start, LOST or NEVER_DURABLE between two rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -75,8 +76,11 @@ def cold_batches(
     *,
     partitions: Collection[int] | None = None,
     control: bool = False,
+    durable: bool = False,
 ) -> Iterator[list[Batch]]:
     """Batches and gaps with start <= index < stop of a lane, as far as the table has them (`tier.frontier`).
+
+    `durable`: for a reader of durable records, who knows NEVER_DURABLE.
 
     In lists, lazily, a row group at a time. Each index comes once: in a batch, in a gap, or (entries of sessions
     without `control`, other partitions) not at all.
@@ -89,12 +93,12 @@ def cold_batches(
     names = [*_ENTRY.values(), *_KEPT, *(name for name in schemas.newest.names if name in table.schema.names)]
     for group in table.rows(lane, at, high, names) if at < high else ():
         with reading(f"table {table.tier.table}, lane {lane}, from index {at} on,"):  # values may not fit the topic
-            found = _batches(lane, group, schemas, at)
+            found = _batches(lane, group, schemas, at, partial(table.tier.gap, lane, durable=durable))
         at = int(group.column("_index")[-1].as_py()) + 1
         if wanted := [batch for batch in found if _wanted(batch, partitions, control)]:
             yield wanted
     if at < high:
-        yield [Batch.of_gap(lane, Gap(GapKind.LOST, at, high), None)]
+        yield [Batch.of_gap(lane, table.tier.gap(lane, at, high, durable), None)]
 
 
 def _wanted(batch: Batch, partitions: Collection[int] | None, control: bool) -> bool:
@@ -105,7 +109,9 @@ def _wanted(batch: Batch, partitions: Collection[int] | None, control: bool) -> 
     return partitions is None or batch.partition in partitions
 
 
-def _batches(lane: int, group: pa.RecordBatch, schemas: TopicSchemas, at: int) -> list[Batch]:
+def _batches(
+    lane: int, group: pa.RecordBatch, schemas: TopicSchemas, at: int, gap: Callable[[int, int], Gap]
+) -> list[Batch]:
     """Batches of a row group, and the holes between them."""
     numbers = {field: _numbers(group.column(name)) for field, name in _ENTRY.items()}
     index = numbers["index"]
@@ -122,7 +128,7 @@ def _batches(lane: int, group: pa.RecordBatch, schemas: TopicSchemas, at: int) -
     for number, (first, last) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
         values = {field: column[number] % _WORD for field, column in facts.items()}
         if values["index"] > at:
-            found.append(Batch.of_gap(lane, Gap(GapKind.LOST, at, values["index"]), None))
+            found.append(Batch.of_gap(lane, gap(at, values["index"]), None))
         at = values["index"] + 1
         many = skipped[first].as_py() or 0
         opens = values["kind"] == EntryKind.SESSION_OPEN

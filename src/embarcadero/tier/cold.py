@@ -20,13 +20,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embarcadero.errors import BadTable, BadValue, NotAvailable
-from embarcadero.limits import TABLE_CACHE_BYTES, TABLE_FOOTERS_MAX
+from embarcadero.limits import TABLE_CACHE_BYTES, TABLE_FOOTERS_MAX, TABLE_PIECE_BYTES
 from embarcadero.tier.parquet import Footer, read_footer, span_of
+from embarcadero.tier.row_groups import dictionary_columns, group_bytes, pieces
 from embarcadero.tier.storage import Properties, Storage, reading
 from embarcadero.types import Tier
 
-from pyiceberg.conversions import from_bytes  # isort: skip - storage.py says what is missing
+from pyiceberg.catalog.noop import NoopCatalog  # isort: skip - storage.py says what is missing
+from pyiceberg.conversions import from_bytes  # isort: skip
 from pyiceberg.io.pyarrow import schema_to_pyarrow  # isort: skip
+from pyiceberg.serializers import FromInputFile  # isort: skip
 from pyiceberg.table import StaticTable, Table  # isort: skip
 
 _MANIFESTS_MAX: Final = 4_096  # whose contents are kept
@@ -99,10 +102,11 @@ _shared_manifests: Final = Manifests()
 
 
 class _Facts(NamedTuple):
-    """What the footer of a file says: names of columns, and row groups (first and last index, bytes unpacked)."""
+    """What the footer of a file says: names of columns, and row groups (first and last index, bytes in memory)."""
 
     names: list[str]
     groups: list[tuple[int, int, int]]
+    dictionaries: list[str]  # columns to be read as such: nobody knows yet how large they are without
 
 
 class GroupCache:
@@ -154,6 +158,7 @@ class _ParquetFile:
         self._storage, self._file, self._cache, self._group_bytes_max = storage, file, cache, group_bytes_max
         self._stream: Any = None
         self._parquet: pq.ParquetFile | None = None
+        self._as_dictionaries = False
 
     def __enter__(self) -> _ParquetFile:
         return self
@@ -162,11 +167,17 @@ class _ParquetFile:
         if self._stream is not None:
             self._stream.close()
 
-    def _open(self) -> pq.ParquetFile:
+    def _open(self, dictionaries: Sequence[str] = ()) -> pq.ParquetFile:
+        """Open the file, once for its footer and, if columns are to be read as dictionaries, again for that."""
         if self._parquet is None:
             self._stream = self._storage.open(self._file.path)
+        if self._parquet is None or (dictionaries and not self._as_dictionaries):
+            known, self._as_dictionaries = self._parquet, bool(dictionaries)
             with reading(self._file.path):
-                self._parquet = pq.ParquetFile(self._stream, page_checksum_verification=True, pre_buffer=True)
+                self._parquet = pq.ParquetFile(
+                    self._stream, page_checksum_verification=True, pre_buffer=True, read_dictionary=list(dictionaries),
+                    metadata=None if known is None else known.metadata,
+                )  # fmt: skip
         return self._parquet
 
     def facts(self) -> _Facts:
@@ -177,7 +188,7 @@ class _ParquetFile:
             return known
         parquet = self._open()
         with reading(path):
-            facts, rows = _Facts(parquet.schema_arrow.names, _groups(parquet, path)), parquet.metadata.num_rows
+            facts, rows = _facts(parquet, path), parquet.metadata.num_rows
         if rows != self._file.rows or "_index" not in facts.names:
             raise BadTable(f"{path} has {rows} rows, its table says {self._file.rows}", "restore it from a copy")
         if self._cache is not None:
@@ -185,17 +196,18 @@ class _ParquetFile:
         return facts
 
     def group(self, number: int, columns: tuple[str, ...]) -> pa.Table:
-        """Columns of a row group. NotAvailable, if it unpacks to more than this reader may use."""
-        path, size = self._file.path, self.facts().groups[number][2]
-        if size > self._group_bytes_max:
+        """Columns of a row group. NotAvailable, if it takes more memory than this reader may use."""
+        path, facts = self._file.path, self.facts()
+        if (size := facts.groups[number][2]) > self._group_bytes_max:
             raise NotAvailable(
-                f"row group {number} of {path} unpacks to {size} bytes; a broker reads at most {self._group_bytes_max}",
+                f"row group {number} of {path} takes {size} bytes of memory; a broker reads at most "
+                f"{self._group_bytes_max}",
                 'read the table itself (install "embarcadero[spark]"), or write it with smaller row groups',
             )
         known = None if self._cache is None else self._cache.group(path, number, columns)
         if known is not None:
             return known
-        group = self._open().read_row_group(number, columns=list(columns)).combine_chunks()
+        group = self._open(facts.dictionaries).read_row_group(number, columns=list(columns)).combine_chunks()
         if self._cache is not None:
             self._cache.keep_group(path, number, columns, group)
         return group
@@ -209,13 +221,19 @@ class _Contents(NamedTuple):
 
 
 @lru_cache(maxsize=_TABLES_MAX)
-def _contents(metadata: str, properties: tuple[tuple[str, str], ...]) -> _Contents:
-    """A metadata file never changes, so it is read once; failures are not kept."""
+def _contents(metadata: str, storage: Storage) -> _Contents:
+    """A metadata file never changes, so it is read once; failures are not kept.
+
+    All files are read with the reader's own properties: those of the table do not say where its keys go.
+    """
     if not metadata:
         return _Contents({}, pa.schema([]))
     lanes: dict[int, list[ColdFile]] = {}
     with reading(metadata):
-        table = StaticTable.from_metadata(metadata, dict(properties))
+        table = StaticTable(
+            ("static-table", metadata), FromInputFile.table_metadata(storage.io.new_input(metadata)), metadata,
+            storage.io, NoopCatalog("static-table"),
+        )  # fmt: skip
         files = _shared_manifests.files(table)
         schema = schema_to_pyarrow(table.schema(), include_field_ids=False)
     for file in sorted(files, key=lambda file: (file.lane, file.first_index)):
@@ -232,8 +250,8 @@ class ColdTable:
     ) -> None:  # fmt: skip
         """`properties` of the caller (keys, for example) go before those that the cluster tells (`tier.properties`).
 
-        `storage`: one that was made of the same properties, to be used again. A row group that unpacks to more
-        than `group_bytes_max` is refused with NotAvailable, before it is read.
+        `storage`: one to be used in place of one with these properties. A row group that takes more than
+        `group_bytes_max` of memory is refused with NotAvailable, before it is read.
         """
         self.tier = tier
         self.storage = storage or Storage({**tier.properties, **(properties or {})})
@@ -243,7 +261,7 @@ class ColdTable:
     # --- what there is ------------------------------------------------------------------------------------------------
     def _look(self) -> _Contents:
         if self._contents is None:
-            self._contents = _contents(self.tier.metadata, tuple(sorted(self.storage.properties.items())))
+            self._contents = _contents(self.tier.metadata, self.storage)
         return self._contents
 
     @property
@@ -259,7 +277,7 @@ class ColdTable:
 
     # --- rows ---------------------------------------------------------------------------------------------------------
     def rows(self, lane: int, start: int, stop: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Rows of batches [start, stop) of a lane, lazily, a row group at a time, sorted by index and seq.
+        """Rows of batches [start, stop) of a lane, lazily, a row group or less at a time, sorted by index and seq.
 
         `columns` None: all of the table. Entries without records are rows, too (`_kind`). What is below the table's
         start (`tier.start`), or not below its frontier, is not there. BadTable names a missing or damaged file.
@@ -287,23 +305,24 @@ class ColdTable:
                 if first < stop and last >= start:
                     with reading(file.path):
                         group = parquet.group(number, wanted)
-                        batches = self._cut(group, start, stop, columns)
-                    yield from batches
+                        indices = group.column("_index").to_numpy()
+                        low, high = np.searchsorted(indices, [start, stop]).tolist()
+                        parts = pieces(group.slice(low, high - low), TABLE_PIECE_BYTES)
+                    yield from self._decoded(file.path, parts, columns)
 
-    def _cut(self, group: pa.Table, start: int, stop: int, columns: Sequence[str]) -> list[pa.RecordBatch]:
-        indices = group.column("_index").to_numpy()
-        first, last = np.searchsorted(indices, [start, stop]).tolist()
+    def _decoded(self, path: str, parts: Iterator[pa.Table], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         schema = pa.schema([self.schema.field(name) for name in columns])
-        cut: list[pa.RecordBatch] = []
-        for batch in group.slice(first, last - first).to_batches():
-            arrays = [
-                batch.column(field.name).cast(field.type)
-                if field.name in batch.schema.names else pa.nulls(batch.num_rows, field.type)
-                for field in schema
-            ]  # fmt: skip
-            if batch.num_rows:
-                cut.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
-        return cut
+        while True:
+            with reading(path):
+                if (part := next(parts, None)) is None:
+                    return
+                arrays = [
+                    part.column(field.name).cast(field.type)
+                    if field.name in part.column_names else pa.nulls(part.num_rows, field.type)
+                    for field in schema
+                ]  # fmt: skip
+                batches = pa.table(arrays, schema=schema).combine_chunks().to_batches()
+            yield from batches
 
     # --- places -------------------------------------------------------------------------------------------------------
     def find(self, lane: int, by: str, value: int) -> tuple[int, int] | None:
@@ -335,12 +354,15 @@ def _numbers(column: pa.Array) -> pa.Array:
     return column.view(pa.int64()) if pa.types.is_timestamp(column.type) else column
 
 
-def _groups(parquet: pq.ParquetFile, path: str) -> list[tuple[int, int, int]]:
-    """First and last index of each row group, and the bytes that it unpacks to.
+def _facts(parquet: pq.ParquetFile, path: str) -> _Facts:
+    """Columns and row groups of a file: first and last index of each group, and the memory that it takes.
 
     The indices of a file that another program wrote are not known before it is read.
     """
-    footer, facts = read_footer(parquet, path), parquet.metadata
-    sizes = [facts.row_group(number).total_byte_size for number in range(facts.num_row_groups)]
-    spans = [(0, _ANY)] * len(sizes) if footer is None else [(first, last) for first, last, _ in footer.groups]
-    return [(first, last, size) for (first, last), size in zip(spans, sizes, strict=True)]
+    footer, metadata = read_footer(parquet, path), parquet.metadata
+    numbers = range(metadata.num_row_groups)
+    spans = [(0, _ANY)] * len(numbers) if footer is None else [(first, last) for first, last, _ in footer.groups]
+    known = [] if footer is None else footer.decoded
+    sizes = known or [group_bytes(metadata, number) for number in numbers]
+    groups = [(first, last, size) for (first, last), size in zip(spans, sizes, strict=True)]
+    return _Facts(parquet.schema_arrow.names, groups, [] if known else dictionary_columns(metadata))

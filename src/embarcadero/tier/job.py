@@ -301,7 +301,11 @@ class TierJob:
         if found.frontiers == tier.frontiers and found.metadata == tier.metadata:
             return tier
         return self._log.advance_tier(
-            self.topic, tier.epoch, metadata=found.metadata, frontiers=found.frontiers, starts=found.starts,
+            self.topic,
+            tier.epoch,
+            metadata=found.metadata,
+            frontiers=found.frontiers,
+            starts=found.starts,
             topic_id=tier.topic_id,
         )
 

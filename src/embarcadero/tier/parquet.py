@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from hashlib import blake2b
@@ -19,8 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embarcadero.client.batch import Batch
-from embarcadero.errors import BadTable, Corrupt, Trimmed
-from embarcadero.limits import KIB, RECORDS_PER_BATCH_MAX, TIER_ROW_GROUP_BYTES
+from embarcadero.errors import BadTable, Corrupt, EmbarcaderoError, Trimmed
+from embarcadero.limits import KIB, RECORDS_PER_BATCH_MAX, TIER_GROUP_DECODED_BYTES, TIER_ROW_GROUP_BYTES
 from embarcadero.tier.columns import EntriesHash, rows, table_schema
 from embarcadero.tier.storage import Storage, typed_errors
 from embarcadero.types import GapKind
@@ -63,6 +64,7 @@ class Footer(msgspec.Struct, frozen=True, kw_only=True):
     hash: str  # of the entries: columns.EntriesHash
     groups: list[tuple[int, int, int]]  # row groups: first and last index, rows
     schema: str  # a digest of the file's columns and types
+    decoded: list[int] = []  # bytes of the columns of each row group, decoded; older files do not tell
 
     def seal(self) -> str:
         """As text, behind its checksum."""
@@ -95,7 +97,9 @@ def read_footer(parquet: pq.ParquetFile, path: str) -> Footer | None:
     footer, facts = Footer.unseal(sealed, path), parquet.metadata
     counts = [facts.row_group(number).num_rows for number in range(facts.num_row_groups)]
     names_match = footer.schema == schema_digest(parquet.schema_arrow)
-    if not names_match or counts != [rows for _, _, rows in footer.groups] or sum(counts) != facts.num_rows:
+    sizes_match = len(footer.decoded) in (0, len(counts))
+    counts_match = counts == [rows for _, _, rows in footer.groups] and sum(counts) == facts.num_rows
+    if not (names_match and sizes_match and counts_match):
         raise BadTable(f"the footer of {path} is damaged: it contradicts itself", "restore it from a copy")
     return footer
 
@@ -123,13 +127,14 @@ def span_of(path: str) -> Span | None:
 def write_span(
     storage: Storage, location: str, span: Span, epoch: int, schemas: TopicSchemas, scan: Iterable[list[Batch]]
 ) -> FileFacts:
-    """Write what a scan of a span gives into one new file, and have it on disk.
+    """Write what a scan of a span gives into one new file, and have it on disk. The lists of the scan are emptied.
 
     Raises Trimmed if a part of the span is gone, Corrupt if the scan is not exactly the span. Nothing is left behind
     then; what a crash leaves behind is collected later.
     """
     path, digest = new_path(location, span, epoch), EntriesHash()
     written: list[tuple[int, int, int]] = []
+    decoded: list[int] = []
     groups = _row_groups(span, schemas, scan)
     first = next(groups, None)
     if first is None:
@@ -143,9 +148,10 @@ def write_span(
                 count = sum(piece.num_rows for piece in group)
                 writer.write_table(pa.Table.from_batches(group), row_group_size=count)
                 written.append((_index_at(group[0], 0), _index_at(group[-1], -1), count))
+                decoded.append(sum(piece.nbytes for piece in group))
             footer = Footer(
                 span=span, rows=sum(count for _, _, count in written), entries=digest.entries, hash=digest.hex,
-                groups=written, schema=schema_digest(_as_read(table_schema(schemas, control=True))),
+                groups=written, schema=schema_digest(_as_read(table_schema(schemas, control=True))), decoded=decoded,
             )  # fmt: skip
             writer.add_key_value_metadata({_FOOTER: footer.seal()})
     except BaseException:
@@ -190,15 +196,24 @@ def _index_at(piece: pa.RecordBatch, row: int) -> int:
 
 
 def _row_groups(span: Span, schemas: TopicSchemas, scan: Iterable[list[Batch]]) -> Iterator[list[pa.RecordBatch]]:
-    """Rows of all entries of a span, in groups of a bounded size; the scan is checked to be the span."""
+    """Rows of all entries of a span, in groups of a bounded size; the scan is checked to be the span.
+
+    What counts is what a reader decodes, and not only payloads: one that is compressed, or whose values are equal, is
+    small in a file and large in memory.
+    """
     group: list[pa.RecordBatch] = []
-    size = count = 0
+    size = decoded = count = 0
     for held in _pieces(_checked(span, scan)):
-        group.append(rows(span.lane, held, schemas, control=True))
-        size, count = size + sum(batch.size for batch in held), count + group[-1].num_rows
+        piece = rows(span.lane, held, schemas, control=True)
+        if group and decoded + piece.nbytes > TIER_GROUP_DECODED_BYTES:
+            yield group
+            group, size, decoded, count = [], 0, 0, 0
+        group.append(piece)
+        size, decoded = size + sum(batch.size for batch in held), decoded + piece.nbytes
+        count += piece.num_rows
         if size >= TIER_ROW_GROUP_BYTES or count >= RECORDS_PER_BATCH_MAX:
             yield group
-            group, size, count = [], 0, 0
+            group, size, decoded, count = [], 0, 0, 0
     if group:
         yield group
 
@@ -209,7 +224,7 @@ def _pieces(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
     size = 0
     for batch in batches:
         held.append(batch)
-        size += batch.size
+        size += _decoded_bytes(batch)
         if size >= _PIECE_BYTES or len(held) >= _PIECE_BATCHES:
             yield held
             held, size = [], 0
@@ -217,12 +232,25 @@ def _pieces(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
         yield held
 
 
+def _decoded_bytes(batch: Batch) -> int:
+    """Bytes of a batch's records as columns; of its payload, if there are none or they can't be decoded."""
+    if not batch.count:
+        return batch.size
+    try:
+        return max(batch.size, int(batch.to_arrow().nbytes))
+    except EmbarcaderoError:  # it is kept as it is, or whoever makes rows of it says what is wrong
+        return batch.size
+
+
 def _checked(span: Span, scan: Iterable[list[Batch]]) -> Iterator[Batch]:
     """The entries of a scan. Each index of the span comes once, or was lost; seqs are dense but for what was lost."""
     at, seq = span.start, span.start_seq
     lost = False
     for batches in scan:
-        for batch in batches:
+        left = deque(batches)
+        batches.clear()  # a batch that was decoded keeps its columns: nobody holds it once it is written
+        while left:
+            batch = left.popleft()
             if batch.gap is not None and batch.gap.kind is not GapKind.SKIPPED:
                 if batch.gap.kind is GapKind.END_OF_LANE:
                     continue

@@ -2,37 +2,36 @@
 
 It implements `broker.tables.TableReader`, and runs on a broker's workers. A batch gets its payload from the columns of
 the table, in the columns of the schema version that it was published with; a payload that the table kept is sent as it
-is. Page checksums of Parquet are verified. Decoded row groups are kept for the next fetch, within `TABLE_CACHE_BYTES`.
+is. Page checksums of Parquet are verified. Row groups are kept for the next fetch, within `TABLE_CACHE_BYTES`.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 
 from embarcadero.broker.found import Found
 from embarcadero.client.batch import Batch
 from embarcadero.client.tables import encoded
-from embarcadero.errors import NotAvailable, TierUnavailable
+from embarcadero.errors import BadTable, NotAvailable, TierUnavailable
 from embarcadero.fabric.layout import ORDER, seal
 from embarcadero.limits import FETCH_ENTRIES_MAX, FRAME_BYTES_MAX, TABLE_GROUP_BYTES_MAX
+from embarcadero.placement.tier import public_properties
 from embarcadero.tier.batches import ColdBatch, cold_batches
 from embarcadero.tier.cold import ColdTable, GroupCache
-from embarcadero.tier.storage import Properties, Storage
+from embarcadero.tier.storage import FOR_READERS, Properties, Storage, why_away
 from embarcadero.types import BATCH_KIND, FROM_TABLE, Cut, EntryKind, GapKind, Tier
 from embarcadero.wire.codec import payload_crc
 from embarcadero.wire.messages import Fetch
 from embarcadero.wire.schemas import TopicSchemas
 
-_TIMEOUTS: Final = {"s3.connect-timeout": "3", "s3.request-timeout": "10"}  # seconds; tier.properties go before them
-_STORES_MAX: Final = 16
-_DOWN_S: Final = 0.5
+_DOWN_S: Final = 0.5  # a store that did not answer is left alone for this long, or as long as it took to find out
 _FIELDS: Final = ("index", "seq", "session_seq", "append_us", "session", "count", "partition")
 
 
@@ -60,44 +59,68 @@ def table_cuts(table: ColdTable, lane: int, start: int, stop: int, piece_bytes: 
     return cuts
 
 
-class TableServer:
-    """Reads tables for a broker. `properties` are the broker's own (`tier.properties`), with its keys."""
+class _Down(NamedTuple):
+    """A store that could not be reached."""
 
-    def __init__(self, properties: Properties, cache: GroupCache | None = None) -> None:
-        self._properties, self._cache = {**_TIMEOUTS, **properties}, cache or GroupCache()
-        self._storages: OrderedDict[frozenset[tuple[str, str]], Storage] = OrderedDict()
-        self._down: OrderedDict[str, tuple[float, TierUnavailable]] = OrderedDict()  # by store: when, and why
+    until_s: float  # nobody asks it before that
+    took_s: float  # how long the last try took
+    why: str
+
+
+class TableServer:
+    """Reads the tables of one warehouse for a broker.
+
+    `properties` (`tier.properties`) and `warehouse` are the broker's own. What clients wrote into a topic's record
+    decides neither where the keys of the broker go nor what is opened: what is not below the warehouse is refused with
+    NotAvailable, whether it exists or not.
+    """
+
+    def __init__(
+        self, properties: Properties, warehouse: str, cache: GroupCache | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:  # fmt: skip
+        self._cache, self._clock = cache or GroupCache(), clock
+        self._storage = Storage({**FOR_READERS, **properties}, warehouse)
+        self._public = public_properties(properties)
+        self._down: _Down | None = None
         self._lock = Lock()
 
     def _table(self, tier: Tier) -> ColdTable:
-        """The table, with connections to its store that are used again."""
-        properties = {**tier.properties, **self._properties}
-        key = frozenset(properties.items())
-        with self._lock:
-            storage = self._storages.pop(key, None) or Storage(properties)
-            self._storages[key] = storage
-            while len(self._storages) > _STORES_MAX:
-                self._storages.popitem(last=False)
-        return ColdTable(tier, self._properties, self._cache, TABLE_GROUP_BYTES_MAX, storage)
+        return ColdTable(tier, None, self._cache, TABLE_GROUP_BYTES_MAX, self._storage)
 
     @contextmanager
     def _of_store(self, tier: Tier) -> Iterator[None]:
-        """Errors name the store. One that did not answer a moment ago is not asked again: others would wait for it."""
-        with self._lock:
-            failed = self._down.get(tier.store)
-        if failed is not None and monotonic() - failed[0] < _DOWN_S:
-            raise TierUnavailable(failed[1].message, failed[1].hint)
-        try:
-            with naming_the_store(tier):
+        """Errors name the store. While it does not answer, one read at a time finds out whether it does again: others
+        would only wait for it, and hold the workers of this broker.
+        """
+        with naming_the_store(msgspec.structs.replace(tier, properties=self._public)):
+            if tier.metadata:
+                self._storage.io.check(tier.metadata)
+            began_s = self._clock()
+            self._check_up(began_s)
+            try:
                 yield
-        except TierUnavailable as error:
-            with self._lock:
-                self._down[tier.store] = monotonic(), error
-                while len(self._down) > _STORES_MAX:
-                    self._down.popitem(last=False)
-            raise
+            except TierUnavailable as error:
+                if (why := why_away(error)) is not None:
+                    self._set_down(why, self._clock() - began_s)
+                raise
+            except BadTable:
+                self._down = None  # it answered
+                raise
+            self._down = None
+
+    def _check_up(self, now_s: float) -> None:
         with self._lock:
-            self._down.pop(tier.store, None)
+            if (down := self._down) is None:
+                return
+            if now_s >= down.until_s:
+                self._down = down._replace(until_s=now_s + max(_DOWN_S, down.took_s))
+                return
+        raise TierUnavailable(f"the store did not answer a moment ago ({down.why})", "wait a little")
+
+    def _set_down(self, why: str, took_s: float) -> None:
+        with self._lock:
+            self._down = _Down(self._clock() + max(_DOWN_S, took_s), took_s, why)
 
     def fetch(self, tier: Tier, schemas: TopicSchemas, ask: Fetch, stop: int) -> Found:
         """Batches of the table from index `ask.start` on and below `stop`: see `broker.tables.TableReader`."""
@@ -105,8 +128,9 @@ class TableServer:
         answer = _Answer(ask, schemas)
         with self._of_store(tier):
             lists = cold_batches(
-                self._table(tier), ask.lane, ask.start, stop, schemas, partitions=ask.partitions, control=ask.control
-            )
+                self._table(tier), ask.lane, ask.start, stop, schemas, partitions=ask.partitions, control=ask.control,
+                durable=ask.read == "durable" and ask.never_durable,
+            )  # fmt: skip
             for batches in lists:
                 if not all(map(answer.add, batches)):
                     return answer.found()
@@ -180,7 +204,7 @@ class _Answer:
         skipped = [batch.gap.stop - batch.gap.start if batch.gap is not None else 0 for batch, _, _ in self._rows]
         batches = entries["kind"] == BATCH_KIND
         entries["location"] = np.where(batches, [batch.crc for batch, _, _ in self._rows], skipped)
-        entries["flags"] = np.where(batches, FROM_TABLE, 0)
+        entries["flags"] = np.where(batches, FROM_TABLE, [batch.flags for batch, _, _ in self._rows])
         seal(entries)
         next_index = self._next if reached is None else max(self._next, reached)
         return Found(entries, self._payloads, next_index, 0, self._gap)

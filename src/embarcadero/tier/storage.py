@@ -6,6 +6,7 @@ Everything goes through pyarrow's file systems, as PyIceberg sets them up from i
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,20 +29,80 @@ Properties = Mapping[str, str]
 _ALWAYS: Final = {"py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO"}
 _UNAVAILABLE_HINT: Final = "check that it is up, its address, and your keys (tier.properties); then try again"
 
+FOR_READERS: Final = {
+    "s3.connect-timeout": "2",
+    "s3.request-timeout": "3",
+    "s3.retry-strategy-impl": "embarcadero.tier.patience.OneTry",
+}
+"""Properties of readers, in seconds, unless their own say otherwise. A reader has to report within `TABLE_RETRY_S` that
+a store does not answer, and tries again itself: retries of the S3 client would multiply these times.
+"""
+
+_AWAY: Final = re.compile(
+    r"network_connection|curlcode|http status 503|slow_?down|service_?unavailable|deadline_exceeded|timed? ?out"
+    r"|(could not|couldn't|failed to|cannot|unable to) (connect|resolve)|connection (refused|reset|closed)",
+    re.IGNORECASE,
+)
+_S3_SCHEMES: Final = frozenset({"s3", "s3a", "s3n"})
 _TROUBLES: Final = ("aws error", "google", "azure", "http", "curl", "network", "connect", "timed out", "timeout")
 
 
-class Storage:
-    """The files of a warehouse."""
+class _FileIO(PyArrowFileIO):
+    """PyIceberg's way to files. It opens nothing that `Storage.check` refuses."""
 
-    def __init__(self, properties: Properties) -> None:
+    def __init__(self, properties: Properties, warehouse: str | None) -> None:
+        super().__init__(dict(properties))
+        self._top = None if warehouse is None else self._parts(warehouse)
+
+    def new_input(self, location: str) -> Any:
+        self.check(location)
+        return super().new_input(location)
+
+    def check(self, location: str) -> None:
+        """Raise NotAvailable for what is not below the warehouse. Nothing is looked up there before that."""
+        if self._top is None:
+            return
+        try:
+            parts = self._parts(location)
+        except ValueError:  # it is no location at all
+            parts = []
+        if ".." in parts or parts[: len(self._top)] != self._top or len(parts) == len(self._top):
+            raise NotAvailable(
+                f"{location} is not below the warehouse whose tables this broker reads",
+                "let tier.warehouse of the cluster be that of the tiering job, or read the table itself: "
+                'install "embarcadero[spark]"',
+            )
+
+    def _parts(self, location: str) -> list[str]:
+        """Scheme, bucket and folders of a location. Links in a path of this machine are followed."""
+        scheme, _, path = self.parse_location(location, self.properties)
+        if scheme == "file" and ".." not in path.split("/"):
+            path = os.path.realpath(path)
+        return ["s3" if scheme in _S3_SCHEMES else scheme, *path.rstrip("/").split("/")]
+
+
+class Storage:
+    """The files of a warehouse. Two with the same properties are equal.
+
+    With `warehouse`, only what is below that location is read: anything else is refused with NotAvailable.
+    """
+
+    def __init__(self, properties: Properties, warehouse: str | None = None) -> None:
         self.properties = {**properties, **_ALWAYS}
-        self.io = PyArrowFileIO(self.properties)
+        self.io = _FileIO(self.properties, warehouse)
+        self._key = (warehouse, *sorted(self.properties.items()))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Storage) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
 
     def place(self, location: str) -> tuple[pafs.FileSystem, str]:
         """The file system of a location, and its path there. BadTable, if nobody knows such a place."""
         try:
             with typed_errors(location):
+                self.io.check(location)
                 scheme, netloc, path = self.io.parse_location(location, self.properties)
                 return self.io.fs_by_scheme(scheme, netloc), path
         except (ValueError, ImportError) as error:
@@ -133,6 +194,24 @@ def _is_trouble(error: OSError) -> bool:
     """Arrow says "OSError" to bytes that make no sense as well; those come without a number, and not from a network."""
     text = str(error).lower()
     return error.errno is not None or any(word in text for word in _TROUBLES)
+
+
+def why_away(error: BaseException) -> str | None:
+    """Why a store could not be reached: what its client said, without names of files. None for any other failure.
+
+    A file that can't be opened, and a request that was refused, tell nothing of the rest of the store.
+    """
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__
+    if cause is None:
+        return None
+    if isinstance(cause, ConnectionError | TimeoutError):
+        return "no answer"
+    before, mark, said = _short(cause).partition("AWS Error")
+    if cause.errno is not None or not _AWAY.search(said or before):
+        return None
+    return f"{mark}{said}" or "no answer"
 
 
 def _short(error: BaseException) -> str:
