@@ -18,6 +18,7 @@ import embarcadero as emb
 from embarcadero import EntryKind, Gap, GapKind
 from embarcadero.config import load
 from embarcadero.errors import BadTable, Trimmed
+from embarcadero.tier.settings import TierSettings
 from tests.system.tiering import Tierer
 
 pytestmark = pytest.mark.system
@@ -27,9 +28,16 @@ COLD, TABLE = 25, 30  # brokers have batches from COLD on, the table has those b
 
 
 @pytest.fixture(scope="module")
-def log() -> Iterator[Any]:
-    """Its rings are short, so that places have to be looked for on disks, too."""
-    config = load(None, {"fabric.order_slots": 64, "fabric.round_entries": 16})
+def lake(tmp_path_factory: Any) -> Path:
+    """The folder of the cluster's tables."""
+    return Path(tmp_path_factory.mktemp("tier"))
+
+
+@pytest.fixture(scope="module")
+def log(lake: Path) -> Iterator[Any]:
+    """Its rings are short, so that places have to be looked for on disks, too. Its brokers read tables."""
+    rings = {"fabric.order_slots": 64, "fabric.round_entries": 16}
+    config = load(None, rings | {"tier.warehouse": TierSettings.local(lake).warehouse})
     with emb.local(brokers=2, replicas=1, log_bytes=32 << 20, config=config) as log:
         yield log
 
@@ -42,11 +50,11 @@ def _publish(log: Any, topic: str, first: int, count: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def topic(log: Any, tmp_path_factory: Any) -> str:
+def topic(log: Any, lake: Path) -> str:
     """Of 120 batches 25 are only in the table, five in both, the others only with brokers."""
     log.create_topic("orders", order=5, replicas=1, partitions=2)
     _publish(log, "orders", 0, BATCHES)
-    tierer = Tierer(log, "orders", tmp_path_factory.mktemp("tier"))
+    tierer = Tierer(log, "orders", lake)
     lane = tierer.about.lane
     for stop in (10, 20, TABLE):
         tierer.tier(lane, stop, (stop - 1) * RECORDS)  # index 0 opened the session

@@ -75,6 +75,7 @@ _LANES_SHARE: Final = 0.8
 """So many of the lanes of a generation a run may use: deleted topics leave theirs behind until the next restart."""
 _TOPICS_PER_ROUND: Final = 4
 _RECORDS: Final = 20
+_MOVES: Final = 20  # of a session, over a connection that stays
 _SAMPLES_MIN: Final = 8
 _PAIRS_MAX: Final = 400
 _KINDS_OF_TOPICS: Final = (
@@ -227,7 +228,7 @@ class Churn:
         self._log = emb.connect(cluster.addresses)
         self._log.create_topic("standing", order=5, replicas=1, retention_bytes=4 * MIB)
         self._standing = self._log.publisher("standing", ack=1)
-        self.done = dict.fromkeys(("rounds", "topics", "records", "sessions", "connections", "takeovers"), 0)
+        self.done = dict.fromkeys(("rounds", "topics", "records", "sessions", "moves", "connections", "takeovers"), 0)
 
     def round(self, topics: int = _TOPICS_PER_ROUND, take_over: bool = False) -> None:
         """One round: everything that it makes is gone in the end."""
@@ -235,11 +236,15 @@ class Churn:
         for _ in range(_RECORDS):
             self._standing.send(self._rng.randbytes(8 * 1024))
         self._standing.flush()
+        for _ in range(_MOVES):
+            self._log.open_session("standing", "moves", self.done["moves"])
+            self.done["moves"] += 1
         with emb.connect(self._cluster.addresses) as log:
             self.done["connections"] += 1
-            for _ in range(topics):
+            for turn in range(topics):
                 number = self.done["topics"]
-                self._topic(log, f"soak-{number}", _KINDS_OF_TOPICS[number % len(_KINDS_OF_TOPICS)])
+                kind = _KINDS_OF_TOPICS[number % len(_KINDS_OF_TOPICS)]
+                self._topic(log if turn else self._log, f"soak-{number}", kind)
         if take_over:
             hand_over(self._cluster.folder)
             self.done["takeovers"] += 1
