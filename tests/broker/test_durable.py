@@ -426,7 +426,7 @@ def test_what_a_closed_broker_lane_lost_is_a_gap_up_to_its_end(
     told = world.ask(reader, m.GetLanes(lane=lane.topic))
     assert (told.unsure, told.lanes[0].end) == ([lane.lane], 4), "publishers wait, too"
     asked: list[m.Fetch] = []
-    monkeypatch.setattr(world.brokers[1].reads.warm, "fetch", lambda _connection, ask, *_: asked.append(ask))
+    monkeypatch.setattr(world.brokers[1].reads.warm, "fetch", lambda _connection, read, *_: asked.append(read.ask))
     waiting = [
         reader.ask(m.Fetch(lane=lane.lane, start=2, max_bytes=1_000, read=read, wait_ms=20_000))
         for read in ("ordered", "durable")

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from embarcadero import limits
+from embarcadero.broker import warm
+from embarcadero.broker.unread import SMALL_BYTES
 from embarcadero.config import load
 from embarcadero.errors import FabricFull
+from embarcadero.fabric.layout import ORDER
 from embarcadero.limits import FRAME_TIMEOUT_S, SEND_QUEUE_BYTES_MAX
 from embarcadero.sequencer.sessions import NEVER
 from embarcadero.types import Outcome
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import batch_header, control_frame, payload_crc
+from embarcadero.wire.schemas import encode_schema
+from tests.broker.disks import DiskWorld, payload, texts
 from tests.broker.harness import SIZES, Client, World
+from tests.broker.test_tables import TableWorld
+from tests.broker.test_warm import Later, fill
 
 
 def _wait(world: World, seconds: float, *clients: Client) -> None:
@@ -56,7 +66,7 @@ def test_a_batch_that_never_ends_gives_its_room_back(patience_s: float) -> None:
 
 
 def test_a_subscriber_that_never_reads_is_given_no_more_than_its_share() -> None:
-    """Fetches wait while what was answered is not taken; everybody else is served."""
+    """Its fetches wait while what was answered is not taken; everybody else is served."""
     world = World()
     world.topic()
     writer, deaf = Client(world.brokers[0]), Client(world.brokers[0])
@@ -67,12 +77,16 @@ def test_a_subscriber_that_never_reads_is_given_no_more_than_its_share() -> None
     for _ in range(200):
         deaf.send(_fetch(opened.lane))
     world.run(3, writer)
-    assert deaf.connection.parked == 200
+    assert deaf.connection.stopped
     assert sum(map(len, deaf.connection.take_output())) == 0
     assert len(world.fetch(writer, opened.lane, by="earliest").payloads) == 1
     deaf.connection.socket_bytes = lambda: 0
-    world.run(1)
-    assert sum(map(len, deaf.connection.take_output())) <= SEND_QUEUE_BYTES_MAX
+    sizes = []
+    while deaf.connection.stopped or not sizes:
+        world.run(1)
+        sizes.append(sum(map(len, deaf.connection.take_output())))
+    assert sum(sizes) >= 200 * 8_000
+    assert max(sizes) <= limits.UNREAD_PAUSE_BYTES + 10_000
     assert deaf.connection.parked == 0
 
 
@@ -149,6 +163,214 @@ def test_answers_get_smaller_the_more_is_unread() -> None:
     sizes = [reader.connection.unread_bytes() for reader in deaf]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] > sizes[-1] > 20_000
+
+
+def _wide(world: World) -> None:
+    """A topic `wide` whose description is large."""
+    columns = pa.schema([(f"column_{'x' * 60}_{n}", pa.int64()) for n in range(400)])
+    world.directory.create_topic(
+        "wide", order=5, partitions=1, replicas=0, durable_on=0, on_gap="fence", gap_timeout_ms=None,
+        columns=encode_schema(columns),
+    )  # fmt: skip
+    world.run()
+
+
+def _describe(client: Client, first: int = 1_000, count: int = 1_400) -> None:
+    """One read of as many small requests as fit: each has a large answer."""
+    requests = b"".join(bytes(control_frame(m.DescribeTopic(name="wide"), first + n)) for n in range(count))
+    assert len(requests) < limits.SCRATCH_BYTES
+    client.send(requests)
+
+
+def _answered(client: Client, first: int = 1_000) -> list[int]:
+    """The numbers of all such requests that were answered, in the order of their answers."""
+    return [request for request in client.answers if request >= first]
+
+
+def test_requests_wait_while_their_answers_are_not_read() -> None:
+    """One read of requests makes one connection hold little; when it reads, all answers come, once and in order."""
+    world = World()
+    _wide(world)
+    client = Client(world.brokers[0])
+    world.topic()
+    opened = world.open(client)
+    _describe(client)
+    client.batch(opened, 0)  # behind the requests
+    world.run(3)
+    largest = limits.CONTROL_BYTES_MAX
+    assert limits.UNREAD_PAUSE_BYTES < client.connection.unread_bytes() < limits.UNREAD_PAUSE_BYTES + largest
+    assert world.brokers[0].unread.used == client.connection.held_bytes > client.connection.unread_bytes()
+    assert client.connection.stopped
+    assert not client.connection.closing
+    for _ in range(400):
+        world.run(1, client)
+    assert _answered(client) == list(range(1_000, 2_400))
+    assert [Outcome(int(ack["outcome"])) for ack in client.acks] == [Outcome.ORDERED]
+    assert not client.connection.stopped
+    assert world.brokers[0].unread.holders == world.brokers[0].unread.used == 0
+
+
+def test_requests_of_many_connections_hold_a_bounded_amount_in_all() -> None:
+    """Each gets less the more is unread. One that reads is served meanwhile: its records, requests, acks."""
+    world, writer, _, opened = _crowd(readers=0)
+    _wide(world)
+    deaf = [Client(world.brokers[0]) for _ in range(100)]
+    for one in deaf:
+        _describe(one)
+    answer = max(map(len, deaf[0].connection._output))
+    held = sum(one.connection.unread_bytes() for one in deaf)
+    assert held <= _UNREAD + len(deaf) * (answer + SMALL_BYTES)
+    for index in range(1, 13):
+        _describe(writer, first=index * 10_000, count=3)
+        request = writer.ask(m.Fetch(lane=opened.lane, start=index, max_bytes=1, wait_ms=30_000))
+        writer.batch(opened, 11 + index)
+        for _ in range(200):
+            _wait(world, 0.2, writer)  # some that do not read are ended for it
+            if request in writer.fetched and len(writer.acks) == 12 + index:
+                break
+        assert len(writer.fetched[request].payloads) == 1
+        assert len(_answered(writer, index * 10_000)) == 3
+        assert len(writer.acks) == 12 + index
+        assert sum(one.connection.unread_bytes() for one in deaf) <= held
+    assert any(one.connection.aborted for one in deaf)
+    assert not writer.connection.closing
+
+
+def test_acks_that_are_not_read_count() -> None:
+    """A publisher that never reads holds memory, too."""
+    world = World()
+    world.topic()
+    client = Client(world.brokers[0])
+    opened = world.open(client)
+    for sequence in range(200):
+        client.batch(opened, sequence)
+        world.run(1)
+    world.run(3)
+    unread = client.connection.unread_bytes()
+    assert unread > SMALL_BYTES
+    assert world.brokers[0].unread.used == unread
+    client.pump()
+    assert len(client.acks) == 200
+
+
+# --- readers of disks and tables that do not read ---------------------------------------------------------------------
+class _SlowReaders:
+    """Many readers that ask for a byte and never read, and one that reads. Memory is for four batches."""
+
+    def __init__(self, world: DiskWorld, lane: int, later: Later, **options: Any) -> None:
+        self._world, self._lane, self._later, self._options = world, lane, later, options
+        self._fast, self._broker, self.deaf = Client(world.brokers[1]), world.brokers[1], list[Client]()
+
+    def run(self, batches: int) -> list[bytes]:
+        """What the reader that reads gets. The others come when it has read one batch."""
+        self._broker.unread.total_bytes, self._broker.unread._batch_bytes = 8 * 1_024, 2 * 1_024
+        found = [self._next(0)]
+        self.deaf = [Client(self._broker) for _ in range(200)]
+        for one in self.deaf:
+            one.send(self._fetch(0))
+        return found + [self._next(index) for index in range(1, batches)]
+
+    def _fetch(self, start: int, request: int = 7) -> memoryview:
+        ask = m.Fetch(lane=self._lane, start=start, max_bytes=1, wait_ms=30_000, **self._options)
+        return memoryview(control_frame(ask, request))
+
+    def _next(self, start: int) -> bytes:
+        request = 1_000 + start
+        self._fast.send(self._fetch(start, request))
+        for _ in range(20):
+            if request in self._fast.fetched:
+                break
+            if self._later.jobs:
+                self._later.step()
+            self._world.run(1, self._fast)
+            assert sum(one.connection.held_bytes for one in self.deaf) <= self._broker.unread.total_bytes
+        (text,) = texts(self._fast.fetched[request])
+        return text
+
+
+def test_reads_of_files_count_for_at_least_one_batch(tmp_path: Path) -> None:
+    """However little a reader asks for, it gets a batch: that has to fit before its file is read."""
+    later = Later()
+    world = DiskWorld(tmp_path, workers=lambda: later)
+    range_ = world.topic()
+    fill(world, range_, 120, size=1_500)
+    readers = _SlowReaders(world, range_.lane, later)
+    assert readers.run(20) == [payload(number, 1_500) for number in range(20)]
+    assert 1 <= sum(one.connection.unread_bytes() > 1_500 for one in readers.deaf) <= 3
+
+
+def test_reads_of_tables_count_for_at_least_one_batch(tmp_path: Path) -> None:
+    """The same where brokers have nothing left."""
+    later = Later()
+    tiered = TableWorld(tmp_path, later, size=1_500)
+    tiered.tier(0, 30, "m1")
+    tiered.forget(25)
+    readers = _SlowReaders(tiered.world, tiered.lane, later, table=True)
+    assert readers.run(20) == tiered.everything[1][:20]
+    assert 1 <= sum(one.connection.unread_bytes() > 1_500 for one in readers.deaf) <= 3
+
+
+def test_what_is_read_ahead_counts_as_much_as_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At first for the largest batch, however little is asked for; then for its size. Beyond the limit none begins."""
+    later = Later()
+    world = DiskWorld(tmp_path, workers=lambda: later)
+    range_ = world.topic()
+    fill(world, range_, 100)
+    broker = world.brokers[1]
+    monkeypatch.setattr(warm, "WARM_AHEAD_BYTES_MAX", 3 * broker.unread.most(1))
+    for _ in range(30):
+        Client(broker).ask(m.Fetch(lane=range_.lane, start=0, max_bytes=1))
+    while later.jobs:
+        assert broker.reads.warm._ahead_bytes <= warm.WARM_AHEAD_BYTES_MAX
+        later.step()
+    assert broker.reads.warm._ahead_bytes == len(broker.reads.warm._ahead) * (1_500 + ORDER.itemsize) > 0
+
+
+def test_answers_from_files_keep_only_what_they_send(tmp_path: Path) -> None:
+    """A reader of one partition of many does not keep all that was read for it."""
+    world = DiskWorld(tmp_path)
+    range_ = world.topic()
+    client = Client(world.brokers[0])
+    opened = world.open(client)
+    for sequence in range(300):
+        client.batch(opened, sequence, payload(sequence, 500), partition=int(sequence % 10 == 0))
+        world.run(1, client)
+        if sequence % 10 == 9:
+            for replica in world.of(range_):
+                replica.copy(range_, sequence + 1)
+    reader = Client(world.brokers[1])
+    reader.send(control_frame(m.Fetch(lane=range_.lane, max_bytes=20_000, partitions=[1], wait_ms=1_000), 7))
+    (sent,) = [chunk for chunk in reader.connection._output if bytes(chunk) == payload(0, 500)]
+    assert len(sent.obj if isinstance(sent, memoryview) else sent) == 500
+
+
+def test_answers_that_take_a_while_wait_while_they_are_not_read(tmp_path: Path) -> None:
+    """Looking up places and ends reads files first: for a client that does not read, that is not begun."""
+    later = Later()
+    world = DiskWorld(tmp_path, workers=lambda: later)
+    range_ = world.topic()
+    fill(world, range_, 120, size=1_500)
+    client, other = Client(world.brokers[1]), Client(world.brokers[1])
+    client.connection.socket_bytes = lambda: 0
+    requests = [client.ask(m.GetTail(lane=range_.lane)) for _ in range(20)]
+    client.connection.socket_bytes = lambda: 2 * limits.UNREAD_PAUSE_BYTES
+    for _ in range(20):
+        if later.jobs:
+            later.step()
+        world.run(1)
+    waiting = world.brokers[1].reads.warm.waiting
+    assert 15 < waiting < 20
+    assert world.brokers[1].reads.warm.running == 0
+    request = other.ask(m.GetTail(lane=range_.lane))
+    later.step()
+    world.run(1, other)
+    assert isinstance(other.answers[request], m.TailIs)
+    client.connection.socket_bytes = lambda: 0
+    for _ in range(40):
+        world.run(1, client)
+        if later.jobs:
+            later.step()
+    assert all(isinstance(client.answers[request], m.TailIs) for request in requests)
 
 
 # --- connections that hold what others need ---------------------------------------------------------------------------

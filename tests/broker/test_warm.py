@@ -730,7 +730,7 @@ def test_a_client_that_goes_before_its_next_span_is_read_gives_back_what_was_res
     for index in range(10):
         others.ask(m.Fetch(lane=range_.lane, start=index, max_bytes=1_000))
     later.step()
-    assert warm._ahead_bytes == 1_000
+    assert warm._ahead_bytes == world.brokers[1].unread.most(1_000) > 1_500
     client.ask(m.Fetch(lane=range_.lane, start=1, max_bytes=1_000))
     assert warm.ahead_used == 1
     client.connection.closed()

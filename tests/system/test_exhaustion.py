@@ -8,20 +8,22 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import embarcadero as emb
 from embarcadero.config import load
 from embarcadero.errors import Backpressure, FabricFull, TooMany
-from embarcadero.limits import MIB
+from embarcadero.limits import CONTROL_BYTES_MAX, MIB, SCRATCH_BYTES
 from embarcadero.node.local import LocalCluster
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import control_frame
-from embarcadero.wire.frames import PROTOCOL_VERSION
+from embarcadero.wire.frames import PROTOCOL_VERSION, FrameKind
+from embarcadero.wire.receiver import ControlReceived, FrameReceiver
 
 pytestmark = pytest.mark.system
 
@@ -174,6 +176,39 @@ def test_a_subscriber_that_never_reads_costs_a_bounded_amount(log: emb.Log) -> N
             publisher.send(b"meanwhile").result(60)
             assert log.read("t").num_rows >= 41
             assert _memory(pid) - before < 200 * MIB
+
+
+def _answered(peer: socket.socket, last: int) -> list[int]:
+    """The requests that were answered, up to the last one."""
+    scratch = memoryview(bytearray(SCRATCH_BYTES))
+    receiver = FrameReceiver(
+        allowed=frozenset({FrameKind.CONTROL, FrameKind.CREDIT}), scratch=scratch, control_bytes_max=CONTROL_BYTES_MAX
+    )
+    found: list[int] = []
+    while last not in found[-1:]:
+        events = receiver.received(peer.recv_into(receiver.get_buffer()))
+        found += [event.request for event in events if isinstance(event, ControlReceived)]
+    return found
+
+
+def test_requests_whose_answers_are_not_read_cost_a_bounded_amount(log: emb.Log) -> None:
+    """1,000 requests fit one read, their answers have 47 MB. Others go on, and who reads late gets all answers."""
+    log.create_topic("wide", schema=pa.schema([(f"column_{'x' * 60}_{n}", pa.int64()) for n in range(400)]))
+    pid = log.cluster.pids()["broker:0"]
+    before, requests = _memory(pid), range(2, 1_002)
+    with ExitStack() as stack:
+        deaf = [stack.enter_context(_dial(log.address)) for _ in range(4)]
+        for peer in deaf:
+            peer.sendall(control_frame(m.Hello(versions=[PROTOCOL_VERSION]), 1))
+            peer.sendall(b"".join(bytes(control_frame(m.DescribeTopic(name="wide"), n)) for n in requests))
+        for peer in deaf:
+            while len(peer.recv(16_384, socket.MSG_PEEK)) < 16_384:
+                pass  # the broker has not come to its requests yet
+        with log.publisher("t", linger_ms=0) as publisher:
+            publisher.send(b"meanwhile").result(60)
+        assert log.read("t").num_rows
+        assert _memory(pid) - before < 50 * MIB
+        assert _answered(deaf[0], requests[-1]) == [1, *requests]
 
 
 def test_a_stranger_that_sends_a_byte_now_and_then_is_hung_up_on(log: emb.Log) -> None:

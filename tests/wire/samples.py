@@ -14,7 +14,7 @@ from embarcadero.limits import CONTROL_BYTES_MAX
 from embarcadero.types import EntryKind, Gap, GapKind, Outcome
 from embarcadero.wire import codec, messages, receiver
 from embarcadero.wire.frames import ACK, FrameKind
-from embarcadero.wire.receiver import AcksReceived, BatchReceived, FetchedReceived, FrameReceiver
+from embarcadero.wire.receiver import AcksReceived, BatchReceived, Event, FetchedReceived, FrameReceiver
 
 ACK_FIELDS = ("lane", "session", "session_seq", "index", "seq", "extra", "outcome")
 EVERY_KIND = frozenset(FrameKind)
@@ -91,6 +91,7 @@ class Peer:
         scratch_bytes: int = 4096,
         control_bytes_max: int = CONTROL_BYTES_MAX,
         admit: Admit | None = None,
+        full: Callable[[], bool] | None = None,
     ) -> None:
         self.scratch = bytearray(scratch_bytes)
         self.admitted: list[bytearray] = []
@@ -98,6 +99,7 @@ class Peer:
             allowed=allowed,
             scratch=memoryview(self.scratch),
             admit=admit or self._admit,
+            full=full,
             control_bytes_max=control_bytes_max,
         )
         self.events: list[Any] = []
@@ -114,7 +116,14 @@ class Peer:
         assert len(buffer) > 0
         taken = min(len(buffer), len(data))
         buffer[:taken] = data[:taken]
-        events = self.receiver.received(taken)
+        self._take(self.receiver.received(taken))
+        return taken
+
+    def go_on(self) -> None:
+        """Take what waits behind the last events."""
+        self._take(self.receiver.go_on())
+
+    def _take(self, events: list[Event]) -> None:
         self.scratch[:] = b"\xa5" * len(self.scratch)
         for event in events:
             if isinstance(event, BatchReceived):
@@ -122,7 +131,6 @@ class Peer:
                 self._batches += 1
             else:
                 self.events.append(event)
-        return taken
 
     def feed(self, data: bytes, reads: Iterable[int] = (), direct_min: int = receiver.DIRECT_BYTES_MIN) -> Peer:
         """Read all of `data`, in reads of these sizes (then the largest possible), up to the first error."""

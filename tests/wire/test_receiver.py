@@ -331,3 +331,42 @@ def test_an_idle_connection_holds_no_buffer() -> None:
         assert tracemalloc.get_traced_memory()[0] < 16 * limits.KIB
     finally:
         tracemalloc.stop()
+
+
+# --- answers that wait ------------------------------------------------------------------------------------------------
+@given(streams, splits, st.lists(st.booleans(), max_size=40))
+@settings(deadline=None, max_examples=150)
+def test_a_receiver_that_stops_gives_the_same_events_one_control_frame_at_a_time(
+    data: bytes, reads: list[int], full: list[bool]
+) -> None:
+    """Bytes that come meanwhile wait, too; nothing is lost, and order is kept."""
+    whole = Peer(scratch_bytes=len(data) + 65).feed(data)
+    answers = iter(full)
+    peer = Peer(scratch_bytes=100, full=lambda: next(answers, False))
+    at, sizes = 0, iter(reads)
+    while at < len(data):
+        at += peer.read(data[at : at + next(sizes, len(data))])
+        peer.go_on()
+    while peer.receiver.stopped:
+        before = len(peer.events)
+        peer.go_on()
+        assert sum(isinstance(event, ControlReceived) for event in peer.events[before:]) <= 1
+    assert peer.seen == whole.seen
+    assert peer.receiver.waiting_bytes == 0
+
+
+def test_requests_behind_a_full_output_stay_as_they_came() -> None:
+    """No event and no memory of their bodies: their bytes, until there is room."""
+    ping, full = codec.control_frame(messages.Ping(), 4), True
+    peer = Peer(full=lambda: full)
+    peer.feed(bytes(ping) * 10 + batch_frame(b"behind"))
+    assert peer.events == []
+    assert peer.receiver.waiting_bytes == 10 * len(ping) + len(batch_frame(b"behind"))
+    assert not peer.admitted
+    full = False
+    for _ in range(11):
+        peer.go_on()
+    assert [type(event[0] if type(event) is tuple else event).__name__ for event in peer.events] == [
+        *["ControlReceived"] * 10, "BatchReceived",
+    ]  # fmt: skip
+    assert not peer.receiver.stopped

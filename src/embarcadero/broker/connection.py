@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from embarcadero.broker.unread import SMALL_BYTES
 from embarcadero.errors import (
     BadFrame,
     BadVersion,
@@ -46,7 +48,7 @@ from embarcadero.wire.codec import (
     payload_crc,
 )
 from embarcadero.wire.frames import ACK, NO_ACK, PAYLOAD_ALIGN, PROTOCOL_VERSION, FrameKind
-from embarcadero.wire.receiver import BatchReceived, ControlReceived, FrameReceiver
+from embarcadero.wire.receiver import BatchReceived, ControlReceived, Event, FrameReceiver
 
 if TYPE_CHECKING:
     from embarcadero.broker.found import Found
@@ -77,6 +79,7 @@ class Connection:
             allowed=frozenset({FrameKind.CONTROL, FrameKind.BATCH}),
             scratch=scratch,
             admit=self._admit,
+            full=lambda: broker.unread.stops(self),
             control_bytes_max=HELLO_BYTES_MAX,
         )
         self.get_buffer = self._receiver.get_buffer
@@ -93,7 +96,7 @@ class Connection:
         self.on_output: Callable[[], None] = _nothing
         self.socket_bytes: Callable[[], int] = _none  # that the transport has and the peer's system has not
         self.given_bytes = 0  # all that was ever sent
-        self.reserved_bytes = 0  # room for answers that are being read from files
+        self.reading_bytes = self.reserved_bytes = 0  # of reads of files: what was asked for, and what may come
         self.prompt = False  # whether the peer read its last answer soon
         self._arriving: deque[Reservation] = deque()  # room given to batches that are not whole yet, in order
         self._output: list[bytes | memoryview] = []
@@ -102,23 +105,41 @@ class Connection:
     # --- bytes in -----------------------------------------------------------------------------------------------------
     def received(self, count: int) -> None:
         """`count` bytes were put into the buffer that get_buffer gave."""
-        if self.closing:
-            return
+        if not self.closing:
+            self._take(partial(self._receiver.received, count))
+
+    def go_on(self) -> None:
+        """Take the requests that waited until the peer has read more."""
+        if not self.closing:
+            self._take(self._receiver.go_on)
+            self.on_output()  # the driver may read from the socket again
+
+    def _take(self, events: Callable[[], list[Event]]) -> None:
         try:
-            for event in self._receiver.received(count):
-                if isinstance(event, BatchReceived):
-                    self._batch(event.header)
-                elif isinstance(event, ControlReceived):
-                    self._control(event.request, event.message)
+            found = events()
+            while found:
+                for event in found:
+                    if self.closing:
+                        break
+                    if isinstance(event, BatchReceived):
+                        self._batch(event.header)
+                    elif isinstance(event, ControlReceived):
+                        self._control(event.request, event.message)
+                found = [] if self.closing else self._receiver.go_on()
         except EmbarcaderoError as error:
             self._hang_up(error)
         self._broker.after_receive(self)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether requests wait until the peer has read more: the driver should not read more of them."""
+        return self._receiver.stopped
 
     def closed(self) -> None:
         """The transport is gone."""
         if not self.gone:
             self.gone = self.closing = True
-            self._drop_arriving()
+            self._drop_input()
             self._output.clear()
             self._broker.disconnected(self)
 
@@ -132,14 +153,24 @@ class Connection:
         return self._output_bytes + self.socket_bytes()
 
     @property
+    def held_bytes(self) -> int:
+        """What the connection holds: answers, room for those that are being read, and requests that wait."""
+        return self.unread_bytes() + self.reserved_bytes + self._receiver.waiting_bytes
+
+    @property
+    def full(self) -> bool:
+        """Whether the peer's requests wait until it has read more."""
+        return self._broker.unread.full(self)
+
+    @property
     def clogged(self) -> bool:
-        """Whether the peer gets no further answer until it has read more."""
-        return self.unread_bytes() + self.reserved_bytes > self._broker.settings.send_queue_bytes // 8
+        """Whether the peer gets no further answer to a fetch until it has read more."""
+        return self.unread_bytes() + self.reading_bytes > self._broker.settings.send_queue_bytes // 8
 
     def abort(self, error: EmbarcaderoError) -> None:
         """End the connection without a word: the peer does not read."""
         self._broker.hung_up(self, error)
-        self._drop_arriving()
+        self._drop_input()
         self.closing = self.aborted = True
         self._output.clear()
         self._output_bytes = 0
@@ -151,11 +182,12 @@ class Connection:
 
     def _hang_up(self, error: EmbarcaderoError) -> None:
         self._broker.hung_up(self, error)
-        self._drop_arriving()
+        self._drop_input()
         self.fail(0, error)
         self.closing = True
 
-    def _drop_arriving(self) -> None:
+    def _drop_input(self) -> None:
+        self._receiver.drop()
         while self._arriving:
             self._broker.ingest.abandon(self._arriving.popleft())
 
@@ -257,13 +289,16 @@ class Connection:
     def _send(self, *buffers: bytes | memoryview) -> None:
         if self.gone or self.aborted:
             return
-        for buffer in buffers:
-            self._output.append(buffer)
-            self._output_bytes += len(buffer)
-            self.given_bytes += len(buffer)
-        if not self.closing and self.unread_bytes() > self._broker.settings.send_queue_bytes:
-            self.abort(TooMany("the client does not read what it asked for"))
-            return
+        size = sum(map(len, buffers))
+        self._output += buffers
+        self._output_bytes += size
+        self.given_bytes += size
+        unread = self.unread_bytes()
+        if unread > SMALL_BYTES:
+            self._broker.unread.given(self, size)
+            if not self.closing and unread > self._broker.settings.send_queue_bytes:
+                self.abort(TooMany("the client does not read what it asked for"))
+                return
         self.on_output()
 
     def answer(self, request: int, message: m.Message) -> None:

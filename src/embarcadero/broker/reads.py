@@ -35,14 +35,13 @@ from embarcadero.errors import (
     EmbarcaderoError,
     Retriable,
     TimedOut,
-    TooMany,
     UnknownTopic,
 )
 from embarcadero.limits import TAIL_HOLES_MAX
 from embarcadero.placement.directory import Directory
 from embarcadero.plants import planted
 from embarcadero.steps import Step
-from embarcadero.types import Cut, Gap, GapKind, Order, Tier, Topic
+from embarcadero.types import Cut, Gap, GapKind, Order, Tier, Topic, united
 from embarcadero.wire import messages as m
 from embarcadero.wire.schemas import decode_versions
 
@@ -63,6 +62,29 @@ class Parked:
     seen: int = _NOT_TRIED  # frontier when it was last tried
     on_disk: bool = False  # its file is being read
     done: bool = False
+
+
+@dataclass(slots=True)
+class _Read:
+    """A fetch from a file or a table, and the room for its result."""
+
+    unread: UnreadBytes
+    connection: Connection
+    ask: m.Fetch
+    started: bool = False
+
+    def may_start(self) -> bool:
+        """Reserve room, if there is some for at least one batch: so much is read."""
+        room = 0 if self.connection.clogged else self.unread.allowed(self.connection, self.ask.max_bytes)
+        if room:
+            self.ask, self.started = _with_room(self.ask, room), True
+            self.unread.reserve(self.connection, room)
+        return self.started
+
+    def end(self) -> None:
+        """The result is there: from now on it counts as what is sent."""
+        if self.started:
+            self.unread.release(self.connection, self.ask.max_bytes)
 
 
 class Reads:
@@ -176,9 +198,11 @@ class Reads:
             ends = reader.ends()
             if ends is None:
                 raise Retriable("the end of the log can't be told while a sequencer takes over", "try again")
-            cold = self._cold_start(lane, start)
+            tier = self._tier(lane)
+            cold = _cold_start(tier, lane, start)
             hot = (None, None) if cold is start else (start.index, start.seq)
-            holes = [hole for hole in reader.seq_holes() if hole[1] > cold.seq][-TAIL_HOLES_MAX:]
+            in_table = [] if tier is None else [(hole.start_seq, hole.stop_seq) for hole in tier.holes.get(lane, ())]
+            holes = [hole for hole in united([*in_table, *reader.seq_holes()]) if hole[1] > cold.seq][-TAIL_HOLES_MAX:]
             index = ends.index if not planted("tail-too-low") else ends.durable_index
             return m.TailIs(
                 lane=lane, index=index, seq=ends.seq, start_index=cold.index, start_seq=cold.seq,
@@ -223,11 +247,11 @@ class Reads:
             self._directory.trim(name, ask.lane, index, seq=seq, cold=ask.cold, topic_id=ask.topic_id)
             self._with_start(connection, request, ask.lane, self._place_now)
 
-        self._locate(connection, request, ask.lane, ask.by, ask.before, trim_it)
+        self._locate(connection, request, ask.lane, ask.by, ask.before, trim_it, trims=True)
 
     def _place_now(self, reader: LaneReader, start: Place) -> m.PlaceIs:
         """Where a lane starts for readers, whether brokers still have that or not."""
-        return places.place_is(reader, self._cold_start(reader.lane, start))
+        return places.place_is(reader, _cold_start(self._tier(reader.lane), reader.lane, start))
 
     def _topic_name(self, lane: int) -> str:
         of_broker = self._lanes.known.get(lane)
@@ -245,13 +269,6 @@ class Reads:
         except EmbarcaderoError:
             return None
         return None if tier is None else tier.frontier(lane)[0]
-
-    def _cold_start(self, lane: int, hot: Place) -> Place:
-        """Where the lane's part in the topic's table starts, if that is below what brokers have; else `hot` itself."""
-        tier = self._tier(lane)
-        if tier is None or tier.start(lane) >= min(tier.frontier(lane), (hot.index, hot.seq)):
-            return hot
-        return Place(*tier.start(lane))
 
     def _with_start(
         self, connection: Connection, request: int, lane: int, answer: Callable[[LaneReader, Place], m.Message],
@@ -302,8 +319,12 @@ class Reads:
     def _locate(
         self, connection: Connection, request: int, lane: int, by: str, value: int,
         answer: Callable[[LaneReader, Place, int, int | None], m.Message | None], last: bool = False,
+        trims: bool = False,
     ) -> None:  # fmt: skip
-        """Answer with what needs to know where a place is, and where the lane starts."""
+        """Answer with what needs to know where a place is, and where the lane starts.
+
+        If no copy of the start can be read, only a trim goes on: it needs no seq there, and is how to get rid of it.
+        """
         places.check_way(by)
         reader = self._fresh_reader(lane)
         place, stored = reader.locate(by, value), reader.stored
@@ -320,7 +341,13 @@ class Reads:
         on_disk = place[0] == ON_DISK
 
         def look() -> tuple[Place | None, Place | None]:
-            return segments.first(), segments.locate(by, value) if on_disk else None
+            try:
+                first = segments.first()
+            except Corrupt:
+                if not trims:
+                    raise
+                first = Place(max(reader.trimmed, stored.chain.start), 0)
+            return first, segments.locate(by, value) if on_disk else None
 
         def with_places(found: tuple[Place | None, Place | None]) -> m.Message | None:
             index, seq = place
@@ -332,7 +359,9 @@ class Reads:
             self._check_unchanged(stored, segments)
             return answer(reader, start, index, seq)
 
-        again = None if last else partial(self._locate, connection, request, lane, by, value, answer, last=True)
+        again = None if last else partial(
+            self._locate, connection, request, lane, by, value, answer, last=True, trims=trims
+        )  # fmt: skip
         self._answer_later(connection, request, look, with_places, again)
 
     def _answer_later(
@@ -361,7 +390,7 @@ class Reads:
             if message is not None:
                 connection.answer(request, message)
 
-        (queue or self.warm).run(connection, job, done)
+        (queue or self.warm).run(connection, job, done, lambda: not connection.full)
 
     def measure(self, connection: Connection, request: int, ask: m.Measure, last: bool = False) -> None:
         """Answer with pieces of a span."""
@@ -422,8 +451,11 @@ class Reads:
         self.warm.poll(now_us)
         if (slowest := self._unread.look(now_us)) is not None:
             slowest.abort(TimedOut(f"the client holds {slowest.unread_bytes()} bytes that it does not read"))
+        went_on = self._unread.go_on()
+        self.warm.start()
+        self.tables.start()
         if not self._parked:
-            return False
+            return went_on
         for lane in {parked.ask.lane for parked in self._for_disks}:
             self._durable.through(lane)
         waiting, self._parked = self._parked, []
@@ -438,7 +470,7 @@ class Reads:
                 self._for_disks.pop(parked, None)
             else:
                 self._parked.append(parked)
-        return len(self._parked) != len(waiting)
+        return went_on or len(self._parked) != len(waiting)
 
     def _try(self, parked: Parked, now_us: int) -> bool:
         """Answer a fetch if there is something to say, or if its time is over."""
@@ -451,8 +483,7 @@ class Reads:
         room = self._unread.allowed(parked.connection, ask.max_bytes)
         if not room:
             return False
-        if room < ask.max_bytes:
-            ask = msgspec.structs.replace(ask, max_bytes=room)
+        ask = _with_room(ask, room)
         found = reader.fetch(ask, now_us)
         if found is None:
             if over:
@@ -479,9 +510,8 @@ class Reads:
         if found.gap is not None and parked.begun is not None and found.gap.start > parked.begun:
             # entries that are not for readers came first: a gap begins where the reader is
             found = Found(found.entries[:0], [], found.gap.start, found.tail_index)
-        before = parked.connection.given_bytes
         parked.connection.send_found(parked.request, found)
-        self._unread.given(parked.connection, parked.connection.given_bytes - before, now_us)
+        self._unread.hold(parked.connection)
         lane, entries = parked.ask.lane, found.entries
         parked.connection.reading[lane] = (found.next_index, now_us)
         if len(entries):
@@ -495,11 +525,10 @@ class Reads:
         """Have a fetch answered from segment files."""
         segments, tail = self._segments(ask.lane, stored, found.tail_index, reader.trimmed), found.tail_index
         chain, trimmed, parked.on_disk = stored.chain, reader.trimmed, True
-        connection = parked.connection
-        self._reserve(connection, ask.max_bytes)
+        read = _Read(self._unread, parked.connection, ask)
 
         def done(result: Found | Exception) -> None:
-            self._release(connection, ask.max_bytes)
+            read.end()
             parked.on_disk, now_us = False, self._clock.now_us()
             self._epoch.steps.at(Step.READ_DISK)
             if parked.connection.gone or parked.done:
@@ -510,27 +539,13 @@ class Reads:
                 elif isinstance(result, Exception):
                     raise result
                 elif not parked.connection.clogged and reader.trimmed <= _first_index(result):
-                    self._answer_from_disk(parked, reader, ask, result, tail, now_us)
+                    self._answer_from_disk(parked, reader, read.ask, result, tail, now_us)
                 else:
                     parked.seen = _NOT_TRIED  # it has to be read again
             except Exception as error:
                 self._fail(parked, error)
 
-        try:
-            self.warm.fetch(connection, ask, segments, done)
-        except TooMany:
-            self._release(connection, ask.max_bytes)
-            raise
-
-    def _reserve(self, connection: Connection, size: int) -> None:
-        """Count room for an answer that is being read, from when it is asked for."""
-        connection.reserved_bytes += size
-        self._unread.given(connection, size, self._clock.now_us())
-
-    def _release(self, connection: Connection, size: int) -> None:
-        """The answer is there, or will not be: from now on it counts as what is sent."""
-        connection.reserved_bytes -= size
-        self._unread.used -= size
+        self.warm.fetch(parked.connection, read, segments, done)
 
     # --- tables -------------------------------------------------------------------------------------------------------
     def _from_table(self, parked: Parked, ask: m.Fetch, found: Found) -> bool:
@@ -553,20 +568,17 @@ class Reads:
             return False
         _, schema = self._directory.described(self._topic_name(ask.lane))
         schemas = decode_versions(schema.columns, schema.widths)
-        job = partial(self.tables.reader.fetch, tier, schemas, at_index(ask, gap.start), stop)
-        parked.on_disk = True
-        self._reserve(parked.connection, ask.max_bytes)
-        done = partial(self._table_read, parked, tier, found.tail_index, ask.max_bytes)
-        try:
-            self.tables.run(parked.connection, job, done)
-        except TooMany:
-            self._release(parked.connection, ask.max_bytes)
-            raise
+        tables, parked.on_disk = self.tables.reader, True
+        read = _Read(self._unread, parked.connection, at_index(ask, gap.start))
+        done = partial(self._table_read, parked, read, tier, found.tail_index)
+        self.tables.run(
+            parked.connection, lambda: tables.fetch(tier, schemas, read.ask, stop), done, read.may_start
+        )  # fmt: skip
         return True
 
-    def _table_read(self, parked: Parked, tier: Tier, tail: int, reserved: int, result: Found | Exception) -> None:
+    def _table_read(self, parked: Parked, read: _Read, tier: Tier, tail: int, result: Found | Exception) -> None:
         """Send what was read in a table, unless the table or its start changed meanwhile: then it is read again."""
-        self._release(parked.connection, reserved)
+        read.end()
         parked.on_disk = False
         if parked.connection.gone or parked.done:
             return
@@ -609,7 +621,7 @@ class Reads:
             return
         segments = self._segments(ask.lane, stored, tail, reader.trimmed)
         if found.next_index < min(segments.bound, reader.memory_from(now_us) or segments.bound):
-            self.warm.read_ahead(parked.connection, following, segments, now_us)
+            self.warm.read_ahead(parked.connection, following, segments, now_us, self._unread.most(ask.max_bytes))
 
     @staticmethod
     def _fail(parked: Parked, error: Exception) -> None:
@@ -617,6 +629,11 @@ class Reads:
             parked.connection.fail(parked.request, _typed(error))
             parked.done = True
         _raise_unknown(error)
+
+
+def _with_room(ask: m.Fetch, room: int) -> m.Fetch:
+    """A fetch that asks for at most so many bytes."""
+    return ask if ask.max_bytes <= room else msgspec.structs.replace(ask, max_bytes=room)
 
 
 def _typed(error: Exception) -> EmbarcaderoError:
@@ -635,3 +652,10 @@ def _raise_unknown(error: Exception) -> None:
 def _first_index(found: Found) -> int:
     """Where an answer begins: what was trimmed since must not be in it."""
     return int(found.entries["index"][0]) if len(found.entries) else found.next_index
+
+
+def _cold_start(tier: Tier | None, lane: int, hot: Place) -> Place:
+    """Where the lane's part in the topic's table starts, if that is below what brokers have; else `hot` itself."""
+    if tier is None or tier.start(lane) >= min(tier.frontier(lane), (hot.index, hot.seq)):
+        return hot
+    return Place(*tier.start(lane))

@@ -151,6 +151,8 @@ class Segments:
         """What the reader asked for."""
         rows, after = np.flatnonzero(wanted_entries(entries, ask)), int(entries["index"][-1]) + 1
         taken: list[bytes | memoryview] = [payloads[row] for row in rows.tolist()]
+        if 2 * sum(map(len, taken)) < sum(map(len, payloads)):
+            taken = list(map(bytes, taken))  # a view would keep in memory all that was read with it
         return Found(pick(entries, rows), taken, after, self.bound)
 
     # --- measuring ----------------------------------------------------------------------------------------------------

@@ -57,8 +57,8 @@ class Live(set["BrokerProtocol"]):
         return self.poll() or self._broker.deposed
 
     def poll_soon(self) -> None:
-        """Try the fetches that wait, once, after all that the loop has to do now."""
-        if self._broker.fetches_waiting and not self._poll_planned:
+        """Try the fetches and requests that wait, once, after all that the loop has to do now."""
+        if not self._poll_planned:
             self._poll_planned = True
             asyncio.get_running_loop().call_soon(self._poll_planned_now)
 
@@ -90,6 +90,7 @@ class BrokerProtocol(asyncio.BufferedProtocol):
         self._descriptor = -1
         self._hello_timer: asyncio.TimerHandle | None = None
         self._flush_planned = False
+        self._unread = self._paused = False  # the peer does not read; we do not read from it
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast(asyncio.Transport, transport)
@@ -123,6 +124,8 @@ class BrokerProtocol(asyncio.BufferedProtocol):
         connection, self._flush_planned = self._live(), True
         connection.received(nbytes)
         self.flush()
+        if connection.stopped:
+            self._live_protocols.poll_soon()  # it may go on now
 
     def _live(self) -> Connection:
         if self._connection is None:
@@ -147,6 +150,19 @@ class BrokerProtocol(asyncio.BufferedProtocol):
             self._transport.close()
             patience_s = self._broker.settings.hello_timeout_s  # for the peer to read why
             asyncio.get_running_loop().call_later(patience_s, self._transport.abort)
+        else:
+            self._pause_or_resume()
+
+    def _pause_or_resume(self) -> None:
+        """Read from the socket, unless the peer does not read: answers to what it asks would only wait here."""
+        if self._connection is None or self._transport is None or self._transport.is_closing():
+            return
+        paused = self._unread or self._connection.stopped
+        if paused and not self._paused:
+            self._transport.pause_reading()
+        elif self._paused and not paused:
+            self._transport.resume_reading()
+        self._paused = paused
 
     def say_goodbye(self) -> None:
         """End our half: the client reads all that was sent to it, and then hangs up."""
@@ -161,14 +177,14 @@ class BrokerProtocol(asyncio.BufferedProtocol):
             self._transport.close()
 
     def pause_writing(self) -> None:
-        """The peer does not read: take no more requests of it, whose answers would only wait here."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.pause_reading()
+        """The peer does not read."""
+        self._unread = True
+        self._pause_or_resume()
 
     def resume_writing(self) -> None:
-        """The peer reads again. Fetches that waited for this are tried at once."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+        """The peer reads again. Fetches and requests that waited for this are tried at once."""
+        self._unread = False
+        self._pause_or_resume()
         self._live_protocols.poll_soon()
 
     def eof_received(self) -> bool:

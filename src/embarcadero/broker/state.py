@@ -115,7 +115,7 @@ class Broker:
             self.durable, self.held, steps,
         )  # fmt: skip
         self.peers = Peers(self.settings, sizes.log_bytes, sizes.chunk_bytes)
-        self.unread = UnreadBytes(self.settings.unread_bytes, self._largest_frame, self.settings.unread_s)
+        self.unread = UnreadBytes(self.settings, self._largest_frame, clock)
         self.reads = Reads(
             directory, clock, self.epoch, self._logs, self.lanes, sizes.round_entries, self.durable,
             Warm(workers or Inline(), DiskCopies(disks)), TableJobs(table_workers or Inline(), tables), self.counters,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from embarcadero.broker.found import Found
 from embarcadero.broker.segments import RangeFiles, Segments
@@ -133,12 +133,31 @@ def _what(ask: Fetch) -> tuple[object, ...]:
     return ask.by, ask.start, ask.max_bytes, partitions, ask.control, ask.stop
 
 
+class _Job(NamedTuple):
+    job: Callable[[], Any]
+    done: Done
+    may_start: Callable[[], bool]
+
+
+def _always() -> bool:
+    """A job that does not wait for memory."""
+    return True
+
+
+class PlannedRead(Protocol):
+    """A fetch from a file or a table. When it starts it gets room for its result, and asks for as much."""
+
+    ask: Fetch
+
+    def may_start(self) -> bool: ...
+
+
 class FairJobs:
     """Jobs on workers for all clients of one broker: a few run at once, and clients take turns."""
 
     def __init__(self, workers: Workers, running_max: int) -> None:
         self._workers, self._running_max = workers, running_max
-        self._queues: dict[int, deque[tuple[Callable[[], Any], Done]]] = {}  # by connection; the next one's turn first
+        self._queues: dict[int, deque[_Job]] = {}  # by connection; the next one's turn first
         self.running = 0
         self.jobs = 0  # all that ever were
 
@@ -147,35 +166,43 @@ class FairJobs:
         """Jobs that wait for their turn."""
         return sum(map(len, self._queues.values()))
 
-    def run(self, connection: Connection, job: Callable[[], Any], done: Done) -> None:
-        """Run a job when it is this client's turn; `done` gets its result or its error. Raises TooMany."""
+    def run(
+        self, connection: Connection, job: Callable[[], Any], done: Done, may_start: Callable[[], bool] = _always
+    ) -> None:
+        """Run a job when it is this client's turn; `done` gets its result or its error. Raises TooMany.
+
+        `may_start` is asked before that, and again later if it says no: there is no room for the result yet.
+        """
         if len(self._queues.get(connection.number, ())) >= WARM_JOBS_QUEUED_MAX:
             problem = f"{WARM_JOBS_QUEUED_MAX} reads of this connection wait for their turn"
             raise TooMany(problem, "wait for their answers")
-        self._queues.setdefault(connection.number, deque()).append((job, done))
-        self._start()
+        self._queues.setdefault(connection.number, deque()).append(_Job(job, done, may_start))
+        self.start()
 
     def disconnected(self, connection: Connection) -> None:
         """Drop the jobs of a client that is gone; the result of one that runs is ignored."""
         self._queues.pop(connection.number, None)
 
-    def _start(self) -> None:
-        while self.running < self._running_max and self._queues:
-            number, queue = next(iter(self._queues.items()))
-            del self._queues[number]
-            job, done = queue.popleft()
+    def start(self) -> None:
+        """Start the jobs whose turn it is."""
+        while self.running < self._running_max and (number := self._next()) is not None:
+            queue = self._queues.pop(number)
+            job, done, _ = queue.popleft()
             if queue:
                 self._queues[number] = queue  # behind the others
             self.running += 1
             self.jobs += 1
             self._workers.run(job, lambda result, done=done: self._ended(result, done))  # type: ignore[misc]
 
+    def _next(self) -> int | None:
+        return next((number for number, queue in self._queues.items() if queue[0].may_start()), None)
+
     def _ended(self, result: Any, done: Done) -> None:
         self.running -= 1
         try:
             done(result)
         finally:
-            self._start()
+            self.start()
 
 
 class Warm(FairJobs):
@@ -188,12 +215,14 @@ class Warm(FairJobs):
         self._ahead_bytes = 0
         self.ahead_used = 0  # reads whose answer was there already, or on its way
 
-    def fetch(self, connection: Connection, ask: Fetch, segments: Segments, done: Done) -> None:
+    def fetch(self, connection: Connection, read: PlannedRead, segments: Segments, done: Done) -> None:
         """Read from segment files, unless that was done ahead."""
+        ask = read.ask
         span = self._ahead.pop((connection.number, ask.lane), None)
         if span is not None and span.key == _what(ask) and not isinstance(span.result, Exception):
             self.ahead_used += 1
-            self._ahead_bytes -= span.reserved  # from now on it is a read like others
+            self._ahead_bytes -= span.reserved
+            read.may_start()  # from now on it is a read like others
             if span.result is None:
                 span.done = done
             else:
@@ -201,16 +230,16 @@ class Warm(FairJobs):
             return
         if span is not None:
             self._drop(span)
-        self.run(connection, lambda: segments.fetch(ask), done)
+        self.run(connection, lambda: segments.fetch(read.ask), done, read.may_start)
 
-    def read_ahead(self, connection: Connection, ask: Fetch, segments: Segments, now_us: int) -> None:
-        """A client is about to ask for this, it seems."""
+    def read_ahead(self, connection: Connection, ask: Fetch, segments: Segments, now_us: int, most: int) -> None:
+        """A client is about to ask for this, it seems. The result has at most `most` bytes."""
         key = (connection.number, ask.lane)
-        if key in self._ahead or self._ahead_bytes + ask.max_bytes > WARM_AHEAD_BYTES_MAX:
+        if key in self._ahead or self._ahead_bytes + most > WARM_AHEAD_BYTES_MAX:
             return
         if connection.number in self._queues:
             return  # it has enough under way
-        span = self._ahead[key] = _Span(_what(ask), ask.max_bytes, now_us)
+        span = self._ahead[key] = _Span(_what(ask), most, now_us)
         self._ahead_bytes += span.reserved
         self.run(
             connection, lambda: None if span.dropped else segments.fetch(ask), lambda result: self._came(span, result)
@@ -232,6 +261,10 @@ class Warm(FairJobs):
         span.result = result
         if span.done is not None:
             span.done(result)
+        elif not span.dropped:
+            size = result.entries.nbytes + sum(map(len, result.payloads)) if isinstance(result, Found) else 0
+            self._ahead_bytes += size - span.reserved
+            span.reserved = size
 
     def _drop(self, span: _Span) -> None:
         span.dropped = True

@@ -12,8 +12,12 @@ A body's memory is made only after its header is complete and its length is chec
 the log and the peer's credit; any other body's here. `admit` runs ahead of the events: one read may admit many batches
 before the first BatchReceived is returned (in the same order), so whoever admits keeps what it gave in a queue.
 Between two calls a connection holds at most part of a header (< 64 bytes) and the body under way; nothing refers to the
-scratch. An error is final: it drops the events of the same read (nobody acted on them, and the connection is to be
+scratch. An error is final: it drops the events of the same call (nobody acted on them, and the connection is to be
 closed; what was admitted and not returned is to be given back), and the receiver raises it again ever after.
+
+A control frame may have an answer that is much larger. With `full`, the receiver therefore stops before each control
+frame until all earlier events were handled: `go_on` returns the next ones. While `full()` is true it stays stopped, and
+keeps the rest of the read as it came.
 """
 
 from __future__ import annotations
@@ -111,6 +115,7 @@ class FrameReceiver:
         allowed: frozenset[FrameKind],
         scratch: memoryview,
         admit: Admit | None = None,
+        full: Callable[[], bool] | None = None,
         control_bytes_max: int,
     ) -> None:
         invariant(len(scratch) > _LONG_HEADER_BYTES, "the scratch holds more than a header")
@@ -118,8 +123,9 @@ class FrameReceiver:
         self.control_bytes_max = control_bytes_max
         self._kinds = {codec.WORDS[kind]: (kind, HEADER_BYTES[kind], _LENGTH_MAX[kind]) for kind in allowed}
         self._scratch = scratch
-        self._admit = admit
-        self._kept = b""  # the start of a header
+        self._admit, self._full = admit, full
+        self._kept: bytes | memoryview = b""  # the start of a header; all that waits while stopped
+        self.stopped = False  # before a control frame, until `go_on`
         self._header: BatchHeader | FetchedHeader | _ShortHeader | None = None  # of the body under way; None: drained
         self._body: memoryview | None = None  # where that body goes; None: nowhere
         self._missing = 0  # bytes of that body
@@ -131,22 +137,46 @@ class FrameReceiver:
         self._direct = self._body is not None and self._missing >= DIRECT_BYTES_MIN
         if self._direct and self._body is not None:
             return self._body[len(self._body) - self._missing :]
+        if self.stopped:
+            return self._scratch
         kept = len(self._kept)
         self._scratch[:kept] = self._kept
         return self._scratch[kept:]
 
     def received(self, n: int) -> list[Event]:
         """Take the `n` bytes that were written to the last buffer; what they complete, in order."""
+        if self.stopped:
+            self._kept = b"".join((self._kept, self._scratch[:n]))
+            return []
+        return self._take(self._scratch, len(self._kept) + n)
+
+    def go_on(self) -> list[Event]:
+        """What comes next in the bytes that were received, now that all earlier events were handled."""
+        if not self.stopped:
+            return []
+        self.stopped = False
+        return self._take(memoryview(self._kept), len(self._kept))
+
+    def drop(self) -> None:
+        """Drop what waits: the connection has ended."""
+        self._kept, self.stopped = b"", False
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that were received and wait until `full` is no longer true."""
+        return len(self._kept) if self.stopped else 0
+
+    def _take(self, data: memoryview, size: int) -> list[Event]:
         if self._error is not None:
             raise self._again(self._error)
         events: list[Event] = []
         try:
             if self._direct:
-                self._missing -= n
+                self._missing -= size
                 if not self._missing:
                     self._finish(events)
             else:
-                self._scan(len(self._kept) + n, events)
+                self._scan(data, size, events)
         except BaseException as error:
             self._error = error
             self._header = self._body = None
@@ -159,11 +189,11 @@ class FrameReceiver:
         """A fresh copy: raising one object twice would pile up its traceback."""
         return type(error)(error.message, error.hint) if isinstance(error, EmbarcaderoError) else error
 
-    def _scan(self, size: int, events: list[Event]) -> None:
-        """Parse the first `size` bytes of the scratch."""
-        data, kinds, at = self._scratch, self._kinds, 0
+    def _scan(self, data: memoryview, size: int, events: list[Event]) -> None:
+        """Parse the first `size` bytes of the scratch, or of what was kept."""
+        kinds, at = self._kinds, 0
         if self._missing:
-            at = self._fill(0, size, events)
+            at = self._fill(data, 0, size, events)
         while size - at >= _PREFIX_BYTES:
             word, length = codec.PREFIX.unpack_from(data, at)
             known = kinds.get(word)
@@ -171,6 +201,9 @@ class FrameReceiver:
                 raise codec.wrong_prefix(word)
             kind, header_bytes, most = known
             if most is None:
+                if self._full is not None and (events or self._full()):
+                    self.stopped = True
+                    break
                 most = self.control_bytes_max
             if length > most:
                 raise FrameTooLarge(f"a {kind.name} frame of {length} bytes is above the limit of {most}", "send less")
@@ -178,8 +211,9 @@ class FrameReceiver:
             if body_at > size:
                 break
             self._open(kind, length, data[at:body_at])
-            at = self._fill(body_at, size, events)
-        self._kept = bytes(data[at:size])
+            at = self._fill(data, body_at, size, events)
+        rest = data[at:size]
+        self._kept = rest if self.stopped and data is not self._scratch else bytes(rest)
 
     def _open(self, kind: FrameKind, length: int, header: memoryview) -> None:
         """Get memory for the body of the frame with this header."""
@@ -198,13 +232,13 @@ class FrameReceiver:
             self._body = np.empty(length, dtype=np.uint8).data  # unlike a bytearray, not cleared first
         self._missing = length
 
-    def _fill(self, at: int, size: int, events: list[Event]) -> int:
-        """Move what the scratch has of the body, from `at`; where the next frame starts."""
+    def _fill(self, data: memoryview, at: int, size: int, events: list[Event]) -> int:
+        """Move what `data` has of the body, from `at`; where the next frame starts."""
         missing = self._missing
         taken = min(missing, size - at)
         if self._body is not None:
             start = len(self._body) - missing
-            self._body[start : start + taken] = self._scratch[at : at + taken]
+            self._body[start : start + taken] = data[at : at + taken]
         self._missing = missing - taken
         if taken == missing:
             self._finish(events)
