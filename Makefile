@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 SEEDS  ?= 2000
+span    = $(1):$(shell expr $(1) + \( $(SEEDS) + 3 \) / 4)
 WORKERS ?= 2
 ROUNDS ?= 100
 SOAK_SECONDS ?= 900
@@ -36,7 +37,10 @@ check: setup     ## lint and types
 	$(BIN)/mypy
 
 sim: setup       ## simulate SEEDS worlds (default 2000) on all cores; stopped, it goes on where it was
-	$(BIN)/embarcadero sim --seeds 0:$(SEEDS) --results build/sim --report build/sim.json
+	$(BIN)/embarcadero sim --seeds $(call span,0) --results build/sim
+	$(BIN)/embarcadero sim --seeds $(call span,90000) --results build/sim
+	$(BIN)/embarcadero sim --seeds $(call span,110000) --results build/sim
+	$(BIN)/embarcadero sim --seeds $(call span,160000) --results build/sim --report build/sim.json
 
 fuzz: setup      ## hostile and damaged inputs for every decoder and every recovery, SECONDS each (default 30)
 	$(BIN)/embarcadero fuzz --seconds $(SECONDS) --report build/fuzz/report.json

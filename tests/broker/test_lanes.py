@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from embarcadero.broker.lane_writer import lane_margin, lane_slots
 from embarcadero.errors import Backpressure, DiskFailed, DiskFull, EmbarcaderoError, FabricFull
-from embarcadero.types import Gap, GapKind, Outcome
+from embarcadero.types import Gap, GapKind, Outcome, TopicLane
 from embarcadero.wire import messages as m
 from embarcadero.wire.frames import NO_ACK
+from tests.broker.disks import DiskWorld, payload
 from tests.broker.harness import SIZES, Client, World
 
 
@@ -423,3 +426,94 @@ def test_a_lane_is_trimmed_and_searched_by_time_through_any_broker(world: World)
     assert place(m.Trim(lane=lane.lane, by="seq", before=6)).index == 3
     assert place(m.Find(lane=lane.lane, by="seq", start=2)).code == "Trimmed"
     assert world.fetch(reader, lane.lane, by="time", start=1 << 60).gap.kind is GapKind.END_OF_LANE
+
+
+class LostEnd:
+    """A lane of four batches, usually closed; then memory is lost, of which disks have `kept` batches."""
+
+    def __init__(self, path: Path, kept: int, closed: bool = True) -> None:
+        self.world = world = DiskWorld(path)
+        world.topic("zero", order=0)
+        writer = Client(world.brokers[0])
+        session = opened(writer)
+        for sequence in range(4):
+            writer.batch(session, sequence, payload(sequence))
+        writer.pump()
+        [lane] = world.directory.lanes()
+        open_range = world.directory.open_range(lane.lane)
+        assert open_range is not None
+        self._kept, self._range = kept, open_range
+        for replica in world.of(self._range):
+            replica.say(self._range, 0)
+            if kept:
+                replica.copy(self._range, kept, lane.region)
+        if closed:
+            assert world.directory.close_lanes([msgspec.structs.replace(lane, end=4, end_seq=4)], world.hand.epoch)
+        self.lane, self.reader = lane.lane, Client(world.brokers[1])
+        world.run(3, self.reader)
+        self.before = self.fetch(4)
+        fabric = world.memory.host("admin")
+        for name in [name for name in fabric.names() if name.startswith(("broker-0.1/", "replica-"))]:
+            fabric.remove(name)
+        world.brokers = [world.start_broker(0), world.start_broker(1)]
+        self.reader = Client(world.brokers[1])
+
+    def recover(self) -> TopicLane:
+        """Seal the lane's range where disks end."""
+        where = self.lane, self._range.number, self._kept, self._kept
+        assert self.world.directory.seal_recovered(*where, [], self.world.hand.epoch) is not None
+        self.world.run(3, self.reader)
+        return self.world.directory.lanes()[0]
+
+    def fetch(self, start: int, read: str = "ordered") -> tuple[Gap | None, int] | None:
+        """The gap that a reader is told, and where it goes on; None if it waits."""
+        found = self.world.fetch(self.reader, self.lane, start=start, read=read, wait_ms=20_000)
+        return None if found is None else (found.gap, found.next_index)
+
+
+@pytest.mark.parametrize("kept", [0, 2])
+def test_the_end_of_a_lane_tells_readers_of_what_is_ordered_what_was_taken_back(tmp_path: Path, kept: int) -> None:
+    """A reader at the recorded end has read all of the lane; the sealed end says how much of that is still there."""
+    case = LostEnd(tmp_path, kept)
+    case.recover()
+    assert case.fetch(3) == (Gap(GapKind.LOST, kept, 4), 4)
+    assert case.fetch(4) == (Gap(GapKind.END_OF_LANE, kept, kept), 4)
+    assert case.fetch(4, "durable") == (Gap(GapKind.END_OF_LANE, 4, 4), 4)
+
+
+def test_the_end_of_a_lane_is_told_once_nothing_of_it_can_be_lost_any_more(tmp_path: Path) -> None:
+    """To readers of what is ordered, who ask for nothing more after it. What others read is durable."""
+    case = LostEnd(tmp_path, 2)
+    assert case.before is None
+    waiting = [
+        case.reader.ask(m.Fetch(lane=case.lane, start=4, max_bytes=1_000, read=read, wait_ms=20_000))
+        for read in ("ordered", "durable")
+    ]
+    case.world.run(3, case.reader)
+    assert [request in case.reader.fetched for request in waiting] == [False, True]
+    case.recover()
+    assert case.reader.fetched[waiting[0]].gap == Gap(GapKind.END_OF_LANE, 2, 2)
+
+
+@pytest.mark.parametrize("trim", [3, 4])
+def test_a_trim_does_not_hide_what_a_broker_lane_has_lost(tmp_path: Path, trim: int) -> None:
+    """Also when the store keeps no ranges of the lane any more."""
+    case = LostEnd(tmp_path, 2)
+    case.recover()
+    case.world.directory.trim("zero", case.lane, trim)
+    case.world.run(3, case.reader)
+    assert (case.world.directory.ranges(case.lane) == []) == (trim == 4)
+    assert [case.fetch(start) for start in (2, 3)] == [(Gap(GapKind.LOST, 2, 4), 4)] * 2
+    assert case.fetch(4) == (Gap(GapKind.END_OF_LANE, 2, 2), 4)
+    assert case.fetch(1) == (Gap(GapKind.TRIMMED, 1, trim), trim)
+    assert case.fetch(3, "durable") == (Gap(GapKind.TRIMMED if trim == 4 else GapKind.LOST, 3, 4), 4)
+
+
+def test_the_end_of_a_lane_that_is_wholly_trimmed_is_told_to_readers_above_it(tmp_path: Path) -> None:
+    """It was open when its memory was lost: nothing but the lane's record says where it ends."""
+    case = LostEnd(tmp_path, 2, closed=False)
+    case.recover()
+    case.world.directory.trim("zero", case.lane, 2)
+    case.world.run(3, case.reader)
+    assert case.world.directory.ranges(case.lane) == []
+    assert case.fetch(4) == (Gap(GapKind.END_OF_LANE, 2, 2), 2)

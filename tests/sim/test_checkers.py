@@ -197,6 +197,9 @@ GOOD: dict[str, dict[str, list[Event]]] = {
         "a reader that hears that what it got is lost": [
             topic(1, replicas=2), lane(1), sent(1, 0), moved(1, 4), got(2, 4, 0), *lost(3, 4, 99), h.Healed(at=4),
             gap(5, "END_OF_LANE", 4, 4), ended(9)],
+        "a reader that hears of it after a durable reader heard of the recorded end": [
+            topic(1, replicas=2), lane(1), sent(1, 0), moved(1, 4), got(2, 4, 0), *lost(3, 3, 5), h.Healed(at=4),
+            gap(5, "END_OF_LANE", 5, 5, reader="s"), gap(6, "END_OF_LANE", 3, 3), ended(9)],
     },
     "P2": {
         "a batch that its caller numbered has its number": [
@@ -298,6 +301,9 @@ GOOD: dict[str, dict[str, list[Event]]] = {
         "a reader that is told of the end below its place, after a loss": [
             topic(1, replicas=2), lane(1), sent(1, 0), moved(1, 4), got(2, 4, 0), *lost(3, 4, 99),
             gap(4, "END_OF_LANE", 4, 4), passed(5, 4)],
+        "a reader that is told of the sealed end at the recorded one, after a loss": [
+            topic(1, replicas=2), lane(1), sent(1, 0), moved(1, 4), got(2, 4, 0), *lost(3, 4, 5),
+            gap(4, "END_OF_LANE", 5, 5, reader="s"), gap(4, "END_OF_LANE", 4, 4), passed(5, 5)],
         "a question about a broker's lane that the loss of the fabric overtakes": [
             topic(1, replicas=2), lane(1), sent(1, 0), settled(2, 0, 4), tail(3, 6, 4), *lost(5, 4, 99)],
         "only what is ordered is read": [topic(), sent(1, 0), ordered(2, 1), moved(2, 0), got(3, 0, 0)],
@@ -323,6 +329,9 @@ GOOD: dict[str, dict[str, list[Event]]] = {
         "a deleted topic is gone, and its late request changes nothing": [
             h.PassingMade(at=1, topic=1), h.DeleteAsked(at=2, topic=1), h.PassingGone(at=3, topic=1),
             h.PassingMade(at=4, topic=2), h.DeleteAsked(at=5, topic=1)],
+        "a topic is changed as asked": [
+            h.PassingMade(at=1, topic=1), h.ChangeAsked(at=2, topic=1, change=h.Change.ALTERED),
+            h.PassingChanged(at=3, topic=1, change=h.Change.ALTERED)],
     },
     "P6": {
         "enough disks": [copies(1, 0, 2), copies(1, 1, 3)],
@@ -374,6 +383,9 @@ GOOD: dict[str, dict[str, list[Event]]] = {
 
 BAD: dict[str, dict[str, list[Event]]] = {
     "P1": {
+        "a reader that got what is lost, and is told of an end above that": [
+            topic(1, replicas=2), lane(1), sent(1, 0), moved(1, 4), got(2, 4, 0), *lost(3, 3, 5), h.Healed(at=4),
+            gap(5, "END_OF_LANE", 5, 5), ended(9)],
         "a reader of what is ordered that is told as one of what is durable": [
             topic(replicas=2), sent(1, 0), moved(1, 4), got(2, 4, 0), *lost(3, 5, 900),
             gap(6, "NEVER_DURABLE", 5, 900)],
@@ -545,6 +557,9 @@ BAD: dict[str, dict[str, list[Event]]] = {
         "a frontier that goes back": [ordered(2, 3), ordered(3, 2)],
         "an ack above the end of a lane": [
             topic(0), lane(), sent(1, 0), settled(2, 0, 1), moved(2, 0), gap(4, "END_OF_LANE", 1, 1)],
+        "a lane with two ends, of which not all between them is lost": [
+            topic(1, replicas=2), lane(1), *lost(3, 4, 5), gap(4, "END_OF_LANE", 6, 6, reader="s"),
+            gap(4, "END_OF_LANE", 4, 4)],
         "a lane with two ends": [
             topic(0), lane(), moved(2, 0), gap(4, "END_OF_LANE", 1, 1), gap(4, "END_OF_LANE", 2, 2, reader="s")],
         "a reader that reaches the end of a lane without all of it": [
@@ -568,6 +583,12 @@ BAD: dict[str, dict[str, list[Event]]] = {
         "a late request deletes the next topic of that name": [
             h.PassingMade(at=1, topic=1), h.DeleteAsked(at=2, topic=1), h.PassingGone(at=3, topic=1),
             h.PassingMade(at=4, topic=2), h.DeleteAsked(at=5, topic=1), h.PassingGone(at=6, topic=2)],
+        "a late request alters the next topic of that name": [
+            h.ChangeAsked(at=2, topic=1, change=h.Change.ALTERED), h.PassingMade(at=4, topic=2),
+            h.PassingChanged(at=6, topic=2, change=h.Change.ALTERED)],
+        "a topic is trimmed, though it was only to be altered": [
+            h.PassingMade(at=1, topic=1), h.ChangeAsked(at=2, topic=1, change=h.Change.ALTERED),
+            h.PassingChanged(at=3, topic=1, change=h.Change.TRIMMED)],
     },
     "P6": {
         "a copy that is not as the others after a rest": [

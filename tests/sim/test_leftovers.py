@@ -66,6 +66,23 @@ def an_open_connection(world: World) -> None:
             process.broker.connect()
 
 
+def an_object_of_a_replica(world: World) -> None:
+    for process in world.replicas.values():
+        if process.replica is not None:
+            process.replica.sessions._known[999] = 0
+
+
+def an_object_of_a_broker(world: World) -> None:
+    for process in world.brokers.values():
+        if process.broker is not None:
+            process.broker.connect().opened.add((999, 1))
+
+
+def an_object_of_a_sequencer(world: World) -> None:
+    assert world.sequencer.sequencer is not None
+    world.sequencer.sequencer.roomless.add(999)
+
+
 @pytest.mark.parametrize(
     ("leave", "what"),
     [
@@ -77,6 +94,9 @@ def an_open_connection(world: World) -> None:
         (a_file(f"{range_folder(0, 1)}/00000000000000000077.index"), "files of no segment"),
         (many_starts, "starts"),
         (an_open_connection, "connections"),
+        (an_object_of_a_replica, "objects of deleted topics (sessions._known)"),
+        (an_object_of_a_broker, "objects of deleted topics (connections.*.opened)"),
+        (an_object_of_a_sequencer, "objects of deleted topics (roomless)"),
     ],
 )
 def test_what_is_left_behind_is_noticed(world: World, leave: Callable[[World], None], what: str) -> None:

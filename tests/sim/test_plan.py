@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from embarcadero.limits import SESSION_WINDOW
 from embarcadero.sim.checkers import check_all
-from embarcadero.sim.history import Delivered
+from embarcadero.sim.history import Delivered, FabricLost, Healed
 from embarcadero.sim.plan import LONG_FROM_SEED, StreamPlan, make_plan
+from embarcadero.sim.plants import planted
 from embarcadero.sim.run import run_world
+from embarcadero.sim.world import World
 from embarcadero.types import Order
 
 ROUND_AND_ROUND = 70_063
 """A world with a long stream that is over soon."""
+
+BRIEF = 4_003
+"""A world with replicas that is over soon."""
 
 
 def long_streams(first: int, count: int) -> list[StreamPlan]:
@@ -31,4 +36,16 @@ def test_a_session_goes_round_its_window_twice() -> None:
     """And every promise holds."""
     world = run_world(ROUND_AND_ROUND)
     assert max(found.session_seq for found in world.history.of(Delivered)) > 2 * SESSION_WINDOW
+    assert check_all(world.history) == []
+
+
+def test_nothing_is_lost_once_all_is_healed() -> None:
+    """Also not where a loss was planned for the next ack: what is read from then on is final."""
+    plan = make_plan(BRIEF)
+    with planted([]) as wrap:
+        world = World(plan, wrap)
+        world.queue.at(plan.fault_phase_us - 1, lambda: setattr(world.restarts, "armed", True))
+        world.run()
+    [healed] = world.history.of(Healed)
+    assert all(lost.at <= healed.at for lost in world.history.of(FabricLost))
     assert check_all(world.history) == []

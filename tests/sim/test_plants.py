@@ -22,7 +22,7 @@ IMPORTANT = (
     "durable-before-sync", "ack-before-durable", "serve-above-durable", "old-range-counts", "damage-cut",
     "failover-statistic", "positions-reused", "too-few-replies", "append-time-goes-back", "end-recorded-low",
     "cut-left-out", "gap-stops-all", "connections-left", "loss-not-told", "end-unconfirmed", "claimed-number-moved",
-    "unknown-told-as-failed",
+    "unknown-told-as-failed", "weak-held", "strong-forgotten-at-replay", "late-trim-done", "deleted-memory-left",
 )  # fmt: skip
 """One of each kind, and for each promise one that nothing but its checker notices. All of them are hunted by `make
 plants`; those of small scopes are in test_exhaustive.py too."""

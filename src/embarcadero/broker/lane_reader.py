@@ -18,6 +18,7 @@ from embarcadero.errors import FuturePosition
 from embarcadero.fabric.layout import ORDER
 from embarcadero.fabric.region import Fabric, attach_unless_removed
 from embarcadero.fabric.ring import RingReader
+from embarcadero.plants import planted
 from embarcadero.types import Gap, GapKind, TopicLane
 from embarcadero.wire.messages import Fetch
 
@@ -48,7 +49,9 @@ class BrokerLaneReader(LaneReader):
 
     def news(self, read: str) -> int | None:
         end = self.lane_is.end
-        if end is None or (self.stored is not None and read != "ordered" and self.stored.known() < end):
+        if end is None or self._kept(read, end) is None:
+            return super().news(read)
+        if self.stored is not None and read != "ordered" and self.stored.known() < end:
             return super().news(read)
         return _CLOSED
 
@@ -112,17 +115,32 @@ class BrokerLaneReader(LaneReader):
         found = super().fetch(ask, now_us) if end is None or self.ring() is not None else self._without_ring(ask, end)
         told = found is None or end is None or not found.empty or found.elsewhere is not None
         if found is not None and end is not None and not told and found.next_index == end:
-            found.gap = Gap(GapKind.END_OF_LANE, end, end)
+            last = self._kept(ask.read, end)
+            found.gap = None if last is None else Gap(GapKind.END_OF_LANE, last, last)
         return found
+
+    def _kept(self, read: str, end: int) -> int | None:
+        """Where the lane ends for a reader: of what is ordered it may have read above the end that disks have.
+
+        None until its last range is sealed: with the memory, what disks do not have yet may still be lost.
+        """
+        if read != "ordered" or end == 0 or planted("end-above-loss"):
+            return end
+        if self.stored is not None and (ranges := self.stored.chain.ranges):
+            return None if ranges[-1].end is None else min(ranges[-1].end, end)
+        return end if self.lane_is.kept is None else min(self.lane_is.kept, end)  # it was trimmed, or has no replicas
 
     def _without_ring(self, ask: Fetch, end: int) -> Found | None:
         """The lane's memory is gone, or never was: everything below its end is on disk, trimmed or lost.
 
-        One who reads what is ordered may have been above the end, before that part was lost: the end is told.
+        One who reads what is ordered is told of all that is lost, whatever was trimmed: it may have read that.
         """
-        if self.stored is not None and ask.by == "index" and ask.start > end and ask.read == "ordered":
+        replicated = self.stored is not None or self.lane_is.removed  # or may have been
+        if replicated and ask.by == "index" and ask.start > end and ask.read == "ordered":
             ask = at_index(ask, end)
-        start = self._place_without_ring(ask.by, ask.start, end)
+        start, kept = self._place_without_ring(ask.by, ask.start, end), self._kept(ask.read, end)
+        if ask.by == "index" and kept is not None and kept <= start < end:
+            return self._lost(ask, kept, end)
         if self.stored is not None and start < end:
             return self._below_end(self.stored, ask, end)
         gap = Gap(GapKind.TRIMMED, start, end) if start < end else None
@@ -134,15 +152,19 @@ class BrokerLaneReader(LaneReader):
         The last range is then sealed where disks end. None while it is open: it is not known yet what they have.
         """
         by_index, recovering = ask.by == "index", bool(stored.chain.replicas)
-        kept = max(self.trimmed, stored.through())
-        if by_index and ask.start < kept:
+        through = stored.through()
+        if by_index and ask.start < max(self.trimmed, through):
             return stored.without_memory(ask, self.trimmed, end)
         if recovering:
             return None
         if by_index:
-            kind = stored.kind_for(ask, Gap(GapKind.LOST, stored.through(), end))
-            return Found(np.zeros(0, dtype=ORDER), [], end, end, Gap(kind, kept, end))
+            return self._lost(ask, through, end, self.trimmed)
         return stored.without_memory(ask, self.trimmed, end)
+
+    def _lost(self, ask: Fetch, kept: int, end: int, trimmed: int = 0) -> Found:
+        gap = Gap(GapKind.LOST, kept, end)
+        kind = GapKind.LOST if self.stored is None else self.stored.kind_for(ask, gap)
+        return Found(np.zeros(0, dtype=ORDER), [], end, end, Gap(kind, max(kept, trimmed), end))
 
     def _place_without_ring(self, by: str, value: int, end: int) -> int:
         by_seq = 0 if value < (self.lane_is.end_seq or 0) else end

@@ -175,6 +175,7 @@ class RangeKeeper:
             self.grown.discard(kept)
             self._moved.discard(kept)
             self._unsaved.discard(kept)
+            self._changing = [other for other in self._changing if other is not kept]
             self.say(lane, 0, closing=False)
 
     def keep_only(self, lanes: AbstractSet[int]) -> None:

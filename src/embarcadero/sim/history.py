@@ -364,6 +364,27 @@ class PassingGone(Event):
     topic: int
 
 
+class Change(StrEnum):
+    """What a client asks to happen to a topic."""
+
+    ALTERED = "altered"
+    TRIMMED = "trimmed"  # in one of its lanes
+
+
+class ChangeAsked(Event):
+    """A client asks to change the topic with this id."""
+
+    topic: int
+    change: Change
+
+
+class PassingChanged(Event):
+    """The topic with this id was changed."""
+
+    topic: int
+    change: Change
+
+
 class Sampled(Event):
     """How full something is."""
 
@@ -386,7 +407,7 @@ AnyEvent = (
     | LossTold | Numbered | PublisherEnded
     | TieredTo | TrimAsked | TrimmedTo | Copies | OnDisk | DamageLeft | CopyDiffers | Asked
     | Answered | Died | Fault | Stuck | Healed | Ended | Sampled | RoleFailed
-    | PassingMade | DeleteAsked | PassingGone
+    | PassingMade | DeleteAsked | PassingGone | ChangeAsked | PassingChanged
 )  # fmt: skip
 
 Kind = TypeVar("Kind", bound=Event)

@@ -1,5 +1,6 @@
-"""What a cluster still keeps when nothing happens any more: memory, files, values in the store, acks. Each has a bound.
+"""What a cluster still keeps when nothing happens any more: memory, files, values in the store, objects, acks.
 
+Each has a bound.
 Looked at when a rest ends, and when the world does: by then whoever tidies up has had time to. Nothing of it goes into
 the trace, so that worlds have the same digests as before anybody looked.
 """
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from embarcadero.limits import EPOCHS_AHEAD_MAX
 from embarcadero.placement.epochs import STARTS_KEPT
 from embarcadero.sim.history import Sampled
+from embarcadero.sim.holdings import tables_of_broker, tables_of_replica, tables_of_sequencer
 from embarcadero.sim.medium import SimFolder
 from embarcadero.storage.layout import (
     DAMAGED,
@@ -37,6 +39,7 @@ _EPOCHS_KEPT: Final = 2
 _CHECKPOINTS_KEPT: Final = 2
 """Of the sessions of a lane, on one disk: the newest, and one that is being replaced."""
 
+_OBJECTS: Final = "objects of deleted topics"
 _CACHES: Final = (INDEX_FILE, TIME_INDEX_FILE)
 _COPY: Final = re.compile(r"lane-(\d{10})/range-(\d{10})(\.repair)?")
 _CHECKPOINT: Final = re.compile(r"lane-(\d{10})/sessions-[^/]*")
@@ -70,6 +73,7 @@ def leftovers(world: World) -> Iterator[Amount]:
     for broker in world.brokers.values():
         if broker.alive and broker.broker is not None:
             yield from _connections(broker)
+    yield from _objects(world, lanes)
 
 
 def _lanes(world: World) -> set[int]:
@@ -174,3 +178,15 @@ def _connections(process: BrokerProcess) -> Iterator[Amount]:
     if process.broker is not None:
         yield Amount(process.name, "connections", len(process.broker.connections), len(process.wires))
         yield Amount(process.name, "acks that wait for disks", process.broker.held.waiting, 0)
+
+
+def _objects(world: World, lanes: set[int]) -> Iterator[Amount]:
+    """Of all roles: what they hold in their tables is of lanes that exist."""
+    held = [(one.name, tables_of_broker(one.broker)) for one in world.brokers.values() if one.alive and one.broker]
+    held += [(one.name, tables_of_replica(one.replica)) for one in world.replicas.values() if one.alive and one.replica]
+    sequencer = world.sequencer
+    if sequencer.alive and sequencer.sequencer is not None:
+        held.append((sequencer.name, tables_of_sequencer(sequencer.sequencer)))
+    for who, tables in held:
+        gone = sorted({table for table, lane in tables if lane not in lanes})
+        yield Amount(who, f"objects of deleted topics ({', '.join(gone)})" if gone else _OBJECTS, len(gone), 0)

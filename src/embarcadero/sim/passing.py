@@ -1,8 +1,9 @@
 """Topics that come and go under one name, while requests for their predecessors still arrive.
 
-One process creates a topic, another writes into it, the first deletes it and creates the next one of that name. It also
-repeats requests for topics that are deleted, as a client does whose first request was delayed: none of these may change
-the topic that has the name now (P5). When the last one is deleted, nothing of any of them may stay (P9).
+One process creates a topic, another writes into it, the first deletes it and creates the next one of that name. In
+later runs it also alters and trims topics. It repeats requests for topics that are deleted, as a client does whose
+first request was delayed: none of these may change the topic that has the name now (P5). When the last one is deleted,
+nothing of any of them may stay (P9).
 """
 
 from __future__ import annotations
@@ -13,8 +14,16 @@ from embarcadero.client.link import Link
 from embarcadero.client.publisher import PublisherCore
 from embarcadero.errors import UnknownTopic
 from embarcadero.sim.clients import ClientProcess, Outbox
-from embarcadero.sim.history import DeleteAsked, PassingGone, PassingMade
-from embarcadero.types import Order
+from embarcadero.sim.history import (
+    Change,
+    ChangeAsked,
+    DeleteAsked,
+    PassingChanged,
+    PassingGone,
+    PassingMade,
+    TrimAsked,
+)
+from embarcadero.types import Order, Topic
 from embarcadero.wire import messages as m
 from embarcadero.wire.receiver import AcksReceived, CreditReceived, FullReceived
 
@@ -24,12 +33,18 @@ if TYPE_CHECKING:
 PASSING_FROM_SEED: Final = 150_000
 """From then on runs have such topics."""
 
+CHANGES_FROM_SEED: Final = 160_000
+"""From then on they are altered and trimmed, too."""
+
 NAME: Final = "passing"
 _PATIENCE_US: Final = 1_000_000
 _LIVES_US: Final = (20_000, 2_500_000)
 _STEP_US: Final = (10_000, 400_000)
 _BATCHES_MAX: Final = 12
 _LATE_SHARE: Final = 0.4
+_CHANGES_SHARE: Final = 0.6
+_ALTERED_TTL_S: Final = 3_600
+"""Topics are created with another one."""
 _ORDERS: Final = (Order.NONE, Order.BROKER, Order.TOTAL, Order.STRONG)
 
 
@@ -108,6 +123,7 @@ class PassingProcess(ClientProcess):
         super().__init__(world, name, self._requests)
         self._topic = 0  # the id of the topic that is there, as far as is known
         self._deleted: list[int] = []
+        self._changes: set[Change] = set()  # what has changed of the topic that is there
         self._asked_us = -_PATIENCE_US
         self._made = 0
         self._lives_until_us = 0
@@ -137,28 +153,47 @@ class PassingProcess(ClientProcess):
     def _look(self) -> None:
         """See which topic has the name, as one who sees the store: an answer may be lost, a request may be late."""
         try:
-            topic = self.world.directory.topic(NAME).id
+            found: Topic | None = self.world.directory.topic(NAME)
         except UnknownTopic:
-            topic = 0
+            found = None
+        topic, now_us = found.id if found is not None else 0, self.world.queue.now_us
         if topic == self._topic:
+            self._look_at_changes(found, now_us)
             return
-        now_us = self.world.queue.now_us
         if self._topic:
             self.world.seen(PassingGone(at=now_us, topic=self._topic))
             self._deleted.append(self._topic)
-        if topic:
+        if found is not None:
             self.world.seen(PassingMade(at=now_us, topic=topic))
             self._made += 1
             self._lives_until_us = now_us + self.rng.randrange(*_LIVES_US)
-            made = self.world.directory.topic(NAME)
             name = f"{self.name}-{self._made}"
-            PassingWriter(self.world, name, topic, Order(made.order), made.replicas > 0).start()
-        self._topic = topic
+            PassingWriter(self.world, name, topic, Order(found.order), found.replicas > 0).start()
+        self._topic, self._changes = topic, set()
+        self._look_at_changes(found, now_us)
+
+    def _look_at_changes(self, topic: Topic | None, now_us: int) -> None:
+        if topic is None or self.world.seed < CHANGES_FROM_SEED:
+            return
+        trims = self.world.directory.trims()
+        found = {Change.ALTERED} if topic.session_ttl_s == _ALTERED_TTL_S else set()
+        if any(trims.get(lane, 0) for lane in self._lanes(topic)):
+            found.add(Change.TRIMMED)
+        for change in sorted(found - self._changes):
+            self.world.seen(PassingChanged(at=now_us, topic=topic.id, change=change))
+        self._changes |= found
+
+    def _lanes(self, topic: Topic) -> list[int]:
+        if topic.order > Order.BROKER:
+            return [topic.lane]
+        return [lane.lane for lane in self.world.directory.lanes(topic.lane)]
 
     def _ask(self, now_us: int) -> None:
         number = self.rng.choice(list(self._requests.links))
+        changes = self.world.seed >= CHANGES_FROM_SEED and self.rng.random() < _CHANGES_SHARE
         if self._deleted and self.rng.random() < _LATE_SHARE:
-            self._requests.ask(number, m.DeleteTopic(name=NAME, topic_id=self.rng.choice(self._deleted)))
+            late = self.rng.choice(self._deleted)
+            self._requests.ask(number, self._change(late) if changes else m.DeleteTopic(name=NAME, topic_id=late))
         elif not self._topic:
             replicas = self.rng.randint(0, min(2, len(self.world.replicas)))
             order = int(self.rng.choice(_ORDERS))
@@ -166,4 +201,18 @@ class PassingProcess(ClientProcess):
         elif now_us > self._lives_until_us or self.world.healed:
             self.world.seen(DeleteAsked(at=now_us, topic=self._topic))
             self._requests.ask(number, m.DeleteTopic(name=NAME, topic_id=self._topic))
+        elif changes:
+            request = self._change(self._topic)
+            if isinstance(request, m.Trim):
+                self.world.seen(TrimAsked(at=now_us, lane=request.lane, index=request.before))
+            change = Change.TRIMMED if isinstance(request, m.Trim) else Change.ALTERED
+            self.world.seen(ChangeAsked(at=now_us, topic=self._topic, change=change))
+            self._requests.ask(number, request)
         self._asked_us = now_us
+
+    def _change(self, topic: int) -> m.AlterTopic | m.Trim:
+        """A request that changes a topic. A late trim names a lane of the topic that is there: numbers come again."""
+        lanes = self._lanes(self.world.directory.topic(NAME)) if self._topic else []
+        if lanes and self.rng.random() < 0.5:
+            return m.Trim(lane=self.rng.choice(lanes), by="index", before=1, topic_id=topic)
+        return m.AlterTopic(name=NAME, session_ttl_s=_ALTERED_TTL_S, topic_id=topic)

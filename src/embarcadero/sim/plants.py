@@ -80,6 +80,7 @@ _MIRROR: Final = Bias(("cluster-loss", "replica-crash"), job_us=100_000, mirror=
 _ENDS: Final = Bias(("broker-crash-inside", "broker-zombie"), interrupt_rate=0.05)
 _SLOW: Final = Bias(("slow-disk", "replica-pause"), every_s=2.0)
 _LATE: Final = Bias(("cluster-loss", "slow-disk", "replica-pause"), every_s=3.0, job_us=400_000)
+_ENDED: Final = Bias(("broker-crash", "cluster-loss", "slow-disk", "replica-pause"), every_s=2.0, job_us=400_000)
 _DEATHS: Final = Bias(("replica-crash", "power-cut"), copies=(1, 1), every_s=1.0, replace_after_s=0.2)
 
 PLANTS: Final = {
@@ -171,6 +172,8 @@ PLANTS: Final = {
               witnesses=(1,)),
         Plant("lost-gap-from-reader", "a LOST gap begins where the reader is, though what it read before is lost",
               "P1", bias=_LOSS, witnesses=(1,)),
+        Plant("end-above-loss", "a reader at the end of a broker's lane does not hear what of it is lost", "P1",
+              lanes=True, bias=_ENDED, witnesses=(46,)),
         Plant("lost-called-never-durable", "a reader of what is ordered hears that nothing which it read is lost",
               "P1", bias=_LOSS, witnesses=(0,)),
         Plant("start-unsearched", "a broker takes memory for the start of a lane whose files it has not searched", "P4",
@@ -197,6 +200,12 @@ PLANTS: Final = {
               witnesses=(10, 1)),
         Plant("topic-id-unchecked", "a request for a deleted topic changes the next one of its name", "P5",
               witnesses=(150_000,)),
+        Plant("late-alter-done", "a late request for a deleted topic alters the next one of its name", "P5",
+              witnesses=(160_000,)),
+        Plant("late-trim-done", "a late request for a deleted topic trims the next one of its name", "P5",
+              witnesses=(160_000,)),
+        Plant("deleted-memory-left", "a replica keeps the checkpoint regions of a deleted topic open", "P9",
+              witnesses=(150_004, 150_000)),
         Plant("deleted-ring-left", "a sequencer keeps the rings of a deleted topic", "P9", witnesses=(150_000,)),
         Plant("deleted-checkpoints-left", "a replica keeps the session checkpoints of a deleted topic", "P9",
               witnesses=(150_001, 150_002)),
@@ -259,6 +268,7 @@ PATCH_POINTS: Final = {
     "claimed-number-moved": "client/publisher.py",
     "lost-gap-untold": "client/subscriber.py",
     "lost-gap-from-reader": "broker/chain.py",
+    "end-above-loss": "broker/lane_reader.py",
     "lost-called-never-durable": "broker/stored.py",
     "start-unsearched": "broker/reads.py",
     "trimmed-gap-too-long": "broker/stored.py",
@@ -275,6 +285,9 @@ PATCH_POINTS: Final = {
     "regions-left": "sequencer/sweeping.py",
     "copies-left": "replica/ranges.py",
     "topic-id-unchecked": "placement/decisions.py",
+    "late-alter-done": "placement/topics.py",
+    "late-trim-done": "placement/topics.py",
+    "deleted-memory-left": "replica/sessions.py",
     "deleted-ring-left": "sequencer/state.py",
     "deleted-checkpoints-left": "replica/ranges.py",
     "connections-left": "broker/state.py",

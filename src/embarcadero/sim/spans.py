@@ -120,9 +120,13 @@ class SpanProcess(ClientProcess):
                 self._end(_LATER_US)
 
     def _begin(self, tail: m.TailIs) -> None:
-        """Read from the start that was told: by index as `scan` does, or by seq as `read` does."""
+        """Read from the start that was told: by index as `scan` does, or by seq as `read` does.
+
+        A seq that is lost names no place: a reader begins behind what is lost, and no gap tells of that.
+        """
         self._number += 1
         self._stop, by_seq = tail.durable_index, self.rng.random() < 0.5 and not self.world.tiering.on
+        by_seq = by_seq and all(first != tail.start_seq for first, _ in tail.holes)
         by, start = ("seq", tail.start_seq) if by_seq else ("index", tail.start_index)
         now_us = self.world.queue.now_us
         self.world.seen(Moved(at=now_us, reader=self._reader_name, lane=tail.lane, index=tail.start_index))

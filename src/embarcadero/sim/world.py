@@ -517,7 +517,7 @@ class World:
         self.faults.swarm.heal()
         for process in self.processes:
             process.unpause()
-        self.restarts.begin()
+        self.restarts.heal()
         for replica in self.replicas.values():
             if not replica.alive:
                 self.replace_replica(replica)

@@ -265,9 +265,10 @@ def _covered(reads: list[Read]) -> list[tuple[int, int]]:
         elif isinstance(event, Passed):
             advance(event.reader, event.index)
         elif event.session is None:
-            if place.get(event.reader) is not None:
-                advance(event.reader, max(event.start, place[event.reader] or 0))
-            place[event.reader] = event.stop
+            was = place.get(event.reader)
+            if was is not None:
+                advance(event.reader, max(event.start, was))
+            place[event.reader] = max(event.stop, was or 0)  # the end of a lane that has lost some may be told lower
     return merge(spans)
 
 

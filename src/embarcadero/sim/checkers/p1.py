@@ -243,8 +243,10 @@ def _readers_are_told(ledger: Ledger) -> list[Violation]:
 
 def _tells(gap: GapSeen, read: Delivered | None) -> bool:
     """Whether a gap tells that what was read is gone. A closed lane that ends has lost all that is above its end."""
-    if read is None or gap.kind == GapKind.END_OF_LANE.name:
+    if read is None:
         return True
+    if gap.kind == GapKind.END_OF_LANE.name:
+        return gap.start <= read.index
     told = gap.session is None and gap.kind != GapKind.NEVER_DURABLE.name
     return told and gap.start <= read.index < gap.stop
 

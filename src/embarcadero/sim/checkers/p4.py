@@ -9,7 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from typing import NamedTuple
 
-from embarcadero.sim.checkers.ledger import Ledger, Violation, ledger_of
+from embarcadero.sim.checkers.ledger import Ledger, Violation, inside, ledger_of
 from embarcadero.sim.history import (
     Delivered,
     Event,
@@ -52,6 +52,7 @@ class _Walk:
     def __init__(self, ledger: Ledger, reader: str, lane: int) -> None:
         self.ledger, self.reader, self.lane = ledger, reader, lane
         self.next: int | None = None
+        self.ended = False
         self.partitions: tuple[int, ...] | None = None
         self.found: list[Violation] = []
 
@@ -61,6 +62,8 @@ class _Walk:
             if index < self.next:
                 self._violation(at, f"went back from index {self.next} to {index} without a seek")
             for skipped in self.ledger.known_between(self.lane, self.next, index):
+                if self.ended and self.ledger.is_lost(self.lane, skipped):
+                    continue  # between the end that disks have and the one that was recorded
                 if self.partitions is None or self.ledger.partition_at(self.lane, skipped) in self.partitions:
                     self._violation(at, f"went on to index {to} without the batch at index {skipped}")
         self.next = max(to, self.next or 0)
@@ -69,8 +72,8 @@ class _Walk:
         """A span of indices was declared gone, or the end of the lane: below the reader, if what it got is lost."""
         if self.next is not None and event.start > self.next:
             self.advance(event.at, event.start, event.start)
-        ends = event.kind == GapKind.END_OF_LANE.name
-        self.next = event.stop if ends else max(event.stop, self.next or 0)
+        self.ended = event.kind == GapKind.END_OF_LANE.name
+        self.next = event.stop if self.ended else max(event.stop, self.next or 0)
 
     def _violation(self, at: int, what: str) -> None:
         self.found.append(Violation("P4", at, f"reader {self.reader} of lane {self.lane} {what}"))
@@ -84,7 +87,7 @@ def _readers_walk(ledger: Ledger) -> list[Violation]:
             walks[key] = _Walk(ledger, *key)
         walk = walks[key]
         if isinstance(event, Moved):
-            walk.next, walk.partitions = event.index, event.partitions
+            walk.next, walk.partitions, walk.ended = event.index, event.partitions, False
         elif isinstance(event, Delivered):
             if walk.partitions is not None and event.partition not in walk.partitions:
                 walk.found.append(Violation("P4", event.at, (
@@ -136,14 +139,20 @@ def _trimmed_is_gone(history: History) -> list[Violation]:
 
 
 def _ends_are_ends(ledger: Ledger) -> list[Violation]:
-    """A closed lane has one end, and nobody ever got or was acked anything at or above it that is not lost."""
+    """A closed lane has one end, and nobody ever got or was acked anything at or above it that is not lost.
+
+    After a loss, readers of what is ordered are told a lower end than others: all that is between is lost.
+    """
     found: list[Violation] = []
     ends: dict[int, GapSeen] = {}
     for event in ledger.history.of(GapSeen):
         if event.kind != GapKind.END_OF_LANE.name:
             continue
         first = ends.setdefault(event.lane, event)
-        if first.start != event.start:
+        low, high = sorted((first.start, event.start))
+        if event.start == low:
+            ends[event.lane] = event
+        if low < high and not inside(ledger.lost.get(event.lane, []), low, high):
             found.append(Violation("P4", event.at, (
                 f"lane {event.lane} ends at {first.start} ({first.reader}) and at {event.start} ({event.reader})")))
     for lane, end in ends.items():

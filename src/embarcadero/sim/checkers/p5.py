@@ -13,10 +13,12 @@ from itertools import pairwise
 
 from embarcadero.sim.checkers.ledger import Ledger, Violation, ledger_of
 from embarcadero.sim.history import (
+    ChangeAsked,
     DeleteAsked,
     Delivered,
     EpochStarted,
     History,
+    PassingChanged,
     PassingGone,
     Settled,
     TailRead,
@@ -26,26 +28,31 @@ from embarcadero.sim.history import (
 _Telling = Settled | Delivered | TailRead
 """Events by which somebody was told how far a lane goes."""
 
+_Request = DeleteAsked | ChangeAsked
+_Effect = PassingGone | PassingChanged
+_DELETED = "deleted"
+
 
 def check(history: History) -> list[Violation]:
     """All violations of P5."""
     return [
         *_epochs_start_above_all(history),
         *_sessions_take_turns(ledger_of(history)),
-        *_late_deletes_do_nothing(history),
+        *_late_requests_do_nothing(history),
     ]
 
 
-def _late_deletes_do_nothing(history: History) -> list[Violation]:
-    asked: set[int] = set()
+def _late_requests_do_nothing(history: History) -> list[Violation]:
+    asked: set[tuple[int, str]] = set()  # topic, and what was asked to happen to it
     found: list[Violation] = []
-    events: list[DeleteAsked | PassingGone] = history.some(DeleteAsked, PassingGone)
+    events: list[_Request | _Effect] = history.some(DeleteAsked, ChangeAsked, PassingGone, PassingChanged)
     for event in events:
-        if isinstance(event, DeleteAsked):
-            asked.add(event.topic)
-        elif event.topic not in asked:
-            what = f"topic {event.topic} is gone, though only topics before it were asked to be deleted"
-            found.append(Violation("P5", event.at, what))
+        what = event.change.value if isinstance(event, ChangeAsked | PassingChanged) else _DELETED
+        if isinstance(event, _Request):
+            asked.add((event.topic, what))
+        elif (event.topic, what) not in asked:
+            told = f"topic {event.topic} is {what}; that was asked of topics before it only"
+            found.append(Violation("P5", event.at, told))
     return found
 
 

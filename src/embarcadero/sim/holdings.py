@@ -1,0 +1,85 @@
+"""What roles hold of lanes, in tables of their own: of a topic that is deleted no role may hold anything (P9).
+
+Regions that are removed and files that are deleted live on as long as somebody has them open; objects are memory, too.
+Tables are named here as attributes of the role; `*` stands for each value of a table. Left out is what goes when the
+store changes next: readers of tagged lines, which learn of all lines at once, and a broker's cache of chains of ranges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from embarcadero.types import Range, TopicLane
+
+if TYPE_CHECKING:
+    from embarcadero.broker.state import Broker
+    from embarcadero.replica.state import Replica
+    from embarcadero.sequencer.state import Sequencer
+
+_BROKER: Final = (
+    "_attached", "_lanes", "connections.*.lanes", "connections.*.opened", "connections.*.reading",
+    "connections.*.sessions", "connections.*.turns", "counters.came_in", "counters.went_out",
+    "durable._durability._known", "durable._durability._open", "epoch._orders", "held._lanes", "lanes._roomless",
+    "lanes._trims", "lanes._writers", "lanes.known", "lanes.readers", "reads._readers", "reads._topics", "reads._trims",
+    "reads.warm.copies._good", "reads.warm.copies._idle",
+)  # fmt: skip
+
+_REPLICA: Final = (
+    "_following", "_lacking", "_open_copies", "_ranges", "brokers._lanes", "brokers._rings", "commits._unmarked",
+    "commits.lone", "health._ill", "lines._values", "moving._bereft", "moving._failures", "moving._sealed",
+    "moving._stalled", "moving._untold", "ranges._doubts", "ranges._leaving", "ranges._surplus", "ranges._trims",
+    "ranges._wanted", "ranges.adopted", "ranges.copies", "ranges.refilled", "reign._orders", "repair._gave_up_us",
+    "repair._readers", "repair._tried", "retention._chains", "retention._topics", "retention._trims", "sessions._known",
+    "sessions._regions", "topics",
+)  # fmt: skip
+
+_SEQUENCER: Final = (
+    "_burials.*", "_early", "broker_ranges._over", "lanes", "ranges._changing", "ranges._moved", "ranges._unsaved",
+    "ranges._unsettled", "ranges._words._values", "ranges.grown", "ranges.kept", "recovery.lanes", "roomless",
+)  # fmt: skip
+
+
+def tables_of_broker(broker: Broker) -> Iterator[tuple[str, int]]:
+    """Tables of a broker, each with a lane that is in it."""
+    return _in_tables(broker, _BROKER)
+
+
+def tables_of_replica(replica: Replica) -> Iterator[tuple[str, int]]:
+    """Tables of a replica, each with a lane that is in it."""
+    return _in_tables(replica, _REPLICA)
+
+
+def tables_of_sequencer(sequencer: Sequencer) -> Iterator[tuple[str, int]]:
+    """Tables of a sequencer that has begun, each with a lane that is in it."""
+    return _in_tables(sequencer, _SEQUENCER)
+
+
+def _in_tables(role: object, tables: Iterable[str]) -> Iterator[tuple[str, int]]:
+    for name in tables:
+        for table in _reached(role, name.split(".")):
+            for item in table:
+                yield name, _lane(item)
+
+
+def _reached(role: object, path: list[str]) -> list[Any]:
+    """What a path of attributes leads to. An object on the way that is not there yet holds nothing."""
+    found: list[Any] = [role]
+    for name in path:
+        if name == "*":
+            found = [value for table in found for value in (table.values() if isinstance(table, Mapping) else table)]
+        else:
+            found = [getattr(one, name) for one in found]
+        found = [one for one in found if one is not None]
+    return found
+
+
+def _lane(item: Any) -> int:
+    """The lane that an item of a table is about: a lane, a tuple that begins with one or names one, or an object."""
+    if isinstance(item, int):
+        return item
+    if isinstance(item, tuple):
+        return _lane(getattr(item, "tags", item)[0])
+    if isinstance(item, Range | TopicLane):
+        return item.lane
+    return int(item.range_.lane)  # copies of ranges, and what a sequencer keeps of them
