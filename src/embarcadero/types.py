@@ -244,6 +244,7 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     partitioner: str = CRC32C  # how keys choose partitions; a record without this field is of a time without a choice
     key: str = ""  # the column whose values choose partitions; "": none, or raw records, which have keys of their own
     first_partitions: int = 0  # how many it was created with; 0: as many as now, or not known
+    created_us: int = 0  # when, by the clock of the broker that was asked; 0: not known
     lanes: list[TopicLane] = []
 
     @property

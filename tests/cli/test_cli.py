@@ -173,10 +173,9 @@ def test_no_broker_is_an_error_with_a_hint(arguments: list[str]) -> None:
     assert "Traceback" not in shown.output
 
 
-def test_addresses_come_from_the_flag_then_the_cluster_then_the_default(own_folder: Path) -> None:
-    """--brokers wins; else the running cluster's live brokers; else the usual port."""
+def test_addresses_come_from_the_flag_then_the_cluster(own_folder: Path) -> None:
+    """--brokers wins; else the running cluster's live brokers."""
     assert find_brokers("a:1, b:2", None) == ["a:1", "b:2"]
-    assert find_brokers(None, None) == ["127.0.0.1:9092"]
     folder = ClusterFolder(own_folder)
     folder.create()
     store = SqliteStore(folder.store_path)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from threading import Event
 
 import pytest
 
@@ -69,6 +70,52 @@ def test_a_late_request_leaves_the_next_topic_of_that_name_alone(cluster: LocalC
         assert log.describe(name).partitions == 1
         assert log.read(name)["value"].to_pylist() == [b"keep me"]
         log.delete_topic(name)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda log: log.delete_topic("paused"), lambda log: log.alter_topic("paused", partitions=8),
+        lambda log: log.trim("paused", before_seq=1),
+    ],
+)  # fmt: skip
+def test_a_call_that_waits_for_a_paused_broker_changes_no_topic_that_came_meanwhile(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, change: Callable[[emb.Log], object]
+) -> None:
+    """Which topic a call means is asked first. The broker answers when it wakes: with the next topic of that name."""
+    addresses = cluster.addresses
+    with emb.connect(addresses) as log, emb.connect(addresses[1]) as other, ThreadPoolExecutor(1) as pool:
+        log.create_topic("paused", replicas=1)
+        while len(log.brokers.live()) < 2 or other.brokers.live()[0].broker != 1:
+            log.status()
+        paused, awake = log.brokers.live()[0], other.brokers.live()[0]
+        if paused.broker != 0:
+            paused = log.brokers.live()[1]
+
+        asked = Event()
+
+        async def ask_paused(*_: object) -> object:
+            asked.set()
+            return paused
+
+        async def ask_awake(*_: object) -> object:
+            return awake
+
+        monkeypatch.setattr(log.brokers, "_any", ask_paused)
+        monkeypatch.setattr(other.brokers, "_any", ask_awake)
+        with stopped(cluster.pids()["broker:0"]):
+            answer = pool.submit(change, log)
+            assert asked.wait(60)
+            other.delete_topic("paused")
+            other.create_topic("paused", replicas=1)
+            with other.publisher("paused", ack=2) as publisher:
+                publisher.send(b"keep me").result()
+                publisher.send(b"keep me, too").result()
+        with pytest.raises(TopicReplaced, match="was created while this call waited"):
+            answer.result(60)
+        assert other.describe("paused").partitions == 1
+        assert other.read("paused")["value"].to_pylist() == [b"keep me", b"keep me, too"]
+        other.delete_topic("paused")
 
 
 def test_a_call_that_means_a_certain_topic_says_so(cluster: LocalCluster) -> None:

@@ -562,16 +562,17 @@ class Broker:
         topic, schema = self._directory.described(name)
         if topic.order <= Order.BROKER:
             topic = msgspec.structs.replace(topic, lanes=self._directory.lanes(topic.lane))
+        age_us = self._clock.wall_us() - topic.created_us
         lanes = [topic.lane, *(lane.lane for lane in topic.lanes)] if topic.replicas else []
         ranges = [range_ for lane in lanes for range_ in self._directory.ranges(lane)]
         return m.TopicIs(
             topic=topic, columns=schema.columns, widths=schema.widths, ranges=ranges[-limits.RANGES_LISTED_MAX :],
-            tier=self._directory.tier(name),
+            tier=self._directory.tier(name), age_us=age_us if topic.created_us and age_us >= 0 else None,
         )  # fmt: skip
 
     def _create_topic(self, ask: m.CreateTopic) -> None:
         settings = with_defaults(ask, self.config, self._directory.live_replicas())
-        self._directory.create_topic(ask.name, columns=ask.columns, **settings)
+        self._directory.create_topic(ask.name, columns=ask.columns, created_us=self._clock.wall_us(), **settings)
         self._bell.ring("sequencer")
 
     def _list_topics(self) -> list[Topic]:

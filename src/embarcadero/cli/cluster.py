@@ -133,7 +133,7 @@ def _up_detached(options: Any, json: bool) -> None:
 
     process, remark = start(options)
     process.returncode = 0  # it goes on without us: its end is not ours to wait for
-    _print_started(_folder(options.data_dir), remark, json)
+    _print_started(_folder(options.data_dir), remark, json or options.config.log.format == "json")
 
 
 def _up_here(options: Any, json: bool) -> None:

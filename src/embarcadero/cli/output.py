@@ -30,8 +30,8 @@ Brokers = Annotated[
     typer.Option(
         "--brokers",
         show_default=False,
-        help="Addresses host:port, with commas. Default: $EMBARCADERO_BROKERS, else the running cluster of --data-dir, "
-        "else 127.0.0.1:9092.",
+        help="Addresses host:port, with commas. Default: the cluster of --data-dir if that is given, else "
+        "$EMBARCADERO_BROKERS, else the running cluster of the default folder, else 127.0.0.1:9092.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
@@ -54,11 +54,13 @@ def find_brokers(brokers: str | None, data_dir: Path | None) -> list[str]:
     if brokers:
         return [address.strip() for address in brokers.split(",") if address.strip()]
     config = settings()
-    if config.client.brokers:
+    if config.client.brokers and data_dir is None:
         return config.client.brokers
     try:
         return report(ClusterFolder(data_dir_or_default(data_dir))).addresses or broker_addresses(config)
     except NotRunning:
+        if data_dir is not None or config.cluster.data_dir:
+            raise  # whatever else runs on this machine is not the cluster that is meant
         return broker_addresses(config)
 
 

@@ -112,7 +112,8 @@ def publish(
     if json:
         print_json({"topic": topic, "records": sent.records, "bytes": sent.bytes, "last": sent.last})
     else:
-        where = f"; the last is at seq {sent.last.seq}" if sent.last else ""
+        what = "last batch begins" if session is not None or about.schema is not None else "last is"
+        where = f"; the {what} at seq {sent.last.seq}" if sent.last else ""
         before = f"; {sent.skipped:,} were stored before" if sent.skipped else ""
         print(f"published {sent.records:,} records ({sent.bytes:,} bytes) to {topic}{where}{before}")
 

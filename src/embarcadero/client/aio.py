@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
+from time import monotonic
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
@@ -55,6 +56,7 @@ from embarcadero.errors import (
     EmbarcaderoError,
     OutcomeUnknown,
     TimedOut,
+    TopicReplaced,
     Unreachable,
     as_reported,
     raise_as_one,
@@ -194,7 +196,7 @@ class Log(TierCalls, SessionCalls):
             await log.alter_topic("orders", gap_timeout_ms=60_000)
         """
         given = checked_changes(changes)
-        ask = m.AlterTopic(name=name, topic_id=await self._id_of(name, timeout), **given)
+        ask = m.AlterTopic(name=name, topic_id=(await self._meant(name, timeout)).id, **given)
         return TopicInfo.told(await self._ask(ask, m.TopicIs, timeout, again=False))
 
     async def describe(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> TopicInfo:
@@ -213,18 +215,27 @@ class Log(TierCalls, SessionCalls):
     ) -> None:
         """Delete a topic with all its records. Raises UnknownTopic.
 
-        The topic is the one that has the name now, or the one with `topic_id` (`describe(...).id`). A request that
-        comes late never deletes the next topic of that name: TopicReplaced.
+        The topic is the one that has the name when the call begins, or the one with `topic_id` (`describe(...).id`). A
+        call that waits for a paused broker never deletes the next topic of that name: TopicReplaced.
 
             await log.delete_topic("orders")
         """
-        meant = await self._id_of(topic, timeout) if topic_id is None else topic_id
+        meant = (await self._meant(topic, timeout)).id if topic_id is None else topic_id
         await self._ask(m.DeleteTopic(name=topic, topic_id=meant), m.Done, timeout, again=False)
 
-    async def _id_of(self, topic: str, timeout: Timeout) -> int:
-        """The id of the topic that has a name now: requests that change a topic say which one they mean."""
+    async def _meant(self, topic: str, timeout: Timeout) -> TopicInfo:
+        """Return the topic that a call means: the one that has the name when the call begins.
+
+        A broker that was paused answers late: TopicReplaced if the topic is younger than the question.
+        """
+        began = monotonic()
         answer = await self._ask(m.DescribeTopic(name=topic), m.TopicIs, timeout)
-        return answer.topic.id
+        if answer.age_us is not None and answer.age_us < (monotonic() - began) * 1e6:
+            raise TopicReplaced(
+                f"topic {topic!r} was created while this call waited for a broker, and nothing was changed",
+                "look at the topic, and call again if it is the one that you mean",
+            )
+        return TopicInfo.told(answer)
 
     async def tail(self, topic: str, *, timeout: Timeout = AS_CONFIGURED) -> Tail:
         """Where the topic ends, and where its readable part starts: everything acked before this call is below the end.
@@ -268,7 +279,7 @@ class Log(TierCalls, SessionCalls):
             start = await log.trim("orders", before_time=datetime.now(UTC) - timedelta(days=7))
         """
         by, before = trim_place(before_seq, before_index, before_time)
-        about = await self.describe(topic, timeout=timeout)
+        about = await self._meant(topic, timeout)
         lanes = lanes_of(about, lane) if by == "time" else [lane_of(about, lane, f"before_{by}")]
         wanted = [m.Trim(lane=each, by=by, before=before, cold=cold, topic_id=about.id) for each in lanes]
         asks = [await trim_ask(self.brokers, about, ask) for ask in wanted]

@@ -55,6 +55,7 @@ class Topics(Ranges, Tiers, Progress):
         retention_s: int = 0,
         partitioner: str = CRC32C,
         key: str = "",
+        created_us: int = 0,
     ) -> Topic:
         """Create a topic on a lane of its own; `columns` is its schema, if it has one.
 
@@ -76,7 +77,9 @@ class Topics(Ranges, Tiers, Progress):
                 raise TopicExists(f"topic {name!r} exists", "use it, or choose another name")
             self._check_room(cluster)
             self._count_lane(plan, cluster, topic.lane)
-            topic = msgspec.structs.replace(topic, id=self._ids(), partitioner=partitioner, key=key)
+            topic = msgspec.structs.replace(
+                topic, id=self._ids(), partitioner=partitioner, key=key, created_us=created_us
+            )
             if schema.widths:
                 topic = msgspec.structs.replace(topic, schema_version=len(schema.widths))
                 plan.put(f"schemas/{name}", schema)

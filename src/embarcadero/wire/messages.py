@@ -187,7 +187,8 @@ class DescribeTopic(Message, frozen=True, kw_only=True):
 class TopicIs(Message, frozen=True, kw_only=True):
     """One topic. `columns`: its newest schema; `widths`: how many of these columns each version has, from 1 on.
 
-    `ranges`: where it is on disks, oldest first by lane; of very many, the newest.
+    `ranges`: where it is on disks, oldest first by lane; of very many, the newest. `age_us`: how long ago the topic was
+    created; None: not known.
     """
 
     topic: Topic
@@ -195,6 +196,7 @@ class TopicIs(Message, frozen=True, kw_only=True):
     widths: list[int] = []
     ranges: list[Range] = []
     tier: Tier | None = None  # its table, if it has one
+    age_us: U63 | None = None
 
 
 class ListTopics(Message, frozen=True, kw_only=True):
