@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from embarcadero.client.cold import open_table
 from embarcadero.errors import BadTable, EmbarcaderoError, NotAvailable, TierUnavailable
@@ -19,10 +20,10 @@ from embarcadero.tier.serving import TableServer
 from embarcadero.tier.settings import TierSettings
 from embarcadero.tier.storage import Storage
 from embarcadero.tier.table import Loaded, TierTable
-from embarcadero.types import Tier
+from embarcadero.types import Gap, GapKind, Hole, Tier
 from embarcadero.wire.messages import Fetch
 from embarcadero.wire.schemas import RAW
-from tests.tier.entries import batch_of, raw
+from tests.tier.entries import batch_of, hole, raw
 from tests.tier.object_store import Endpoint
 
 ASK = Fetch(lane=0, start=0, max_bytes=1 << 20, table=True)
@@ -72,6 +73,34 @@ def committed(folder: Path, name: str, data: str = "") -> Loaded:
 
 def values_of(server: TableServer, tier: Tier) -> int:
     return int(server.fetch(tier, RAW, ASK, 2).entries["count"].sum())
+
+
+# --- gaps -------------------------------------------------------------------------------------------------------------
+def test_a_gap_comes_in_one_piece_however_long_it_is(tmp_path: Path) -> None:
+    """A restart passes over millions of positions; readers got a gap for every 4,096 of them."""
+    far = 5_000_000
+    table = TierTable(TierSettings.local(tmp_path), "t")
+    made = table.create("t", "1", table_schema(RAW, control=True))
+    log = [batch_of(raw([b"a", b"b"]), 0, 0), hole(1, far), batch_of(raw([b"c"]), far, 2)]
+    span = Span(lane=0, start=0, stop=far + 1, start_seq=0, stop_seq=3)
+    facts = write_span(table.storage, made.table.location(), span, 1, RAW, [log])
+    done = table.commit({}, [facts], {0: (far + 1, 3)}, {0: (0, 0)}, table_schema(RAW, control=True), 1)
+    holes = {0: [Hole(1, far, 2, 2, never_durable=True)]}
+    tier = Tier(
+        id="1", warehouse=TierSettings.local(tmp_path).warehouse, table="embarcadero.t", metadata=done.metadata,
+        frontiers={0: (far + 1, 3)}, holes=holes,
+    )  # fmt: skip
+    server = TableServer({}, TierSettings.local(tmp_path).warehouse)
+    whole = Gap(GapKind.NEVER_DURABLE, 1, far)
+    for start, want in ((1, whole), (2_000, whole._replace(start=2_000))):
+        found = server.fetch(tier, RAW, replace(ASK, start=start, never_durable=True), far + 1)
+        assert (found.gap, found.next_index) == (want, far)
+    first = server.fetch(tier, RAW, ASK, far + 1)
+    assert (len(first.entries), first.gap, first.next_index) == (1, None, 1)
+    beyond = server.fetch(replace(tier, frontiers={0: (far, 2)}), RAW, replace(ASK, start=1), far)
+    assert (beyond.gap, beyond.next_index) == (Gap(GapKind.LOST, 1, far), far)
+    trimmed = server.fetch(replace(tier, starts={0: (far, 2)}), RAW, ASK, far + 1)
+    assert (trimmed.gap, trimmed.next_index) == (Gap(GapKind.TRIMMED, 0, far), far)
 
 
 # --- stores that do not answer ----------------------------------------------------------------------------------------

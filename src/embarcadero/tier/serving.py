@@ -26,7 +26,7 @@ from embarcadero.placement.tier import public_properties
 from embarcadero.tier.batches import ColdBatch, cold_batches
 from embarcadero.tier.cold import ColdTable, GroupCache
 from embarcadero.tier.storage import FOR_READERS, Properties, Storage, why_away
-from embarcadero.types import BATCH_KIND, FROM_TABLE, Cut, EntryKind, GapKind, Tier
+from embarcadero.types import BATCH_KIND, FROM_TABLE, Cut, EntryKind, Gap, GapKind, Tier
 from embarcadero.wire.codec import payload_crc
 from embarcadero.wire.messages import Fetch
 from embarcadero.wire.schemas import TopicSchemas
@@ -124,15 +124,18 @@ class TableServer:
 
     def fetch(self, tier: Tier, schemas: TopicSchemas, ask: Fetch, stop: int) -> Found:
         """Batches of the table from index `ask.start` on and below `stop`: see `broker.tables.TableReader`."""
-        stop = min(stop, ask.start + FETCH_ENTRIES_MAX)
-        answer = _Answer(ask, schemas)
+        answer, durable = _Answer(ask, schemas), ask.read == "durable" and ask.never_durable
+        end, stop = stop, min(stop, ask.start + FETCH_ENTRIES_MAX)
         with self._of_store(tier):
+            table = self._table(tier)
             lists = cold_batches(
-                self._table(tier), ask.lane, ask.start, stop, schemas, partitions=ask.partitions, control=ask.control,
-                durable=ask.read == "durable" and ask.never_durable,
+                table, ask.lane, ask.start, stop, schemas, partitions=ask.partitions, control=ask.control,
+                durable=durable,
             )  # fmt: skip
             for batches in lists:
                 if not all(map(answer.add, batches)):
+                    if answer.reached == stop < end:  # a gap that may go on beyond what is looked at
+                        answer.add_rest(_gap_from(table, ask.lane, ask.start, stop, end, durable))
                     return answer.found()
         return answer.found(stop)
 
@@ -145,6 +148,16 @@ class TableServer:
         """Files with batches [start, stop), joined to pieces of about `piece_bytes`."""
         with self._of_store(tier):
             return table_cuts(self._table(tier), lane, start, min(stop, tier.frontier(lane)[0]), piece_bytes)
+
+
+def _gap_from(table: ColdTable, lane: int, start: int, known: int, stop: int, durable: bool) -> Gap:
+    """The whole gap that begins at `start` and goes to `known` at least: below the table's start, or between rows."""
+    low = table.tier.start(lane)[0]
+    if start < low:
+        return Gap(GapKind.TRIMMED, start, min(low, stop))
+    indices = (rows.column("_index") for rows in table.rows(lane, known, stop, ["_index"]) if rows.num_rows)
+    first = next(indices, None)
+    return table.tier.gap(lane, start, stop if first is None else int(first[0].as_py()), durable)
 
 
 class _Answer:
@@ -173,6 +186,15 @@ class _Answer:
         self._room = max(0, self._room - len(payload))
         self._next = batch.index + 1
         return True
+
+    @property
+    def reached(self) -> int:
+        """Where the next fetch begins."""
+        return self._next
+
+    def add_rest(self, gap: Gap) -> None:
+        """Put a longer gap in the place of the one that the answer is."""
+        self._gap, self._next = gap, gap.stop
 
     def _payload(self, batch: Batch) -> bytes | memoryview:
         """The payload of a batch: the one that the table kept, or its columns as Arrow encodes them."""
