@@ -202,6 +202,9 @@ GOOD: dict[str, dict[str, list[Event]]] = {
             gap(5, "END_OF_LANE", 5, 5, reader="s"), gap(6, "END_OF_LANE", 3, 3), ended(9)],
     },
     "P2": {
+        "a reader that begins at the end of a lane that has lost what was acked": [
+            topic(0), lane(), sent(1, 0), settled(2, 0, 0), *lost(3, 0, 4), moved(4, None),
+            gap(5, "END_OF_LANE", 0, 0), passed(6, 4)],
         "a batch that its caller numbered has its number": [
             topic(), h.Numbered(at=0, stream="a"), sent(1, 3), moved(1, 0), got(2, 0, 3)],
         "an acked batch is where readers find it": [topic(), sent(1, 0), settled(2, 0, 5), moved(3, 5), got(4, 5, 0)],

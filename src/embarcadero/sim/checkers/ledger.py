@@ -24,7 +24,7 @@ from embarcadero.sim.history import (
     TrimmedTo,
     Verdict,
 )
-from embarcadero.types import Ack
+from embarcadero.types import Ack, GapKind
 
 
 class Violation(NamedTuple):
@@ -266,6 +266,8 @@ def _covered(reads: list[Read]) -> list[tuple[int, int]]:
             advance(event.reader, event.index)
         elif event.session is None:
             was = place.get(event.reader)
+            if was is None and event.kind == GapKind.END_OF_LANE.name:
+                continue  # it began at the end: of a lane that has lost some, that may be above the end it is told
             if was is not None:
                 advance(event.reader, max(event.start, was))
             place[event.reader] = max(event.stop, was or 0)  # the end of a lane that has lost some may be told lower
