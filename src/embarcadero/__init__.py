@@ -19,7 +19,18 @@ from typing import TYPE_CHECKING, Any
 
 from embarcadero import errors
 from embarcadero.errors import EmbarcaderoError, OutcomeUnknown, Refused, Retriable, UsageError
-from embarcadero.types import Cut, EntryKind, Gap, GapKind, Position, ReaderProgress, Tail, Topic, TopicLane
+from embarcadero.types import (
+    Cut,
+    EntryKind,
+    Gap,
+    GapKind,
+    Position,
+    ReaderProgress,
+    StagedBatch,
+    Tail,
+    Topic,
+    TopicLane,
+)
 
 if TYPE_CHECKING:
     from embarcadero.client import aio
@@ -80,6 +91,7 @@ __all__ = [
     "RecordFuture",
     "Refused",
     "Retriable",
+    "StagedBatch",
     "Subscriber",
     "Tail",
     "Topic",

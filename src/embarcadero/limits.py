@@ -22,6 +22,7 @@ BATCH_BUFFERS_MAX = 16_384  # Arrow buffers in a batch, and columns with those w
 LIST_ENTRIES_MAX = FRAME_BYTES_MAX  # in all lists and maps of a batch: one for each byte of the largest frame
 HEADERS_PER_BATCH_MAX = FRAME_BYTES_MAX // 8  # in all records of a batch without a schema; each has 8 bytes of offsets
 ACKS_PER_FRAME_MAX = 65_536
+REFERENCES_WAITING_MAX = 1_024  # batches of one connection that wait for files of staged batches
 SCRATCH_BYTES = 64 * KIB  # receive buffer shared by all connections of one event loop
 FETCH_BYTES_MAX = 32 * MIB
 FETCH_BYTES_DEFAULT = 8 * MIB

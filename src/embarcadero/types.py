@@ -84,11 +84,20 @@ class Outcome(IntEnum):
     UNKNOWN_SCHEMA = 24  # the topic has no such version of its schema
     NAME_HELD = 25  # not by the holder that the asker knows of; `session` tells by whom
     UNDECIDED = 26  # another copy waits, or it can't be told yet what became of it; send again later to learn it
+    NO_REFERENCE = 27  # not stored: the staged batch that it names is not there; `extra` is a ReferenceFault
 
     @property
     def stored(self) -> bool:
         """True when the batch is in the log."""
         return self in (Outcome.ORDERED, Outcome.DUP_OF, Outcome.DUP)
+
+
+class ReferenceFault(IntEnum):
+    """Why a batch by reference was refused with NO_REFERENCE."""
+
+    GONE = 1  # nothing can be read at its place: it was trimmed, or lost, or never was there
+    ANOTHER_TOPIC = 2  # the lane is not one of that topic: the topic was deleted, or made again
+    DIFFERS = 3  # the batch at its place has another size, count or checksum
 
 
 REQUEST_OUTCOMES: Final = frozenset((Outcome.OPENED, Outcome.CLOSED, Outcome.NOTED, Outcome.NAME_HELD))
@@ -112,6 +121,23 @@ class Position:
     lane: int
     index: int
     seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class StagedBatch:
+    """A batch in a topic of order 0 or 1, named so that it can be published elsewhere by reference.
+
+    `topic_id`, `lane` and `index` say where it is; `size`, `count` and `crc` are those of its payload. `schema` is the
+    version, in the topic that it is to be published into, by which the payload was encoded; 0: raw records.
+    """
+
+    topic_id: int
+    lane: int
+    index: int
+    size: int
+    count: int
+    crc: int
+    schema: int = 0
 
 
 class Gap(NamedTuple):

@@ -13,7 +13,7 @@ from embarcadero.fabric.layout import ORDER, seal
 from embarcadero.limits import CONTROL_BYTES_MAX
 from embarcadero.types import EntryKind, Gap, GapKind, Outcome
 from embarcadero.wire import codec, messages, receiver
-from embarcadero.wire.frames import ACK, FrameKind
+from embarcadero.wire.frames import ACK, REFERENCE, FrameKind
 from embarcadero.wire.receiver import AcksReceived, BatchReceived, Event, FetchedReceived, FrameReceiver
 
 ACK_FIELDS = ("lane", "session", "session_seq", "index", "seq", "extra", "outcome")
@@ -25,6 +25,13 @@ def batch_frame(payload: bytes, **fields: int) -> bytes:
     """A whole batch frame; fields have defaults."""
     header = {"session_seq": 5, "low": 3, "lane": 1, "session": 9, "count": 2, "length": len(payload)}
     return codec.batch_header(**header | {"crc": codec.payload_crc(payload)} | fields) + payload
+
+
+def reference_frame(payload: bytes, *, at: tuple[int, int, int] = (4096, 7, 1 << 40), **fields: int) -> bytes:
+    """A whole batch frame that names a staged batch with this payload, by its lane, index and topic id."""
+    lane, index, topic_id = at
+    body = codec.reference_body(codec.BatchReference(lane, len(payload), index, topic_id))
+    return batch_frame(body, **{"crc": codec.payload_crc(payload), "flags": REFERENCE} | fields)
 
 
 def acks(*rows: tuple[int, int, int, int, int, int, Outcome]) -> np.ndarray:
@@ -62,6 +69,9 @@ def vectors() -> dict[str, bytes]:
         "CONTROL: Ping, request 2": codec.control_frame(messages.Ping(), 2),
         "CONTROL: Failed, request 3": codec.control_frame(failed, 3),
         "BATCH: sequence 5 of session 9": batch_frame(b"payload!", partition=4, schema=1),
+        "BATCH: sequence 6 of session 9, by reference": reference_frame(
+            b"payload!", session_seq=6, partition=4, schema=1
+        ),
         "ACK: one ordered, one fenced": codec.ack_frame(
             acks((1, 9, 5, 1000, 4000, 0, Outcome.ORDERED), (1, 10, 8, 0, 0, 6, Outcome.FENCED))
         ),

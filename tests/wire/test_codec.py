@@ -15,7 +15,16 @@ from embarcadero.errors import BadFrame, BadMagic, BadVersion, ChecksumMismatch,
 from embarcadero.fabric.layout import seal
 from embarcadero.types import EntryKind, Gap, GapKind, Outcome, Topic
 from embarcadero.wire import codec, messages
-from embarcadero.wire.frames import ACK, BATCH_HEADER, FETCHED_HEADER, NO_ACK, WANT_DURABLE, FrameKind
+from embarcadero.wire.frames import (
+    ACK,
+    BATCH_HEADER,
+    FETCHED_HEADER,
+    NO_ACK,
+    REFERENCE,
+    REFERENCE_BODY,
+    WANT_DURABLE,
+    FrameKind,
+)
 from tests.wire.samples import acks, batch_frame, entries_for, fetched_frame
 
 U8, U16, U32, U64 = (st.integers(0, (1 << bits) - 1) for bits in (8, 16, 32, 64))
@@ -26,9 +35,10 @@ def batch_headers(draw: Any) -> codec.BatchHeader:
     """Headers with every field anywhere in its range."""
     low, seq = sorted(draw(st.tuples(*[st.integers(0, limits.SESSION_SEQUENCE_MAX)] * 2)))
     count = draw(st.integers(1, limits.RECORDS_PER_BATCH_MAX))
-    length = draw(st.integers(1, limits.FRAME_BYTES_MAX))
+    flags = draw(U8)
+    length = REFERENCE_BODY.itemsize if flags & REFERENCE else draw(st.integers(1, limits.FRAME_BYTES_MAX))
     lane, session, crc = draw(st.tuples(U32, U32, U32))
-    return codec.BatchHeader(seq, low, lane, session, count, crc, length, draw(U16), draw(U16), draw(U8))
+    return codec.BatchHeader(seq, low, lane, session, count, crc, length, draw(U16), draw(U16), flags)
 
 
 @given(batch_headers())
@@ -60,6 +70,8 @@ def test_batch_header_shows_every_flipped_bit(bit: int) -> None:
         ({"count": 0}, BadFrame),
         ({"count": limits.RECORDS_PER_BATCH_MAX + 1}, BadFrame),
         ({"low": 6}, BadFrame),
+        ({"flags": REFERENCE, "length": 31}, BadFrame),
+        ({"flags": REFERENCE, "length": 33}, BadFrame),
         ({"session_seq": limits.SESSION_SEQUENCE_MAX + 1}, BadFrame),
     ],
 )
@@ -67,6 +79,40 @@ def test_batch_header_with_a_field_out_of_range(fields: dict[str, int], error: t
     """Each field of a batch header has its range, even under a fitting checksum."""
     with pytest.raises(error):
         codec.parse_batch_header(batch_frame(b"x", **fields))
+
+
+@given(U32, st.integers(1, limits.FRAME_BYTES_MAX), U64, U64)
+@settings(deadline=None, max_examples=100)
+def test_reference_round_trip(lane: int, size: int, index: int, topic_id: int) -> None:
+    """A reference survives the wire, and its bytes are those of the table in frames.py."""
+    reference = codec.BatchReference(lane, size, index, topic_id)
+    body = codec.reference_body(reference)
+    assert codec.parse_reference(memoryview(bytearray(body))) == reference
+    row = np.frombuffer(body, dtype=REFERENCE_BODY)[0]
+    assert {name: int(row[name]) for name in reference._fields} == reference._asdict()
+
+
+@pytest.mark.parametrize("bit", range(0, 32 * 8, 5))
+def test_reference_shows_a_flipped_bit(bit: int) -> None:
+    """No flipped bit of a reference, its reserved bytes included, goes unnoticed."""
+    body = bytearray(codec.reference_body(codec.BatchReference(4096, 100, 7, 1 << 40)))
+    body[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(ChecksumMismatch):
+        codec.parse_reference(body)
+
+
+@pytest.mark.parametrize(("size", "error"), [(0, BadFrame), (limits.FRAME_BYTES_MAX + 1, FrameTooLarge)])
+def test_reference_of_a_size_out_of_range(size: int, error: type[Exception]) -> None:
+    """The size of a referenced payload has the range of a payload, even under a fitting checksum."""
+    with pytest.raises(error):
+        codec.parse_reference(codec.reference_body(codec.BatchReference(4096, size, 7, 1)))
+
+
+@pytest.mark.parametrize("length", [0, 31, 33])
+def test_reference_of_another_length(length: int) -> None:
+    """A body of another length is refused before its fields are looked at."""
+    with pytest.raises(BadFrame):
+        codec.parse_reference(bytes(length))
 
 
 @pytest.mark.parametrize(

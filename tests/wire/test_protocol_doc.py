@@ -44,6 +44,7 @@ def test_vectors_are_what_the_code_makes() -> None:
     [
         ("### Short header (16 bytes)", frames.SHORT_HEADER, 0),
         ("### BATCH header (64 bytes)", frames.BATCH_HEADER, 8),
+        ("### REFERENCE body (32 bytes)", frames.REFERENCE_BODY, 0),
         ("### ACK (48 bytes each)", frames.ACK, 0),
         ("### FETCHED header (64 bytes)", frames.FETCHED_HEADER, 8),
     ],

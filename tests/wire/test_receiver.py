@@ -95,12 +95,12 @@ def test_each_vector_gives_its_event() -> None:
     peer = Peer().feed(b"".join(vectors().values()))
     kinds = [type(event[0] if type(event) is tuple else event).__name__ for event in peer.events]
     assert kinds == [
-        "ControlReceived", "ControlReceived", "ControlReceived", "BatchReceived", "AcksReceived", "CreditReceived",
-        "FullReceived", "FetchedReceived", "FetchedReceived",
+        "ControlReceived", "ControlReceived", "ControlReceived", "BatchReceived", "BatchReceived", "AcksReceived",
+        "CreditReceived", "FullReceived", "FetchedReceived", "FetchedReceived",
     ]  # fmt: skip
     assert peer.events[1] == ControlReceived(2, messages.Ping())
-    assert peer.events[5:7] == [CreditReceived(16 << 20), FullReceived()]
-    fetched = peer.events[7]
+    assert peer.events[6:8] == [CreditReceived(16 << 20), FullReceived()]
+    fetched = peer.events[8]
     assert isinstance(fetched, FetchedReceived)
     assert [bytes(payload) for payload in fetched.payloads] == [b"hello", b""]
 

@@ -26,6 +26,7 @@ from embarcadero.client.aio_subscriber import Subscriber
 from embarcadero.client.batch import Batch
 from embarcadero.client.brokers import Brokers
 from embarcadero.client.cold import cold_cuts, find_place
+from embarcadero.client.encoded import EncodedCalls
 from embarcadero.client.futures import RecordFuture, TableResult, fresh
 from embarcadero.client.named import PublisherCalls, SessionCalls
 from embarcadero.client.options import (
@@ -592,7 +593,7 @@ class RecordAwaitable(RecordFuture):
         return self._outcome()
 
 
-class Publisher(PublisherCalls):
+class Publisher(EncodedCalls, PublisherCalls):
     """Publishes records into one topic. `with` it, or close it: closing waits for every outcome."""
 
     def __init__(self, log: Log, topic: TopicInfo, options: PublisherOptions) -> None:
@@ -666,27 +667,6 @@ class Publisher(PublisherCalls):
                 intake.add_piece(piece)
             whole.add(piece.result)
             self._pump.poke()
-        whole.complete()
-        return RecordAwaitable(whole, 0)
-
-    async def publish_encoded(
-        self, payload: pa.Buffer, count: int, *, partition: int = 0, timeout: float | None = None
-    ) -> RecordAwaitable:
-        """Take one batch of `count` records that is encoded already, by `encode_batch` and the topic's schema.
-
-        For those who have to know the very bytes before they are sent; nothing is checked here.
-
-            await (await publisher.publish_encoded(encode_batch(record_batch), record_batch.num_rows))
-        """
-        check_timeout(timeout)
-        self._pump.raise_lost()
-        intake, whole = self._pump.intake, TableResult(self._pump.intake.condition)
-        piece = intake.encoded_piece(payload, count, partition)
-        await self._room(timeout)
-        with intake.lock:
-            intake.add_piece(piece)
-        whole.add(piece.result)
-        self._pump.poke()
         whole.complete()
         return RecordAwaitable(whole, 0)
 

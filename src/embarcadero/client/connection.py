@@ -178,5 +178,6 @@ async def open_connection(
             "use a client of the same release",
         )
     connection.broker, connection.address = welcome.broker, (host, port)
-    connection.link.generation, connection.link.tables = welcome.generation, welcome.tables
+    link = connection.link
+    link.generation, link.tables, link.references = welcome.generation, welcome.tables, welcome.references
     return connection, welcome

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from embarcadero.client.batch import Batch
 from embarcadero.client.cold import ColdReads
 from embarcadero.client.connection import now_us
+from embarcadero.client.futures import Receipt
 from embarcadero.client.intake import Sealed
 from embarcadero.client.lanes import LanesCore
 from embarcadero.client.outbatch import OutBatch
@@ -117,7 +118,8 @@ class PublisherDriver(CoreDriver):
             super().run()
             settled = self.core.take_settled()
             for batch in settled:
-                batch.token.result.settle(batch.position, batch.error)
+                receipt = Receipt(self.core.topic_id, batch.size, batch.count, batch.crc) if batch.position else None
+                batch.token.result.settle(batch.position, batch.error, receipt)
                 self._on_settled(batch.token)
             while self._unsent and self._unsent[0].sent:
                 self._unsent.popleft().token.result.settle(None, None)
@@ -140,7 +142,10 @@ class PublisherDriver(CoreDriver):
     def _feed(self) -> None:
         while self._queue and self.core.has_room(self._queue[0].size):
             sealed = self._queue.popleft()
-            batch = self.core.add(sealed.payload, sealed.count, sealed.partition, self._schema, now_us())
+            if sealed.reference is not None:
+                batch = self.core.add_reference(sealed.reference, sealed.partition, now_us())
+            else:
+                batch = self.core.add(sealed.payload, sealed.count, sealed.partition, self._schema, now_us())
             batch.token = sealed
             if self._ack == Ack.NONE:
                 self._unsent.append(batch)

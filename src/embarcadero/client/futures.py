@@ -4,40 +4,53 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
 from embarcadero.client.waiting import Waitable
-from embarcadero.errors import EmbarcaderoError, TimedOut
-from embarcadero.types import NO_INDEX, Position
+from embarcadero.errors import BadValue, EmbarcaderoError, TimedOut
+from embarcadero.types import NO_INDEX, Position, StagedBatch
 
 FutureType = TypeVar("FutureType", bound="RecordFuture")
 
 _LOG: Final = logging.getLogger("embarcadero.client")
 
 
+class Receipt(NamedTuple):
+    """What was stored of one batch, beside its position."""
+
+    topic_id: int
+    size: int
+    count: int  # type: ignore[assignment]  # hides tuple.count
+    crc: int
+
+
 class BatchResult:
     """What became of a batch. Settles once; may be waited for and called back from any thread.
 
-    `condition` is shared by all results of a publisher, so a result costs no lock of its own.
+    `condition` is shared by all results of a publisher, so a result costs no lock of its own. `receipt` is there once
+    one batch is stored; a table that became several has none.
     """
 
-    __slots__ = ("_callbacks", "condition", "done", "error", "position")
+    __slots__ = ("_callbacks", "condition", "done", "error", "position", "receipt")
 
     def __init__(self, condition: Waitable) -> None:
         self.condition = condition
         self.done = False
         self.position: Position | None = None
+        self.receipt: Receipt | None = None
         self.error: EmbarcaderoError | None = None
         self._callbacks: list[Callable[[], object]] = []
 
-    def settle(self, position: Position | None, error: EmbarcaderoError | None) -> None:
+    def settle(
+        self, position: Position | None, error: EmbarcaderoError | None, receipt: Receipt | None = None
+    ) -> None:
         """The batch has ended. Later calls change nothing."""
         with self.condition.lock:
             if self.done:
                 return
-            self.position, self.error, self.done = position, error, True
+            self.position, self.error, self.receipt, self.done = position, error, receipt, True
             callbacks, self._callbacks = self._callbacks, []
             self.condition.notify_all()
         for callback in callbacks:
@@ -99,6 +112,25 @@ class RecordFuture(msgspec.Struct, eq=False, gc=False):
         self._result.wait(timeout)
         return self._result.error
 
+    def staged(self, schema: int = 0, timeout: float | None = None) -> StagedBatch:
+        """Name the stored batch, so that it can be published into another topic: see `publish_reference`.
+
+        For batches that were published with `publish_encoded` into a topic of order 0 or 1. `schema` is the version of
+        the other topic's schema by which the payload was encoded; 0: raw records. Raises the batch's error, TimedOut,
+        or BadValue if its place is not known.
+
+            staged = publisher.publish_encoded(payload, count).staged(schema=1)
+        """
+        position, receipt = self.result(timeout), self._result.receipt
+        if position is None or receipt is None:
+            raise BadValue(
+                "the place of this batch is not known: it was published with ack=0, or as several batches",
+                "stage with publish_encoded and ack=1 or ack=2",
+            )
+        return StagedBatch(
+            receipt.topic_id, position.lane, position.index, receipt.size, receipt.count, receipt.crc, schema
+        )
+
     def add_done_callback(self: FutureType, callback: Callable[[FutureType], object]) -> None:
         """Call `callback(self)` once the outcome is known, in the client's own thread: it should be quick.
 
@@ -136,4 +168,5 @@ class TableResult(BatchResult):
     def _part_done(self) -> None:
         if all(part.done for part in self._parts):
             error = next((part.error for part in self._parts if part.error is not None), None)
-            self.settle(None if error else self._parts[0].position, error)
+            receipt = self._parts[0].receipt if len(self._parts) == 1 else None
+            self.settle(None if error else self._parts[0].position, error, receipt)

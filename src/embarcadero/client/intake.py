@@ -26,6 +26,7 @@ from embarcadero.client.waiting import Waitable
 from embarcadero.errors import Backpressure, BadSchema, BadValue, EmbarcaderoError, RecordsLost
 from embarcadero.invariants import invariant
 from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX
+from embarcadero.types import NO_INDEX, StagedBatch
 from embarcadero.wire.lone import lone_payload
 from embarcadero.wire.partitioners import partition_of
 from embarcadero.wire.payload import TIMESTAMP_US_MAX, TIMESTAMP_US_MIN, plain_batch, raw_batch
@@ -40,6 +41,7 @@ FRAME_OVERHEAD_BYTES = 8 * 1024
 RECORD_OVERHEAD_BYTES = 32  # offsets and time stamp
 _HEADER_OVERHEAD_BYTES = 24
 _NO_MORE = 1 << 62  # bytes of a sealed builder: whatever comes, it is full
+_U16, _U32 = (1 << 16) - 1, (1 << 32) - 1
 _ANY = -1  # a partition that is chosen when the batch takes its place in the order
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -74,6 +76,8 @@ def _nothing() -> bytes:
 class Sealed:
     """A batch that gets no more records. `cost` is what it takes of the window."""
 
+    reference: StagedBatch | None = None  # what it names instead of having a payload
+
     def __init__(self, partition: int, result: BatchResult, count: int, cost: int, make: Callable[[], Any]) -> None:
         self.partition, self.result, self.count, self.cost = partition, result, count, cost
         self._make = make
@@ -86,8 +90,8 @@ class Sealed:
 
     @property
     def size(self) -> int:
-        """Bytes of its payload."""
-        return self.payload.nbytes
+        """Bytes of its payload, or of the one that it names."""
+        return self.payload.nbytes if self.reference is None else self.reference.size
 
 
 class Intake:
@@ -334,6 +338,24 @@ class Intake:
         sealed = Sealed(partition, BatchResult(self.condition), count, payload.size, _nothing)
         sealed.payload = memoryview(payload)  # fills the cached property
         return sealed
+
+    def reference_piece(self, staged: StagedBatch, partition: int) -> Sealed:
+        """A batch that names a staged one. Raises BadValue for what no frame can name."""
+        self._check_staged(staged)
+        if not 0 <= partition < self._partitions:
+            raise BadValue(f"partition {partition} of {self._partitions}", f"use 0 to {self._partitions - 1}")
+        sealed = Sealed(partition, BatchResult(self.condition), staged.count, staged.size, _nothing)
+        sealed.reference = staged
+        return sealed
+
+    def _check_staged(self, staged: StagedBatch) -> None:
+        ranges = {
+            "size": (1, self._payload_bytes_max), "count": (1, self._records_max), "lane": (0, _U32), "crc": (0, _U32),
+            "index": (0, NO_INDEX - 1), "topic_id": (0, NO_INDEX), "schema": (0, _U16),
+        }  # fmt: skip
+        for name, (least, most) in ranges.items():
+            if not least <= (value := getattr(staged, name)) <= most:
+                raise BadValue(f"a staged batch with {name} {value}", f"{name} is {least} to {most}")
 
 
 def _payload(records: list[Record], plain: bool, compression: str | None) -> Any:

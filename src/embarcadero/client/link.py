@@ -23,13 +23,14 @@ class Link:
 
     __slots__ = (
         "_next_request", "_owners", "generation", "granted_bytes", "heard_us", "number", "pinged_us",
-        "sent_bytes", "tables",
+        "references", "sent_bytes", "tables",
     )  # fmt: skip
 
     def __init__(self, number: int, now_us: int, generation: int = 0) -> None:
         self.number = number
         self.generation = generation  # of the cluster, as its broker's Welcome told; 0: not told
         self.tables = False  # its broker reads tables of topics for clients
+        self.references = False  # its broker takes batches by reference
         self.granted_bytes = 0
         self.sent_bytes = 0
         self.heard_us = now_us

@@ -7,10 +7,12 @@ from typing import Any
 
 from embarcadero.errors import (
     Backpressure,
+    BadReference,
     BadValue,
     Conflict,
     EmbarcaderoError,
     Lost,
+    NotAvailable,
     OutcomeUnknown,
     Stale,
     TimedOut,
@@ -21,7 +23,7 @@ from embarcadero.errors import (
 from embarcadero.limits import SESSION_WINDOW
 from embarcadero.plants import planted
 from embarcadero.replica.health import health_in_words
-from embarcadero.types import Outcome, Position
+from embarcadero.types import Outcome, Position, ReferenceFault, StagedBatch
 from embarcadero.wire.receiver import FullReceived
 
 REFUSALS: dict[Outcome, tuple[type[EmbarcaderoError], str, str]] = {
@@ -30,9 +32,26 @@ REFUSALS: dict[Outcome, tuple[type[EmbarcaderoError], str, str]] = {
     Outcome.STALE: (Stale, "is below the session's window", "it was settled long ago"),
     Outcome.UNKNOWN_SCHEMA: (UnknownSchema, "has a schema that its topic has not", "open the publisher again"),
     Outcome.UNKNOWN_TOPIC: (UnknownTopic, "has no topic any more", "the topic was deleted"),
+    Outcome.NO_REFERENCE: (BadReference, "names a staged batch that is not there", "stage its records again"),
 }
 FINAL_REFUSALS = frozenset({Outcome.CONFLICT, Outcome.LOST})
 """Refusals that hold for every copy of the batch that was ever sent."""
+
+
+_FAULTS = {
+    ReferenceFault.GONE: (
+        "lane {0.lane} has no batch at index {0.index}: it was trimmed, or lost", "stage its records again",
+    ),
+    ReferenceFault.ANOTHER_TOPIC: (
+        "lane {0.lane} is not one of the topic with id {0.topic_id:016x}: that was deleted, or made again",
+        "stage its records again",
+    ),
+    ReferenceFault.DIFFERS: (
+        "the batch at index {0.index} of lane {0.lane} has not the size {0.size}, the count {0.count} and the checksum "
+        "{0.crc:08x}",
+        "publish what `staged()` of its future returned, unchanged",
+    ),
+}  # fmt: skip
 
 
 @dataclass(slots=True, eq=False)
@@ -55,15 +74,32 @@ class OutBatch:
     sent: bool = False
     doubts: int = 0  # copies sent whose fate nobody told us
     refusals: int = 0  # times the cluster asked to send it again later
+    reference: StagedBatch | None = None  # it names this one instead of carrying it: `payload` is the frame's body
 
 
-def refusal(outcome: Outcome, batch: OutBatch) -> EmbarcaderoError:
-    """The error of a batch that the cluster refused for good."""
+def refusal(outcome: Outcome, batch: OutBatch, extra: int = 0) -> EmbarcaderoError:
+    """The error of a batch that the cluster refused for good. `extra` is the ack's."""
     kind, problem, hint = REFUSALS[outcome]
+    if outcome is Outcome.NO_REFERENCE and batch.reference is not None and extra in _FAULTS:
+        why, hint = _FAULTS[ReferenceFault(extra)]
+        problem = f"{problem}: {why.format(batch.reference)}"
     if batch.doubts and outcome not in FINAL_REFUSALS:
         unknown = f"batch {batch.sequence} {problem}, but nobody told what became of an earlier copy"
         return OutcomeUnknown(unknown, "read the log to find out")
     return kind(f"batch {batch.sequence} {problem}", hint)
+
+
+def no_references(batch: OutBatch) -> EmbarcaderoError:
+    """The error of a batch by reference when no connected broker takes any."""
+    if batch.doubts:
+        return OutcomeUnknown(
+            f"batch {batch.sequence} was sent by reference, and the brokers that are left take no references",
+            "read the log to find out",
+        )
+    return NotAvailable(
+        f"batch {batch.sequence} names a staged batch, and no connected broker takes batches by reference",
+        "upgrade the brokers, or publish the bytes themselves: publish_encoded(payload, count)",
+    )
 
 
 def beyond_window(batch: OutBatch) -> EmbarcaderoError:

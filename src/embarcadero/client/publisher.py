@@ -28,7 +28,16 @@ import numpy.typing as npt
 from embarcadero.client.acked import AckedBatches, LostBatch, loss_unknown, merged, records_lost
 from embarcadero.client.chain import Answer, SessionChain
 from embarcadero.client.link import Link, Silence
-from embarcadero.client.outbatch import REFUSALS, OutBatch, beyond_window, ended_with, no_room, refusal, undelivered
+from embarcadero.client.outbatch import (
+    REFUSALS,
+    OutBatch,
+    beyond_window,
+    ended_with,
+    no_references,
+    no_room,
+    refusal,
+    undelivered,
+)
 from embarcadero.errors import (
     Backpressure,
     BadValue,
@@ -46,9 +55,16 @@ from embarcadero.invariants import invariant
 from embarcadero.limits import SESSION_WINDOW
 from embarcadero.orders import order_label
 from embarcadero.plants import planted
-from embarcadero.types import NO_INDEX, NO_SESSION, Order, Outcome, Position
-from embarcadero.wire.codec import PACKED_ACK, batch_header, control_frame, payload_crc
-from embarcadero.wire.frames import HEADER_BYTES, NO_ACK, WANT_DURABLE, FrameKind
+from embarcadero.types import NO_INDEX, NO_SESSION, Order, Outcome, Position, StagedBatch
+from embarcadero.wire.codec import (
+    PACKED_ACK,
+    BatchReference,
+    batch_header,
+    control_frame,
+    payload_crc,
+    reference_body,
+)
+from embarcadero.wire.frames import HEADER_BYTES, NO_ACK, REFERENCE, REFERENCE_BODY, WANT_DURABLE, FrameKind
 from embarcadero.wire.messages import (
     AnyMessage,
     CloseSession,
@@ -127,7 +143,7 @@ class PublisherCore:
         self._confirmed = False  # a broker answered after the last outcome: the memory that acked everything lives
         self.keeps_numbers = bool(session_name)  # the caller knows which batch has which number
         self.unknown: LossUnknown | None = None  # acked batches of which nobody could be asked before the end
-        self.topic, self._topic_id, self._name, self._at = topic, topic_id, session_name, session_at
+        self.topic, self.topic_id, self._name, self._at = topic, topic_id, session_name, session_at
         self._holder = NO_SESSION  # who has the name, as far as we know: it is taken from nobody else
         self.found: int | None = None  # what the session expected when we opened it
         self._chain = SessionChain()
@@ -179,12 +195,23 @@ class PublisherCore:
     def add(self, payload: Any, count: int, partition: int, schema: int, now_us: int) -> OutBatch:
         """Take a batch and stamp it. After a failure it settles at once with that error."""
         size = memoryview(payload).nbytes
-        invariant(self.has_room(size), "the driver asks has_room before it adds")
+        return self._take(OutBatch(self._next, payload, size, count, partition, schema, payload_crc(payload), now_us))
+
+    def add_reference(self, staged: StagedBatch, partition: int, now_us: int) -> OutBatch:
+        """Take a batch that names a staged one. It is stamped, sent again and settled like one with a payload."""
+        body = reference_body(BatchReference(staged.lane, staged.size, staged.index, staged.topic_id))
+        count, schema, crc = staged.count, staged.schema, staged.crc
+        return self._take(
+            OutBatch(self._next, body, staged.size, count, partition, schema, crc, now_us, reference=staged)
+        )
+
+    def _take(self, batch: OutBatch) -> OutBatch:
+        now_us = batch.added_us
+        invariant(self.has_room(batch.size), "the driver asks has_room before it adds")
         invariant(not self._closing, "nothing is added after close")
-        batch = OutBatch(self._next, payload, size, count, partition, schema, payload_crc(payload), now_us)
         self._next += 1
         self._unsettled[batch.sequence] = batch
-        self._unsettled_bytes += size
+        self._unsettled_bytes += batch.size
         if self.failed is not None:
             self._settle(batch, None, self.failed)
         elif self._at is not None and self._next - self._first > SESSION_WINDOW:
@@ -376,7 +403,7 @@ class PublisherCore:
                 continue
             if (batch := self._unsettled.get(sequence)) is not None:
                 lane = extra if self._brokers_order else self.lane
-                self._acked(route, batch, outcome, lane, index, seq, now_us)
+                self._acked(route, batch, outcome, lane, index, seq, now_us, extra)
         self._pump(now_us)
 
     # --- time ---
@@ -572,7 +599,7 @@ class PublisherCore:
 
     def _ranges_told(self, message: TopicIs, now_us: int) -> None:
         """The topic's ranges: acked batches of an earlier generation are in one, between two, or not recovered yet."""
-        replaced = self._topic_id and message.topic.id and message.topic.id != self._topic_id
+        replaced = self.topic_id and message.topic.id and message.topic.id != self.topic_id
         if replaced or message.topic.lane != self.lane:
             self._doubts = AckedBatches()  # the topic is gone; another one has its name
         self._report(self._doubts.decide(self.lane, message.ranges))
@@ -631,7 +658,7 @@ class PublisherCore:
             holder = self._holder if self._name and resume is None else None
             lane = None if self.lane < 0 else self.lane
             ask = OpenSession(
-                topic=self.topic, topic_id=self._topic_id, name=self._name, resume=resume, at=self._at, holder=holder,
+                topic=self.topic, topic_id=self.topic_id, name=self._name, resume=resume, at=self._at, holder=holder,
                 lane=lane, order=self._asked_order,
             )  # fmt: skip
             self._ask(ask, now_us)
@@ -655,7 +682,11 @@ class PublisherCore:
             if batch is None or batch.link is not None:  # settled, or sent again, since it was queued
                 heappop(self._queue)
                 continue
-            route = (self._pick_pinned if self._pinned else self._pick)(_HEADER_BYTES + batch.size)
+            by_reference = batch.reference is not None
+            if by_reference and self._routes and not any(route.link.references for route in self._routes.values()):
+                self._settle(batch, None, no_references(batch))
+                continue
+            route = (self._pick_pinned if self._pinned else self._pick)(_HEADER_BYTES + batch.size, by_reference)
             if route is None or (self._pinned and any(later < batch.sequence for _, later in self._later)):
                 return
             heappop(self._queue)
@@ -669,9 +700,12 @@ class PublisherCore:
         batch.link, batch.sent = link.number, True
         batch.doubts += 1
         low = self._low if self._at is None else self._at
+        length, flags = batch.size, self._flags
+        if batch.reference is not None:
+            length, flags = REFERENCE_BODY.itemsize, flags | REFERENCE
         header = batch_header(
             session_seq=batch.sequence, low=low, lane=self.lane, session=self.session, count=batch.count,
-            crc=batch.crc, length=batch.size, partition=batch.partition, schema=batch.schema, flags=self._flags,
+            crc=batch.crc, length=length, partition=batch.partition, schema=batch.schema, flags=flags,
         )  # fmt: skip
         self._write(link.number, header)
         self._write(link.number, batch.payload)
@@ -679,7 +713,7 @@ class PublisherCore:
             route.carried = True
             self._settle(batch, None, None)
 
-    def _pick(self, size: int) -> _Route | None:
+    def _pick(self, size: int, by_reference: bool = False) -> _Route | None:
         """The next link, round-robin, with credit for `size` bytes; a batch that is alone takes the last one again.
 
         One at a time, batches gain nothing from many brokers, and a broker that has just worked is a quick one.
@@ -689,15 +723,15 @@ class PublisherCore:
         first = self._turn - alone
         for step in range(len(routes)):
             at = (first + step) % len(routes)
-            if routes[at].link.room() >= size:
+            if routes[at].link.room() >= size and (routes[at].link.references or not by_reference):
                 self._turn = at + 1
                 return routes[at]
         return None
 
-    def _pick_pinned(self, size: int) -> _Route | None:
+    def _pick_pinned(self, size: int, by_reference: bool = False) -> _Route | None:
         """The session's own link, if it has credit for `size` bytes; another one once that is gone or long full."""
-        if self._pin not in self._routes:
-            links = list(self._routes)
+        if self._pin not in self._routes or (by_reference and not self._routes[self._pin].link.references):
+            links = [number for number, route in self._routes.items() if route.link.references or not by_reference]
             self._pin = links[self._turn % len(links)] if links else -1
         route = self._routes.get(self._pin)
         return route if route is not None and route.link.room() >= size else None
@@ -711,7 +745,7 @@ class PublisherCore:
                 self._write(route.link.number, control_frame(Ping(), route.asked))
 
     def _acked(
-        self, route: _Route, batch: OutBatch, outcome: int, lane: int, index: int, seq: int, now_us: int
+        self, route: _Route, batch: OutBatch, outcome: int, lane: int, index: int, seq: int, now_us: int, extra: int
     ) -> None:
         if outcome in _STORED:
             position = None if index == NO_INDEX else Position(lane, index, seq)
@@ -732,7 +766,7 @@ class PublisherCore:
                 UnknownSession(f"the session of this publisher into {self.topic!r} is gone", "open a new publisher")
             )
         elif verdict in REFUSALS:
-            self._settle(batch, None, refusal(verdict, batch))
+            self._settle(batch, None, refusal(verdict, batch, extra))
         else:
             batch.refusals += 1
             heappush(self._later, (now_us + _backoff_us(batch.refusals), batch.sequence))

@@ -19,6 +19,7 @@ import pyarrow as pa
 from embarcadero.client import aio, lifetime
 from embarcadero.client.acked import losses_first
 from embarcadero.client.batch import Batch
+from embarcadero.client.encoded import SyncEncodedCalls
 from embarcadero.client.futures import RecordFuture, TableResult, fresh
 from embarcadero.client.intake import RECORD_OVERHEAD_BYTES, Record, Sealed
 from embarcadero.client.named import SyncPublisherCalls, SyncSessionCalls
@@ -490,7 +491,7 @@ class Log(SyncTierCalls, SyncSessionCalls):
         _close_after(self, failure[1])
 
 
-class Publisher(SyncPublisherCalls):
+class Publisher(SyncEncodedCalls, SyncPublisherCalls):
     """Publishes records into one topic; thread-safe. `with` it, or close it: closing waits for every outcome."""
 
     def __init__(self, log: Log, pump: Pump) -> None:
@@ -595,22 +596,6 @@ class Publisher(SyncPublisherCalls):
                 if not number:
                     raise
                 raise OutcomeUnknown(f"a part of the table was taken: {error.message}", "read the log") from None
-        whole.complete()
-        return RecordFuture(whole, 0)
-
-    def publish_encoded(
-        self, payload: pa.Buffer, count: int, *, partition: int = 0, timeout: float | None = None
-    ) -> RecordFuture:
-        """Take one batch of `count` records that is encoded already, by `encode_batch` and the topic's schema.
-
-        For those who have to know the very bytes before they are sent; nothing is checked here.
-
-            publisher.publish_encoded(encode_batch(record_batch), record_batch.num_rows)
-        """
-        check_timeout(timeout)
-        self.pump.raise_lost()
-        piece, whole = self._intake.encoded_piece(payload, count, partition), TableResult(self._condition)
-        self._add_piece(piece, whole, None, timeout)
         whole.complete()
         return RecordFuture(whole, 0)
 

@@ -155,7 +155,7 @@ class ClientProcess(Process):
         if isinstance(message, m.Welcome) and conn.link is None:
             self._learn(message.brokers)
             conn.link = Link(conn.wire.number, now_us, message.generation)
-            conn.link.tables = message.tables
+            conn.link.tables, conn.link.references = message.tables, message.references
             self._tries.pop(conn.address, None)
             self.core.on_connected(conn.link, now_us)
         elif isinstance(message, m.MembersAre):

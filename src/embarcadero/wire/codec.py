@@ -22,7 +22,15 @@ from embarcadero.errors import BadFrame, BadMagic, BadVersion, ChecksumMismatch,
 from embarcadero.fabric.layout import ORDER, Entries, every, sealed
 from embarcadero.invariants import invariant
 from embarcadero.types import BATCH_KIND, Gap, GapKind, Outcome
-from embarcadero.wire.frames import ACK, MAGIC, PAYLOAD_ALIGN, PROTOCOL_VERSION, FrameKind
+from embarcadero.wire.frames import (
+    ACK,
+    MAGIC,
+    PAYLOAD_ALIGN,
+    PROTOCOL_VERSION,
+    REFERENCE,
+    REFERENCE_BODY,
+    FrameKind,
+)
 from embarcadero.wire.messages import AnyMessage, Message
 
 BytesLike = bytes | bytearray | memoryview
@@ -33,6 +41,7 @@ _BATCH: Final = struct.Struct("<IIQQIIIIHHB15x")
 _FETCHED: Final = struct.Struct("<IIQQQIB3xQQ4x")
 _CHECK: Final = struct.Struct("<I")
 _CHECK_AT: Final = 60
+_REFERENCE: Final = struct.Struct("<IIQQ4x")
 _ENTRY_BYTES: Final = ORDER.itemsize
 _COPIED_BYTES_MAX: Final = 4_096
 """Up to here, a copy is quicker than a view that the library for checksums takes."""
@@ -48,6 +57,7 @@ PACKED_ACK: Final = struct.Struct("<IIQQQQB7x")
 
 _ACK_WORD: Final = WORDS[FrameKind.ACK]
 invariant(PACKED_ACK.size == ACK.itemsize, "a packed ack is the table's ack")
+invariant(_REFERENCE.size + _CHECK.size == REFERENCE_BODY.itemsize, "a packed reference is the table's")
 _BATCH_WORD: Final = WORDS[FrameKind.BATCH]
 _FETCHED_WORD: Final = WORDS[FrameKind.FETCHED]
 
@@ -72,6 +82,15 @@ class BatchHeader(NamedTuple):
     partition: int = 0
     schema: int = 0
     flags: int = 0
+
+
+class BatchReference(NamedTuple):
+    """The staged batch that a batch frame with the flag REFERENCE names, and how many bytes its payload has."""
+
+    lane: int
+    size: int
+    index: int  # type: ignore[assignment]  # hides tuple.index
+    topic_id: int
 
 
 class FetchedHeader(NamedTuple):
@@ -167,6 +186,8 @@ def parse_batch_header(buf: BytesLike) -> BatchHeader:
         raise _damaged_header("batch")
     if not 0 < length <= limits.FRAME_BYTES_MAX:
         raise _bad_length("batch", length, limits.FRAME_BYTES_MAX)
+    if flags & REFERENCE and length != REFERENCE_BODY.itemsize:
+        raise _bad_reference_length(length)
     if not 0 < count <= limits.RECORDS_PER_BATCH_MAX:
         raise BadFrame(f"a batch of {count} records", f"send 1 to {limits.RECORDS_PER_BATCH_MAX} records in a batch")
     if not low <= session_seq <= limits.SESSION_SEQUENCE_MAX:
@@ -175,6 +196,31 @@ def parse_batch_header(buf: BytesLike) -> BatchHeader:
             "`low` is at most the batch's own sequence, and sequences count up from 0",
         )
     return BatchHeader._make((session_seq, low, lane, session, count, crc, length, partition, schema, flags))
+
+
+def reference_body(reference: BatchReference) -> bytes:
+    """Encode the body of a batch frame that names a staged batch."""
+    body = _REFERENCE.pack(*reference)
+    return body + _CHECK.pack(_crc32c(body))
+
+
+def parse_reference(body: BytesLike) -> BatchReference:
+    """Decode the body of a batch frame with the flag REFERENCE, with every field checked."""
+    if len(body) != REFERENCE_BODY.itemsize:
+        raise _bad_reference_length(len(body))
+    checked = bytes(body[: _REFERENCE.size])
+    if _crc32c(checked) != _CHECK.unpack_from(body, _REFERENCE.size)[0]:
+        raise ChecksumMismatch("the body of a batch by reference is damaged", "connect again, and send it again")
+    reference = BatchReference._make(_REFERENCE.unpack(checked))
+    if not 0 < reference.size <= limits.FRAME_BYTES_MAX:
+        raise _bad_length("referenced batch", reference.size, limits.FRAME_BYTES_MAX)
+    return reference
+
+
+def _bad_reference_length(length: int) -> BadFrame:
+    return BadFrame(
+        f"a batch by reference with a body of {length} bytes", f"the body has {REFERENCE_BODY.itemsize} bytes"
+    )
 
 
 def _damaged_header(what: str) -> ChecksumMismatch:

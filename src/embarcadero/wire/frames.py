@@ -24,6 +24,7 @@ FETCHED  64      number of its Fetch      `count` order entries (64 bytes each),
 
 Bit 0 of a batch's `flags` (NO_ACK; orders 0 and 1): the publisher wants no ack, not even of a refusal.
 Bit 1 (WANT_DURABLE): the ack that says stored is to come once the batch is durable, not when it is ordered.
+Bit 2 (REFERENCE): the body is no payload, but a REFERENCE_BODY that names the staged batch whose payload it is.
 `check` of a 64-byte header is the CRC32C of its first 60 bytes. A batch's `low` is
 the publisher's lowest unsettled sequence.
 """
@@ -81,6 +82,13 @@ NO_ACK: Final = 1
 """Flag of a batch frame: no ack is wanted."""
 WANT_DURABLE: Final = 2
 """Flag of a batch frame: stored means durable. Refusals come at once."""
+
+REFERENCE: Final = 4
+"""Flag of a batch frame: the body names a staged batch. `crc`, `count`, `partition` and `schema` are of the payload."""
+
+REFERENCE_BODY: Final = table(
+    32, lane=("<u4", 0), size=("<u4", 4), index=("<u8", 8), topic_id=("<u8", 16), check=("<u4", 28)
+)
 
 PAYLOAD_ALIGN: Final = 8
 HEADER_BYTES: Final = {

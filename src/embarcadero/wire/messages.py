@@ -80,6 +80,7 @@ class Welcome(Message, frozen=True, kw_only=True):
     records_max: int = RECORDS_PER_BATCH_MAX  # and the most records in a batch
     generation: int = 0  # grows when the cluster starts anew, with an empty fabric; 0: not told
     tables: bool = False  # this broker reads tables of topics for its clients (Fetch.table)
+    references: bool = False  # this broker takes batches by reference
 
 
 class MembersAre(Message, frozen=True, kw_only=True):
