@@ -55,6 +55,23 @@ def test_altered_topics_are_followed() -> None:
 
 
 # --- in and out -------------------------------------------------------------------------------------------------------
+def test_a_request_never_waits_for_other_entries_to_gather() -> None:
+    """The client of a session request waits for this very answer; the hash of a name is not a depth."""
+    cluster = Cluster()
+    lane = cluster.topic(5)
+    session = cluster.open(lane)
+    cluster.brokers[0].batches(lane, session, *range(10), low=0)
+    cluster.run()
+    assert cluster.sequencer.depth == 0  # of the first of them
+    cluster.brokers[0].batches(lane, session, *range(10, 20), low=4)
+    cluster.run()
+    assert cluster.sequencer.depth == 6
+
+    cluster.brokers[0].request(OPEN, lane, name=1 << 40)
+    cluster.run()
+    assert cluster.sequencer.depth == 0
+
+
 def test_a_session_is_ordered_over_several_brokers() -> None:
     """Batches of one session through two brokers form one gap-free sequence, each answered at its own broker."""
     cluster = Cluster()

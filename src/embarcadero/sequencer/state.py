@@ -58,7 +58,17 @@ from embarcadero.sequencer.sweeping import Sweeper
 from embarcadero.sequencer.takeover import Foreseen, Legacy, read_lane, readmit
 from embarcadero.steps import Step
 from embarcadero.storage.disk import Disk
-from embarcadero.types import Member, MemberState, Order, Outcome, Range, ReplicaMember, ReplicaState, Topic
+from embarcadero.types import (
+    BATCH_KIND,
+    Member,
+    MemberState,
+    Order,
+    Outcome,
+    Range,
+    ReplicaMember,
+    ReplicaState,
+    Topic,
+)
 
 _BEAT_US: Final = int(HEARTBEAT_S * 1_000_000)
 _ORDERED: Final = (Order.TOTAL, Order.STRONG)
@@ -68,6 +78,13 @@ _STORE_TOLD_US: Final = 60_000_000
 """Failures of the store that follow each other more closely are one to the journal."""
 _LOOK_LONE_US: Final = 10_000
 """While batches come one by one, somebody waits for each, and for the processor that we would use."""
+
+
+def _depth(entries: Entries) -> int:
+    """How many batches each of these publishers has in flight, at least; 0 if a request waits for its answer."""
+    if (entries["kind"] != BATCH_KIND).any():
+        return 0
+    return int((entries["session_seq"] - entries["low"]).min())
 
 
 class Sequencer:
@@ -379,7 +396,7 @@ class Sequencer:
         entries = self._take(offers)
         if entries is not None:
             self._steps.at(Step.ROUND_TAKEN)
-            self.depth = int((entries["session_seq"] - entries["low"]).min())
+            self.depth = _depth(entries)
             self._decide(entries)
         work = sum(lane.expire(self._now_us, self._wall_us) for lane in self.lanes.values())
         work += len(entries) if entries is not None else 0
