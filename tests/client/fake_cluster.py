@@ -117,7 +117,7 @@ class FakeCluster:
             named = [handle for handle, session in self.sessions.items() if session.name == ask.name]
             holder = named[-1] if named else NO_SESSION
             if ask.holder not in (None, holder):
-                return m.NameHeld(session=holder)
+                return m.NameHeld(session=holder, expected=self.sessions[holder].expected if named else 0)
             earlier = self.sessions.get(holder)
             if earlier is not None:
                 earlier.continued_by_name = True

@@ -62,6 +62,17 @@ def test_a_name_is_opened_only_over_the_holder_that_was_named() -> None:
     assert lane.kinds() == [OPEN, FENCE, OPEN, EntryKind.BATCH]
 
 
+def test_a_request_for_a_held_name_tells_where_its_session_is() -> None:
+    """A caller that names another holder changes nothing, and learns the next sequence of the session."""
+    lane = OneLane()
+    session = int(lane.request(OPEN, name=5, holder=NO_SESSION)["session"])
+    lane.send(session, 0, 1, 2)
+    look = lane.request(OPEN, name=5, holder=NO_SESSION)
+
+    assert (outcome(look), int(look["session"]), int(look["extra"])) == (Outcome.NAME_HELD, session, 3)
+    assert lane.send(session, 3) == [Outcome.ORDERED]
+
+
 def test_a_name_that_nobody_holds_any_more_is_opened_over_nobody() -> None:
     """Who names a holder that is gone is told that there is none."""
     lane = OneLane()

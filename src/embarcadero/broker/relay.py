@@ -195,7 +195,8 @@ class Relay:
                 ),
             )
         elif outcome == Outcome.NAME_HELD:
-            connection.answer(waiting.request, NameHeld(session=int(result["session"][0])))
+            held = NameHeld(session=int(result["session"][0]), expected=int(result["extra"][0]))
+            connection.answer(waiting.request, held)
         elif outcome in (Outcome.CLOSED, Outcome.NOTED):
             connection.answer(waiting.request, Done())
         else:

@@ -70,7 +70,9 @@ def _open(lane: LaneOrder, entry: Entries, now_us: int) -> None:
             return
         outlived = table.before(row)
     elif (holder := table.by_name.get(name, NO_SESSION)) != _expected_holder(entry, holder):
-        lane.out.answer_one(entry, Outcome.NAME_HELD, session=holder)
+        held = table.row_of(holder)
+        expected = 0 if held is None else int(table.expected[held])
+        lane.out.answer_one(entry, Outcome.NAME_HELD, session=holder, extra=expected)
         return
     elif holder != NO_SESSION:
         earlier, taken = table.row_of(holder), True

@@ -132,9 +132,13 @@ class Opened(Message, frozen=True, kw_only=True):
 
 
 class NameHeld(Message, frozen=True, kw_only=True):
-    """The name was not opened: another session than the one named holds it. To take it, ask again and name this one."""
+    """The name was not opened: another session than the one named holds it. To take it, ask again and name this one.
+
+    `expected`: the next sequence of the session that holds it; None: a broker of an earlier version does not say.
+    """
 
     session: U32
+    expected: U63 | None = None
 
 
 class CloseSession(Message, frozen=True, kw_only=True):
