@@ -250,6 +250,18 @@ def id_text(topic_id: int) -> str:
     return f"{topic_id:016x}"
 
 
+HIDDEN_PREFIX: Final = "__"
+"""Names of topics that the cluster makes for itself begin with this. Lists leave them out unless asked for."""
+
+STAGING_PREFIX: Final = HIDDEN_PREFIX + "staged."
+"""The topic with this prefix and the id of another topic (16 hexadecimal digits) holds what is staged for that one."""
+
+
+def staging_topic(topic_id: int) -> str:
+    """Return the name of the topic that holds what is staged for the topic with this id."""
+    return STAGING_PREFIX + id_text(topic_id)
+
+
 class Topic(msgspec.Struct, frozen=True, kw_only=True):
     """A topic as the store holds it. `lanes` is filled in for those who ask: orders 0 and 1 have one per broker."""
 
@@ -277,6 +289,11 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     def checkpoint_ids(self) -> tuple[int, ...]:
         """The ids that session checkpoints of this topic on disk may carry."""
         return (self.id, 0) if self.had_no_id or not self.id else (self.id,)
+
+    @property
+    def hidden(self) -> bool:
+        """Whether the cluster made it for itself."""
+        return self.name.startswith(HIDDEN_PREFIX)
 
 
 FROM_TABLE: Final = 0x80

@@ -27,7 +27,7 @@ from embarcadero.placement.directory import Directory
 from embarcadero.placement.memory import MemoryStore
 from embarcadero.placement.store import Put
 from embarcadero.plants import ACTIVE
-from embarcadero.types import Member, MemberState
+from embarcadero.types import Member, MemberState, staging_topic
 
 
 @pytest.fixture
@@ -62,6 +62,15 @@ def test_bad_names_are_refused(directory: Directory, name: str) -> None:
     with pytest.raises(BadName, match="A-Z a-z 0-9"):
         directory.create_topic(name)
     assert directory.topics() == []
+
+
+@pytest.mark.parametrize("name", ["__orders", "__staged.12", "__staged.00000000000000FF", "__"])
+def test_names_that_belong_to_the_cluster_are_refused(directory: Directory, name: str) -> None:
+    """A topic that begins with two underscores is one of the cluster's own, or none."""
+    with pytest.raises(BadName, match="belong to the cluster"):
+        directory.create_topic(name)
+    assert directory.create_topic(staging_topic(255)).hidden
+    assert not directory.create_topic("orders").hidden
 
 
 @pytest.mark.parametrize("name", ["a", "...", "Orders_2024-01.eu", "x" * 249])

@@ -187,10 +187,15 @@ def create(
 
 
 @app.command("list")
-def list_topics(brokers: Brokers = None, data_dir: DataDir = None, json: Json = False) -> None:
+def list_topics(
+    hidden: Annotated[bool, typer.Option("--hidden", help="Also those that the cluster made for itself.")] = False,
+    brokers: Brokers = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
     """List all topics."""
     with connect(brokers, data_dir) as log:
-        topics = log.topics()
+        topics = log.topics(hidden=hidden)
     if json:
         print_json(topics)
     else:

@@ -207,9 +207,10 @@ class Log(TierCalls, SessionCalls):
         """
         return TopicInfo.told(await self._ask(m.DescribeTopic(name=topic), m.TopicIs, timeout))
 
-    async def topics(self, *, timeout: Timeout = AS_CONFIGURED) -> list[Topic]:
-        """All topics."""
-        return (await self._ask(m.ListTopics(), m.TopicsAre, timeout)).topics
+    async def topics(self, *, hidden: bool = False, timeout: Timeout = AS_CONFIGURED) -> list[Topic]:
+        """List all topics; with `hidden`, also those that the cluster made for itself (`__staged...`)."""
+        topics = (await self._ask(m.ListTopics(), m.TopicsAre, timeout)).topics
+        return [topic for topic in topics if hidden or not topic.hidden]
 
     async def delete_topic(
         self, topic: str, *, topic_id: int | None = None, timeout: Timeout = AS_CONFIGURED
@@ -378,14 +379,17 @@ class Log(TierCalls, SessionCalls):
 
     # --- records ---
     async def publisher(
-        self, topic: str, *, timeout: Timeout = AS_CONFIGURED, **options: Unpack[PublisherArguments]
+        self, topic: str | TopicInfo, *, timeout: Timeout = AS_CONFIGURED, **options: Unpack[PublisherArguments]
     ) -> Publisher:
-        """A publisher into a topic, with the newest version of its schema as it is now. Raises UnknownTopic.
+        """Open a publisher into a topic, with the newest version of its schema as it is now. Raises UnknownTopic.
+
+        What `describe` returned is taken as it is: no broker is asked, and its newest version counts.
 
             async with await log.publisher("ticks", compression="zstd", linger_ms=5) as publisher: ...
         """
         chosen = publisher_options(self.brokers.settings, options)
-        return self._register(Publisher(self, await self.describe(topic, timeout=timeout), chosen))
+        about = topic if isinstance(topic, TopicInfo) else await self.describe(topic, timeout=timeout)
+        return self._register(Publisher(self, about, chosen))
 
     async def subscribe(
         self,

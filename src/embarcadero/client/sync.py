@@ -192,9 +192,9 @@ class Log(SyncTierCalls, SyncSessionCalls):
         """
         return self.thread.wait(self._log.describe(topic, timeout=timeout))
 
-    def topics(self, *, timeout: Timeout = AS_CONFIGURED) -> list[Topic]:
-        """All topics."""
-        return self.thread.wait(self._log.topics(timeout=timeout))
+    def topics(self, *, hidden: bool = False, timeout: Timeout = AS_CONFIGURED) -> list[Topic]:
+        """List all topics; with `hidden`, also those that the cluster made for itself (`__staged...`)."""
+        return self.thread.wait(self._log.topics(hidden=hidden, timeout=timeout))
 
     def delete_topic(self, topic: str, *, topic_id: int | None = None, timeout: Timeout = AS_CONFIGURED) -> None:
         """Delete a topic with all its records. Raises UnknownTopic.
