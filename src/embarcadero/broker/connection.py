@@ -45,9 +45,10 @@ from embarcadero.wire.codec import (
     fetched_header,
     full_frame,
     one_ack_frame,
+    parse_reference,
     payload_crc,
 )
-from embarcadero.wire.frames import ACK, NO_ACK, PAYLOAD_ALIGN, PROTOCOL_VERSION, FrameKind
+from embarcadero.wire.frames import ACK, NO_ACK, PAYLOAD_ALIGN, PROTOCOL_VERSION, REFERENCE, FrameKind
 from embarcadero.wire.receiver import BatchReceived, ControlReceived, Event, FrameReceiver
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class Connection:
         self.acks_waiting = 0  # acks that wait for disks
         self.lanes: set[int] = set()  # lanes of brokers that it feeds (orders 0 and 1)
         self.received_bytes = self.granted_bytes = 0
+        self.staging_bytes = 0  # of what was received: batches that wait for a staged one
         self.opened: set[tuple[int, int]] = set()  # (lane, session) that it opened and did not close
         self.sessions: dict[tuple[int, int], None] = {}  # (lane, session) that it feeds (orders 2 and 5), oldest first
         self.turns: dict[tuple[int, int], int] = {}  # order 1: (lane, session) -> the sequence whose turn it is
@@ -99,6 +101,7 @@ class Connection:
         self.reading_bytes = self.reserved_bytes = 0  # of reads of files: what was asked for, and what may come
         self.prompt = False  # whether the peer read its last answer soon
         self._arriving: deque[Reservation] = deque()  # room given to batches that are not whole yet, in order
+        self._references: deque[bytearray] = deque()  # bodies of batches by reference that are not taken yet, in order
         self._output: list[bytes | memoryview] = []
         self._output_bytes = 0
 
@@ -127,7 +130,7 @@ class Connection:
                         self._control(event.request, event.message)
                 found = [] if self.closing else self._receiver.go_on()
         except EmbarcaderoError as error:
-            self._hang_up(error)
+            self.hang_up(error)
         self._broker.after_receive(self)
 
     @property
@@ -178,9 +181,10 @@ class Connection:
 
     def too_slow(self) -> None:
         """The batch under way has held its room for too long."""
-        self._hang_up(TimedOut("a batch took too long to arrive", "send it at once, over a faster connection"))
+        self.hang_up(TimedOut("a batch took too long to arrive", "send it at once, over a faster connection"))
 
-    def _hang_up(self, error: EmbarcaderoError) -> None:
+    def hang_up(self, error: EmbarcaderoError) -> None:
+        """Tell the peer why, and end the connection."""
         self._broker.hung_up(self, error)
         self._drop_input()
         self.fail(0, error)
@@ -188,14 +192,31 @@ class Connection:
 
     def _drop_input(self) -> None:
         self._receiver.drop()
+        self._references.clear()
         while self._arriving:
             self._broker.ingest.abandon(self._arriving.popleft())
+        self._broker.references.drop(self)
 
     # --- batches ------------------------------------------------------------------------------------------------------
     def _admit(self, header: BatchHeader) -> memoryview | None:
         """Check a batch before a byte of it is stored; None refuses this batch only."""
         if not self.greeted:
             raise BadFrame("a batch before the hello", "send Hello first")
+        if header.flags & REFERENCE:
+            self._references.append(body := bytearray(header.length))
+            return memoryview(body)
+        outcome = self._check(header)
+        if outcome is None:
+            reservation = self._broker.ingest.reserve(header.length)
+            if reservation is not None:
+                self._arriving.append(reservation)
+                return reservation.view
+            outcome = Outcome.BACKPRESSURE
+        self.refuse(header, outcome)
+        return None
+
+    def _check(self, header: BatchHeader) -> Outcome | None:
+        """Why a batch of `header.length` bytes can't be taken; None when it can. Counts its credit."""
         self.received_bytes += _HEADER_BYTES + header.length
         if self.received_bytes > self.granted_bytes:
             raise OverCredit(
@@ -214,33 +235,40 @@ class Connection:
         outcome = self._broker.check_batch(self, header)
         if outcome is None and not self._broker.peers.may_send(self, header.length):
             outcome = Outcome.BACKPRESSURE
+        return outcome
+
+    def _batch_by_reference(self, header: BatchHeader) -> None:
+        """Take a batch that names a staged one: from here on it has that one's size."""
+        reference = parse_reference(self._references.popleft())
+        header = header._replace(length=reference.size, flags=header.flags & ~REFERENCE)
+        outcome = self._check(header)
         if outcome is None:
-            reservation = self._broker.ingest.reserve(header.length)
-            if reservation is not None:
-                self._arriving.append(reservation)
-                return reservation.view
-            outcome = Outcome.BACKPRESSURE
-        self.refuse(header, outcome)
-        return None
+            self._broker.references.received(self, header, reference)
+        else:
+            self.refuse(header, outcome)
 
     def _batch(self, header: BatchHeader) -> None:
+        if header.flags & REFERENCE:
+            self._batch_by_reference(header)
+            return
         arrived = self._arriving[0]  # until somebody has it: hanging up gives its room back
         if payload_crc(arrived.view) != header.crc:
             raise ChecksumMismatch(
                 f"batch {header.session_seq} of session {header.session}: payload checksum differs",
                 "the bytes changed on the way; send it again",
             )
-        self._broker.take_batch(self, header, arrived)
+        if not self._broker.references.follows(self, header, arrived):
+            self._broker.take_batch(self, header, arrived)
         self._arriving.popleft()
 
-    def refuse(self, header: BatchHeader, outcome: Outcome) -> None:
+    def refuse(self, header: BatchHeader, outcome: Outcome, extra: int = 0) -> None:
         """Tell the publisher that its batch was not taken, unless it wants no acks."""
         if header.flags & NO_ACK:
             return
         ack = np.zeros(1, dtype=ACK)
         ack["lane"], ack["session"], ack["session_seq"] = header.lane, header.session, header.session_seq
         ack["index"] = ack["seq"] = NO_INDEX
-        ack["outcome"] = int(outcome)
+        ack["outcome"], ack["extra"] = int(outcome), extra
         self._broker.counters.outcomes[int(outcome)] += 1
         self.send_acks(ack)
 

@@ -180,9 +180,9 @@ class Reads:
         reader = self._fresh_reader(lane)
         if (stored := reader.stored) is None:
             raise BadValue(f"lane {lane} has no replicas", "ask for a lane of a topic with replicas")
-        return self._segments(lane, stored, stored.through(), reader.trimmed)
+        return self.segments(lane, stored, stored.through(), reader.trimmed)
 
-    def _segments(self, lane: int, stored: StoredLane, bound: int, trimmed: int) -> Segments:
+    def segments(self, lane: int, stored: StoredLane, bound: int, trimmed: int) -> Segments:
         """A lane's files, below a bound that is no higher than what is durable.
 
         First it is counted, then ranges are looked at: what is counted by a new range says nothing of the old one.
@@ -280,7 +280,7 @@ class Reads:
         if (stored := reader.stored) is None:
             connection.answer(request, answer(reader, self._memory_start(reader)))
             return
-        segments = self._segments(lane, stored, stored.through(), reader.trimmed)
+        segments = self.segments(lane, stored, stored.through(), reader.trimmed)
 
         def with_first(first: Place | None) -> m.Message:
             message = answer(reader, first or self._start_above(reader, segments))
@@ -335,7 +335,7 @@ class Reads:
             if message is not None:
                 connection.answer(request, message)
             return
-        segments = self._segments(lane, stored, stored.through(), reader.trimmed)
+        segments = self.segments(lane, stored, stored.through(), reader.trimmed)
         if by == "index" and value < max(reader.trimmed, stored.chain.start):
             place = value, None  # files that had it may be gone: not to be taken for a place above all that is there
         on_disk = place[0] == ON_DISK
@@ -408,7 +408,7 @@ class Reads:
         if (stored := reader.stored) is None or hot.start <= ask.start:
             connection.answer(request, answer(pieces(ask, hot, None)))
             return
-        segments = self._segments(ask.lane, stored, stored.through(), reader.trimmed)
+        segments = self.segments(ask.lane, stored, stored.through(), reader.trimmed)
         again = None if last else partial(self.measure, connection, request, ask, last=True)
         self._answer_later(connection, request, partial(pieces, ask, hot, segments), answer, again)
 
@@ -523,7 +523,7 @@ class Reads:
 
     def _from_disk(self, parked: Parked, reader: LaneReader, stored: StoredLane, found: Found, ask: m.Fetch) -> None:
         """Have a fetch answered from segment files."""
-        segments, tail = self._segments(ask.lane, stored, found.tail_index, reader.trimmed), found.tail_index
+        segments, tail = self.segments(ask.lane, stored, found.tail_index, reader.trimmed), found.tail_index
         chain, trimmed, parked.on_disk = stored.chain, reader.trimmed, True
         read = _Read(self._unread, parked.connection, ask)
 
@@ -619,7 +619,7 @@ class Reads:
         stored, following = reader.stored, at_index(ask, found.next_index)
         if stored is None or not found.payloads or stored.chain.owner(found.next_index) is None or found.over(ask):
             return
-        segments = self._segments(ask.lane, stored, tail, reader.trimmed)
+        segments = self.segments(ask.lane, stored, tail, reader.trimmed)
         if found.next_index < min(segments.bound, reader.memory_from(now_us) or segments.bound):
             self.warm.read_ahead(parked.connection, following, segments, now_us, self._unread.most(ask.max_bytes))
 

@@ -26,6 +26,7 @@ from embarcadero.broker.peers import Peers, peer_number
 from embarcadero.broker.progress import ReaderNotes
 from embarcadero.broker.reader import Logs
 from embarcadero.broker.reads import Reads
+from embarcadero.broker.references import References
 from embarcadero.broker.relay import Relay, Waiting
 from embarcadero.broker.tables import TableJobs, TableReader
 from embarcadero.broker.tiers import answer_tier
@@ -120,6 +121,10 @@ class Broker:
             directory, clock, self.epoch, self._logs, self.lanes, sizes.round_entries, self.durable,
             Warm(workers or Inline(), DiskCopies(disks)), TableJobs(table_workers or Inline(), tables), self.counters,
             self.refresh, self.unread,
+        )  # fmt: skip
+        self.references = References(
+            clock, self.reads, self.lanes, self.ingest, self._topic_with, self.refresh,
+            self.take_batch, self.after_receive,
         )  # fmt: skip
         self._reader_notes = ReaderNotes(directory, clock)
         self._topics: dict[str, Topic] = {}
@@ -216,7 +221,7 @@ class Broker:
     @property
     def unsettled(self) -> int:
         """The same, and what is still on its way in."""
-        return self.unanswered + self.ingest.arriving
+        return self.unanswered + self.ingest.arriving + self.references.waiting
 
     def _live_addresses(self) -> list[m.BrokerAddress]:
         return [
@@ -239,6 +244,7 @@ class Broker:
             records_max=self.config.limits.records_per_batch,
             generation=self._directory.generation & 0xFFFF_FFFF,
             tables=self.reads.tables.offered,
+            references=True,
         )
 
     def poll(self) -> bool:
@@ -350,7 +356,8 @@ class Broker:
 
     def grant(self, connection: Connection) -> None:
         """Top up a connection's credit, unless we are above the mark."""
-        left = connection.granted_bytes - connection.received_bytes
+        taken = connection.received_bytes - connection.staging_bytes
+        left = connection.granted_bytes - taken
         if left >= self._least_credit_bytes and connection.number not in self._starving:
             return  # whatever its share is, that is enough
         if not connection.greeted or connection.closing or self._above_since_us is not None or self.leaving:
@@ -359,7 +366,7 @@ class Broker:
             return
         window, least = self._credit_window()
         if left < least:
-            connection.send_credit(connection.received_bytes + window)
+            connection.send_credit(taken + window)
 
     def _behind_with_disks(self, connection: Connection) -> bool:
         """Whether a connection gets no credit because all lanes that it feeds keep too much of the log."""
@@ -679,6 +686,10 @@ class Broker:
         """The topic that a lane belongs to."""
         topic = self._lanes.get(self._topic_lane(lane))
         return topic.name if topic is not None else None
+
+    def _topic_with(self, lane: int) -> Topic | None:
+        """The topic whose own lane this is."""
+        return self._lanes.get(lane)
 
     def _topic_lane(self, lane: int) -> int:
         """A lane of some broker belongs to a topic that is known by another lane number."""

@@ -1,0 +1,274 @@
+"""Batches by reference: find the staged batch, copy it into the broker's own log, and stage it like any other.
+
+A staged batch is one of a topic of order 0 or 1, in any broker's lane. It is read as a fetch would read it: from shared
+memory at once, else from segment files on a worker. Of a topic with replicas only what is durable is read. What is
+found must have the size, count and CRC32C that the frame has; then nothing tells it from a batch whose bytes came.
+
+Order: while a session has a batch here that waits for a file, later batches of that session on the same connection wait
+behind it, those with bytes of their own too. One job at a time reads for a session, and no more than about one frame.
+Credit bounds what waits: it is granted again once a batch is staged or refused (`Connection.staging_bytes`).
+
+    received --in memory--> staged or refused
+       `----on disk, or behind one that is--> queue --job--> staged or refused; dropped with its connection
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from embarcadero.broker.found import Found
+from embarcadero.broker.ingest import Ingest
+from embarcadero.broker.lanes import BrokerLanes
+from embarcadero.broker.reads import Reads
+from embarcadero.broker.segments import Segments
+from embarcadero.env import Clock
+from embarcadero.errors import EmbarcaderoError, FuturePosition, TooMany, UnknownTopic
+from embarcadero.fabric.log import Reservation
+from embarcadero.limits import REFERENCES_WAITING_MAX
+from embarcadero.plants import planted
+from embarcadero.types import BATCH_KIND, Outcome, ReferenceFault, Topic
+from embarcadero.wire.codec import BatchHeader, BatchReference
+from embarcadero.wire.frames import HEADER_BYTES, FrameKind
+from embarcadero.wire.messages import Fetch
+
+if TYPE_CHECKING:
+    from embarcadero.broker.connection import Connection
+
+_HEADER_BYTES: Final = HEADER_BYTES[FrameKind.BATCH]
+_READ_AT_ONCE: Final = 64  # batches that one job reads, at most
+
+Session = tuple[int, int]
+"""Lane and session of a batch that is to be stored."""
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A batch that waits for its turn. One without a reference has its bytes in the log already."""
+
+    header: BatchHeader
+    reference: BatchReference | None
+    arrived: Reservation | None
+
+    @property
+    def cost(self) -> int:
+        return _HEADER_BYTES + self.header.length
+
+
+class _Refused(NamedTuple):
+    outcome: Outcome
+    fault: int = 0
+
+
+class _OnDisk(NamedTuple):
+    """A staged batch that left memory: where its files are, and what to ask of them."""
+
+    segments: Segments
+    ask: Fetch
+
+
+_Answer = bytes | memoryview | _Refused
+_LATER: Final = _Refused(Outcome.BACKPRESSURE)
+
+
+def _refused(fault: ReferenceFault) -> _Refused:
+    return _Refused(Outcome.NO_REFERENCE, int(fault))
+
+
+class References:
+    """Copies staged batches for all connections of one broker. `take` stages a whole, right batch."""
+
+    def __init__(
+        self, clock: Clock, reads: Reads, lanes: BrokerLanes, ingest: Ingest, topic: Callable[[int], Topic | None],
+        refresh: Callable[[], None], take: Callable[[Connection, BatchHeader, Reservation], None],
+        after: Callable[[Connection], None],
+    ) -> None:  # fmt: skip
+        self._clock, self._reads, self._lanes, self._ingest = clock, reads, lanes, ingest
+        self._topic, self._refresh, self._take, self._after = topic, refresh, take, after
+        self._queues: dict[Connection, dict[Session, deque[_Waiting]]] = {}
+        self.copied = 0  # batches that were copied, ever
+        self.waiting = 0  # batches in all queues
+
+    # --- batches come -------------------------------------------------------------------------------------------------
+    def received(self, connection: Connection, header: BatchHeader, reference: BatchReference) -> None:
+        """Take a batch by reference that was checked. `header.length` is the size of its payload."""
+        if self._queue(connection, header) is None:
+            answer = self._look(header, reference)
+            if not isinstance(answer, _OnDisk):
+                self._end(connection, header, answer)
+                return
+        queue = self._enqueue(connection, _Waiting(header, reference, None))
+        if queue is not None and len(queue) == 1:
+            self._go_on(connection, (header.lane, header.session))
+
+    def follows(self, connection: Connection, header: BatchHeader, arrived: Reservation) -> bool:
+        """Keep a batch that came with its bytes behind those of its session that wait. False: none waits."""
+        if not self._queues or self._queue(connection, header) is None:
+            return False
+        if self._enqueue(connection, _Waiting(header, None, arrived)) is None:
+            self._ingest.abandon(arrived)
+        return True
+
+    def drop(self, connection: Connection) -> None:
+        """Forget what waits for a connection that ends, and give back its room in the log."""
+        for queue in self._queues.pop(connection, {}).values():
+            for waiting in queue:
+                self._leave(connection, waiting)
+                if waiting.arrived is not None:
+                    self._ingest.abandon(waiting.arrived)
+
+    def _queue(self, connection: Connection, header: BatchHeader) -> deque[_Waiting] | None:
+        queues = self._queues.get(connection)
+        return None if queues is None else queues.get((header.lane, header.session))
+
+    def _enqueue(self, connection: Connection, waiting: _Waiting) -> deque[_Waiting] | None:
+        """Put a batch behind the others of its session. None: too many wait, and it was refused."""
+        queues = self._queues.setdefault(connection, {})
+        if sum(map(len, queues.values())) >= REFERENCES_WAITING_MAX:
+            connection.refuse(waiting.header, Outcome.BACKPRESSURE)
+            return None
+        queue = queues.setdefault((waiting.header.lane, waiting.header.session), deque())
+        queue.append(waiting)
+        self.waiting += 1
+        connection.staging_bytes += waiting.cost
+        return queue
+
+    def _leave(self, connection: Connection, waiting: _Waiting) -> None:
+        self.waiting -= 1
+        connection.staging_bytes -= waiting.cost
+
+    # --- and go -------------------------------------------------------------------------------------------------------
+    def _go_on(self, connection: Connection, session: Session) -> None:
+        """Stage or refuse what is at the head of a queue, up to a batch that has to be read from files."""
+        queue = self._queues[connection][session]
+        while queue:
+            waiting = queue[0]
+            if waiting.reference is not None:
+                answer = self._look(waiting.header, waiting.reference)
+                if isinstance(answer, _OnDisk) and self._read(connection, session, queue, answer):
+                    return
+                if isinstance(answer, _OnDisk):
+                    answer = _LATER
+                self._end(connection, waiting.header, answer)
+            elif waiting.arrived is not None:
+                self._take(connection, waiting.header, waiting.arrived)
+            self._leave(connection, queue.popleft())
+        del self._queues[connection][session]
+        if not self._queues[connection]:
+            del self._queues[connection]
+
+    def _read(self, connection: Connection, session: Session, queue: deque[_Waiting], head: _OnDisk) -> bool:
+        """Have the head of a queue read on a worker, with those behind it that are in files too. False: not now."""
+        parts, room = [head], self._ingest.frame_bytes_max - queue[0].header.length
+        for waiting in list(queue)[1:_READ_AT_ONCE]:
+            room -= waiting.header.length
+            answer = None if waiting.reference is None or room < 0 else self._look(waiting.header, waiting.reference)
+            if not isinstance(answer, _OnDisk):
+                break
+            parts.append(answer)
+        try:
+            done = partial(self._came, connection, session, queue)
+            self._reads.warm.run(connection, partial(_read_all, parts), done)
+        except TooMany:
+            return False
+        return True
+
+    def _came(
+        self, connection: Connection, session: Session, queue: deque[_Waiting], results: list[Found | Exception]
+    ) -> None:
+        """Stage or refuse what a job has read, unless the connection is gone."""
+        if connection.closing or self._queues.get(connection, {}).get(session) is not queue:
+            return
+        unknown: Exception | None = None
+        try:
+            for result in results:
+                header, reference = queue[0].header, queue[0].reference
+                if isinstance(result, Exception):
+                    unknown = unknown if isinstance(result, EmbarcaderoError) else result
+                    answer: _Answer = _LATER  # no copy is good now, or its range was sealed or trimmed meanwhile
+                else:
+                    answer = _judged(header, reference, result)
+                self._end(connection, header, answer)
+                self._leave(connection, queue.popleft())
+            self._go_on(connection, session)
+        except EmbarcaderoError as error:
+            connection.hang_up(error)
+        self._after(connection)
+        if unknown is not None:
+            raise unknown  # a bug: on an event loop that is a line in the log, with its place
+
+    def _end(self, connection: Connection, header: BatchHeader, answer: _Answer) -> None:
+        """Copy a payload into the log and stage its entry, or refuse the batch."""
+        if isinstance(answer, _Refused):
+            connection.refuse(header, *answer)
+            return
+        reservation = self._ingest.reserve(header.length)
+        if reservation is None:
+            connection.refuse(header, Outcome.BACKPRESSURE)
+            return
+        try:
+            reservation.view[:] = answer
+            self._take(connection, header, reservation)
+        except BaseException:
+            self._ingest.abandon(reservation)
+            raise
+        self.copied += 1
+
+    # --- finding ------------------------------------------------------------------------------------------------------
+    def _look(self, header: BatchHeader, reference: BatchReference) -> _Answer | _OnDisk:
+        """Find a staged batch, as far as that can be told without a disk."""
+        try:
+            if not self._is_of_topic(reference):
+                self._refresh()  # its lane may be new
+                if not self._is_of_topic(reference):
+                    return _refused(ReferenceFault.ANOTHER_TOPIC)
+            reader = self._reads.reader(reference.lane)
+            read = "ordered" if planted("reference-not-durable") else "durable"
+            ask = Fetch(
+                lane=reference.lane, start=reference.index, stop=reference.index + 1, max_bytes=reference.size,
+                read=read,
+            )  # fmt: skip
+            found = reader.fetch(ask, self._clock.now_us())
+            if found is not None and found.elsewhere is not None and reader.stored is not None:
+                segments = self._reads.segments(reference.lane, reader.stored, found.tail_index, reader.trimmed)
+                return _OnDisk(segments, found.elsewhere)
+        except FuturePosition:
+            return _refused(ReferenceFault.GONE)
+        except UnknownTopic:
+            return _refused(ReferenceFault.ANOTHER_TOPIC)
+        except EmbarcaderoError:
+            return _LATER  # the store is away, or its disk fails
+        return _LATER if found is None else _judged(header, reference, found)
+
+    def _is_of_topic(self, reference: BatchReference) -> bool:
+        """Whether the lane is one of the topic that the reference names: another topic of that name has another id."""
+        lane = self._lanes.known.get(reference.lane)
+        topic = None if lane is None else self._topic(lane.topic)
+        return topic is not None and topic.id == reference.topic_id
+
+
+def _judged(header: BatchHeader, reference: BatchReference | None, found: Found) -> _Answer:
+    """Return the payload if it is the one that the frame speaks of; its bytes were checked against its entry."""
+    if not found.payloads:  # without a gap: it is not durable yet, or was overtaken while it was looked for
+        return _LATER if found.gap is None else _refused(ReferenceFault.GONE)
+    entry, payload = found.entries[0], found.payloads[0]
+    if planted("reference-unchecked") and len(payload) == header.length:
+        return payload
+    seen = tuple(int(entry[name]) for name in ("kind", "size", "count", "crc", "index"))
+    if reference is None or seen != (BATCH_KIND, header.length, header.count, header.crc, reference.index):
+        return _refused(ReferenceFault.DIFFERS)
+    return payload
+
+
+def _read_all(parts: list[_OnDisk]) -> list[Found | Exception]:
+    """Read staged batches from their files; one that can't be read does not keep the others back."""
+    results: list[Found | Exception] = []
+    for segments, ask in parts:
+        try:
+            results.append(segments.fetch(ask))
+        except Exception as error:
+            results.append(error)
+    return results
