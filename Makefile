@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 SEEDS  ?= 2000
-span    = $(1):$(shell expr $(1) + \( $(SEEDS) + 3 \) / 4)
+span    = $(1):$(shell expr $(1) + \( $(SEEDS) + 4 \) / 5)
 WORKERS ?= 2
 ROUNDS ?= 100
 SOAK_SECONDS ?= 900
@@ -40,7 +40,8 @@ sim: setup       ## simulate SEEDS worlds (default 2000) on all cores; stopped, 
 	$(BIN)/embarcadero sim --seeds $(call span,0) --results build/sim
 	$(BIN)/embarcadero sim --seeds $(call span,90000) --results build/sim
 	$(BIN)/embarcadero sim --seeds $(call span,110000) --results build/sim
-	$(BIN)/embarcadero sim --seeds $(call span,160000) --results build/sim --report build/sim.json
+	$(BIN)/embarcadero sim --seeds $(call span,160000) --results build/sim
+	$(BIN)/embarcadero sim --seeds $(call span,170000) --results build/sim --report build/sim.json
 
 fuzz: setup      ## hostile and damaged inputs for every decoder and every recovery, SECONDS each (default 30)
 	$(BIN)/embarcadero fuzz --seconds $(SECONDS) --report build/fuzz/report.json

@@ -24,10 +24,29 @@ from embarcadero.errors import (
 )
 from embarcadero.fabric.layout import ORDER, seal
 from embarcadero.limits import CONTROL_BYTES_MAX, CREDIT_BYTES, FETCH_ENTRIES_MAX, SESSION_WINDOW
-from embarcadero.types import NO_INDEX, NO_SESSION, EntryKind, Gap, GapKind, Outcome, Range, Topic, TopicLane
+from embarcadero.types import (
+    NO_INDEX,
+    NO_SESSION,
+    EntryKind,
+    Gap,
+    GapKind,
+    Outcome,
+    Range,
+    ReferenceFault,
+    Topic,
+    TopicLane,
+)
 from embarcadero.wire import messages as m
-from embarcadero.wire.codec import BatchHeader, ack_frame, control_frame, credit_frame, fetched_header, payload_crc
-from embarcadero.wire.frames import ACK, PAYLOAD_ALIGN, WANT_DURABLE, FrameKind
+from embarcadero.wire.codec import (
+    BatchHeader,
+    ack_frame,
+    control_frame,
+    credit_frame,
+    fetched_header,
+    parse_reference,
+    payload_crc,
+)
+from embarcadero.wire.frames import ACK, PAYLOAD_ALIGN, REFERENCE, WANT_DURABLE, FrameKind
 from embarcadero.wire.receiver import (
     AcksReceived,
     BatchReceived,
@@ -102,6 +121,8 @@ class FakeCluster:
         self.fails: EmbarcaderoError | None = None  # what questions about lanes are answered with
         self.unsure: list[int] = []  # lanes of brokers that are not recovered yet
         self.addresses: list[m.BrokerAddress] = []
+        self.staged: dict[tuple[int, int], bytes] = {}  # (lane, index) -> what references may name
+        self.references = True  # brokers take batches by reference; False: those of an earlier version
         self.recovering = False  # the range that was open when the fabric was lost is not sealed yet
 
     # --- sessions ---
@@ -350,16 +371,33 @@ class FakeConnection:
             room[:n] = data[:n]
             for event in self._receiver.received(n):
                 if isinstance(event, BatchReceived):
-                    self.cluster.batch(self, event.header, self._payloads.pop(0).tobytes())
+                    self._batch(event.header, self._payloads.pop(0).tobytes())
                 elif isinstance(event, ControlReceived):
                     self._control(event.request, event.message)
             data = data[n:]
 
     def _admit(self, header: BatchHeader) -> memoryview:
-        self.received_bytes += 64 + header.length
-        assert self.received_bytes <= self.granted, "the client sent more than it was granted"
+        self._spend(64 if header.flags & REFERENCE else 64 + header.length)
         self._payloads.append(np.empty(header.length, dtype=np.uint8))
         return self._payloads[-1].data
+
+    def _spend(self, size: int) -> None:
+        self.received_bytes += size
+        assert self.received_bytes <= self.granted, "the client sent more than it was granted"
+
+    def _batch(self, header: BatchHeader, payload: bytes) -> None:
+        if header.flags & REFERENCE:
+            assert self.cluster.references, "an old broker would take the reference for a payload"
+            reference = parse_reference(payload)
+            self._spend(reference.size)
+            header = header._replace(length=reference.size, flags=header.flags & ~REFERENCE)
+            staged = self.cluster.staged.get((reference.lane, reference.index))
+            if staged is None or payload_crc(staged) != header.crc:
+                fault = ReferenceFault.GONE if staged is None else ReferenceFault.DIFFERS
+                self.ack(header, Outcome.NO_REFERENCE, extra=int(fault))
+                return
+            payload = staged
+        self.cluster.batch(self, header, payload)
 
     def ack(self, header: BatchHeader, outcome: Outcome, index: int = NO_INDEX, extra: int = 0) -> None:
         ack = np.zeros(1, dtype=ACK)
@@ -389,7 +427,7 @@ class FakeConnection:
             case m.Hello():
                 return m.Welcome(
                     version=1, cluster="fake", broker=self.broker, incarnation=1, brokers=cluster.addresses,
-                    generation=cluster.generation,
+                    generation=cluster.generation, references=cluster.references,
                 )  # fmt: skip
             case m.GetLanes():
                 if cluster.fails is not None:
@@ -595,6 +633,7 @@ class Wire:
 
     def __init__(self, number: int, cluster: FakeCluster, credit: int, now_us: int) -> None:
         self.link = Link(number, now_us, cluster.generation)
+        self.link.references = cluster.references
         self.far = FakeConnection(cluster, credit=credit)
         self.outward: list[bytes] = []
         self._receiver = FrameReceiver(

@@ -23,6 +23,7 @@ IMPORTANT = (
     "failover-statistic", "positions-reused", "too-few-replies", "append-time-goes-back", "end-recorded-low",
     "cut-left-out", "gap-stops-all", "connections-left", "loss-not-told", "end-unconfirmed", "claimed-number-moved",
     "unknown-told-as-failed", "weak-held", "strong-forgotten-at-replay", "late-trim-done", "deleted-memory-left",
+    "reference-unchecked", "reference-not-durable",
 )  # fmt: skip
 """One of each kind, and for each promise one that nothing but its checker notices. All of them are hunted by `make
 plants`; those of small scopes are in test_exhaustive.py too."""

@@ -235,6 +235,8 @@ class References:
             if found is not None and found.elsewhere is not None and reader.stored is not None:
                 segments = self._reads.segments(reference.lane, reader.stored, found.tail_index, reader.trimmed)
                 return _OnDisk(segments, found.elsewhere)
+            if found is not None and found.empty and reader.ordered() == reference.index:
+                return _refused(ReferenceFault.GONE)  # the lane ends there, and nothing that was acked is at its end
         except FuturePosition:
             return _refused(ReferenceFault.GONE)
         except UnknownTopic:

@@ -14,6 +14,7 @@ from embarcadero.errors import (
     Lost,
     NotAvailable,
     OutcomeUnknown,
+    Refused,
     Stale,
     TimedOut,
     UnknownSchema,
@@ -112,6 +113,8 @@ def beyond_window(batch: OutBatch) -> EmbarcaderoError:
 
 def ended_with(cause: EmbarcaderoError, batch: OutBatch) -> EmbarcaderoError:
     """The error of an unsettled batch when its publisher ends: the cause itself only if no copy can be in the log."""
+    if not batch.doubts and isinstance(cause, BadReference):
+        return Refused(f"batch {batch.sequence} was not sent, as its session ended: {cause.message}", cause.hint)
     if not batch.doubts:
         return cause
     if planted("unknown-told-as-failed"):

@@ -213,7 +213,7 @@ class PublisherCore:
         self._unsettled[batch.sequence] = batch
         self._unsettled_bytes += batch.size
         if self.failed is not None:
-            self._settle(batch, None, self.failed)
+            self._settle(batch, None, ended_with(self.failed, batch))
         elif self._at is not None and self._next - self._first > SESSION_WINDOW:
             self._settle(batch, None, beyond_window(batch))
         else:
@@ -766,7 +766,10 @@ class PublisherCore:
                 UnknownSession(f"the session of this publisher into {self.topic!r} is gone", "open a new publisher")
             )
         elif verdict in REFUSALS:
-            self._settle(batch, None, refusal(verdict, batch, extra))
+            error = refusal(verdict, batch, extra)
+            self._settle(batch, None, error)
+            if verdict is Outcome.NO_REFERENCE and (self._strong or self._pinned):
+                self.fail(error)  # what follows would wait for this batch, and then pass over it
         else:
             batch.refusals += 1
             heappush(self._later, (now_us + _backoff_us(batch.refusals), batch.sequence))

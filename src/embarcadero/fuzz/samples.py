@@ -14,7 +14,7 @@ import pyarrow as pa
 from embarcadero.fabric.layout import ORDER, Entries, seal
 from embarcadero.types import Cut, EntryKind, Gap, Outcome, Range, ReaderProgress, ReplicaRef, Tier, Topic, TopicLane
 from embarcadero.wire import codec, messages
-from embarcadero.wire.frames import ACK
+from embarcadero.wire.frames import ACK, REFERENCE
 from embarcadero.wire.payload import encode_batch, raw_batch
 
 US: Final = 1_700_000_000_000_000
@@ -118,6 +118,13 @@ def batch_frame(payload: bytes, **fields: int) -> bytes:
     """A whole batch frame."""
     header = {"session_seq": 5, "low": 3, "lane": 0, "session": 1, "count": 2, "length": len(payload)}
     return codec.batch_header(**header | {"crc": codec.payload_crc(payload)} | fields) + payload
+
+
+def reference_frame(payload: bytes, at: tuple[int, int, int] = (4_096, 0, 1), **fields: int) -> bytes:
+    """A whole batch frame that names a staged batch with this payload, by its lane, index and topic id."""
+    lane, index, topic_id = at
+    body = codec.reference_body(codec.BatchReference(lane, len(payload), index, topic_id))
+    return batch_frame(body, **{"crc": codec.payload_crc(payload), "flags": REFERENCE} | fields)
 
 
 def acks(count: int) -> Entries:

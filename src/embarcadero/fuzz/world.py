@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from itertools import count
 from typing import Any, Final
 
 import numpy as np
@@ -110,7 +111,7 @@ class World:
 
     def __init__(self) -> None:
         self.fabric, self.clock = PlainFabric(), _Clock()
-        self.directory = Directory(MemoryStore(), "0badcafe")
+        self.directory = Directory(MemoryStore(), "0badcafe", ids=count(1).__next__)
         create_epochs(self.fabric)
         self.sequencer = Sequencer(self.fabric, self.directory, self.clock, SilentBell(), SIZES)
         member = self.directory.register_broker(0, "127.0.0.1", 9092, 1)

@@ -230,6 +230,20 @@ class LossTold(Event):
     index: int
 
 
+class ByReference(Event):
+    """A batch that was sent names a staged batch, at `index` of `lane`, instead of carrying its bytes.
+
+    `right`: that batch has its content. One that is not right has to be refused.
+    """
+
+    process: str
+    stream: str
+    number: int
+    lane: int
+    index: int
+    right: bool = True
+
+
 class Numbered(Event):
     """The caller of this stream numbers its batches itself: batch n must be stored as session sequence n, or not."""
 
@@ -404,7 +418,7 @@ class RoleFailed(Event):
 AnyEvent = (
     TopicMade | LaneMade | Began | Sent | Settled | SessionOpened | Moved | Delivered | GapSeen | Passed | TailRead
     | StartRead | OrderedTo | EpochStarted | StillThere | FabricLost | Stopped | MirrorLeft | WrittenTo | LostSpan
-    | LossTold | Numbered | PublisherEnded
+    | LossTold | Numbered | PublisherEnded | ByReference
     | TieredTo | TrimAsked | TrimmedTo | Copies | OnDisk | DamageLeft | CopyDiffers | Asked
     | Answered | Died | Fault | Stuck | Healed | Ended | Sampled | RoleFailed
     | PassingMade | DeleteAsked | PassingGone | ChangeAsked | PassingChanged

@@ -50,6 +50,9 @@ MIXED_SHARE: Final = 2 / 3
 CLAIMED_FROM_SEED: Final = 110_000
 """From then on publishers of named sessions number their batches: each process goes on where the session says."""
 
+REFERENCED_FROM_SEED: Final = 170_000
+"""From then on runs have publishers that stage batches in a topic of order 0 or 1, and others that publish those."""
+
 SEQUENCER_FAULT_KINDS: Final = ("sequencer-crash", "sequencer-crash-inside", "sequencer-zombie")
 
 
@@ -65,6 +68,7 @@ class TopicPlan:
     lane: int = -1  # known once it is made
     replicas: int = 0
     durable_on: int = 0
+    id: int = 0  # likewise
 
 
 @dataclass(slots=True)
@@ -83,6 +87,8 @@ class StreamPlan:
     ack: int = 1
     strong: bool = False  # its sessions ask to be strong in a topic of order 2
     size_span: int = 900  # bytes by which sizes differ, but for large ones
+    staging: bool = False  # others publish its batches by reference
+    by_reference: bool = False
 
 
 @dataclass(slots=True)
@@ -151,6 +157,8 @@ def make_plan(seed: int, sequencer_faults: bool = True, bias: Bias | None = None
     sizes = _sizes(rng, crowded="publisher-crash" not in faults)
     streams, readers = _streams(rng, topics, fault_phase_us, brief), _readers(rng, topics, fault_phase_us)
     _add_lanes(random.Random(f"{seed}:lanes"), topics, streams, readers, fault_phase_us, faults)
+    if seed >= REFERENCED_FROM_SEED:
+        _add_references(random.Random(f"{seed}:references"), topics, streams, readers, fault_phase_us)
     durable = make_durable(seed, len(topics), quiet, bias)
     if durable.replicas:
         _add_copies(random.Random(f"{seed}:copies"), durable, topics, streams, readers, fault_phase_us)
@@ -336,6 +344,35 @@ def _add_lanes(
             rng.choice([0, 2]), rng.choice([0, 0, 30_000]), rng.choice([4, 64]) * KIB,
         )
     )  # fmt: skip
+
+
+def _add_references(
+    rng: random.Random, topics: list[TopicPlan], streams: list[StreamPlan], readers: list[ReaderPlan], phase_us: int
+) -> None:  # fmt: skip
+    """A topic in which two publishers stage batches, and two publishers that publish those by reference."""
+    targets = [topic for topic in topics if topic.order > Order.BROKER]
+    staging = TopicPlan("staging", rng.choice([Order.NONE, Order.BROKER]), OnGap.FENCE, 5_000, rng.choice([1, 4]))
+    topics.append(staging)
+    for number in range(4):
+        by_reference = number >= 2
+        batches, burst = rng.randint(*((20, 40) if by_reference else (30, 50))), rng.choice([1, 4, 16])
+        streams.append(
+            StreamPlan(
+                name=f"reference-{number - 2}" if by_reference else f"staging-{number}",
+                topic=rng.choice(targets) if by_reference else staging,
+                named=by_reference and rng.random() < 0.7,
+                batches=batches,
+                think_us=max(1, phase_us * 7 // 10 // max(1, batches // burst)),
+                burst=burst,
+                window_bytes=64 * KIB,
+                start_us=rng.randrange(0, 2 * SECOND_US),
+                large_rate=rng.choice([0.0, 0.05]),
+                size_span=rng.choice([2, 900]),
+                staging=not by_reference,
+                by_reference=by_reference,
+            )
+        )
+    readers.append(ReaderPlan("staged", staging, "earliest", 0, None, 0, 0, 64 * KIB))
 
 
 def _add_copies(

@@ -10,14 +10,14 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from embarcadero.broker.found import Found, wanted_entries
 from embarcadero.errors import BadTable, EmbarcaderoError, NotAvailable, TierUnavailable
 from embarcadero.fabric.layout import ORDER, Entries
-from embarcadero.limits import FETCH_ENTRIES_MAX
+from embarcadero.limits import BROKER_LANES_FIRST, FETCH_ENTRIES_MAX
 from embarcadero.sim.history import OnDisk, TieredTo
 from embarcadero.types import BATCH_KIND, Cut, Gap, GapKind, Order, Tier
 from embarcadero.wire.messages import AdvanceTier, Fetch, OpenTier
@@ -31,9 +31,14 @@ if TYPE_CHECKING:
     from embarcadero.sim.world import World
 
 
-def digest_of(payload: Any) -> int:
-    """Hash of a batch's content, as histories hold it."""
-    return int.from_bytes(blake2b(payload, digest_size=7).digest(), "little")
+STAGED: Final = b"staged:"
+"""How payloads begin that are staged in a lane of a broker, to be published elsewhere by reference."""
+
+
+def digest_of(payload: Any, lane: int = 0) -> int:
+    """Hash of a batch's content, as histories hold it: where it is staged it counts as another batch."""
+    digest = int.from_bytes(blake2b(payload, digest_size=7).digest(), "little")
+    return digest ^ 1 if lane >= BROKER_LANES_FIRST and bytes(payload[: len(STAGED)]) == STAGED else digest
 
 
 @dataclass(slots=True)

@@ -95,6 +95,9 @@ def _tail(e: h.TailRead) -> Line:
 _TOLD: Final[dict[type[h.Event], Callable[[Any], Line | None]]] = {
     h.Sent: _sent,
     h.Settled: _settled,
+    h.ByReference: lambda e: Line(
+        e.at, e.process, f"batch {e.number} is {'' if e.right else 'NOT '}the one at index {e.index} of lane {e.lane}"
+    ),
     h.Delivered: _delivered,
     h.Fault: _fault,
     h.Copies: _copies,

@@ -149,7 +149,7 @@ class Truth:
             through = _HEADER_BYTES
         lane, number = self._known[file]
         for found in records(file.medium if file.unspoiled is None else file.unspoiled, through):
-            self._synced[lane, number, found.place][digest_of(found.payload)].add(replica)
+            self._synced[lane, number, found.place][digest_of(found.payload, lane)].add(replica)
             through = found.end
         self._read[file] = (file.cuts, through)
 
@@ -190,7 +190,7 @@ def stored(disks: list[SimDisk], ranges: list[Range]) -> dict[tuple[int, int, in
             for record in records(file.medium) if _says(file, lane, number) else ():
                 owned = range_ is not None and range_.start <= record.place
                 if owned and record.kind == EntryKind.BATCH and (range_.end is None or record.place < range_.end):  # type: ignore[union-attr]
-                    seen.add((lane, record.place, digest_of(record.payload)))
+                    seen.add((lane, record.place, digest_of(record.payload, lane)))
         for place in seen:
             found[place] += 1
     return dict(sorted(found.items()))

@@ -12,6 +12,7 @@ from embarcadero.client.outbatch import OutBatch
 from embarcadero.client.publisher import PublisherCore
 from embarcadero.client.subscriber import SubscriberCore
 from embarcadero.errors import OutcomeUnknown
+from embarcadero.limits import BROKER_LANES_FIRST
 from embarcadero.sim.clients import ClientProcess
 from embarcadero.sim.history import (
     Began,
@@ -29,7 +30,7 @@ from embarcadero.sim.history import (
     Verdict,
 )
 from embarcadero.sim.plan import CLAIMED_FROM_SEED, ReaderPlan, StreamPlan
-from embarcadero.sim.tables import digest_of, no_table
+from embarcadero.sim.tables import STAGED, digest_of, no_table
 from embarcadero.types import Ack, GapKind, Order
 from embarcadero.wire import messages as m
 from embarcadero.wire.receiver import AcksReceived, CreditReceived, FetchedReceived, FullReceived
@@ -83,7 +84,11 @@ class Stream:
             large = dice % 1000 < self.plan.large_rate * 1000
             size = self._chunk_bytes - dice % 200 if large else 24 + dice % self.plan.size_span
             payload = (seal * (size // len(seal) + 1))[:size]
-            found = Content(payload, 1 + dice % 7, dice // 7 % self.plan.topic.partitions, digest_of(payload))
+            first_lane = 0
+            if self.plan.staging:
+                payload, first_lane = STAGED + payload[len(STAGED) :], BROKER_LANES_FIRST
+            digest = digest_of(payload, first_lane)
+            found = Content(payload, 1 + dice % 7, dice // 7 % self.plan.topic.partitions, digest)
             self._contents[number] = found
         return found
 
@@ -141,23 +146,33 @@ class PublisherProcess(ClientProcess):
         self.world.queue.after(min(think_us, most_us), lambda: self.tell(self._burst))
 
     def _burst(self) -> None:
-        plan, stream = self.stream.plan, self.stream
+        plan = self.stream.plan
         if self.finished or self._closing:
             return
         for _ in range(self.rng.randint(1, 2 * plan.burst - 1)):
-            if self._number is None or self._number >= plan.batches or self._publisher.failed is not None:
+            if self._publisher.failed is not None or not self._send_next():
                 break
-            content = stream.content(self._number)
-            if not self._publisher.has_room(len(content.payload)):
-                break
-            self._send(self._number, content)
-            self._number += 1
-            stream.next_number = max(stream.next_number, self._number)
         done = self._number is not None and self._number >= plan.batches
         if done and self.rng.random() < 0.5:
             self.close()
         else:
             self._plan_burst()
+
+    def _send_next(self) -> bool:
+        """Hand the next batch to the publisher. False if there is none, or no room."""
+        if self._number is None or self._number >= self.stream.plan.batches:
+            return False
+        content = self._next_content(self._number)
+        if content is None or not self._publisher.has_room(len(content.payload)):
+            return False
+        self._send(self._number, content)
+        self._number += 1
+        self.stream.next_number = max(self.stream.next_number, self._number)
+        return True
+
+    def _next_content(self, number: int) -> Content | None:
+        """What batch `number` is; None if it can't be told yet."""
+        return self.stream.content(number)
 
     def close(self) -> None:
         """Close the publisher where it is; another process goes on with its stream."""
@@ -170,9 +185,15 @@ class PublisherProcess(ClientProcess):
             at=self.world.queue.now_us, process=self.name, stream=self.stream.plan.name,
             lane=self.stream.plan.topic.lane, number=number, digest=content.digest, count=content.records,
             partition=content.partition))  # fmt: skip
-        batch = self._publisher.add(content.payload, content.records, content.partition, 0, self.clock.now_us())
+        batch = self._add(number, content)
         batch.token = number
         self.stream.batches.append(batch)
+
+    def _add(self, number: int, content: Content) -> OutBatch:  # noqa: ARG002 - of use to publishers by reference
+        return self._publisher.add(content.payload, content.records, content.partition, 0, self.clock.now_us())
+
+    def _settled(self, batch: OutBatch) -> None:
+        """What became of a batch is on record."""
 
     def on_event(self, number: int, event: Any, now_us: int) -> None:
         if isinstance(event, AcksReceived):
@@ -209,6 +230,7 @@ class PublisherProcess(ClientProcess):
                 lane=place.lane if place else self.stream.plan.topic.lane, number=batch.token, verdict=verdict,
                 index=place.index if place else None, seq=place.seq if place else None,
                 error=type(error).__name__ if error else "", ack=self.stream.plan.ack))  # fmt: skip
+            self._settled(batch)
             if place is not None and self.stream.plan.ack == Ack.ORDERED and self.world.restarts.armed:
                 self.world.queue.after(1, self.world.restarts.acked)
             if place is not None and verdict is Verdict.STORED and self.stream.plan.ack == Ack.DURABLE:
@@ -359,7 +381,7 @@ def note_batch(world: World, reader: str, batch: Batch, durable: bool) -> None:
     """Put on record that a reader got a batch or a gap."""
     now_us, lane, gap = world.queue.now_us, batch.lane, batch.gap
     if gap is None:
-        digest = digest_of(batch.payload)
+        digest = digest_of(batch.payload, lane)
         world.seen(Delivered(
             at=now_us, reader=reader, lane=lane, index=batch.index, seq=batch.seq, count=batch.count,
             session=batch.session, session_seq=batch.session_seq, partition=batch.partition, digest=digest,

@@ -56,6 +56,7 @@ from embarcadero.sim.passing import PASSING_FROM_SEED, PassingProcess
 from embarcadero.sim.plan import SECOND_US, Plan, ReaderPlan, StreamPlan, TopicPlan
 from embarcadero.sim.plants import Wrap
 from embarcadero.sim.process import Process
+from embarcadero.sim.referencing import Staged, publisher_of, stream_of
 from embarcadero.sim.rest import Rest
 from embarcadero.sim.restart import Restarts
 from embarcadero.sim.roles import BrokerProcess, Poller, ReplicaProcess, SequencerProcess
@@ -131,6 +132,7 @@ class World:
         self.brokers: dict[int, BrokerProcess] = {}
         self.replicas: dict[int, ReplicaProcess] = {}
         self.publishers: list[PublisherProcess] = []
+        self.staged: list[Staged] = []  # acked, and not published by reference yet
         self.subscribers: list[SubscriberProcess] = []
         self.span: SpanProcess | None = None
         self.passing: PassingProcess | None = None
@@ -279,7 +281,7 @@ class World:
                 topic.name, order=topic.order, partitions=topic.partitions, on_gap=topic.on_gap.value,
                 gap_timeout_ms=topic.gap_timeout_ms, replicas=topic.replicas, durable_on=topic.durable_on,
             )  # fmt: skip
-            topic.lane = made.lane
+            topic.lane, topic.id = made.lane, made.id
             self.seen(TopicMade(
                 at=0, lane=made.lane, name=made.name, order=made.order, on_gap=made.on_gap, replicas=made.replicas,
                 durable_on=made.durable_on))  # fmt: skip
@@ -473,11 +475,11 @@ class World:
 
     def start_stream(self, plan: StreamPlan, in_us: int = 0) -> None:
         """Begin to publish a stream, some time from now."""
-        stream = Stream(plan, self.seed, self.sizes.chunk_bytes)
+        stream = stream_of(Stream(plan, self.seed, self.sizes.chunk_bytes))
         self.queue.after(in_us or plan.start_us, lambda: self._start_publisher(stream))
 
     def _start_publisher(self, stream: Stream) -> None:
-        publisher = PublisherProcess(self, stream)
+        publisher = publisher_of(self, stream)
         self.publishers.append(publisher)
         publisher.start()
 
@@ -504,7 +506,7 @@ class World:
         if not stream.plan.named:
             left = stream.plan.batches - stream.next_number
             rest = replace(stream.plan, name=f"{stream.plan.name}x", batches=left)
-            stream = Stream(rest, self.seed, self.sizes.chunk_bytes)
+            stream = stream_of(Stream(rest, self.seed, self.sizes.chunk_bytes))
         self._start_publisher(stream)
 
     # --- the end ------------------------------------------------------------------------------------------------------

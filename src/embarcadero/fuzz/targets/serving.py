@@ -15,13 +15,20 @@ import numpy as np
 from embarcadero.client.link import Link
 from embarcadero.client.publisher import PublisherCore
 from embarcadero.fuzz.mutate import mutated
-from embarcadero.fuzz.samples import MESSAGES, acks, batch_frame, raw_payload
+from embarcadero.fuzz.samples import MESSAGES, acks, batch_frame, raw_payload, reference_frame
 from embarcadero.fuzz.target import Inputs, Target, agree
 from embarcadero.fuzz.targets.wire import FROM_BROKERS, mend_frames
 from embarcadero.fuzz.tree import tree_mutation
 from embarcadero.fuzz.world import World, send
-from embarcadero.limits import CONTROL_BYTES_MAX, FETCH_BYTES_MAX, FRAME_BYTES_MAX, MIB, SCRATCH_BYTES
-from embarcadero.types import Order
+from embarcadero.limits import (
+    BROKER_LANES_FIRST,
+    CONTROL_BYTES_MAX,
+    FETCH_BYTES_MAX,
+    FRAME_BYTES_MAX,
+    MIB,
+    SCRATCH_BYTES,
+)
+from embarcadero.types import Order, StagedBatch
 from embarcadero.watch.http import Endpoint
 from embarcadero.watch.places import Places
 from embarcadero.wire import codec, messages
@@ -51,8 +58,25 @@ def _conversations() -> Inputs:
         codec.control_frame(messages.GetLanes(lane=2), 13), batch_frame(raw_payload(1), lane=2, session=0),
         codec.control_frame(messages.CloseSession(lane=0, session=0), 14),
     ]  # fmt: skip
+    at, staged = (BROKER_LANES_FIRST, 0, _topic_id("loose")), raw_payload(1)
+    wrong = [(at[0], 1, at[2]), (at[0], 0, 9), (at[0] + 1, 0, at[2])]
+    session = {"session": 0, "count": 1}
+    refer = [
+        reference_frame(staged, at, **session, session_seq=8), batch_frame(staged, **session, session_seq=9),
+        *(reference_frame(staged, each, **session, session_seq=10) for each in wrong),
+        reference_frame(raw_payload(2), at, **session, session_seq=11),
+        reference_frame(staged, at, session=0, count=2, session_seq=12),
+        codec.control_frame(messages.DeleteTopic(name="loose"), 15),
+        reference_frame(staged, at, **session, session_seq=13),
+    ]
     some = [b"".join(asked[at : at + 6]) for at in range(0, len(asked), 6)]  # few inputs: each one takes a while
+    some += [b"".join(refer), refer[0] + refer[1]]
     return [b"".join(good), *some, good[0] + good[1], good[0] + good[14], *good[2:6]]
+
+
+def _topic_id(name: str) -> int:
+    """The id that a topic has in each world."""
+    return next(topic.id for topic in World().directory.topics() if topic.name == name)
 
 
 def _talk(data: bytes, rng: Random, pool: Inputs) -> bytes:
@@ -82,6 +106,7 @@ def _broker(data: bytes) -> str:
     """Whatever one client says, the broker goes on, and still serves another one."""
     world = World()
     world.work()
+    send(world.connect(), batch_frame(raw_payload(1), lane=2, session=0, count=1))  # for references
     hostile = world.connect()
     hostile.take_output()
     send(hostile, data)
@@ -147,8 +172,11 @@ def _publisher(data: bytes) -> str:
         topic="t", window_bytes=1 << 20, resend_after_us=5_000, delivery_timeout_us=10**9,
         order=data[0] % 3 if data else Order.TOTAL, durable=len(data) % 2 == 0, replicated=len(data) % 3 == 0,
     )  # fmt: skip
-    core.on_connected(Link(1, 0), 0)
+    link = Link(1, 0)
+    link.references = len(data) % 5 > 0
+    core.on_connected(link, 0)
     batches = [core.add(raw_payload(1), 1, 0, 0, 0) for _ in range(3)]
+    batches.insert(1, core.add_reference(StagedBatch(1, BROKER_LANES_FIRST, 0, 100, 1, 7), 0, 0))
     settled: list[Any] = []
     now = 0
     for event in _events([data[1:]]):

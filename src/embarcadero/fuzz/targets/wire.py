@@ -12,13 +12,22 @@ import numpy as np
 from embarcadero.errors import EmbarcaderoError
 from embarcadero.fabric.layout import ORDER, seal
 from embarcadero.fuzz.mutate import mutated
-from embarcadero.fuzz.samples import MESSAGES, acks, batch_frame, fetched_frame, raw_payload
+from embarcadero.fuzz.samples import MESSAGES, acks, batch_frame, fetched_frame, raw_payload, reference_frame
 from embarcadero.fuzz.target import Inputs, Target, agree, told
 from embarcadero.fuzz.tree import tree_mutation
 from embarcadero.limits import CONTROL_BYTES_MAX, FETCH_BYTES_MAX, FRAME_BYTES_MAX, HELLO_BYTES_MAX, MIB, SCRATCH_BYTES
 from embarcadero.types import Gap, GapKind
 from embarcadero.wire import codec
-from embarcadero.wire.frames import BATCH_HEADER, FETCHED_HEADER, HEADER_BYTES, MAGIC, PROTOCOL_VERSION, FrameKind
+from embarcadero.wire.frames import (
+    BATCH_HEADER,
+    FETCHED_HEADER,
+    HEADER_BYTES,
+    MAGIC,
+    PROTOCOL_VERSION,
+    REFERENCE,
+    REFERENCE_BODY,
+    FrameKind,
+)
 from embarcadero.wire.receiver import AcksReceived, BatchReceived, Event, FetchedReceived, FrameReceiver
 
 FROM_CLIENTS: Final = frozenset({FrameKind.CONTROL, FrameKind.BATCH})
@@ -54,8 +63,20 @@ class _Peer:
         if isinstance(event, FetchedReceived):
             return "fetched", event[:4], event.entries.tobytes(), [bytes(payload) for payload in event.payloads]
         if isinstance(event, BatchReceived):
-            return event, bytes(self._admitted.pop(0))
+            body = bytes(self._admitted.pop(0))
+            return event, body, _named(body) if event.header.flags & REFERENCE else None
         return repr(event)
+
+
+def _named(body: bytes) -> tuple[Any, ...]:
+    """What the body of a batch by reference names, or why it can't be read."""
+    try:
+        reference = codec.parse_reference(body)
+    except EmbarcaderoError as error:
+        return told(error)
+    agree(codec.parse_reference(codec.reference_body(reference)) == reference, "a reference changes when it is sent on")
+    agree(0 < reference.size <= FRAME_BYTES_MAX, "a reference to more than a frame may have")
+    return reference
 
 
 def received(data: bytes, sizes: list[int], allowed: frozenset[FrameKind], control_bytes_max: int) -> Seen:
@@ -131,6 +152,8 @@ def _mend_long(frame: bytearray, kind: FrameKind, rng: Random) -> None:
         row = np.frombuffer(frame, dtype=BATCH_HEADER, count=1)
         if row["low"][0] > row["session_seq"][0] and rng.random() < 0.8:
             frame[16:24] = frame[8:16]
+        if len(frame) == 64 + REFERENCE_BODY.itemsize and row["flags"][0] & REFERENCE and rng.random() < 0.95:
+            frame[92:96] = codec.payload_crc(bytes(frame[64:92])).to_bytes(4, "little")
     frame[_CHECK_AT : _CHECK_AT + 4] = codec.payload_crc(bytes(frame[:_CHECK_AT])).to_bytes(4, "little")
 
 
@@ -138,9 +161,9 @@ def _mend_long(frame: bytearray, kind: FrameKind, rng: Random) -> None:
 def _from_clients() -> Inputs:
     control = [codec.control_frame(message, number) for number, message in enumerate(MESSAGES)]
     batches = [batch_frame(raw_payload(count)) for count in (1, 3, 40)]
-    large = batch_frame(bytes(100_000))
-    return [*control, *batches, b"".join(batches), control[0] + batches[0] + control[1], b"".join(control), large[:200],
-            large[:70_000]]  # fmt: skip
+    large, named = batch_frame(bytes(100_000)), reference_frame(raw_payload(3))
+    return [*control, *batches, named, named[:80], named + batches[0] + named, b"".join(batches),
+            control[0] + batches[0] + control[1], b"".join(control), large[:200], large[:70_000]]  # fmt: skip
 
 
 def _from_brokers() -> Inputs:

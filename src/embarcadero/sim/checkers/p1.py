@@ -6,6 +6,7 @@ from collections import defaultdict
 
 from embarcadero.sim.checkers.ledger import Ledger, Violation, inside, ledger_of, merge
 from embarcadero.sim.history import (
+    ByReference,
     Delivered,
     Died,
     Ended,
@@ -38,7 +39,7 @@ def check(history: History) -> list[Violation]:
     lanes = _replicated(ledger)
     found = [*_losses_have_a_cause(ledger), *_gaps_are_true(history, lanes), *_what_lasts_is_not_lost(ledger)]
     found += [*_trims_were_asked_for(history), *_losses_are_told(ledger), *_ends_are_known(ledger)]
-    found += _no_end_hides_a_loss(ledger)
+    found += [*_no_end_hides_a_loss(ledger), *_references_find_what_is_there(ledger, lanes)]
     ended, healed = history.of(Ended), history.of(Healed)
     if ended and healed:
         found += [*_read_back(ledger, lanes), *_unnamed_is_there(ledger, lanes), *_readers_are_told(ledger)]
@@ -126,6 +127,20 @@ def _what_lasts_is_not_lost(ledger: Ledger) -> list[Violation]:
             found.append(Violation("P1", d.at, f"{what} as durable, and it is lost"))
         elif went_us is not None and batch is not None and ledger.first_sent[batch].at > went_us:
             found.append(Violation("P1", d.at, f"{what}, lost with a fabric that was lost before it was sent"))
+    return found
+
+
+def _references_find_what_is_there(ledger: Ledger, lanes: set[int]) -> list[Violation]:
+    """A batch by reference is refused only if the staged batch is gone, or is another one than is meant."""
+    refused = {(s.process, s.number): s.at for s in ledger.history.of(Settled) if s.error == "BadReference"}
+    found: list[Violation] = []
+    for event in ledger.history.of(ByReference):
+        at = refused.get((event.process, event.number))
+        kept = event.lane in lanes and event.index >= ledger.trimmed[event.lane]
+        if at is not None and event.right and kept and not ledger.is_lost(event.lane, event.index):
+            found.append(Violation("P1", at, (
+                f"batch {event.number} of {event.process} was refused, as if index {event.index} of lane {event.lane} "
+                "were gone, or were another batch")))  # fmt: skip
     return found
 
 

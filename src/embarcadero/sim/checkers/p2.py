@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from embarcadero.sim.checkers.ledger import Batch, Claim, Ledger, Violation, covered, inside, ledger_of
-from embarcadero.sim.history import Delivered, FabricLost, History, Numbered, Sent, Settled, Verdict
+from embarcadero.sim.history import ByReference, Delivered, FabricLost, History, Numbered, Sent, Settled, Verdict
 
 
 def check(history: History) -> list[Violation]:
@@ -17,6 +17,7 @@ def check(history: History) -> list[Violation]:
         *_records_do_not_overlap(ledger),
         *_refused_never_appear(ledger),
         *_acked_is_there(ledger),
+        *_wrong_references_are_refused(history),
     ]
 
 
@@ -120,6 +121,21 @@ def _refused_never_appear(ledger: Ledger) -> list[Violation]:
                 f"{ledger.name(event.digest)} was refused ({refused.error}), but reader {event.reader} found it at "
                 f"index {event.index} of lane {event.lane}")))  # fmt: skip
     return found
+
+
+def _wrong_references_are_refused(history: History) -> list[Violation]:
+    """A batch whose frame names a staged batch with other bytes is not stored, unless an earlier copy of it was."""
+    sent = history.of(ByReference)
+    right = {(event.stream, event.number) for event in sent if event.right}
+    wrong = {(event.process, event.number): event for event in sent if not event.right}
+    return [
+        Violation("P2", s.at, (
+            f"batch {s.number} of {s.process} was stored, though index {named.index} of lane {named.lane}, which it "
+            "named, is another batch"))
+        for s in history.of(Settled)
+        if s.verdict is Verdict.STORED and (named := wrong.get((s.process, s.number))) is not None
+        and (s.stream, s.number) not in right
+    ]  # fmt: skip
 
 
 def _acked_is_there(ledger: Ledger) -> list[Violation]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from embarcadero.sim.checkers.ledger import Violation
-from embarcadero.sim.history import Copies, CopyDiffers, History, OnDisk, TailRead
+from embarcadero.sim.checkers.ledger import Violation, ledger_of
+from embarcadero.sim.history import ByReference, Copies, CopyDiffers, History, OnDisk, Settled, TailRead, Verdict
 
 
 def check(history: History) -> list[Violation]:
     """All violations of P6."""
-    return [*_enough_copies(history), *_tails(history), *_copies_agree(history), *_copies_are_equal(history)]
+    found = [*_enough_copies(history), *_tails(history), *_copies_agree(history), *_copies_are_equal(history)]
+    return found + _only_durable_is_referenced(history)
 
 
 def _enough_copies(history: History) -> list[Violation]:
@@ -18,6 +19,20 @@ def _enough_copies(history: History) -> list[Violation]:
             "replicas of its range that this takes"))
         for c in history.of(Copies)
         if c.copies < c.needed
+    ]  # fmt: skip
+
+
+def _only_durable_is_referenced(history: History) -> list[Violation]:
+    """A staged batch that was published by reference was durable before, so it is never lost."""
+    ledger = ledger_of(history) if history.of(ByReference) else None
+    stored = {(s.process, s.number): s.at for s in history.of(Settled) if s.verdict is Verdict.STORED}
+    return [
+        Violation("P6", stored[event.process, event.number], (
+            f"batch {event.number} of {event.process} was published from index {event.index} of lane {event.lane}, "
+            "which was not durable: it is lost"))
+        for event in history.of(ByReference)
+        if ledger is not None and event.right and (event.process, event.number) in stored
+        and ledger.is_lost(event.lane, event.index)
     ]  # fmt: skip
 
 

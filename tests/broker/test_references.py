@@ -1,0 +1,440 @@
+"""Batches by reference: the broker copies what is staged, checks it, and stores it like any other batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embarcadero import plants
+from embarcadero.broker import references
+from embarcadero.errors import Corrupt
+from embarcadero.types import Outcome, Range, ReferenceFault
+from embarcadero.wire import messages as m
+from embarcadero.wire.codec import BatchReference, batch_header, payload_crc, reference_body
+from embarcadero.wire.frames import REFERENCE, REFERENCE_BODY, WANT_DURABLE
+from tests.broker.disks import DiskWorld, payload, texts
+from tests.broker.harness import Client, World
+from tests.broker.test_warm import Later
+
+Where = tuple[int, int, int]
+"""Lane, index and topic id of a staged batch."""
+
+
+def opened(client: Client, topic: str) -> m.Opened:
+    """Open a session of a topic of order 0 or 1."""
+    answer = client.answers[client.ask(m.OpenSession(topic=topic))]
+    assert isinstance(answer, m.Opened), answer
+    return answer
+
+
+def refer(client: Client, session: m.Opened, sequence: int, at: Where, data: bytes, **fields: Any) -> None:
+    """Send a batch of two records that names the staged one; fields override what is right."""
+    lane, index, topic_id = at
+    size = fields.pop("size", len(data))
+    header: dict[str, Any] = {
+        "session_seq": sequence, "low": 0, "lane": session.lane, "session": session.session, "count": 2,
+        "crc": payload_crc(data), "length": REFERENCE_BODY.itemsize, "flags": REFERENCE,
+    }  # fmt: skip
+    client.send(batch_header(**(header | fields)) + reference_body(BatchReference(lane, size, index, topic_id)))
+
+
+def outcomes(client: Client) -> list[tuple[int, Outcome]]:
+    client.pump()
+    return [(int(ack["session_seq"]), Outcome(int(ack["outcome"]))) for ack in client.acks]
+
+
+def faults(client: Client) -> list[tuple[Outcome, int]]:
+    client.pump()
+    return [(Outcome(int(ack["outcome"])), int(ack["extra"])) for ack in client.acks]
+
+
+def id_of(world: Any, name: str) -> int:
+    return next(topic.id for topic in world.directory.topics() if topic.name == name)
+
+
+def stage(world: Any, client: Client, data: bytes, topic: str = "zero") -> Where:
+    """Stage a batch of two records; where it is."""
+    client.batch(opened(client, topic), 0, data, count=2)
+    client.pump()
+    ack = client.acks.pop()
+    return int(ack["extra"]), int(ack["index"]), id_of(world, topic)
+
+
+@pytest.fixture
+def world() -> World:
+    """Two brokers, a topic of order 0 and one of order 1 to stage in, one of order 5 to publish into."""
+    world = World()
+    world.topic("zero", order=0)
+    world.topic("one", order=1)
+    world.topic("t", order=5)
+    return world
+
+
+# --- from memory ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("staged_in", ["zero", "one"])
+def test_any_broker_copies_what_any_other_has_staged(world: World, staged_in: str) -> None:
+    """Staged through one broker, published through the other: an ordinary batch with the bytes that were staged."""
+    stager, publisher = Client(world.brokers[0]), Client(world.brokers[1])
+    places = [(stage(world, stager, data, staged_in), data) for data in (b"first", b"second" * 100)]
+    session = world.open(publisher)
+    for sequence, (at, data) in enumerate(places):
+        refer(publisher, session, sequence, at, data, partition=3)
+    world.run(3, publisher)
+
+    assert outcomes(publisher) == [(0, Outcome.ORDERED), (1, Outcome.ORDERED)]
+    found = world.fetch(publisher, session.lane)
+    assert texts(found) == [b"first", b"second" * 100]
+    assert [int(entry["partition"]) for entry in found.entries[:2]] == [3, 3]
+    assert [int(entry["count"]) for entry in found.entries[:2]] == [2, 2]
+    assert world.brokers[1].references.copied == 2
+
+
+@pytest.mark.parametrize("order", ["zero", "one"])
+def test_a_topic_of_order_0_or_1_takes_references_too(world: World, order: str) -> None:
+    """They get their positions in the broker's own lane; order 1 takes them in their turn."""
+    client = Client(world.brokers[0])
+    at, session = stage(world, client, b"staged"), opened(client, order)
+    for sequence in range(3):
+        refer(client, session, sequence, at, b"staged")
+    assert outcomes(client) == [(sequence, Outcome.ORDERED) for sequence in range(3)]
+    assert texts(world.fetch(client, int(client.acks[0]["extra"]), by="earliest"))[-3:] == [b"staged"] * 3
+
+
+def test_a_reference_sent_again_is_a_duplicate(world: World) -> None:
+    """Its sequence and checksum are all that tells a batch: whether it was carried or named makes no difference."""
+    client = Client(world.brokers[0])
+    at, session = stage(world, client, b"staged"), world.open(client)
+    refer(client, session, 0, at, b"staged")
+    client.batch(session, 0, b"staged", count=2)
+    refer(client, session, 0, at, b"staged")
+    world.run(3, client)
+    assert sorted(outcome for _, outcome in outcomes(client)) == [Outcome.ORDERED, Outcome.DUP_OF, Outcome.DUP_OF]
+    assert texts(world.fetch(client, session.lane)) == [b"staged"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "fault"),
+    [
+        ({"crc": 1}, ReferenceFault.DIFFERS),
+        ({"count": 3}, ReferenceFault.DIFFERS),
+        ({"size": 5}, ReferenceFault.DIFFERS),
+        ({"size": 7}, ReferenceFault.DIFFERS),
+        ({"at": (0, 1, 0)}, ReferenceFault.GONE),
+        ({"at": (0, (1 << 64) - 1, 0)}, ReferenceFault.GONE),
+        ({"at": (0, 0, 1)}, ReferenceFault.ANOTHER_TOPIC),
+        ({"at": (1, 0, 0)}, ReferenceFault.ANOTHER_TOPIC),
+    ],
+)
+def test_a_reference_that_is_wrong_is_refused_alone(world: World, wrong: dict[str, Any], fault: ReferenceFault) -> None:
+    """The ack says why; nothing of it is kept, and the connection goes on."""
+    client = Client(world.brokers[0])
+    (lane, index, topic_id), session = stage(world, client, b"staged"), world.open(client)
+    more = wrong.pop("at", (0, 0, 0))
+    at = lane + more[0], index + more[1], topic_id + more[2]
+    refer(client, session, 0, at, b"staged", **wrong)
+    assert faults(client) == [(Outcome.NO_REFERENCE, fault)]
+    refer(client, session, 0, (lane, index, topic_id), b"staged")
+    world.run(3, client)
+    assert faults(client)[1] == (Outcome.ORDERED, 0)
+    assert world.brokers[0].unsettled == 0
+
+
+def test_a_lane_of_a_topic_in_one_order_is_no_staging_topic(world: World) -> None:
+    """Only what brokers order by themselves is read: a topic of orders 2 and 5 has no lane that can be named."""
+    client = Client(world.brokers[0])
+    session = world.open(client)
+    client.batch(session, 0, b"ordered", count=2)
+    world.run(3, client)
+    refer(client, session, 1, (session.lane, 1, id_of(world, "t")), b"ordered")
+    assert faults(client)[1] == (Outcome.NO_REFERENCE, ReferenceFault.ANOTHER_TOPIC)
+
+
+def test_a_topic_that_was_made_again_is_another_one(world: World) -> None:
+    """A reference from before does not name what is staged under the same name since."""
+    client = Client(world.brokers[0])
+    at, session = stage(world, client, b"staged"), world.open(client)
+    world.directory.delete_topic("zero")
+    world.run(3)
+    refer(client, session, 0, at, b"staged")
+    world.topic("zero", order=0)
+    lane, index, _ = stage(world, client, b"staged")
+    refer(client, session, 0, (lane, index, at[2]), b"staged")
+    assert faults(client) == [(Outcome.NO_REFERENCE, ReferenceFault.ANOTHER_TOPIC)] * 2
+
+
+def test_what_is_trimmed_is_gone(world: World) -> None:
+    """A staged batch below the start of its lane is told as gone, also when its bytes are in memory still."""
+    client = Client(world.brokers[0])
+    at, session = stage(world, client, b"staged"), world.open(client)
+    world.directory.trim("zero", at[0], 1)
+    world.run()
+    refer(client, session, 0, at, b"staged")
+    assert faults(client) == [(Outcome.NO_REFERENCE, ReferenceFault.GONE)]
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+def test_a_reference_costs_what_its_bytes_would(world: World) -> None:
+    """Credit is taken for the staged size, so that nobody makes a broker copy more than it could have sent."""
+    client = Client(world.brokers[0])
+    at, session = stage(world, client, b"x" * 4_000), world.open(client)
+    before = client.connection.received_bytes
+    refer(client, session, 0, at, b"x" * 4_000)
+    assert client.connection.received_bytes == before + 64 + 4_000
+    for sequence in range(1, 10):
+        refer(client, session, sequence, at, b"x" * 4_000)
+        client.connection.granted_bytes = min(client.connection.granted_bytes, before + 10_000)
+    client.pump()
+    assert client.connection.closing
+    assert [message.code for message in client.pushed if isinstance(message, m.Failed)] == ["OverCredit"]
+    assert world.brokers[0].ingest.arriving == 0
+
+
+@pytest.mark.parametrize(
+    ("size", "code"), [(0, "BadFrame"), (8 * 1024 + 1, "FrameTooLarge"), (9 << 20, "FrameTooLarge")]
+)
+def test_a_size_that_no_batch_may_have_ends_the_connection(world: World, size: int, code: str) -> None:
+    """The frame's own length is small: what it names is checked like a payload's length."""
+    client = Client(world.brokers[0])
+    at, session = stage(world, client, b"staged"), world.open(client)
+    refer(client, session, 0, at, b"staged", size=size)
+    client.pump()
+    assert [message.code for message in client.pushed if isinstance(message, m.Failed)] == [code]
+
+
+def test_a_damaged_reference_ends_the_connection(world: World) -> None:
+    """A flipped bit is the network's, not a wrong reference: it is sent again over another connection."""
+    client = Client(world.brokers[0])
+    (lane, index, topic_id), session = stage(world, client, b"staged"), world.open(client)
+    body = bytearray(reference_body(BatchReference(lane, 6, index, topic_id)))
+    body[8] ^= 1
+    client.send(batch_header(session_seq=0, low=0, lane=session.lane, session=session.session, count=2,
+                             crc=payload_crc(b"staged"), length=32, flags=REFERENCE))  # fmt: skip
+    client.send(body)
+    client.pump()
+    assert [message.code for message in client.pushed if isinstance(message, m.Failed)] == ["ChecksumMismatch"]
+
+
+def test_without_room_in_the_log_it_comes_again(world: World) -> None:
+    """Brokers that nobody orders fill up; a reference is then refused as a batch with bytes is."""
+    client = Client(world.brokers[0])
+    at, session = stage(world, client, b"x" * 4_000), world.open(client)
+    client.connection.granted_bytes = 1 << 30
+    sequence = 0
+    while not client.acks and sequence < 40:
+        refer(client, session, sequence, at, b"x" * 4_000)
+        client.pump()
+        sequence += 1
+    assert 10 < sequence < 40
+    assert outcomes(client) == [(sequence - 1, Outcome.BACKPRESSURE)]
+
+
+# --- with replicas ----------------------------------------------------------------------------------------------------
+class StagedWorld:
+    """Batches staged in a topic of order 0 with three replicas; the jobs of broker 1 run when told to."""
+
+    def __init__(self, path: Path) -> None:
+        self.world = DiskWorld(path)
+        self.jobs = Later()
+        self.world.brokers[1].reads.warm._workers = self.jobs
+        self.world.topic("zero", order=0)
+        self.world.topic("t", order=5, replicas=0, durable_on=0)
+        self.stager, self.publisher = Client(self.world.brokers[0]), Client(self.world.brokers[1])
+        self.session = self.world.open(self.publisher)
+        self._staging = opened(self.stager, "zero")
+        self._staged = 0
+        self.range: Range | None = None
+
+    @property
+    def broker(self) -> Any:
+        """The broker that publishes by reference."""
+        return self.world.brokers[1]
+
+    def stage(self, count: int, size: int = 1_500, durable: bool = True) -> None:
+        """Stage batches, each of its own bytes, and have them on disk."""
+        for number in range(self._staged, self._staged + count):
+            self.stager.batch(self._staging, number, payload(number, size), count=2)
+            self.stager.pump()
+            self._staged += 1
+            if durable:
+                self.sync()
+        self.world.run(2, self.stager)
+
+    def sync(self) -> None:
+        """Copy everything that is staged to two disks."""
+        [lane] = self.world.directory.lanes()
+        if self.range is None:
+            self.range = self.world.directory.open_range(lane.lane)
+            assert self.range is not None
+            self.world.hand.word(lane.lane, self.range.number)
+        for replica in self.world.of(self.range)[:2]:
+            replica.copy(self.range, self._staged, lane.region)
+        self.world.brokers[0].poll()
+
+    def refer(self, sequence: int, staged: int, size: int = 1_500, session: m.Opened | None = None) -> None:
+        """Publish a staged batch by reference."""
+        [lane] = self.world.directory.lanes()
+        at = lane.lane, staged, id_of(self.world, "zero")
+        refer(self.publisher, session or self.session, sequence, at, payload(staged, size))
+
+    def published(self) -> list[bytes]:
+        """What is in the topic."""
+        self.world.run(3, self.publisher)
+        return texts(self.world.fetch(self.stager, self.session.lane))
+
+
+@pytest.fixture
+def staged(tmp_path: Path) -> StagedWorld:
+    return StagedWorld(tmp_path)
+
+
+def test_only_what_is_durable_is_published(staged: StagedWorld) -> None:
+    """A staged batch that disks do not have yet may still be lost: the publisher tries again."""
+    staged.stage(1, size=20, durable=False)
+    staged.refer(0, 0, size=20)
+    assert outcomes(staged.publisher) == [(0, Outcome.BACKPRESSURE)]
+    staged.sync()
+    staged.world.run(2)
+    staged.refer(0, 0, size=20)
+    assert staged.published() == [payload(0)]
+    assert outcomes(staged.publisher) == [(0, Outcome.BACKPRESSURE), (0, Outcome.ORDERED)]
+
+
+def test_a_broker_that_copied_what_is_not_durable_would_be_seen(staged: StagedWorld) -> None:
+    """The same with the bug planted: it is stored, so the test above can fail."""
+    staged.stage(1, size=20, durable=False)
+    plants.ACTIVE.add("reference-not-durable")
+    try:
+        staged.refer(0, 0, size=20)
+    finally:
+        plants.ACTIVE.discard("reference-not-durable")
+    staged.world.run(2, staged.publisher)
+    assert outcomes(staged.publisher) == [(0, Outcome.ORDERED)]
+
+
+def test_what_left_memory_is_read_on_a_worker_and_the_session_keeps_its_order(staged: StagedWorld) -> None:
+    """Batches of the session wait behind one that is on disk, with bytes of their own or not; another one's do not."""
+    staged.stage(60)
+    other = staged.world.open(staged.publisher)
+    staged.refer(0, 3)
+    staged.refer(1, 59)
+    staged.publisher.batch(staged.session, 2, b"carried")
+    staged.refer(3, 4)
+    staged.refer(0, 58, session=other)
+    staged.publisher.batch(other, 1, b"passes")
+    waiting = staged.broker.references.waiting
+    assert staged.published() == [payload(58, 1_500), b"passes"]
+    assert (waiting, len(staged.jobs.jobs)) == (4, 1)
+    assert staged.broker.unsettled == 5  # its bytes are in the log already, and have no entry
+
+    staged.jobs.step()
+    assert staged.published() == [
+        payload(58, 1_500), b"passes", payload(3, 1_500), payload(59, 1_500), b"carried",
+    ]  # fmt: skip
+    staged.jobs.step()
+    assert staged.published()[5:] == [payload(4, 1_500)]
+    assert staged.broker.unsettled == 0
+    assert staged.publisher.connection.staging_bytes == 0
+
+
+def test_one_job_reads_what_a_session_needs_next(staged: StagedWorld) -> None:
+    """Batches that are on disk one behind the other cost one turn of a worker, up to about a frame."""
+    staged.stage(60)
+    for sequence in range(9):
+        staged.refer(sequence, sequence)
+    rounds = 0
+    while staged.jobs.jobs:
+        staged.jobs.step()
+        rounds += 1
+    assert staged.published() == [payload(number, 1_500) for number in range(9)]
+    assert rounds == 3  # the first alone, then as many as 8 KiB hold
+
+
+def test_a_connection_that_goes_away_leaves_nothing(staged: StagedWorld) -> None:
+    """What waited is forgotten, room in the log is given back, and a job that ends later changes nothing."""
+    staged.stage(60)
+    staged.refer(0, 3)
+    staged.publisher.batch(staged.session, 1, b"carried")
+    assert staged.broker.ingest.arriving == 1
+    staged.publisher.connection.closed()
+    assert (staged.broker.ingest.arriving, staged.broker.references.waiting) == (0, 0)
+    staged.jobs.step()
+    assert staged.published() == []
+    assert staged.broker.unsettled == 0
+
+
+def test_credit_comes_back_when_a_batch_is_stored_and_not_before(staged: StagedWorld) -> None:
+    """A client can't have more read for it than its credit, however slow the disk is."""
+    staged.stage(60)
+    granted = staged.publisher.connection.granted_bytes
+    sequence = 0
+    while staged.publisher.connection.received_bytes + 1_564 <= granted:
+        staged.refer(sequence, sequence % 20)
+        sequence += 1
+    assert sequence > 4
+    staged.world.run(5, staged.publisher)
+    assert staged.publisher.connection.granted_bytes == granted
+    while staged.jobs.jobs:
+        staged.jobs.step()
+    staged.world.run(2, staged.publisher)
+    assert staged.publisher.connection.granted_bytes > granted
+
+
+def test_a_file_that_cannot_be_read_now_is_tried_again_later(
+    staged: StagedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No good copy is no answer: the batch comes again, and its neighbours are published."""
+    staged.stage(60)
+
+    def fails(*_: object) -> None:
+        raise Corrupt("no good copy", "wait for repair")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("embarcadero.broker.segments.Segments.fetch", fails)
+        staged.refer(0, 3)
+        staged.jobs.step()
+    assert outcomes(staged.publisher) == [(0, Outcome.BACKPRESSURE)]
+    staged.refer(0, 3)
+    staged.jobs.step()
+    assert staged.published() == [payload(3, 1_500)]
+
+
+def test_more_than_a_connection_may_have_waiting_is_refused(
+    staged: StagedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bound is on batches, small ones too; what is refused with its bytes gives its room back."""
+    monkeypatch.setattr(references, "REFERENCES_WAITING_MAX", 2)
+    staged.stage(60)
+    staged.refer(0, 3)
+    staged.refer(1, 4)
+    staged.refer(2, 5)
+    staged.publisher.batch(staged.session, 3, b"carried")
+    assert outcomes(staged.publisher) == [(2, Outcome.BACKPRESSURE), (3, Outcome.BACKPRESSURE)]
+    assert (staged.broker.ingest.arriving, staged.broker.references.waiting) == (0, 2)
+
+
+def test_a_reference_on_disk_with_another_checksum_is_refused(staged: StagedWorld) -> None:
+    """Files are checked like memory; the ack of a durable batch says the same."""
+    staged.stage(60)
+    [lane] = staged.world.directory.lanes()
+    at = lane.lane, 3, id_of(staged.world, "zero")
+    refer(staged.publisher, staged.session, 0, at, payload(4, 1_500))
+    staged.jobs.step()
+    assert faults(staged.publisher) == [(Outcome.NO_REFERENCE, ReferenceFault.DIFFERS)]
+
+
+def test_a_durable_ack_waits_for_the_disks_of_the_topic(tmp_path: Path) -> None:
+    """With WANT_DURABLE stored means durable, for what was named too."""
+    world = DiskWorld(tmp_path)
+    world.topic("zero", order=0, replicas=0, durable_on=0)
+    range_ = world.topic("t", order=5)
+    client = Client(world.brokers[0])
+    at, session = stage(world, client, b"staged"), world.open(client)
+    refer(client, session, 0, at, b"staged", flags=REFERENCE | WANT_DURABLE)
+    world.run(3, client)
+    assert outcomes(client) == []
+    for replica in world.of(range_)[:2]:
+        replica.copy(range_, 1)
+    world.run(3, client)
+    assert outcomes(client) == [(0, Outcome.ORDERED)]
