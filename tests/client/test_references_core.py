@@ -9,7 +9,7 @@ import pytest
 from embarcadero.client.futures import BatchResult, Receipt, RecordFuture, TableResult
 from embarcadero.client.outbatch import OutBatch
 from embarcadero.client.waiting import Waitable
-from embarcadero.errors import BadReference, BadValue, NotAvailable, OutcomeUnknown, Refused
+from embarcadero.errors import Backpressure, BadReference, BadValue, NotAvailable, OutcomeUnknown, Refused
 from embarcadero.types import Outcome, Position, StagedBatch
 from embarcadero.wire.codec import payload_crc
 from tests.client.fake_cluster import LANE, FakeCluster, World
@@ -112,6 +112,17 @@ def test_a_refusal_after_a_copy_of_unknown_fate_is_an_unknown_outcome() -> None:
     world.settle()
     assert isinstance(batch.error, OutcomeUnknown)
     assert not isinstance(batch.error, BadReference)
+
+
+def test_a_staged_batch_that_cannot_be_read_for_long_is_named() -> None:
+    """Brokers that refuse for as long as a delivery may take are not full: the error says what they wait for."""
+    world = make_world(2, wires=1, delivery_timeout_us=500_000)
+    world.settle()
+    world.cluster.backpressure = 1 << 30
+    batch = refer(world, stage(world, 6, b"staged"))
+    world.run(lambda: batch.done)
+    assert isinstance(batch.error, Backpressure)
+    assert "index 6 of lane 4096 could not be read" in str(batch.error)
 
 
 def test_brokers_of_an_earlier_version_get_no_references() -> None:

@@ -42,6 +42,16 @@ def settled(at: int, number: int, index: int | None = None, stream: str = "a", v
                      index=index, seq=index if seq is None else seq, ack=ack, error=error)  # fmt: skip
 
 
+def named(at: int, number: int, index: int, right: bool = True) -> h.ByReference:
+    """A batch that was sent names what is at an index of the same lane."""
+    return h.ByReference(at=at, process="a", stream="a", number=number, lane=LANE, index=index, right=right)
+
+
+def refused(at: int, number: int) -> h.Settled:
+    """A batch by reference ends: what it names is not there."""
+    return settled(at, number, verdict=Verdict.FAILED, error="BadReference")
+
+
 def opened(at: int, stream: str = "a") -> h.SessionOpened:
     return h.SessionOpened(at=at, process=stream, stream=stream, lane=LANE, session=7, expected=0)
 
@@ -126,6 +136,11 @@ def stuck(at: int, until: int, stream: str = "b") -> h.Stuck:
 
 GOOD: dict[str, dict[str, list[Event]]] = {
     "P1": {
+        "a reference to what was trimmed is refused": [
+            topic(replicas=2), sent(1, 0), named(1, 0, 3), *trimmed(2, 4), refused(3, 0)],
+        "a reference to what was lost is refused": [
+            topic(replicas=2), sent(1, 0), named(1, 0, 3), *lost(2, 3, 9), refused(3, 0)],
+        "a wrong reference is refused": [topic(replicas=2), sent(1, 0), named(1, 0, 3, right=False), refused(3, 0)],
         "a reader hears that all it got of a lost span is lost": [
             topic(replicas=2), sent(1, 0), sent(1, 1), moved(1, 4), got(2, 4, 0), got(2, 5, 1), *lost(3, 4, 900),
             h.Healed(at=5), gap(6, "LOST", 4, 900), ended(9)],
@@ -205,6 +220,8 @@ GOOD: dict[str, dict[str, list[Event]]] = {
         "a reader that begins at the end of a lane that has lost what was acked": [
             topic(0), lane(), sent(1, 0), settled(2, 0, 0), *lost(3, 0, 4), moved(4, None),
             gap(5, "END_OF_LANE", 0, 0), passed(6, 4)],
+        "a right reference is stored": [topic(), sent(1, 0), named(1, 0, 3), settled(2, 0, 5)],
+        "a wrong reference is refused": [topic(), sent(1, 0), named(1, 0, 3, right=False), refused(2, 0)],
         "a batch that its caller numbered has its number": [
             topic(), h.Numbered(at=0, stream="a"), sent(1, 3), moved(1, 0), got(2, 0, 3)],
         "an acked batch is where readers find it": [topic(), sent(1, 0), settled(2, 0, 5), moved(3, 5), got(4, 5, 0)],
@@ -337,6 +354,10 @@ GOOD: dict[str, dict[str, list[Event]]] = {
             h.PassingChanged(at=3, topic=1, change=h.Change.ALTERED)],
     },
     "P6": {
+        "a reference to what lasts is stored": [
+            topic(replicas=2), sent(1, 0), named(1, 0, 3), settled(2, 0, 1), *lost(3, 4, 9)],
+        "a reference to what is lost is not stored": [
+            topic(replicas=2), sent(1, 0), named(1, 0, 3), refused(2, 0), *lost(3, 3, 9)],
         "enough disks": [copies(1, 0, 2), copies(1, 1, 3)],
         "a topic without replicas": [copies(1, 0, 0, needed=0)],
         "a durable tail below the ordered one": [
@@ -352,6 +373,7 @@ GOOD: dict[str, dict[str, list[Event]]] = {
         "a partition is kept": [sent(1, 0, partition=3), got(2, 0, 0, partition=3)],
     },
     "P8": {
+        "a reference is refused though nothing broke": [topic(), sent(1, 0), named(1, 0, 3), refused(2, 0), ended(9)],
         "every publish ends": [sent(1, 0), settled(2, 0, 0), ended(9)],
         "an unknown outcome is an end": [fault(0), sent(1, 0), settled(2, 0, verdict=Verdict.UNKNOWN), ended(9)],
         "what a topic that skips gaps has skipped": [
@@ -386,6 +408,8 @@ GOOD: dict[str, dict[str, list[Event]]] = {
 
 BAD: dict[str, dict[str, list[Event]]] = {
     "P1": {
+        "a reference to what is there is refused": [
+            topic(replicas=2), sent(1, 0), named(1, 0, 4), *trimmed(2, 4), refused(3, 0)],
         "a reader that got what is lost, and is told of an end above that": [
             topic(1, replicas=2), lane(1), sent(1, 0), moved(1, 4), got(2, 4, 0), *lost(3, 3, 5), h.Healed(at=4),
             gap(5, "END_OF_LANE", 5, 5), ended(9)],
@@ -466,6 +490,7 @@ BAD: dict[str, dict[str, list[Event]]] = {
             topic(replicas=2), *lost(3, 4, 900), sent(5, 0), moved(6, 800), got(7, 800, 0)],
     },
     "P2": {
+        "a wrong reference is stored": [topic(), sent(1, 0), named(1, 0, 3, right=False), settled(2, 0, 5)],
         "a batch that its caller numbered has the number of another": [
             topic(), h.Numbered(at=0, stream="a"), sent(1, 3), moved(1, 0), got(2, 0, 3, session_seq=2)],
         "a position names two batches": [
@@ -594,6 +619,8 @@ BAD: dict[str, dict[str, list[Event]]] = {
             h.PassingChanged(at=3, topic=1, change=h.Change.TRIMMED)],
     },
     "P6": {
+        "a reference to what is lost is stored": [
+            topic(replicas=2), sent(1, 0), named(1, 0, 3), settled(2, 0, 1), *lost(3, 3, 9)],
         "a copy that is not as the others after a rest": [
             h.CopyDiffers(at=5, replica=1, lane=0, index=3, what="lacks")],
         "an ack before a sync": [copies(1, 0, 0, needed=1)],

@@ -148,6 +148,12 @@ def undelivered(topic: str, oldest: OutBatch, timeout_us: int, usable: int, full
         return Unreachable(
             f"no broker took a batch of {topic!r} within {seconds:g} s", "see whether it is up: embarcadero status"
         )
+    if oldest.reference is not None and oldest.refusals and not full:
+        staged = f"the staged batch at index {oldest.reference.index} of lane {oldest.reference.lane}"
+        return Backpressure(
+            f"{staged} could not be read for {seconds:g} s, and was not published into {topic!r}",
+            "it is not durable yet, or its replicas are in trouble: embarcadero status",
+        )
     return Backpressure(
         f"the cluster had no room for a batch of {topic!r} for {seconds:g} s ({full} of {usable} brokers full)",
         "publish less, or make the brokers' logs larger",

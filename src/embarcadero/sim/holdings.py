@@ -22,7 +22,7 @@ _BROKER: Final = (
     "connections.*.sessions", "connections.*.turns", "counters.came_in", "counters.went_out",
     "durable._durability._known", "durable._durability._open", "epoch._orders", "held._lanes", "lanes._roomless",
     "lanes._trims", "lanes._writers", "lanes.known", "lanes.readers", "reads._readers", "reads._topics", "reads._trims",
-    "reads.warm.copies._good", "reads.warm.copies._idle",
+    "reads.warm.copies._good", "reads.warm.copies._idle", "references._queues.*",
 )  # fmt: skip
 
 _REPLICA: Final = (

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from embarcadero.sim.history import (
+    ByReference,
     Delivered,
     FabricLost,
     GapSeen,
@@ -21,6 +22,7 @@ from embarcadero.sim.history import (
     SessionOpened,
     Settled,
     Stopped,
+    TopicMade,
     TrimmedTo,
     Verdict,
 )
@@ -84,6 +86,9 @@ class Ledger:
         self._collect_claims()
         self.broker_lanes = {made.lane: made for made in history.of(LaneMade)}
         """Lanes of topics of orders 0 and 1, where a batch that is sent again may be stored again."""
+        topics = {topic.lane for topic in history.of(TopicMade) if topic.replicas}
+        self.replicated = topics | {made.lane for made in self.broker_lanes.values() if made.topic in topics}
+        """Lanes of topics with replicas."""
         self.lost: dict[int, list[tuple[int, int]]] = defaultdict(list)
         """lane -> spans of indices that went with the fabric"""
         for span in history.of(LostSpan):
@@ -174,6 +179,10 @@ class Ledger:
         """Whether what was at this index went with the fabric. Its publisher may have stored it again elsewhere."""
         spans = self.lost.get(lane)
         return spans is not None and inside(spans, index, index + 1)
+
+    def is_kept(self, lane: int, index: int) -> bool:
+        """Whether what was at this index is on disks, neither trimmed nor lost, in the end too."""
+        return lane in self.replicated and index >= self.trimmed[lane] and not self.is_lost(lane, index)
 
     def lost_until(self, lane: int, index: int) -> int | None:
         """Where the lost span that has this index ends; None if the index is not lost."""
@@ -289,3 +298,14 @@ def inside(spans: list[tuple[int, int]], start: int, stop: int) -> bool:
     """Whether [start, stop) lies within one of the merged spans."""
     place = bisect_left(spans, (start + 1, 0)) - 1
     return place >= 0 and spans[place][0] <= start and stop <= spans[place][1]
+
+
+def refused_streams(history: History) -> set[str]:
+    """Streams of which a batch by reference may have been refused: it was wrong, or what it names is not kept."""
+    named = history.of(ByReference)
+    ledger = ledger_of(history) if named else None
+    return {
+        event.stream
+        for event in named
+        if ledger is not None and not (event.right and ledger.is_kept(event.lane, event.index))
+    }

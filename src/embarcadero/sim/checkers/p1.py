@@ -22,7 +22,6 @@ from embarcadero.sim.history import (
     PublisherEnded,
     Settled,
     Stopped,
-    TopicMade,
     TrimAsked,
     TrimmedTo,
     Verdict,
@@ -36,20 +35,14 @@ _LOSSES = frozenset({GapKind.LOST.name, GapKind.NEVER_DURABLE.name})
 def check(history: History) -> list[Violation]:
     """All violations of P1."""
     ledger = ledger_of(history)
-    lanes = _replicated(ledger)
+    lanes = ledger.replicated
     found = [*_losses_have_a_cause(ledger), *_gaps_are_true(history, lanes), *_what_lasts_is_not_lost(ledger)]
     found += [*_trims_were_asked_for(history), *_losses_are_told(ledger), *_ends_are_known(ledger)]
-    found += [*_no_end_hides_a_loss(ledger), *_references_find_what_is_there(ledger, lanes)]
+    found += [*_no_end_hides_a_loss(ledger), *_references_find_what_is_there(ledger)]
     ended, healed = history.of(Ended), history.of(Healed)
     if ended and healed:
         found += [*_read_back(ledger, lanes), *_unnamed_is_there(ledger, lanes), *_readers_are_told(ledger)]
     return found
-
-
-def _replicated(ledger: Ledger) -> set[int]:
-    """Lanes of topics with replicas."""
-    topics = {topic.lane for topic in ledger.history.of(TopicMade) if topic.replicas}
-    return topics | {made.lane for made in ledger.broker_lanes.values() if made.topic in topics}
 
 
 def _losses_have_a_cause(ledger: Ledger) -> list[Violation]:
@@ -130,14 +123,13 @@ def _what_lasts_is_not_lost(ledger: Ledger) -> list[Violation]:
     return found
 
 
-def _references_find_what_is_there(ledger: Ledger, lanes: set[int]) -> list[Violation]:
+def _references_find_what_is_there(ledger: Ledger) -> list[Violation]:
     """A batch by reference is refused only if the staged batch is gone, or is another one than is meant."""
     refused = {(s.process, s.number): s.at for s in ledger.history.of(Settled) if s.error == "BadReference"}
     found: list[Violation] = []
     for event in ledger.history.of(ByReference):
         at = refused.get((event.process, event.number))
-        kept = event.lane in lanes and event.index >= ledger.trimmed[event.lane]
-        if at is not None and event.right and kept and not ledger.is_lost(event.lane, event.index):
+        if at is not None and event.right and ledger.is_kept(event.lane, event.index):
             found.append(Violation("P1", at, (
                 f"batch {event.number} of {event.process} was refused, as if index {event.index} of lane {event.lane} "
                 "were gone, or were another batch")))  # fmt: skip

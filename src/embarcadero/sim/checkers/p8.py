@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Final
 
-from embarcadero.sim.checkers.ledger import Violation, ledger_of
+from embarcadero.sim.checkers.ledger import Violation, ledger_of, refused_streams
 from embarcadero.sim.history import (
     Answered,
     Asked,
@@ -28,9 +27,6 @@ from embarcadero.sim.history import (
     Verdict,
 )
 from embarcadero.types import OnGap
-
-_REFUSED: Final = "BadReference"
-"""A batch that ended so is a gap in its stream; P1 and P2 see whether that was right."""
 
 
 def check(history: History) -> list[Violation]:
@@ -81,7 +77,7 @@ def _unbroken_is_stored(history: History) -> list[Violation]:
     """Where nothing was ever broken all is stored, but for what a topic that skips gaps has skipped."""
     if any(history.of(kind) for kind in (Fault, Stuck, Died)):
         return []
-    refused = {event.stream for event in history.of(Settled) if event.error == _REFUSED}
+    refused = refused_streams(history)
     skips = {topic.lane for topic in history.of(TopicMade) if topic.on_gap == OnGap.SKIP.value}
     return [
         Violation("P8", s.at, f"nothing broke, yet batch {s.number} of {s.process} ended as {s.verdict} ({s.error})")
@@ -101,7 +97,7 @@ def _healed_is_stored(history: History, dead: set[str]) -> list[Violation]:
     healed_us = history.of(Healed)[-1].at
     processes = Counter(began.stream for began in history.of(Began))
     judged = {stream for stream, count in processes.items() if count == 1} - {s.stream for s in history.of(Stuck)}
-    judged -= {event.stream for event in history.of(Settled) if event.error == _REFUSED}
+    judged -= refused_streams(history)
     sent_us = {(sent.process, sent.number): sent.at for sent in history.of(Sent)}
     done = {(s.process, s.number) for s in history.of(Settled) if s.at <= healed_us}
     busy = {sent[0] for sent, at in sent_us.items() if at <= healed_us and sent not in done}
