@@ -56,6 +56,8 @@ gauge embarcadero_fetches_waiting{broker}: reads that wait for records
 gauge embarcadero_unread_bytes{broker}: what clients have not read yet, and room for reads of files and tables
 gauge embarcadero_unread_connections{broker}: connections that hold such answers
 counter embarcadero_unread_waits_total{broker}: how often a read had to wait for the memory of answers
+counter embarcadero_references_copied_total{broker}: batches by reference whose staged bytes were copied
+gauge embarcadero_references_waiting{broker}: batches that wait for a staged one to be read from a file
 gauge embarcadero_acks_waiting_for_disks{broker}: acks (ack=2) that wait until their batch is durable
 gauge embarcadero_log_kept_for_disks_ratio{broker}: share of the broker log that is kept for replicas
 gauge embarcadero_durable_index{broker,lane}: frontier: batches of the lane below are durable, as counted by the broker

@@ -103,6 +103,8 @@ class WatchedBroker:
         page.put("embarcadero_unread_bytes", broker.unread.used, broker=number)
         page.put("embarcadero_unread_connections", broker.unread.holders, broker=number)
         page.put("embarcadero_unread_waits_total", broker.unread.waits, broker=number)
+        page.put("embarcadero_references_copied_total", broker.references.copied, broker=number)
+        page.put("embarcadero_references_waiting", broker.references.waiting, broker=number)
         page.put("embarcadero_followed_epoch", broker.epoch.number, broker=number)
         self._write_disks(page)
         for lane, (index, seq) in broker.lanes.frontiers().items():
