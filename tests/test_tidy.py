@@ -22,6 +22,7 @@ LAYERS = [
     {"watch"},
     {"node"},
     {"client"},
+    {"staging"},
     {"tier"},
     {"audit"},
     {"spark"},

@@ -212,11 +212,12 @@ SPARK_TASK_BYTES_MIN = 4 * MIB  # and if there is little: smaller tasks cost mor
 SPARK_TASKS_USUAL = 4  # into so many tasks little is cut, if that makes none too small
 SPARK_RECONNECT_S = 30.0  # so long a task waits for a cluster that is down
 SPARK_TASKS_MAX = 4_096  # of one read or micro-batch: their ends are part of its offset
-SPARK_BATCHES_BITS = 20  # of a sequence: which batch of a task's work it is; the rest counts the works
-SPARK_DIGEST_BITS = 28  # of a sequence: what the rows of a task's work are
-SPARK_STAGED_BYTES_MAX = 256 * MIB  # rows of a task that the driver writes, when only it knows how many tasks there are
-SPARK_EVIDENCE_S = 3.0  # how long a task that runs again waits for its neighbours before it leaves that to the driver
-SPARK_FENCED_TRIES = 12  # how often two that run the same task may take the session from each other
+STAGED_BATCHES_BITS = 20  # of a sequence: which batch of an epoch it is; the rest counts the epochs
+STAGED_DIGEST_BITS = 28  # of a sequence: which manifest was decided; the rest counts the epochs
+STAGED_INLINE_BYTES = 256 * KIB  # so little of a task travels to the driver instead of being staged
+STAGED_INLINE_ALL_BYTES = 2 * MIB  # and so little of all tasks travels in the manifest
+STAGED_FENCED_TRIES = 12  # how often two processes that publish one manifest may take the session from each other
+WRITE_NAME_BYTES_MAX = 128  # names of sessions have it, and more
 SPARK_ROWS_BYTES = 4 * MIB  # payload that becomes one Arrow batch for Spark, unless a batch is larger
 
 # --- waiting ----------------------------------------------------------------------------------------------------------

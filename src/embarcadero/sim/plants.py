@@ -231,11 +231,24 @@ PLANTS: Final = {
         Plant("closing-not-fenced", "a sealer reads durable lines without a fence after its closing word",
               scope="seal, one host"),
         Plant("closing-said-late", "a sealer reads durable lines first, and says closing then", scope="seal, one host"),
+        Plant("published-before-decided", "a committer publishes its batches before they are decided", scope="commit"),
+        Plant("decided-before-manifest", "a committer decides before its manifest is durable", scope="commit"),
+        Plant("published-before-durable", "a committer publishes before the decision is durable", scope="commit"),
+        Plant("done-before-published", "an epoch is done before its batches are published", scope="commit"),
+        Plant("newer-manifest-published", "a committer publishes its own manifest, whatever was decided",
+              scope="commit"),
+        Plant("sweep-drops-decided", "the sweep gives up what is staged for writes that are open", scope="sweep"),
     )
 }  # fmt: skip
 
 
 PATCH_POINTS: Final = {
+    "published-before-decided": "staging/commit.py",
+    "decided-before-manifest": "staging/commit.py",
+    "published-before-durable": "staging/commit.py",
+    "done-before-published": "staging/commit.py",
+    "newer-manifest-published": "staging/commit.py",
+    "sweep-drops-decided": "staging/sweep.py",
     "mirror-after-primary": "fabric/mirror.py",
     "lane-ack-unchecked": "broker/lanes.py",
     "lane-frontier-before-entries": "broker/lane_writer.py",

@@ -24,6 +24,7 @@ from embarcadero.sim.exhaustive.takeover import (
     read_scope,
     rivals_scope,
 )
+from embarcadero.sim.exhaustive.writes import commit_scope, sweep_scope
 from embarcadero.sim.pool import worker_pool
 
 _SLOTS, _FRONTIER = 256, 128
@@ -106,6 +107,8 @@ CASES: Final = {
         Case("answers", _answers, _THREE, small=False),
         Case("answers, one host", _answers, _ONE_3, small=False),
         Case("rivals", rivals_scope, _THREE, small=False),
+        Case("commit", commit_scope, _ONE_3),
+        Case("sweep", sweep_scope, _ONE_3),
     )
 }
 
@@ -148,6 +151,12 @@ VARIANTS: Final = {
         Variant("results-before-entries", "ack", plant="results-before-entries", small=False),
         Variant("epoch checked before reading", "read", left_out="entries before the epoch", small=False),
         Variant("foreseen-is-the-end", "foreseen, one host", plant="foreseen-is-the-end", small=False),
+        Variant("published-before-decided", "commit", plant="published-before-decided"),
+        Variant("decided-before-manifest", "commit", plant="decided-before-manifest"),
+        Variant("published-before-durable", "commit", plant="published-before-durable"),
+        Variant("done-before-published", "commit", plant="done-before-published"),
+        Variant("newer-manifest-published", "commit", plant="newer-manifest-published"),
+        Variant("sweep-drops-decided", "sweep", plant="sweep-drops-decided"),
         Variant("answers-not-repeated", "answers", plant="answers-not-repeated", small=False),
         Variant("takeover-reads-forwards", "answers, one host", plant="takeover-reads-forwards", small=False),
     )

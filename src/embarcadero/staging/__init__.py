@@ -1,0 +1,1 @@
+"""Writes that appear as a whole: staged in a hidden topic, decided by one compare-and-move, published by reference."""

@@ -1,0 +1,171 @@
+"""The commit of one epoch of a write: stage, decide, publish, done. Pure: everything it does goes through a Ledger.
+
+Theory of operation. Tasks stage batches; no reader of the target sees them. The committer
+
+1. appends the manifest, which names all staged batches of the epoch, and waits until it is durable;
+2. decides: it moves `decided` to (epoch, digest of the manifest) by compare-and-move, and waits until that is durable.
+   Of several committers of one epoch exactly one moves it; all others continue with the manifest that was decided, and
+   drop their own;
+3. publishes the batches of that manifest in the session `data`, from the first sequence of the epoch on. The sequencer
+   stores each sequence once, so any number of committers may do this, again or at the same time;
+4. is done: it moves `data` to the first sequence of the next epoch.
+
+A committer that finds a decision waits, too, until it is durable: otherwise a loss of memory could take the decision
+between two batches, and another committer could decide on other rows. A committer that dies before step 2 leaves
+nothing that a reader could see; one that dies later leaves a decision, which the next committer of the write, or the
+sweep, completes. An epoch is decided only when the one decided before it is done, so `data` never goes past an epoch
+that is not complete.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+from embarcadero.client.named import HeldName
+from embarcadero.errors import EmbarcaderoError, StagedGone, Stale
+from embarcadero.plants import planted
+from embarcadero.staging.manifest import Dropped, Fact, Manifest
+from embarcadero.staging.names import Decision, first_sequence
+
+
+class Prepared(NamedTuple):
+    """What a committer knows when its manifest is durable."""
+
+    before: int  # the number that its run had before; 0: none
+    decided: HeldName
+    data: HeldName
+    gone: StagedGone | None = None  # some of what was staged can't be read
+
+
+class Ledger(Protocol):
+    """The target topic and its staging topic, as a committer uses them."""
+
+    async def append(self, fact: Fact) -> None:
+        """Append a fact to the staging topic; return when it is durable."""
+
+    async def prepare(self, manifest: Manifest, run: str | None) -> Prepared:
+        """Append the manifest and return when it is durable.
+
+        At the same time, in any order: see whether all staged batches can still be read, note that the run commits this
+        epoch, look at `decided` and `data`.
+        """
+
+    async def held(self, write: str) -> tuple[HeldName, HeldName]:
+        """Look at `decided` and `data`."""
+
+    async def decide(self, write: str, decision: Decision, holder: int) -> HeldName:
+        """Move `decided` to a decision if `holder` still holds the name; return what holds it now."""
+
+    async def settle(self) -> None:
+        """Wait until everything that is ordered in the target now is durable, or lost."""
+
+    async def find(self, write: str, decision: Decision) -> Manifest | None:
+        """Look for the manifest that was decided in the staging topic."""
+
+    async def publish(self, manifest: Manifest) -> None:
+        """Publish all batches that are not published yet; return when they are durable."""
+
+    async def finish(self, write: str, epoch: int) -> None:
+        """Move `data` to the first sequence of the next epoch."""
+
+
+class Committed(Enum):
+    """What became of a commit."""
+
+    MINE = "the rows of this commit are in the topic"
+    EARLIER = "the epoch was decided before with other rows, which are in the topic"
+    DONE = "the epoch was complete before"
+
+
+async def commit(ledger: Ledger, manifest: Manifest, run: str | None = None) -> Committed:
+    """Have one epoch in the topic, as a whole and once, whatever happened to earlier attempts.
+
+    `run` names a run of a driver that commits epoch after epoch. Stale if this run has committed an earlier epoch, and
+    another driver has decided this one: two drivers work with copies of one checkpoint.
+    """
+    manifest.check()
+    mine = Decision(manifest.epoch, manifest.digest)
+    if planted("decided-before-manifest"):
+        await ledger.decide(manifest.write, mine, (await ledger.held(manifest.write))[0].session)
+    before, decided, data, gone = await ledger.prepare(manifest, run)
+    looked = False  # after it was known that something is gone
+    if planted("published-before-decided"):
+        await ledger.publish(manifest)
+    while True:
+        newest = Decision.of(decided.expected)
+        if data.expected >= first_sequence(mine.epoch + 1) or newest.epoch > mine.epoch:
+            _check_run(manifest, before)
+            return Committed.DONE
+        if newest.digest and data.expected < first_sequence(newest.epoch + 1):
+            if newest.epoch == mine.epoch and newest != mine:
+                _check_run(manifest, before)
+            if await _complete(ledger, decided, manifest) and newest.epoch == mine.epoch:
+                return Committed.MINE if newest == mine else Committed.EARLIER
+            decided, data = await ledger.held(manifest.write)
+            continue
+        if gone is None:
+            held = await ledger.decide(manifest.write, mine, decided.session)
+            decided, data = (held, data) if held.expected == mine.number else await ledger.held(manifest.write)
+        elif looked:
+            raise gone
+        else:  # the sweep gives up what was staged for an epoch that is done
+            decided, data = await ledger.held(manifest.write)
+            looked = True
+
+
+def _check_run(manifest: Manifest, before: int) -> None:
+    if 0 < before <= manifest.epoch:
+        raise Stale(
+            f"epoch {manifest.epoch} of write {manifest.write!r} was committed by another run, and this run has "
+            f"committed epoch {before - 1}: two queries work with copies of one checkpoint",
+            "stop one of them; start it again with a checkpoint of its own",
+        )
+
+
+async def complete(ledger: Ledger, write: str) -> Decision | None:
+    """Complete the newest decision of a write if it is not done. Return it; None if nothing was decided."""
+    while True:
+        decided, data = await ledger.held(write)
+        newest = Decision.of(decided.expected)
+        if not newest.digest:
+            return None
+        if data.expected >= first_sequence(newest.epoch + 1) or await _complete(ledger, decided, None, write):
+            return newest
+
+
+async def _complete(ledger: Ledger, decided: HeldName, manifest: Manifest | None, write: str = "") -> bool:
+    """Publish what was decided, then be done. False if the decision was lost, or another came, before it was durable.
+
+    `manifest` is used if it is the one that was decided.
+    """
+    decision, write = Decision.of(decided.expected), write if manifest is None else manifest.write
+    wanted = (decision.epoch, decision.digest)
+    if manifest is None or ((manifest.epoch, manifest.digest) != wanted and not planted("newer-manifest-published")):
+        manifest = await ledger.find(write, decision)
+    if manifest is None:
+        _, data = await ledger.held(write)
+        if data.expected >= first_sequence(decision.epoch + 1):
+            return True  # another committer was quicker, and the sweep has given up the list
+        raise StagedGone(
+            f"epoch {decision.epoch} of write {write!r} was decided, and the list of its batches is gone",
+            "the staging topic was deleted or trimmed by hand; begin another write or checkpoint",
+        )
+    if not planted("published-before-durable"):
+        await ledger.settle()
+        again, _ = await ledger.held(write)
+        if again.session != decided.session:
+            return False
+    if planted("done-before-published"):
+        await ledger.finish(write, decision.epoch)
+    await ledger.publish(manifest)
+    await ledger.finish(write, decision.epoch)
+    return True
+
+
+async def drop(ledger: Ledger, write: str, epoch: int) -> None:
+    """Tell the sweep that an epoch has failed. What was decided is completed all the same. Never raises."""
+    try:
+        await ledger.append(Dropped(write, epoch))
+    except EmbarcaderoError:
+        return  # the sweep forgets a write that was silent for a day

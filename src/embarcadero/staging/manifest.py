@@ -1,0 +1,175 @@
+"""What is written into a staging topic beside the batches: which writes have begun, and what each of them consists of.
+
+A staging topic has two partitions. Partition PAYLOADS has batches of the target topic, as they will be published;
+partition FACTS has one record for each fact of this module: its key names the kind, its value is the fact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from hashlib import blake2b
+from typing import Final, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from embarcadero.client.batch import Batch
+from embarcadero.errors import BadValue, Corrupt, EmbarcaderoError
+from embarcadero.limits import (
+    FRAME_BYTES_MAX,
+    KIB,
+    SESSION_SEQUENCE_MAX,
+    STAGED_BATCHES_BITS,
+    STAGED_DIGEST_BITS,
+    WRITE_NAME_BYTES_MAX,
+)
+from embarcadero.wire.payload import encode_batch, raw_batch
+
+PARTITIONS: Final = 2
+PAYLOADS: Final = 0
+FACTS: Final = 1
+
+REFERENCE: Final = np.dtype(
+    [("index", "<u8"), ("lane", "<u4"), ("size", "<u4"), ("count", "<u4"), ("crc", "<u4"), ("partition", "<u4")]
+)
+"""One staged batch: where it is, what it is, and the partition of the target topic into which it goes."""
+
+EPOCH_MAX: Final = SESSION_SEQUENCE_MAX >> STAGED_DIGEST_BITS
+BATCHES_MAX: Final = (1 << STAGED_BATCHES_BITS) - 1
+_MANIFEST_BYTES_MAX: Final = FRAME_BYTES_MAX - 64 * KIB  # the rest is room for Arrow's own bytes
+
+References = npt.NDArray[np.void]
+Sequences = Sequence["Reference | Inline"]
+
+
+class Reference(NamedTuple):
+    """One staged batch as plain numbers; the fields of REFERENCE."""
+
+    index: int  # type: ignore[assignment]  # hides tuple.index
+    lane: int
+    size: int
+    count: int  # type: ignore[assignment]  # hides tuple.count
+    crc: int
+    partition: int
+
+
+class Inline(msgspec.Struct, frozen=True, array_like=True):
+    """One batch that travels in the manifest itself, because there is little of it."""
+
+    payload: bytes
+    count: int
+    partition: int
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """What one task has written, in its order: references to staged batches, or else the batches."""
+
+    references: bytes = b""
+    inline: list[Inline] = []
+
+    @property
+    def rows(self) -> References:
+        """The references as an array of REFERENCE."""
+        return np.frombuffer(self.references, dtype=REFERENCE)
+
+    def batches(self) -> Iterator[Reference | Inline]:
+        """All batches of the task, in its order."""
+        yield from map(Reference._make, self.rows.tolist())
+        yield from self.inline
+
+
+class Begun(msgspec.Struct, frozen=True, tag="begun"):
+    """A task stages batches for an epoch of a write: they are kept until the write is over."""
+
+    write: str
+    epoch: int
+
+
+class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
+    """An epoch of a write has failed for good. If it was decided nevertheless, it is completed all the same."""
+
+    write: str
+    epoch: int
+
+
+class Manifest(msgspec.Struct, frozen=True, tag="manifest", dict=True):
+    """All batches of one epoch of a write. `schema` is the version of the target's schema in which they are encoded."""
+
+    write: str
+    epoch: int
+    schema: int
+    parts: list[Part]
+
+    def __post_init__(self) -> None:
+        check_write(self.write, self.epoch)
+
+    @cached_property
+    def encoded(self) -> bytes:
+        """The manifest as bytes."""
+        return msgspec.msgpack.encode(self)
+
+    @cached_property
+    def digest(self) -> int:
+        """A number from 1 on that tells this manifest from others of the same epoch."""
+        found = int.from_bytes(blake2b(self.encoded, digest_size=8).digest(), "little")
+        return 1 + found % ((1 << STAGED_DIGEST_BITS) - 1)
+
+    @cached_property
+    def count(self) -> int:
+        """How many batches it has."""
+        return sum(len(part.rows) + len(part.inline) for part in self.parts)
+
+    def batches(self) -> Iterator[Reference | Inline]:
+        """All batches, in the order in which they are published."""
+        for part in self.parts:
+            yield from part.batches()
+
+    def lowest(self) -> dict[int, int]:
+        """By lane of the staging topic: the lowest index to which it refers."""
+        rows = np.concatenate([part.rows for part in self.parts]) if self.parts else np.empty(0, dtype=REFERENCE)
+        return {lane: int(rows["index"][rows["lane"] == lane].min()) for lane in np.unique(rows["lane"]).tolist()}
+
+    def check(self) -> None:
+        """Raise BadValue if it has too many batches for one epoch."""
+        if self.count > BATCHES_MAX or len(self.encoded) > _MANIFEST_BYTES_MAX:
+            raise BadValue(
+                f"epoch {self.epoch} of write {self.write!r} has {self.count} batches, and their list has "
+                f"{len(self.encoded)} bytes",
+                f"a list has at most {BATCHES_MAX} batches and {_MANIFEST_BYTES_MAX} bytes: make larger batches "
+                "(batchBytes), or split the write",
+            )
+
+
+Fact = Begun | Dropped | Manifest
+_DECODER: Final = msgspec.msgpack.Decoder(Fact)
+
+
+def check_write(write: str, epoch: int) -> None:
+    """Raise BadValue for a name or an epoch that a write can't have."""
+    if not 0 < len(write.encode()) <= WRITE_NAME_BYTES_MAX:
+        raise BadValue(f"a write's name of {len(write.encode())} bytes", f"use 1 to {WRITE_NAME_BYTES_MAX} bytes")
+    if not 0 <= epoch <= EPOCH_MAX:
+        raise BadValue(f"epoch {epoch} of write {write!r}", f"a write has epochs 0 to {EPOCH_MAX}; begin another write")
+
+
+def encode_fact(fact: Fact, now_us: int) -> pa.Buffer:
+    """Encode a fact as the payload of a batch of one record."""
+    value = fact.encoded if isinstance(fact, Manifest) else msgspec.msgpack.encode(fact)
+    kind = type(fact).__name__.lower().encode()
+    return encode_batch(raw_batch([kind], [value], [None], [now_us]))
+
+
+def decode_fact(batch: Batch) -> Fact:
+    """Return the fact in a batch of partition FACTS. Corrupt if it holds none."""
+    try:
+        value = batch.to_arrow().column("value")[0].as_py()
+        fact: Fact = _DECODER.decode(value)
+        return fact
+    except (msgspec.DecodeError, EmbarcaderoError, ValueError) as error:
+        raise Corrupt(
+            f"index {batch.index} of staging lane {batch.lane} holds no fact of a write: {error}",
+            "another program published into a topic of the cluster; report it if none did",
+        ) from error

@@ -1,0 +1,142 @@
+"""Manifests, names and the fold of facts: pure parts of the commit of a write."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from embarcadero.client.batch import Batch, OrderEntry
+from embarcadero.errors import BadValue, Corrupt
+from embarcadero.staging.manifest import (
+    EPOCH_MAX,
+    REFERENCE,
+    Begun,
+    Dropped,
+    Fact,
+    Inline,
+    Manifest,
+    Part,
+    check_write,
+    decode_fact,
+    encode_fact,
+)
+from embarcadero.staging.names import Decision, first_sequence
+from embarcadero.staging.sweep import COMPLETE_AFTER_S, SILENT_S, OpenWrites
+from embarcadero.types import EntryKind
+
+S = 1_000_000
+
+
+def references(*rows: tuple[int, ...]) -> Part:
+    return Part(references=np.array(list(rows), dtype=REFERENCE).tobytes())
+
+
+def manifest(epoch: int = 0, write: str = "w", parts: list[Part] | None = None) -> Manifest:
+    return Manifest(write, epoch, 3, [Part(inline=[Inline(b"x", 1, 0)])] if parts is None else parts)
+
+
+def as_batch(payload: pa.Buffer) -> Batch:
+    fields = dict.fromkeys(OrderEntry._fields, 0) | {"count": 1, "kind": int(EntryKind.BATCH), "size": payload.size}
+    return Batch.of_entry(0, OrderEntry(**fields), payload.to_pybytes(), {})
+
+
+@pytest.mark.parametrize(
+    "fact",
+    [Begun("w", 3), Dropped("w", EPOCH_MAX), manifest(parts=[references((1, 2, 3, 4, 5, 6)), Part(), Part()])],
+)
+def test_facts_come_back_as_they_were(fact: Fact) -> None:
+    """Through the payload of a batch."""
+    found = decode_fact(as_batch(encode_fact(fact, 5)))
+    assert found == fact
+    assert type(found) is type(fact)
+
+
+@pytest.mark.parametrize("value", [b"", b"\xc1", b"\x81\xa4type\xa4what", b"\x93\x01\x02\x03"])
+def test_a_record_that_is_no_fact_is_corrupt(value: bytes) -> None:
+    """The error names its place."""
+    batch = pa.RecordBatch.from_pydict({"value": [value]})
+    with pytest.raises(Corrupt, match="index 0 of staging lane 0 holds no fact"):
+        decode_fact(as_batch(batch.serialize()))
+
+
+def test_the_digest_tells_manifests_apart() -> None:
+    """Any change of the batches, their order or their partitions changes it; it is never 0."""
+    one, two = Inline(b"x", 1, 0), Inline(b"y", 1, 0)
+    parts = [
+        [], [Part(inline=[one])], [Part(inline=[two])], [Part(inline=[one, two])], [Part(inline=[two, one])],
+        [Part(inline=[one]), Part(inline=[two])], [Part(inline=[Inline(b"x", 1, 1)])],
+        [references((1, 2, 3, 4, 5, 6))], [references((1, 2, 3, 4, 5, 7))],
+    ]  # fmt: skip
+    digests = {manifest(parts=each).digest for each in parts}
+    assert len(digests) == len(parts)
+    assert all(0 < digest < 1 << 28 for digest in digests)
+
+
+def test_batches_come_in_the_order_of_tasks() -> None:
+    """References are plain numbers; the lowest index of each lane is what must still be there."""
+    made = manifest(parts=[references((7, 1, 10, 2, 99, 0), (5, 2, 11, 3, 98, 1)), Part(inline=[Inline(b"x", 1, 0)])])
+    first, second, third = made.batches()
+    assert (first.index, first.lane, first.size, first.count, first.crc, first.partition) == (7, 1, 10, 2, 99, 0)
+    assert (second.index, third) == (5, Inline(b"x", 1, 0))
+    assert (made.count, made.lowest()) == (3, {1: 7, 2: 5})
+
+
+@pytest.mark.parametrize(("write", "epoch"), [("", 0), ("w" * 129, 0), ("w", -1), ("w", EPOCH_MAX + 1)])
+def test_names_and_epochs_are_bounded(write: str, epoch: int) -> None:
+    """They share sequences and names of sessions with other facts."""
+    with pytest.raises(BadValue):
+        check_write(write, epoch)
+    with pytest.raises(BadValue):
+        manifest(epoch, write)
+
+
+def test_numbers_of_epochs_never_meet() -> None:
+    """A decision comes back from its number, and the sequences of an epoch end where the next one's begin."""
+    for decision in (Decision(0, 1), Decision(5, (1 << 28) - 1), Decision(EPOCH_MAX, 7)):
+        assert Decision.of(decision.number) == decision
+    assert Decision.of(0).digest == 0
+    assert Decision(3, (1 << 28) - 1).number < Decision(4, 1).number
+    assert first_sequence(4) - first_sequence(3) == 1 << 20
+
+
+# --- which writes are open --------------------------------------------------------------------------------------------
+def test_a_write_is_due_when_its_manifest_is_old_enough() -> None:
+    """Not for what it only stages."""
+    writes = OpenWrites()
+    writes.take(Begun("a", 0), 0)
+    writes.take(manifest(0, "b"), 10 * S)
+    later = 10 * S + int(COMPLETE_AFTER_S * S)
+    assert writes.due(later - 1) == []
+    assert writes.due(later) == ["b"]
+
+
+def test_what_was_appended_before_the_oldest_open_write_is_garbage() -> None:
+    """Epochs that are done need nothing; an epoch that was dropped needs nothing either, unless it has a manifest."""
+    writes, margin = OpenWrites(), 60 * S
+    for number, epoch in ((100, 0), (200, 1), (300, 2)):
+        writes.take(Begun("a", epoch), number * S)
+        writes.take(manifest(epoch, "a"), (number + 1) * S)
+    assert writes.horizon_us(400 * S) == 100 * S - margin
+    writes.done("a", Decision(1, 5))
+    assert writes.horizon_us(400 * S) == 300 * S - margin
+    writes.take(Begun("b", 0), 250 * S)
+    assert writes.horizon_us(400 * S) == 250 * S - margin
+    writes.take(Dropped("b", 0), 310 * S)
+    writes.take(Dropped("a", 2), 310 * S)
+    assert writes.horizon_us(400 * S) == 300 * S - margin
+    writes.done("a", None)
+    assert writes.horizon_us(400 * S) == 300 * S - margin
+
+
+def test_a_write_that_was_silent_for_long_is_forgotten() -> None:
+    """One that says something stays, however old it is; one that is over is forgotten at once."""
+    writes, day = OpenWrites(), int(SILENT_S * S)
+    writes.take(Begun("old", 0), 0)
+    writes.take(Begun("busy", 0), 0)
+    writes.take(Begun("busy", 0), day)
+    writes.take(Begun("over", 0), day)
+    writes.done("over", Decision(0, 1))
+    writes.forget_silent(day + 1)
+    assert [*writes.writes] == ["busy"]
+    assert writes.horizon_us(day + 1) < 0
