@@ -102,19 +102,19 @@ class Child:
         return last_words(self.log_path)
 
 
-class TierChild(Child):
-    """The process that tiers topics: it has no role in the cluster, so it is a program of its own, not a fork."""
+class ClientChild(Child):
+    """A process that is a client of the cluster: it has no role there, so it is a program of its own, not a fork."""
 
-    def __init__(self, folder: ClusterFolder, nursery: Nursery) -> None:
+    def __init__(self, folder: ClusterFolder, nursery: Nursery, name: str, module: str) -> None:
         super().__init__(folder, [], nursery)
-        self.name = "tier"
+        self.name, self._module = name, module
         self.log_path = folder.log_of(self.name)
 
     async def _start(self) -> Process:
         roll_over(self.log_path)
         with self.log_path.open("ab") as log:
             return await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "embarcadero.tier.main", str(self._data_dir),
+                sys.executable, "-m", self._module, str(self._data_dir),
                 stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 

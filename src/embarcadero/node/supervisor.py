@@ -38,7 +38,7 @@ from embarcadero.limits import (
     STANDBY_SPARE_BYTES_MAX,
     STOPPED_S,
 )
-from embarcadero.node.children import Child, TierChild
+from embarcadero.node.children import Child, ClientChild
 from embarcadero.node.cluster import (
     ClusterFolder,
     ClusterInfo,
@@ -68,7 +68,7 @@ from embarcadero.placement.records import Past
 from embarcadero.sequencer.pulses import Pulses
 from embarcadero.storage.identity import adopt_folder
 from embarcadero.storage.real import RealDisk
-from embarcadero.types import Member, MemberState, ReplicaMember, ReplicaState
+from embarcadero.types import STAGING_PREFIX, Member, MemberState, ReplicaMember, ReplicaState
 from embarcadero.watch.logs import LogJournal
 from embarcadero.watch.places import Places
 
@@ -82,6 +82,7 @@ STOP_S_MAX = 2 * _STOP_S + _LEAVE_S + DRAIN_S_MAX + 3 * _STOP_S + 2.0
 Whoever gives up earlier kills a supervisor that drains memory to disk."""
 _LOOK_S = 0.5
 _REST_S = 0.25
+_STAGING_LOOK_S = 5.0
 _STOPPED_US = int(STOPPED_S * 1_000_000)
 
 
@@ -153,8 +154,9 @@ class Supervisor:
         for child in candidates if len(candidates) > 1 else []:
             child.rest_s = _REST_S
         self._keepers: list[asyncio.Task[None]] = []
-        self._tierer = TierChild(self._folder, self._nursery) if self._config.tier.enabled else None
-        self._tiering: asyncio.Task[None] | None = None
+        self._clients: dict[str, ClientChild] = {}  # by name
+        self._client_keepers: list[asyncio.Task[None]] = []
+        self._staging_seen_s = 0.0  # when the store was last asked for staging topics
         self._stop = asyncio.Event()
         self._failure: EmbarcaderoError | None = None
         self._ready = False
@@ -209,7 +211,8 @@ class Supervisor:
                 await self._until_ready()
                 if not self._stop.is_set():
                     self._journal.note("ready", fabric=str(self._fabric.folder), brokers=self._config.cluster.brokers)
-                    self._tiering = None if self._tierer is None else asyncio.create_task(self._keep(self._tierer))
+                    if self._config.tier.enabled:
+                        self._start_client("tier", "embarcadero.tier.main")
                     on_ready(self._fabric)
                 await self._until_stopped()
             finally:
@@ -290,6 +293,7 @@ class Supervisor:
                 await asyncio.wait_for(self._stop.wait(), _LOOK_S)
             if not self._stop.is_set():
                 self._start_added()
+                self._start_sweep()
                 self._forget_past()
                 if self._untold:
                     self._tell()
@@ -324,6 +328,19 @@ class Supervisor:
                 self._children.append(child)
                 self._keepers.append(asyncio.create_task(self._keep(child)))
 
+    def _start_sweep(self) -> None:
+        """Start the process that looks after staged writes, once there is a topic that holds some."""
+        if "sweep" in self._clients or time.monotonic() < self._staging_seen_s + _STAGING_LOOK_S:
+            return
+        self._staging_seen_s = time.monotonic()
+        with contextlib.suppress(EmbarcaderoError):  # the store is busy: next time
+            if any(topic.name.startswith(STAGING_PREFIX) for topic in self._directory.topics()):
+                self._start_client("sweep", "embarcadero.staging.main")
+
+    def _start_client(self, name: str, module: str) -> None:
+        child = self._clients[name] = ClientChild(self._folder, self._nursery, name, module)
+        self._client_keepers.append(asyncio.create_task(self._keep(child)))
+
     async def _keep(self, child: Child) -> None:
         await child.keep(self._stop, self._tell, self._died, self._unborn)
 
@@ -334,9 +351,9 @@ class Supervisor:
             self._fail(ClusterError(f"can't start {child.name}: {reason}", "see the limits of this machine"))
 
     def _died(self, child: Child, pid: int, reason: str) -> None:
-        if child is self._tierer:
+        if isinstance(child, ClientChild):
             words = child.last_words() or reason
-            self._journal.warn("tiering ended", pid=pid, reason=words, then="starting it again")
+            self._journal.warn("client ended", process=child.name, pid=pid, reason=words, then="starting it again")
             return
         if not self._ready and self._goes_without(child):
             self._journal.warn("replica does not start", node=child.name, reason=child.last_words() or reason)
@@ -426,7 +443,7 @@ class Supervisor:
         )
 
     def _everybody(self) -> list[Child]:
-        return self._children if self._tierer is None else [*self._children, self._tierer]
+        return [*self._children, *self._clients.values()]
 
     # --- after --------------------------------------------------------------------------------------------------------
 
@@ -442,7 +459,7 @@ class Supervisor:
         others = [child for child in self._children if child not in brokers and child not in replicas]
         with contextlib.suppress(EmbarcaderoError):  # without: one that stands by takes over, and drains in its turn
             self._directory.end_elections()
-        await self._end_tierer()
+        await self._end_clients()
         await self._end(brokers, signal.SIGTERM, _LEAVE_S)
         await self._end(others, signal.SIGTERM, DRAIN_S_MAX + (_STOP_S if brokers else _LEAVE_S))
         await self._end(replicas, signal.SIGTERM, _STOP_S)
@@ -453,12 +470,12 @@ class Supervisor:
         else:
             self._journal.note("stopped")
 
-    async def _end_tierer(self) -> None:
-        """First of all: it is a client. What it is killed in the middle of is done again one day."""
-        if self._tierer is not None and self._tiering is not None:
-            for number in (signal.SIGTERM, signal.SIGKILL):
-                self._tierer.signal(number)
-                await asyncio.wait([self._tiering], timeout=_STOP_S)
+    async def _end_clients(self) -> None:
+        """Stop the clients of the cluster first. What one is killed in the middle of is done again one day."""
+        for number in (signal.SIGTERM, signal.SIGKILL) if self._client_keepers else ():
+            for child in self._clients.values():
+                child.signal(number)
+            await asyncio.wait(self._client_keepers, timeout=_STOP_S)
 
     async def _end(self, children: list[Child], number: signal.Signals, wait_s: float) -> None:
         """Signal some children, and wait for them to end."""
