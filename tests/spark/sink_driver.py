@@ -2,9 +2,9 @@
 topic, with planted faults.
 
 `python -m tests.spark.sink_driver plan.json`. A fault strikes once: `batch` and `task` say in whose work (READ: the
-read's), `when` says at which moment (half: half of its rows are read, or half of its batches are sent; done: all of
-them are; commit: the sink has committed, Spark has not noted it yet), `what` says what happens: the task raises, or the
-driver's or executor's JVM is killed.
+read's), `when` says at which moment (half: half of its rows are read, or staged; done: all of them are; append, decide,
+publish, finish: the commit comes to that step; commit: the sink has committed, Spark has not noted it yet), `what` says
+what happens: the task raises, or the driver's or executor's JVM is killed.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition, WriterCommitMessage
 
-from embarcadero.spark import session, work
+from embarcadero.spark import session
 from embarcadero.spark.options import read_options
 from embarcadero.spark.reading import BatchReader, frame_schema, span_reader
 from embarcadero.spark.sink import StreamSink, stream_writer
 from embarcadero.spark.source import EmbarcaderoSource
 from embarcadero.spark.tasks import SpanReader
+from embarcadero.staging.ledger import TopicLedger
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -75,20 +76,17 @@ class FaultySink(StreamSink):
         context = TaskContext.get()
         assert context is not None
         batch, task = int(context.getLocalProperty("streaming.sql.batchId") or 0), context.partitionId()
-        whole = work._send
 
-        def half(publisher: Any, batches: Sequence[work.Encoded]) -> None:
-            for fault in self.faults:
-                if fault.strikes(batch, task, "half"):
-                    whole(publisher, batches[: len(batches) // 2])
-                    fault.strike()
-            whole(publisher, batches)
+        def halved() -> Iterator[pa.RecordBatch]:
+            for rows in iterator:
+                half = rows.num_rows // 2
+                yield rows.slice(0, half)
+                for fault in self.faults:
+                    if fault.strikes(batch, task, "half"):
+                        fault.strike()
+                yield rows.slice(half)
 
-        work._send = half
-        try:
-            made = super().write(iterator)
-        finally:
-            work._send = whole
+        made = super().write(halved())
         for fault in self.faults:
             if fault.strikes(batch, task, "done"):
                 fault.strike()
@@ -96,10 +94,25 @@ class FaultySink(StreamSink):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """On the driver."""
+        for step in ("append", "decide", "publish", "finish"):
+            self._kill_before(step, batchId)
         super().commit(messages, batchId)
         for fault in self.faults:
             if fault.strikes(batchId, -1, "commit"):
                 fault.strike()
+
+
+    def _kill_before(self, step: str, batch: int) -> None:
+        """Let a fault strike when the commit comes to a step."""
+        whole = getattr(TopicLedger, step)
+
+        async def struck(*given: Any) -> Any:
+            for fault in self.faults:
+                if fault.strikes(batch, -1, step):
+                    fault.strike()
+            return await whole(*given)
+
+        setattr(TopicLedger, step, struck)
 
 
 class FaultyReader(BatchReader):

@@ -6,6 +6,7 @@ import gc
 import os
 import random
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,8 @@ from embarcadero.client.topics import TopicInfo
 from embarcadero.errors import BadSchema, BadValue
 from embarcadero.spark import writing
 from embarcadero.spark.shape import Shape, shape_of
-from embarcadero.spark.work import Work
 from embarcadero.spark.write_options import WriteOptions, write_options
-from embarcadero.spark.writing import TaskWriter, cut
+from embarcadero.spark.writing import TaskWriter, cut, in_order
 from embarcadero.wire.partitioners import CRC32C, partition_of, partitions_of
 from embarcadero.wire.payload import RAW_SCHEMA
 from embarcadero.wire.schemas import RAW, TopicSchemas
@@ -34,7 +34,7 @@ def topic(schema: pa.Schema | None = None, widths: tuple[int, ...] = (), **chang
     return TopicInfo(name="t", lane=0, versions=versions, **changes)
 
 
-def shaped(info: TopicInfo, frame: pa.Schema, now_us: int | None = None, **changes: Any) -> Shape:
+def shaped(info: TopicInfo, frame: pa.Schema, now_us: int = 0, **changes: Any) -> Shape:
     return shape_of(info, frame, WriteOptions(brokers="b:1", topic="t", **changes), now_us)
 
 
@@ -80,7 +80,6 @@ def test_a_wrong_option_is_named_with_what_is_allowed(wrong: dict[str, str], str
         (pa.schema([("value", pa.binary()), ("timestamp", pa.string())]), "column 'timestamp' is string, not time"),
         (FRAME.append(pa.field("headers", pa.map_(pa.string(), pa.int32()))), "column 'headers' is map<string, int32>"),
         (FRAME.append(pa.field("partition", pa.string())), "column 'partition' is string, not a number"),
-        (pa.schema([("value", pa.binary())]), "column 'timestamp' is missing (work that is done again"),
     ],
 )
 def test_a_frame_that_does_not_fit_a_raw_topic(frame: pa.Schema, words: str) -> None:
@@ -160,18 +159,8 @@ def test_types_that_spark_has_not_come_back_from_what_a_read_gives(
             shape.rows([pa.RecordBatch.from_arrays([pa.array([bad], have)], names=["c"])])
 
 
-def test_a_column_that_is_added_later_changes_no_bytes() -> None:
-    """Batches have the oldest version of the schema that has all columns of the frame."""
-    newer = WIDE.append(pa.field("more", pa.int32()))
-    frame = pa.schema([("id", pa.int64()), ("name", pa.string())])
-    before, after = shaped(topic(WIDE), frame), shaped(topic(newer, (3, 4)), frame)
-
-    assert after.topic.versions == before.topic.versions
-    assert shaped(topic(newer, (3, 4)), frame.append(pa.field("more", pa.int32()))).topic.versions.version == 2
-
-
 def test_raw_records_without_a_time_get_the_time_of_the_write() -> None:
-    """If nobody else ever does that work again; text becomes bytes."""
+    """Text becomes bytes."""
     shape = shaped(topic(), pa.schema([("value", pa.string())]), now_us=5_000_000)
     made = shape.rows([pa.RecordBatch.from_pydict({"value": ["a"]})])
     assert made.schema == RAW_SCHEMA
@@ -231,10 +220,41 @@ def test_a_worker_does_not_collect_what_it_has_loaded_after_each_task(monkeypatc
     gc.unfreeze()
     try:
         with pytest.raises(BadValue, match="no rows"):
-            writer.write(Work("q", 0, 0, "r"), no_rows())
+            writer.write("q", 0, 0, no_rows())
         assert gc.get_freeze_count()
     finally:
         gc.unfreeze()
+
+
+# --- order ---
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (pa.float64(), [-1.5, 0.0, 2.0]),
+        (pa.int8(), [-3, 0, 5]),
+        (pa.uint64(), [0, 5, (1 << 64) - 1]),
+        (pa.string(), ["", "a", "aaaaaaaaaaaab", "aaaaaaaaaaab", "b"]),
+        (pa.decimal128(30, 1), [Decimal("-5.5"), Decimal("0.0"), Decimal(10**25)]),
+    ],
+)
+def test_order_by_is_the_order_that_people_expect(kind: pa.DataType, values: list[Any]) -> None:
+    """Numbers as numbers, texts as texts, nulls first."""
+    shuffled = random.Random(1).sample([None, *values], len(values) + 1)
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array(range(len(shuffled))), pa.array(shuffled, kind)], names=["other", "wanted"]
+    )
+    made, _ = in_order(batch, ("wanted",), np.zeros(batch.num_rows, dtype=np.int32))
+    assert made.column("wanted").to_pylist() == [None, *values]
+
+
+def test_rows_are_grouped_by_partition_and_keep_their_order() -> None:
+    """Without orderBy the rows of a partition stay as they came."""
+    batch = pa.RecordBatch.from_pydict({"v": [3, 1, 2, 0]})
+    made, partitions = in_order(batch, (), np.array([1, 0, 1, 0], dtype=np.int32))
+    assert made.column("v").to_pylist() == [1, 0, 3, 2]
+    assert partitions.tolist() == [0, 0, 1, 1]
+    alone, _ = in_order(batch, (), np.ones(4, dtype=np.int32))
+    assert alone is batch
 
 
 # --- cutting ---

@@ -1,8 +1,7 @@
 """From a frame's columns to a topic's: checked on the driver before any task runs, done in the tasks.
 
 A raw topic takes `value`, and if you like `key`, `headers`, `timestamp` and `partition`; a topic with a schema takes
-its own columns, and `_partition`. A batch gets the oldest version of the schema that has all columns of the frame, so
-that a column added to the topic meanwhile does not change the bytes of work that is done again.
+its own columns, and `_partition`.
 """
 
 from __future__ import annotations
@@ -30,10 +29,6 @@ from embarcadero.wire.schemas import TopicSchemas
 
 _RAW_COLUMNS: Final = (*RAW_SCHEMA.names, "partition")
 _TEXT: Final = (kinds.is_binary, kinds.is_string, kinds.is_large_binary, kinds.is_large_string)
-_STABLE_TIME: Final = (
-    "work that is done again must have the same times: add a column `timestamp`, for example of your data, or "
-    'withColumn("timestamp", current_timestamp()), which a stream keeps with each micro-batch'
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +40,7 @@ class Shape:
     partition_column: str | None
     key_column: str | None
     order_by: tuple[str, ...]
-    now_us: int | None  # raw records without a time get this one
+    now_us: int  # raw records without a time get this one
 
     def rows(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
         """The topic's columns of all rows, of the topic's types. BadSchema names a column whose values do not fit."""
@@ -56,7 +51,7 @@ class Shape:
 
     def _column(self, table: pa.Table, field: pa.Field, count: int) -> pa.Array:
         if field.name not in self.names:
-            if field.name == "timestamp" and self.now_us is not None and not self.topic.versions.typed:
+            if field.name == "timestamp" and not self.topic.versions.typed:
                 return pa.array(np.full(count, self.now_us)).view(field.type)
             return pa.nulls(count, field.type)
         column = whole(table.column(field.name))
@@ -110,21 +105,21 @@ def _cast(column: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 # --- on the driver ----------------------------------------------------------------------------------------------------
-def shape_of(topic: TopicInfo, frame: pa.Schema, options: WriteOptions, now_us: int | None) -> Shape:
+def shape_of(topic: TopicInfo, frame: pa.Schema, options: WriteOptions, now_us: int) -> Shape:
     """How a frame is written into a topic. BadSchema or BadValue says why it can't be: all problems at once.
 
-    `now_us`: the time of raw records without one, if the work is never done again by another driver.
+    `now_us` is the time of raw records without one.
     """
     if topic.order <= Order.BROKER:
         raise BadValue(
-            f"topic {topic.name!r} has order {topic.order}, in which nobody finds what was written twice",
+            f"topic {topic.name!r} has order {topic.order}, in which batches that come twice are not found",
             "write into a topic of order 2 or 5",
         )
     typed = topic.versions.typed
     partition = "_partition" if typed else "partition"
     partition_column = partition if partition in frame.names and partition not in topic.versions.newest.names else None
-    schemas = _schemas(topic.versions, frame.names)
-    problems = _typed_problems(schemas, frame, partition_column) if typed else _raw_problems(frame, now_us)
+    schemas = topic.versions
+    problems = _typed_problems(schemas, frame, partition_column) if typed else _raw_problems(frame)
     if partition_column is not None and not kinds.is_integer(frame.field(partition).type):
         problems.append(f"column {partition!r} is {frame.field(partition).type}, not a number")
     known = schemas.newest.names if typed else RAW_SCHEMA.names
@@ -133,17 +128,8 @@ def shape_of(topic: TopicInfo, frame: pa.Schema, options: WriteOptions, now_us: 
     if problems := problems + more:
         hint = f"it has: {', '.join(f'{field.name} {field.type}' for field in schemas.newest)}"
         raise BadSchema(f"the frame does not fit topic {topic.name!r}: " + "; ".join(problems), hint)
-    info = msgspec.structs.replace(topic, versions=schemas, ranges=[], lanes=[])
+    info = msgspec.structs.replace(topic, ranges=[], lanes=[])
     return Shape(info, tuple(frame.names), partition_column, key, options.order_by, now_us)
-
-
-def _schemas(versions: TopicSchemas, names: Sequence[str]) -> TopicSchemas:
-    """The oldest version of a schema with all of these columns; the newest, if none has them."""
-    for version in range(1, versions.version):
-        known = versions.of(version)
-        if not set(names) & (set(versions.newest.names) - set(known.names)):
-            return TopicSchemas(known, versions.widths[:version])
-    return versions
 
 
 def _typed_problems(schemas: TopicSchemas, frame: pa.Schema, partition: str | None) -> list[str]:
@@ -159,7 +145,7 @@ def _typed_problems(schemas: TopicSchemas, frame: pa.Schema, partition: str | No
     return problems + [f"column {name!r} is unknown" for name in others]
 
 
-def _raw_problems(frame: pa.Schema, now_us: int | None) -> list[str]:
+def _raw_problems(frame: pa.Schema) -> list[str]:
     others = [name for name in frame.names if name not in _RAW_COLUMNS]
     problems = [f"column {name!r} is unknown (there are {', '.join(_RAW_COLUMNS)})" for name in others]
     if "value" not in frame.names:
@@ -173,8 +159,6 @@ def _raw_problems(frame: pa.Schema, now_us: int | None) -> list[str]:
         wanted = RAW_SCHEMA.field(name).type
         if name in frame.names and not fits(frame.field(name).type, wanted, name):
             problems.append(f"column {name!r} is {frame.field(name).type}, not {wanted}")
-    if "timestamp" not in frame.names and now_us is None:
-        problems.append(f"column 'timestamp' is missing ({_STABLE_TIME})")
     return problems
 
 

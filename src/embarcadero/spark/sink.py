@@ -1,8 +1,9 @@
-"""The sink: `df.write` and `df.writeStream` of format "embarcadero", each row in the topic exactly once.
+"""The sink: `df.write` and `df.writeStream` of format "embarcadero". A write is in the topic as a whole, or not at all.
 
 Spark makes a writer on the driver for every write and every micro-batch, sends it to the tasks, and makes one more, in
-another process, to commit. Rows are in the log, and seen by readers, when their task is done; the commit only completes
-what tasks had to leave to the driver. `work.py` tells why nothing is written twice.
+another process, to commit. Tasks only stage their rows: PySpark ends the rows of a task as if they were complete when
+an operator before the sink fails, so a task can't know whether it has all of them. The driver's `commit` proves it.
+`staging/commit.py` has the protocol, and the argument why every row is in the topic once.
 """
 
 from __future__ import annotations
@@ -17,12 +18,16 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from embarcadero.errors import BadValue, Conflict, NotAvailable
+from embarcadero.client.sync import Log
+from embarcadero.errors import BadValue, NotAvailable
+from embarcadero.limits import STAGED_INLINE_ALL_BYTES
 from embarcadero.spark.connections import shared_log
 from embarcadero.spark.shape import Shape, shape_of
-from embarcadero.spark.work import Work
 from embarcadero.spark.write_options import WriteOptions, write_options
-from embarcadero.spark.writing import TaskWriter, Written
+from embarcadero.spark.writing import Encoded, Staged, Stager, TaskWriter
+from embarcadero.staging.commit import commit, drop
+from embarcadero.staging.ledger import TopicLedger
+from embarcadero.staging.manifest import Manifest, Part
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -36,7 +41,7 @@ _RUN: Final = "spark.jobGroup.id"  # of a stream: its run, another one after eac
 class Message(WriterCommitMessage):
     """What a task tells the driver."""
 
-    written: Written
+    staged: Staged
 
 
 def stream_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamSink:
@@ -44,7 +49,7 @@ def stream_writer(given: Mapping[str, str], schema: StructType, overwrite: bool)
     options = write_options(given, streaming=True)
     if overwrite:
         raise BadValue("a topic keeps what was written into it", 'use outputMode("append") or outputMode("update")')
-    return StreamSink(TaskWriter(options, _shape(options, schema, None)))
+    return StreamSink(TaskWriter(options, _shape(options, schema)))
 
 
 def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchSink:
@@ -55,72 +60,92 @@ def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) 
             "a topic can't be overwritten: readers have seen what is in it",
             'use mode("append"); to begin anew, create another topic, or trim this one: embarcadero topic trim',
         )
-    # What is never done again by another driver may have the time at which it was begun.
-    now_us = time.time_ns() // 1000 if options.write_id is None else None
-    return BatchSink(TaskWriter(options, _shape(options, schema, now_us)), options.write_id, uuid4().hex)
+    return BatchSink(TaskWriter(options, _shape(options, schema)), options.write_id or uuid4().hex, options.batch_id)
 
 
-def _shape(options: WriteOptions, schema: StructType, now_us: int | None) -> Shape:
+def _shape(options: WriteOptions, schema: StructType) -> Shape:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     topic = shared_log(options.brokers, at_once=True).describe(options.topic)
-    return shape_of(topic, to_arrow_schema(schema, timezone="UTC"), options, now_us)
+    return shape_of(topic, to_arrow_schema(schema, timezone="UTC"), options, time.time_ns() // 1000)
 
 
 @dataclass(frozen=True)
 class StreamSink(DataSourceStreamArrowWriter):
-    """Writes micro-batches: the query's id and the number of the micro-batch name the work."""
+    """Writes micro-batches: the query's id names the write, the number of the micro-batch is the epoch."""
 
     tasks: TaskWriter
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """In a task: have its rows in the topic."""
+        """In a task: stage its rows."""
         context = _context()
         query, batch, run = (context.getLocalProperty(name) for name in (_QUERY, _BATCH, _RUN))
         if query is None or batch is None or run is None:
-            raise NotAvailable(
-                "the task does not know its query and micro-batch", "use Spark 4.3 or newer, and no continuous mode"
-            )
-        work = Work(query, int(batch), context.partitionId(), run)
-        return Message(self.tasks.write(work, iterator))
+            raise NotAvailable("the task does not know its query and micro-batch", "use no continuous mode")
+        return Message(self.tasks.write(query, int(batch), context.partitionId(), iterator, run))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803, ARG002 - Spark's
-        """On the driver: all tasks are done."""
-        complete(self.tasks, messages)
+        """On the driver: all tasks are done, so the rows are complete. Publish them."""
+        publish(self.tasks, messages)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803, ARG002 - Spark's
+        """On the driver: the micro-batch has failed."""
+        give_up(self.tasks, messages)
 
 
 @dataclass(frozen=True)
 class BatchSink(DataSourceArrowWriter):
-    """Writes a frame once: `write_id` names the work, or nobody does it again but this driver."""
+    """Writes a frame once: `name` and `epoch` name it."""
 
     tasks: TaskWriter
-    write_id: str | None
-    run: str
+    name: str
+    epoch: int
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """In a task: have its rows in the topic."""
-        task, number = _context().partitionId(), self.tasks.options.batch_id
-        named = self.write_id is not None
-        work = Work(self.write_id or self.run, number, task, self.run if named else None)
-        return Message(self.tasks.write(work, iterator))
+        """In a task: stage its rows."""
+        return Message(self.tasks.write(self.name, self.epoch, _context().partitionId(), iterator))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """On the driver: all tasks are done."""
-        complete(self.tasks, messages)
+        """On the driver: all tasks are done, so the rows are complete. Publish them."""
+        publish(self.tasks, messages)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """On the driver: the write has failed."""
+        give_up(self.tasks, messages)
 
 
-def complete(tasks: TaskWriter, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Write what tasks left to the driver. Conflict, if an earlier run of this work had more tasks than this one."""
-    told = [message.written for message in messages if isinstance(message, Message)]
-    for written in told:
-        if written.tasks > len(messages):
-            raise Conflict(
-                f"batch {written.work.number} of {written.work.write!r} was begun by {written.tasks} tasks or more, "
-                f"and now it has {len(messages)}: rows would be there twice",
-                "run it with as many tasks as before: the same number of cores, minPartitions, or repartition(n)",
-            )
-    for written in told:
-        tasks.complete(written)
+def publish(tasks: TaskWriter, messages: Sequence[WriterCommitMessage | None]) -> None:
+    """Commit what the tasks have staged. An epoch without rows needs no commit."""
+    staged = [message.staged for message in messages if isinstance(message, Message)]
+    if not any(each.records for each in staged):
+        return
+    log, first = shared_log(tasks.options.brokers), staged[0]
+    parts = [each.part for each in staged if each.records]
+    if sum(len(inline.payload) for part in parts for inline in part.inline) > STAGED_INLINE_ALL_BYTES:
+        parts = [_staged_now(log, tasks.shape, first, part) for part in parts]
+    manifest = Manifest(first.write, first.epoch, first.schema, parts)
+    log.thread.wait(commit(TopicLedger(log.twin, tasks.shape.topic), manifest, first.run))
+
+
+def _staged_now(log: Log, shape: Shape, first: Staged, part: Part) -> Part:
+    """Stage what tasks have sent to the driver: all together it is too much for a manifest."""
+    if not part.inline:
+        return part
+    stager = Stager(log, shape, first.write, first.epoch, keep_bytes=0)
+    try:
+        for each in part.inline:
+            stager.add(Encoded(pa.py_buffer(each.payload), each.count, each.partition))
+        return stager.finish()
+    finally:
+        stager.close()
+
+
+def give_up(tasks: TaskWriter, messages: Sequence[WriterCommitMessage | None]) -> None:
+    """Tell the sweep that what the tasks have staged is not needed any more."""
+    staged = [message.staged for message in messages if isinstance(message, Message)]
+    if any(each.part.references for each in staged):
+        log = shared_log(tasks.options.brokers)
+        log.thread.wait(drop(TopicLedger(log.twin, tasks.shape.topic), staged[0].write, staged[0].epoch))
 
 
 def _context() -> TaskContext:

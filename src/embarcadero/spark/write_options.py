@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from embarcadero.errors import BadValue
-from embarcadero.limits import BATCH_BYTES_DEFAULT, FRAME_BYTES_MAX, SESSION_SEQUENCE_MAX, SPARK_DIGEST_BITS
-from embarcadero.orders import parse_order
+from embarcadero.limits import BATCH_BYTES_DEFAULT, FRAME_BYTES_MAX, WRITE_NAME_BYTES_MAX
 from embarcadero.spark.options import brokers_of, named, topic_of
+from embarcadero.staging.manifest import EPOCH_MAX
 from embarcadero.wire.compression import COMPRESSIONS
 
 WRITE_OPTIONS: Final = {
@@ -17,7 +17,6 @@ WRITE_OPTIONS: Final = {
     "topic": "the topic's name",
     "writeId": "a name of this write, the same when it is done again; batch writes only",
     "batchId": "with writeId: a number that grows from write to write, as in foreachBatch",
-    "order": "strong (default): each task's rows keep their order; total: they need not",
     "orderBy": "columns by which the rows of a task are sorted first, names with commas",
     "keyColumn": "of a topic with a schema: the column whose hash chooses the partition",
     "batchBytes": f"how large batches are made, 1 to {FRAME_BYTES_MAX}",
@@ -25,11 +24,6 @@ WRITE_OPTIONS: Final = {
     "checkpointLocation": "where Spark keeps the state of a stream",
 }
 """What a write may be given. Names are the same in upper and lower case, as everywhere in Spark."""
-
-WORK_MAX: Final = SESSION_SEQUENCE_MAX >> SPARK_DIGEST_BITS
-"""The largest number of a piece of work."""
-
-_NAME_BYTES_MAX: Final = 128  # of a writeId: session names have it, and more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +34,6 @@ class WriteOptions:
     topic: str
     write_id: str | None = None
     batch_id: int = 0
-    order: int | None = None
     order_by: tuple[str, ...] = ()
     key_column: str | None = None
     batch_bytes: int = BATCH_BYTES_DEFAULT
@@ -60,8 +53,7 @@ def write_options(given: Mapping[str, str], *, streaming: bool) -> WriteOptions:
         brokers=brokers_of(options),
         topic=topic_of(options),
         write_id=_name(options),
-        batch_id=_number(options, "batchId", 0, 0, WORK_MAX),
-        order=_order(options),
+        batch_id=_number(options, "batchId", 0, 0, EPOCH_MAX),
         order_by=_columns(options),
         key_column=options.get("keyColumn"),
         batch_bytes=_number(options, "batchBytes", BATCH_BYTES_DEFAULT, 1, FRAME_BYTES_MAX),
@@ -76,8 +68,8 @@ def _bad(options: Mapping[str, str], name: str, problem: str) -> BadValue:
 def _name(options: Mapping[str, str]) -> str | None:
     if "writeId" not in options:
         return None
-    if not 0 < len(options["writeId"].encode()) <= _NAME_BYTES_MAX:
-        raise _bad(options, "writeId", f"not 1 to {_NAME_BYTES_MAX} bytes")
+    if not 0 < len(options["writeId"].encode()) <= WRITE_NAME_BYTES_MAX:
+        raise _bad(options, "writeId", f"not 1 to {WRITE_NAME_BYTES_MAX} bytes")
     return options["writeId"]
 
 
@@ -86,15 +78,6 @@ def _number(options: Mapping[str, str], name: str, usual: int, least: int, most:
     if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
         raise _bad(options, name, f"no number from {least} to {most}")
     return int(text)
-
-
-def _order(options: Mapping[str, str]) -> int | None:
-    if "order" not in options:
-        return None
-    try:
-        return int(parse_order(options["order"]))
-    except BadValue as error:
-        raise _bad(options, "order", error.message) from None
 
 
 def _columns(options: Mapping[str, str]) -> tuple[str, ...]:
