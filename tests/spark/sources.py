@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 import embarcadero as emb
 from embarcadero.spark.reading import BatchReader
 from embarcadero.spark.source import EmbarcaderoSource
-from embarcadero.spark.streaming import StreamReader
+from embarcadero.spark.streaming import LimitedReader, StreamReader, UnlimitedReader
 
 
 def source(log: emb.Log, topic: str, **options: Any) -> EmbarcaderoSource:
@@ -29,12 +29,17 @@ def batch(log: emb.Log, topic: str, **options: Any) -> BatchReader:
     return reader
 
 
-def stream(log: emb.Log, topic: str, **options: Any) -> StreamReader:
+def stream(log: emb.Log, topic: str, **options: Any) -> LimitedReader:
     """A stream reader."""
     made = source(log, topic, **options)
     reader = made.streamReader(made.schema())
-    assert isinstance(reader, StreamReader)
+    assert isinstance(reader, LimitedReader)
     return reader
+
+
+def unlimited(log: emb.Log, topic: str, **options: Any) -> UnlimitedReader:
+    """A stream reader as PySpark 4.0 and 4.1 have it."""
+    return UnlimitedReader(stream(log, topic, **options)._reader)
 
 
 def column(reader: BatchReader | StreamReader, tasks: list[Any], name: str = "seq") -> list[Any]:
@@ -52,7 +57,7 @@ def again(offset: Any) -> Any:
 
 
 def micro_batches(
-    reader: StreamReader, start: dict[str, Any], limit: ReadLimit | None = None, name: str = "seq"
+    reader: LimitedReader, start: dict[str, Any], limit: ReadLimit | None = None, name: str = "seq"
 ) -> tuple[list[list[Any]], dict[str, Any]]:
     """All micro-batches until there is nothing more, and the last offset."""
     found = []

@@ -6,14 +6,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyspark
 import pytest
 
 from embarcadero.errors import NotAvailable
 from embarcadero.spark import java
 from embarcadero.spark import session as make_session
-from embarcadero.spark.session import check_pyspark, settings
-from embarcadero.spark.source import EmbarcaderoSource
+from embarcadero.spark.session import settings
 
 MODULE = sys.modules["embarcadero.spark.session"]  # by name it is the function in it
 
@@ -66,19 +64,6 @@ def test_a_session_without_java_fails_before_anything_is_started(
     """The caller gets our error, not one of a shell script."""
     monkeypatch.setattr(MODULE, "find_java", lambda: java.find_java({"PATH": str(tmp_path)}, ()))
     with pytest.raises(NotAvailable, match="none is installed"):
-        make_session()
-
-
-def test_a_pyspark_that_is_missing_or_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the command that installs the right one."""
-    monkeypatch.setattr(pyspark, "__version__", "4.1.2")
-    with pytest.raises(NotAvailable, match=r"PySpark 4\.1\.2 is installed, and 4\.3.*pip install"):
-        check_pyspark()
-    for ask in (EmbarcaderoSource.schema, lambda source: source.reader(None), lambda source: source.streamReader(None)):
-        with pytest.raises(NotAvailable, match="PySpark"):  # before anything is imported that only a newer one has
-            ask(EmbarcaderoSource({}))
-    monkeypatch.setitem(sys.modules, "pyspark", None)
-    with pytest.raises(NotAvailable, match=r'not installed \(pip install "embarcadero\[spark\]"'):
         make_session()
 
 

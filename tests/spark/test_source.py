@@ -17,8 +17,9 @@ from embarcadero.errors import BadSchema, BadValue, FuturePosition, RecordsLost,
 from embarcadero.spark import reading
 from embarcadero.spark.offsets import Place, Span
 from embarcadero.spark.reading import PushingReader
+from embarcadero.spark.streaming import UnlimitedReader
 from embarcadero.types import Gap, GapKind
-from tests.spark.sources import ALL, again, batch, column, micro_batches, source, stream
+from tests.spark.sources import ALL, again, batch, column, micro_batches, source, stream, unlimited
 
 COUNT = 500
 PER_BATCH = 10
@@ -146,7 +147,7 @@ def test_available_now_ends_at_what_was_there(log: emb.Log) -> None:
 
 
 def test_a_micro_batch_has_the_same_tasks_whenever_it_is_planned(log: emb.Log) -> None:
-    """Its cuts are in its end: more records, another reader, another process change nothing."""
+    """Its offsets tell them, as long as the log between these is where it was: more records change nothing."""
     log.create_topic("cuts", replicas=1)
     fill(log, "cuts", 100)
     flow = stream(log, "cuts", startingOffsets="earliest", minPartitions=7)
@@ -155,12 +156,30 @@ def test_a_micro_batch_has_the_same_tasks_whenever_it_is_planned(log: emb.Log) -
     tasks = [task.value for task in flow.partitions(start, end)]
     rows = [column(flow, [task]) for task in flow.partitions(start, end)]
     fill(log, "cuts", 500, first=100)
-    other = stream(log, "cuts", startingOffsets="latest", minPartitions=2)
+    other = stream(log, "cuts", startingOffsets="latest", minPartitions=7)
 
     assert len(tasks) >= 7
+    assert "cuts" not in str({**end, "topic": ""})
     assert [seq for each in rows for seq in each] == list(range(100))
     assert [task.value for task in other.partitions(again(start), again(end))] == tasks
     assert [column(other, [task]) for task in other.partitions(again(start), again(end))] == rows
+
+
+def test_a_checkpoint_of_the_last_version_goes_on_with_its_tasks(log: emb.Log) -> None:
+    """Its offsets have the cuts between them; the ones that follow have none."""
+    log.create_topic("older", replicas=1)
+    fill(log, "older", 100)
+    flow = stream(log, "older", startingOffsets="earliest", maxRecordsPerTrigger=50)
+    start = flow.initialOffset()
+    end = flow.latestOffset(start, flow.getDefaultReadLimit())
+    lane = str(log.describe("older").lane)
+    planned = again({**end, lane: {**end[lane], "cuts": [[2, 10], [4, 30]]}})
+
+    tasks = flow.partitions(start, planned)
+    assert [column(flow, [task]) for task in tasks] == [[*range(10)], [*range(10, 30)], [*range(30, 50)]]
+    found, last = micro_batches(flow, planned)
+    assert found == [list(range(50, 100))]
+    assert "cuts" not in last[lane]
 
 
 def test_a_batch_of_many_records_is_shared_by_tasks(log: emb.Log) -> None:
@@ -321,10 +340,68 @@ def test_a_topic_that_is_gone_or_made_anew_is_noticed(log: emb.Log) -> None:
     older = {key: value for key, value in end.items() if key != "id"}  # as an earlier version wrote it
     with pytest.raises(RecordsLost, match="is gone, and was read up to seq 50: the topic was made anew"):
         flow.latestOffset(older, ALL)
-    with pytest.raises(BadValue, match="is not a lane of topic 'gone'"):
-        column(flow, flow.partitions(flow.initialOffset(), older))
+    with pytest.raises(RecordsLost, match=r"of topic 'gone' is gone, and records \[0, 50\) of it were not read"):
+        flow.partitions(flow.initialOffset(), older)
     loose = stream(log, "gone", failOnDataLoss="false")
     assert micro_batches(loose, end)[0] == [list(range(20))]
+
+
+# --- PySpark 4.0 and 4.1 ----------------------------------------------------------------------------------------------
+def whole(flow: UnlimitedReader, start: dict[str, Any], name: str = "seq") -> tuple[list[Any], dict[str, Any]]:
+    """The micro-batch from `start` to the end of the topic, as Spark asks for it there; and that end."""
+    end = again(flow.latestOffset())
+    return column(flow, flow.partitions(again(start), end), name), end
+
+
+def test_without_admission_control_a_micro_batch_has_all_that_is_there(log: emb.Log) -> None:
+    """Over a restart, in as many tasks as asked for; a session that comes and goes makes no empty micro-batch."""
+    log.create_topic("unlimited", replicas=1)
+    fill(log, "unlimited", 100)
+    flow = unlimited(log, "unlimited", startingOffsets="earliest", minPartitions=4)
+    rows, end = whole(flow, flow.initialOffset())
+    assert rows == list(range(100))
+    assert len(flow.partitions(flow.initialOffset(), end)) >= 4
+    before = log.tail("unlimited").index
+    log.publisher("unlimited", session="idle", order="strong").close()
+    assert log.tail("unlimited").index > before
+    latest = unlimited(log, "unlimited", startingOffsets="latest")
+    for reader in (flow, latest, unlimited(log, "unlimited")):
+        assert again(reader.latestOffset()) == end
+    assert again(latest.initialOffset()) == end
+
+    fill(log, "unlimited", 60, first=100)
+    later = unlimited(log, "unlimited", startingOffsets="earliest")
+    assert whole(later, end)[0] == list(range(100, 160))
+    later.latestOffset()  # Spark asks again when the micro-batch is done
+    until_it_differs(lambda: log.readers("unlimited"), [])
+    assert {reader.reader: reader.lag for reader in log.readers("unlimited")} == {"spark": 0}
+
+
+def test_without_admission_control_losses_are_found_when_tasks_are_planned(
+    log: emb.Log, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was trimmed, a topic that was made anew, a lane that is gone; or the user wants to go on."""
+    log.create_topic("losing", replicas=1)
+    fill(log, "losing", 100)
+    flow = unlimited(log, "losing", startingOffsets="earliest")
+    start = flow.initialOffset()
+    log.trim("losing", before_seq=40)
+    with pytest.raises(Trimmed, match=r"records \[0, 40\) of lane .* were trimmed .*failOnDataLoss"):
+        whole(flow, start)
+    loose = unlimited(log, "losing", startingOffsets="earliest", failOnDataLoss="false")
+    rows, end = whole(loose, start)
+    assert rows == list(range(40, 100))
+    with pytest.raises(RecordsLost, match="lane 77 of topic 'losing' is gone, and was read up to seq 10"):
+        whole(flow, end | {"77": {"index": 1, "seq": 10}})
+
+    log.delete_topic("losing")
+    log.create_topic("losing", replicas=1)
+    fill(log, "losing", 20)
+    with pytest.raises(RecordsLost, match=f"deleted and created again: the query read id {end['id']}"):
+        whole(unlimited(log, "losing"), end)
+    again_loose = unlimited(log, "losing", failOnDataLoss="false")
+    assert whole(again_loose, end)[0] == list(range(20))
+    assert caplog.text.count("deleted and created again") == 1
 
 
 def test_topics_of_order_0_are_streams_of_lanes(log: emb.Log) -> None:

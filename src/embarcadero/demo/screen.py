@@ -59,7 +59,7 @@ def _tell(console: Console, pipeline: Pipeline, report: Path, json_out: bool) ->
 
 def _check_spark() -> None:
     from embarcadero.spark.java import find_java
-    from embarcadero.spark.session import check_pyspark
+    from embarcadero.spark.versions import check_pyspark
 
     check_pyspark()
     find_java()

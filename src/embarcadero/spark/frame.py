@@ -13,6 +13,7 @@ import pyarrow.types as kinds
 from embarcadero.client.batch import Batch
 from embarcadero.errors import BadSchema, BadValue
 from embarcadero.limits import SPARK_ROWS_BYTES
+from embarcadero.spark.versions import from_arrow, to_arrow
 from embarcadero.tier.columns import SYSTEM, payload_schema, rows
 from embarcadero.wire.schemas import TopicSchemas
 
@@ -68,14 +69,13 @@ def frame_type(kind: pa.DataType) -> pa.DataType:
 
 def spark_schema(schemas: TopicSchemas, columns: Sequence[str] | None) -> StructType:
     """What `load()` has; `columns` of it, if they are given. BadValue names a column that is not there."""
-    from pyspark.sql.pandas.types import from_arrow_type
     from pyspark.sql.types import StructField, StructType
 
     whole = arrow_schema(schemas)
     if missing := [name for name in columns or () if name not in whole.names]:
         raise BadValue(f"option 'columns': there is no column {missing[0]!r}", f"there are {', '.join(whole.names)}")
     chosen = whole if columns is None else pa.schema([whole.field(name) for name in columns])
-    return StructType([StructField(field.name, from_arrow_type(field.type)) for field in chosen])
+    return StructType([StructField(field.name, from_arrow(field.type)) for field in chosen])
 
 
 def check_schema(wanted: StructType, schemas: TopicSchemas, topic: str) -> None:
@@ -103,11 +103,9 @@ class Shaper:
     """
 
     def __init__(self, topic: str, schemas: TopicSchemas, schema: StructType) -> None:
-        from pyspark.sql.pandas.types import to_arrow_schema
-
         names, payload = column_names(schemas), payload_schema(schemas)
         self._topic, self._schemas = topic, schemas
-        self._schema = to_arrow_schema(schema, timezone="UTC")
+        self._schema = to_arrow(schema)
         self._inner = [names[name] for name in self._schema.names]
         self.wanted = {
             name: (SYSTEM if name in SYSTEM.names else payload).field(name).type

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from embarcadero.errors import BadValue
@@ -19,14 +19,22 @@ from embarcadero.spark.frame import check_schema, column_names, spark_schema
 from embarcadero.spark.offsets import LaneOffset, Offset, Place, spans
 from embarcadero.spark.options import EARLIEST, LATEST, ReadOptions, read_options
 from embarcadero.spark.tasks import SpanReader
+from embarcadero.spark.versions import Filter, check_options
 from embarcadero.spark.view import LaneNow, TopicView
 
 _PUSHING: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
+def checked_options(given: Mapping[str, str], *, streaming: bool | None) -> ReadOptions:
+    """The options of a read. BadValue says what is wrong with one, NotAvailable which PySpark it needs."""
+    options = read_options(given, streaming=streaming)
+    check_options(options)
+    return options
+
+
 def frame_schema(given: Mapping[str, str]) -> StructType:
     """The columns of a topic as `load()` has them. All options are checked here, before anything is planned."""
-    options = read_options(given, streaming=None)
+    options = checked_options(given, streaming=None)
     shared_log(options.brokers, at_once=True)
     return spark_schema(TopicView(options).describe().versions, options.columns)
 
@@ -41,7 +49,7 @@ def batch_reader(given: Mapping[str, str], schema: StructType) -> BatchReader:
     same frame, or its other side in a join, gets the rows that passed them. So the user has to say that a frame is used
     once (`pushFilters`); all others are planned without filters, which Spark then applies itself.
     """
-    options = read_options(given, streaming=False)
+    options = checked_options(given, streaming=False)
     reader = span_reader(options, schema, fail_on_lost=False)
     return PushingReader(reader) if options.push_filters and filters_are_pushed() else BatchReader(reader)
 

@@ -8,14 +8,12 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
-from embarcadero.errors import NotAvailable
 from embarcadero.spark.java import find_java
+from embarcadero.spark.versions import check_pyspark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PYSPARK_VERSION_MIN: Final = (4, 3)
-_INSTALL: Final = 'pip install "embarcadero[spark]"'
 _UNDER_SUBMIT: Final = "PYSPARK_GATEWAY_PORT"  # set by spark-submit, which then has chosen Java and the master
 
 _ALWAYS: Final = {
@@ -73,14 +71,3 @@ def settings(local: bool, config: Mapping[str, str]) -> dict[str, str]:
     if "log4j" not in chosen.get(_JAVA_OPTIONS, ""):
         chosen[_JAVA_OPTIONS] = f"{chosen.get(_JAVA_OPTIONS, '')} {quiet}".strip()
     return chosen
-
-
-def check_pyspark() -> None:
-    """NotAvailable, if PySpark is missing or too old for this data source."""
-    try:
-        from pyspark import __version__ as found  # not from its metadata: workers of a cluster have none
-    except ImportError:
-        raise NotAvailable("PySpark is not installed", _INSTALL) from None
-    wanted = ".".join(map(str, PYSPARK_VERSION_MIN))
-    if tuple(int(part) for part in found.split(".")[:2]) < PYSPARK_VERSION_MIN:
-        raise NotAvailable(f"PySpark {found} is installed, and {wanted} or newer is needed", _INSTALL)

@@ -16,13 +16,14 @@ from uuid import uuid4
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from embarcadero.client.sync import Log
 from embarcadero.errors import BadValue, NotAvailable
 from embarcadero.limits import STAGED_INLINE_ALL_BYTES
 from embarcadero.spark.connections import shared_log
 from embarcadero.spark.shape import Shape, shape_of
+from embarcadero.spark.versions import DataSourceStreamArrowWriter, to_arrow
 from embarcadero.spark.write_options import WriteOptions, write_options
 from embarcadero.spark.writing import Encoded, Staged, Stager, TaskWriter
 from embarcadero.staging.commit import commit, drop
@@ -64,10 +65,8 @@ def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) 
 
 
 def _shape(options: WriteOptions, schema: StructType) -> Shape:
-    from pyspark.sql.pandas.types import to_arrow_schema
-
     topic = shared_log(options.brokers, at_once=True).describe(options.topic)
-    return shape_of(topic, to_arrow_schema(schema, timezone="UTC"), options, time.time_ns() // 1000)
+    return shape_of(topic, to_arrow(schema), options, time.time_ns() // 1000)
 
 
 @dataclass(frozen=True)

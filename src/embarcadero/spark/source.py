@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    DataSourceStreamWriter,
-    DataSourceWriter,
-)
+from embarcadero.spark.versions import check_pyspark
 
-from embarcadero.spark.session import check_pyspark
+try:
+    from pyspark.sql.datasource import (
+        DataSource,
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
+except ImportError:
+    check_pyspark()  # says which version is needed
+    raise
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -1,0 +1,134 @@
+"""What differs between PySpark 4.0, 4.1, 4.2 and 4.3. All of it is here; the rest of the source is written for 4.3.
+
+| version | lacks | what the source does there |
+| --- | --- | --- |
+| 4.0 | `Filter`, `pushFilters` | refuses the option `pushFilters` |
+| 4.0 | `DataSourceStreamArrowWriter` | derives one from the writers that are there |
+| 4.0, 4.1 | admission control (`latestOffset(start, limit)`, read limits, its own AvailableNow) | `UnlimitedReader` |
+| 4.0, 4.1 | `to_arrow_schema(timezone=)` | calls it without: times are in UTC by default |
+| 4.0, 4.1 | `from_arrow_type` that keeps times without a zone | asks for it |
+
+PySpark 3.5 has no Python data sources. Without PySpark this module can be imported: `check_pyspark` says what to do.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Final
+
+from embarcadero.errors import NotAvailable
+from embarcadero.spark.options import ReadOptions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter, Filter
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxBytes,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+    from pyspark.sql.types import DataType, StructType
+
+OLDEST: Final = (4, 0)
+TOO_NEW: Final = (5, 0)
+_INSTALL: Final = 'pip install "embarcadero[spark]"'
+_SOURCES: Final = "pyspark.sql.datasource"
+_LIMITS: Final = "pyspark.sql.streaming.datasource"
+
+
+def check_pyspark() -> None:
+    """Raise NotAvailable if PySpark is missing, too old or too new for this data source."""
+    try:
+        from pyspark import __version__ as found  # not from its metadata: workers of a cluster have none
+    except ImportError:
+        raise NotAvailable("PySpark is not installed", _INSTALL) from None
+    version = tuple(int(part) for part in found.split(".")[:2])
+    if version < OLDEST:
+        problem = f"PySpark {found} is installed: it has no Python data sources, and 4.0 or newer is needed"
+        raise NotAvailable(problem, _INSTALL)
+    if version >= TOO_NEW:
+        raise NotAvailable(f"PySpark {found} is installed, and this version works with 4.0 to 4.x", _INSTALL)
+
+
+def _found(module: str, name: str) -> Any:
+    """A class of the installed PySpark; None if this version does not have it."""
+    try:
+        return getattr(import_module(module), name, None)
+    except ImportError:
+        return None
+
+
+def _or_stub(module: str, name: str) -> Any:
+    """A class of the installed PySpark, or an empty one that nothing is an instance of."""
+    return _found(module, name) or type(name, (), {})
+
+
+if not TYPE_CHECKING:
+    Filter = _or_stub(_SOURCES, "Filter")
+    ReadLimit, ReadAllAvailable = _or_stub(_LIMITS, "ReadLimit"), _or_stub(_LIMITS, "ReadAllAvailable")
+    ReadMaxRows, ReadMaxBytes = _or_stub(_LIMITS, "ReadMaxRows"), _or_stub(_LIMITS, "ReadMaxBytes")
+    SupportsTriggerAvailableNow = _or_stub(_LIMITS, "SupportsTriggerAvailableNow")
+    # Tasks of 4.0 hand Arrow batches to a DataSourceArrowWriter only, and streams take a DataSourceStreamWriter only.
+    _both = tuple(filter(None, (_found(_SOURCES, f"DataSource{kind}Writer") for kind in ("Stream", "Arrow"))))
+    DataSourceStreamArrowWriter = _found(_SOURCES, "DataSourceStreamArrowWriter") or type(
+        "DataSourceStreamArrowWriter", _both, {}
+    )
+
+ADMISSION_CONTROL: Final[bool] = _found(_LIMITS, "ReadLimit") is not None
+"""Whether Spark tells a stream where its last micro-batch ended, and how much the next one may have (4.2)."""
+FILTERS: Final[bool] = _found(_SOURCES, "Filter") is not None
+"""Whether Spark pushes filters down to Python data sources (4.1)."""
+
+
+def check_options(options: ReadOptions) -> None:
+    """Raise NotAvailable if an option needs a newer PySpark than the installed one."""
+    limits = {"maxRecordsPerTrigger": options.max_records, "maxBytesPerTrigger": options.max_bytes}
+    for name, limit in limits.items():
+        if limit is not None and not ADMISSION_CONTROL:
+            raise _too_old(name, "4.2", "leave it out: each micro-batch has all that is there")
+    if options.push_filters and not FILTERS:
+        raise _too_old("pushFilters", "4.1", "leave it out: Spark filters the rows itself")
+
+
+def _too_old(option: str, since: str, instead: str) -> NotAvailable:
+    from pyspark import __version__ as found
+
+    return NotAvailable(
+        f"option {option!r} needs PySpark {since} or newer, and {found} is installed", f"{instead}; or upgrade PySpark"
+    )
+
+
+def to_arrow(schema: StructType) -> pa.Schema:
+    """The Arrow schema of a frame; its times are in UTC."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    if "timezone" in signature(to_arrow_schema).parameters:
+        return to_arrow_schema(schema, timezone="UTC")
+    return to_arrow_schema(schema)
+
+
+def from_arrow(kind: pa.DataType) -> DataType:
+    """The type that Spark has for an Arrow type; times without a zone stay without."""
+    from pyspark.sql.pandas.types import from_arrow_type
+
+    return from_arrow_type(kind, prefer_timestamp_ntz=True)
+
+
+__all__ = [
+    "ADMISSION_CONTROL",
+    "FILTERS",
+    "DataSourceStreamArrowWriter",
+    "Filter",
+    "ReadAllAvailable",
+    "ReadLimit",
+    "ReadMaxBytes",
+    "ReadMaxRows",
+    "SupportsTriggerAvailableNow",
+    "check_options",
+    "check_pyspark",
+    "from_arrow",
+    "to_arrow",
+]
