@@ -22,6 +22,8 @@ Makefile), so that what is left for the end is short and all processes end at ab
 Spark more than once are not beside each other: it takes both cores."""
 LOG_CHARACTERS = 4_000
 
+collect_ignore = [] if "MATRIX_PYSPARK" in os.environ else ["matrix"]  # other environments, other jars: make matrix
+
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")  # a machine that stands still for a moment is no finding
 
