@@ -207,9 +207,9 @@ CLOSE_INTERRUPTED_S = 2.0  # likewise, when Ctrl-C or a cancellation ended the b
 PREFETCH_FETCHES = 2
 
 # --- Spark ------------------------------------------------------------------------------------------------------------
-SPARK_TASK_BYTES = 64 * MIB  # payload that one task reads, if there is much
+SPARK_TASK_BYTES = 32 * MIB  # payload that one task reads, if there is much
 SPARK_TASK_BYTES_MIN = 4 * MIB  # and if there is little: smaller tasks cost more than they save
-SPARK_TASKS_USUAL = 4  # into so many tasks little is cut, if that makes none too small
+SPARK_TASKS_USUAL = 4  # into so many tasks little is cut, if none is too small then; or a multiple of the cores
 SPARK_RECONNECT_S = 30.0  # so long a task waits for a cluster that is down
 SPARK_TASKS_MAX = 4_096  # of one read or micro-batch: their ends are part of its offset
 STAGED_BATCHES_BITS = 20  # of a sequence: which batch of an epoch it is; the rest counts the epochs

@@ -53,7 +53,7 @@ def filled(log: emb.Log, tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("tasks", [1, 7, 64])
 def test_a_table_and_brokers_are_one_frame(log: emb.Log, filled: str, tasks: int) -> None:
     """Each record once, in order, with all that the log says about it."""
-    reader = batch(log, filled, minPartitions=tasks)
+    reader = batch(log, filled, minPartitions=tasks, columns="topic,seq,index,value,session")
     plan = reader.partitions()
     rows = pa.Table.from_batches([rows for task in plan for rows in reader.read(task)])
     known = [each for batches in log.scan(filled) for each in batches if each.count]

@@ -180,13 +180,24 @@ def test_shares_add_up_to_the_limit(limit: int, waiting: dict[int, int]) -> None
 
 
 def test_tasks_are_neither_tiny_nor_huge() -> None:
-    """4 to 64 MiB, unless more tasks are asked for or there would be too many."""
+    """4 to 32 MiB, unless more tasks are asked for or there would be too many."""
     assert task_bytes(1 * MIB, None) == 4 * MIB
     assert task_bytes(80 * MIB, None) == 20 * MIB
-    assert task_bytes(10_000 * MIB, None) == 64 * MIB
+    assert task_bytes(32_000 * MIB, None) == 32 * MIB
     assert task_bytes(64 * MIB * 8_192, None) == 128 * MIB
     assert task_bytes(1 * MIB, 8) == MIB // 8
     assert task_bytes(3, 8) == 1
+
+
+@given(st.integers(1, 100_000 * MIB), st.integers(1, 64))
+def test_tasks_come_in_multiples_of_the_cores(total: int, cores: int) -> None:
+    """So that all cores are busy until the end; little is not cut into tiny tasks for that."""
+    size = task_bytes(total, None, cores)
+    tasks = -(-total // size)
+    assert 4 * MIB <= size <= 32 * MIB
+    assert tasks <= cores or size == 4 * MIB or -(-total // (-(-tasks // cores) * cores)) == size
+    if total >= 32 * MIB * cores:
+        assert tasks % cores == 0
 
 
 def test_a_limit_on_bytes_is_kept_in_whole_pieces() -> None:

@@ -234,12 +234,12 @@ def test_filters_narrow_what_is_read(log: emb.Log, filled: str) -> None:
     assert unanswered == left
     assert [(task.value.start.seq, task.value.stop.seq) for task in tasks] == [(105, 222)]
     assert column(reader, tasks) == list(range(105, 222))
-    reader, _ = pushing(log, filled, [GreaterThan(("index",), 8), LessThan(("index",), 11)])
+    reader, _ = pushing(log, filled, [GreaterThan(("index",), 8), LessThan(("index",), 11)], columns="seq,index")
     assert column(reader, reader.partitions()) == list(range(80, 100))
     reader, _ = pushing(log, filled, [In(("seq",), (3, None, 499, 1_000)), GreaterThan(("seq",), 3)])
     assert column(reader, reader.partitions()) == [499]
     for none in (GreaterThan(("seq",), 10_000), LessThan(("seq",), 0), EqualTo(("lane",), 4_000)):
-        assert pushing(log, filled, [none])[0].partitions() == []
+        assert pushing(log, filled, [none], columns="seq,lane")[0].partitions() == []
 
 
 def test_filters_on_partitions_and_times_are_answered(log: emb.Log) -> None:

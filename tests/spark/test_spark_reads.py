@@ -38,10 +38,14 @@ def orders(log: emb.Log) -> str:
 
 def test_a_raw_topic_is_a_table_with_all_that_the_log_knows(spark: SparkSession, log: emb.Log, orders: str) -> None:
     """Each record once, with its place, its publisher and its columns."""
-    frame = load(spark, log, orders, minPartitions=3).orderBy("seq")
+    named = "topic,partition,lane,seq,index,key,value,headers,timestamp,session,session_seq,broker"
+    frame = load(spark, log, orders, minPartitions=3, columns=named).orderBy("seq")
+    usual = ["topic", "partition", "seq", "key", "value", "headers", "timestamp"]
     rows = frame.collect()
     known = {batch.seq: batch for batches in log.scan(orders) for batch in batches}
 
+    assert load(spark, log, orders).columns == usual
+    assert frame.columns == named.split(",")
     assert [row.seq for row in rows] == list(range(1_000))
     assert [bytes(row.value) for row in rows[:3]] == [b"value-0", b"value-1", b"value-2"]
     assert {row.topic for row in rows} == {orders}
@@ -136,11 +140,12 @@ def test_topics_without_a_total_order_are_read_lane_by_lane(spark: SparkSession,
             for number in range(25):
                 publisher.send(b"%d" % (turn * 25 + number))
     lanes = [tail.lane for tail in log.tail(topic).lanes]
-    rows = load(spark, log, topic, minPartitions=5).collect()
+    rows = load(spark, log, topic, minPartitions=5, columns="lane,seq,value").collect()
 
     assert sorted(int(row.value) for row in rows) == list(range(100))
     assert {row.lane for row in rows} == set(lanes)
-    one = load(spark, log, topic, endingOffsets=f'{{"{lanes[0]}": {{"seq": 3}}}}').filter(f"lane = {lanes[0]}")
+    ending = f'{{"{lanes[0]}": {{"seq": 3}}}}'
+    one = load(spark, log, topic, endingOffsets=ending, columns="lane,seq").filter(f"lane = {lanes[0]}")
     assert sorted(row.seq for row in one.collect()) == [0, 1, 2]
     with pytest.raises(PySparkException, match="a seq names a place in one of its lanes"):
         load(spark, log, topic, startingOffsets="3").count()

@@ -14,7 +14,9 @@ from embarcadero.config.table import KEYS, SECTIONS
 
 FILE_NAME: Final = "embarcadero.yaml"
 FILE_VARIABLE: Final = PREFIX + "CONFIG"
-OTHER_VARIABLES: Final = {FILE_VARIABLE, PREFIX + "DEBUG", PREFIX + "STEP"}
+OTHER_VARIABLES: Final = {
+    FILE_VARIABLE, PREFIX + "DEBUG", PREFIX + "STEP", PREFIX + "SPARK_PYTHON", PREFIX + "SPARK_CORES"
+}  # fmt: skip
 _INJECTED: Final = re.compile(r".*_SERVICE_(HOST|PORT.*)|.*_PORT_\d+_(TCP|UDP).*", re.ASCII)
 """Variables that orchestrators make up for services that are called embarcadero-something."""
 

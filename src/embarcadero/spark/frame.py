@@ -26,6 +26,8 @@ _RAW_SYSTEM: Final = {
     "value": "value", "headers": "headers", "timestamp": "timestamp", "session": "_session",
     "session_seq": "_session_seq", "broker": "_broker",
 }  # fmt: skip
+RAW_USUAL: Final = ("topic", "partition", "seq", "key", "value", "headers", "timestamp")
+"""Columns of a raw topic that are read unless others are named: each one costs time on its way to Java."""
 _TYPED_SYSTEM: Final = {
     "_topic": _TOPIC, "_partition": "_partition", "_lane": "_lane", "_seq": "_seq", "_index": "_index",
     "_timestamp": "_append_time", "_session": "_session", "_session_seq": "_session_seq", "_broker": "_broker",
@@ -68,19 +70,20 @@ def frame_type(kind: pa.DataType) -> pa.DataType:
 
 
 def spark_schema(schemas: TopicSchemas, columns: Sequence[str] | None) -> StructType:
-    """What `load()` has; `columns` of it, if they are given. BadValue names a column that is not there."""
+    """What `load()` has: `columns`, if they are given. BadValue names a column that is not there."""
     from pyspark.sql.types import StructField, StructType
 
     whole = arrow_schema(schemas)
     if missing := [name for name in columns or () if name not in whole.names]:
         raise BadValue(f"option 'columns': there is no column {missing[0]!r}", f"there are {', '.join(whole.names)}")
-    chosen = whole if columns is None else pa.schema([whole.field(name) for name in columns])
+    usual = whole.names if schemas.typed else RAW_USUAL
+    chosen = pa.schema([whole.field(name) for name in (usual if columns is None else columns)])
     return StructType([StructField(field.name, from_arrow(field.type)) for field in chosen])
 
 
 def check_schema(wanted: StructType, schemas: TopicSchemas, topic: str) -> None:
     """BadSchema, if a frame of this schema can't be made of the topic (any more): names the column and both types."""
-    there = spark_schema(schemas, None)
+    there = spark_schema(schemas, list(column_names(schemas)))
     for field in wanted:
         if field.name not in there.names:
             raise BadSchema(

@@ -27,7 +27,7 @@ READ_OPTIONS: Final = {
     "maxBytesPerTrigger": "at most so many payload bytes in a micro-batch, in whole batches, at least one",
     "minPartitions": "at least so many tasks",
     "partitions": "the topic's partitions to read, numbers with commas",
-    "columns": "columns to read, names with commas",
+    "columns": "columns to read, names with commas; default: of a topic with a schema all, else the seven usual ones",
     "read": "durable or ordered",
     "failOnDataLoss": "true or false",
     "pushFilters": "true or false; true only for a frame that is used once, with its filters; batch reads only",

@@ -23,10 +23,14 @@ def shares(limit: int, waiting: Mapping[int, int]) -> dict[int, int]:
     return given
 
 
-def task_bytes(total: int, tasks_min: int | None) -> int:
-    """How much one task is to read, if so much is read in all."""
-    usual = max(SPARK_TASK_BYTES_MIN, min(SPARK_TASK_BYTES, -(-total // SPARK_TASKS_USUAL)))
-    bounded = max(usual, -(-total // SPARK_TASKS_MAX))
+def task_bytes(total: int, tasks_min: int | None, cores: int | None = None) -> int:
+    """How much one task is to read, if so much is read in all: all cores are busy until the end, if they are known."""
+    together = cores or 1
+    usual = -(-SPARK_TASKS_USUAL // together) * together
+    tasks = max(-(-total // SPARK_TASK_BYTES), min(usual, total // SPARK_TASK_BYTES_MIN), 1)
+    if tasks > together:
+        tasks = min(-(-tasks // together) * together, SPARK_TASKS_MAX)
+    bounded = max(SPARK_TASK_BYTES_MIN, -(-total // min(tasks, SPARK_TASKS_MAX)))
     return bounded if tasks_min is None else max(1, min(bounded, total // tasks_min))
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
+from embarcadero.spark.interpreter import prepare
 from embarcadero.spark.java import find_java
 from embarcadero.spark.versions import check_pyspark
 
@@ -50,10 +50,8 @@ def session(
     if _UNDER_SUBMIT not in os.environ:
         os.environ["JAVA_HOME"] = str(find_java())
         master = "local[*]" if master is None else master
+        prepare(os.environ, master)
     local = master is not None and master.startswith("local")
-    if local:
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName(app)

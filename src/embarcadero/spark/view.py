@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -13,6 +14,7 @@ from embarcadero.errors import BadValue, FuturePosition, Trimmed
 from embarcadero.limits import SPARK_TASK_BYTES
 from embarcadero.spark import asking
 from embarcadero.spark.connections import shared_log
+from embarcadero.spark.interpreter import known_cores
 from embarcadero.spark.offsets import Place
 from embarcadero.spark.options import GO_ON, ReadOptions, Where
 from embarcadero.spark.planning import cut_places, finer, shares, task_bytes, tightened
@@ -184,7 +186,7 @@ class TopicView:
         wanted, piece = self.options.min_partitions or 1, SPARK_TASK_BYTES
         measured = self._all_pieces(now, ends, piece)
         sizes = [sum(cut.bytes for cut in pieces) for pieces in measured.values()]
-        size = task_bytes(sum(sizes), self.options.min_partitions)
+        size = task_bytes(sum(sizes), self.options.min_partitions, known_cores(os.environ))
         if size < min(piece, max(sizes, default=0)):
             measured, piece = self._all_pieces(now, ends, size), size
         found = _cut(ends, measured)

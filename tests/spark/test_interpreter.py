@@ -1,0 +1,107 @@
+"""Which Python runs workers on this machine: without the archives of PySpark, or as it always was."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+import embarcadero as emb
+from embarcadero.config.environment import read_environment
+from embarcadero.spark import interpreter
+from embarcadero.spark.interpreter import CORES, PYTHON, SCRIPT, known_cores, local_cores, prepare
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PRINTS_PATH = "import os, sys; print(os.environ['PYTHONPATH'], sys.argv[1:], sys.executable, sep='|')"
+
+
+def test_the_script_drops_the_archives_and_nothing_else(tmp_path: Path) -> None:
+    """Arguments and the user's own folders stay, with spaces and all; so does the interpreter."""
+    spark = "/opt/spark/python/lib"
+    archives = f"{spark}/pyspark.zip:{spark}/py4j-0.10.9.9-src.zip:/opt/spark/jars/spark-core_2.13-4.3.0.jar"
+    path = f"{archives}:/my own:{tmp_path}:"
+    environ = os.environ | {"PYTHONPATH": path, PYTHON: sys.executable}
+    told = subprocess.run(
+        [str(SCRIPT), "-c", PRINTS_PATH, "a b", "*"], env=environ, capture_output=True, text=True, check=True
+    ).stdout
+
+    assert told.strip() == f"/my own:{tmp_path}|['a b', '*']|{sys.executable}"
+    only = environ | {"PYTHONPATH": f"{spark}/pyspark.zip"}
+    told = subprocess.run([str(SCRIPT), "-c", PRINTS_PATH], env=only, capture_output=True, text=True, check=True).stdout
+    assert told.startswith("|[]")
+
+
+def test_a_session_on_this_machine_chooses_the_script() -> None:
+    """What the user chose stays; and all variables are known to the configuration."""
+    environ: dict[str, str] = {}
+    prepare(environ, "local[3]")
+    assert environ == {
+        CORES: "3", PYTHON: sys.executable, "PYSPARK_PYTHON": str(SCRIPT), "PYSPARK_DRIVER_PYTHON": str(SCRIPT)
+    }  # fmt: skip
+    assert read_environment(environ) == ({}, [])
+    mine = {"PYSPARK_PYTHON": "/mine"}
+    prepare(mine, "local")
+    assert (mine["PYSPARK_PYTHON"], mine["PYSPARK_DRIVER_PYTHON"], mine[CORES]) == ("/mine", str(SCRIPT), "1")
+
+
+def test_a_session_on_a_cluster_chooses_nothing() -> None:
+    """Executors have a Python of their own: what an earlier session of this process chose is taken back."""
+    environ: dict[str, str] = {}
+    prepare(environ, "local[*]")
+    prepare(environ, "spark://10.0.0.7:7077")
+    assert not {"PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", CORES} & environ.keys()
+    mine = {"PYSPARK_PYTHON": "/mine", "PYSPARK_DRIVER_PYTHON": "/mine too"}
+    prepare(mine, "yarn")
+    assert mine == {"PYSPARK_PYTHON": "/mine", "PYSPARK_DRIVER_PYTHON": "/mine too"}
+
+
+def test_without_another_pyspark_at_hand_the_archives_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Spark of another home, a PySpark that a new Python does not find, a script that can't be run."""
+    for environ in ({"SPARK_HOME": str(tmp_path)}, {}, {}):
+        if "SPARK_HOME" not in environ:
+            script = tmp_path / "python"
+            script.write_text("no program")
+            monkeypatch.setattr(interpreter, "SCRIPT", script)
+        made = dict(environ)
+        prepare(made, "local[2]")
+        assert (made["PYSPARK_PYTHON"], made["PYSPARK_DRIVER_PYTHON"]) == (sys.executable, sys.executable)
+    monkeypatch.undo()
+    monkeypatch.setattr(interpreter.site, "getsitepackages", lambda: [str(tmp_path)])
+    made = {}
+    prepare(made, "local[2]")
+    assert made["PYSPARK_PYTHON"] == sys.executable
+
+
+@pytest.mark.parametrize(
+    ("master", "cores"),
+    [("local", 1), ("local[4]", 4), ("local[2,4]", 2), ("local[*]", os.cpu_count()), ("yarn", None), (None, None),
+     ("local-cluster[2,1,1024]", None)],
+)  # fmt: skip
+def test_cores_of_a_master(master: str | None, cores: int | None) -> None:
+    """Only those of this machine are known before Spark runs."""
+    assert local_cores(master) == cores
+
+
+@pytest.mark.parametrize(("told", "cores"), [("8", 8), ("", None), ("0", None), ("many", None), ("²", None)])
+def test_cores_that_were_told(told: str, cores: int | None) -> None:
+    """Whatever else is in the variable counts for nothing."""
+    assert known_cores({CORES: told}) == cores
+    assert known_cores({}) is None
+
+
+def test_workers_load_pyspark_from_site_packages(spark: SparkSession, log: emb.Log) -> None:
+    """In tasks; and what a source is told of the cores reaches the process that plans."""
+    where = spark.sparkContext.parallelize([0], 1).map(lambda _: sys.modules["pyspark"].__file__).first()
+    assert ".zip" not in where
+    log.create_topic("cores", replicas=1, schema=pa.schema([("n", pa.int64()), ("text", pa.string())]))
+    with log.publisher("cores", ack=2, batch_bytes=1 << 20) as publisher:
+        publisher.publish(pa.table({"n": range(9_000), "text": ["x" * 1_000] * 9_000})).result()
+    frame = spark.read.format("embarcadero").options(brokers=log.address, topic="cores").load()
+    assert frame.rdd.getNumPartitions() == 2  # of 9 MB: as many as cores, where 4 MiB are the least
