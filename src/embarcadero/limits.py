@@ -11,6 +11,7 @@ GIB = 1024 * MIB
 # --- wire -------------------------------------------------------------------------------------------------------------
 FRAME_BYTES_MAX = 8 * MIB  # payload of one batch frame
 RECORD_BYTES_MAX = 4 * MIB
+RECORD_OVERHEAD_BYTES = 32  # of a record in a batch: offsets and time stamp
 TAIL_HOLES_MAX = 1_000  # spans of seqs that restarts passed over, in one answer: the newest
 CONTROL_BYTES_MAX = 512 * KIB  # one control message; a list of all topics with the longest names fits
 HELLO_BYTES_MAX = 4 * KIB  # all that a peer may make us hold before its hello is done

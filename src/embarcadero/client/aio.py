@@ -21,7 +21,6 @@ from typing import Any, TypeVar, Unpack
 import pyarrow as pa
 
 from embarcadero.client import lifetime
-from embarcadero.client.acked import losses_first
 from embarcadero.client.aio_subscriber import Subscriber
 from embarcadero.client.batch import Batch
 from embarcadero.client.brokers import Brokers
@@ -45,7 +44,6 @@ from embarcadero.client.options import (
     publisher_options,
 )
 from embarcadero.client.places import Place, place, seek_place, time_us, trim_place
-from embarcadero.client.pump import Pump
 from embarcadero.client.reading import joined, lane_of, lanes_of, read_span, reader_core, span, tail_of, with_lags
 from embarcadero.client.scanning import Scan, Span, check_piece_bytes
 from embarcadero.client.tiers import TierCalls, trim_ask
@@ -569,7 +567,11 @@ class Log(TierCalls, SessionCalls):
             await self.brokers.close()
         problems = [problem for publisher in publishers for problem in publisher.problems()]
         failures = [as_reported(error) for error in ended if isinstance(error, Exception)]
-        raise_as_one(losses_first(problems + failures))
+        if publishers:
+            from embarcadero.client.acked import losses_first
+
+            failures = losses_first(problems + failures)
+        raise_as_one(failures)
 
     async def __aenter__(self) -> Log:
         return self
@@ -601,6 +603,8 @@ class Publisher(EncodedCalls, PublisherCalls):
     """Publishes records into one topic. `with` it, or close it: closing waits for every outcome."""
 
     def __init__(self, log: Log, topic: TopicInfo, options: PublisherOptions) -> None:
+        from embarcadero.client.pump import Pump  # not for those who only read
+
         self._log = log
         self._pump = Pump(log.brokers, topic, options, RecordAwaitable)
         tell_of_forks(self)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from embarcadero.client import lifetime
 from embarcadero.client.connection import Connection, Owned, now_us, open_connection
-from embarcadero.client.drivers import Core, CoreDriver, PublisherDriver
+from embarcadero.client.drivers import Core, CoreDriver
 from embarcadero.client.futures import fresh
 from embarcadero.client.lanes import LanesCore
 from embarcadero.client.subscriber import SubscriberCore
@@ -40,6 +40,7 @@ from embarcadero.wire.messages import AnyMessage, BrokerAddress, MembersAre, Mes
 from embarcadero.wire.receiver import AcksReceived, ControlReceived, CreditReceived, FetchedReceived, FullReceived
 
 if TYPE_CHECKING:
+    from embarcadero.client.publisher_driver import PublisherDriver
     from embarcadero.client.pump import Pump
 
 _PAUSE_FIRST_S = 0.02
@@ -274,13 +275,13 @@ class Brokers:
         driver = self._drivers.get(core)
         if driver is None:
             return {}
-        if isinstance(driver, PublisherDriver):
-            self._sessions[driver.core.lane, driver.core.session] = driver  # it may just have been opened
+        if (publisher := driver.publishing()) is not None:
+            self._sessions[publisher.core.lane, publisher.core.session] = publisher  # it may just have been opened
         return {driver: None}
 
     def _flow(self, number: int, event: CreditReceived | FullReceived, now: int) -> dict[CoreDriver, None]:
         """Credit belongs to the connection; publishers take turns in being the first to use it."""
-        publishers = [driver for driver in self._drivers.values() if isinstance(driver, PublisherDriver)]
+        publishers = [found for driver in self._drivers.values() if (found := driver.publishing()) is not None]
         first = self.next_turn() % max(1, len(publishers))
         publishers = publishers[first:] + publishers[:first]
         for driver in publishers:

@@ -25,7 +25,7 @@ from embarcadero.client.tables import by_partition, encoded, fitted, pieces
 from embarcadero.client.waiting import Waitable
 from embarcadero.errors import Backpressure, BadSchema, BadValue, EmbarcaderoError, RecordsLost
 from embarcadero.invariants import invariant
-from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX
+from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX, RECORD_OVERHEAD_BYTES, RECORDS_PER_BATCH_MAX
 from embarcadero.types import NO_INDEX, StagedBatch
 from embarcadero.wire.lone import lone_payload
 from embarcadero.wire.partitioners import partition_of
@@ -38,7 +38,6 @@ Record = tuple[bytes, float | int, bytes | None, Headers | None]
 
 FRAME_OVERHEAD_BYTES = 8 * 1024
 """What an Arrow message adds to a batch's columns, at most."""
-RECORD_OVERHEAD_BYTES = 32  # offsets and time stamp
 _HEADER_OVERHEAD_BYTES = 24
 _NO_MORE = 1 << 62  # bytes of a sealed builder: whatever comes, it is full
 _U16, _U32 = (1 << 16) - 1, (1 << 32) - 1

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from embarcadero.client.batch import Batch
+from embarcadero.client.core import ClientCore
 from embarcadero.client.link import Link, Silence
 from embarcadero.client.subscriber import ColdAsk, SubscriberCore
 from embarcadero.errors import BadValue, EmbarcaderoError, OutcomeUnknown, Retriable, TooMany, from_wire
@@ -27,7 +28,7 @@ _LANES_SHARING = 4
 """Lanes fetch in parallel: each fetches this many times less at once than the one lane of another topic would."""
 
 
-class LanesCore:
+class LanesCore(ClientCore):
     """One reader of all lanes of a topic. It is used like a SubscriberCore."""
 
     def __init__(

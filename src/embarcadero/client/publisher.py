@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from embarcadero.client.acked import AckedBatches, LostBatch, loss_unknown, merged, records_lost
 from embarcadero.client.chain import Answer, SessionChain
+from embarcadero.client.core import ClientCore
 from embarcadero.client.link import Link, Silence
 from embarcadero.client.outbatch import (
     REFUSALS,
@@ -112,7 +113,7 @@ class _Route:
             self.since_us = now_us
 
 
-class PublisherCore:
+class PublisherCore(ClientCore):
     """One session of one publisher into one topic, over any number of links.
 
     `durable`: batches are settled when they are durable (ack=2). `replicated`: the topic outlives the fabric.

@@ -10,11 +10,11 @@ from typing import Any
 
 from embarcadero.client import lifetime
 from embarcadero.client.brokers import Brokers
-from embarcadero.client.drivers import PublisherDriver
 from embarcadero.client.futures import RecordFuture, fresh
 from embarcadero.client.intake import Intake, Sealed
 from embarcadero.client.options import PublisherOptions, asked_order, checked_ack, checked_durable
 from embarcadero.client.publisher import PublisherCore
+from embarcadero.client.publisher_driver import PublisherDriver
 from embarcadero.client.topics import TopicInfo
 from embarcadero.errors import (
     Backpressure,

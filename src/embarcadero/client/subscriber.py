@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from embarcadero.client.batch import Batch, OrderEntry
+from embarcadero.client.core import ClientCore
 from embarcadero.client.link import Link, Silence
 from embarcadero.errors import (
     BadFrame,
@@ -82,7 +83,7 @@ class ColdAsk:
     durable: bool
 
 
-class SubscriberCore:
+class SubscriberCore(ClientCore):
     """One reader of one lane."""
 
     def __init__(

@@ -12,16 +12,14 @@ from datetime import datetime
 from pathlib import Path
 from time import monotonic
 from time import time as now_s
-from typing import Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import pyarrow as pa
 
 from embarcadero.client import aio, lifetime
-from embarcadero.client.acked import losses_first
 from embarcadero.client.batch import Batch
 from embarcadero.client.encoded import SyncEncodedCalls
 from embarcadero.client.futures import RecordFuture, TableResult, fresh
-from embarcadero.client.intake import RECORD_OVERHEAD_BYTES, Record, Sealed
 from embarcadero.client.named import SyncPublisherCalls, SyncSessionCalls
 from embarcadero.client.options import (
     AS_CONFIGURED,
@@ -36,7 +34,6 @@ from embarcadero.client.options import (
     publisher_options,
 )
 from embarcadero.client.places import Place, place
-from embarcadero.client.pump import Pump
 from embarcadero.client.reading import reader_core
 from embarcadero.client.scanning import Span
 from embarcadero.client.sync_subscriber import Exit, Subscriber
@@ -53,8 +50,12 @@ from embarcadero.errors import (
     raise_as_one,
 )
 from embarcadero.forks import tell_of_forks
-from embarcadero.limits import CLOSE_TIMEOUT_S
+from embarcadero.limits import CLOSE_TIMEOUT_S, RECORD_OVERHEAD_BYTES
 from embarcadero.types import Cut, Position, ReaderProgress, Tail, Topic
+
+if TYPE_CHECKING:
+    from embarcadero.client.intake import Record, Sealed
+    from embarcadero.client.pump import Pump
 
 
 def connect(
@@ -317,6 +318,8 @@ class Log(SyncTierCalls, SyncSessionCalls):
         return self._register(Publisher(self, self.thread.wait(self._pump(topic, chosen, timeout))))
 
     async def _pump(self, topic: str | TopicInfo, options: PublisherOptions, patience: Timeout) -> Pump:
+        from embarcadero.client.pump import Pump  # not for those who only read
+
         known = topic if isinstance(topic, TopicInfo) else await self._log.describe(topic, timeout=patience)
         await self.brokers.ready(patience_s(patience, self.brokers.settings.connect_timeout_s))
         return Pump(self.brokers, known, options)
@@ -482,7 +485,12 @@ class Log(SyncTierCalls, SyncSessionCalls):
         ended = await asyncio.gather(*closed, return_exceptions=True)
         ended += await asyncio.gather(self._log.close(patience), return_exceptions=True)
         problems = [problem for publisher in publishers for problem in publisher.pump.problems()]
-        return losses_first(problems + [as_reported(error) for error in ended if isinstance(error, Exception)])
+        failures = [as_reported(error) for error in ended if isinstance(error, Exception)]
+        if not publishers:
+            return failures
+        from embarcadero.client.acked import losses_first
+
+        return losses_first(problems + failures)
 
     def __enter__(self) -> Log:
         return self

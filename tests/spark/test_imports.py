@@ -1,0 +1,29 @@
+"""What a process loads that only reads: each stream starts one, and each worker of a batch read is one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+ASKS = """
+import sys
+from embarcadero.spark.connections import shared_log
+from embarcadero.spark.source import EmbarcaderoSource
+from embarcadero.spark import reading, streaming, tasks
+from pyspark_embarcadero import DefaultSource
+print(" ".join(sys.modules))
+"""
+PUBLISHING = {
+    f"embarcadero.client.{name}"
+    for name in ("publisher", "publisher_driver", "pump", "intake", "outbatch", "exact", "tables", "convert", "acked")
+} | {f"embarcadero.spark.{name}" for name in ("sink", "writing", "work", "shape", "canonical", "write_options")}
+ELSEWHERE = ("embarcadero.broker", "embarcadero.node", "embarcadero.sequencer", "embarcadero.storage", "pyiceberg")
+
+
+def test_a_source_does_not_load_what_publishes() -> None:
+    """Nor brokers, nor the code of tables, which only a topic with a table needs."""
+    told = subprocess.run([sys.executable, "-c", ASKS], capture_output=True, text=True, check=True).stdout.split()
+
+    assert "embarcadero.client.brokers" in told
+    assert PUBLISHING.intersection(told) == set()
+    assert [name for name in told if name.startswith(ELSEWHERE)] == []
