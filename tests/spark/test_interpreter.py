@@ -62,6 +62,15 @@ def test_a_session_on_a_cluster_chooses_nothing() -> None:
     assert mine == {"PYSPARK_PYTHON": "/mine", "PYSPARK_DRIVER_PYTHON": "/mine too"}
 
 
+def test_executors_of_a_cluster_on_this_machine_run_this_python() -> None:
+    """Found without them: executors of `local-cluster` ran another Python, without our packages."""
+    environ: dict[str, str] = {}
+    prepare(environ, "local[*]")
+    prepare(environ, "local-cluster[2,1,1024]")
+    assert CORES not in environ
+    assert (environ["PYSPARK_PYTHON"], environ["PYSPARK_DRIVER_PYTHON"]) == (sys.executable, sys.executable)
+
+
 def test_without_another_pyspark_at_hand_the_archives_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Spark of another home, a PySpark that a new Python does not find, a script that can't be run."""
     for environ in ({"SPARK_HOME": str(tmp_path)}, {}, {}):

@@ -28,12 +28,19 @@ def prepare(environ: MutableMapping[str, str], master: str | None) -> None:
         for name in _CHOSEN:
             if environ.get(name) in (str(SCRIPT), sys.executable):  # of an earlier session of this process
                 del environ[name]
+            if on_this_machine(master):
+                environ.setdefault(name, sys.executable)
         environ.pop(CORES, None)
         return
     environ[CORES] = str(cores)
     environ[PYTHON] = sys.executable
     for name in _CHOSEN:
         environ.setdefault(name, str(SCRIPT) if archives_are_needless(environ) else sys.executable)
+
+
+def on_this_machine(master: str | None) -> bool:
+    """Whether a master runs all its executors on this machine: `local`, and `local-cluster` for tests."""
+    return master is not None and master.startswith("local")
 
 
 def local_cores(master: str | None) -> int | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
-from embarcadero.spark.interpreter import prepare
+from embarcadero.spark.interpreter import on_this_machine, prepare
 from embarcadero.spark.java import find_java
 from embarcadero.spark.versions import check_pyspark
 
@@ -51,7 +51,7 @@ def session(
         os.environ["JAVA_HOME"] = str(find_java())
         master = "local[*]" if master is None else master
         prepare(os.environ, master)
-    local = master is not None and master.startswith("local")
+    local = on_this_machine(master)
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName(app)
