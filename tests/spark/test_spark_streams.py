@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,14 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
 WAIT_S = 120
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds: the cluster hears of progress within a second."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def streamed(spark: SparkSession, log: emb.Log, topic: str, **options: Any) -> DataFrame:
@@ -58,7 +67,7 @@ def test_a_query_reads_each_record_once_over_restarts(spark: SparkSession, log: 
     assert f'"{lane}": {{"index"' in first.recentProgress[0].sources[0].latestOffset
     lag = listener.lags()[str(second.id), "stream"]
     assert lag.records == 0
-    assert {reader.reader: reader.lag for reader in log.readers("stream")}[lag.reader] == 0
+    until(lambda: {reader.reader: reader.lag for reader in log.readers("stream")}[lag.reader] == 0)
 
 
 def test_a_micro_batch_that_failed_is_run_again_with_the_same_tasks(
