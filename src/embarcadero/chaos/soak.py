@@ -159,13 +159,13 @@ def _mapped(line: str) -> int:
     return int(end, 16) - int(start, 16)
 
 
-def folder_bytes(folder: Path, pattern: str = "**/*") -> int:
+def folder_bytes(folder: Path) -> int:
     """What the files below a folder take; files that go meanwhile count nothing."""
     total = 0
-    for path in folder.glob(pattern):
-        with suppress(OSError):
-            if path.is_file():
-                total += path.stat().st_blocks * 512
+    for parent, _, names in os.walk(folder):  # it goes on when a folder is removed meanwhile
+        for name in names:
+            with suppress(OSError):
+                total += Path(parent, name).stat().st_blocks * 512
     return total
 
 

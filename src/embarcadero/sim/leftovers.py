@@ -149,8 +149,8 @@ def _files(process: ReplicaProcess, ranges: list[Range], lanes: set[int]) -> Ite
             strange += begun not in mine
         elif (checkpoint := _CHECKPOINT.fullmatch(path)) is not None:
             checkpoints[int(checkpoint[1])] += 1
-    empty = {(r.lane, r.number) for r in ranges if r.start == r.end}  # a segment that is lost there is not missed
-    yield Amount(process.name, "files of no segment", sum(_is_odd(path, paths, empty) for path in paths), 0)
+    ends = {(r.lane, r.number): r.end_seq for r in ranges if r.end is not None}
+    yield Amount(process.name, "files of no segment", sum(_is_odd(path, paths, ends) for path in paths), 0)
     yield Amount(process.name, "copies of ranges that are not its own", strange, 0)
     yield Amount(process.name, "repairs under way", repairs, 0)
     stale = sum(count for lane, count in checkpoints.items() if lane not in lanes)
@@ -158,17 +158,22 @@ def _files(process: ReplicaProcess, ranges: list[Range], lanes: set[int]) -> Ite
     yield Amount(process.name, "checkpoints of one lane", max(checkpoints.values(), default=0), _CHECKPOINTS_KEPT)
 
 
-def _is_odd(path: str, paths: Mapping[str, object], empty: set[tuple[int, int]]) -> bool:
+def _is_odd(path: str, paths: Mapping[str, object], ends: Mapping[tuple[int, int], int]) -> bool:
     """Whether a file in the folder of a copy is neither a segment, nor of one, nor one of those that each copy has.
 
-    What was found damaged is kept to be looked at, until its range goes: there is no bound on it.
+    What was found damaged is kept to be looked at, until its range goes: there is no bound on it. A segment that begins
+    at the end of its range (`ends`: seqs) is empty: if it is lost, its indexes stay and no replica misses it.
     """
     inside = _IN_COPY.fullmatch(path)
-    if inside is None or (int(inside[1]), int(inside[2])) in empty:
+    if inside is None or inside[3] in (START_FILE, MARK_FILE) or inside[3].endswith((LOG, DAMAGED, MENDED)):
         return False
-    if inside[3] in (START_FILE, MARK_FILE) or inside[3].endswith((LOG, DAMAGED, MENDED)):
+    cache = next((cache for cache in _CACHES if path.endswith(cache)), None)
+    if cache is None:
+        return True
+    first_seq, end_seq = inside[3].removesuffix(cache), ends.get((int(inside[1]), int(inside[2])))
+    if first_seq.isdecimal() and end_seq is not None and int(first_seq) >= end_seq:
         return False
-    return not any(path.endswith(cache) and path.removesuffix(cache) + LOG in paths for cache in _CACHES)
+    return path.removesuffix(cache) + LOG not in paths
 
 
 def _connections(process: BrokerProcess) -> Iterator[Amount]:

@@ -37,7 +37,8 @@ class ReferencingStream(Stream):
     def __init__(self, stream: Stream) -> None:
         super().__init__(stream.plan, stream._seed, stream._chunk_bytes)
         self.taken: dict[int, Staged] = {}
-        self.gone: set[int] = set()  # batches that have to carry their bytes
+        self.gone: set[int] = set()  # staged batches that have to carry their bytes
+        self.own: set[int] = set()  # batches that were never staged, whichever process sends them
 
     def take(self, number: int, staged: Staged) -> None:
         """Make a staged batch batch `number` of this stream."""
@@ -74,10 +75,13 @@ class ReferencingProcess(PublisherProcess):
     stream: ReferencingStream
 
     def _next_content(self, number: int) -> Content | None:
-        if number not in self.stream.taken and self.world.staged:
-            self.stream.take(number, self.world.staged.pop(0))
-        if number not in self.stream.taken and not self.world.healed:
-            return None
+        if number not in self.stream.taken and number not in self.stream.own:
+            if self.world.staged:
+                self.stream.take(number, self.world.staged.pop(0))
+            elif self.world.healed:
+                self.stream.own.add(number)
+            else:
+                return None
         return self.stream.content(number)
 
     def _add(self, number: int, content: Content) -> OutBatch:
