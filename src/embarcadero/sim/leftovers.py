@@ -158,7 +158,7 @@ def _files(process: ReplicaProcess, ranges: list[Range], lanes: set[int]) -> Ite
     yield Amount(process.name, "checkpoints of one lane", max(checkpoints.values(), default=0), _CHECKPOINTS_KEPT)
 
 
-def _is_odd(path: str, paths: Mapping[str, object], ends: Mapping[tuple[int, int], int]) -> bool:
+def _is_odd(path: str, paths: Mapping[str, object], ends: Mapping[tuple[int, int], int | None]) -> bool:
     """Whether a file in the folder of a copy is neither a segment, nor of one, nor one of those that each copy has.
 
     What was found damaged is kept to be looked at, until its range goes: there is no bound on it. A segment that begins
