@@ -36,7 +36,12 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
 
 SPARK = ROOT / "docs" / "spark.md"
 """It takes long, and has a file of tests of its own (test_spark_page.py)."""
-WITH_SAMPLES = [page for page in PAGES if page != SPARK and any(block.language in RUN for block in blocks(page))]
+LAKEHOUSE = ROOT / "docs" / "lakehouse.md"
+"""It wants jars of Iceberg and another PySpark, and is followed by `make matrix` (tests/matrix/test_lakehouse.py)."""
+WITH_SAMPLES = [
+    page for page in PAGES
+    if page not in (SPARK, LAKEHOUSE) and any(block.language in RUN for block in blocks(page))
+]  # fmt: skip
 
 
 @pytest.fixture(params=WITH_SAMPLES, ids=lambda page: str(page.relative_to(ROOT)))

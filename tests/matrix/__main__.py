@@ -52,7 +52,7 @@ def versions() -> list[Version]:
         Version("4.0.5", "a0d44b0e7faf0458ad83b7aa664e7ed8b96beed8a55d66ce3b0dfac2309dfca6"),
         Version(
             "4.1.4", "bcbd5e18690cf79d438e97210ad06fb8d451a251bb77becc2b0418868d2acd73",
-            ("test_pyspark.py", "test_iceberg.py"),
+            ("test_pyspark.py", "test_iceberg.py", "test_lakehouse.py"),
         ),
         Version(
             "4.2.1", "d79b7c8ee41e66a9202fe6f600ca90b931ca571ae9dbdf31c58d2672e5102da0",

@@ -1,0 +1,1 @@
+"""Measurements beside other systems, which are started from their own packages: `make peers`."""

@@ -1,0 +1,60 @@
+"""Measure Spark's streams beside Kafka's, with the newest PySpark that has a Kafka connector: `make peers`.
+
+It wants Maven, Java, and two quiet cores. The report has the median and the spread of the rounds of one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+from datetime import UTC, datetime
+from statistics import median
+from typing import Final
+
+from tests.matrix.__main__ import REPORT as MATRIX_REPORT
+from tests.matrix.__main__ import ROOT, environment, versions
+
+PYSPARK: Final = "4.2"
+REPORT: Final = MATRIX_REPORT.with_name("kafka.md")
+
+
+def row(megabytes: str, found: dict[str, list[float]]) -> str:
+    """A line of the table."""
+    ours, theirs = found["embarcadero"], found["kafka"]
+    ratios = [their / our for our, their in zip(ours, theirs, strict=True)]
+    cells = [f"{median(each):.2f} ({min(each):.2f} to {max(each):.2f})" for each in (ours, theirs, ratios)]
+    return f"| {megabytes} MB | {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Measure, print, save."""
+    parser = argparse.ArgumentParser(prog="make peers", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--megabytes", nargs="+", default=["300", "1000"], help="sizes of topics")
+    parser.add_argument("--no-report", action="store_true", help="print the table, and save nothing")
+    options = parser.parse_args()
+    version = next(each for each in versions() if each.name == PYSPARK)
+    command = [str(environment(version)), "-m", "tests.peers.streams", *options.megabytes]
+    ran = subprocess.run(command, cwd=ROOT, env=os.environ, check=True, capture_output=True, text=True)
+    found = json.loads(ran.stdout.splitlines()[-1])
+    table = "\n".join(row(*each) for each in found.items())
+    text = f"""# One trigger of AvailableNow, beside Kafka
+
+`make peers` on {datetime.now(UTC):%Y-%m-%d}, PySpark {version.pyspark}, {os.cpu_count()} cores: a stream reads all of a
+topic of 1,000-byte records from its beginning, in one session, in turns. Seconds from the start of the query to its
+end: median, and the smallest and largest of the rounds. Kafka 4.1.0 with one node and Spark's own Kafka source;
+Embarcadero with two brokers and one replica.
+
+| | Embarcadero, s | Kafka, s | Kafka / Embarcadero |
+| --- | --- | --- | --- |
+{table}
+"""
+    print(text)
+    if not options.no_report:
+        REPORT.write_text(text)
+        print(f"saved in {REPORT.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

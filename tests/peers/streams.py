@@ -1,0 +1,99 @@
+"""One trigger of AvailableNow over all of a topic: Embarcadero's source beside Kafka's, in turns in one session.
+
+`python -m tests.peers.streams jars megabytes...` prints JSON: for each size the seconds of each round of both. Records
+have 1,000 bytes; rows go nowhere (`noop`). Each query begins with a checkpoint of its own, and reads from the earliest
+record. The first round of both is not counted: it warms the JVM. Embarcadero has one replica, Kafka one node.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+import embarcadero as emb
+from embarcadero.spark import session
+from tests.matrix.frames import run
+from tests.peers.kafka import broker, download
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+RECORD_BYTES: Final = 1_000
+PARTITIONS: Final = 4
+ROUNDS: Final = 5
+_BATCH: Final = 1_000
+COLUMNS: Final = ["topic", "partition", "key", "value", "timestamp"]
+"""What both have. Kafka's `offset` is `seq` here."""
+
+
+def fill(log: emb.Log, topic: str, records: int) -> None:
+    """Publish records of random bytes; return when all are durable."""
+    log.create_topic(topic, replicas=1, partitions=PARTITIONS)
+    with log.publisher(topic, ack=2) as publisher:
+        for _ in range(records // _BATCH):
+            values = pa.array([os.urandom(RECORD_BYTES) for _ in range(_BATCH)], pa.binary())
+            publisher.publish(pa.record_batch({"value": values}))
+
+
+def ours(spark: SparkSession, log: emb.Log, topic: str) -> DataFrame:
+    """A topic of Embarcadero as a stream."""
+    options = {"brokers": log.address, "startingOffsets": "earliest", "columns": ",".join([*COLUMNS, "seq"])}
+    return spark.readStream.format("embarcadero").options(**options).load(topic)
+
+
+def theirs(spark: SparkSession, address: str, topic: str) -> DataFrame:
+    """A topic of Kafka as a stream."""
+    options = {"kafka.bootstrap.servers": address, "subscribe": topic, "startingOffsets": "earliest"}
+    return spark.readStream.format("kafka").options(**options).load().select(*COLUMNS, "offset")
+
+
+def seconds(frame: DataFrame, records: int) -> float:
+    """Seconds from the start of a query to its end, and whether it has read all."""
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        query = run(frame, Path(folder), "noop")
+        spent = time.perf_counter() - began
+    read = sum(each["numInputRows"] for each in query.recentProgress)
+    if read != records:
+        raise RuntimeError(f"{read} of {records} records were read")
+    return spent
+
+
+def compare(spark: SparkSession, log: emb.Log, kafka: Any, megabytes: int) -> dict[str, list[float]]:
+    """Both in turns, another one first in each round."""
+    records, topic = megabytes * 1_000_000 // RECORD_BYTES // _BATCH * _BATCH, f"m{megabytes}"
+    fill(log, topic, records)
+    kafka.fill(topic, records, RECORD_BYTES)
+    frames = {"embarcadero": ours(spark, log, topic), "kafka": theirs(spark, kafka.address, topic)}
+    found: dict[str, list[float]] = {name: [] for name in frames}
+    for number in range(ROUNDS + 1):
+        for name in sorted(frames, reverse=bool(number % 2)):
+            spent = seconds(frames[name], records)
+            if number:
+                found[name].append(spent)
+    return found
+
+
+def main() -> None:
+    """Start everything, measure each size, print."""
+    jars, connector = download()
+    config = {"spark.jars": ",".join(map(str, connector)), "spark.driver.memory": "2g"}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        broker(jars, Path(folder), PARTITIONS) as kafka,
+        emb.local(brokers=2, replicas=1) as log,
+    ):
+        spark = session("peers", "local[2]", config)
+        print(json.dumps({size: compare(spark, log, kafka, int(size)) for size in sys.argv[1:]}))
+        spark.stop()
+
+
+if __name__ == "__main__":
+    main()
