@@ -76,6 +76,7 @@ _LANES_SHARE: Final = 0.8
 _TOPICS_PER_ROUND: Final = 4
 _RECORDS: Final = 20
 _MOVES: Final = 20  # of a session, over a connection that stays
+_SESSIONS: Final = 1_024  # rows of a table: the moves of about 50 rounds
 _SAMPLES_MIN: Final = 8
 _PAIRS_MAX: Final = 400
 _KINDS_OF_TOPICS: Final = (
@@ -298,8 +299,9 @@ def settled(
 
 
 def small_cluster(brokers: int, replicas: int) -> LocalCluster:
-    """A cluster with small segments, so that retention bounds the disk of the topic that stands."""
-    config = load(None, {"replica.segment_bytes": MIB})
+    """A cluster in which limits are reached soon: small segments, so that retention bounds the disk of the topic that
+    stands; small tables of sessions, because a session takes a row that was never used while there is one."""
+    config = load(None, {"replica.segment_bytes": MIB, "fabric.sessions": _SESSIONS})
     return LocalCluster(brokers, replicas=replicas, log_bytes=32 * MIB, config=config)
 
 
