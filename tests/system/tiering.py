@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from embarcadero.tier.columns import table_schema
 from embarcadero.tier.parquet import Span, write_span
 from embarcadero.tier.settings import TierSettings
 from embarcadero.tier.table import TierTable, table_name
@@ -19,8 +18,7 @@ class Tierer:
         self.about = log.describe(topic)
         self.settings = TierSettings.local(folder)
         self.table = TierTable(self.settings, table_name(topic))
-        self.schema = table_schema(self.about.versions, control=True)
-        self.table.create(topic, f"id-{topic}", self.schema)
+        self.table.create(topic, f"id-{topic}", self.about.versions)
         tier = log.open_tier(
             topic, "test", table_id=f"id-{topic}", warehouse=self.settings.warehouse, table=self.table.identifier
         )
@@ -35,10 +33,12 @@ class Tierer:
             return
         span = Span(lane=lane, start=start, stop=stop, start_seq=start_seq, stop_seq=stop_seq)
         scan = self.log.scan(self.topic, lane=lane, start=start, stop=stop, control=True, timeout=30)
-        facts = write_span(self.table.storage, now.table.location(), span, self.epoch, self.about.versions, scan)
+        facts = write_span(
+            self.table.storage, now.table.location(), span, self.epoch, self.about.versions, scan, now.entries_location
+        )
         after = now.frontiers | {lane: (stop, stop_seq)}
         starts = now.starts | {lane: now.starts.get(lane, (0, 0))}
-        done = self.table.commit(now.frontiers, [facts], after, starts, self.schema, self.epoch)
+        done = self.table.commit(now.frontiers, [facts], after, starts, self.about.versions, self.epoch)
         self.log.advance_tier(self.topic, self.epoch, metadata=done.metadata, frontiers=after, starts=starts)
 
     def tier_all(self, lane: int) -> tuple[int, int]:

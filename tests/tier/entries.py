@@ -34,7 +34,8 @@ def batch_of(
 
 def control_of(index: int, seq: int, kind: EntryKind, **fields: int) -> Batch:
     """An entry without records; `location` of a SKIP is how many sequences it skips."""
-    return Batch.of_entry(0, entry(index, seq, kind=kind, append_us=1_700_000_000_000_000 + index, **fields), b"", {})
+    facts = {"append_us": 1_700_000_000_000_000 + index, **fields}
+    return Batch.of_entry(0, entry(index, seq, kind=kind, **facts), b"", {})
 
 
 def hole(start: int, stop: int, kind: GapKind = GapKind.LOST) -> Batch:

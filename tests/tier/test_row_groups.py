@@ -17,15 +17,16 @@ from embarcadero.limits import MIB, TABLE_PIECE_BYTES, TIER_GROUP_DECODED_BYTES
 from embarcadero.tier import parquet
 from embarcadero.tier.batches import cold_batches
 from embarcadero.tier.cold import ColdTable, GroupCache
-from embarcadero.tier.columns import table_schema
 from embarcadero.tier.parquet import Footer, Span, read_footer, write_span
 from embarcadero.tier.row_groups import pieces
 from embarcadero.tier.settings import TierSettings
+from embarcadero.tier.snapshots import Loaded
 from embarcadero.tier.storage import Storage
-from embarcadero.tier.table import Loaded, TierTable
+from embarcadero.tier.table import TierTable
 from embarcadero.types import Tier
 from embarcadero.wire.schemas import TopicSchemas
 from tests.tier.entries import batch_of
+from tests.tier.rewriting import compact
 
 TEXT = TopicSchemas(pa.schema([("text", pa.string())]), (1,))
 NESTED = TopicSchemas(
@@ -48,12 +49,11 @@ def log_of(schemas: TopicSchemas, rows: list[Any], batches: int) -> list[Batch]:
 def tiered(folder: Path, schemas: TopicSchemas, log: list[Batch]) -> Loaded:
     """A table with these batches in one file. The list of the caller is left alone."""
     table = TierTable(TierSettings.local(folder), "t")
-    schema = table_schema(schemas, control=True)
-    made = table.create("t", "1", schema)
+    made = table.create("t", "1", schemas)
     end = log[-1].index + 1, log[-1].seq + log[-1].count
     span = Span(lane=0, start=0, stop=end[0], start_seq=0, stop_seq=end[1])
-    facts = write_span(table.storage, made.table.location(), span, 1, schemas, [list(log)])
-    return table.commit({}, [facts], {0: end}, {0: (0, 0)}, schema, 1)
+    facts = write_span(table.storage, made.table.location(), span, 1, schemas, [list(log)], made.entries_location)
+    return table.commit({}, [facts], {0: end}, {0: (0, 0)}, schemas, 1)
 
 
 def compacted(folder: Path) -> Loaded:
@@ -61,7 +61,7 @@ def compacted(folder: Path) -> Loaded:
     table = TierTable(TierSettings.local(folder), "t")
     now = table.load()
     assert now is not None
-    now.table.overwrite(now.table.scan().to_arrow().sort_by([("_index", "ascending"), ("_seq", "ascending")]))
+    compact(now.table)
     again = table.load()
     assert again is not None
     return again

@@ -14,12 +14,12 @@ from msgspec.structs import replace
 
 from embarcadero.client.cold import open_table
 from embarcadero.errors import BadTable, EmbarcaderoError, NotAvailable, TierUnavailable
-from embarcadero.tier.columns import table_schema
 from embarcadero.tier.parquet import Span, write_span
 from embarcadero.tier.serving import TableServer
 from embarcadero.tier.settings import TierSettings
+from embarcadero.tier.snapshots import Loaded
 from embarcadero.tier.storage import Storage
-from embarcadero.tier.table import Loaded, TierTable
+from embarcadero.tier.table import TierTable
 from embarcadero.types import Gap, GapKind, Hole, Tier
 from embarcadero.wire.messages import Fetch
 from embarcadero.wire.schemas import RAW
@@ -65,10 +65,11 @@ def failure(server: TableServer, tier: Tier) -> EmbarcaderoError:
 def committed(folder: Path, name: str, data: str = "") -> Loaded:
     """A table with two batches, in a warehouse in a folder; its file may be elsewhere."""
     table = TierTable(TierSettings.local(folder), name)
-    made = table.create(name, "1", table_schema(RAW, control=True))
+    made = table.create(name, "1", RAW)
     log = [batch_of(raw([b"a", b"b"]), 0, 0), batch_of(raw([b"c"]), 1, 2)]
-    facts = write_span(table.storage, data or made.table.location(), SPAN, 1, RAW, [log])
-    return table.commit({}, [facts], {0: (2, 3)}, {0: (0, 0)}, table_schema(RAW, control=True), 1)
+    location = data or made.table.location()
+    facts = write_span(table.storage, location, SPAN, 1, RAW, [log], made.entries_location)
+    return table.commit({}, [facts], {0: (2, 3)}, {0: (0, 0)}, RAW, 1)
 
 
 def values_of(server: TableServer, tier: Tier) -> int:
@@ -80,11 +81,11 @@ def test_a_gap_comes_in_one_piece_however_long_it_is(tmp_path: Path) -> None:
     """A restart passes over millions of positions; readers got a gap for every 4,096 of them."""
     far = 5_000_000
     table = TierTable(TierSettings.local(tmp_path), "t")
-    made = table.create("t", "1", table_schema(RAW, control=True))
+    made = table.create("t", "1", RAW)
     log = [batch_of(raw([b"a", b"b"]), 0, 0), hole(1, far), batch_of(raw([b"c"]), far, 2)]
     span = Span(lane=0, start=0, stop=far + 1, start_seq=0, stop_seq=3)
-    facts = write_span(table.storage, made.table.location(), span, 1, RAW, [log])
-    done = table.commit({}, [facts], {0: (far + 1, 3)}, {0: (0, 0)}, table_schema(RAW, control=True), 1)
+    facts = write_span(table.storage, made.table.location(), span, 1, RAW, [log], made.entries_location)
+    done = table.commit({}, [facts], {0: (far + 1, 3)}, {0: (0, 0)}, RAW, 1)
     holes = {0: [Hole(1, far, 2, 2, never_durable=True)]}
     tier = Tier(
         id="1", warehouse=TierSettings.local(tmp_path).warehouse, table="embarcadero.t", metadata=done.metadata,

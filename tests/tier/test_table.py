@@ -19,12 +19,13 @@ from embarcadero.errors import BadTable, BadValue, Corrupt, Deposed, TierUnavail
 from embarcadero.plants import ACTIVE
 from embarcadero.tier.batches import cold_batches
 from embarcadero.tier.cold import ColdTable
-from embarcadero.tier.columns import EntriesHash, rows, table_schema
+from embarcadero.tier.columns import EntriesHash, rows
 from embarcadero.tier.gc import collect_data, collect_metadata
 from embarcadero.tier.parquet import FileFacts, Footer, Span, span_of, write_span
 from embarcadero.tier.settings import TierSettings, parse_properties
+from embarcadero.tier.snapshots import Loaded
 from embarcadero.tier.storage import Storage
-from embarcadero.tier.table import Loaded, TierTable, table_name
+from embarcadero.tier.table import TierTable, table_name
 from embarcadero.types import EntryKind, GapKind, Tier
 from embarcadero.wire.schemas import RAW, TopicSchemas
 from tests.tier.entries import batch_of, control_of, hole, raw
@@ -42,14 +43,13 @@ LOG = [
 ALL = Span(lane=0, start=0, stop=13, start_seq=0, stop_seq=55)
 FIRST = Span(lane=0, start=0, stop=3, start_seq=0, stop_seq=3)
 REST = Span(lane=0, start=3, stop=13, start_seq=3, stop_seq=55)
-SCHEMA = table_schema(RAW, control=True)
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> TierTable:
     made = TierTable(TierSettings.local(tmp_path), "orders")
     assert made.load() is None
-    made.create("orders", "id-1", SCHEMA)
+    made.create("orders", "id-1", RAW)
     return made
 
 
@@ -62,14 +62,15 @@ def plant() -> Iterator[Any]:
 def write(table: TierTable, span: Span, log: list[Batch], schemas: TopicSchemas = RAW, epoch: int = 1) -> FileFacts:
     now = table.load()
     assert now is not None
-    return write_span(table.storage, now.table.location(), span, epoch, schemas, [log[:2], log[2:]])
+    scan = [log[:2], log[2:]]
+    return write_span(table.storage, now.table.location(), span, epoch, schemas, scan, now.entries_location)
 
 
-def commit(table: TierTable, facts: FileFacts, schema: pa.Schema = SCHEMA) -> Loaded:
+def commit(table: TierTable, facts: FileFacts, schemas: TopicSchemas = RAW) -> Loaded:
     span, now = facts.span, table.load()
     assert now is not None
     before = {} if span.start == 0 else {span.lane: (span.start, span.start_seq)}
-    return table.commit(before, [facts], {span.lane: (span.stop, span.stop_seq)}, {span.lane: (0, 0)}, schema, 1)
+    return table.commit(before, [facts], {span.lane: (span.stop, span.stop_seq)}, {span.lane: (0, 0)}, schemas, 1)
 
 
 def now_of(table: TierTable) -> Loaded:
@@ -141,7 +142,8 @@ def test_places_in_a_table(table: TierTable) -> None:
     assert [found.find(0, "index", index) for index in (0, 5, 12, 13)] == [(0, 0), (9, 50), (12, 55), None]
     assert found.find(0, "time", 1_700_000_000_000_003) == (9, 50)
     assert [file.stop_seq for file in found.files(0, 0, 99)] == [3, 55]
-    assert [file.first_index for file in found.files(0, 3, 10)] == [9]
+    assert [(file.first_index, file.stop_index) for file in found.files(0, 3, 10)] == [(3, 13)]
+    assert (found.place_after(0, 1), found.place_after(0, 4)) == ((3, 3), (13, 55))
     with pytest.raises(BadValue, match="no such columns: price"):
         list(found.rows(0, 0, 9, ["price"]))
 
@@ -151,15 +153,17 @@ def test_an_independent_engine_agrees(table: TierTable) -> None:
     files = [write(table, FIRST, LOG[:3]), write(table, REST, LOG[3:])]
     commit(table, files[0])
     commit(table, files[1])
-    paths = [facts.path.removeprefix("file://") for facts in files]
-    query = "select _seq, value from read_parquet(?) where _kind = 1 and value is not null order by _index, _seq"
+    paths = [facts.paths[0].removeprefix("file://") for facts in files]
+    query = "select _seq, value from read_parquet(?) where value is not null order by _index, _seq"
     assert duckdb.execute(query, [paths]).fetchall() == [
         (0, b"a"), (1, b"b"), (2, b"c"), (50, b"x"), (51, b"y"), (52, b"z"),
     ]  # fmt: skip
     whole, parts = EntriesHash(), EntriesHash()
     whole.add(rows(0, LOG, RAW, control=True))
     parts.add(rows(0, LOG[:3], RAW, control=True))
-    assert files[0].hash == parts.hex
+    footer = cold(now_of(table)).footer(files[0].paths[0])
+    assert footer is not None
+    assert (footer.hash, footer.entries) == (parts.hex, 3)
     table_rows = EntriesHash()
     for batch in cold(now_of(table)).rows(0, 0, 99):
         table_rows.add(batch)
@@ -171,14 +175,14 @@ def test_columns_that_came_later_are_null_in_older_files(table: TierTable, tmp_p
     price, note = pa.field("price", pa.uint64()), pa.field("note", pa.large_string())
     old, new = TopicSchemas(pa.schema([price]), (1,)), TopicSchemas(pa.schema([price, note]), (1, 2))
     typed = TierTable(TierSettings.local(tmp_path / "typed"), "ticks")
-    typed.create("ticks", "id-2", table_schema(old, control=True))
+    typed.create("ticks", "id-2", old)
     first = batch_of(pa.record_batch({"price": pa.array([2**64 - 1], pa.uint64())}), 0, 0, old)
     second = batch_of(
         pa.record_batch([pa.array([7], pa.uint64()), pa.array(["x"], note.type)], schema=new.newest), 1, 1, new
     )
     spans = [Span(lane=0, start=n, stop=n + 1, start_seq=n, stop_seq=n + 1) for n in range(2)]
-    commit(typed, write(typed, spans[0], [first], old), table_schema(old, control=True))
-    loaded = commit(typed, write(typed, spans[1], [second], new), table_schema(new, control=True))
+    commit(typed, write(typed, spans[0], [first], old), old)
+    loaded = commit(typed, write(typed, spans[1], [second], new), new)
     found = [batch.to_arrow() for batch in taken(cold(loaded), new)]
     assert [batch.column("price").to_pylist() for batch in found] == [[2**64 - 1], [7]]
     assert [batch.column("note").to_pylist() for batch in found] == [[None], ["x"]]
@@ -195,10 +199,10 @@ def test_a_commit_is_on_top_of_what_it_was_planned_from(table: TierTable, plant:
     late = write(table, ALL, LOG, epoch=2)
     with pytest.raises(Deposed, match="not at"):
         commit(table, late)
-    assert count(table) == 11
+    assert count(table) == 8
     plant("tier-blind-commit")
     commit(table, late)
-    assert count(table) == 22
+    assert count(table) == 16
 
 
 def test_of_two_tierers_one_commits(table: TierTable, tmp_path: Path, plant: Any) -> None:
@@ -210,19 +214,20 @@ def test_of_two_tierers_one_commits(table: TierTable, tmp_path: Path, plant: Any
     interrupt(table, lambda: commit(other, theirs))
     with pytest.raises(Deposed, match="came first"):
         commit(table, mine)
-    assert count(other) == 11
-    assert set(collect_data(other)) == {mine.path.rsplit("/", 1)[-1]}
+    assert count(other) == 8
+    assert set(collect_data(other)) == {path.rsplit("/", 1)[-1] for path in (*mine.paths, mine.entries_path)}
 
     plant("tier-commit-retries")
     table = TierTable(TierSettings.local(tmp_path / "retries"), "orders")
-    loaded = table.create("orders", "id-1", SCHEMA)
-    with loaded.table.transaction() as transaction:
-        transaction.remove_properties("commit.retry.num-retries")
+    loaded = table.create("orders", "id-1", RAW)
+    for each in (loaded.table, table.entries(loaded).load()):
+        with each.transaction() as transaction:
+            transaction.remove_properties("commit.retry.num-retries")
     mine, theirs = write(table, ALL, LOG), write(table, ALL, LOG, epoch=2)
     other = TierTable(table.settings, "orders")
     interrupt(table, lambda: commit(other, theirs))
     commit(table, mine)
-    assert count(other) == 22
+    assert count(other) == 16
 
 
 def interrupt(table: TierTable, then: Any) -> None:
@@ -256,7 +261,7 @@ def test_someone_elses_retries_are_switched_off(table: TierTable) -> None:
 def test_a_table_of_another_topic(table: TierTable) -> None:
     """It is recognised by its id, not by its name."""
     with pytest.raises(BadTable, match="not that of topic 'orders'"):
-        table.create("orders", "id-2", SCHEMA)
+        table.create("orders", "id-2", RAW)
     assert [table_name(topic) for topic in ("orders", "a.b-C")] == ["orders", "a_b_c"]
 
 
@@ -264,14 +269,14 @@ def test_a_table_of_another_topic(table: TierTable) -> None:
 def test_only_what_can_never_be_committed_is_garbage(table: TierTable) -> None:
     """Files of attempts below the frontier go; those of attempts that may still commit, and those of others, stay."""
     orphan, ahead = write(table, FIRST, LOG[:3]), write(table, REST, LOG[3:])
-    folder = Path(orphan.path.removeprefix("file://")).parent
+    folder = Path(orphan.paths[0].removeprefix("file://")).parent
     (folder / "notes.parquet").write_bytes(b"not ours")
     assert collect_data(table) == []
     commit(table, write(table, FIRST, LOG[:3], epoch=2))
-    (folder / orphan.path.rsplit("/", 1)[-1].replace("-1-", "-9-")).write_bytes(b"half a file")
+    (folder / orphan.paths[0].rsplit("/", 1)[-1].replace("-1-", "-9-")).write_bytes(b"half a file")
     gone = collect_data(table)
-    assert orphan.path.rsplit("/", 1)[-1] in gone
-    assert len(gone) == 2
+    assert {orphan.paths[0].rsplit("/", 1)[-1], orphan.entries_path.rsplit("/", 1)[-1]} < set(gone)
+    assert len(gone) == 3
     commit(table, ahead)
     assert collect_data(table) == []
     assert sorted(path.name for path in folder.iterdir())[-1] == "notes.parquet"
@@ -281,31 +286,36 @@ def test_only_what_can_never_be_committed_is_garbage(table: TierTable) -> None:
 def test_old_metadata_that_nothing_names_is_garbage(table: TierTable) -> None:
     """What a crash between writing manifests and the commit left; not what is young."""
     loaded = commit(table, write(table, ALL, LOG))
-    folder = Path(loaded.metadata.removeprefix("file://")).parent
-    (folder / "left-m0.avro").write_bytes(b"left")
-    assert collect_metadata(table.storage, loaded, time.time()) == []
-    assert collect_metadata(table.storage, loaded, time.time() + 7_200) == ["left-m0.avro"]
+    for metadata in (loaded.metadata, loaded.entries):
+        folder = Path(metadata.removeprefix("file://")).parent
+        (folder / "left-m0.avro").write_bytes(b"left")
+    assert collect_metadata(table, loaded, time.time()) == []
+    assert collect_metadata(table, loaded, time.time() + 7_200) == ["left-m0.avro"] * 2
     assert len(taken(cold(loaded))) == 6
 
 
 # --- damage -----------------------------------------------------------------------------------------------------------
-def test_a_missing_file_is_named(table: TierTable) -> None:
+@pytest.mark.parametrize("which", ["records", "entries"])
+def test_a_missing_file_is_named(table: TierTable, which: str) -> None:
     """Data files, and the metadata file itself."""
     facts = write(table, ALL, LOG)
     loaded = commit(table, facts)
-    Path(facts.path.removeprefix("file://")).unlink()
+    path = facts.paths[0] if which == "records" else facts.entries_path
+    Path(path.removeprefix("file://")).unlink()
     with pytest.raises(BadTable, match="is missing") as caught:
         taken(cold(loaded))
-    assert facts.path in caught.value.message
+    assert path in caught.value.message
     with pytest.raises(BadTable, match=r"nowhere.*is missing"):
         taken(cold(loaded, metadata=f"{loaded.metadata[:-20]}nowhere.metadata.json"))
 
 
-def test_no_flipped_bit_is_served(table: TierTable) -> None:
+@pytest.mark.parametrize("which", ["records", "entries"])
+def test_no_flipped_bit_is_served(table: TierTable, which: str) -> None:
     """Anywhere in the file: either the rows are right, or an error names the file."""
     facts = write(table, ALL, LOG)
     loaded = commit(table, facts)
-    path = Path(facts.path.removeprefix("file://"))
+    location = facts.paths[0] if which == "records" else facts.entries_path
+    path = Path(location.removeprefix("file://"))
     whole = path.read_bytes()
     reader = cold(loaded)
     right = list(reader.rows(0, 0, 99))
@@ -317,7 +327,7 @@ def test_no_flipped_bit_is_served(table: TierTable) -> None:
         try:
             found = list(reader.rows(0, 0, 99))
         except BadTable as error:
-            noticed += facts.path in error.message
+            noticed += location in error.message
         else:
             assert pa.Table.from_batches(found).equals(pa.Table.from_batches(right))
     assert noticed > len(whole) // 11 * 0.4
@@ -330,16 +340,16 @@ def test_values_that_somebody_else_wrote_and_that_do_not_fit_are_named(tmp_path:
     """Too large for the table's type: the file is named; for the topic's: the table, and the place in it."""
     wide, narrow = (TopicSchemas(pa.schema([("n", kind)]), (1,)) for kind in (pa.int32(), pa.int8()))
     table = TierTable(TierSettings.local(tmp_path), "numbers")
-    table.create("numbers", "id-1", table_schema(wide, control=True))
+    table.create("numbers", "id-1", wide)
     span = Span(lane=0, start=0, stop=1, start_seq=0, stop_seq=1)
     batch = batch_of(pa.record_batch({"n": pa.array([300], pa.int32())}), 0, 0, wide)
     facts = write(table, span, [batch], wide)
-    loaded = commit(table, facts, table_schema(wide, control=True))
+    loaded = commit(table, facts, wide)
     with pytest.raises(BadTable, match=r"table orders, lane 0, from index 0 on, .*300"):
         taken(cold(loaded), narrow)
 
     reader, theirs = cold(loaded), f"file://{tmp_path}/part-0.parquet"
-    rewritten = pq.read_table(facts.path).drop_columns("n").append_column("n", pa.array([2**40]))
+    rewritten = pq.read_table(facts.paths[0]).drop_columns("n").append_column("n", pa.array([2**40]))
     pq.write_table(rewritten.replace_schema_metadata(None), tmp_path / "part-0.parquet")
     (file,) = reader.files(0, 0, 1)
     with pytest.raises(BadTable, match=f"{theirs} is damaged: .*{2**40}"):
@@ -362,11 +372,10 @@ def test_a_scan_that_is_not_the_span_is_no_file(table: TierTable) -> None:
         write(table, ALL, [hole(0, 2, GapKind.TRIMMED), *LOG[2:]])
     with pytest.raises(Trimmed):
         write(table, ALL, [*LOG[:2], hole(3, 9), *LOG[4:]])
-    assert (
-        table.storage.list(str(Path(table.settings.warehouse.removeprefix("file://"), "embarcadero/orders/data"))) == []
-    )
+    for name in ("orders", "orders__entries"):
+        assert table.storage.list(f"{table.settings.warehouse}/embarcadero/{name}/data") == []
     empty = write(table, Span(lane=0, start=3, stop=9, start_seq=3, stop_seq=50), [hole(3, 9)])
-    assert (empty.path, empty.rows) == ("", 0)
+    assert (empty.paths, empty.entries_path, empty.rows, empty.written) == ([], "", 0, False)
 
 
 def test_names_and_footers() -> None:

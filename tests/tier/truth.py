@@ -13,6 +13,7 @@ from embarcadero.client.sync import Log
 from embarcadero.tier.batches import cold_batches
 from embarcadero.tier.cold import ColdTable
 from embarcadero.tier.gc import collect_data
+from embarcadero.tier.layouts import Layout
 from embarcadero.tier.settings import TierSettings
 from embarcadero.tier.table import TierTable
 
@@ -45,7 +46,8 @@ class Truth:
         now = TierTable(self.settings, self.log.describe(self.topic).tier.table).load()  # type: ignore[union-attr]
         assert now is not None
         paths = [task.file.file_path.removeprefix("file://") for task in now.table.scan().plan_files()]
-        query = "select _index, _seq, value from read_parquet(?) where _kind = 1 order by _index, _seq"
+        kind = "where _kind = 1" if now.layout is Layout.WHOLE else ""
+        query = f"select _index, _seq, value from read_parquet(?) {kind} order by _index, _seq"
         return duckdb.execute(query, [paths]).fetchall() if paths else []
 
     def problems(self) -> list[str]:
@@ -78,9 +80,11 @@ class Truth:
         return {path.name for path in folder.rglob("data/*.parquet")}
 
     def named_files(self) -> set[str]:
-        """Files that the table names."""
-        now: Any = TierTable(self.settings, self.log.describe(self.topic).tier.table).load()  # type: ignore[union-attr]
-        return {task.file.file_path.rsplit("/", 1)[-1] for task in now.table.scan().plan_files()}
+        """Files that the table names, and that of its control entries."""
+        made = TierTable(self.settings, self.log.describe(self.topic).tier.table)  # type: ignore[union-attr]
+        now: Any = made.load()
+        tables = [now.table, *([made.entries(now).load()] if now.entries_table else [])]
+        return {task.file.file_path.rsplit("/", 1)[-1] for table in tables for task in table.scan().plan_files()}
 
     def collect(self) -> list[str]:
         """Garbage, now."""

@@ -107,17 +107,24 @@ def spans_of(log: Log, about: TopicInfo, facts: LaneFacts, span_bytes: int) -> l
 
 
 def _file_ends(about: TopicInfo, lane: int, first: int, last: int, properties: Sequence[str]) -> list[tuple[int, str]]:
-    """Where the spans of the table's files end, and the files: each is a span of its own."""
+    """Where the spans of the table's files end, and the files: each is a span of its own.
+
+    The footer of a file with records tells of the control entries of its span, too, wherever those are.
+    """
     if about.tier is None:
         return []
     from embarcadero.tier.cold import ColdTable  # wants PyIceberg, which only tiered topics need
+    from embarcadero.tier.layouts import Layout
     from embarcadero.tier.parquet import span_of
 
     ends: list[tuple[int, str]] = []
-    for file in ColdTable(about.tier, parse_properties(properties)).files(lane, first, last):
+    table = ColdTable(about.tier, parse_properties(properties))
+    for file in table.parts(lane, first, last):
         span = span_of(file.path)
-        whole = span is not None and first <= span.start and span.stop <= last
-        stop = span.stop if span is not None else file.stop_index
+        start, stop = file.first_index, file.stop_index
+        if span is not None and table.layout is Layout.WHOLE:
+            start, stop = span.start, span.stop
+        whole = span is not None and first <= start and stop <= last
         ends.append((min(stop, last), file.path if whole else ""))
     return ends if not ends or ends[-1][0] == last else [*ends, (last, "")]
 

@@ -179,10 +179,10 @@ def duckdb_check(pipeline: Pipeline) -> Check:
         import duckdb
     except ImportError:
         raise NotAvailable("DuckDB is not installed, which checks the table's files", "pip install duckdb") from None
-    files = str(pipeline.folder / "tier" / "warehouse" / "**" / "*.parquet")
+    files = str(pipeline.folder / "tier" / "warehouse" / "**" / "orders" / "data" / "*.parquet")
     question = (
         "select count(*), count(distinct order_id), coalesce(sum(amount_cents), 0)::bigint, "
-        "count(distinct _seq) from read_parquet(?, union_by_name=true) where _kind = 1"
+        "count(distinct _seq) from read_parquet(?, union_by_name=true)"
     )
     found = duckdb.connect().execute(question, [files]).fetchone()
     books = pipeline.shop.books

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from threading import Lock
 from typing import Any, Final, NamedTuple
@@ -21,8 +21,11 @@ import pyarrow.parquet as pq
 
 from embarcadero.errors import BadTable, BadValue, NotAvailable
 from embarcadero.limits import TABLE_CACHE_BYTES, TABLE_FOOTERS_MAX, TABLE_PIECE_BYTES
+from embarcadero.tier.layouts import Layout, constant, layout_of, physical, row_schema
 from embarcadero.tier.parquet import Footer, read_footer, span_of
 from embarcadero.tier.row_groups import dictionary_columns, group_bytes, pieces
+from embarcadero.tier.row_merge import merged
+from embarcadero.tier.snapshots import loaded
 from embarcadero.tier.storage import Properties, Storage, reading
 from embarcadero.types import Tier
 
@@ -65,13 +68,14 @@ class Manifests:
         if snapshot is None:
             return []
         ids = {name: table.schema().find_field(name).field_id for name in _PLACE}
+        layout = layout_of(table.properties, str(table.name()))
         found: list[ColdFile] = []
         for manifest in snapshot.manifests(table.io):
             with self._lock:
                 known = self._known.get(manifest.manifest_path)
             if known is None:
                 entries = manifest.fetch_manifest_entry(table.io, discard_deleted=True)
-                known = [_cold_file(entry.data_file, ids, table) for entry in entries]
+                known = [_cold_file(entry.data_file, ids, table, layout) for entry in entries]
                 with self._lock:
                     self._known[manifest.manifest_path] = known
                     while len(self._known) > _MANIFESTS_MAX:
@@ -80,7 +84,7 @@ class Manifests:
         return found
 
 
-def _cold_file(file: Any, ids: dict[str, int], table: Table) -> ColdFile:
+def _cold_file(file: Any, ids: dict[str, int], table: Table, layout: Layout) -> ColdFile:
     bounds = {}
     for name, number in ids.items():
         kind: Any = table.schema().find_type(name)
@@ -93,6 +97,8 @@ def _cold_file(file: Any, ids: dict[str, int], table: Table) -> ColdFile:
         raise BadTable(f"{file.file_path} has rows of several lanes", "compact tables lane by lane, sorted by _index")
     if (span := span_of(file.file_path)) is not None:  # an entry without records has the seq of the record after it
         first_seq, stop_seq = span.start_seq, span.stop_seq
+        if layout is Layout.SPLIT:  # control entries of the span are in another file
+            first, stop = span.start, span.stop
     return ColdFile(
         file.file_path, int(file.file_size_in_bytes), lanes[0], first, stop, first_seq, stop_seq, int(file.record_count)
     )
@@ -214,31 +220,55 @@ class _ParquetFile:
 
 
 class _Contents(NamedTuple):
-    """What a metadata file says: files by lane, in their order, and columns."""
+    """What a metadata file says: files by lane, in their order, and columns of rows."""
 
     lanes: dict[int, list[ColdFile]]
     schema: pa.Schema
+    layout: Layout = Layout.WHOLE
+    entries: dict[int, list[ColdFile]] = {}  # of control entries, where those have a table of their own
 
 
 @lru_cache(maxsize=_TABLES_MAX)
 def _contents(metadata: str, storage: Storage) -> _Contents:
     """A metadata file never changes, so it is read once; failures are not kept.
 
-    All files are read with the reader's own properties: those of the table do not say where its keys go.
+    All files are read with the reader's own properties: those of the table do not say where its keys go. Control
+    entries are those of the metadata file that the table's snapshot names: whatever was added to their table since then
+    is not part of the topic's table yet.
     """
     if not metadata:
         return _Contents({}, pa.schema([]))
-    lanes: dict[int, list[ColdFile]] = {}
+    table = static_table(metadata, storage)
+    entries = loaded(table).entries
     with reading(metadata):
-        table = StaticTable(
+        layout = layout_of(table.properties, metadata)
+        schema = row_schema(schema_to_pyarrow(table.schema(), include_field_ids=False), layout)
+        lanes = _by_lane(_shared_manifests.files(table))
+    if not entries:
+        return _Contents(lanes, schema, layout)
+    with reading(entries):
+        return _Contents(lanes, schema, layout, _by_lane(_shared_manifests.files(static_table(entries, storage))))
+
+
+def static_table(metadata: str, storage: Storage) -> StaticTable:
+    """The table that a metadata file describes, read without a catalog."""
+    with reading(metadata):
+        return StaticTable(
             ("static-table", metadata), FromInputFile.table_metadata(storage.io.new_input(metadata)), metadata,
             storage.io, NoopCatalog("static-table"),
         )  # fmt: skip
-        files = _shared_manifests.files(table)
-        schema = schema_to_pyarrow(table.schema(), include_field_ids=False)
+
+
+def _by_lane(files: Iterable[ColdFile]) -> dict[int, list[ColdFile]]:
+    """Files in their order. One that was begun with a longer span ends where the next one begins: days have their own
+    files, and only the first day's name tells nothing of the next one."""
+    lanes: dict[int, list[ColdFile]] = {}
     for file in sorted(files, key=lambda file: (file.lane, file.first_index)):
-        lanes.setdefault(file.lane, []).append(file)
-    return _Contents(lanes, schema)
+        own = lanes.setdefault(file.lane, [])
+        if own and own[-1].stop_index > file.first_index:
+            own[-1] = replace(own[-1], stop_index=file.first_index, stop_seq=min(own[-1].stop_seq, file.first_seq))
+        own.append(file)
+    return lanes
 
 
 class ColdTable:
@@ -266,14 +296,34 @@ class ColdTable:
 
     @property
     def schema(self) -> pa.Schema:
-        """Columns of the table; empty while nothing was committed to it."""
+        """Columns of rows of the table; empty while nothing was committed to it."""
         return self._look().schema
 
+    @property
+    def layout(self) -> Layout:
+        """How the table keeps its rows."""
+        return self._look().layout
+
     def files(self, lane: int, start: int, stop: int) -> list[ColdFile]:
-        """Files with rows of batches [start, stop) of a lane, in their order."""
+        """Files with records of batches [start, stop) of a lane, in their order."""
+        return _between(self._look().lanes.get(lane, []), start, stop)
+
+    def place_after(self, lane: int, index: int) -> tuple[int, int]:
+        """The place at which the first file with records from an index on begins; else the frontier."""
         found = self._look().lanes.get(lane, [])
-        first = bisect_left(found, start + 1, key=lambda file: file.stop_index)
-        return [file for file in found[first:] if file.first_index < stop]
+        at = bisect_left(found, index, key=lambda file: file.first_index)
+        return (found[at].first_index, found[at].first_seq) if at < len(found) else self.tier.frontier(lane)
+
+    def parts(self, lane: int, start: int, stop: int) -> list[ColdFile]:
+        """The files whose footers tell of all entries of [start, stop): those with records, and those with control
+        entries of spans that have no records."""
+        found = self.files(lane, start, stop)
+        ends = [file.first_index for file in found]
+        for file in _between(self._look().entries.get(lane, []), start, stop):
+            after = bisect_left(ends, file.stop_index)
+            if not after or found[after - 1].stop_index <= file.first_index:
+                found.append(file)
+        return sorted(found, key=lambda file: file.first_index)
 
     # --- rows ---------------------------------------------------------------------------------------------------------
     def rows(self, lane: int, start: int, stop: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
@@ -286,9 +336,21 @@ class ColdTable:
         if unknown := [name for name in columns or () if name not in self.schema.names and self.schema.names]:
             raise BadValue(f"no such columns: {', '.join(unknown)}", f"there are {', '.join(self.schema.names)}")
         names = self.schema.names if columns is None else list(columns)
-        at = low
-        for file in self.files(lane, low, high):
-            yield from self.file_rows(file, max(at, low), high, names)
+        entries = _between(self._look().entries.get(lane, []), low, high)
+        if not entries:
+            yield from self._rows_of(self.files(lane, low, high), low, high, names)
+            return
+        wanted = list(dict.fromkeys([*names, "_index"]))
+        records = self._rows_of(self.files(lane, low, high), low, high, wanted)
+        for found in merged(records, self._rows_of(entries, low, high, wanted)):
+            yield found.select(names) if wanted != names else found
+
+    def _rows_of(
+        self, files: Sequence[ColdFile], start: int, stop: int, names: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        at = start
+        for file in files:
+            yield from self.file_rows(file, at, stop, names)
             at = max(at, file.stop_index)
 
     def footer(self, path: str) -> Footer | None:
@@ -299,8 +361,11 @@ class ColdTable:
     def file_rows(self, file: ColdFile, start: int, stop: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Rows of one file with start <= index < stop; columns that are younger than the file are null."""
         with _ParquetFile(self.storage, file, self._cache, self._group_bytes_max) as parquet:
-            facts = parquet.facts()
-            wanted = tuple(name for name in dict.fromkeys([*columns, "_index"]) if name in facts.names)
+            facts, layout = parquet.facts(), self.layout
+            wanted = tuple(
+                name for name in dict.fromkeys(physical(each, layout) for each in [*columns, "_index"])
+                if name in facts.names
+            )  # fmt: skip
             for number, (first, last, _) in enumerate(facts.groups):
                 if first < stop and last >= start:
                     with reading(file.path):
@@ -316,10 +381,11 @@ class ColdTable:
             with reading(path):
                 if (part := next(parts, None)) is None:
                     return
+                names = [physical(field.name, self.layout) for field in schema]
                 arrays = [
-                    part.column(field.name).cast(field.type)
-                    if field.name in part.column_names else pa.nulls(part.num_rows, field.type)
-                    for field in schema
+                    part.column(name).cast(field.type)
+                    if name in part.column_names else constant(field, self.layout, part.num_rows)
+                    for name, field in zip(names, schema, strict=True)
                 ]  # fmt: skip
                 batches = pa.table(arrays, schema=schema).combine_chunks().to_batches()
             yield from batches
@@ -330,24 +396,30 @@ class ColdTable:
 
         None if that is not below the frontier. What is below the start is found at the start.
         """
-        low, high = self.tier.start(lane), self.tier.frontier(lane)
-        if by == "index" and value >= high[0]:
-            return None
-        for file in self.files(lane, low[0], high[0]):
-            if (by == "index" and file.stop_index <= value) or (by == "seq" and file.stop_seq <= value):
-                continue
-            for group in self.file_rows(file, low[0], high[0], ["_index", "_seq", "_count", "_append_time"]):
-                index, seq, count, time = (column.to_numpy() for column in map(_numbers, group.columns))
-                if by == "index":
-                    hits = index >= value
-                elif by == "seq":
-                    hits = (seq >= value) & (count > 0)
-                else:
-                    hits = time >= value
-                if hits.any():
-                    found = int(index[int(np.argmax(hits))])
-                    return found, int(seq[int(np.searchsorted(index, found))])
+        low, high = self.tier.start(lane)[0], self.tier.frontier(lane)[0]
+        if by == "index":
+            low = max(low, value)
+        elif by == "seq":
+            files = self.files(lane, low, high)
+            low = next((max(low, file.first_index) for file in files if file.stop_seq > value), high)
+        for group in self.rows(lane, low, high, ["_index", "_seq", "_count", "_append_time"]) if low < high else ():
+            index, seq, count, time = (column.to_numpy() for column in map(_numbers, group.columns))
+            if by == "index":
+                hits = index >= value
+            elif by == "seq":
+                hits = (seq >= value) & (count > 0)
+            else:
+                hits = time >= value
+            if hits.any():
+                found = int(index[int(np.argmax(hits))])
+                return found, int(seq[int(np.searchsorted(index, found))])
         return None
+
+
+def _between(files: Sequence[ColdFile], start: int, stop: int) -> list[ColdFile]:
+    """Files with rows of [start, stop), of those of one lane."""
+    first = bisect_left(files, start + 1, key=lambda file: file.stop_index)
+    return [file for file in files[first:] if file.first_index < stop]
 
 
 def _numbers(column: pa.Array) -> pa.Array:

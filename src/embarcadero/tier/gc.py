@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from embarcadero.limits import TIER_ORPHANS_S
 from embarcadero.tier.cold import Manifests
 from embarcadero.tier.parquet import data_folder, span_of
+from embarcadero.tier.snapshots import Loaded
 from embarcadero.tier.storage import Storage, typed_errors
-from embarcadero.tier.table import Loaded, TierTable
+from embarcadero.tier.table import TierTable
 
 from pyiceberg.table import Table  # isort: skip - storage.py says what is missing
 
@@ -24,28 +25,42 @@ _manifests = Manifests()
 def collect_data(table: TierTable) -> list[str]:
     """Delete files of ours that no snapshot names and none will; returns their names.
 
-    They are listed first, and the table is loaded after that: what was committed in between is named there.
+    They are listed first, and the tables are loaded after that: what was committed in between is named there.
     """
     now = table.load()
     if now is None:
         return []
-    folder = data_folder(now.table.location())
+    folder, gone = data_folder(now.table.location()), list[str]()
     listed = [name for name, _ in table.storage.list(folder)]
-    gone = data_garbage(listed, table.load())
-    for name in gone:
-        table.storage.delete(f"{folder}/{name}")
-    return gone
+    if now.entries_location:
+        entries_folder = data_folder(now.entries_location)
+        entries_listed = [name for name, _ in table.storage.list(entries_folder)]
+        if (after := table.load()) is not None:
+            entries = table.entries(after)
+            below = garbage(entries_listed, after, entries.load(), entries.truth(after.entries))
+            gone += _delete(table.storage, entries_folder, below)
+    return gone + _delete(table.storage, folder, data_garbage(listed, table.load()))
+
+
+def _delete(storage: Storage, folder: str, names: list[str]) -> list[str]:
+    for name in names:
+        storage.delete(f"{folder}/{name}")
+    return names
 
 
 def data_garbage(listed: list[str], now: Loaded | None) -> list[str]:
     """Which of the files that were listed before are garbage, as the table is now."""
-    if now is None:
-        return []
+    return [] if now is None else garbage(listed, now, now.table)
+
+
+def garbage(listed: list[str], now: Loaded, table: Table, truth: Table | None = None) -> list[str]:
+    """Which files are below the frontiers of `now`, live in no snapshot of a table, nor in the newest of `truth`."""
     below = {name for name in listed if _is_below(name, now)}
     with typed_errors(now.metadata):
-        below -= {file.path.rsplit("/", 1)[-1] for file in _manifests.files(now.table)}
+        for each in (table, truth):
+            below -= {file.path.rsplit("/", 1)[-1] for file in (_manifests.files(each) if each is not None else ())}
         if below:  # the newest snapshot is read in any case; the others only if it leaves something open
-            below -= {path.rsplit("/", 1)[-1] for path in _named_data(now.table)}
+            below -= {path.rsplit("/", 1)[-1] for path in _named_data(table)}
     return sorted(below)
 
 
@@ -55,30 +70,39 @@ def _is_below(name: str, now: Loaded) -> bool:
 
 
 def _named_data(table: Table) -> Iterator[str]:
-    """Data files of all snapshots; a manifest that several of them share is read once."""
+    """Data files that are live in any snapshot; a manifest that several of them share is read once."""
     seen: set[str] = set()
     for snapshot in table.metadata.snapshots:
         for manifest in snapshot.manifests(table.io):
             if manifest.manifest_path not in seen:
                 seen.add(manifest.manifest_path)
-                for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=False):
+                for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
                     yield entry.data_file.file_path
 
 
-def collect_metadata(storage: Storage, committed: Loaded, committed_s: float) -> list[str]:
+def collect_metadata(table: TierTable, committed: Loaded, committed_s: float) -> list[str]:
     """Delete metadata files that nothing names, much older than a commit of ours (`committed`, at `committed_s`).
 
     Whoever wrote them planned on top of an older snapshot, and can't commit any more.
     """
-    table = committed.table
-    folder = f"{table.location().rstrip('/')}/metadata"
-    with typed_errors(committed.metadata):
-        named = {path.rsplit("/", 1)[-1] for path in _named_metadata(table)}
-    oldest = committed_s - TIER_ORPHANS_S
-    gone = [name for name, changed_s in storage.list(folder) if name not in named and changed_s < oldest]
-    for name in gone:
-        storage.delete(f"{folder}/{name}")
+    gone = _collect_metadata(table.storage, [committed.table], committed_s)
+    if committed.entries:
+        entries = table.entries(committed)
+        both = [entries.load(), entries.truth(committed.entries)]
+        gone += _collect_metadata(table.storage, [each for each in both if each is not None], committed_s)
     return gone
+
+
+def _collect_metadata(storage: Storage, tables: list[Table], committed_s: float) -> list[str]:
+    """Of one table, as the catalog has it and as others name it."""
+    folder = f"{tables[0].location().rstrip('/')}/metadata"
+    with typed_errors(tables[0].metadata_location):
+        named = {path.rsplit("/", 1)[-1] for table in tables for path in _named_metadata(table)}
+    oldest = committed_s - TIER_ORPHANS_S
+    return _delete(
+        storage, folder,
+        [name for name, changed_s in storage.list(folder) if name not in named and changed_s < oldest],
+    )  # fmt: skip
 
 
 def _named_metadata(table: Table) -> Iterator[str]:

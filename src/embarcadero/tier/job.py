@@ -21,7 +21,6 @@ from threading import Event, Thread
 from typing import Final
 
 import msgspec
-import pyarrow as pa
 
 from embarcadero.client.sync import Log
 from embarcadero.client.topics import TopicInfo
@@ -39,16 +38,20 @@ from embarcadero.errors import (
 )
 from embarcadero.limits import TIER_FILES_MAX, TIER_LEASE_S, TIER_ORPHANS_S
 from embarcadero.plants import planted
-from embarcadero.tier.columns import table_schema
 from embarcadero.tier.gc import collect_data, collect_metadata
+from embarcadero.tier.layouts import records_schema
 from embarcadero.tier.parquet import FileFacts, Span, write_span
 from embarcadero.tier.settings import NAMESPACE, TierSettings
+from embarcadero.tier.snapshots import Loaded
 from embarcadero.tier.storage import Storage
-from embarcadero.tier.table import Loaded, TierTable, table_name
+from embarcadero.tier.table import TierTable, table_name
 from embarcadero.tier.upkeep import drop_below, expire_snapshots
 from embarcadero.types import Tail, Tier
+from embarcadero.wire.schemas import TopicSchemas
 
-STEPS: Final = ("open", "create", "repair", "plan", "write", "commit", "advance", "trim", "drop", "collect")
+STEPS: Final = (
+    "open", "create", "repair", "plan", "write", "commit", "records", "advance", "trim", "drop", "collect",
+)  # fmt: skip
 """What a job does, in this order; each step is announced before it is done."""
 
 
@@ -60,6 +63,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     location: str
     epoch: int
     properties: dict[str, str]
+    entries_location: str = ""  # of the table of control entries; empty: the topic's table has them
 
 
 Run = Callable[[list[Work]], Iterable[FileFacts]]
@@ -69,7 +73,8 @@ def do_work(log: Log, work: Work) -> FileFacts:
     """Read a span and write its file. The schema is asked for now: it is as new as every batch of the span."""
     span, schemas = work.span, log.describe(work.topic).versions
     scan = log.scan(work.topic, lane=span.lane, start=span.start, stop=span.stop, control=True)
-    return write_span(Storage(work.properties), work.location, span, work.epoch, schemas, scan)
+    storage = Storage(work.properties)
+    return write_span(storage, work.location, span, work.epoch, schemas, scan, work.entries_location)
 
 
 def write_here(log: Log) -> Run:
@@ -89,7 +94,7 @@ class Plan:
     base: Loaded
     spans: list[Span]
     starts: dict[int, tuple[int, int]]
-    schema: pa.Schema
+    schemas: TopicSchemas
 
     def after(self) -> dict[int, tuple[int, int]]:
         """Frontiers once all spans are committed."""
@@ -134,7 +139,8 @@ class TierJob:
     def open(self) -> Tier:
         """Begin an epoch; make the table if there is none; bring the store up to what the table says."""
         about = self._log.describe(self.topic)
-        schema = table_schema(about.versions, control=True)
+        if about.tier is None:
+            records_schema(about.versions)  # refuses a topic that no table can have
         self._table = TierTable(self._settings, self._name(about))
         self._step("open")
         tier = self._log.open_tier(
@@ -143,7 +149,7 @@ class TierJob:
             properties=self._settings.properties, topic_id=about.id,
         )  # fmt: skip
         try:
-            found = self._found(tier, schema)
+            found = self._found(tier, about.versions)
             self._step("repair")
             self._tier = self._tell(tier, found)
         except EmbarcaderoError:
@@ -153,7 +159,7 @@ class TierJob:
         self._keeper = _Keeper(self._log, self.topic, tier)
         return self._tier
 
-    def _found(self, tier: Tier, schema: pa.Schema) -> Loaded:
+    def _found(self, tier: Tier, schemas: TopicSchemas) -> Loaded:
         """The topic's table, made now if it never was. BadTable, if it is another one, or behind."""
         self._table = TierTable(self._settings, tier.table)
         found = self._table.load()
@@ -164,7 +170,7 @@ class TierJob:
                     f"is it the right one (tier.properties)? The newest metadata file is {tier.metadata}",
                 )
             self._step("create")
-            found = self._table.create(self.topic, tier.id, schema, tier.topic_id)
+            found = self._table.create(self.topic, tier.id, schemas, tier.topic_id)
         self._check(found, tier)
         return found
 
@@ -173,8 +179,8 @@ class TierJob:
         if about.tier is not None:
             return about.tier.table
         name = table_name(self.topic)
-        taken = TierTable(self._settings, name).load() is not None
-        return f"{NAMESPACE}.{name}_{secrets.token_hex(4)}" if taken else f"{NAMESPACE}.{name}"
+        free = TierTable(self._settings, name).is_free()
+        return f"{NAMESPACE}.{name}" if free else f"{NAMESPACE}.{name}_{secrets.token_hex(4)}"
 
     def _check(self, found: Loaded, tier: Tier) -> None:
         if found.id != tier.id:
@@ -221,17 +227,18 @@ class TierJob:
         facts = self._write(plan, tier) if plan.spans else []
         done = Cycle(frontiers=plan.base.frontiers)
         committed = plan.base
-        if files := [each for each in facts if each.path]:
+        if files := [each for each in facts if each.written]:
             self._step("commit")
             self._mine()
             with self._still_mine(tier):
                 committed = self._table.commit(
-                    plan.base.frontiers, files, plan.after(), plan.starts, plan.schema, tier.epoch
+                    plan.base.frontiers, files, plan.after(), plan.starts, plan.schemas, tier.epoch, self._step
                 )
             self._step("advance")
             tier = self._tier = self._tell(tier, committed)
             done = Cycle(
-                files=len(files), rows=sum(each.rows for each in files), bytes=sum(each.bytes for each in files),
+                files=sum(len(each.paths) for each in files), rows=sum(each.rows for each in files),
+                bytes=sum(each.bytes for each in files),
                 frontiers=committed.frontiers, more=len(plan.spans) >= TIER_FILES_MAX,
             )  # fmt: skip
         self._step("trim")
@@ -272,7 +279,7 @@ class TierJob:
             begin = max(base.frontiers.get(lane.lane, (0, 0)), (lane.hot_index, lane.hot_seq))
             starts.setdefault(lane.lane, begin)
             spans += self._cut(lane, begin, TIER_FILES_MAX - len(spans))
-        return Plan(base, spans, starts, table_schema(about.versions, control=True))
+        return Plan(base, spans, starts, about.versions)
 
     def _cut(self, lane: Tail, begin: tuple[int, int], most: int) -> list[Span]:
         (start, start_seq), spans = begin, list[Span]()
@@ -285,11 +292,14 @@ class TierJob:
         return spans
 
     def _write(self, plan: Plan, tier: Tier) -> list[FileFacts]:
-        location = plan.base.table.location()
+        location, entries = plan.base.table.location(), plan.base.entries_location
         works = [
-            Work(topic=self.topic, span=span, location=location, epoch=tier.epoch, properties=self._settings.properties)
+            Work(
+                topic=self.topic, span=span, location=location, epoch=tier.epoch,
+                properties=self._settings.properties, entries_location=entries,
+            )
             for span in plan.spans
-        ]
+        ]  # fmt: skip
         facts: list[FileFacts] = []
         self._step("write")
         for each in self._run(works):
@@ -358,7 +368,7 @@ class TierJob:
         self._littered = False
         if due and ours:
             self._swept_s = time.time()
-            gone += collect_metadata(self._table.storage, committed, self._swept_s)
+            gone += collect_metadata(self._table, committed, self._swept_s)
         return gone
 
     # --- on and on ----------------------------------------------------------------------------------------------------

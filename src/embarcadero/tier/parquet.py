@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from hashlib import blake2b
-from itertools import chain
 from typing import Any, Final
 
 import msgspec
@@ -22,7 +21,8 @@ import pyarrow.parquet as pq
 from embarcadero.client.batch import Batch
 from embarcadero.errors import BadTable, Corrupt, EmbarcaderoError, Trimmed
 from embarcadero.limits import KIB, RECORDS_PER_BATCH_MAX, TIER_GROUP_DECODED_BYTES, TIER_ROW_GROUP_BYTES
-from embarcadero.tier.columns import EntriesHash, rows, table_schema
+from embarcadero.tier.columns import EntriesHash, rows
+from embarcadero.tier.layouts import Layout, day_of, entries_file, entries_schema, file_schema, records_file, split
 from embarcadero.tier.storage import Storage, typed_errors
 from embarcadero.types import GapKind
 from embarcadero.wire.codec import payload_crc
@@ -45,14 +45,23 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that was written: its span, where it is (nowhere, if the span has no entries), and what is in it."""
+    """What was written of a span: its files (none, if the span has no entries), and what is in them.
+
+    `paths` are those of the topic's table, one for each day; `entries_path` is that of control entries, if there are
+    any. Where one table has everything, `rows` counts control entries, too.
+    """
 
     span: Span
-    path: str
+    paths: list[str] = []
+    entries_path: str = ""
     rows: int = 0
     entries: int = 0
     bytes: int = 0
-    hash: str = ""
+
+    @property
+    def written(self) -> bool:
+        """Whether there is anything to commit."""
+        return bool(self.paths or self.entries_path)
 
 
 class Footer(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,41 +134,171 @@ def span_of(path: str) -> Span | None:
 
 
 def write_span(
-    storage: Storage, location: str, span: Span, epoch: int, schemas: TopicSchemas, scan: Iterable[list[Batch]]
-) -> FileFacts:
-    """Write what a scan of a span gives into one new file, and have it on disk. The lists of the scan are emptied.
+    storage: Storage, location: str, span: Span, epoch: int, schemas: TopicSchemas, scan: Iterable[list[Batch]],
+    entries_location: str = "",
+) -> FileFacts:  # fmt: skip
+    """Write what a scan of a span gives into new files, and have them on disk. The lists of the scan are emptied.
+
+    With `entries_location` (of the table of control entries) records and control entries go to files of their own, and
+    records of different days, too. Without it, one file has everything.
 
     Raises Trimmed if a part of the span is gone, Corrupt if the scan is not exactly the span. Nothing is left behind
     then; what a crash leaves behind is collected later.
     """
-    path, digest = new_path(location, span, epoch), EntriesHash()
-    written: list[tuple[int, int, int]] = []
-    decoded: list[int] = []
-    groups = _row_groups(span, schemas, scan)
-    first = next(groups, None)
-    if first is None:
-        return FileFacts(span=span, path="")
-    stream = storage.create(path)
+    writer = _SpanWriter(storage, location, entries_location, span, epoch, schemas)
     try:
-        with typed_errors(path), stream, _writer(stream, schemas) as writer:
-            for group in chain([first], groups):
-                for piece in group:
-                    digest.add(piece)
-                count = sum(piece.num_rows for piece in group)
-                writer.write_table(pa.Table.from_batches(group), row_group_size=count)
-                written.append((_index_at(group[0], 0), _index_at(group[-1], -1), count))
-                decoded.append(sum(piece.nbytes for piece in group))
-            footer = Footer(
-                span=span, rows=sum(count for _, _, count in written), entries=digest.entries, hash=digest.hex,
-                groups=written, schema=schema_digest(_as_read(table_schema(schemas, control=True))), decoded=decoded,
-            )  # fmt: skip
-            writer.add_key_value_metadata({_FOOTER: footer.seal()})
+        for held in _pieces(_checked(span, scan), by_day=bool(entries_location)):
+            writer.add(held)
+        return writer.finish()
     except BaseException:
-        _abandon(storage, path)
+        writer.abandon()
         raise
-    storage.sync([path])
-    size = _size(storage, path)
-    return FileFacts(span=span, path=path, rows=footer.rows, entries=footer.entries, bytes=size, hash=footer.hash)
+
+
+class _File:
+    """A file that is being written, row group by row group. `span` is in its name and begins where its rows do."""
+
+    def __init__(self, storage: Storage, location: str, span: Span, epoch: int, schema: pa.Schema) -> None:
+        self.storage, self.schema, self.span = storage, schema, span
+        self.path = new_path(location, span, epoch)
+        self._groups: list[tuple[int, int, int]] = []
+        self._decoded: list[int] = []
+        self._waiting: list[pa.RecordBatch] = []
+        self._size = self._bytes = self._count = 0  # of what waits: payloads, decoded columns, rows
+        self._stream: Any = None
+        self._writer: pq.ParquetWriter | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows so far."""
+        return sum(count for _, _, count in self._groups) + self._count
+
+    def add(self, piece: pa.RecordBatch, payload_bytes: int) -> None:
+        """Rows of whole batches. A row group is written when it is large enough.
+
+        What counts is what a reader decodes, and not only payloads: one that is compressed, or whose values are equal,
+        is small in a file and large in memory.
+        """
+        if self._waiting and self._bytes + piece.nbytes > TIER_GROUP_DECODED_BYTES:
+            self._flush()
+        self._waiting.append(piece)
+        self._size, self._bytes = self._size + payload_bytes, self._bytes + piece.nbytes
+        self._count += piece.num_rows
+        if self._size >= TIER_ROW_GROUP_BYTES or self._count >= RECORDS_PER_BATCH_MAX:
+            self._flush()
+
+    def _flush(self) -> None:
+        group = self._waiting
+        if not group:
+            return
+        with typed_errors(self.path):
+            if self._writer is None:
+                self._stream = self.storage.create(self.path)
+                self._writer = _writer(self._stream, self.schema)
+            self._writer.write_table(pa.Table.from_batches(group), row_group_size=self._count)
+        self._groups.append((_index_at(group[0], 0), _index_at(group[-1], -1), self._count))
+        self._decoded.append(self._bytes)
+        self._waiting, self._size, self._bytes, self._count = [], 0, 0, 0
+
+    def close(self, span: Span, digest: EntriesHash) -> int:
+        """Write the footer, and have the file on disk; returns its size. `digest` is of all entries of `span`."""
+        self._flush()
+        footer = Footer(
+            span=span, rows=self.rows, entries=digest.entries, hash=digest.hex, groups=self._groups,
+            schema=schema_digest(_as_read(self.schema)), decoded=self._decoded,
+        )  # fmt: skip
+        with typed_errors(self.path):
+            if self._writer is not None:
+                self._writer.add_key_value_metadata({_FOOTER: footer.seal()})
+                self._writer.close()
+                self._stream.close()
+        self.storage.sync([self.path])
+        return _size(self.storage, self.path)
+
+    def abandon(self) -> None:
+        """Delete it. What went wrong first is reported; a file that can't be deleted is garbage that is found later."""
+        with suppress(Exception):
+            if self._writer is not None:
+                self._writer.close()
+            if self._stream is not None:
+                self._stream.close()
+        with suppress(Exception):
+            self.storage.delete(self.path)
+
+
+class _SpanWriter:
+    """The files of one span: of records one a day, and one of control entries; or one file with all of it."""
+
+    def __init__(
+        self, storage: Storage, location: str, entries_location: str, span: Span, epoch: int, schemas: TopicSchemas
+    ) -> None:
+        self._storage, self._location, self._span, self._epoch = storage, location, span, epoch
+        self._schemas, self._layout = schemas, Layout.SPLIT if entries_location else Layout.WHOLE
+        self._files: list[_File] = []
+        self._records: _File | None = None  # that rows go to now
+        self._entries = _File(storage, entries_location, span, epoch, entries_schema()) if entries_location else None
+        self._day: int | None = None  # of the records so far in the file
+        self._at = span.start, span.start_seq  # where the next file begins
+        self._digest, self._entries_digest = EntriesHash(), EntriesHash()
+        self._total = self._bytes = 0
+
+    def add(self, held: list[Batch]) -> None:
+        """Entries of one day, in their order."""
+        found = rows(self._span.lane, held, self._schemas, control=True)
+        size = sum(batch.size for batch in held)
+        if self._entries is None:
+            self._digest.add(found)
+            self._file().add(found, size)
+            return
+        records, entries = split(found)
+        if records.num_rows:
+            self._begin_day(held)
+            self._file().add(records_file(records), size)
+        if entries.num_rows:
+            self._entries.add(entries_file(entries), 0)
+            self._entries_digest.add(entries)
+        self._digest.add(found)
+
+    def _begin_day(self, held: list[Batch]) -> None:
+        """Begin a file if these records are of another day than those before."""
+        day = day_of(next(batch.append_us for batch in held if batch.count))
+        if self._day is not None and day != self._day:
+            self._end_file(held[0].index, held[0].seq)
+        self._day = day
+
+    def _file(self) -> _File:
+        if self._records is None:
+            start, start_seq = self._at
+            span = msgspec.structs.replace(self._span, start=start, start_seq=start_seq)
+            schema = file_schema(self._schemas, self._layout)
+            self._records = _File(self._storage, self._location, span, self._epoch, schema)
+            self._files.append(self._records)
+        return self._records
+
+    def _end_file(self, stop: int, stop_seq: int) -> None:
+        if self._records is not None:
+            span = msgspec.structs.replace(self._records.span, stop=stop, stop_seq=stop_seq)
+            self._bytes += self._records.close(span, self._digest)
+            self._at, self._records = (stop, stop_seq), None
+            self._total += self._digest.entries
+            self._digest = EntriesHash()
+
+    def finish(self) -> FileFacts:
+        """All of the span was added: what was written."""
+        self._end_file(self._span.stop, self._span.stop_seq)
+        total, entries_path = self._total + self._digest.entries, ""
+        if self._entries is not None and self._entries.rows:
+            self._bytes += self._entries.close(self._span, self._entries_digest)
+            entries_path = self._entries.path
+        return FileFacts(
+            span=self._span, paths=[file.path for file in self._files], entries_path=entries_path,
+            rows=sum(file.rows for file in self._files), entries=total, bytes=self._bytes,
+        )  # fmt: skip
+
+    def abandon(self) -> None:
+        """Leave nothing behind."""
+        for file in [*self._files, *([] if self._entries is None else [self._entries])]:
+            file.abandon()
 
 
 def _as_read(schema: pa.Schema) -> pa.Schema:
@@ -170,19 +309,13 @@ def _as_read(schema: pa.Schema) -> pa.Schema:
     return pq.read_schema(pa.BufferReader(sink.getvalue()))
 
 
-def _writer(stream: Any, schemas: TopicSchemas) -> pq.ParquetWriter:
-    schema = table_schema(schemas, control=True)
-    plain = {"_payload", "_seq"} if schemas.typed else {"_payload", "_seq", "value"}
+def _writer(stream: Any, schema: pa.Schema) -> pq.ParquetWriter:
+    values = {field.name for field in schema if field.name == "value" and pa.types.is_binary(field.type)}
+    plain = {"_payload", "_seq"} | values
     return pq.ParquetWriter(
         stream, schema, compression="zstd", write_statistics=True, write_page_checksum=True, store_schema=False,
         use_dictionary=[name for name in schema.names if name not in plain],
     )  # fmt: skip
-
-
-def _abandon(storage: Storage, path: str) -> None:
-    """What went wrong first is told; a file that can't be deleted is garbage that is found later."""
-    with suppress(Exception):
-        storage.delete(path)
 
 
 def _size(storage: Storage, path: str) -> int:
@@ -195,34 +328,20 @@ def _index_at(piece: pa.RecordBatch, row: int) -> int:
     return int(piece.column("_index")[row].as_py())
 
 
-def _row_groups(span: Span, schemas: TopicSchemas, scan: Iterable[list[Batch]]) -> Iterator[list[pa.RecordBatch]]:
-    """Rows of all entries of a span, in groups of a bounded size; the scan is checked to be the span.
+def _pieces(batches: Iterable[Batch], *, by_day: bool) -> Iterator[list[Batch]]:
+    """Small batches are made rows together, which costs a copy; large ones alone, which costs none.
 
-    What counts is what a reader decodes, and not only payloads: one that is compressed, or whose values are equal, is
-    small in a file and large in memory.
+    `by_day`: records of two days are in lists of their own.
     """
-    group: list[pa.RecordBatch] = []
-    size = decoded = count = 0
-    for held in _pieces(_checked(span, scan)):
-        piece = rows(span.lane, held, schemas, control=True)
-        if group and decoded + piece.nbytes > TIER_GROUP_DECODED_BYTES:
-            yield group
-            group, size, decoded, count = [], 0, 0, 0
-        group.append(piece)
-        size, decoded = size + sum(batch.size for batch in held), decoded + piece.nbytes
-        count += piece.num_rows
-        if size >= TIER_ROW_GROUP_BYTES or count >= RECORDS_PER_BATCH_MAX:
-            yield group
-            group, size, decoded, count = [], 0, 0, 0
-    if group:
-        yield group
-
-
-def _pieces(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
-    """Small batches are made rows together, which costs a copy; large ones alone, which costs none."""
     held: list[Batch] = []
     size = 0
+    day: int | None = None
     for batch in batches:
+        if by_day and batch.count:
+            before, day = day, day_of(batch.append_us)
+            if held and before is not None and day != before:
+                yield held
+                held, size = [], 0
         held.append(batch)
         size += _decoded_bytes(batch)
         if size >= _PIECE_BYTES or len(held) >= _PIECE_BATCHES:

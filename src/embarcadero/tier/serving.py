@@ -25,6 +25,7 @@ from embarcadero.limits import FETCH_ENTRIES_MAX, FRAME_BYTES_MAX, TABLE_GROUP_B
 from embarcadero.placement.tier import public_properties
 from embarcadero.tier.batches import ColdBatch, cold_batches
 from embarcadero.tier.cold import ColdTable, GroupCache
+from embarcadero.tier.layouts import Layout
 from embarcadero.tier.storage import FOR_READERS, Properties, Storage, why_away
 from embarcadero.types import BATCH_KIND, FROM_TABLE, Cut, EntryKind, Gap, GapKind, Tier
 from embarcadero.wire.codec import payload_crc
@@ -56,6 +57,9 @@ def table_cuts(table: ColdTable, lane: int, start: int, stop: int, piece_bytes: 
         if size >= piece_bytes or number == len(files) - 1:
             cuts.append(Cut(file.stop_index, file.stop_seq, size))
             size = 0
+    reached, end = cuts[-1].index if cuts else start, min(stop, table.tier.frontier(lane)[0])
+    if reached < end and table.layout is Layout.SPLIT:  # only control entries are there
+        cuts.append(Cut(*table.place_after(lane, max(reached, end)), 0))
     return cuts
 
 

@@ -4,38 +4,49 @@ Theory of operation. Lane frontiers are properties of every snapshot that we com
 checks that the frontiers are those from which its files were planned, and swaps the catalog's pointer on condition that
 the snapshot is still the one that was checked. PyIceberg would retry a lost race on top of whatever is there by then,
 adding the same rows again; so retries are off, and that is checked, too.
+
+Control entries have a table of their own (entries_table.py), which is committed first; this one is the truth. A table
+of an earlier version has everything in one table, and keeps it so (layouts.py).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
 from embarcadero.errors import BadTable, Deposed, TierUnavailable
-from embarcadero.invariants import invariant
 from embarcadero.plants import planted
+from embarcadero.tier.entries_table import SUFFIX, EntriesTable
+from embarcadero.tier.layouts import DAY, LAYOUT, TIMESTAMP, Layout, file_schema, records_schema
 from embarcadero.tier.parquet import FileFacts
 from embarcadero.tier.settings import NAMESPACE, TierSettings
+from embarcadero.tier.snapshots import (
+    ENTRIES_LOCATION,
+    ENTRIES_TABLE,
+    ID,
+    TOPIC,
+    TOPIC_ID,
+    Loaded,
+    Places,
+    loaded,
+    snapshot_properties,
+)
 from embarcadero.tier.storage import Storage, typed_errors
 from embarcadero.types import id_text
+from embarcadero.wire.schemas import TopicSchemas
 
 from pyiceberg.catalog import Catalog, load_catalog  # isort: skip - storage.py says what is missing
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError  # isort: skip
-from pyiceberg.table import Table  # isort: skip
+from pyiceberg.partitioning import PartitionField, PartitionSpec  # isort: skip
+from pyiceberg.schema import assign_fresh_schema_ids  # isort: skip
+from pyiceberg.table import Table, Transaction  # isort: skip
+from pyiceberg.transforms import DayTransform  # isort: skip
 
-Places = Mapping[int, tuple[int, int]]
-
-ID: Final = "embarcadero.id"
-TOPIC: Final = "embarcadero.topic"
-TOPIC_ID: Final = "embarcadero.topic-id"
-EPOCH: Final = "embarcadero.epoch"
-LANE: Final = "embarcadero.lane-"
-START: Final = "embarcadero.start-"
 _RETRIES: Final = "commit.retry.num-retries"
 _PROPERTIES: Final = {
     _RETRIES: "0",
@@ -45,23 +56,9 @@ _PROPERTIES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """The table as it was at one moment."""
-
-    table: Table
-    frontiers: dict[int, tuple[int, int]]
-    starts: dict[int, tuple[int, int]]
-
-    @property
-    def id(self) -> str:
-        """What tells it from another table of the same name."""
-        return self.table.properties.get(ID, "")
-
-    @property
-    def metadata(self) -> str:
-        """The file that describes it."""
-        return self.table.metadata_location
+def _check_id(table: Table, topic: str, table_id: str) -> None:
+    if table.properties.get(ID) != table_id:
+        raise BadTable(f"table {'.'.join(table.name())} is not that of topic {topic!r}", "drop or rename it")
 
 
 def table_name(topic: str) -> str:
@@ -109,48 +106,101 @@ class TierTable:
                 return None
         return loaded(table)
 
-    def create(self, topic: str, table_id: str, schema: pa.Schema, topic_id: int = 0) -> Loaded:
-        """Make the table. Another one who was quicker made it: that is fine if it is for the same topic."""
+    def entries(self, now: Loaded) -> EntriesTable:
+        """The table of control entries that belongs to this one."""
+        return EntriesTable(self.catalog(), self.storage, now.entries_table)
+
+    def is_free(self) -> bool:
+        """Whether neither this table nor one for its control entries is in the catalog."""
+        with typed_errors(self.identifier):
+            return not any(map(self.catalog().table_exists, (self.identifier, f"{self.identifier}{SUFFIX}")))
+
+    def create(self, topic: str, table_id: str, schemas: TopicSchemas, topic_id: int = 0) -> Loaded:
+        """Make the table. Another one who was quicker made it: that is fine if it is for the same topic.
+
+        The table of control entries comes first: a table of records always has one.
+        """
+        schema = records_schema(schemas)
         with typed_errors(self.identifier):
             catalog = self.catalog()
             catalog.create_namespace_if_not_exists(NAMESPACE)
             properties = {**_PROPERTIES, ID: table_id, TOPIC: topic, TOPIC_ID: id_text(topic_id)}
-            catalog.create_table_if_not_exists(self.identifier, schema, properties=properties)
-        found = self.load()
-        invariant(found is not None, "a table that was made is there")
-        if found is None or found.id != table_id:
-            raise BadTable(f"table {self.identifier} is not that of topic {topic!r}", "drop or rename it")
-        return found
+            entries = EntriesTable(catalog, self.storage, f"{self.identifier}{SUFFIX}").create(properties)
+            _check_id(entries, topic, table_id)
+            properties |= {
+                LAYOUT: str(int(Layout.SPLIT)), ENTRIES_TABLE: f"{self.identifier}{SUFFIX}",
+                ENTRIES_LOCATION: entries.location(),
+            }  # fmt: skip
+            numbered = assign_fresh_schema_ids(Catalog._convert_schema_if_needed(schema))
+            spec = PartitionSpec(
+                PartitionField(numbered.find_field(TIMESTAMP).field_id, 1_000, DayTransform(), DAY)
+            )
+            catalog.create_table_if_not_exists(self.identifier, numbered, partition_spec=spec, properties=properties)
+            made = catalog.load_table(self.identifier)
+        _check_id(made, topic, table_id)
+        return loaded(made)
 
     # --- committing ---------------------------------------------------------------------------------------------------
     def commit(
-        self, before: Places, files: Sequence[FileFacts], after: Places, starts: Places, schema: pa.Schema, epoch: int
-    ) -> Loaded:
+        self, before: Places, files: Sequence[FileFacts], after: Places, starts: Places, schemas: TopicSchemas,
+        epoch: int, step: Callable[[str], None] = lambda _name: None,
+    ) -> Loaded:  # fmt: skip
         """Add files, on condition that the table's frontiers are `before`; they are `after` then.
 
-        Deposed, if they are not, or another commit came between: nothing was added. Other errors tell nothing about
-        the outcome: load the table to learn it.
+        Deposed, if they are not, or another commit came between: nothing was added that a reader sees. Other errors
+        tell nothing about the outcome: load the table to learn it. `step` is told "records" between the two commits.
         """
         now = self.load()
         if now is None:
             raise BadTable(f"table {self.identifier} is gone from its catalog", "restore the catalog")
         if now.frontiers != dict(before) and not planted("tier-blind-commit"):
             raise Deposed(f"table {self.identifier} is at {now.frontiers}, not at {dict(before)}", "plan again")
-        self._check_retries(now.table)
-        properties = snapshot_properties(after, starts, epoch)
+        with self._swapping():
+            if now.layout is Layout.WHOLE:
+                return self._commit_records(now, files, snapshot_properties(after, starts, epoch), schemas)
+            entries = self._commit_entries(now, files, snapshot_properties(after, starts, epoch))
+            step("records")
+            return self._commit_records(now, files, snapshot_properties(after, starts, epoch, entries), schemas)
+
+    @contextmanager
+    def _swapping(self) -> Iterator[None]:
+        """A lost race for a catalog's pointer as Deposed."""
         with typed_errors(self.identifier):
             try:
-                with now.table.transaction() as transaction:
-                    if missing := [field for field in schema if field.name not in now.table.schema().column_names]:
-                        with transaction.update_schema() as update:
-                            update.union_by_name(pa.schema(missing))
-                    transaction.set_properties(properties)
-                    paths = [facts.path for facts in files]
-                    transaction.add_files(paths, snapshot_properties=properties, check_duplicate_files=False)
+                yield
             except CommitFailedException as error:
                 raise Deposed(f"another commit to {self.identifier} came first: {error}", "plan again") from error
+
+    def _commit_entries(self, now: Loaded, files: Sequence[FileFacts], properties: Mapping[str, str]) -> str:
+        """Add control entries to those that belong to `now`; returns the metadata file that has them all."""
+        entries = self.entries(now)
+        self._check_retries(entries.load())
+        table = entries.add(now.entries, [facts.entries_path for facts in files if facts.entries_path], properties)
+        self.storage.sync(self.metadata_files(table))
+        return table.metadata_location
+
+    def _commit_records(
+        self, now: Loaded, files: Sequence[FileFacts], properties: Mapping[str, str], schemas: TopicSchemas
+    ) -> Loaded:
+        self._check_retries(now.table)
+        with now.table.transaction() as transaction:
+            self._add_columns(transaction, now, file_schema(schemas, now.layout))
+            transaction.set_properties(dict(properties))
+            paths = [path for facts in files for path in facts.paths]
+            transaction.add_files(paths, snapshot_properties=dict(properties), check_duplicate_files=False)
         self.storage.sync(self.metadata_files(now.table))
         return loaded(now.table)
+
+    @staticmethod
+    def _add_columns(transaction: Transaction, now: Loaded, schema: pa.Schema) -> None:
+        """Columns that the topic got since: behind its others, before those of the log."""
+        there = now.table.schema().column_names
+        if not (missing := [field for field in schema if field.name not in there]):
+            return
+        with transaction.update_schema() as update:
+            update.union_by_name(pa.schema(missing))
+            for field in missing if now.layout is Layout.SPLIT else ():
+                update.move_before(field.name, "_seq")
 
     def _check_retries(self, table: Table) -> None:
         if table.properties.get(_RETRIES) != "0" and not planted("tier-commit-retries"):
@@ -165,35 +215,3 @@ class TierTable:
             for manifest in snapshot.manifests(table.io):
                 if manifest.added_snapshot_id == snapshot.snapshot_id:
                     yield manifest.manifest_path
-
-
-def snapshot_properties(frontiers: Places, starts: Places, epoch: int) -> dict[str, str]:
-    """What our snapshots say about the log."""
-    properties = {EPOCH: str(epoch)}
-    properties |= {f"{LANE}{lane}": f"{index},{seq}" for lane, (index, seq) in frontiers.items()}
-    return properties | {f"{START}{lane}": f"{index},{seq}" for lane, (index, seq) in starts.items()}
-
-
-def loaded(table: Table) -> Loaded:
-    """A table with the frontiers of its newest snapshot that has any: others may compact it, and know of none.
-
-    Then those are asked that the newest commit of ours left as properties of the table.
-    """
-    snapshot = table.current_snapshot()
-    while snapshot is not None:
-        summary: Any = snapshot.summary
-        facts = dict(summary.additional_properties) if summary is not None else {}
-        if EPOCH in facts:
-            return Loaded(table, _places(facts, LANE), _places(facts, START))
-        parent = snapshot.parent_snapshot_id
-        snapshot = None if parent is None else table.snapshot_by_id(parent)
-    return Loaded(table, _places(table.properties, LANE), _places(table.properties, START))
-
-
-def _places(facts: Mapping[str, str], prefix: str) -> dict[int, tuple[int, int]]:
-    found = {}
-    for name, value in facts.items():
-        if name.startswith(prefix):
-            index, _, seq = value.partition(",")
-            found[int(name.removeprefix(prefix))] = (int(index), int(seq))
-    return found

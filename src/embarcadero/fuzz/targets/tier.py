@@ -40,8 +40,8 @@ def _written() -> tuple[Path, Any, bytes]:
     span = Span(lane=0, start=first, stop=stop, start_seq=1_000, stop_seq=1_000 + sum(_COUNTS))
     (folder() / "data").mkdir(exist_ok=True)
     facts = write_span(Storage({}), f"file://{folder()}", span, 1, RAW, [batches[:2], batches[2:]])
-    path = Path(facts.path.removeprefix("file://"))
-    file = ColdFile(facts.path, facts.bytes, 0, first, stop, span.start_seq, span.stop_seq, facts.rows)
+    path = Path(facts.paths[0].removeprefix("file://"))
+    file = ColdFile(facts.paths[0], facts.bytes, 0, first, stop, span.start_seq, span.stop_seq, facts.rows)
     return path, file, path.read_bytes()
 
 
