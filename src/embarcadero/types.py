@@ -336,6 +336,7 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
     advanced_us: int = 0  # when a frontier was last told, by the clock of the broker that was told
     topic_id: int = 0  # the id of the topic whose records it holds; 0: the topic had none when it was made
     properties: dict[str, str] = {}  # how the store is reached, without secrets: endpoint, region, addressing
+    engine: str = ""  # what writes the files: "spark" or "process"; "auto" before it is known
     holes: dict[int, list[Hole]] = {}  # below the frontiers, oldest first: the ranges beside them are forgotten in time
 
     def frontier(self, lane: int) -> tuple[int, int]:

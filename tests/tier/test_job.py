@@ -18,10 +18,12 @@ import pytest
 from embarcadero.client.sync import Log
 from embarcadero.errors import BadTable, BadValue, Corrupt, Deposed, TierBusy, TierUnavailable
 from embarcadero.plants import ACTIVE
-from embarcadero.tier.job import STEPS, TierJob, checked_facts, write_here
+from embarcadero.tier.engines import ProcessEngine
+from embarcadero.tier.job import STEPS, TierJob, checked_facts
 from embarcadero.tier.parquet import FileFacts, Span
 from embarcadero.tier.settings import TierSettings
 from embarcadero.tier.table import TierTable
+from embarcadero.tier.work import Work
 from tests.tier.rewriting import add
 from tests.tier.truth import Truth
 
@@ -374,12 +376,13 @@ def test_files_that_do_not_fit_the_plan_are_not_committed(truth: Truth) -> None:
     truth.publish(20)
     failing = [True]
 
-    def run(works: list[Any]) -> Iterator[FileFacts]:
-        if failing.pop() if failing else False:
-            raise TierUnavailable("the store says no")
-        yield from write_here(truth.log)(works)
+    class Failing(ProcessEngine):
+        def write(self, works: list[Work]) -> Iterator[FileFacts]:
+            if failing.pop() if failing else False:
+                raise TierUnavailable("the store says no")
+            yield from super().write(works)
 
-    with job(truth, run=run) as running:
+    with job(truth, engine=Failing(truth.log)) as running:
         with pytest.raises(TierUnavailable):
             running.cycle()
         assert running.cycle().rows == 20

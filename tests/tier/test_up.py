@@ -26,8 +26,11 @@ from tests.tier.truth import Truth
 @pytest.fixture(scope="module")
 def config() -> Config:
     return load(
-        None, {"tier.enabled": True, "tier.hot_retention_s": 0, "tier.interval_s": 0.2, "tier.file_bytes": 65_536}
-    )
+        None, {
+            "tier.enabled": True, "tier.hot_retention_s": 0, "tier.interval_s": 0.2, "tier.file_bytes": 65_536,
+            "tier.engine": "process",
+        },
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +91,8 @@ def test_status_tells_how_far_the_table_is(cluster: LocalCluster, tiered: Log) -
     words = CliRunner().invoke(app, ["status", "--data-dir", str(cluster.data_dir)]).stdout
     assert "tables" in words
     assert "holder" in words
+    assert topic["tier"]["engine"] == "process"
+    assert "engine" in words
 
 
 def test_pipeline_tier(log: Log, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from embarcadero.errors import BadTable
 from embarcadero.limits import MIB
 from embarcadero.spark.reading import batch_reader
 from embarcadero.spark.streaming import stream_reader
-from embarcadero.spark.tiering import spark_run
+from embarcadero.spark.tiering import SparkEngine
 from embarcadero.tier.cold import ColdTable
 from embarcadero.tier.columns import rows
 from embarcadero.tier.job import TierJob
@@ -146,7 +146,8 @@ class Bench:
             writer.parquet(str(self._job.folder / "parquet"))
             return time.perf_counter() - began
 
-        with TierJob(self._log, TIERED, place, spark_run(self._log.address, spark=self._spark), holder="bench") as job:
+        engine = SparkEngine(self._log.address, spark=self._spark)
+        with TierJob(self._log, TIERED, place, engine, holder="bench") as job:
             values = _values("spark_tier", self._bytes, "parquet", size, self._in_turns(theirs, ours))
         return values | self._reads_of_the_table(about.lane, pieces[0])
 

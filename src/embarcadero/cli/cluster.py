@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from embarcadero.client.sync import Log
+    from embarcadero.config import Config
     from embarcadero.node.cluster import ClusterFolder
     from embarcadero.node.report import ClusterReport
 
@@ -125,7 +126,17 @@ def up(
         "log.format": ("--log-format", log_format),
     }
     run = _up_detached if detach else _up_here
-    run(UpOptions(config=settings(flags), restore=restore), json)
+    config = settings(flags)
+    _check_engine(config)
+    run(UpOptions(config=config, restore=restore), json)
+
+
+def _check_engine(config: Config) -> None:
+    """Refuse Spark that is asked for by name and not there, before anything is started."""
+    if config.tier.enabled and (config.tier.engine == "spark" or config.tier.master):
+        from embarcadero.tier.engines import chosen_kind
+
+        chosen_kind(config.tier)
 
 
 def _up_detached(options: Any, json: bool) -> None:

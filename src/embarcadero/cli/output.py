@@ -121,7 +121,7 @@ def stderr_is_terminal() -> bool:
     return sys.stderr.isatty()
 
 
-TIER_COLUMNS = ("table", "below index", "below seq", "lag", "last moved", "holder")
+TIER_COLUMNS = ("table", "below index", "below seq", "lag", "last moved", "holder", "engine")
 
 
 def tier_facts(tier: Tier | None, end: Tail) -> dict[str, Any] | None:
@@ -135,10 +135,11 @@ def tier_facts(tier: Tier | None, end: Tail) -> dict[str, Any] | None:
     return {
         "table": tier.table, "index": index, "seq": seq, "lag": lag, "ago_s": ago_s,
         "holder": tier.holder, "epoch": tier.epoch, "metadata": tier.metadata,
+        "engine": tier.engine,
     }  # fmt: skip
 
 
 def tier_row(facts: dict[str, Any]) -> list[object]:
     """The same as a row of TIER_COLUMNS."""
     ago = "never" if facts["ago_s"] is None else f"{facts['ago_s']:.0f} s ago"
-    return [facts["table"], facts["index"], facts["seq"], facts["lag"], ago, facts["holder"]]
+    return [facts["table"], facts["index"], facts["seq"], facts["lag"], ago, facts["holder"], facts["engine"]]

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from embarcadero.config import Config
+    from embarcadero.tier.engines import Engine
     from embarcadero.tier.job import Cycle, TierJob
 
 app = Verbs(help="Run jobs over topics: tier, audit, or one of your own.", no_args_is_help=True, rich_markup_mode=None)
@@ -49,19 +50,20 @@ def tier(
     import signal
     from threading import Event
 
+    from embarcadero.tier.engines import ProcessEngine
     from embarcadero.tier.job import TierJob
     from embarcadero.tier.settings import TierSettings
 
     config = _config(data_dir)
     with connect(brokers, data_dir) as log:
-        run = None
+        engine: Engine = ProcessEngine(log)
         if not no_spark:
-            from embarcadero.spark.tiering import spark_run
+            from embarcadero.spark.tiering import SparkEngine
 
-            run = spark_run(log.address, master or config.tier.master or _MASTER)
+            engine = SparkEngine(log.address, master or config.tier.master or _MASTER)
         where = TierSettings.of(config, data_dir_or_default(data_dir))
         holder = f"pipeline-{os.getpid()}"
-        with TierJob(log, topic, where, run, holder=holder, take_over=take_over) as job:
+        with TierJob(log, topic, where, engine, holder=holder, take_over=take_over) as job:
             if not follow:
                 _print_done(job, topic, job.run_once(), json)
                 return
@@ -100,11 +102,11 @@ def _print_done(job: TierJob, topic: str, cycles: list[Cycle], json: bool) -> No
         return
     rows = [[lane, place["index"], place["seq"]] for lane, place in facts["frontiers"].items()]
     print_table(f"{topic} in {job.table}", ["lane", "below index", "below seq"], rows)
-    print(f"{facts['rows']} rows in {facts['files']} new files, {facts['bytes']} bytes")
+    print(f"{facts['rows']} records in {facts['files']} new files, {facts['bytes']} bytes")
 
 
 def _print_cycle(topic: str, cycle: Cycle, json: bool) -> None:
     if json:
         print_json(_facts(topic, [cycle]))
     elif cycle.files:
-        print(f"{topic}: {cycle.rows} rows in {cycle.files} new files, {cycle.bytes} bytes", flush=True)
+        print(f"{topic}: {cycle.rows} records in {cycle.files} new files, {cycle.bytes} bytes", flush=True)

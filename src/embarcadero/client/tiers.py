@@ -50,7 +50,7 @@ class TierCalls:
     async def open_tier(
         self: _Asks, topic: str, holder: str, *, table_id: str, warehouse: str, table: str,
         hot_retention_s: int | None = None, take_over: bool = False, properties: Mapping[str, str] | None = None,
-        topic_id: int = 0, timeout: Timeout = AS_CONFIGURED,
+        topic_id: int = 0, engine: str = "", timeout: Timeout = AS_CONFIGURED,
     ) -> Tier:  # fmt: skip
         """Begin an epoch of writing a topic's table: those before are over. `table_id`, `warehouse` and `table` count
         for a topic that has no table yet. Clients are told those of `properties` that say where the store is (endpoint,
@@ -60,18 +60,19 @@ class TierCalls:
         ask = m.OpenTier(
             topic=topic, holder=holder, id=table_id, warehouse=warehouse, table=table, hot_retention_s=hot_retention_s,
             take_over=take_over, properties=public_properties(properties or {}), topic_id=topic_id,
+            engine=engine,
         )  # fmt: skip
         return (await self._ask(ask, m.TierIs, timeout)).tier
 
     async def advance_tier(
         self: _Asks, topic: str, epoch: int, *, metadata: str, frontiers: Places, starts: Places | None = None,
-        topic_id: int = 0, timeout: Timeout = AS_CONFIGURED,
+        topic_id: int = 0, engine: str = "", timeout: Timeout = AS_CONFIGURED,
     ) -> Tier:  # fmt: skip
         """Tell that everything below these places is in the table. Raises Deposed if the epoch is over."""
         ask = m.AdvanceTier(
             topic=topic, epoch=epoch, metadata=metadata, frontiers=dict(frontiers), starts=dict(starts or {}),
-            topic_id=topic_id,
-        )
+            topic_id=topic_id, engine=engine,
+        )  # fmt: skip
         return (await self._ask(ask, m.TierIs, timeout)).tier
 
     async def keep_tier(
@@ -96,7 +97,7 @@ class SyncTierCalls:
     def open_tier(
         self, topic: str, holder: str, *, table_id: str, warehouse: str, table: str,
         hot_retention_s: int | None = None, take_over: bool = False, properties: Mapping[str, str] | None = None,
-        topic_id: int = 0, timeout: Timeout = AS_CONFIGURED,
+        topic_id: int = 0, engine: str = "", timeout: Timeout = AS_CONFIGURED,
     ) -> Tier:  # fmt: skip
         """Begin an epoch of writing a topic's table: those before are over. `table_id`, `warehouse` and `table` count
         for a topic that has no table yet. Clients are told those of `properties` that say where the store is (endpoint,
@@ -106,21 +107,21 @@ class SyncTierCalls:
         return self.thread.wait(
             self._log.open_tier(
                 topic, holder, table_id=table_id, warehouse=warehouse, table=table, hot_retention_s=hot_retention_s,
-                take_over=take_over, properties=properties, topic_id=topic_id, timeout=timeout,
+                take_over=take_over, properties=properties, topic_id=topic_id, engine=engine, timeout=timeout,
             )
         )  # fmt: skip
 
     def advance_tier(
         self, topic: str, epoch: int, *, metadata: str, frontiers: Places, starts: Places | None = None,
-        topic_id: int = 0, timeout: Timeout = AS_CONFIGURED,
+        topic_id: int = 0, engine: str = "", timeout: Timeout = AS_CONFIGURED,
     ) -> Tier:  # fmt: skip
         """Tell that everything below these places is in the table. Raises Deposed if the epoch is over."""
         return self.thread.wait(
             self._log.advance_tier(
-                topic, epoch, metadata=metadata, frontiers=frontiers, starts=starts, topic_id=topic_id,
+                topic, epoch, metadata=metadata, frontiers=frontiers, starts=starts, topic_id=topic_id, engine=engine,
                 timeout=timeout,
             )
-        )
+        )  # fmt: skip
 
     def keep_tier(
         self, topic: str, epoch: int, *, topic_id: int = 0, timeout: Timeout = AS_CONFIGURED

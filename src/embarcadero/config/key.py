@@ -135,6 +135,8 @@ class Key:
         return self._checked(text)
 
     def _choice(self, text: str) -> str | int:
+        if not text and self.default == "":  # none is chosen: `default_text` says what that means
+            return text
         if text.lower() not in self.rule.choices:
             raise BadQuantity(f"{text!r} does not exist", f"use {' or '.join(self.rule.choices)}")
         number = dict(self.rule.numbers).get(text.lower(), text)

@@ -337,9 +337,15 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
         "masked wherever they are shown. Keys to a store may also be in the environment (`AWS_ACCESS_KEY_ID`, ...).",
         default_text="a catalog in data_dir/tier/catalog.db", secret=True,
     )] = []
+    engine: Annotated[str, choice(
+        "What writes the files of `up --tier`. spark: Spark's workers. process: the job's own process. auto: Spark "
+        "when more than 256 MiB of a topic wait, else the job's own process.",
+        "spark", "process", "auto",
+        default_text="spark where PySpark and Java are installed, process elsewhere",
+    )] = ""
     master: Annotated[str, text(
         "Spark's master, such as `local[2]` or `spark://host:7077`: its workers write the files.",
-        default_text="`up` writes them itself, `pipeline tier` takes local[*]",
+        default_text="local[*]",
     )] = ""
     hot_retention_s: Annotated[int, seconds(
         "Brokers and replicas keep what is in the table for this long.", 0, limits.RETENTION_S_MAX,

@@ -57,7 +57,7 @@ class Tiers(Decisions):
 
         The same holder may open again: its earlier epoch ends. A topic that has a table keeps it, whatever is asked.
         """
-        for text in (ask.holder, ask.id, ask.warehouse, ask.table):
+        for text in (ask.holder, ask.id, ask.warehouse, ask.table, ask.engine):
             _check_text(text)
         lease = self._store.grant(TIER_LEASE_S)
 
@@ -75,7 +75,7 @@ class Tiers(Decisions):
             opened = msgspec.structs.replace(
                 before, epoch=before.epoch + 1, holder=ask.holder, lease=lease, topic_id=topic.id,
                 hot_retention_s=checked_hot_retention(kept_s),
-                properties=public_properties(ask.properties) or before.properties,
+                properties=public_properties(ask.properties) or before.properties, engine=ask.engine,
             )  # fmt: skip
             plan.put(tier_key(ask.topic), opened)
             plan.put(tierer_key(ask.topic), Tierer(ask.holder, opened.epoch), lease)
@@ -92,6 +92,7 @@ class Tiers(Decisions):
         Deposed, if the epoch is not the newest. A lease that ended while nobody else came is begun again.
         """
         _check_text(ask.metadata)
+        _check_text(ask.engine)
         renewed = self.keep_tier(ask.topic, ask.epoch, ask.topic_id)
         lease = 0 if renewed else self._store.grant(TIER_LEASE_S)
 
@@ -108,7 +109,8 @@ class Tiers(Decisions):
                 raise BadValue(f"{len(frontiers)} lanes in the table of {ask.topic!r}", f"at most {TIER_LANES_MAX}")
             told = msgspec.structs.replace(
                 tier, metadata=ask.metadata or tier.metadata, frontiers=frontiers, starts=starts, advanced_us=now_us,
-                lease=lease or tier.lease, holes={lane: each for lane, each in holes.items() if each},
+                lease=lease or tier.lease, engine=ask.engine or tier.engine,
+                holes={lane: each for lane, each in holes.items() if each},
             )  # fmt: skip
             plan.put(tier_key(ask.topic), told)
             if lease:

@@ -6,15 +6,17 @@ file under another name; the driver hears of one file a span, commits that, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import pyarrow as pa
 
 from embarcadero.errors import EmbarcaderoError, OutcomeUnknown
-from embarcadero.tier.job import Run, Work, do_work
+from embarcadero.limits import TIER_SPARK_IDLE_S
 from embarcadero.tier.parquet import FileFacts
+from embarcadero.tier.work import Work, do_work
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,15 +24,57 @@ if TYPE_CHECKING:
 _ANSWER: Final = "number long, facts string"
 
 
-def spark_run(brokers: str, master: str | None = None, spark: SparkSession | None = None) -> Run:
-    """Have spans written by a session that is there (`spark`), or by one of a master, begun with the first spans."""
+class SparkEngine:
+    """Writes files with a session that is there (`spark`), or with one of a master.
 
-    def run(works: list[Work]) -> Iterable[FileFacts]:
-        from embarcadero.spark.session import session
+    The latter begins with the first files, and ends after `idle_s` without any, with its Java process.
+    """
 
-        return _written(spark or session("embarcadero tier", master), brokers, works)
+    def __init__(
+        self, brokers: str, master: str | None = None, spark: SparkSession | None = None,
+        idle_s: float = TIER_SPARK_IDLE_S, clock: Callable[[], float] = monotonic,
+    ) -> None:  # fmt: skip
+        self._brokers, self._master, self._given = brokers, master, spark
+        self._idle_s, self._clock = idle_s, clock
+        self._own: SparkSession | None = None
+        self._used_s = 0.0
 
-    return run
+    @property
+    def name(self) -> str:
+        """What `status` calls it."""
+        return "spark"
+
+    def write(self, works: list[Work]) -> Iterable[FileFacts]:
+        """Write the files of all spans, one task a span. OutcomeUnknown says why a task failed."""
+        try:
+            return _written(self._given or self._session(), self._brokers, works)
+        finally:
+            self._used_s = self._clock()
+
+    def _session(self) -> SparkSession:
+        if self._own is None:
+            from embarcadero.spark.session import session
+
+            self._own = session("embarcadero tier", self._master)
+        return self._own
+
+    def release_idle(self) -> float | None:
+        """End a session of our own that was idle for long; seconds until it is time, None if there is none."""
+        if self._own is None:
+            return None
+        left_s = self._used_s + self._idle_s - self._clock()
+        if left_s > 0:
+            return left_s
+        self.close()
+        return None
+
+    def close(self) -> None:
+        """End a session of our own."""
+        if self._own is not None:
+            from embarcadero.spark.versions import end_session
+
+            own, self._own = self._own, None
+            end_session(own)
 
 
 def _written(spark: SparkSession, brokers: str, works: list[Work]) -> list[FileFacts]:

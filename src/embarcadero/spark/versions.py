@@ -15,13 +15,16 @@ from __future__ import annotations
 
 from importlib import import_module
 from inspect import signature
+from subprocess import TimeoutExpired
 from typing import TYPE_CHECKING, Any, Final
 
 from embarcadero.errors import NotAvailable
+from embarcadero.spark.installed import INSTALL, check_version
 from embarcadero.spark.options import ReadOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql import SparkSession
     from pyspark.sql.datasource import DataSourceStreamArrowWriter, Filter
     from pyspark.sql.streaming.datasource import (
         ReadAllAvailable,
@@ -32,9 +35,7 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.types import DataType, StructType
 
-OLDEST: Final = (4, 0)
-TOO_NEW: Final = (5, 0)
-_INSTALL: Final = 'pip install "embarcadero[spark]"'
+_JAVA_ENDS_S: Final = 10.0
 _SOURCES: Final = "pyspark.sql.datasource"
 _LIMITS: Final = "pyspark.sql.streaming.datasource"
 
@@ -44,13 +45,8 @@ def check_pyspark() -> None:
     try:
         from pyspark import __version__ as found  # not from its metadata: workers of a cluster have none
     except ImportError:
-        raise NotAvailable("PySpark is not installed", _INSTALL) from None
-    version = tuple(int(part) for part in found.split(".")[:2])
-    if version < OLDEST:
-        problem = f"PySpark {found} is installed: it has no Python data sources, and 4.0 or newer is needed"
-        raise NotAvailable(problem, _INSTALL)
-    if version >= TOO_NEW:
-        raise NotAvailable(f"PySpark {found} is installed, and this version works with 4.0 to 4.x", _INSTALL)
+        raise NotAvailable("PySpark is not installed", INSTALL) from None
+    check_version(found)
 
 
 def _found(module: str, name: str) -> Any:
@@ -101,6 +97,26 @@ def _too_old(option: str, since: str, instead: str) -> NotAvailable:
     )
 
 
+def end_session(spark: SparkSession) -> None:
+    """End a session and its Java process, which otherwise lives as long as this one. A new one may begin afterwards."""
+    from pyspark import SparkContext
+
+    gateway: Any = SparkContext._gateway
+    spark.stop()
+    SparkContext._gateway = SparkContext._jvm = None
+    if gateway is None:
+        return
+    gateway.shutdown()
+    process = getattr(gateway, "proc", None)  # none, if spark-submit has started it
+    if process is not None:
+        process.stdin.close()  # it ends when that does
+        try:
+            process.wait(_JAVA_ENDS_S)
+        except TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
 def to_arrow(schema: StructType) -> pa.Schema:
     """The Arrow schema of a frame; its times are in UTC."""
     from pyspark.sql.pandas.types import to_arrow_schema
@@ -129,6 +145,7 @@ __all__ = [
     "SupportsTriggerAvailableNow",
     "check_options",
     "check_pyspark",
+    "end_session",
     "from_arrow",
     "to_arrow",
 ]

@@ -6,21 +6,19 @@ retention, never above the frontier in the store; delete garbage. A job that die
 names, a table that is ahead of the store, or a trim undone, and the next one begins by reading the table: nothing is
 twice, nothing is missing. The lease only keeps two jobs from doing the same work.
 
-Who writes the files is a parameter (`run`): this process (`write_here`), or the workers of Spark (spark/tiering.py).
+Who writes the files is a parameter (`engine`): this process, or the workers of Spark (engines.py).
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from threading import Event, Thread
 from typing import Final
-
-import msgspec
 
 from embarcadero.client.sync import Log
 from embarcadero.client.topics import TopicInfo
@@ -38,14 +36,15 @@ from embarcadero.errors import (
 )
 from embarcadero.limits import TIER_FILES_MAX, TIER_LEASE_S, TIER_ORPHANS_S
 from embarcadero.plants import planted
+from embarcadero.tier.engines import Engine, ProcessEngine
 from embarcadero.tier.gc import collect_data, collect_metadata
 from embarcadero.tier.layouts import records_schema
-from embarcadero.tier.parquet import FileFacts, Span, write_span
+from embarcadero.tier.parquet import FileFacts, Span
 from embarcadero.tier.settings import NAMESPACE, TierSettings
 from embarcadero.tier.snapshots import Loaded
-from embarcadero.tier.storage import Storage
 from embarcadero.tier.table import TierTable, table_name
 from embarcadero.tier.upkeep import drop_below, expire_snapshots
+from embarcadero.tier.work import Work
 from embarcadero.types import Tail, Tier
 from embarcadero.wire.schemas import TopicSchemas
 
@@ -55,44 +54,13 @@ STEPS: Final = (
 """What a job does, in this order; each step is announced before it is done."""
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """A span to be written into a file, as a worker is told of it."""
-
-    topic: str
-    span: Span
-    location: str
-    epoch: int
-    properties: dict[str, str]
-    entries_location: str = ""  # of the table of control entries; empty: the topic's table has them
-
-
-Run = Callable[[list[Work]], Iterable[FileFacts]]
-
-
-def do_work(log: Log, work: Work) -> FileFacts:
-    """Read a span and write its file. The schema is asked for now: it is as new as every batch of the span."""
-    span, schemas = work.span, log.describe(work.topic).versions
-    scan = log.scan(work.topic, lane=span.lane, start=span.start, stop=span.stop, control=True)
-    storage = Storage(work.properties)
-    return write_span(storage, work.location, span, work.epoch, schemas, scan, work.entries_location)
-
-
-def write_here(log: Log) -> Run:
-    """Write files in this process, one after the other."""
-
-    def run(works: list[Work]) -> Iterator[FileFacts]:
-        for work in works:
-            yield do_work(log, work)
-
-    return run
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What one cycle is going to do."""
 
     base: Loaded
     spans: list[Span]
+    bytes: list[int]  # of payloads, about, by span
     starts: dict[int, tuple[int, int]]
     schemas: TopicSchemas
 
@@ -118,11 +86,11 @@ class TierJob:
     """One holder's epochs of writing the table of one topic."""
 
     def __init__(
-        self, log: Log, topic: str, settings: TierSettings, run: Run | None = None, *, holder: str,
+        self, log: Log, topic: str, settings: TierSettings, engine: Engine | None = None, *, holder: str,
         take_over: bool = False, step: Callable[[str], None] = lambda _name: None,
     ) -> None:  # fmt: skip
         self._log, self.topic, self._settings, self._holder = log, topic, settings, holder
-        self._run, self._take_over, self._step = run or write_here(log), take_over, step
+        self._engine, self._take_over, self._step = engine or ProcessEngine(log), take_over, step
         self._table = TierTable(settings, table_name(topic))
         self._tier: Tier | None = None
         self._keeper: _Keeper | None = None
@@ -146,7 +114,7 @@ class TierJob:
         tier = self._log.open_tier(
             self.topic, self._holder, table_id=secrets.token_hex(8), warehouse=self._settings.warehouse,
             table=self._table.identifier, hot_retention_s=self._settings.hot_retention_s, take_over=self._take_over,
-            properties=self._settings.properties, topic_id=about.id,
+            properties=self._settings.properties, topic_id=about.id, engine=self._engine.name,
         )  # fmt: skip
         try:
             found = self._found(tier, about.versions)
@@ -274,35 +242,37 @@ class TierJob:
         self._check(base, tier)
         tail = self._log.tail(self.topic)
         about = self._log.describe(self.topic)  # after the tail: no batch below it has a newer schema
-        starts, spans = base.starts | tier.starts, list[Span]()
+        starts, spans, sizes = base.starts | tier.starts, list[Span](), list[int]()
         for lane in tail.lanes or (tail,):
             begin = max(base.frontiers.get(lane.lane, (0, 0)), (lane.hot_index, lane.hot_seq))
             starts.setdefault(lane.lane, begin)
-            spans += self._cut(lane, begin, TIER_FILES_MAX - len(spans))
-        return Plan(base, spans, starts, about.versions)
+            for span, size in self._cut(lane, begin, TIER_FILES_MAX - len(spans)):
+                spans.append(span)
+                sizes.append(size)
+        return Plan(base, spans, sizes, starts, about.versions)
 
-    def _cut(self, lane: Tail, begin: tuple[int, int], most: int) -> list[Span]:
-        (start, start_seq), spans = begin, list[Span]()
+    def _cut(self, lane: Tail, begin: tuple[int, int], most: int) -> Iterator[tuple[Span, int]]:
+        start, start_seq = begin
         if start >= lane.durable_index or most <= 0:
-            return []
+            return
         cuts = self._log.measure(self.topic, start, lane.durable_index, self._settings.file_bytes, lane=lane.lane)
         for cut in cuts[:most]:
-            spans.append(Span(lane=lane.lane, start=start, stop=cut.index, start_seq=start_seq, stop_seq=cut.seq))
+            span = Span(lane=lane.lane, start=start, stop=cut.index, start_seq=start_seq, stop_seq=cut.seq)
+            yield span, cut.bytes
             start, start_seq = cut.index, cut.seq
-        return spans
 
     def _write(self, plan: Plan, tier: Tier) -> list[FileFacts]:
         location, entries = plan.base.table.location(), plan.base.entries_location
         works = [
             Work(
                 topic=self.topic, span=span, location=location, epoch=tier.epoch,
-                properties=self._settings.properties, entries_location=entries,
+                properties=self._settings.properties, entries_location=entries, bytes=size,
             )
-            for span in plan.spans
+            for span, size in zip(plan.spans, plan.bytes, strict=True)
         ]  # fmt: skip
         facts: list[FileFacts] = []
         self._step("write")
-        for each in self._run(works):
+        for each in self._engine.write(works):
             facts.append(each)
             self._step("write")
         return checked_facts(plan.spans, facts)
@@ -317,6 +287,7 @@ class TierJob:
             frontiers=found.frontiers,
             starts=found.starts,
             topic_id=tier.topic_id,
+            engine=self._engine.name,
         )
 
     # --- afterwards ---------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from embarcadero.node.children import die_with
 from embarcadero.node.cluster import ClusterFolder
 from embarcadero.node.report import report
 from embarcadero.node.title import name_process
-from embarcadero.tier.job import Run
+from embarcadero.tier.engines import chosen_kind, engine_of
 from embarcadero.tier.many import Tierer
 from embarcadero.tier.settings import TierSettings
 from embarcadero.watch.logs import LogJournal
@@ -37,13 +37,9 @@ def main(data_dir: Path) -> None:
         signal.signal(number, lambda *_: stop.set())
     settings = TierSettings.of(config, folder.path)
     with connect(report(folder).addresses, config=config) as log:
-        run: Run | None = None
-        if config.tier.master:
-            from embarcadero.spark.tiering import spark_run  # only who asked for Spark has to have it
-
-            run = spark_run(log.address, config.tier.master)
+        engine = engine_of(chosen_kind(config.tier), log, config.tier)
         journal = LogJournal(f"tier-{os.getpid()}")
-        Tierer(log, settings, journal, holder=HOLDER, topics=config.tier.topics, run=run).follow(stop)
+        Tierer(log, settings, journal, holder=HOLDER, topics=config.tier.topics, engine=engine).follow(stop)
 
 
 if __name__ == "__main__":

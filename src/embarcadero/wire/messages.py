@@ -361,6 +361,7 @@ class OpenTier(Message, frozen=True, kw_only=True):
     take_over: bool = False
     topic_id: U63 = 0
     properties: dict[str, str] = {}
+    engine: str = ""  # what writes the files, for `status`
 
 
 class AdvanceTier(Message, frozen=True, kw_only=True):
@@ -372,6 +373,7 @@ class AdvanceTier(Message, frozen=True, kw_only=True):
     frontiers: dict[U32, tuple[U63, U63]]
     starts: dict[U32, tuple[U63, U63]] = {}  # of lanes that are new to the table
     topic_id: U63 = 0
+    engine: str = ""  # what wrote the files, for `status`
 
 
 class KeepTier(Message, frozen=True, kw_only=True):

@@ -1,0 +1,137 @@
+"""What writes the files of a tiering job: its own process, the workers of Spark, or whichever of the two fits.
+
+| engine | when it is used by `up --tier` |
+| --- | --- |
+| spark | the default where PySpark and Java are installed |
+| process | the default elsewhere |
+| auto | Spark when more than `TIER_SPARK_BYTES` of a topic wait, the process for the trickle |
+
+A session of Spark takes a GB beside the brokers: it begins with the first files that it has to write, and ends when it
+had nothing to write for `TIER_SPARK_IDLE_S` (spark/tiering.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, Protocol
+
+from embarcadero.client.sync import Log
+from embarcadero.config.table import Tier as TierConfig
+from embarcadero.errors import NotAvailable
+from embarcadero.limits import TIER_SPARK_BYTES
+from embarcadero.tier.parquet import FileFacts
+from embarcadero.tier.work import Work, do_work
+
+if TYPE_CHECKING:
+    from embarcadero.spark.tiering import SparkEngine
+
+_MASTER: Final = "local[*]"
+
+
+class EngineKind(StrEnum):
+    """The values of `tier.engine`."""
+
+    SPARK = "spark"
+    PROCESS = "process"
+    AUTO = "auto"
+
+
+class Engine(Protocol):
+    """Writes the files of spans."""
+
+    @property
+    def name(self) -> str:
+        """The kind that wrote last; of one that wrote nothing yet, what it is."""
+        ...
+
+    def write(self, works: list[Work]) -> Iterable[FileFacts]:
+        """Write the files of all spans, in any order."""
+        ...
+
+    def release_idle(self) -> float | None:
+        """Give up what costs memory if it was not needed for long; seconds until it is time, None if there is none."""
+        ...
+
+    def close(self) -> None:
+        """Give it up now."""
+        ...
+
+
+class ProcessEngine:
+    """Writes files in this process, one after the other."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+
+    @property
+    def name(self) -> str:
+        return EngineKind.PROCESS
+
+    def write(self, works: list[Work]) -> Iterator[FileFacts]:
+        for work in works:
+            yield do_work(self._log, work)
+
+    def release_idle(self) -> float | None:
+        return None
+
+    def close(self) -> None:
+        return None
+
+
+class AutoEngine:
+    """Leaves large amounts to one engine, and the trickle to another."""
+
+    def __init__(self, large: Engine, small: Engine, limit_bytes: int = TIER_SPARK_BYTES) -> None:
+        self._large, self._small, self._limit_bytes = large, small, limit_bytes
+        self._last: Engine | None = None
+
+    @property
+    def name(self) -> str:
+        return EngineKind.AUTO if self._last is None else self._last.name
+
+    def write(self, works: list[Work]) -> Iterable[FileFacts]:
+        self._last = self._large if sum(work.bytes for work in works) > self._limit_bytes else self._small
+        return self._last.write(works)
+
+    def release_idle(self) -> float | None:
+        return self._large.release_idle()
+
+    def close(self) -> None:
+        self._large.close()
+
+
+def chosen_kind(config: TierConfig) -> EngineKind:
+    """The engine of `up --tier`, as configured and as this machine allows.
+
+    NotAvailable, if Spark is asked for by name (`tier.engine`, `tier.master`) and PySpark or Java are missing.
+    """
+    said = config.engine or (EngineKind.SPARK if config.master else "")
+    if said == EngineKind.PROCESS:
+        return EngineKind.PROCESS
+    from embarcadero.spark.installed import check_installed
+
+    try:
+        check_installed()
+    except NotAvailable as error:
+        if said != EngineKind.SPARK:
+            return EngineKind.PROCESS
+        key = f"tier.engine is {config.engine}" if config.engine else f"tier.master is {config.master}"
+        raise NotAvailable(
+            f"{key}, and {error.message}", f"{error.hint}; or let tier.engine be process"
+        ) from None
+    return EngineKind(said or EngineKind.SPARK)
+
+
+def engine_of(kind: EngineKind, log: Log, config: TierConfig) -> Engine:
+    """The engine of this kind. Spark is not started yet."""
+    if kind is EngineKind.PROCESS:
+        return ProcessEngine(log)
+    spark = _spark_engine(log, config)
+    return spark if kind is EngineKind.SPARK else AutoEngine(spark, ProcessEngine(log))
+
+
+def _spark_engine(log: Log, config: TierConfig) -> SparkEngine:
+    from embarcadero.spark.tiering import SparkEngine
+
+    return SparkEngine(log.address, config.master or _MASTER)

@@ -1,0 +1,151 @@
+"""What writes the files of `up --tier`: as configured, as installed, and as much as waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from embarcadero.cli.main import app
+from embarcadero.client.sync import Log
+from embarcadero.config import load
+from embarcadero.errors import NotAvailable
+from embarcadero.spark import installed
+from embarcadero.tier.engines import AutoEngine, EngineKind, ProcessEngine, chosen_kind, engine_of
+from embarcadero.tier.job import TierJob
+from embarcadero.tier.many import Tierer
+from embarcadero.tier.parquet import FileFacts, Span
+from embarcadero.tier.settings import TierSettings
+from embarcadero.tier.work import Work
+from tests.tier.test_many import Told
+from tests.tier.truth import Truth
+
+
+def kind(**keys: str) -> EngineKind:
+    return chosen_kind(load(None, {f"tier.{key}": value for key, value in keys.items()}).tier)
+
+
+def without(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """Have PySpark, or Java, not installed."""
+    if what == "PySpark":
+        monkeypatch.setattr(installed.util, "find_spec", lambda _name: None)
+        return
+
+    def missing() -> Path:
+        raise NotAvailable("Spark needs Java 17 or newer, and none is installed", "install Java 17 or 21")
+
+    monkeypatch.setattr(installed, "find_java", missing)
+
+
+def test_spark_is_the_default_where_it_is_installed() -> None:
+    assert kind() is kind(engine="spark") is kind(master="local[2]") is EngineKind.SPARK
+    assert kind(engine="auto") is EngineKind.AUTO
+    assert kind(engine="process") is kind(engine="process", master="local[2]") is EngineKind.PROCESS
+
+
+@pytest.mark.parametrize("what", ["PySpark", "Java"])
+def test_without_spark(monkeypatch: pytest.MonkeyPatch, what: str, tmp_path: Path) -> None:
+    """The process takes its place, unless Spark was asked for by name: then `up` starts nothing."""
+    without(monkeypatch, what)
+    assert kind() is kind(engine="auto") is kind(engine="process") is EngineKind.PROCESS
+    for keys, said in (({"engine": "spark"}, "tier.engine is spark"), ({"master": "local[2]"}, "tier.master is local")):
+        with pytest.raises(NotAvailable, match=f"{said}.*{what}") as caught:
+            kind(**keys)
+        assert "let tier.engine be process" in caught.value.hint
+    environ = {"EMBARCADERO_TIER_ENGINE": "spark"}
+    done = CliRunner().invoke(app, ["up", "--tier", "--data-dir", str(tmp_path / "new")], env=environ)
+    assert done.exit_code == 1
+    assert what in done.stderr
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_version_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for version, why in (("3.5.8", "no Python data sources"), ("5.0.0", "works with 4.0 to 4.x")):
+        monkeypatch.setattr(installed.metadata, "version", lambda _name, found=version: found)
+        with pytest.raises(NotAvailable, match=why):
+            kind(engine="spark")
+        assert kind() is EngineKind.PROCESS
+
+
+class Noted:
+    """An engine that notes what it was asked."""
+
+    def __init__(self, name: str, told: list[str], idle: list[float | None] | None = None) -> None:
+        self.name, self._told, self._idle = name, told, idle or []
+
+    def write(self, works: list[Work]) -> Iterable[FileFacts]:
+        self._told.append(f"{self.name} writes {len(works)}")
+        return []
+
+    def release_idle(self) -> float | None:
+        self._told.append(f"{self.name} may rest")
+        return self._idle.pop(0) if self._idle else None
+
+    def close(self) -> None:
+        self._told.append(f"{self.name} ends")
+
+
+def work(size: int) -> Work:
+    span = Span(lane=0, start=0, stop=1, start_seq=0, stop_seq=1)
+    return Work(topic="t", span=span, location="l", epoch=1, properties={}, bytes=size)
+
+
+def test_auto_leaves_large_amounts_to_spark() -> None:
+    """Which of the two it was is what `status` tells."""
+    told: list[str] = []
+    auto = AutoEngine(Noted("spark", told), Noted("process", told), limit_bytes=100)
+    assert auto.name == "auto"
+    names = []
+    for sizes in ([60, 40], [60, 41], [1]):
+        auto.write([work(size) for size in sizes])
+        names.append(auto.name)
+    assert names == ["process", "spark", "process"]
+    assert auto.release_idle() is None
+    auto.close()
+    assert told == ["process writes 2", "spark writes 2", "process writes 1", "spark may rest", "spark ends"]
+
+
+def test_a_job_tells_how_much_waits_and_who_writes(log: Log, tmp_path: Path) -> None:
+    """Sizes reach the engine, and its name the store: before it is known, and after each commit."""
+    log.create_topic("sized", order=5)
+    truth, seen = Truth(log, "sized", TierSettings.local(tmp_path)), list[int]()
+    truth.publish(200)
+
+    class Watching(ProcessEngine):
+        def write(self, works: list[Work]) -> Any:
+            seen.append(sum(each.bytes for each in works))
+            return super().write(works)
+
+    engine = AutoEngine(Noted("spark", []), Watching(log))
+    with TierJob(log, "sized", truth.settings, engine, holder="a") as job:
+        assert log.describe("sized").tier.engine == "auto"  # type: ignore[union-attr]
+        assert job.cycle().rows == 200
+    assert log.describe("sized").tier.engine == "process"  # type: ignore[union-attr]
+    assert seen[0] > 200 * 160
+    assert truth.problems() == []
+    made = engine_of(EngineKind.AUTO, log, load(None, {}).tier)
+    assert (made.name, made.release_idle()) == ("auto", None)
+    made.close()
+
+
+def test_an_engine_may_rest_between_two_looks(log: Log, tmp_path: Path) -> None:
+    """However long it is to the next one; at the end it ends."""
+    told: list[str] = []
+    log.create_topic("resting", order=5)
+    settings = TierSettings.local(tmp_path, interval_s=3_600.0)
+    stop = Event()
+
+    class Stopping(Noted):
+        def release_idle(self) -> float | None:
+            found = super().release_idle()
+            if found is None:
+                stop.set()
+            return found
+
+    engine = Stopping("spark", told, [0.01, 0.01])
+    Tierer(log, settings, Told(), holder="rest", topics=["resting"], engine=engine).follow(stop)
+    assert told == ["spark may rest"] * 3 + ["spark ends"]
