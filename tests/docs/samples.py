@@ -26,6 +26,9 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 ADDRESS = "127.0.0.1:9092"
 """Pages speak of this address; samples run against the one of the test's cluster."""
 
+CATALOG = "http://127.0.0.1:8181"
+"""The REST catalog of a page: one of examples/ runs for it."""
+
 PATIENCE_S = 60.0
 SHOWN_S = 60.0  # so long a command that is interrupted has time to print what is shown
 _PLAIN = re.compile(r"embarcadero ([^|<>&;$`*?~]*?)(?:  +#.*)?")
@@ -119,6 +122,7 @@ class Runner:
     environment: dict[str, str]
     address: Callable[[], str]
     warm: Warm | None = None
+    catalog: Callable[[], str] = lambda: CATALOG
     namespace: dict[str, Any] = field(default_factory=lambda: {"__name__": "__main__"})
     ran: int = 0
 
@@ -140,6 +144,8 @@ class Runner:
             self.ran += 1
 
     def _here(self, text: str) -> str:
+        if CATALOG in text:
+            text = text.replace(CATALOG, self.catalog())
         if ADDRESS not in text:
             return text
         with suppress(NotRunning):  # before `up`, or after `down`: the address is only spoken of

@@ -6,9 +6,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
+from examples.rest_catalog import RestCatalog
 
 import embarcadero as emb
 from embarcadero.limits import MIB
@@ -32,6 +34,15 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
     warm = Warm(environment(tmp_path_factory.mktemp("nowhere")))
     yield warm
     warm.close()
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[str]:
+    """The address of a REST catalog, for the page that has one."""
+    with RestCatalog(tmp_path / "catalog") as server:
+        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        yield server.uri
+        server.shutdown()
 
 
 SPARK = ROOT / "docs" / "spark.md"
@@ -64,7 +75,8 @@ def runner(
     for name in variables:
         monkeypatch.setenv(name, variables[name])
     spark_before = _spark()
-    runner = Runner(tmp_path, variables, lambda: ",".join(report(ClusterFolder(data_dir)).addresses), warm)
+    addresses = lambda: ",".join(report(ClusterFolder(data_dir)).addresses)  # noqa: E731 - a name for one line
+    runner = Runner(tmp_path, variables, addresses, warm, lambda: request.getfixturevalue("catalog"))
     if not own:
         _delete_topics(runner.address())
     yield runner

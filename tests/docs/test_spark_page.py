@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.docs.samples import RUN, Runner, blocks
-from tests.docs.test_samples import SPARK, cluster, runner, warm
+from tests.docs.test_samples import SPARK, catalog, cluster, runner, warm
 
-__all__ = ["cluster", "runner", "warm"]  # fixtures
+__all__ = ["catalog", "cluster", "runner", "warm"]  # fixtures
 
 
 @pytest.fixture

@@ -126,17 +126,16 @@ def up(
         "log.format": ("--log-format", log_format),
     }
     run = _up_detached if detach else _up_here
-    config = settings(flags)
-    _check_engine(config)
-    run(UpOptions(config=config, restore=restore), json)
+    run(UpOptions(config=_with_engine(settings(flags)), restore=restore), json)
 
 
-def _check_engine(config: Config) -> None:
-    """Refuse Spark that is asked for by name and not there, before anything is started."""
+def _with_engine(config: Config) -> Config:
+    """The configuration. NotAvailable before anything is started, if Spark is asked for by name and not there."""
     if config.tier.enabled and (config.tier.engine == "spark" or config.tier.master):
         from embarcadero.tier.engines import chosen_kind
 
         chosen_kind(config.tier)
+    return config
 
 
 def _up_detached(options: Any, json: bool) -> None:

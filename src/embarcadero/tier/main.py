@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -32,6 +33,8 @@ def main(data_dir: Path) -> None:
     config = folder.require_running().config
     be_private()
     start_logging("tier", config.log, secret_values(config))
+    for name in ("pyiceberg", "py4j"):  # they log a line for each table that is loaded, each connection that is closed
+        logging.getLogger(name).setLevel(logging.WARNING)
     stop = Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -18,7 +18,7 @@ import pyarrow.fs as pafs
 from embarcadero.errors import BadTable, EmbarcaderoError, NotAvailable, TierUnavailable
 
 try:
-    from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+    from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, RESTError
     from pyiceberg.io.pyarrow import PyArrowFileIO
     from sqlalchemy.exc import SQLAlchemyError
 except ImportError as missing:  # pragma: no cover - the extra is there in tests
@@ -168,7 +168,7 @@ def typed_errors(what: str) -> Iterator[None]:
         raise
     except FileNotFoundError as error:
         raise BadTable(f"{what} is missing: {_short(error)}", "restore it, or drop it from the table") from error
-    except SQLAlchemyError as error:
+    except (SQLAlchemyError, RESTError) as error:
         raise TierUnavailable(f"the catalog of {what} can't be used: {_short(error)}", _UNAVAILABLE_HINT) from error
     except OSError as error:
         if not _is_trouble(error):
