@@ -88,7 +88,8 @@ class Handler(BaseHTTPRequestHandler):
             if reading:
                 known = catalog.list_tables(names[1])
                 return {"identifiers": [{"namespace": name[:-1], "name": name[-1]} for name in known]}
-            return described(self.create(names[1], CreateTableRequest.model_validate_json(body)))
+            asked = json.dumps({"location": None, "partition-spec": None, "write-order": None, **json.loads(body)})
+            return described(self.create(names[1], CreateTableRequest.model_validate_json(asked)))
         if (names := re.fullmatch(TABLES + "/([^/]+)", path)) is not None:
             return self.table(f"{names[1]}.{names[2]}", body)
         return None

@@ -34,6 +34,8 @@ def look_at(log: Log, about: TopicInfo, span: AuditSpan) -> tuple[SpanReport, pa
             _check_file(audit, about, span)
         else:
             _compare(audit, table, held)
+        if span.table:
+            _check_doubles(audit, about, span)
     except Corrupt as error:
         audit.failed("checksum", str(error))
     except EmbarcaderoError as error:
@@ -57,6 +59,16 @@ def _check_file(audit: SpanAudit, about: TopicInfo, span: AuditSpan) -> None:
     footer = ColdTable(about.tier, parse_properties(span.properties)).footer(span.file)
     if footer is None or (footer.entries, footer.hash) != (audit.hash.entries, audit.hash.hex):
         audit.note("table", span.start, f"{span.file} has other entries than it was written with")
+
+
+def _check_doubles(audit: SpanAudit, about: TopicInfo, span: AuditSpan) -> None:
+    """No index is in two files of a table."""
+    from embarcadero.tier.cold import ColdTable
+
+    if about.tier is not None:
+        table = ColdTable(about.tier, parse_properties(span.properties))
+        for index, files in table.doubles(span.lane.lane, span.start, span.stop):
+            audit.note("table", index, f"{files} both have it")
 
 
 def _take(audit: SpanAudit, part: pa.RecordBatch | Gap) -> None:

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from threading import Lock
 from typing import Any, Final, NamedTuple
 
@@ -260,12 +261,11 @@ def static_table(metadata: str, storage: Storage) -> StaticTable:
 
 
 def _by_lane(files: Iterable[ColdFile]) -> dict[int, list[ColdFile]]:
-    """Files in their order. One that was begun with a longer span ends where the next one begins: days have their own
-    files, and only the first day's name tells nothing of the next one."""
+    """Files in their order. Files of the days of one span all tell its end: each ends where the next one begins."""
     lanes: dict[int, list[ColdFile]] = {}
     for file in sorted(files, key=lambda file: (file.lane, file.first_index)):
         own = lanes.setdefault(file.lane, [])
-        if own and own[-1].stop_index > file.first_index:
+        if own and own[-1].first_index < file.first_index and own[-1].stop_index == file.stop_index:
             own[-1] = replace(own[-1], stop_index=file.first_index, stop_seq=min(own[-1].stop_seq, file.first_seq))
         own.append(file)
     return lanes
@@ -324,6 +324,19 @@ class ColdTable:
             if not after or found[after - 1].stop_index <= file.first_index:
                 found.append(file)
         return sorted(found, key=lambda file: file.first_index)
+
+    def doubles(self, lane: int, start: int, stop: int) -> list[tuple[int, str]]:
+        """Files that begin in [start, stop) where another one is not at its end: an index, and both names.
+
+        A reader takes each index once all the same; whoever counts the table's rows does not.
+        """
+        contents = self._look()
+        return [
+            (file.first_index, f"{before.path} and {file.path}")
+            for files in (contents.lanes.get(lane, []), contents.entries.get(lane, []))
+            for before, file in pairwise(files)
+            if start <= file.first_index < min(stop, before.stop_index)
+        ]
 
     # --- rows ---------------------------------------------------------------------------------------------------------
     def rows(self, lane: int, start: int, stop: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
