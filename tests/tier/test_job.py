@@ -90,7 +90,7 @@ def test_killed_at_every_step(truth: Truth) -> None:
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("swaps", [1, 2], ids=["entries", "records"])
 def test_killed_at_the_swap_of_the_catalog(truth: Truth, swaps: int, done: bool) -> None:
-    """With the manifests written, and with the swap done but nobody told: of either table."""
+    """With the manifests written, and with the swap done but not reported: of either table."""
     truth.publish(300)
     dying = job(truth)
     dying.open()

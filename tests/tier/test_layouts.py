@@ -194,7 +194,7 @@ def die(name: str) -> None:
     raise Crash
 
 
-def test_entries_above_the_frontier_are_nobodys(table: TierTable) -> None:
+def test_entries_above_the_frontier_are_not_read(table: TierTable) -> None:
     """A job dies between the commits: readers see nothing of it, and the next commit adds the entries once."""
     first = commit(table, write(table, 0))
     with pytest.raises(Crash):

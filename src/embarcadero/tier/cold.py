@@ -328,7 +328,7 @@ class ColdTable:
     def doubles(self, lane: int, start: int, stop: int) -> list[tuple[int, str]]:
         """Files that begin in [start, stop) where another one is not at its end: an index, and both names.
 
-        A reader takes each index once all the same; whoever counts the table's rows does not.
+        A reader takes each index once all the same. A count of the table's rows does not.
         """
         contents = self._look()
         return [

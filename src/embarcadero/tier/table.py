@@ -116,7 +116,7 @@ class TierTable:
             return not any(map(self.catalog().table_exists, (self.identifier, f"{self.identifier}{SUFFIX}")))
 
     def create(self, topic: str, table_id: str, schemas: TopicSchemas, topic_id: int = 0) -> Loaded:
-        """Make the table. Another one who was quicker made it: that is fine if it is for the same topic.
+        """Make the table. Another job may have made it first: that is fine if it is for the same topic.
 
         The table of control entries comes first: a table of records always has one.
         """

@@ -30,7 +30,7 @@ Starts = Mapping[int, tuple[int, int]]
 def drop_below(table: TierTable, now: Loaded, starts: Starts, epoch: int) -> Loaded:
     """Drop files of which nothing is left to read. No file is rewritten: one with a row to be kept stays whole.
 
-    As in a commit, control entries go first, and the table of records names what is left of them.
+    As in a commit, control entries go first, and the table of records names those that stay.
     """
     records, entries = _stops(now.table, starts), _stops(_truth(table, now), starts)
     if not (records or entries):
