@@ -121,6 +121,6 @@ def test_pipeline_tier(log: Log, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert (json.loads(done.stdout)["rows"], json.loads(done.stdout)["table"]) == (100, "embarcadero.piped")
     assert truth.problems() == []
-    assert "0 rows in 0 new files" in CliRunner().invoke(app, arguments).stdout
+    assert "0 records in 0 new files" in CliRunner().invoke(app, arguments).stdout
     arguments[3] = "nobody"
     assert CliRunner().invoke(app, arguments).exit_code == 1
