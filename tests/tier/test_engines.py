@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from threading import Event
@@ -13,8 +14,8 @@ from typer.testing import CliRunner
 from embarcadero.cli.main import app
 from embarcadero.client.sync import Log
 from embarcadero.config import load
-from embarcadero.errors import NotAvailable
-from embarcadero.spark import installed
+from embarcadero.errors import NotAvailable, OutcomeUnknown
+from embarcadero.spark import installed, tiering
 from embarcadero.tier.engines import AutoEngine, EngineKind, ProcessEngine, chosen_kind, engine_of
 from embarcadero.tier.job import TierJob
 from embarcadero.tier.many import Tierer
@@ -130,6 +131,34 @@ def test_a_job_tells_how_much_waits_and_who_writes(log: Log, tmp_path: Path) -> 
     made = engine_of(EngineKind.AUTO, log, load(None, {}).tier)
     assert (made.name, made.release_idle()) == ("auto", None)
     made.close()
+
+
+def test_spark_that_died_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a library says when its Java process is gone: the job hears of it and goes on with a new one."""
+    begun, ended = list[str](), list[object]()
+
+    def session(*_: object) -> str:
+        begun.append(f"session {len(begun)}")
+        return begun[-1]
+
+    def dies(spark: object, *_: object) -> None:
+        raise ConnectionRefusedError(f"of {spark}")
+
+    monkeypatch.setattr(sys.modules["embarcadero.spark.session"], "session", session)
+    monkeypatch.setattr("embarcadero.spark.versions.end_session", ended.append)
+    monkeypatch.setattr(tiering, "_written", dies)
+    engine = tiering.SparkEngine("127.0.0.1:9", idle_s=60, clock=lambda: 0.0)
+    for number in range(2):
+        with pytest.raises(OutcomeUnknown, match=f"does not answer: ConnectionRefusedError: of session {number}"):
+            engine.write([work(1)])
+        assert (len(begun), ended) == (number + 1, begun)
+    assert engine.release_idle() is None
+    monkeypatch.setattr(tiering, "_written", lambda *_: [])
+    assert engine.write([work(1)]) == []
+    assert engine.release_idle() == 60
+    engine.close()
+    engine.close()
+    assert ended == ["session 0", "session 1", "session 2"]
 
 
 def test_an_engine_may_rest_between_two_looks(log: Log, tmp_path: Path) -> None:

@@ -45,9 +45,17 @@ class SparkEngine:
         return "spark"
 
     def write(self, works: list[Work]) -> Iterable[FileFacts]:
-        """Write the files of all spans, one task a span. OutcomeUnknown says why a task failed."""
+        """Write the files of all spans, one task a span. OutcomeUnknown says why a task, or Spark itself, failed."""
         try:
             return _written(self._given or self._session(), self._brokers, works)
+        except EmbarcaderoError:
+            raise
+        except Exception as error:  # the Java process did not start, or died: each library between says so in its way
+            self.close()
+            raise OutcomeUnknown(
+                f"Spark does not answer: {type(error).__name__}: {error}"[:500],
+                "nothing was committed; it is started again; if it stays so, see the log of the job",
+            ) from error
         finally:
             self._used_s = self._clock()
 

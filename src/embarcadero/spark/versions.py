@@ -13,6 +13,7 @@ PySpark 3.5 has no Python data sources. Without PySpark this module can be impor
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib import import_module
 from inspect import signature
 from subprocess import TimeoutExpired
@@ -102,11 +103,13 @@ def end_session(spark: SparkSession) -> None:
     from pyspark import SparkContext
 
     gateway: Any = SparkContext._gateway
-    spark.stop()
+    with suppress(Exception):  # a Java process that died can't be asked
+        spark.stop()
     SparkContext._gateway = SparkContext._jvm = None
     if gateway is None:
         return
-    gateway.shutdown()
+    with suppress(Exception):
+        gateway.shutdown()
     process = getattr(gateway, "proc", None)  # none, if spark-submit has started it
     if process is not None:
         process.stdin.close()  # it ends when that does
