@@ -91,7 +91,8 @@ class AutoEngine:
         return EngineKind.AUTO if self._last is None else self._last.name
 
     def write(self, works: list[Work]) -> Iterable[FileFacts]:
-        self._last = self._large if sum(work.bytes for work in works) > self._limit_bytes else self._small
+        waiting = max((work.waiting for work in works), default=0)
+        self._last = self._large if waiting > self._limit_bytes else self._small
         return self._last.write(works)
 
     def release_idle(self) -> float | None:

@@ -60,7 +60,7 @@ class Plan:
 
     base: Loaded
     spans: list[Span]
-    bytes: list[int]  # of payloads, about, by span
+    waiting: int  # bytes of payloads that wait to be tiered, about: those of the spans, and of more that come later
     starts: dict[int, tuple[int, int]]
     schemas: TopicSchemas
 
@@ -242,33 +242,33 @@ class TierJob:
         self._check(base, tier)
         tail = self._log.tail(self.topic)
         about = self._log.describe(self.topic)  # after the tail: no batch below it has a newer schema
-        starts, spans, sizes = base.starts | tier.starts, list[Span](), list[int]()
+        starts, spans, waiting = base.starts | tier.starts, list[Span](), 0
         for lane in tail.lanes or (tail,):
             begin = max(base.frontiers.get(lane.lane, (0, 0)), (lane.hot_index, lane.hot_seq))
             starts.setdefault(lane.lane, begin)
-            for span, size in self._cut(lane, begin, TIER_FILES_MAX - len(spans)):
-                spans.append(span)
-                sizes.append(size)
-        return Plan(base, spans, sizes, starts, about.versions)
+            found, size = self._cut(lane, begin, TIER_FILES_MAX - len(spans))
+            spans, waiting = spans + found, waiting + size
+        return Plan(base, spans, waiting, starts, about.versions)
 
-    def _cut(self, lane: Tail, begin: tuple[int, int], most: int) -> Iterator[tuple[Span, int]]:
-        start, start_seq = begin
+    def _cut(self, lane: Tail, begin: tuple[int, int], most: int) -> tuple[list[Span], int]:
+        """The next spans of a lane, and how many bytes wait in all of it."""
+        (start, start_seq), spans = begin, list[Span]()
         if start >= lane.durable_index or most <= 0:
-            return
+            return [], 0
         cuts = self._log.measure(self.topic, start, lane.durable_index, self._settings.file_bytes, lane=lane.lane)
         for cut in cuts[:most]:
-            span = Span(lane=lane.lane, start=start, stop=cut.index, start_seq=start_seq, stop_seq=cut.seq)
-            yield span, cut.bytes
+            spans.append(Span(lane=lane.lane, start=start, stop=cut.index, start_seq=start_seq, stop_seq=cut.seq))
             start, start_seq = cut.index, cut.seq
+        return spans, sum(cut.bytes for cut in cuts)
 
     def _write(self, plan: Plan, tier: Tier) -> list[FileFacts]:
         location, entries = plan.base.table.location(), plan.base.entries_location
         works = [
             Work(
                 topic=self.topic, span=span, location=location, epoch=tier.epoch,
-                properties=self._settings.properties, entries_location=entries, bytes=size,
+                properties=self._settings.properties, entries_location=entries, waiting=plan.waiting,
             )
-            for span, size in zip(plan.spans, plan.bytes, strict=True)
+            for span in plan.spans
         ]  # fmt: skip
         facts: list[FileFacts] = []
         self._step("write")

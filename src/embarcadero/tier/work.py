@@ -18,7 +18,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     properties: dict[str, str]
     entries_location: str = ""  # of the table of control entries; empty: the topic's table has them
-    bytes: int = 0  # payloads of the span, about
+    waiting: int = 0  # bytes of payloads of the topic that wait to be tiered, about
 
 
 def do_work(log: Log, work: Work) -> FileFacts:
