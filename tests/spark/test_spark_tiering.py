@@ -19,6 +19,7 @@ from embarcadero.tier.job import TierJob
 from embarcadero.tier.parquet import Span
 from embarcadero.tier.settings import TierSettings
 from embarcadero.tier.work import Work
+from tests.spark.conftest import QUICK_START
 from tests.tier.truth import Truth
 
 if TYPE_CHECKING:
@@ -89,7 +90,8 @@ def test_java_is_there_only_while_it_has_something_to_write(log: emb.Log, topic:
     """It starts with the first files, ends when idle, starts again, and never outlives a process that is killed."""
     log.create_topic(topic, order=5)
     command = [sys.executable, "-c", ENGINE, log.address, topic, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    environ = os.environ | {"JDK_JAVA_OPTIONS": QUICK_START}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ) as process:
         assert process.stdout is not None
         told = [process.stdout.readline().split() for _ in range(7)]
         pids = [int(pid) for pid, _ in told]
