@@ -282,13 +282,15 @@ def test_a_damaged_or_missing_file_is_an_error_that_names_it(log: Any, tmp_path:
     tierer = Tierer(log, "damaged", tmp_path)
     tierer.tier(tierer.about.lane, 8, 7 * RECORDS)
     tierer.forget(tierer.about.lane, 6)
-    (file,) = tmp_path.rglob("*.parquet")
-    file.rename(file.with_suffix(".away"))
-    with log.subscribe("damaged") as subscriber, pytest.raises(BadTable, match=file.name):
-        subscriber.poll(30)
-    with pytest.raises(BadTable, match=file.name):
-        log.read("damaged")
-    file.with_suffix(".away").rename(file)
+    files = sorted(tmp_path.rglob("*.parquet"))
+    assert [file.parent.parent.name for file in files] == ["damaged", "damaged__entries"]
+    for file in files:
+        file.rename(file.with_suffix(".away"))
+        with log.subscribe("damaged") as subscriber, pytest.raises(BadTable, match=file.name):
+            subscriber.poll(30)
+        with pytest.raises(BadTable, match=file.name):
+            log.read("damaged")
+        file.with_suffix(".away").rename(file)
     assert _table_numbers(log.read("damaged")) == list(range(10 * RECORDS))
 
 
