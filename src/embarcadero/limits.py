@@ -219,7 +219,9 @@ STAGED_BATCHES_BITS = 20  # of a sequence: which batch of an epoch it is; the re
 STAGED_DIGEST_BITS = 28  # of a sequence: which manifest was decided; the rest counts the epochs
 STAGED_INLINE_BYTES = 256 * KIB  # so little of a task travels to the driver instead of being staged
 STAGED_INLINE_ALL_BYTES = 2 * MIB  # and so little of all tasks travels in the manifest
-STAGED_FENCED_TRIES = 12  # how often two processes that publish one manifest may take the session from each other
+STAGED_FENCED_TRIES = 12  # how often a session may be taken over from a committer while nothing is published
+STAGED_SILENT_S = 86_400.0  # what a write staged is given up after so long without a word of it
+STAGED_PATIENCE_S = 600.0  # so long a commit waits for a cluster that is away
 WRITE_NAME_BYTES_MAX = 128  # names of sessions have it, and more
 SPARK_ROWS_BYTES = 4 * MIB  # payload that becomes one Arrow batch for Spark, unless a batch is larger
 

@@ -255,6 +255,8 @@ HIDDEN_PREFIX: Final = "__"
 
 STAGING_PREFIX: Final = HIDDEN_PREFIX + "staged."
 """The topic with this prefix and the id of another topic (16 hexadecimal digits) holds what is staged for that one."""
+ROUTED_TOPIC: Final = HIDDEN_PREFIX + "routed"
+"""The home of writes into several topics: its log has their decisions."""
 
 
 def staging_topic(topic_id: int) -> str:

@@ -21,15 +21,16 @@ from embarcadero.spark.connections import shared_log
 from embarcadero.spark.shape import shape_of
 from embarcadero.spark.sink import Message
 from embarcadero.spark.write_options import WriteOptions
-from embarcadero.spark.writing import TaskWriter
-from embarcadero.staging import ledger as ledgers
+from embarcadero.spark.writing import TaskWriter, Work
 from embarcadero.staging import manifest as manifests
-from embarcadero.staging import sweep as sweeps
+from embarcadero.staging import open_writes, publishing
 from embarcadero.staging.commit import Committed, commit, complete
 from embarcadero.staging.ledger import TopicLedger
-from embarcadero.staging.manifest import Inline, Manifest, Part
+from embarcadero.staging.manifest import Inline, Manifest, Part, Target
 from embarcadero.staging.names import Decision, data_name
-from embarcadero.staging.sweep import SILENT_S, Sweeper
+from embarcadero.staging.open_writes import COMPLETE_AFTER_S, SILENT_S
+from embarcadero.staging.publishing import Publication
+from embarcadero.staging.sweep import Sweeper
 from embarcadero.types import staging_topic
 
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
@@ -68,10 +69,8 @@ def staged(
     log: emb.Log, name: str, *tasks: range, epoch: int = 0, run: str | None = "run", text: str = LITTLE
 ) -> list[Message]:
     """What tasks with these ids tell the driver."""
-    task = writer(log, name, 20 * len(text))
-    return [
-        Message(task.write("q", epoch, number, rows(*ids, text=text), run)) for number, ids in enumerate(tasks)
-    ]  # fmt: skip
+    task, work = writer(log, name, 20 * len(text)), Work("q", epoch, run or "alone", run)
+    return [Message(task.write(work, number, rows(*ids, text=text))) for number, ids in enumerate(tasks)]
 
 
 def publish(log: emb.Log, name: str, messages: list[Message]) -> None:
@@ -94,7 +93,7 @@ def dies(monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
         if moment == "half":
             made: Manifest = given[0]
             batches = [*made.batches()][: made.count // 2]
-            monkeypatch.setattr(Manifest, "batches", lambda _: iter(batches))
+            monkeypatch.setattr(Manifest, "batches", lambda _, target: iter(batches))
             await whole(ledger, made)
             monkeypatch.undo()
         raise RuntimeError("killed")
@@ -111,9 +110,9 @@ def sweep(log: emb.Log, *, complete_after_s: float = 0.0, trims: bool = False, s
         await sweeper.round()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweeps, "COMPLETE_AFTER_S", complete_after_s)
-        patch.setattr(sweeps, "SILENT_S", silent_s)
-        patch.setattr(sweeps, "_MARGIN_S", 0.0 if trims else 60.0)
+        patch.setattr(open_writes, "COMPLETE_AFTER_S", complete_after_s)
+        patch.setattr(open_writes, "SILENT_S", silent_s)
+        patch.setattr(open_writes, "_MARGIN_S", 0.0 if trims else 60.0)
         log.thread.wait(rounds())
 
 
@@ -122,7 +121,8 @@ def sweep(log: emb.Log, *, complete_after_s: float = 0.0, trims: bool = False, s
 def test_rows_are_seen_when_the_driver_commits_them(log: emb.Log, name: str, text: str) -> None:
     """Before that nothing is; then all are, each once, those of a task in their order."""
     messages = staged(log, name, range(100), range(100, 300), range(0), text=text)
-    assert [bool(each.staged.part.references) for each in messages] == [text is MUCH, text is MUCH, False]
+    parts = [[bool(part.references) for part in each.staged.parts] for each in messages]
+    assert parts == [[text is MUCH], [text is MUCH], []]
     assert stored(log, name) == []
     publish(log, name, messages)
 
@@ -158,7 +158,7 @@ def test_a_failed_write_is_never_seen(log: emb.Log, strong: str) -> None:
     sweep(log, trims=True)
     publish(log, strong, staged(log, strong, range(5), epoch=1))
     assert stored(log, strong) == list(range(5))
-    again = [Message(replace(each.staged, write="other")) for each in messages]
+    again = [Message(replace(each.staged, work=replace(each.staged.work, write="other"))) for each in messages]
     with pytest.raises(StagedGone, match="nothing of the write is visible"):
         publish(log, strong, again)
     assert stored(log, strong) == list(range(5))
@@ -218,7 +218,7 @@ def test_an_earlier_epoch_never_comes_back(log: emb.Log, strong: str) -> None:
 def manifest(*ids: int, write: str = "w", epoch: int = 0) -> Manifest:
     """A manifest of one batch."""
     payload = pa.RecordBatch.from_pydict({"id": list(ids), "text": ["t"] * len(ids)}, schema=SCHEMA).serialize()
-    return Manifest(write, epoch, 1, [Part(inline=[Inline(payload.to_pybytes(), len(ids), 0)])])
+    return Manifest(write, epoch, [Target("t", 1, 1)], [Part(inline=[Inline(payload.to_pybytes(), len(ids), 0)])])
 
 
 def test_what_became_of_a_commit(log: emb.Log, strong: str) -> None:
@@ -249,7 +249,7 @@ def test_the_sweep_completes_what_was_decided(
     with pytest.raises(RuntimeError):
         publish(log, strong, staged(log, strong, range(200), text=MUCH))
     before = stored(log, strong)
-    sweep(log, complete_after_s=sweeps.COMPLETE_AFTER_S)
+    sweep(log, complete_after_s=COMPLETE_AFTER_S)
     assert stored(log, strong) == before
     sweep(log)
     assert stored(log, strong) == list(range(200))
@@ -376,8 +376,8 @@ def test_a_session_that_is_always_taken_over_is_given_up(
     async def taken(*_: object) -> None:
         raise SessionFenced("taken over", "")
 
-    monkeypatch.setattr(TopicLedger, "_publish_rest", taken)
-    monkeypatch.setattr(ledgers, "_BACK_OFF_S", 0)
+    monkeypatch.setattr(Publication, "_publish_rest", taken)
+    monkeypatch.setattr(publishing, "_PAUSE_S", 0)
     with pytest.raises(SessionFenced, match="two queries run with copies of one checkpoint"):
         publish(log, strong, staged(log, strong, range(5)))
 

@@ -18,7 +18,7 @@ from embarcadero.errors import BadSchema, BadValue
 from embarcadero.spark import writing
 from embarcadero.spark.shape import Shape, shape_of
 from embarcadero.spark.write_options import WriteOptions, write_options
-from embarcadero.spark.writing import TaskWriter, cut, in_order
+from embarcadero.spark.writing import TaskWriter, Work, cut, in_order
 from embarcadero.wire.partitioners import CRC32C, partition_of, partitions_of
 from embarcadero.wire.payload import RAW_SCHEMA
 from embarcadero.wire.schemas import RAW, TopicSchemas
@@ -220,7 +220,7 @@ def test_a_worker_does_not_collect_what_it_has_loaded_after_each_task(monkeypatc
     gc.unfreeze()
     try:
         with pytest.raises(BadValue, match="no rows"):
-            writer.write("q", 0, 0, no_rows())
+            writer.write(Work("q", 0, "run"), 0, no_rows())
         assert gc.get_freeze_count()
     finally:
         gc.unfreeze()

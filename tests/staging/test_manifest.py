@@ -17,15 +17,13 @@ from embarcadero.staging.manifest import (
     Inline,
     Manifest,
     Part,
+    Target,
     check_write,
     decode_fact,
     encode_fact,
 )
 from embarcadero.staging.names import Decision, first_sequence
-from embarcadero.staging.sweep import COMPLETE_AFTER_S, SILENT_S, OpenWrites
 from embarcadero.types import EntryKind
-
-S = 1_000_000
 
 
 def references(*rows: tuple[int, ...]) -> Part:
@@ -33,7 +31,7 @@ def references(*rows: tuple[int, ...]) -> Part:
 
 
 def manifest(epoch: int = 0, write: str = "w", parts: list[Part] | None = None) -> Manifest:
-    return Manifest(write, epoch, 3, [Part(inline=[Inline(b"x", 1, 0)])] if parts is None else parts)
+    return Manifest(write, epoch, [Target("t", 7, 3)], [Part(inline=[Inline(b"x", 1, 0)])] if parts is None else parts)
 
 
 def as_batch(payload: pa.Buffer) -> Batch:
@@ -82,6 +80,14 @@ def test_batches_come_in_the_order_of_tasks() -> None:
     assert (made.count, made.lowest()) == (3, {1: 7, 2: 5})
 
 
+def test_each_target_has_its_own_batches() -> None:
+    """Of a write into several topics."""
+    one, two, three = (Inline(value, 1, 0) for value in (b"x", b"y", b"z"))
+    made = manifest(parts=[Part(inline=[one]), Part(inline=[two], target=1), Part(inline=[three])])
+    assert [*made.batches(0)] == [one, three]
+    assert [*made.batches(1)] == [two]
+
+
 @pytest.mark.parametrize(("write", "epoch"), [("", 0), ("w" * 129, 0), ("w", -1), ("w", EPOCH_MAX + 1)])
 def test_names_and_epochs_are_bounded(write: str, epoch: int) -> None:
     """They share sequences and names of sessions with other facts."""
@@ -98,45 +104,3 @@ def test_numbers_of_epochs_never_meet() -> None:
     assert Decision.of(0).digest == 0
     assert Decision(3, (1 << 28) - 1).number < Decision(4, 1).number
     assert first_sequence(4) - first_sequence(3) == 1 << 20
-
-
-# --- which writes are open --------------------------------------------------------------------------------------------
-def test_a_write_is_due_when_its_manifest_is_old_enough() -> None:
-    """Not for what it only stages."""
-    writes = OpenWrites()
-    writes.take(Begun("a", 0), 0)
-    writes.take(manifest(0, "b"), 10 * S)
-    later = 10 * S + int(COMPLETE_AFTER_S * S)
-    assert writes.due(later - 1) == []
-    assert writes.due(later) == ["b"]
-
-
-def test_what_was_appended_before_the_oldest_open_write_is_garbage() -> None:
-    """Epochs that are done need nothing; an epoch that was dropped needs nothing either, unless it has a manifest."""
-    writes, margin = OpenWrites(), 60 * S
-    for number, epoch in ((100, 0), (200, 1), (300, 2)):
-        writes.take(Begun("a", epoch), number * S)
-        writes.take(manifest(epoch, "a"), (number + 1) * S)
-    assert writes.horizon_us(400 * S) == 100 * S - margin
-    writes.done("a", Decision(1, 5))
-    assert writes.horizon_us(400 * S) == 300 * S - margin
-    writes.take(Begun("b", 0), 250 * S)
-    assert writes.horizon_us(400 * S) == 250 * S - margin
-    writes.take(Dropped("b", 0), 310 * S)
-    writes.take(Dropped("a", 2), 310 * S)
-    assert writes.horizon_us(400 * S) == 300 * S - margin
-    writes.done("a", None)
-    assert writes.horizon_us(400 * S) == 300 * S - margin
-
-
-def test_a_write_that_was_silent_for_long_is_forgotten() -> None:
-    """One that says something stays, however old it is; one that is over is forgotten at once."""
-    writes, day = OpenWrites(), int(SILENT_S * S)
-    writes.take(Begun("old", 0), 0)
-    writes.take(Begun("busy", 0), 0)
-    writes.take(Begun("busy", 0), day)
-    writes.take(Begun("over", 0), day)
-    writes.done("over", Decision(0, 1))
-    writes.forget_silent(day + 1)
-    assert [*writes.writes] == ["busy"]
-    assert writes.horizon_us(day + 1) < 0

@@ -55,7 +55,7 @@ class SessionCalls:
         return await _ask_for_name(self, topic, name, at, holder, topic_id, timeout)
 
     async def open_session(
-        self: _Asks, topic: str, name: str, at: int, *, timeout: Timeout = AS_CONFIGURED
+        self: _Asks, topic: str, name: str, at: int, *, topic_id: int = 0, timeout: Timeout = AS_CONFIGURED
     ) -> tuple[int, int]:
         """Move a named session on to the sequence `at`; (where it was before, where it is now).
 
@@ -64,7 +64,7 @@ class SessionCalls:
             before, now = await log.open_session("orders", "job-7/progress", 42)
         """
         PublisherOptions(session=name, session_at=at)  # checks both
-        ask = m.OpenSession(topic=topic, name=name, at=at, order=int(Order.STRONG))
+        ask = m.OpenSession(topic=topic, name=name, at=at, topic_id=topic_id, order=int(Order.STRONG))
         opened = await self._ask(ask, m.Opened, timeout)
         return opened.reached, opened.expected
 

@@ -248,7 +248,7 @@ PATCH_POINTS: Final = {
     "published-before-durable": "staging/commit.py",
     "done-before-published": "staging/commit.py",
     "newer-manifest-published": "staging/commit.py",
-    "sweep-drops-decided": "staging/sweep.py",
+    "sweep-drops-decided": "staging/open_writes.py",
     "mirror-after-primary": "fabric/mirror.py",
     "lane-ack-unchecked": "broker/lanes.py",
     "lane-frontier-before-entries": "broker/lane_writer.py",

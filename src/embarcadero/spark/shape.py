@@ -1,14 +1,14 @@
 """From a frame's columns to a topic's: checked on the driver before any task runs, done in the tasks.
 
 A raw topic takes `value`, and if you like `key`, `headers`, `timestamp` and `partition`; a topic with a schema takes
-its own columns, and `_partition`.
+its own columns, and `_partition`. A column `topic` chooses the topic of a row if no option does (`routing.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
@@ -22,13 +22,20 @@ from embarcadero.errors import BadSchema, BadValue
 from embarcadero.spark.frame import frame_type
 from embarcadero.spark.write_options import WriteOptions
 from embarcadero.tier.types import table_type
-from embarcadero.types import Order
+from embarcadero.types import HIDDEN_PREFIX, Order
 from embarcadero.wire.partitioners import NO_PARTITION, is_key_type, partitions_of
 from embarcadero.wire.payload import RAW_SCHEMA
 from embarcadero.wire.schemas import TopicSchemas
 
-_RAW_COLUMNS: Final = (*RAW_SCHEMA.names, "partition")
+if TYPE_CHECKING:
+    from embarcadero.client.sync import Log
+
+_RAW_COLUMNS: Final = (*RAW_SCHEMA.names, "partition", "topic")
 _TEXT: Final = (kinds.is_binary, kinds.is_string, kinds.is_large_binary, kinds.is_large_string)
+
+
+Split = Callable[[list[pa.RecordBatch]], Iterable[tuple["Shape", list[pa.RecordBatch]]]]
+"""Divides rows by their topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,15 @@ class Shape:
     key_column: str | None
     order_by: tuple[str, ...]
     now_us: int  # raw records without a time get this one
+
+    @property
+    def spread(self) -> int:
+        """Into how many partitions rows may go."""
+        return self.topic.partitions
+
+    def splitter(self, log: Log) -> Split:  # noqa: ARG002 - that of Routes needs it
+        """What divides rows by their topic: all of them go into this one."""
+        return lambda group: [(self, group)]
 
     def rows(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
         """The topic's columns of all rows, of the topic's types. BadSchema names a column whose values do not fit."""
@@ -110,16 +126,12 @@ def shape_of(topic: TopicInfo, frame: pa.Schema, options: WriteOptions, now_us: 
 
     `now_us` is the time of raw records without one.
     """
-    if topic.order <= Order.BROKER:
-        raise BadValue(
-            f"topic {topic.name!r} has order {topic.order}, in which batches that come twice are not found",
-            "write into a topic of order 2 or 5",
-        )
+    check_topic(topic)
     typed = topic.versions.typed
     partition = "_partition" if typed else "partition"
     partition_column = partition if partition in frame.names and partition not in topic.versions.newest.names else None
     schemas = topic.versions
-    problems = _typed_problems(schemas, frame, partition_column) if typed else _raw_problems(frame)
+    problems = _typed_problems(schemas, frame, partition_column) if typed else raw_problems(frame)
     if partition_column is not None and not kinds.is_integer(frame.field(partition).type):
         problems.append(f"column {partition!r} is {frame.field(partition).type}, not a number")
     known = schemas.newest.names if typed else RAW_SCHEMA.names
@@ -132,6 +144,17 @@ def shape_of(topic: TopicInfo, frame: pa.Schema, options: WriteOptions, now_us: 
     return Shape(info, tuple(frame.names), partition_column, key, options.order_by, now_us)
 
 
+def check_topic(topic: TopicInfo) -> None:
+    """Raise BadValue for a topic into which Spark can't write."""
+    if topic.name.startswith(HIDDEN_PREFIX):
+        raise BadValue(f"topic {topic.name!r} is one of the cluster's own", "write into a topic that you have created")
+    if topic.order <= Order.BROKER:
+        raise BadValue(
+            f"topic {topic.name!r} has order {topic.order}, in which batches that come twice are not found",
+            "write into a topic of order 2 or 5",
+        )
+
+
 def _typed_problems(schemas: TopicSchemas, frame: pa.Schema, partition: str | None) -> list[str]:
     problems = []
     for field in schemas.newest:
@@ -142,10 +165,20 @@ def _typed_problems(schemas: TopicSchemas, frame: pa.Schema, partition: str | No
             have = frame.field(field.name).type
             problems.append(f"column {field.name!r} is {have} in the frame and {field.type} in the topic")
     others = [name for name in frame.names if name not in schemas.newest.names and name != partition]
-    return problems + [f"column {name!r} is unknown" for name in others]
+    problems += [f"column {name!r} is unknown" for name in others]
+    if others:
+        problems.append("to add them to the topic give the option addColumns=true")
+    return problems
 
 
-def _raw_problems(frame: pa.Schema) -> list[str]:
+def new_columns(topic: TopicInfo, frame: pa.Schema) -> list[pa.Field]:
+    """Columns of a frame that a topic with a schema lacks, as they would be added to it."""
+    known = {*topic.versions.newest.names, "_partition"}
+    return [field.with_nullable(True) for field in frame if field.name not in known] if topic.versions.typed else []
+
+
+def raw_problems(frame: pa.Schema) -> list[str]:
+    """What keeps a frame out of topics without a schema."""
     others = [name for name in frame.names if name not in _RAW_COLUMNS]
     problems = [f"column {name!r} is unknown (there are {', '.join(_RAW_COLUMNS)})" for name in others]
     if "value" not in frame.names:

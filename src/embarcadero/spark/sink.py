@@ -14,21 +14,33 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
+import msgspec
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from embarcadero.client.sync import Log
-from embarcadero.errors import BadValue, NotAvailable
-from embarcadero.limits import STAGED_INLINE_ALL_BYTES
+from embarcadero.client.topics import TopicInfo
+from embarcadero.errors import (
+    BadSchema,
+    BadValue,
+    NotAvailable,
+    OutcomeUnknown,
+    RecordsLost,
+    Retriable,
+    StagedGone,
+    TopicReplaced,
+)
+from embarcadero.limits import STAGED_INLINE_ALL_BYTES, STAGED_PATIENCE_S, STAGED_SILENT_S
 from embarcadero.spark.connections import shared_log
-from embarcadero.spark.shape import Shape, shape_of
+from embarcadero.spark.routing import Routes, routes_of
+from embarcadero.spark.shape import Shape, check_topic, new_columns, shape_of
 from embarcadero.spark.versions import DataSourceStreamArrowWriter, to_arrow
 from embarcadero.spark.write_options import WriteOptions, write_options
-from embarcadero.spark.writing import Encoded, Staged, Stager, TaskWriter
+from embarcadero.spark.writing import Encoded, Staged, Stager, TaskWriter, Work
 from embarcadero.staging.commit import commit, drop
-from embarcadero.staging.ledger import TopicLedger
-from embarcadero.staging.manifest import Manifest, Part
+from embarcadero.staging.ledger import TopicLedger, open_home
+from embarcadero.staging.manifest import Manifest, Part, Target
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -36,6 +48,8 @@ if TYPE_CHECKING:
 _QUERY: Final = "sql.streaming.queryId"
 _BATCH: Final = "streaming.sql.batchId"
 _RUN: Final = "spark.jobGroup.id"  # of a stream: its run, another one after each start
+_AGAIN_S: Final = 1.0
+_LATEST_S: Final = 3_600.0  # longer than a round of the sweep, and than clocks may differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +75,33 @@ def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) 
             "a topic can't be overwritten: readers have seen what is in it",
             'use mode("append"); to begin anew, create another topic, or trim this one: embarcadero topic trim',
         )
-    return BatchSink(TaskWriter(options, _shape(options, schema)), options.write_id or uuid4().hex, options.batch_id)
+    attempt = uuid4().hex
+    work = Work(options.write_id or attempt, options.batch_id, attempt)
+    return BatchSink(TaskWriter(options, _shape(options, schema)), work)
 
 
-def _shape(options: WriteOptions, schema: StructType) -> Shape:
-    topic = shared_log(options.brokers, at_once=True).describe(options.topic)
-    return shape_of(topic, to_arrow(schema), options, time.time_ns() // 1000)
+def _shape(options: WriteOptions, schema: StructType) -> Shape | Routes:
+    log, frame, now_us = shared_log(options.brokers, at_once=True), to_arrow(schema), time.time_ns() // 1000
+    if options.topic is None:
+        return routes_of(log.thread.wait(open_home(log.twin)), frame, options, now_us)
+    topic = log.describe(options.topic)
+    if options.add_columns and (new := new_columns(topic, frame)):
+        topic = _add_columns(log, topic, frame, new)
+    return shape_of(topic, frame, options, now_us)
+
+
+def _add_columns(log: Log, topic: TopicInfo, frame: pa.Schema, new: list[pa.Field]) -> TopicInfo:
+    """Add columns to a topic. Another writer may add the same ones at the same time."""
+    check_topic(topic)
+    wanted = pa.schema([*topic.versions.newest, *new])
+    try:
+        return log.alter_topic(topic.name, schema=wanted)
+    except BadSchema:
+        again = log.describe(topic.name)
+        if again.versions.version == topic.versions.version:
+            raise
+        rest = new_columns(again, frame)
+        return _add_columns(log, again, frame, rest) if rest else again
 
 
 @dataclass(frozen=True)
@@ -81,7 +116,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         query, batch, run = (context.getLocalProperty(name) for name in (_QUERY, _BATCH, _RUN))
         if query is None or batch is None or run is None:
             raise NotAvailable("the task does not know its query and micro-batch", "use no continuous mode")
-        return Message(self.tasks.write(query, int(batch), context.partitionId(), iterator, run))
+        return Message(self.tasks.write(Work(query, int(batch), run, run), context.partitionId(), iterator))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803, ARG002 - Spark's
         """On the driver: all tasks are done, so the rows are complete. Publish them."""
@@ -94,15 +129,14 @@ class StreamSink(DataSourceStreamArrowWriter):
 
 @dataclass(frozen=True)
 class BatchSink(DataSourceArrowWriter):
-    """Writes a frame once: `name` and `epoch` name it."""
+    """Writes a frame once."""
 
     tasks: TaskWriter
-    name: str
-    epoch: int
+    work: Work
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """In a task: stage its rows."""
-        return Message(self.tasks.write(self.name, self.epoch, _context().partitionId(), iterator))
+        return Message(self.tasks.write(self.work, _context().partitionId(), iterator))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """On the driver: all tasks are done, so the rows are complete. Publish them."""
@@ -115,36 +149,92 @@ class BatchSink(DataSourceArrowWriter):
 
 def publish(tasks: TaskWriter, messages: Sequence[WriterCommitMessage | None]) -> None:
     """Commit what the tasks have staged. An epoch without rows needs no commit."""
-    staged = [message.staged for message in messages if isinstance(message, Message)]
-    if not any(each.records for each in staged):
+    staged = [message.staged for message in messages if isinstance(message, Message) and message.staged.parts]
+    if not staged:
         return
-    log, first = shared_log(tasks.options.brokers), staged[0]
-    parts = [each.part for each in staged if each.records]
+    log, home, work = shared_log(tasks.options.brokers), tasks.shape.topic, staged[0].work
+    targets = list(dict.fromkeys(target for each in staged for target in each.targets))
+    _check_targets(log, home, targets)
+    parts = [
+        msgspec.structs.replace(part, target=targets.index(each.targets[part.target]))
+        for each in staged for part in each.parts
+    ]  # fmt: skip
     if sum(len(inline.payload) for part in parts for inline in part.inline) > STAGED_INLINE_ALL_BYTES:
-        parts = [_staged_now(log, tasks.shape, first, part) for part in parts]
-    manifest = Manifest(first.write, first.epoch, first.schema, parts)
-    log.thread.wait(commit(TopicLedger(log.twin, tasks.shape.topic), manifest, first.run))
+        parts = _staged_now(log, home, work, targets, parts)
+    _check_age([each.told_s for each in staged if each.told_s], work)
+    manifest = Manifest(work.write, work.epoch, targets, parts, work.attempt)
+    _commit(log, home, manifest, work.run)
 
 
-def _staged_now(log: Log, shape: Shape, first: Staged, part: Part) -> Part:
+def _commit(log: Log, home: TopicInfo, manifest: Manifest, run: str | None) -> None:
+    """Commit a manifest; while the cluster is away, again. A commit that is repeated stores nothing twice."""
+    give_up = time.monotonic() + STAGED_PATIENCE_S
+    while True:
+        try:
+            log.thread.wait(commit(TopicLedger(log.twin, home), manifest, run))
+        except (Retriable, OutcomeUnknown, RecordsLost) as error:
+            if time.monotonic() > give_up:
+                raise OutcomeUnknown(
+                    f"epoch {manifest.epoch} of write {manifest.write!r} could not be committed for "
+                    f"{STAGED_PATIENCE_S:.0f} s: {error.message}",
+                    "either all of its rows will be visible, or none: when the cluster is back, start the query again, "
+                    "or repeat the write with the same writeId; without one look at the topic first",
+                ) from error
+            time.sleep(_AGAIN_S)
+        else:
+            return
+
+
+def _check_targets(log: Log, home: TopicInfo, targets: Sequence[Target]) -> None:
+    """Raise TopicReplaced or UnknownTopic if a topic was deleted while its rows were staged."""
+    for target in targets:
+        now = home if target.topic == home.name else log.describe(target.topic)
+        if now.id != target.id:
+            raise TopicReplaced(
+                f"topic {target.topic!r} was deleted while rows for it were staged, and another one has its name",
+                "nothing of the write is visible; run it again",
+            )
+
+
+def _check_age(told_s: Sequence[float], work: Work) -> None:
+    """Raise StagedGone if no task has staged anything for nearly as long as the sweep waits.
+
+    Else the sweep could give the batches up between the check that they are there and the decision.
+    """
+    silent_s = time.time() - max(told_s, default=time.time())
+    if silent_s > STAGED_SILENT_S - _LATEST_S:
+        raise StagedGone(
+            f"no task of epoch {work.epoch} of write {work.write!r} has staged rows for {silent_s:.0f} s, and the "
+            f"cluster gives them up after {STAGED_SILENT_S:.0f} s",
+            "nothing of the write is visible; run it again, in smaller pieces, or materialise slow work before it",
+        )
+
+
+def _staged_now(
+    log: Log, home: TopicInfo, work: Work, targets: Sequence[Target], parts: Sequence[Part]
+) -> list[Part]:
     """Stage what tasks have sent to the driver: all together it is too much for a manifest."""
-    if not part.inline:
-        return part
-    stager = Stager(log, shape, first.write, first.epoch, keep_bytes=0)
+    stager = Stager(log, home, work, keep_bytes=0)
     try:
-        for each in part.inline:
-            stager.add(Encoded(pa.py_buffer(each.payload), each.count, each.partition))
-        return stager.finish()
+        for part in parts:
+            for each in part.inline:
+                target = targets[part.target]
+                stager.add(Encoded(pa.py_buffer(each.payload), each.count, each.partition, target))
+        staged = stager.finish()
     finally:
         stager.close()
+    now = [
+        msgspec.structs.replace(part, target=targets.index(staged.targets[part.target])) for part in staged.parts
+    ]
+    return [part for part in parts if part.references] + now
 
 
 def give_up(tasks: TaskWriter, messages: Sequence[WriterCommitMessage | None]) -> None:
     """Tell the sweep that what the tasks have staged is not needed any more."""
     staged = [message.staged for message in messages if isinstance(message, Message)]
-    if any(each.part.references for each in staged):
-        log = shared_log(tasks.options.brokers)
-        log.thread.wait(drop(TopicLedger(log.twin, tasks.shape.topic), staged[0].write, staged[0].epoch))
+    if any(part.references for each in staged for part in each.parts):
+        log, work = shared_log(tasks.options.brokers), staged[0].work
+        log.thread.wait(drop(TopicLedger(log.twin, tasks.shape.topic), work.write, work.epoch, work.attempt))
 
 
 def _context() -> TaskContext:

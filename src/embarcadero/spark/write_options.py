@@ -14,13 +14,14 @@ from embarcadero.wire.compression import COMPRESSIONS
 
 WRITE_OPTIONS: Final = {
     "brokers": "addresses of brokers, host:port with commas",
-    "topic": "the topic's name",
+    "topic": "the topic's name; without it the column `topic` names that of each row",
     "writeId": "a name of this write, the same when it is done again; batch writes only",
     "batchId": "with writeId: a number that grows from write to write, as in foreachBatch",
     "orderBy": "columns by which the rows of a task are sorted first, names with commas",
     "keyColumn": "of a topic with a schema: the column whose hash chooses the partition",
     "batchBytes": f"how large batches are made, 1 to {FRAME_BYTES_MAX}",
     "compression": "lz4, zstd or none",
+    "addColumns": "true: columns that a topic with a schema lacks are added to it",
     "checkpointLocation": "where Spark keeps the state of a stream",
 }
 """What a write may be given. Names are the same in upper and lower case, as everywhere in Spark."""
@@ -31,13 +32,14 @@ class WriteOptions:
     """Options of a write, checked."""
 
     brokers: str
-    topic: str
+    topic: str | None
     write_id: str | None = None
     batch_id: int = 0
     order_by: tuple[str, ...] = ()
     key_column: str | None = None
     batch_bytes: int = BATCH_BYTES_DEFAULT
     compression: str | None = None
+    add_columns: bool = False
 
 
 def write_options(given: Mapping[str, str], *, streaming: bool) -> WriteOptions:
@@ -51,13 +53,14 @@ def write_options(given: Mapping[str, str], *, streaming: bool) -> WriteOptions:
     compression = _one_of(options, "compression", ("none", *COMPRESSIONS))
     return WriteOptions(
         brokers=brokers_of(options),
-        topic=topic_of(options),
+        topic=topic_of(options) if "topic" in options else None,
         write_id=_name(options),
         batch_id=_number(options, "batchId", 0, 0, EPOCH_MAX),
         order_by=_columns(options),
         key_column=options.get("keyColumn"),
         batch_bytes=_number(options, "batchBytes", BATCH_BYTES_DEFAULT, 1, FRAME_BYTES_MAX),
         compression=None if compression == "none" else compression,
+        add_columns=_one_of(options, "addColumns", ("true", "false")) == "true",
     )
 
 

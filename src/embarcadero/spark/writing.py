@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
@@ -17,13 +17,16 @@ import pyarrow.compute as pc
 from embarcadero.client.futures import RecordFuture
 from embarcadero.client.sync import Log, Publisher
 from embarcadero.client.tables import encoded, fitted
+from embarcadero.client.topics import TopicInfo
 from embarcadero.errors import BadValue
 from embarcadero.limits import DELIVERY_TIMEOUT_S, MIB, STAGED_INLINE_BYTES
 from embarcadero.spark.connections import shared_log
+from embarcadero.spark.routing import Routes
 from embarcadero.spark.shape import Shape
 from embarcadero.spark.write_options import WriteOptions
-from embarcadero.staging.ledger import ack_of, open_staging
-from embarcadero.staging.manifest import FACTS, REFERENCE, Begun, Inline, Part, check_write, encode_fact
+from embarcadero.staging.ledger import open_staging
+from embarcadero.staging.manifest import FACTS, REFERENCE, Begun, Inline, Part, Target, check_write, encode_fact
+from embarcadero.staging.publishing import ack_of
 
 _GROUP_BYTES_MIN: Final = 8 * MIB  # so many bytes of rows are turned into batches at once,
 _GROUP_BYTES_MAX: Final = 64 * MIB  # or more, if they go to many partitions
@@ -33,15 +36,23 @@ _COLUMN_OVERHEAD_BYTES: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
-    """What a task tells the driver: the batches of its rows. `schema` is the version in which they are encoded."""
+class Work:
+    """What a task works for. `run` names a run of a stream's driver; `attempt` is another one whenever Spark tries."""
 
     write: str
     epoch: int
-    schema: int
-    part: Part
-    records: int
+    attempt: str
     run: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What a task tells the driver: the batches of its rows, and the topics into which they go."""
+
+    work: Work
+    targets: tuple[Target, ...]
+    parts: tuple[Part, ...]
+    told_s: float = 0.0  # when the task last said that its write goes on, by its clock; 0: it staged nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +62,21 @@ class Encoded:
     payload: pa.Buffer
     count: int
     partition: int
+    target: Target
 
 
 class Stager:
-    """Keeps the batches of one task: a few in memory, more in the staging topic."""
+    """Keeps the batches of one task: a few in memory, more in the staging topic of `home`."""
 
-    def __init__(
-        self, log: Log, shape: Shape, write: str, epoch: int, keep_bytes: int = STAGED_INLINE_BYTES
-    ) -> None:
-        check_write(write, epoch)
-        self._log, self._target, self._begun, self._keep_bytes = log, shape.topic, Begun(write, epoch), keep_bytes
+    def __init__(self, log: Log, home: TopicInfo, work: Work, keep_bytes: int = STAGED_INLINE_BYTES) -> None:
+        check_write(work.write, work.epoch)
+        self._log, self._home, self._work, self._keep_bytes = log, home, work, keep_bytes
         self._kept: list[Encoded] = []
         self._kept_bytes = 0
         self._publisher: Publisher | None = None
-        self._begun_s = 0.0
-        self._sent: list[tuple[RecordFuture, int]] = []  # and the partition of the target
+        self._tell_at = 0.0
+        self._told_s = 0.0
+        self._sent: list[tuple[RecordFuture, Encoded]] = []
 
     def add(self, batch: Encoded) -> None:
         """Take one more batch."""
@@ -81,28 +92,38 @@ class Stager:
             self._kept.clear()
 
     def _open(self) -> Publisher:
-        staging = self._log.thread.wait(open_staging(self._log.twin, self._target))
+        staging = self._log.thread.wait(open_staging(self._log.twin, self._home))
         return self._log.publisher(staging, ack=ack_of(staging), linger_ms=0, compression=None)
 
     def _stage(self, publisher: Publisher, batch: Encoded) -> None:
-        if time.monotonic() > self._begun_s + _REFRESH_S or not self._begun_s:
-            self._begun_s = time.monotonic()
-            fact = encode_fact(self._begun, time.time_ns() // 1000)
-            publisher.publish_encoded(fact, 1, partition=FACTS, timeout=DELIVERY_TIMEOUT_S)
+        if time.monotonic() >= self._tell_at:
+            self._tell(publisher)
         future = publisher.publish_encoded(batch.payload, batch.count, timeout=DELIVERY_TIMEOUT_S)
-        self._sent.append((future, batch.partition))
+        self._sent.append((future, replace(batch, payload=None)))
 
-    def finish(self) -> Part:
+    def _tell(self, publisher: Publisher) -> None:
+        """Say that the write goes on. The sweep keeps only what was staged after it could read this."""
+        self._tell_at, told_s = time.monotonic() + _REFRESH_S, time.time()
+        fact = encode_fact(Begun(self._work.write, self._work.epoch, self._work.attempt), int(told_s * 1e6))
+        publisher.publish_encoded(fact, 1, partition=FACTS, timeout=DELIVERY_TIMEOUT_S).result(DELIVERY_TIMEOUT_S)
+        self._told_s = told_s
+
+    def finish(self) -> Staged:
         """Wait until everything is staged. Return what names it."""
-        if self._publisher is None:
-            kept = [Inline(each.payload.to_pybytes(), each.count, each.partition) for each in self._kept]
-            return Part(inline=kept)
-        self._publisher.flush()
-        rows = np.empty(len(self._sent), dtype=REFERENCE)
-        for row, (future, partition) in enumerate(self._sent):
-            staged = future.staged()
+        targets = tuple(dict.fromkeys(batch.target for batch in (*self._kept, *(batch for _, batch in self._sent))))
+        if self._publisher is not None:
+            self._publisher.flush()
+        parts = [self._part(number, target) for number, target in enumerate(targets)]
+        return Staged(self._work, targets, tuple(parts), self._told_s)
+
+    def _part(self, number: int, target: Target) -> Part:
+        kept = [batch for batch in self._kept if batch.target == target]
+        sent = [(future.staged(), batch.partition) for future, batch in self._sent if batch.target == target]
+        rows = np.empty(len(sent), dtype=REFERENCE)
+        for row, (staged, partition) in enumerate(sent):
             rows[row] = staged.index, staged.lane, staged.size, staged.count, staged.crc, partition
-        return Part(references=rows.tobytes())
+        inline = [Inline(batch.payload.to_pybytes(), batch.count, batch.partition) for batch in kept]
+        return Part(rows.tobytes(), inline, number)
 
     def close(self) -> None:
         """Let go of the staging topic. What was staged and is not in a manifest is swept away."""
@@ -115,41 +136,40 @@ class TaskWriter:
     """Writes the rows of a task. It is sent to tasks, so it holds plain facts only."""
 
     options: WriteOptions
-    shape: Shape
+    shape: Shape | Routes
 
-    def write(
-        self, write: str, epoch: int, task: int, rows: Iterator[pa.RecordBatch], run: str | None = None
-    ) -> Staged:
-        """Stage all rows of one task of an epoch."""
+    def write(self, work: Work, task: int, rows: Iterator[pa.RecordBatch]) -> Staged:
+        """Stage all rows of one task."""
         settle_down()
         log = shared_log(self.options.brokers)
-        stager, records = Stager(log, self.shape, write, epoch), 0
+        stager = Stager(log, self.shape.topic, work)
         try:
             for batch in self.batches(log, task, rows):
                 stager.add(batch)
-                records += batch.count
-            part = stager.finish()
+            return stager.finish()
         finally:
             stager.close()
-        return Staged(write, epoch, self.shape.topic.versions.version, part, records, run)
 
     def batches(self, log: Log, task: int, rows: Iterator[pa.RecordBatch]) -> Iterator[Encoded]:
-        """All rows as batches of the topic. With `orderBy` they are sorted first, so all of them are gathered."""
-        partitions = self.shape.topic.partitions
-        size = min(_GROUP_BYTES_MAX, max(_GROUP_BYTES_MIN, self.options.batch_bytes * partitions))
-        for group in _groups(rows, None if self.shape.order_by else size):
-            yield from self._encode(log, task, group)
+        """All rows as batches of their topics. With `orderBy` they are sorted first, so all of them are gathered."""
+        split = self.shape.splitter(log)
+        size = min(_GROUP_BYTES_MAX, max(_GROUP_BYTES_MIN, self.options.batch_bytes * self.shape.spread))
+        for group in _groups(rows, None if self.options.order_by else size):
+            for shape, part in split(group):
+                yield from self._encode(log, task, shape, part)
 
-    def _encode(self, log: Log, task: int, group: list[pa.RecordBatch]) -> Iterator[Encoded]:
-        made = self.shape.rows(group)
-        partitions = self.shape.partitions(group, made, task)
-        made, partitions = in_order(made, self.shape.order_by, partitions)
-        fitted(made, self.shape.topic.versions, 0, log.brokers.record_bytes_max)
+    def _encode(self, log: Log, task: int, shape: Shape, group: list[pa.RecordBatch]) -> Iterator[Encoded]:
+        made = shape.rows(group)
+        partitions = shape.partitions(group, made, task)
+        made, partitions = in_order(made, shape.order_by, partitions)
+        versions = shape.topic.versions
+        fitted(made, versions, 0, log.brokers.record_bytes_max)
+        target = Target(shape.topic.name, shape.topic.id, versions.version)
         most = log.brokers.frame_bytes_max - _OVERHEAD_BYTES - _COLUMN_OVERHEAD_BYTES * made.num_columns
         wanted = min(most, self.options.batch_bytes)
         for partition, part in _by_partition(made, partitions):
             for piece in cut(part, wanted, most, log.brokers.records_max):
-                yield Encoded(encoded(piece, self.options.compression), piece.num_rows, partition)
+                yield Encoded(encoded(piece, self.options.compression), piece.num_rows, partition, target)
 
 
 @cache

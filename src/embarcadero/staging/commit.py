@@ -97,7 +97,7 @@ async def commit(ledger: Ledger, manifest: Manifest, run: str | None = None) -> 
         if data.expected >= first_sequence(mine.epoch + 1) or newest.epoch > mine.epoch:
             _check_run(manifest, before)
             return Committed.DONE
-        if newest.digest and data.expected < first_sequence(newest.epoch + 1):
+        if newest.digest and not is_done(newest, data):
             if newest.epoch == mine.epoch and newest != mine:
                 _check_run(manifest, before)
             if await _complete(ledger, decided, manifest) and newest.epoch == mine.epoch:
@@ -123,6 +123,11 @@ def _check_run(manifest: Manifest, before: int) -> None:
         )
 
 
+def is_done(newest: Decision, data: HeldName) -> bool:
+    """Whether all batches of a decision are published."""
+    return data.expected >= first_sequence(newest.epoch + 1)
+
+
 async def complete(ledger: Ledger, write: str) -> Decision | None:
     """Complete the newest decision of a write if it is not done. Return it; None if nothing was decided."""
     while True:
@@ -130,7 +135,7 @@ async def complete(ledger: Ledger, write: str) -> Decision | None:
         newest = Decision.of(decided.expected)
         if not newest.digest:
             return None
-        if data.expected >= first_sequence(newest.epoch + 1) or await _complete(ledger, decided, None, write):
+        if is_done(newest, data) or await _complete(ledger, decided, None, write):
             return newest
 
 
@@ -145,7 +150,7 @@ async def _complete(ledger: Ledger, decided: HeldName, manifest: Manifest | None
         manifest = await ledger.find(write, decision)
     if manifest is None:
         _, data = await ledger.held(write)
-        if data.expected >= first_sequence(decision.epoch + 1):
+        if is_done(decision, data):
             return True  # another committer was quicker, and the sweep has given up the list
         raise StagedGone(
             f"epoch {decision.epoch} of write {write!r} was decided, and the list of its batches is gone",
@@ -163,9 +168,9 @@ async def _complete(ledger: Ledger, decided: HeldName, manifest: Manifest | None
     return True
 
 
-async def drop(ledger: Ledger, write: str, epoch: int) -> None:
-    """Tell the sweep that an epoch has failed. What was decided is completed all the same. Never raises."""
+async def drop(ledger: Ledger, write: str, epoch: int, attempt: str = "") -> None:
+    """Tell the sweep that an attempt has failed. What was decided is completed all the same. Never raises."""
     try:
-        await ledger.append(Dropped(write, epoch))
-    except EmbarcaderoError:
+        await ledger.append(Dropped(write, epoch, attempt))
+    except (EmbarcaderoError, TimeoutError):
         return  # the sweep forgets a write that was silent for a day

@@ -4,65 +4,54 @@ from __future__ import annotations
 
 import asyncio
 import time
-from random import random
 from typing import Final
 
-import msgspec
-import pyarrow as pa
-
-from embarcadero.client.aio import Log, Publisher, RecordAwaitable
+from embarcadero.client.aio import Log
 from embarcadero.client.named import HeldName
 from embarcadero.client.topics import TopicInfo
-from embarcadero.errors import (
-    BadValue,
-    SessionFenced,
-    StagedGone,
-    TopicExists,
-    TopicReplaced,
-    UnknownSession,
-    UnknownTopic,
-)
-from embarcadero.limits import DELIVERY_TIMEOUT_S, STAGED_FENCED_TRIES
+from embarcadero.errors import BadValue, StagedGone, TopicExists, TopicReplaced, UnknownTopic
+from embarcadero.limits import DELIVERY_TIMEOUT_S
 from embarcadero.staging.commit import Prepared
-from embarcadero.staging.manifest import FACTS, PARTITIONS, Fact, Inline, Manifest, Reference, decode_fact, encode_fact
-from embarcadero.staging.names import Decision, data_name, decided_name, first_sequence, run_name
-from embarcadero.types import Ack, Order, StagedBatch, staging_topic
-from embarcadero.wire.schemas import TopicSchemas
+from embarcadero.staging.manifest import FACTS, PARTITIONS, Fact, Manifest, Target, decode_fact, encode_fact
+from embarcadero.staging.names import Decision, data_name, decided_name, first_sequence, routed_name, run_name
+from embarcadero.staging.publishing import Publication, ack_of
+from embarcadero.types import ROUTED_TOPIC, Order, staging_topic
 
-_BACK_OFF_S: Final = 0.05  # after the session was taken over, the first time
 _SCAN_PATIENCE_S: Final = 60.0
 
 
-def ack_of(topic: TopicInfo) -> int:
-    """The ack that makes a batch in a topic as safe as the topic can."""
-    return int(Ack.DURABLE if topic.replicas else Ack.ORDERED)
-
-
-def at_version(topic: TopicInfo, version: int) -> TopicInfo:
-    """The topic as a publisher sees it that encodes by an earlier version of its schema."""
-    versions = topic.versions
-    if version == versions.version:
-        return topic
-    return msgspec.structs.replace(topic, versions=TopicSchemas(versions.of(version), versions.widths[:version]))
-
-
 async def open_staging(log: Log, target: TopicInfo) -> TopicInfo:
-    """Return the staging topic of a target; create it, with the target's replicas, if it does not exist."""
+    """Return the staging topic of a target; create it, with the target's replicas, if it does not exist.
+
+    That of a target in memory has replicas, too, if the cluster has any: the memory of a broker is small.
+    """
     name = staging_topic(target.id)
+    replicas, durable_on = (target.replicas, target.durable_on) if target.replicas else (None, None)
     try:
         return await log.describe(name)
     except UnknownTopic:
         try:
             return await log.create_topic(
-                name, order=int(Order.NONE), partitions=PARTITIONS, replicas=target.replicas,
-                durable_on=target.durable_on, retention_bytes=0, retention_s=0,
+                name, order=int(Order.NONE), partitions=PARTITIONS, replicas=replicas, durable_on=durable_on,
+                retention_bytes=0, retention_s=0,
             )  # fmt: skip
         except TopicExists:
             return await log.describe(name)
 
 
+async def open_home(log: Log) -> TopicInfo:
+    """Return the home of writes into several topics; create it if it does not exist."""
+    try:
+        return await log.describe(ROUTED_TOPIC)
+    except UnknownTopic:
+        try:
+            return await log.create_topic(ROUTED_TOPIC, order=int(Order.TOTAL), partitions=1)
+        except TopicExists:
+            return await log.describe(ROUTED_TOPIC)
+
+
 class TopicLedger:
-    """Commits writes into one target topic."""
+    """Commits writes into one target topic; or, if that is the home of writes into several topics, into all of them."""
 
     def __init__(self, log: Log, target: TopicInfo) -> None:
         if target.order <= Order.BROKER:
@@ -128,8 +117,8 @@ class TopicLedger:
     async def _begin_run(self, manifest: Manifest, run: str | None) -> int:
         if run is None:
             return 0
-        name = run_name(manifest.write, run)
-        before, _ = await self._log.open_session(self.target.name, name, manifest.epoch + 1)
+        target, name = self.target, run_name(manifest.write, run)
+        before, _ = await self._log.open_session(target.name, name, manifest.epoch + 1, topic_id=target.id)
         return before
 
     async def _missing(self, manifest: Manifest) -> StagedGone | None:
@@ -167,53 +156,29 @@ class TopicLedger:
 
     async def finish(self, write: str, epoch: int) -> None:
         """Move `data` to the first sequence of the next epoch."""
-        await self._log.open_session(self.target.name, data_name(write), first_sequence(epoch + 1))
+        name, target = data_name(write), self.target
+        await self._log.open_session(target.name, name, first_sequence(epoch + 1), topic_id=target.id)
 
     # --- batches ------------------------------------------------------------------------------------------------------
     async def publish(self, manifest: Manifest) -> None:
-        """Publish all batches that are not published yet; return when they are durable.
-
-        Another committer of the same manifest may take the session over. Both publish the same batches under the same
-        sequences, so this one takes it back after a while, and both come to an end.
-        """
-        for tries in range(STAGED_FENCED_TRIES):
-            try:
-                await self._publish_rest(manifest)
-                return
-            except (SessionFenced, UnknownSession) as error:
-                if isinstance(error, TopicReplaced):
-                    raise
-                await asyncio.sleep(_BACK_OFF_S * (1 << min(tries, 6)) * (0.5 + random()))
-        raise SessionFenced(
-            f"other processes took the session of write {manifest.write!r} over {STAGED_FENCED_TRIES} times",
-            "see whether two queries run with copies of one checkpoint",
-        )
-
-    async def _publish_rest(self, manifest: Manifest) -> None:
-        name, first = data_name(manifest.write), first_sequence(manifest.epoch)
-        await self._log.open_session(self.target.name, name, first)
-        target = at_version(self.target, manifest.schema)
-        publisher = await self._log.publisher(
-            target, session=name, ack=ack_of(target), order=int(Order.STRONG), linger_ms=0
-        )
-        async with publisher:
-            published = await publisher.next_session_seq(DELIVERY_TIMEOUT_S) - first
-            if published >= first_sequence(1):
-                return  # another committer has finished the epoch
-            waiting = [
-                await self._send(publisher, batch, manifest.schema)
-                for number, batch in enumerate(manifest.batches())
-                if number >= published
-            ]
-            await publisher.flush()
-            await asyncio.gather(*waiting)
-
-    async def _send(self, publisher: Publisher, batch: Reference | Inline, schema: int) -> RecordAwaitable:
-        if isinstance(batch, Inline):
-            payload = pa.py_buffer(batch.payload)
-            return await publisher.publish_encoded(
-                payload, batch.count, partition=batch.partition, timeout=DELIVERY_TIMEOUT_S
+        """Publish all batches that are not published yet, target by target; return when they are durable."""
+        home = self.target.name != ROUTED_TOPIC
+        for number, target in enumerate(manifest.targets):
+            batches = list(manifest.batches(number))
+            name = data_name(manifest.write) if home else routed_name(manifest.write)
+            publication = Publication(
+                self._log, name, first_sequence(manifest.epoch), batches, target.schema, self.staging
             )
-        staging = await self.staging()
-        staged = StagedBatch(staging.id, batch.lane, batch.index, batch.size, batch.count, batch.crc, schema)
-        return await publisher.publish_reference(staged, partition=batch.partition, timeout=DELIVERY_TIMEOUT_S)
+            if home:
+                self.target = await publication.publish(self.target)
+                continue
+            try:
+                await publication.publish(await self._routed(target))
+            except UnknownTopic:
+                continue  # it was deleted, and would be without these rows in any case
+
+    async def _routed(self, target: Target) -> TopicInfo:
+        found = await self._log.describe(target.topic)
+        if found.id != target.id:
+            raise TopicReplaced(f"topic {target.topic!r} was deleted, and another one has its name", "")
+        return found

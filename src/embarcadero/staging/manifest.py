@@ -64,11 +64,20 @@ class Inline(msgspec.Struct, frozen=True, array_like=True):
     partition: int
 
 
+class Target(msgspec.Struct, frozen=True, array_like=True):
+    """A topic into which batches go, and the version of its schema in which they are encoded."""
+
+    topic: str
+    id: int
+    schema: int
+
+
 class Part(msgspec.Struct, frozen=True, array_like=True):
-    """What one task has written, in its order: references to staged batches, or else the batches."""
+    """What one task has written into one topic, in its order: references to staged batches, or else the batches."""
 
     references: bytes = b""
     inline: list[Inline] = []
+    target: int = 0  # which of the manifest's targets
 
     @property
     def rows(self) -> References:
@@ -82,26 +91,29 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Begun(msgspec.Struct, frozen=True, tag="begun"):
-    """A task stages batches for an epoch of a write: they are kept until the write is over."""
+    """A task of an attempt stages batches for an epoch of a write: they are kept until the epoch is over."""
 
     write: str
     epoch: int
+    attempt: str = ""
 
 
 class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
-    """An epoch of a write has failed for good. If it was decided nevertheless, it is completed all the same."""
+    """An attempt at an epoch of a write has failed for good. If it has a manifest, that may be decided nevertheless."""
 
     write: str
     epoch: int
+    attempt: str = ""
 
 
 class Manifest(msgspec.Struct, frozen=True, tag="manifest", dict=True):
-    """All batches of one epoch of a write. `schema` is the version of the target's schema in which they are encoded."""
+    """All batches of one epoch of a write."""
 
     write: str
     epoch: int
-    schema: int
+    targets: list[Target]
     parts: list[Part]
+    attempt: str = ""
 
     def __post_init__(self) -> None:
         check_write(self.write, self.epoch)
@@ -122,10 +134,11 @@ class Manifest(msgspec.Struct, frozen=True, tag="manifest", dict=True):
         """How many batches it has."""
         return sum(len(part.rows) + len(part.inline) for part in self.parts)
 
-    def batches(self) -> Iterator[Reference | Inline]:
-        """All batches, in the order in which they are published."""
+    def batches(self, target: int = 0) -> Iterator[Reference | Inline]:
+        """All batches of a target, in the order in which they are published."""
         for part in self.parts:
-            yield from part.batches()
+            if part.target == target:
+                yield from part.batches()
 
     def lowest(self) -> dict[int, int]:
         """By lane of the staging topic: the lowest index to which it refers."""

@@ -4,6 +4,8 @@
 `spark/<write>/data`        the session of the published batches: batch n of an epoch has the sequence
                             (epoch << BATCHES_BITS) + n. Beyond an epoch's sequences, that epoch is done.
 `spark/<write>/run/<run>`   the newest epoch, plus 1, that a run of the driver has tried to commit.
+`spark/<write>/routed`      of a write into several topics: the session of the batches in each of them, with the same
+                            sequences. `decided` and `data` are in the log of its home, the hidden topic ROUTED_TOPIC.
 
 Each number only grows. They end with their sessions: after the topic's `session_ttl_s` without use.
 """
@@ -40,6 +42,11 @@ def decided_name(write: str) -> str:
 def data_name(write: str) -> str:
     """Name of the session of the published batches."""
     return f"spark/{write}/data"
+
+
+def routed_name(write: str) -> str:
+    """Name of the session of the batches of a write into several topics."""
+    return f"spark/{write}/routed"
 
 
 def run_name(write: str, run: str) -> str:

@@ -1,10 +1,10 @@
 """Scopes "commit" and "sweep": the commit of a write, in all interleavings.
 
-What runs here: staging/commit.py (`commit`, `complete`) and staging/sweep.py (`OpenWrites`, `look_after`). The target
-is a list of entries, of which a prefix is durable; its named sessions are what that list says. The staging topic is a
-list of facts. "commit": two committers of epoch 0 with different rows, of which the first may die at any time, and all
-that is not durable may be lost once. "sweep": a committer that may die at any time, the sweep, then the commit of
-epoch 1.
+What runs here: staging/commit.py (`commit`, `complete`), staging/open_writes.py, and `look_after` of staging/sweep.py.
+The target is a list of entries, of which a prefix is durable; its named sessions are what that list says. The staging
+topic is a list of facts. "commit": two committers of epoch 0 with different rows, of which the first may die at any
+time, and all that is not durable may be lost once. "sweep": a committer that may die at any time, the sweep, then the
+commit of epoch 1.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from embarcadero.invariants import invariant
 from embarcadero.sim.exhaustive.actor import Lines, Play, Stage
 from embarcadero.sim.exhaustive.explore import Facts, Scope
 from embarcadero.staging.commit import Committed, Ledger, Prepared, commit
-from embarcadero.staging.manifest import Begun, Fact, Inline, Manifest, Part
+from embarcadero.staging.manifest import Begun, Fact, Inline, Manifest, Part, Target
 from embarcadero.staging.names import Decision, first_sequence
-from embarcadero.staging.sweep import OpenWrites, look_after
+from embarcadero.staging.open_writes import OpenWrites
+from embarcadero.staging.sweep import look_after
 
 _WRITE: Final = "w"
 _STEP_US: Final = 100_000_000  # between two facts: longer than the sweep's margin
@@ -31,7 +32,7 @@ _TRIES: Final = 2
 
 def _manifest(name: str, epoch: int, batches: int) -> Manifest:
     inline = [Inline(f"{name}{number}".encode(), 1, 0) for number in range(batches)]
-    return Manifest(_WRITE, epoch, 0, [Part(inline=inline)])
+    return Manifest(_WRITE, epoch, [Target("t", 1, 0)], [Part(inline=inline)])
 
 
 _FIRST: Final = _manifest("a", 0, 2)
