@@ -14,8 +14,10 @@ import pyarrow as pa
 import pytest
 
 import embarcadero as emb
+from embarcadero.client.topics import TopicInfo
 from embarcadero.env import SilentJournal
-from embarcadero.errors import BadValue, EmbarcaderoError, SessionFenced, StagedGone, Stale
+from embarcadero.errors import BadValue, EmbarcaderoError, SessionFenced, StagedGone, Stale, TopicReplaced, UnknownTopic
+from embarcadero.limits import STAGED_FENCED_TRIES
 from embarcadero.spark import sink
 from embarcadero.spark.connections import shared_log
 from embarcadero.spark.shape import shape_of
@@ -30,7 +32,7 @@ from embarcadero.staging.manifest import Inline, Manifest, Part, Target
 from embarcadero.staging.names import Decision, data_name
 from embarcadero.staging.open_writes import COMPLETE_AFTER_S, SILENT_S
 from embarcadero.staging.publishing import Publication
-from embarcadero.staging.sweep import Sweeper
+from embarcadero.staging.sweep import StagingSweep, Sweeper
 from embarcadero.types import staging_topic
 
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
@@ -315,6 +317,32 @@ def test_a_staging_topic_that_is_deleted_under_a_write_is_named(
         publish(log, strong, staged(log, strong, range(300), text=MUCH))
 
 
+def test_a_target_that_is_deleted_under_a_write_is_named(log: emb.Log, strong: str) -> None:
+    """Also when another topic has its name by now: that one stays empty."""
+    messages = staged(log, strong, range(200), text=MUCH)
+    task = writer(log, strong)
+    log.delete_topic(strong)
+    with pytest.raises(UnknownTopic):
+        sink.publish(task, messages)
+    log.create_topic(strong, order=5, replicas=1, schema=SCHEMA)
+    for again in (task, writer(log, strong)):
+        with pytest.raises(TopicReplaced):
+            sink.publish(again, messages)
+    sink.give_up(writer(log, strong), messages)
+    assert log.tail(strong).seq == 0
+
+
+def test_what_was_staged_too_long_ago_is_not_decided(log: emb.Log, strong: str) -> None:
+    """The sweep could give it up at any moment."""
+    messages = [
+        Message(replace(each.staged, told_s=each.staged.told_s - SILENT_S))
+        for each in staged(log, strong, range(200), range(200, 400), text=MUCH)
+    ]
+    with pytest.raises(StagedGone, match="nothing of the write is visible"):
+        publish(log, strong, messages)
+    assert stored(log, strong) == []
+
+
 def test_a_write_with_too_many_batches_is_refused(
     log: emb.Log, strong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -337,10 +365,12 @@ def test_a_decided_write_keeps_its_schema(log: emb.Log, strong: str, monkeypatch
 
 
 def test_topics_in_memory_are_written_too(log: emb.Log, topic: str) -> None:
-    """Without replicas nothing is durable, and a write is whole all the same."""
+    """Without replicas nothing is durable, and a write is whole all the same. It is staged on disks, if there are any:
+    what it publishes must not push out of memory what it has staged."""
     log.create_topic(topic, replicas=0, schema=SCHEMA)
     publish(log, topic, staged(log, topic, range(200), range(200, 400), text=MUCH))
     assert sorted(stored(log, topic)) == list(range(400))
+    assert log.describe(staging_topic(log.describe(topic).id)).replicas == 1
 
 
 def test_topics_of_orders_0_and_1_are_refused(log: emb.Log, topic: str) -> None:
@@ -380,6 +410,52 @@ def test_a_session_that_is_always_taken_over_is_given_up(
     monkeypatch.setattr(publishing, "_PAUSE_S", 0)
     with pytest.raises(SessionFenced, match="two queries run with copies of one checkpoint"):
         publish(log, strong, staged(log, strong, range(5)))
+
+
+def test_a_committer_waits_while_another_one_gets_on(
+    log: emb.Log, strong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often the session of a large write is taken over: it is given up only when nothing is published."""
+    whole, fenced = Publication._publish_rest, [0]
+
+    async def taken(publication: Publication, topic: TopicInfo) -> None:
+        fenced[0] += 1
+        if fenced[0] <= 2 * STAGED_FENCED_TRIES:
+            batches = publication._batches
+            publication._batches = batches[: fenced[0]]
+            await whole(publication, topic)
+            publication._batches = batches
+            raise SessionFenced("taken over", "")
+        await whole(publication, topic)
+
+    monkeypatch.setattr(Publication, "_publish_rest", taken)
+    monkeypatch.setattr(publishing, "_PAUSE_S", 0)
+    publish(log, strong, staged(log, strong, range(1_500), text=MUCH))
+    assert stored(log, strong) == list(range(1_500))
+
+
+def test_nothing_is_trimmed_before_the_end_of_an_epoch_is_durable(
+    log: emb.Log, strong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loss of memory could bring the epoch back, and its manifest is needed then."""
+    settled = [False, False, True]
+
+    async def answer(sweep: StagingSweep) -> bool:
+        return sweep._target != strong or settled.pop(0)
+
+    monkeypatch.setattr(StagingSweep, "_settled", answer)
+    publish(log, strong, staged(log, strong, range(200), text=MUCH))
+    name = staging_topic(log.describe(strong).id)
+
+    async def rounds() -> list[bool]:
+        sweeper, found = Sweeper(log.twin, SilentJournal()), []
+        for _ in range(3):
+            await sweeper.round()
+            found.append(any(lane.start_index for lane in (await log.twin.tail(name)).lanes))
+        return found
+
+    monkeypatch.setattr(open_writes, "_MARGIN_S", 0.0)
+    assert log.thread.wait(rounds()) == [False, False, True]
 
 
 def test_a_committer_that_slept_changes_nothing(log: emb.Log, strong: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,10 +20,10 @@ from embarcadero.limits import (
     TOPIC_NAME_CHARS_MAX,
 )
 from embarcadero.orders import parse_order
-from embarcadero.types import HIDDEN_PREFIX, PARTITIONERS, STAGING_PREFIX, OnGap, Order, Topic
+from embarcadero.types import HIDDEN_PREFIX, PARTITIONERS, ROUTED_TOPIC, STAGING_PREFIX, OnGap, Order, Topic
 
 _NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{TOPIC_NAME_CHARS_MAX}}}")
-_STAGING_NAME = re.compile(rf"{re.escape(STAGING_PREFIX)}[0-9a-f]{{16}}")
+_HIDDEN_NAME = re.compile(rf"{re.escape(STAGING_PREFIX)}[0-9a-f]{{16}}|{re.escape(ROUTED_TOPIC)}")
 _GAP_TIMEOUT_MS = {OnGap.FENCE: GAP_TIMEOUT_FENCE_MS, OnGap.SKIP: GAP_TIMEOUT_SKIP_MS}
 
 
@@ -35,7 +35,7 @@ def check_topic_name(name: str) -> None:
             f"{shown!r} is not a topic name",
             f'use 1 to {TOPIC_NAME_CHARS_MAX} of A-Z a-z 0-9 . _ - (and not "." or "..")',
         )
-    if name.startswith(HIDDEN_PREFIX) and not _STAGING_NAME.fullmatch(name):
+    if name.startswith(HIDDEN_PREFIX) and not _HIDDEN_NAME.fullmatch(name):
         raise BadName(
             f"{name!r} is not a name for a topic of yours",
             f"names that begin with {HIDDEN_PREFIX} belong to the cluster; choose another beginning",
