@@ -62,6 +62,7 @@ chaos: setup     ## real processes under kill -9, pauses, cut connections, full 
 	$(BIN)/embarcadero chaos restarts --rounds $(ROUNDS) --report build/chaos/restarts.json
 	$(BIN)/embarcadero chaos restarts --rounds $(ROUNDS) --wipe --report build/chaos/restarts-wiped.json
 	$(BIN)/embarcadero chaos pipeline --report build/chaos/pipeline.html
+	$(BIN)/embarcadero chaos pipeline --rounds $(ROUNDS) --report build/chaos/operators.json
 
 bench: setup     ## measure against the raw limits of this machine: table, JSON, CSV and plots in build/bench
 	$(BIN)/embarcadero bench --out build/bench

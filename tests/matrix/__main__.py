@@ -28,13 +28,16 @@ QUIET: Final = ["ResourceWarning", "DeprecationWarning", "FutureWarning", "UserW
 """What older versions of PySpark warn of, and leave open when they end."""
 
 
+USUAL: Final = ("test_pyspark.py", "test_writes.py")
+
+
 @dataclass(frozen=True, slots=True)
 class Version:
     """One PySpark, and the tests that run with it."""
 
     pyspark: str
     sha256: str  # of its source distribution; empty: the version of the lock
-    tests: tuple[str, ...] = ("test_pyspark.py",)
+    tests: tuple[str, ...] = USUAL
 
     @property
     def name(self) -> str:
@@ -52,13 +55,13 @@ def versions() -> list[Version]:
         Version("4.0.5", "a0d44b0e7faf0458ad83b7aa664e7ed8b96beed8a55d66ce3b0dfac2309dfca6"),
         Version(
             "4.1.4", "bcbd5e18690cf79d438e97210ad06fb8d451a251bb77becc2b0418868d2acd73",
-            ("test_pyspark.py", "test_iceberg.py", "test_lakehouse.py"),
+            (*USUAL, "test_iceberg.py", "test_lakehouse.py"),
         ),
         Version(
             "4.2.1", "d79b7c8ee41e66a9202fe6f600ca90b931ca571ae9dbdf31c58d2672e5102da0",
-            ("test_pyspark.py", "test_delta.py"),
+            (*USUAL, "test_delta.py"),
         ),
-        Version(pinned[1], ""),
+        Version(pinned[1], "", (*USUAL, "test_slow_writes.py")),
     ]  # fmt: skip
 
 
@@ -92,7 +95,7 @@ def run(version: Version, python: Path) -> dict[str, tuple[bool, float]]:
     for file in version.tests:  # a process each: a JVM has one set of jars
         results = BUILD / f"{version.name}-{file}.xml"
         results.unlink(missing_ok=True)
-        command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=600"]
+        command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=900"]
         command += [f"--junitxml={results}", *(word for warning in ignored for word in ("-W", warning))]
         subprocess.run([*command, f"tests/matrix/{file}"], cwd=ROOT, env=environ, check=False)
         cases = Xml.parse(results).iter("testcase") if results.is_file() else ()

@@ -3,8 +3,9 @@ topic, with planted faults.
 
 `python -m tests.spark.sink_driver plan.json`. A fault strikes once: `batch` and `task` say in whose work (READ: the
 read's), `when` says at which moment (half: half of its rows are read, or staged; done: all of them are; append, decide,
-publish, finish: the commit comes to that step; commit: the sink has committed, Spark has not noted it yet), `what` says
-what happens: the task raises, or the driver's or executor's JVM is killed.
+publish, finish: the commit comes to that step; half, of no task: it has published some batches; commit: the sink has
+committed, Spark has not noted it yet), `what` says what happens: the task raises, or the driver's or executor's JVM is
+killed.
 """
 
 from __future__ import annotations
@@ -29,9 +30,12 @@ from embarcadero.spark.sink import StreamSink, stream_writer
 from embarcadero.spark.source import EmbarcaderoSource
 from embarcadero.spark.tasks import SpanReader
 from embarcadero.staging.ledger import TopicLedger
+from embarcadero.staging.publishing import Publication
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
+
+_SENT = 5  # batches of a commit are on their way before it is killed in their midst
 
 READ = -1
 """The "batch" of a task that reads."""
@@ -95,24 +99,25 @@ class FaultySink(StreamSink):
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """On the driver."""
         for step in ("append", "decide", "publish", "finish"):
-            self._kill_before(step, batchId)
+            self._kill_before(TopicLedger, step, step, batchId)
+        self._kill_before(Publication, "_send", "half", batchId, calls=_SENT)
         super().commit(messages, batchId)
         for fault in self.faults:
             if fault.strikes(batchId, -1, "commit"):
                 fault.strike()
 
-
-    def _kill_before(self, step: str, batch: int) -> None:
-        """Let a fault strike when the commit comes to a step."""
-        whole = getattr(TopicLedger, step)
+    def _kill_before(self, kind: type, step: str, when: str, batch: int, calls: int = 1) -> None:
+        """Let a fault strike when the commit comes to a step, or does it for the so-manieth time."""
+        whole, done = getattr(kind, step), []
 
         async def struck(*given: Any) -> Any:
+            done.append(step)
             for fault in self.faults:
-                if fault.strikes(batch, -1, step):
+                if len(done) >= calls and fault.strikes(batch, -1, when):
                     fault.strike()
             return await whole(*given)
 
-        setattr(TopicLedger, step, struck)
+        setattr(kind, step, struck)
 
 
 class FaultyReader(BatchReader):

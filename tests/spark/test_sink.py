@@ -154,6 +154,46 @@ def test_writes_without_an_id_are_separate(spark: SparkSession, log: emb.Log, to
     assert ids(log, topic) == sorted([*range(10)] * 2)
 
 
+def test_rows_choose_their_topic(spark: SparkSession, log: emb.Log, topic: str) -> None:
+    """By the column `topic`, in one commit; and a row that has none fails the write."""
+    names = [f"{topic}.{letter}" for letter in "ab"]
+    for name in names:
+        log.create_topic(name, replicas=1)
+    frame = spark.range(40).selectExpr(f"concat('{topic}.', if(id % 4 = 0, 'a', 'b')) topic", "string(id) value")
+    writer = frame.write.format("embarcadero").options(brokers=log.address, writeId=topic).mode("append")
+    for _ in range(2):
+        writer.save()
+    assert [log.tail(name).durable_seq for name in names] == [10, 30]
+    lost = frame.selectExpr("if(value = '7', null, topic) topic", "value").write.format("embarcadero")
+    assert "column 'topic' is null, first in value '7'" in refusal(
+        lambda: lost.options(brokers=log.address).mode("append").save()
+    )
+    assert [log.tail(name).durable_seq for name in names] == [10, 30]
+
+
+def test_new_columns_are_added_if_that_is_asked_for(spark: SparkSession, log: emb.Log, topic: str) -> None:
+    """At the end, of any type that Spark has, once; without the option the error says what would do it."""
+    log.create_topic(topic, replicas=1, schema=SCHEMA)
+    frame = spark.range(3).selectExpr(
+        "id", "string(id) name", "cast(id as byte) small", "cast(id as decimal(9, 2)) price", "timestamp_micros(id) at",
+        "cast('2026-01-02' as timestamp_ntz) local", "date '2026-01-02' day", "array(id) many", "map('k', id) lots",
+        "named_struct('x', id, 'y', array('z')) more", "float(id) f", "binary('b') bytes", "id > 1 yes",
+    )  # fmt: skip
+    said = refusal(lambda: save(log, topic, frame))
+    assert "column 'small' is unknown" in said
+    assert "addColumns=true" in said
+    for _ in range(2):
+        save(log, topic, frame, addColumns="true")
+    save(log, topic, frame.select("id", "name"), addColumns="true")
+    found = log.read(topic)
+    assert found.schema.names[: len(frame.columns)] == frame.columns
+    assert log.describe(topic).schema.names == frame.columns
+    assert found.column("many").to_pylist() == [[0], [1], [2]] * 2 + [None] * 3
+    assert found.column("yes").to_pylist() == [False, False, True] * 2 + [None] * 3
+    again = spark.read.format("embarcadero").options(brokers=log.address, topic=topic).load().select(*frame.columns)
+    save(log, topic, again.limit(3))
+
+
 # --- streams ---
 def stream(spark: SparkSession, log: emb.Log, topic: str, folder: Path, **options: Any) -> StreamingQuery:
     """A query over the files of a folder, one file a micro-batch, shuffled into three tasks."""

@@ -250,6 +250,7 @@ def _spark_rows() -> list[Row]:
         ("spark_cold", "spark read, tiered", "parquet", "parquet", 0.4, 0.8),
         ("spark_write", "spark stream, ack 2", "noop", "noop", 0.3, 0.6),
         ("spark_write_all", "spark stream with headers", "noop", "noop", None, None),
+        ("spark_batch", "spark batch write, ack 2", "noop", "noop", None, None),
         ("spark_python", "spark, dropped in python", "noop", "noop", None, None),
         ("spark_tier", "tiering", "parquet", "spark to parquet", 0.4, 0.8),
     ]
@@ -261,6 +262,11 @@ def _spark_rows() -> list[Row]:
         Row(
             key="spark_offsets_p99", family="spark", what="latest offsets of a stream, p99", unit="seconds", less=True,
         ),
+        Row(
+            key="spark_commit_added", family="spark", what="commit of 1,000 rows, added",
+            unit="seconds", at_least=30e-3, goal=10e-3, less=True,
+        ),
+        Row(key="spark_commit_p50", family="spark", what="commit of 1,000 rows, p50", unit="seconds", less=True),
     ]  # fmt: skip
     for key, what, alone, name, least, goal in pairs:
         rows += [

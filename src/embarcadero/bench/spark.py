@@ -76,7 +76,8 @@ def _work(seat: Seat, job: Job) -> dict[str, float]:
         bench = Bench(spark, log, job)
         for what, part in (
             ("Spark reads from memory", bench.reads_from_memory), ("offsets of a stream", bench.offsets),
-            ("Spark writes a stream", bench.writes), ("tiering, and reads of the table", bench.tier),
+            ("Spark writes a stream", bench.writes), ("Spark writes a batch", bench.batch_writes),
+            ("commits of small writes", bench.commits), ("tiering, and reads of the table", bench.tier),
         ):  # fmt: skip
             seat.meet(what)
             values |= part()

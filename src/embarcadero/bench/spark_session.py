@@ -24,8 +24,12 @@ from embarcadero.config import load
 from embarcadero.errors import BadTable
 from embarcadero.limits import MIB
 from embarcadero.spark.reading import batch_reader
+from embarcadero.spark.shape import shape_of
+from embarcadero.spark.sink import Message, publish
 from embarcadero.spark.streaming import stream_reader
 from embarcadero.spark.tiering import SparkEngine
+from embarcadero.spark.write_options import WriteOptions
+from embarcadero.spark.writing import TaskWriter, Work
 from embarcadero.tier.cold import ColdTable
 from embarcadero.tier.columns import rows
 from embarcadero.tier.job import TierJob
@@ -34,6 +38,7 @@ from embarcadero.wire.payload import raw_batch
 
 _TASKS: Final = 4
 _WRITE_TASKS: Final = 16  # of a micro-batch: 16 MiB each, several in turn on each core
+_SMALL_ROWS: Final = 1_000  # of a small micro-batch
 _FEW: Final = 4  # batches of the log in a batch that stands for many
 _ACK_S: Final = 120.0
 _PAIR: Final = ("alone", "ours")
@@ -120,6 +125,46 @@ class Bench:
         dropping = plan.mapInArrow(_none_of, plan.schema)
         best = self._in_turns(partial(run, "noop", plan), partial(run, "noop", dropping))
         return values | _values("spark_python", size, "noop", size, best)
+
+    # --- batch writes and commits -------------------------------------------------------------------------------------
+    def batch_writes(self) -> dict[str, float]:
+        """`df.write` from nothing into a topic, durable when it ends; or dropped."""
+        schema = cast(StructType, StructType.fromDDL(_USUAL))
+        numbers = range(max(1, self._job.batches // _WRITE_TASKS))
+        batches = [_batch(self._job.records, self._job.record_bytes, number) for number in numbers]
+        frame, size = self._nothing([batch.select(schema.names) for batch in batches], schema, _WRITE_TASKS)
+        plan = frame(self._spark.read)
+
+        def ours() -> float:
+            began = time.perf_counter()
+            plan.write.format("embarcadero").options(**self._options(COPY)).mode("append").save()
+            return time.perf_counter() - began
+
+        return _values("spark_batch", size, "noop", size, self._in_turns(lambda: _drop(plan), ours))
+
+    def commits(self) -> dict[str, float]:
+        """What staging and committing 1,000 rows of two tasks take, and how much that is above publishing them.
+
+        Without Spark's own part of a micro-batch: tasks and commit run in this process, warm.
+        """
+        address = ",".join(self._job.addresses)
+        options = WriteOptions(brokers=address, topic=COPY)
+        batch = _batch(_SMALL_ROWS, 100)
+        halves = [batch.slice(0, _SMALL_ROWS // 2), batch.slice(_SMALL_ROWS // 2)]
+        times: dict[str, list[float]] = {name: [] for name in _PAIR}
+        with self._log.publisher(COPY, ack=2, linger_ms=0) as publisher:
+            for number in range(self._job.offsets):
+                began = time.perf_counter()
+                shape = shape_of(self._log.describe(COPY), batch.schema, options, 0)
+                writer, work = TaskWriter(options, shape), Work("bench", number, "bench")
+                publish(writer, [Message(writer.write(work, task, iter([half]))) for task, half in enumerate(halves)])
+                times["ours"].append(time.perf_counter() - began)
+                began = time.perf_counter()
+                for future in [publisher.publish(half) for half in halves]:
+                    future.result(timeout=_ACK_S)
+                times["alone"].append(time.perf_counter() - began)
+        p50, alone = (statistics.median(times[name]) for name in ("ours", "alone"))
+        return {"spark_commit_p50": p50, "spark_commit_added": p50 - alone}
 
     # --- the tier -----------------------------------------------------------------------------------------------------
     def tier(self) -> dict[str, float]:

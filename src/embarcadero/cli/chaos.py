@@ -121,9 +121,14 @@ def kills(
 @app.command()
 def pipeline(
     steps: Annotated[int, typer.Option(min=20, help="How long the shop is open; about 2,500 orders a step.")] = 400,
-    report: Annotated[Path, typer.Option(help="Where the page with pictures goes.")] = Path(
-        "build/chaos/pipeline.html"
-    ),
+    rounds: Annotated[
+        int, typer.Option(min=0, help="Instead of the shop's day: so many rounds in which an operator fails.")
+    ] = 0,
+    seed: Annotated[int, typer.Option(help="Of the rounds: chooses what fails and what is killed.")] = 0,
+    report: Annotated[
+        Path | None,
+        typer.Option(show_default=False, help="Where the page with pictures, or the report of the rounds, goes."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """The whole data pipeline under fire: a broker, an executor, the Spark driver and then everything is killed.
@@ -131,13 +136,23 @@ def pipeline(
     A shop publishes about a million orders; a streaming query on Spark aggregates them; they are tiered. At the end
     the shop's own books, the audit, and DuckDB over the table's files must all agree.
 
-    Example:
+    With --rounds: a function of a streaming query raises in some of its tasks, while the driver, a broker, the
+    sequencer, the replica or everything is killed. No row of a failed attempt may ever be visible, and each row is
+    there once.
+
+    Examples:
 
         embarcadero chaos pipeline --steps 400
+
+        embarcadero chaos pipeline --rounds 100
     """
+    if rounds:
+        from embarcadero.demo.rounds import run_cli
+
+        raise typer.Exit(run_cli(rounds, seed, report or Path("build/chaos/operators.json"), json))
     from embarcadero.demo.screen import run_kills
 
-    raise typer.Exit(run_kills(steps, report, json))
+    raise typer.Exit(run_kills(steps, report or Path("build/chaos/pipeline.html"), json))
 
 
 @app.command()

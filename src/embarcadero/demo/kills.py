@@ -100,9 +100,9 @@ class Driver:
         process = self._process
         if process is None:
             return 0
-        members = _descendants(process.pid)
+        members = descendants(process.pid)
         for pid in (process.pid, *members):
-            _kill(pid)
+            kill_process(pid)
         process.wait()
         return 1 + len(members)
 
@@ -110,9 +110,9 @@ class Driver:
         """SIGKILL one executor; Spark starts another one. None: there is none at the moment."""
         if self._process is None:
             return None
-        for pid in _descendants(self._process.pid):
+        for pid in descendants(self._process.pid):
             if _EXECUTOR in _command(pid):
-                _kill(pid)
+                kill_process(pid)
                 return pid
         return None
 
@@ -124,7 +124,7 @@ class Driver:
                 raise ClusterError("the driver failed at its end", f"see {self._folder / 'driver.log'}")
 
 
-def _kill(pid: int) -> None:
+def kill_process(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -138,7 +138,7 @@ def _command(pid: int) -> str:
         return ""
 
 
-def _descendants(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
     """Processes below one, the nearest first."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
