@@ -41,6 +41,7 @@ class Plan:
 
 def operator(plan: Plan, stamp: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """A function for mapInArrow: in some attempts of tasks it raises, after some of its rows have gone on."""
+    folder, seed, failing = plan.folder, plan.seed, plan.failing  # Spark sends plain values to its workers
 
     def passed_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -49,13 +50,13 @@ def operator(plan: Plan, stamp: str) -> Callable[[Iterator[pa.RecordBatch]], Ite
         if context is None:
             raise RuntimeError("not a task of Spark")
         batch = context.getLocalProperty("streaming.sql.batchId")
-        rng = random.Random(f"{plan.seed} {stamp} {batch} {context.partitionId()} {context.attemptNumber()}")
-        fails, after = rng.random() < plan.failing, rng.randrange(4)
+        rng = random.Random(f"{seed} {stamp} {batch} {context.partitionId()} {context.attemptNumber()}")
+        fails, after = rng.random() < failing, rng.randrange(4)
         for number, rows in enumerate(batches):
             if not (fails and number >= after):
                 yield rows
                 continue
-            with (Path(plan.folder) / "failures").open("a") as failures:
+            with (Path(folder) / "failures").open("a") as failures:
                 failures.write(f"{stamp} {batch} {context.partitionId()}\n")
             raise ValueError(PLANTED)
 

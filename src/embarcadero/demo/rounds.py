@@ -54,6 +54,7 @@ _WEIGHTS: Final = (6, 3, 3, 2, 2, 1)
 _LATEST_KILL_S: Final = 3.0
 _ROUND_S: Final = 300.0
 _DEAD_S: Final = 5.0
+_DEATHS_MAX: Final = 5
 _LOOK_S: Final = 0.2
 
 
@@ -77,7 +78,12 @@ class Driver:
     def __init__(self, folder: Path, plan: Path) -> None:
         self._folder, self._plan = folder, plan
         self.lives = 0
+        self._died = 0  # by itself, since it was last told that a round is over
         self._process: subprocess.Popen[bytes] | None = None
+
+    def round_over(self) -> None:
+        """A round is over: it works."""
+        self._died = 0
 
     def start(self) -> None:
         """Start it on its checkpoint."""
@@ -98,6 +104,9 @@ class Driver:
     def check(self) -> None:
         """Start it again if it ended by itself: a query that begins while nobody answers fails at once."""
         if self._process is not None and self._process.poll() is not None:
+            self._died += 1
+            if self._died > _DEATHS_MAX:
+                raise ClusterError("the driver does not stay alive", f"see {self._folder / 'driver.log'}")
             time.sleep(_DEAD_S)
             self.start()
 
@@ -171,6 +180,7 @@ class Rounds:
         self._kill(kind)
         self.found.kills[kind] = self.found.kills.get(kind, 0) + 1
         self._wait_for(reader)
+        self.driver.round_over()
         self.found.rounds += 1
         self.tell(f"round {number + 1}: killed {kind}; {self.found.rows:,} rows; {time.monotonic() - began:.1f} s")
 

@@ -24,7 +24,7 @@ from embarcadero.sim.exhaustive.takeover import (
     read_scope,
     rivals_scope,
 )
-from embarcadero.sim.exhaustive.writes import commit_scope, sweep_scope
+from embarcadero.sim.exhaustive.writes import commit_scope, routed_scope, sweep_scope
 from embarcadero.sim.pool import worker_pool
 
 _SLOTS, _FRONTIER = 256, 128
@@ -109,6 +109,7 @@ CASES: Final = {
         Case("rivals", rivals_scope, _THREE, small=False),
         Case("commit", commit_scope, _ONE_3),
         Case("sweep", sweep_scope, _ONE_3),
+        Case("routed", routed_scope, _ONE_3, small=False),
     )
 }
 

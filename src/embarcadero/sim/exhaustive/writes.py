@@ -1,10 +1,10 @@
-"""Scopes "commit" and "sweep": the commit of a write, in all interleavings.
+"""Scopes "commit", "sweep" and "routed": the commit of a write, in all interleavings.
 
 What runs here: staging/commit.py (`commit`, `complete`), staging/open_writes.py, and `look_after` of staging/sweep.py.
 The target is a list of entries, of which a prefix is durable; its named sessions are what that list says. The staging
 topic is a list of facts. "commit": two committers of epoch 0 with different rows, of which the first may die at any
 time, and all that is not durable may be lost once. "sweep": a committer that may die at any time, the sweep, then the
-commit of epoch 1.
+commit of epoch 1. "routed": as "commit", but the batches go into two targets; the log of a third has the decision.
 """
 
 from __future__ import annotations
@@ -30,15 +30,38 @@ _NOW_US: Final = 40 * _STEP_US  # the sweep finds every manifest old enough
 _TRIES: Final = 2
 
 
-def _manifest(name: str, epoch: int, batches: int) -> Manifest:
-    inline = [Inline(f"{name}{number}".encode(), 1, 0) for number in range(batches)]
-    return Manifest(_WRITE, epoch, [Target("t", 1, 0)], [Part(inline=inline)])
+def _manifest(name: str, epoch: int, *batches: int) -> Manifest:
+    """So many batches for each target."""
+    parts = [
+        Part(inline=[Inline(f"{name}{target}{number}".encode(), 1, 0) for number in range(count)], target=target)
+        for target, count in enumerate(batches)
+    ]
+    return Manifest(_WRITE, epoch, [Target(str(target), 1, 0) for target in range(len(batches))], parts)
 
 
-_FIRST: Final = _manifest("a", 0, 2)
-_SECOND: Final = _manifest("b", 0, 2)
-_NEXT: Final = _manifest("c", 1, 1)
-_ALL: Final = {manifest.digest: manifest for manifest in (_FIRST, _SECOND, _NEXT)}
+class _Choices(NamedTuple):
+    """What may be committed, and the sessions of the targets into which it goes."""
+
+    targets: tuple[str, ...]
+    first: Manifest
+    second: Manifest
+    next: Manifest
+
+    def of(self, digest: int) -> Manifest | None:
+        """The manifest with a digest."""
+        return {each.digest: each for each in (self.first, self.second, self.next)}.get(digest)
+
+    def rows(self, manifest: Manifest) -> dict[str, list[str]]:
+        """What a manifest brings into each target."""
+        return {target: _rows(manifest, number) for number, target in enumerate(self.targets)}
+
+
+def _rows(manifest: Manifest, target: int) -> list[str]:
+    return [batch.payload.decode() for batch in manifest.batches(target) if isinstance(batch, Inline)]
+
+
+_ONE: Final = _Choices(("data",), _manifest("a", 0, 2), _manifest("b", 0, 2), _manifest("c", 1, 1))
+_TWO: Final = _Choices(("one", "two"), _manifest("a", 0, 1, 1), _manifest("b", 0, 1, 1), _manifest("c", 1, 1))
 
 
 class _Entry(NamedTuple):
@@ -78,8 +101,9 @@ def _opened(world: _World, name: str, at: int, holder: int | None) -> tuple[_Wor
 class _ModelLedger:
     """The Ledger of an actor: each call is one step."""
 
-    def __init__(self, stage: Stage, known: Any) -> None:
+    def __init__(self, stage: Stage, choices: _Choices, known: Any) -> None:
         self._stage, self._known, self._gone = stage, known, False  # what its user knows besides
+        self._choices = choices
         self._calls = 0  # of publish and finish
 
     async def append(self, fact: Fact) -> None:
@@ -107,19 +131,23 @@ class _ModelLedger:
 
     async def find(self, write: str, decision: Decision) -> Manifest | None:
         digest = self._stage.call("find", decision.epoch, decision.digest)
-        return _ALL.get(digest)
+        return self._choices.of(digest)
 
     async def publish(self, manifest: Manifest) -> None:
-        first, rows = first_sequence(manifest.epoch), [batch.payload.decode() for batch in manifest.parts[0].inline]
+        for target, rows in self._choices.rows(manifest).items():
+            self._publish(manifest, target, rows)
+
+    def _publish(self, manifest: Manifest, target: str, rows: list[str]) -> None:
+        first = first_sequence(manifest.epoch)
         for tries in range(_TRIES):
             self._calls += not tries
             self._stage.remembers("publish", self._calls, self._known, manifest.digest, tries, self._gone)
-            session, expected = self._stage.call("open", "data", first, None)
+            session, expected = self._stage.call("open", target, first, None)
             if expected - first >= first_sequence(1):
                 return
             waiting = range(expected - first, len(rows))
-            stored = all(self._stage.call("store", session, first + number, rows[number]) for number in waiting)
-            if stored and self._stage.call("sync", session, first + len(rows)):
+            stored = all(self._stage.call("store", target, session, first + number, rows[number]) for number in waiting)
+            if stored and self._stage.call("sync", target, session, first + len(rows)):
                 return
         raise SessionFenced("the session was taken over again and again", "")
 
@@ -131,6 +159,9 @@ class _ModelLedger:
 
 class _Writes:
     """The world, and who acts in it."""
+
+    def __init__(self, choices: _Choices) -> None:
+        self._choices = choices
 
     def begin(self, lines: Lines) -> Any:
         """Both committers have staged; nothing is decided."""
@@ -144,13 +175,12 @@ class _Writes:
         if what == "open":
             return _opened(world, *given)
         if what == "store":
-            session, sequence, row = given
-            held = _held(world, "data")
-            if held != (session, sequence):
+            target, session, sequence, row = given
+            if _held(world, target) != (session, sequence):
                 return world, False
-            return world._replace(entries=(*world.entries, _Entry("data", session, sequence + 1, row))), True
+            return world._replace(entries=(*world.entries, _Entry(target, session, sequence + 1, row))), True
         if what == "sync":  # only what is still there becomes durable
-            there = not given or _held(world, "data") == tuple(given)
+            there = not given or _held(world, given[0]) == tuple(given[1:])
             return (world._replace(durable=len(world.entries)), True) if there else (world, False)
         if what == "lose":
             return world._replace(entries=world.entries[: world.durable]), None
@@ -173,19 +203,19 @@ class _Writes:
 
     def first(self, stage: Stage) -> None:
         """Commit epoch 0."""
-        _run(self._commit(stage, _FIRST))
+        _run(self._commit(stage, self._choices.first))
 
     def second(self, stage: Stage) -> None:
         """Commit epoch 0 with other rows."""
-        _run(self._commit(stage, _SECOND))
+        _run(self._commit(stage, self._choices.second))
 
     def next(self, stage: Stage) -> None:
         """Stage and commit epoch 1, once the first committer has ended or died and the sweep is over."""
         stage.wait_for("alone")
-        _run(self._commit(stage, _NEXT))
+        _run(self._commit(stage, self._choices.next))
 
     async def _commit(self, stage: Stage, manifest: Manifest) -> None:
-        ledger: Ledger = _ModelLedger(stage, manifest.epoch)
+        ledger: Ledger = _ModelLedger(stage, self._choices, manifest.epoch)
         if manifest.epoch:
             await ledger.append(Begun(_WRITE, manifest.epoch))
         try:
@@ -198,10 +228,11 @@ class _Writes:
         """Read the facts, complete what was decided, trim what no write needs."""
         writes = OpenWrites()
         facts: tuple[tuple[int, str, int, int], ...] = stage.call("facts")
-        for at_us, kind, epoch, digest in facts:
-            writes.take(_ALL[digest] if kind == "Manifest" else Begun(_WRITE, epoch), at_us)
+        for at_us, _, epoch, digest in facts:
+            manifest = self._choices.of(digest)
+            writes.take(Begun(_WRITE, epoch) if manifest is None else manifest, at_us)
         now_us = max((fact[0] for fact in facts), default=0) + _NOW_US // 40
-        if _run(look_after(_ModelLedger(stage, facts), writes, now_us, SilentJournal())):
+        if _run(look_after(_ModelLedger(stage, self._choices, facts), writes, now_us, SilentJournal())):
             stage.call("sync")
         stage.call("trim", writes.horizon_us(now_us))
 
@@ -211,12 +242,16 @@ class _Writes:
         stage.tell("lost")
 
     def check(self, world: _World, facts: Facts) -> str:
-        """The rows of an epoch are the first rows of one manifest, each once; what was committed is complete."""
-        for epoch, choices in ((0, (_FIRST, _SECOND)), (1, (_NEXT,))):
+        """The rows of an epoch are the first ones of one manifest, in each target; what was committed is complete."""
+        first, second, following = self._choices.first, self._choices.second, self._choices.next
+        for epoch, manifests in ((0, (first, second)), (1, (following,))):
             low, high = first_sequence(epoch), first_sequence(epoch + 1)
-            rows = [entry.row for entry in world.entries if entry.row and low < entry.expected <= high]
-            wholes = [[batch.payload.decode() for batch in choice.parts[0].inline] for choice in choices]
-            if not any(rows == whole[: len(rows)] for whole in wholes):
+            rows = {
+                target: [row for name, _, at, row in world.entries if row and name == target and low < at <= high]
+                for target in self._choices.targets
+            }
+            wholes = [self._choices.rows(manifest) for manifest in manifests]
+            if not any(all(rows[name] == whole[name][: len(rows[name])] for name in rows) for whole in wholes):
                 return f"epoch {epoch} has the rows {rows}"
             passed_over = _held(world, "decided").expected >= Decision(epoch + 1, 0).number  # it never was decided
             told = ("committed", epoch) in facts or (("done", epoch) in facts and not passed_over)
@@ -238,17 +273,23 @@ def _run(steps: Coroutine[Any, Any, Any]) -> Any:
 
 def commit_scope() -> Scope:
     """Two committers of epoch 0, the first of which may die at any time, and a loss of memory."""
-    world = _Writes()
+    return _committers("two committers, a loss of memory", _ONE)
+
+
+def routed_scope() -> Scope:
+    """The same, where each committer has batches for two targets."""
+    return _committers("two committers, two targets, a loss of memory", _TWO)
+
+
+def _committers(name: str, choices: _Choices) -> Scope:
+    world = _Writes(choices)
     plays: dict[str, Play] = {"first": world.first, "second": world.second, "power": world.power}
-    return Scope(
-        "two committers, a loss of memory", plays, world.begin, world.call, world.check, world.check,
-        mortal=("first",),
-    )  # fmt: skip
+    return Scope(name, plays, world.begin, world.call, world.check, world.check, mortal=("first",))
 
 
 def sweep_scope() -> Scope:
     """The committer of epoch 0 may die at any time, the sweep runs at any time; then another one commits epoch 1."""
-    world = _Writes()
+    world = _Writes(_ONE)
     plays: dict[str, Play] = {"first": world.first, "sweep": world.sweep, "next": world.next}
     return Scope(
         "two epochs, a sweep", plays, world.begin, world.call, world.check, world.check,
