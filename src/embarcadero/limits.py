@@ -221,6 +221,7 @@ STAGED_INLINE_BYTES = 256 * KIB  # so little of a task travels to the driver ins
 STAGED_INLINE_ALL_BYTES = 2 * MIB  # and so little of all tasks travels in the manifest
 STAGED_FENCED_TRIES = 12  # how often a session may be taken over from a committer while nothing is published
 STAGED_SILENT_S = 86_400.0  # what a write staged is given up after so long without a word of it
+STAGED_TTL_S_MIN = 600  # of a topic's sessions: the decision on a write must outlive the death of its committer
 STAGED_PATIENCE_S = 600.0  # so long a commit waits for a cluster that is away
 WRITE_NAME_BYTES_MAX = 128  # names of sessions have it, and more
 SPARK_ROWS_BYTES = 4 * MIB  # payload that becomes one Arrow batch for Spark, unless a batch is larger

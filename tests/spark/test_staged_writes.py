@@ -7,6 +7,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -315,6 +316,27 @@ def test_a_staging_topic_that_is_deleted_under_a_write_is_named(
     log.delete_topic(staging_topic(log.describe(strong).id))
     with pytest.raises(StagedGone, match="the list of its batches is gone"):
         publish(log, strong, staged(log, strong, range(300), text=MUCH))
+
+
+def test_a_staging_topic_that_is_trimmed_under_a_write_is_named(
+    log: emb.Log, strong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hand. Before the decision nothing is visible; after it the error says what is there, and what to do."""
+    name = staging_topic(log.describe(strong).id)
+    messages = staged(log, strong, range(200), text=MUCH)
+    log.trim(name, before_time=datetime.now(UTC))
+    with pytest.raises(StagedGone, match="nothing of the write is visible"):
+        publish(log, strong, messages)
+    messages, whole = staged(log, strong, range(200), text=MUCH), TopicLedger.settle
+
+    async def trimmed(ledger: TopicLedger) -> None:
+        await whole(ledger)
+        await log.twin.trim(name, before_time=datetime.now(UTC))
+
+    monkeypatch.setattr(TopicLedger, "settle", trimmed)
+    with pytest.raises(StagedGone, match="is gone after the write was decided"):
+        publish(log, strong, messages)
+    assert stored(log, strong) == []
 
 
 def test_a_target_that_is_deleted_under_a_write_is_named(log: emb.Log, strong: str) -> None:

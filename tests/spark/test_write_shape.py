@@ -16,7 +16,7 @@ import pytest
 from embarcadero.client.topics import TopicInfo
 from embarcadero.errors import BadSchema, BadValue
 from embarcadero.spark import writing
-from embarcadero.spark.shape import Shape, shape_of
+from embarcadero.spark.shape import Shape, new_columns, shape_of
 from embarcadero.spark.write_options import WriteOptions, write_options
 from embarcadero.spark.writing import TaskWriter, Work, cut, in_order
 from embarcadero.wire.partitioners import CRC32C, partition_of, partitions_of
@@ -31,7 +31,7 @@ WIDE = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string
 
 def topic(schema: pa.Schema | None = None, widths: tuple[int, ...] = (), **changes: Any) -> TopicInfo:
     versions = RAW if schema is None else TopicSchemas(schema, widths or (len(schema),))
-    return TopicInfo(name="t", lane=0, versions=versions, **changes)
+    return TopicInfo(**{"name": "t", "lane": 0} | changes, versions=versions)
 
 
 def shaped(info: TopicInfo, frame: pa.Schema, now_us: int = 0, **changes: Any) -> Shape:
@@ -59,6 +59,8 @@ def test_options_are_found_in_any_case() -> None:
         ({"writeId": ""}, False, "not 1 to 128 bytes"),
         ({"orderBy": "a,,b"}, False, "an empty name"),
         ({"batchBytes": "0"}, False, "how large batches are made"),
+        ({"addColumns": "yes"}, False, "columns that a topic with a schema lacks"),
+        ({"topic": ""}, False, "option 'topic' is missing"),
         ({"compression": "gzip"}, False, "lz4, zstd or none"),
         ({"brokers": "nowhere"}, False, "host:port"),
     ],
@@ -119,6 +121,32 @@ def test_topics_in_which_nothing_is_recognised_are_refused() -> None:
     """Orders 0 and 1 know no named sessions."""
     with pytest.raises(BadValue, match="order 2 or 5"):
         shaped(topic(order=1), FRAME)
+
+
+def test_topics_that_forget_writes_too_soon_are_refused() -> None:
+    """The cluster would forget that a write was decided before it has completed it."""
+    shaped(topic(session_ttl_s=600), FRAME)
+    with pytest.raises(BadValue, match=r"session_ttl_s of 599.*at least 600: embarcadero topic alter t"):
+        shaped(topic(session_ttl_s=599), FRAME)
+
+
+def test_the_clusters_own_topics_are_refused() -> None:
+    """Whatever their order."""
+    with pytest.raises(BadValue, match="'__routed' is one of the cluster's own"):
+        shaped(topic(name="__routed"), FRAME)
+
+
+def test_the_option_wins_over_a_column_topic() -> None:
+    """A raw topic takes the column, and does not look at it."""
+    shape = shaped(topic(), FRAME.append(pa.field("topic", pa.string())))
+    assert "topic" in shape.names
+
+
+def test_new_columns_come_at_the_end_and_may_be_null() -> None:
+    """Columns that the topic has, and the one that chooses a partition, are none of them."""
+    frame = pa.schema([("small", pa.int16()), pa.field("x", pa.int8(), nullable=False), ("_partition", pa.int32())])
+    assert new_columns(topic(WIDE), frame) == [pa.field("x", pa.int8())]
+    assert new_columns(topic(), frame) == []
 
 
 def test_spark_types_become_the_topics_own() -> None:

@@ -19,6 +19,7 @@ import pyarrow.types as kinds
 
 from embarcadero.client.topics import TopicInfo
 from embarcadero.errors import BadSchema, BadValue
+from embarcadero.limits import STAGED_TTL_S_MIN
 from embarcadero.spark.frame import frame_type
 from embarcadero.spark.write_options import WriteOptions
 from embarcadero.tier.types import table_type
@@ -152,6 +153,12 @@ def check_topic(topic: TopicInfo) -> None:
         raise BadValue(
             f"topic {topic.name!r} has order {topic.order}, in which batches that come twice are not found",
             "write into a topic of order 2 or 5",
+        )
+    if topic.session_ttl_s < STAGED_TTL_S_MIN:
+        raise BadValue(
+            f"topic {topic.name!r} has a session_ttl_s of {topic.session_ttl_s}: it would forget a write that is under "
+            "way",
+            f"it needs at least {STAGED_TTL_S_MIN}: embarcadero topic alter {topic.name} --session-ttl-s 86400",
         )
 
 

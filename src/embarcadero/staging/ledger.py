@@ -10,7 +10,7 @@ from embarcadero.client.aio import Log
 from embarcadero.client.named import HeldName
 from embarcadero.client.topics import TopicInfo
 from embarcadero.errors import BadValue, StagedGone, TopicExists, TopicReplaced, UnknownTopic
-from embarcadero.limits import DELIVERY_TIMEOUT_S
+from embarcadero.limits import DELIVERY_TIMEOUT_S, SESSION_TTL_S
 from embarcadero.staging.commit import Prepared
 from embarcadero.staging.manifest import FACTS, PARTITIONS, Fact, Manifest, Target, decode_fact, encode_fact
 from embarcadero.staging.names import Decision, data_name, decided_name, first_sequence, routed_name, run_name
@@ -45,7 +45,9 @@ async def open_home(log: Log) -> TopicInfo:
         return await log.describe(ROUTED_TOPIC)
     except UnknownTopic:
         try:
-            return await log.create_topic(ROUTED_TOPIC, order=int(Order.TOTAL), partitions=1)
+            return await log.create_topic(
+                ROUTED_TOPIC, order=int(Order.TOTAL), partitions=1, session_ttl_s=SESSION_TTL_S
+            )
         except TopicExists:
             return await log.describe(ROUTED_TOPIC)
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from embarcadero.client.aio import Log, Publisher, RecordAwaitable
 from embarcadero.client.topics import TopicInfo
-from embarcadero.errors import SessionFenced, UnknownSession
+from embarcadero.errors import BadReference, SessionFenced, StagedGone, UnknownSession
 from embarcadero.limits import DELIVERY_TIMEOUT_S, STAGED_FENCED_TRIES
 from embarcadero.staging.manifest import Inline, Reference
 from embarcadero.types import Ack, Order, StagedBatch
@@ -62,6 +62,13 @@ class Publication:
                 now = await self._let_pass(topic, pause_s)
                 pause_s = min(2 * pause_s, _PAUSE_S_MAX)
                 reached, tries = (now, 0) if now > reached else (reached, tries + 1)
+            except BadReference as error:
+                raise StagedGone(
+                    f"a batch that was staged for topic {topic.name!r} is gone after the write was decided: "
+                    f"{error.message}",
+                    "the staging topic was deleted or trimmed by hand, or it was in memory only, and there was too "
+                    "little of it; rows before that batch are in the topic; begin another write or checkpoint",
+                ) from error
         raise SessionFenced(
             f"other processes took the session {self._name!r} over {STAGED_FENCED_TRIES} times",
             "see whether two queries run with copies of one checkpoint",
