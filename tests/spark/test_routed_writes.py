@@ -12,7 +12,7 @@ import embarcadero as emb
 from embarcadero.client.topics import TopicInfo
 from embarcadero.errors import BadSchema, BadValue, TopicReplaced, UnknownTopic
 from embarcadero.spark import sink
-from embarcadero.spark.routing import routes_of
+from embarcadero.spark.routing import Routes, check_frame
 from embarcadero.spark.shape import shape_of
 from embarcadero.spark.sink import Message
 from embarcadero.spark.write_options import WriteOptions
@@ -38,7 +38,8 @@ def names(log: emb.Log, topic: str) -> list[str]:
 def writer(log: emb.Log, frame: pa.Schema = FRAME, **options: Any) -> TaskWriter:
     """A writer without the option `topic`."""
     given = WriteOptions(brokers=log.address, topic=None, batch_bytes=2_000, **options)
-    return TaskWriter(given, routes_of(log.thread.wait(open_home(log.twin)), frame, given, 0))
+    check_frame(frame, given)
+    return TaskWriter(given, Routes(log.thread.wait(open_home(log.twin)), frame, given, 0))
 
 
 def rows(names: Sequence[str | None], numbers: range, text: str) -> Iterator[pa.RecordBatch]:

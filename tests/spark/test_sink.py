@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import embarcadero as emb
+from embarcadero.types import ROUTED_TOPIC
 from embarcadero.wire.partitioners import MURMUR2, partition_of
 
 if TYPE_CHECKING:
@@ -85,6 +86,11 @@ def test_bad_writes_are_refused_before_any_task_runs(spark: SparkSession, log: e
         lambda: save(log, topic, spark.range(3).selectExpr("id", "id name"))
     )
     assert 'use mode("append"); to begin anew' in refusal(lambda: save(log, topic, good, "overwrite"))
+    assert "option 'topic' is missing, and the frame has no column 'topic'" in refusal(
+        lambda: good.selectExpr("name value").write.format("embarcadero").options(brokers=log.address)
+        .mode("append").save()
+    )
+    assert [each.name for each in log.topics(hidden=True) if each.name == ROUTED_TOPIC] == []
     assert "there is no topic 'nowhere'" in refusal(lambda: save(log, "nowhere", good))
     assert "did you mean 'orderBy'" in refusal(lambda: save(log, topic, good, oderBy="id"))
     assert "Append" in refusal(lambda: save(log, topic, good, "error"))
@@ -182,6 +188,9 @@ def test_new_columns_are_added_if_that_is_asked_for(spark: SparkSession, log: em
     said = refusal(lambda: save(log, topic, frame))
     assert "column 'small' is unknown" in said
     assert "addColumns=true" in said
+    bad = frame.withColumn("name", frame.id)
+    assert "'name' is int64" in refusal(lambda: save(log, topic, bad, addColumns="true"))
+    assert log.describe(topic).schema == SCHEMA
     for _ in range(2):
         save(log, topic, frame, addColumns="true")
     save(log, topic, frame.select("id", "name"), addColumns="true")

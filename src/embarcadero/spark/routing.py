@@ -39,8 +39,8 @@ class Routes:
         return Router(log, self).split
 
 
-def routes_of(home: TopicInfo, frame: pa.Schema, options: WriteOptions, now_us: int) -> Routes:
-    """How a frame is written into the topics that it names. BadSchema says why it can't be: all problems at once."""
+def check_frame(frame: pa.Schema, options: WriteOptions) -> None:
+    """Raise BadValue or BadSchema for a frame whose rows can't choose their topic: all problems at once."""
     problems = raw_problems(frame)
     if COLUMN not in frame.names:
         raise BadValue("option 'topic' is missing, and the frame has no column 'topic'", _HOW)
@@ -51,7 +51,6 @@ def routes_of(home: TopicInfo, frame: pa.Schema, options: WriteOptions, now_us: 
         problems.append("option 'keyColumn' is for topics with a schema; here it is `key`")
     if problems:
         raise BadSchema(f"the frame does not fit topics without a schema: {'; '.join(problems)}", _HOW)
-    return Routes(home, frame, options, now_us)
 
 
 class Router:

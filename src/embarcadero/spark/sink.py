@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
@@ -33,8 +33,8 @@ from embarcadero.errors import (
 )
 from embarcadero.limits import STAGED_INLINE_ALL_BYTES, STAGED_PATIENCE_S, STAGED_SILENT_S
 from embarcadero.spark.connections import shared_log
-from embarcadero.spark.routing import Routes, routes_of
-from embarcadero.spark.shape import Shape, check_topic, new_columns, shape_of
+from embarcadero.spark.routing import Routes, check_frame
+from embarcadero.spark.shape import Shape, new_columns, shape_of
 from embarcadero.spark.versions import DataSourceStreamArrowWriter, to_arrow
 from embarcadero.spark.write_options import WriteOptions, write_options
 from embarcadero.spark.writing import Encoded, Staged, Stager, TaskWriter, Work
@@ -83,16 +83,18 @@ def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) 
 def _shape(options: WriteOptions, schema: StructType) -> Shape | Routes:
     log, frame, now_us = shared_log(options.brokers, at_once=True), to_arrow(schema), time.time_ns() // 1000
     if options.topic is None:
-        return routes_of(log.thread.wait(open_home(log.twin)), frame, options, now_us)
+        check_frame(frame, options)
+        return Routes(log.thread.wait(open_home(log.twin)), frame, options, now_us)
     topic = log.describe(options.topic)
     if options.add_columns and (new := new_columns(topic, frame)):
+        known = pa.schema([field for field in frame if field.name not in {each.name for each in new}])
+        shape_of(topic, known, replace(options, order_by=(), key_column=None), now_us)  # nothing else is wrong
         topic = _add_columns(log, topic, frame, new)
     return shape_of(topic, frame, options, now_us)
 
 
 def _add_columns(log: Log, topic: TopicInfo, frame: pa.Schema, new: list[pa.Field]) -> TopicInfo:
     """Add columns to a topic. Another writer may add the same ones at the same time."""
-    check_topic(topic)
     wanted = pa.schema([*topic.versions.newest, *new])
     try:
         return log.alter_topic(topic.name, schema=wanted)
