@@ -54,6 +54,7 @@ def drive(
     environment = os.environ | {
         "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "SPARK_WORKER_DIR": str(folder / "workers"),
         "SPARK_LOCAL_DIRS": str(folder / "scratch"),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # executors run the first python3 there
     }  # fmt: skip
     command = [sys.executable, "-m", "tests.spark.sink_driver", str(folder / "plan.json")]
     ended = subprocess.run(command, env=environment, cwd=folder, capture_output=True, timeout=300, check=False)

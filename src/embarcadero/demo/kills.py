@@ -61,7 +61,8 @@ class Driver:
         self.starts += 1
         if self.starts > _RESTARTS_MAX:
             raise ClusterError("the driver does not stay alive", f"see {self._folder / 'driver.log'}")
-        environment = {**os.environ, "SPARK_WORKER_DIR": str(self._folder / "workers")}
+        path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"  # executors run the first python3 there
+        environment = {**os.environ, "PATH": path, "SPARK_WORKER_DIR": str(self._folder / "workers")}
         with (self._folder / "driver.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
