@@ -51,7 +51,7 @@ def operator(plan: Plan, stamp: str) -> Callable[[Iterator[pa.RecordBatch]], Ite
             raise RuntimeError("not a task of Spark")
         batch = context.getLocalProperty("streaming.sql.batchId")
         rng = random.Random(f"{seed} {stamp} {batch} {context.partitionId()} {context.attemptNumber()}")
-        fails, after = rng.random() < failing, rng.randrange(4)
+        fails, after = rng.random() < failing, rng.randrange(3)
         for number, rows in enumerate(batches):
             if not (fails and number >= after):
                 yield rows
