@@ -229,7 +229,7 @@ class Rounds:
 
 # --- at the end -------------------------------------------------------------------------------------------------------
 def differences(rows: pa.Table, seen: Mapping[tuple[int, str], int], total: int) -> list[str]:
-    """What is wrong with the rows of a topic. `seen`: how many rows of each file and stamp a reader saw; `total`: ids."""
+    """What is wrong with the rows of a topic. `seen`: rows of each file and stamp that a reader saw."""
     wrong = []
     ids = rows.column("id").to_pylist()
     if sorted(ids) != list(range(total)):
