@@ -17,7 +17,16 @@ import pytest
 import embarcadero as emb
 from embarcadero.client.topics import TopicInfo
 from embarcadero.env import SilentJournal
-from embarcadero.errors import BadValue, EmbarcaderoError, SessionFenced, StagedGone, Stale, TopicReplaced, UnknownTopic
+from embarcadero.errors import (
+    BadReference,
+    BadValue,
+    EmbarcaderoError,
+    SessionFenced,
+    StagedGone,
+    Stale,
+    TopicReplaced,
+    UnknownTopic,
+)
 from embarcadero.limits import STAGED_FENCED_TRIES
 from embarcadero.spark import sink
 from embarcadero.spark.connections import shared_log
@@ -321,23 +330,21 @@ def test_a_staging_topic_that_is_deleted_under_a_write_is_named(
 def test_a_staging_topic_that_is_trimmed_under_a_write_is_named(
     log: emb.Log, strong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By hand. Before the decision nothing is visible. After it what brokers still have is published; and if the topic
-    is gone, the error says what to do."""
+    """By hand. Before the decision nothing is visible. After it what brokers still have is published; and if they
+    have a batch no more, the error says what to do."""
     name = staging_topic(log.describe(strong).id)
     messages = staged(log, strong, range(200), text=MUCH)
     log.trim(name, before_time=datetime.now(UTC))
     with pytest.raises(StagedGone, match="nothing of the write is visible"):
         publish(log, strong, messages)
-    messages, whole = staged(log, strong, range(200), text=MUCH), TopicLedger.settle
-
-    async def deleted(ledger: TopicLedger) -> None:
-        await whole(ledger)
-        await log.twin.delete_topic(name)
-
-    monkeypatch.setattr(TopicLedger, "settle", deleted)
-    with pytest.raises(StagedGone, match="is gone after the write was decided"):
-        publish(log, strong, messages)
     assert stored(log, strong) == []
+
+    async def gone(*_: object) -> None:
+        raise BadReference("it is not there", "")
+
+    monkeypatch.setattr(Publication, "_publish_rest", gone)
+    with pytest.raises(StagedGone, match="is gone after the write was decided"):
+        publish(log, strong, staged(log, strong, range(200), text=MUCH))
 
 
 def test_a_target_that_is_deleted_under_a_write_is_named(log: emb.Log, strong: str) -> None:
