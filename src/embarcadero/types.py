@@ -259,9 +259,18 @@ ROUTED_TOPIC: Final = HIDDEN_PREFIX + "routed"
 """The home of writes into several topics: its log has their decisions."""
 
 
+JOBS_PREFIX: Final = HIDDEN_PREFIX + "jobs."
+"""The topic with this prefix and the id of another topic holds the facts of jobs that write into that one."""
+
+
 def staging_topic(topic_id: int) -> str:
     """Return the name of the topic that holds what is staged for the topic with this id."""
     return STAGING_PREFIX + id_text(topic_id)
+
+
+def jobs_topic(topic_id: int) -> str:
+    """Return the name of the topic that holds the facts of jobs that write into the topic with this id."""
+    return JOBS_PREFIX + id_text(topic_id)
 
 
 class Topic(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from embarcadero.cli import (
     chaos,
     cluster,
     config,
+    copies,
     inspect,
     jobs,
     pipeline,
@@ -86,6 +87,9 @@ app.command()(verify.verify)
 app.command()(records.publish)
 app.command()(records.tail)
 pipeline.app.command()(jobs.audit)
+pipeline.app.command()(copies.compact)
+pipeline.app.command()(copies.replay)
+pipeline.app.command()(copies.load)
 pipeline.app.command()(jobs.run)
 app.add_typer(pipeline.app, name="pipeline")
 app.command()(jobs.sql)

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from embarcadero.tier.engines import Engine
     from embarcadero.tier.job import Cycle, TierJob
 
-app = Verbs(help="Run jobs over topics: tier, audit, or one of your own.", no_args_is_help=True, rich_markup_mode=None)
+_HELP = "Run jobs over topics: tier, audit, compact, replay, load, or one of your own."
+app = Verbs(help=_HELP, no_args_is_help=True, rich_markup_mode=None)
 
 _MASTER = "local[*]"
 
@@ -54,7 +55,7 @@ def tier(
     from embarcadero.tier.job import TierJob
     from embarcadero.tier.settings import TierSettings
 
-    config = _config(data_dir)
+    config = cluster_config(data_dir)
     with connect(brokers, data_dir) as log:
         engine: Engine = ProcessEngine(log)
         if not no_spark:
@@ -75,7 +76,7 @@ def tier(
             job.follow(stop, lambda cycle: _print_cycle(topic, cycle, json))
 
 
-def _config(data_dir: Path | None) -> Config:
+def cluster_config(data_dir: Path | None) -> Config:
     """Ours, on top of that of the cluster in this folder, if one runs there."""
     from embarcadero.errors import NotRunning
     from embarcadero.node.cluster import ClusterFolder

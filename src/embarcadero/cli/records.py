@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from embarcadero.cli.output import Brokers, DataDir, Json, connect, note, print_json, stderr_is_terminal
-from embarcadero.cli.times import parse_time
+from embarcadero.client.times import parse_time
 from embarcadero.errors import Backpressure, BadValue, Conflict, OutcomeUnknown, Trimmed
 from embarcadero.limits import DELIVERY_TIMEOUT_S, RECORD_BYTES_MAX, SESSION_WINDOW
 from embarcadero.types import NO_SESSION, Ack, EntryKind

@@ -18,7 +18,7 @@ from embarcadero.cli.output import (
     reader_row,
 )
 from embarcadero.cli.settings import Verbs
-from embarcadero.cli.times import parse_time
+from embarcadero.client.times import parse_time
 from embarcadero.errors import BadValue
 from embarcadero.orders import order_label, order_name
 from embarcadero.placement.rules import price

@@ -68,7 +68,7 @@ from embarcadero.placement.records import Past
 from embarcadero.sequencer.pulses import Pulses
 from embarcadero.storage.identity import adopt_folder
 from embarcadero.storage.real import RealDisk
-from embarcadero.types import STAGING_PREFIX, Member, MemberState, ReplicaMember, ReplicaState
+from embarcadero.types import Member, MemberState, ReplicaMember, ReplicaState
 from embarcadero.watch.logs import LogJournal
 from embarcadero.watch.places import Places
 
@@ -334,7 +334,7 @@ class Supervisor:
             return
         self._staging_seen_s = time.monotonic()
         with contextlib.suppress(EmbarcaderoError):  # the store is busy: next time
-            if any(topic.name.startswith(STAGING_PREFIX) for topic in self._directory.topics()):
+            if any(topic.hidden for topic in self._directory.topics()):
                 self._start_client("sweep", "embarcadero.staging.main")
 
     def _start_client(self, name: str, module: str) -> None:

@@ -20,10 +20,21 @@ from embarcadero.limits import (
     TOPIC_NAME_CHARS_MAX,
 )
 from embarcadero.orders import parse_order
-from embarcadero.types import HIDDEN_PREFIX, PARTITIONERS, ROUTED_TOPIC, STAGING_PREFIX, OnGap, Order, Topic
+from embarcadero.types import (
+    HIDDEN_PREFIX,
+    JOBS_PREFIX,
+    PARTITIONERS,
+    ROUTED_TOPIC,
+    STAGING_PREFIX,
+    OnGap,
+    Order,
+    Topic,
+)
 
 _NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{TOPIC_NAME_CHARS_MAX}}}")
-_HIDDEN_NAME = re.compile(rf"{re.escape(STAGING_PREFIX)}[0-9a-f]{{16}}|{re.escape(ROUTED_TOPIC)}")
+_HIDDEN_NAME = re.compile(
+    rf"({re.escape(STAGING_PREFIX)}|{re.escape(JOBS_PREFIX)})[0-9a-f]{{16}}|{re.escape(ROUTED_TOPIC)}"
+)
 _GAP_TIMEOUT_MS = {OnGap.FENCE: GAP_TIMEOUT_FENCE_MS, OnGap.SKIP: GAP_TIMEOUT_SKIP_MS}
 
 

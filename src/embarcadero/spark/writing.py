@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
@@ -140,11 +140,14 @@ class TaskWriter:
 
     def write(self, work: Work, task: int, rows: Iterator[pa.RecordBatch]) -> Staged:
         """Stage all rows of one task."""
+        return self.stage(work, self.batches(shared_log(self.options.brokers), task, rows))
+
+    def stage(self, work: Work, batches: Iterable[Encoded]) -> Staged:
+        """Stage batches of one task."""
         settle_down()
-        log = shared_log(self.options.brokers)
-        stager = Stager(log, self.shape.topic, work)
+        stager = Stager(shared_log(self.options.brokers), self.shape.topic, work)
         try:
-            for batch in self.batches(log, task, rows):
+            for batch in batches:
                 stager.add(batch)
             return stager.finish()
         finally:

@@ -3,8 +3,8 @@
 It reads the facts of every staging topic (`open_writes.py`). An epoch is completed when its decision and its published
 batches stand still for COMPLETE_AFTER_S; while they move, a committer is at work. Staging topics are trimmed by time:
 what was appended before the oldest open write began is garbage. A write that was decided is never forgotten before it
-is done. A staging topic whose target is deleted is deleted, too. The sweep keeps nothing on disk: when it starts, it
-reads the facts from the beginning.
+is done. A staging topic whose target is deleted is deleted, too, and so are the facts of its jobs (`job_ledger.py`).
+The sweep keeps nothing on disk: when it starts, it reads the facts from the beginning.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from embarcadero.staging.ledger import TopicLedger
 from embarcadero.staging.manifest import FACTS, decode_fact
 from embarcadero.staging.names import Decision
 from embarcadero.staging.open_writes import OpenWrites
-from embarcadero.types import STAGING_PREFIX, Topic, id_text
+from embarcadero.types import JOBS_PREFIX, STAGING_PREFIX, Topic, id_text
 
 _TRIM_EVERY_S: Final = 60.0
 _AT_ONCE: Final = 8  # staging topics that are swept side by side: one in trouble does not keep the others back
@@ -128,10 +128,20 @@ class Sweeper:
         targets = {id_text(topic.id): topic.name for topic in topics if topic not in staging}
         for gone in self._sweeps.keys() - {topic.id for topic in staging}:
             del self._sweeps[gone]
+        for topic in topics:
+            if topic.name.startswith(JOBS_PREFIX) and topic.name.removeprefix(JOBS_PREFIX) not in targets:
+                await self._delete(topic)
         await asyncio.gather(
             *(self._sweep(topic, targets.get(topic.name.removeprefix(STAGING_PREFIX))) for topic in staging)
         )
         return len(staging)
+
+    async def _delete(self, topic: Topic) -> None:
+        """Delete a topic whose target is deleted; trouble is reported, and the next round tries again."""
+        try:
+            await self._log.delete_topic(topic.name, topic_id=topic.id)
+        except (EmbarcaderoError, TimeoutError) as error:
+            self._journal.warn("can't delete the facts of jobs", topic=topic.name, reason=str(error))
 
     async def _sweep(self, topic: Topic, target: str | None) -> None:
         async with self._turns:

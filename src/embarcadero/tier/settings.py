@@ -56,13 +56,13 @@ def sqlite_catalog(folder: Path) -> dict[str, str]:
     return {"type": "sql", "uri": f"sqlite:///{folder / 'catalog.db'}?timeout={_BUSY_S}"}
 
 
-def parse_properties(pairs: Sequence[str]) -> dict[str, str]:
-    """`key=value` pairs. BadValue names one that is none."""
+def parse_properties(pairs: Sequence[str], what: str = "tier.properties") -> dict[str, str]:
+    """`key=value` pairs. BadValue names one that is none, and what they are."""
     found: dict[str, str] = {}
     for number, pair in enumerate(pairs, start=1):
         key, equals, value = pair.partition("=")
         if not equals or not key.strip():  # it may be a part of a secret: not shown
             hint = "write key=value, such as s3.region=eu-west-1; a value with a comma needs a list in the file"
-            raise BadValue(f"tier.properties has {len(pairs)} entries, and number {number} has no name and '='", hint)
+            raise BadValue(f"{what} has {len(pairs)} entries, and number {number} has no name and '='", hint)
         found[key.strip()] = value.strip()
     return found

@@ -1,4 +1,4 @@
-"""Times on the command line: ISO with a time zone, or so long ago."""
+"""Times as people write them: ISO with a time zone, or so long ago."""
 
 from __future__ import annotations
 

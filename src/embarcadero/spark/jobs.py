@@ -1,0 +1,226 @@
+"""What all jobs share: steps that are planned durably, written once, and found again by the next start.
+
+A job is a named write into one topic. Each step is an epoch of that write: its plan is recorded
+(staging/job_ledger.py), its rows are staged by tasks and committed as a whole (staging/commit.py), then it is recorded
+as done. A process that is killed anywhere leaves a plan at most; the next start runs that plan, or finds its rows in
+the topic.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from uuid import uuid4
+
+import msgspec
+import pyarrow as pa
+
+from embarcadero.client.sync import Log
+from embarcadero.client.topics import TopicInfo
+from embarcadero.errors import BadName, BadValue, EmbarcaderoError, OutcomeUnknown, Stale, from_wire
+from embarcadero.limits import GIB
+from embarcadero.spark.offsets import Span
+from embarcadero.spark.shape import Shape
+from embarcadero.spark.sink import Message, publish
+from embarcadero.spark.write_options import WriteOptions
+from embarcadero.spark.writing import Encoded, Staged, TaskWriter, Work
+from embarcadero.staging.job_ledger import BEGUN, DONE, PLANNED, Fact, JobLedger, age_s
+from embarcadero.staging.names import data_name, first_sequence
+from embarcadero.types import HIDDEN_PREFIX, Order
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+STEP_BYTES: Final = 1 * GIB
+"""Payload that one step reads, if there is so much: what a kill costs at most."""
+
+NAME_BYTES_MAX: Final = 80
+_TTL_SHARE: Final = 0.9  # of the time for which a topic remembers writes: clocks of two processes differ
+STAGED_DDL: Final = "number long, staged binary"
+"""What a task of a job tells the driver: its number, and what it has staged."""
+
+_TYPED: Final = re.compile(r"embarcadero\.errors\.(\w+): (.*)")
+
+
+class Progress(NamedTuple):
+    """How far a job is: steps done by this process, and records of its source that are done, of so many."""
+
+    steps: int
+    done: int
+    total: int
+
+
+Report = Callable[[Progress], None]
+"""Called when a job begins and after each step."""
+
+
+class Steps(Protocol):
+    """What is particular to a kind of job."""
+
+    def plan(self, newest: Fact | None) -> bytes | None:
+        """Plan the step after the newest one that is done; None: there is nothing left to do."""
+
+    def write(self, epoch: int, plan: bytes) -> None:
+        """Have the rows of a step in the target, as one epoch of the job's write."""
+
+    def done(self, epoch: int, plan: bytes) -> bytes:
+        """What to remember of a step whose rows are in the target."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One job: `write` names its write into `target`. `repeatable`: rows of a step that come twice do no harm."""
+
+    log: Log
+    target: TopicInfo
+    write: str
+    ledger: JobLedger
+    repeatable: bool = False
+
+    @classmethod
+    def of(cls, log: Log, target: TopicInfo, write: str, *, repeatable: bool = False) -> Job:
+        """The job of this name; what is recorded of it is read."""
+        if target.order <= Order.BROKER:
+            raise BadValue(
+                f"topic {target.name!r} has order {target.order}, in which a write can't be stored once",
+                "write into a topic of order 2 or 5",
+            )
+        job = cls(log, target, write, JobLedger(log, target), repeatable)
+        job.ledger.checkpoint()
+        job.ledger.refresh()
+        return job
+
+    def begun(self) -> bytes | None:
+        """What the job is, if it was begun."""
+        fact = self.ledger.get(self.write, BEGUN)
+        return None if fact is None else fact.body
+
+    def begin(self, wanted: bytes) -> bytes:
+        """Record what the job is; return what was recorded first, which may be other than what is wanted."""
+        return self.ledger.settle(self.write, BEGUN, wanted).body
+
+    def run(self, steps: Steps) -> int:
+        """Run all steps that are left. Return how many this process ran, or found done."""
+        count = 0
+        while True:
+            self.ledger.refresh()
+            newest = self.ledger.newest_done(self.write)
+            epoch = 0 if newest is None else newest.epoch + 1
+            planned = self.ledger.get(self.write, PLANNED, epoch)
+            found = planned is not None  # an earlier start, or another process, has planned it
+            if planned is None:
+                wanted = steps.plan(newest)
+                if wanted is None:
+                    return count
+                planned = self.ledger.settle(self.write, PLANNED, wanted, epoch)
+            if not (found and self._in_target(planned)):
+                try:
+                    steps.write(epoch, planned.body)
+                except Exception as error:
+                    if self._done_meanwhile(epoch):
+                        continue
+                    raise typed(error) from error
+            self.ledger.settle(self.write, DONE, steps.done(epoch, planned.body), epoch)
+            count += 1
+
+    def _in_target(self, planned: Fact) -> bool:
+        """Whether a step is in the target already. Stale if the target may have forgotten that it is."""
+        target, log = self.target, self.log
+        held = log.thread.wait(log.twin.held_name(target.name, data_name(self.write), topic_id=target.id))
+        if held.expected >= first_sequence(planned.epoch + 1):
+            return True
+        silent_s = age_s(planned)
+        if self.repeatable or held.expected or silent_s < _TTL_SHARE * target.session_ttl_s:
+            return False
+        raise Stale(
+            f"step {planned.epoch} of job {self.write!r} was begun {silent_s:.0f} s ago, and topic {target.name!r} "
+            f"remembers writes for {target.session_ttl_s} s: whether the step is in the topic is not known",
+            "look at the newest records of the topic; then begin another job (another name) with what is missing. "
+            "Start jobs again sooner, or give the topic a longer session_ttl_s",
+        )
+
+    def _done_meanwhile(self, epoch: int) -> bool:
+        """Whether another process did a step: then what this one met does not matter."""
+        try:
+            self.ledger.refresh()
+        except EmbarcaderoError:
+            return False
+        newest = self.ledger.newest_done(self.write)
+        return newest is not None and newest.epoch >= epoch
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+def write_name(kind: str, name: str | None, *arguments: str) -> str:
+    """The name of a job's write: by its own name, or else by its arguments, so that the same command goes on."""
+    if name is None:
+        name = blake2b("\0".join(arguments).encode(), digest_size=8).hexdigest()
+    if not 0 < len(name.encode()) <= NAME_BYTES_MAX or "/" in name:
+        raise BadName(f"{name!r} is not a name of a job", f"use 1 to {NAME_BYTES_MAX} bytes without '/'")
+    return f"job/{kind}/{name}"
+
+
+def check_target(name: str) -> None:
+    """Refuse a target that belongs to the cluster."""
+    if name.startswith(HIDDEN_PREFIX):
+        raise BadName(f"{name!r} is a topic of the cluster", "jobs write into topics of yours only")
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+def task_writer(log: Log, target: TopicInfo, *, keyed: bool = True) -> TaskWriter:
+    """What tasks stage rows by that have the target's own columns; keys choose their partitions if `keyed`."""
+    info = msgspec.structs.replace(target, ranges=[], lanes=[])
+    key = (target.key or None) if target.versions.typed else "key"
+    shape = Shape(info, tuple(target.versions.newest.names), None, key if keyed else None, (), 0)
+    return TaskWriter(WriteOptions(brokers=log.address, topic=target.name), shape)
+
+
+def work_of(write: str, epoch: int) -> Work:
+    """What the tasks of one step work for; each time it is tried, another attempt."""
+    return Work(write, epoch, uuid4().hex)
+
+
+def encode_staged(staged: Staged) -> bytes:
+    """What a task tells the driver, as a cell of a frame."""
+    return msgspec.msgpack.encode(staged)
+
+
+def publish_staged(tasks: TaskWriter, answers: Sequence[tuple[int, bytes]]) -> None:
+    """Commit what tasks have staged, in the order of their numbers."""
+    decoded = [msgspec.msgpack.decode(staged, type=Staged) for _, staged in sorted(answers)]
+    publish(tasks, [Message(staged) for staged in decoded])
+
+
+def stage_spans(
+    spark: SparkSession, tasks: TaskWriter, write: str, epoch: int, spans: Sequence[Span],
+    batches: Callable[[Span], Iterator[Encoded]],
+) -> list[tuple[int, bytes]]:  # fmt: skip
+    """Have a task stage the batches of each span; return what each of them tells the driver, with its number."""
+    work = work_of(write, epoch)
+
+    def stage(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for part in parts:
+            for number in part.column(0).to_pylist():
+                staged = tasks.stage(work, batches(spans[number]))
+                yield pa.RecordBatch.from_pydict({"number": [number], "staged": [encode_staged(staged)]})
+
+    found = spark.range(0, len(spans), 1, len(spans)).mapInArrow(stage, STAGED_DDL).collect()
+    return [(row.number, bytes(row.staged)) for row in found]
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+def typed(error: Exception) -> EmbarcaderoError:
+    """What went wrong in Spark as one of our errors: the last one that a traceback names, if there is one."""
+    if isinstance(error, EmbarcaderoError):
+        return error
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    named = [match for line in lines if (match := _TYPED.search(line))]
+    if named:
+        return from_wire(named[-1][1], named[-1][2])
+    reason = lines[0] if lines else type(error).__name__
+    return OutcomeUnknown(
+        f"Spark did not complete a step of the job: {reason[:500]}",
+        "nothing is in the topic twice, and no part of a step is; start the job again",
+    )

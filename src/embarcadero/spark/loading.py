@@ -1,0 +1,352 @@
+"""Loading: the rows of files or of an Iceberg table, in a topic, each once.
+
+What is loaded is recorded when the job begins: the list of files with sizes and times, or the snapshot of the table.
+Steps follow from that record alone, so a job that goes on loads exactly what is left. Files that changed since then are
+refused; a table may go on, its snapshot stays what it was.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from embarcadero.client.sync import Log
+from embarcadero.client.topics import TopicInfo
+from embarcadero.errors import BadTable, BadValue, TopicExists, UnknownTopic
+from embarcadero.spark.frame import arrow_schema
+from embarcadero.spark.jobs import STEP_BYTES, Job, Progress, Report, check_target, typed, write_name
+from embarcadero.spark.versions import from_arrow, to_arrow
+from embarcadero.staging.job_ledger import Fact
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from embarcadero.spark.iceberg import Snapshot
+
+KIND: Final = "load"
+FORMATS: Final = ("parquet", "csv", "json")
+_USUAL: Final[dict[str, dict[str, str]]] = {
+    # Columns are checked against the header of each file, and a row that can't be read is an error, not nulls.
+    "csv": {"header": "true", "inferSchema": "true", "enforceSchema": "false", "mode": "FAILFAST"},
+    "json": {"mode": "FAILFAST"},
+    "parquet": {},
+}
+_ENDINGS: Final = {"parquet": "parquet", "csv": "csv", "json": "json", "jsonl": "json", "ndjson": "json"}
+_NAMED_MAX: Final = 3  # files that an error names
+_PATTERN: Final = frozenset("*?[{")
+
+
+class File(NamedTuple):
+    """One file as it was when the job began."""
+
+    path: str
+    bytes: int
+    changed_us: int
+
+
+class _Begun(msgspec.Struct, frozen=True):
+    """What a load reads. `schema` is the frame's, as JSON; `steps` has the number of files of each step.
+
+    `snapshot` has the id of the table and of its snapshot. Nothing that may be a secret is kept: no keys of a catalog.
+    """
+
+    format: str
+    roots: list[str]
+    options: dict[str, str]
+    columns: list[str]
+    files: list[File]
+    steps: list[int]
+    schema: str
+    snapshot: tuple[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a run did: `steps` of it; the whole load has so many files."""
+
+    into: str
+    steps: int
+    files: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilesSource:
+    """Files that Spark reads: paths, folders or patterns, all of one format (None: by their names).
+
+    `options` are those of Spark's reader, such as `{"sep": ";"}`. CSV files have a header unless `header` says no.
+    """
+
+    paths: Sequence[str]
+    format: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableSource:
+    """An Iceberg table: its name in a catalog, and PyIceberg's properties of that catalog."""
+
+    name: str
+    catalog: Mapping[str, str]
+    snapshot: int | None = None
+
+
+def load(
+    spark: SparkSession, log: Log, into: str, source: FilesSource | TableSource, *, key: str | None = None,
+    columns: Sequence[str] = (), name: str | None = None, step_bytes: int = STEP_BYTES, report: Report | None = None,
+) -> Loaded:  # fmt: skip
+    """Have all rows of files or of a table in a topic, each once; the topic is created if it does not exist.
+
+    A new topic has the columns of the source (or `columns` of them), and `key` as its key. The same call goes on where
+    a run was killed, and does nothing if all is loaded; `name` tells jobs apart that load the same into one topic.
+    Files that changed between two starts are refused; of a table, the snapshot of the first start is loaded. A row of
+    CSV or JSON that can't be read ends the load. Raises BadValue, BadSchema, BadTable, Stale.
+
+        load(spark, log, "orders", FilesSource(paths=["s3a://lake/orders/"], format="parquet"), key="id")
+    """
+    check_target(into)
+    kind = _kind(source)
+    write = write_name(KIND, name, kind, *_asked(source))
+    target = _known(log, into)
+    known = None if target is None else Job.of(log, target, write).begun()
+    wanted = _begun(spark, source, kind, columns, target, step_bytes) if known is None else None
+    if target is not None and key is not None and key != target.key:
+        raise BadValue(f"topic {into!r} has {target.key or 'no column'!r} as its key, not {key!r}", "leave the key out")
+    if target is None and wanted is not None:
+        target = _create(log, into, wanted, key)
+    if target is None:
+        raise UnknownTopic(f"there is no topic {into!r}", "it was deleted just now: start again")
+    job = Job.of(log, target, write)
+    if wanted is not None:
+        known = job.begin(_packed(wanted))
+    begun = _unpacked(known or b"")
+    _check_same(spark, begun, source, kind, columns, name)
+    steps = _Load(spark, job, begun, source, report)
+    return Loaded(into, job.run(steps), len(begun.files))
+
+
+def _kind(source: FilesSource | TableSource) -> str:
+    """The format of a source, which `TableSource` has in its type."""
+    if isinstance(source, TableSource):
+        return "iceberg"
+    if not source.paths:
+        raise BadValue("no files to load", "name files, folders or patterns")
+    found = source.format
+    if found is None:
+        ends = {path.rstrip("/").rpartition("/")[2].rpartition(".")[2].lower() for path in source.paths}
+        found = _ENDINGS.get(ends.pop()) if len(ends) == 1 else None
+    if found not in FORMATS:
+        raise BadValue(
+            f"the format of {', '.join(source.paths)[:200]} is {source.format or 'not known by the names'}",
+            f"say which it is: {', '.join(FORMATS)}",
+        )
+    return found
+
+
+def _asked(source: FilesSource | TableSource) -> list[str]:
+    return [source.name, str(source.snapshot)] if isinstance(source, TableSource) else sorted(source.paths)
+
+
+def _known(log: Log, into: str) -> TopicInfo | None:
+    try:
+        return log.describe(into)
+    except UnknownTopic:
+        return None
+
+
+# --- what is loaded ---------------------------------------------------------------------------------------------------
+def _begun(
+    spark: SparkSession, source: FilesSource | TableSource, kind: str, columns: Sequence[str],
+    target: TopicInfo | None, step_bytes: int,
+) -> _Begun:  # fmt: skip
+    """Look at the source as it is now."""
+    if isinstance(source, TableSource):
+        snapshot = _snapshot(source)
+        files = [File(path, size, 0) for path, size in snapshot.files()]
+        schema = snapshot.struct()
+        steps, pinned = _steps(files, step_bytes), (snapshot.uuid, snapshot.id)
+        return _Begun(kind, [source.name], {}, list(columns), files, steps, schema.json(), pinned)
+    try:
+        files = _files(spark, source.paths)
+        if not files:
+            raise BadValue(f"there are no files at {', '.join(source.paths)[:200]}", "check the paths")
+        schema = _files_schema(spark, source, kind, [file.path for file in files], target)
+    except Exception as error:
+        raise _unreadable(error, source.paths) from error
+    return _Begun(
+        kind, list(source.paths), dict(source.options), list(columns), files, _steps(files, step_bytes), schema.json()
+    )
+
+
+def _snapshot(source: TableSource, pinned: int | None = None) -> Snapshot:
+    from embarcadero.spark.iceberg import open_snapshot
+
+    return open_snapshot(source.name, source.catalog, source.snapshot if pinned is None else pinned)
+
+
+def _unreadable(error: Exception, paths: Sequence[str]) -> Exception:
+    found = typed(error)
+    if isinstance(error, type(found)):
+        return found
+    return BadValue(f"{', '.join(paths)[:200]} can't be read: {found.message}", "check paths, format and options")
+
+
+def _files(spark: SparkSession, paths: Sequence[str]) -> list[File]:
+    """All files with sizes and times, by path: Spark lists them as it would to read them."""
+    listed = spark.read.format("binaryFile").load(list(paths)).selectExpr(
+        "path", "length", "unix_micros(modificationTime) changed"
+    )  # fmt: skip
+    return sorted(File(row.path, int(row.length), int(row.changed)) for row in listed.collect())
+
+
+def _files_schema(
+    spark: SparkSession, source: FilesSource, kind: str, files: list[str], target: TopicInfo | None
+) -> StructType:
+    """The columns of files. Text is read as what the target has, if there is one: its numbers stay numbers."""
+    reader = spark.read.format(kind).options(**_options(kind, source.options))
+    found = reader.load(list(source.paths)).schema
+    if len(files) > 1 and (len(source.paths) > 1 or _PATTERN & set(source.paths[0])):
+        alone = reader.load(files[:1]).schema
+        if missing := [name for name in found.names if name not in alone.names and _in_path(name, files[0])]:
+            raise BadValue(
+                f"column {missing[0]!r} is in names of folders, and not one folder but paths or patterns are given",
+                "give the one folder above them all",
+            )
+    if target is None or not target.versions.typed or kind == "parquet":
+        return found
+    from pyspark.sql.types import StructField, StructType
+
+    known = arrow_schema(target.versions)
+    own = {name: known.field(name).type for name in target.versions.newest.names}
+    fields = [StructField(each.name, from_arrow(own[each.name])) if each.name in own else each for each in found]
+    return StructType(fields)
+
+
+def _in_path(name: str, path: str) -> bool:
+    return f"/{name}=" in path
+
+
+def _options(kind: str, given: Mapping[str, str]) -> dict[str, str]:
+    return _USUAL[kind] | dict(given)
+
+
+def _steps(files: Sequence[File], step_bytes: int) -> list[int]:
+    """How many files each step has: about so many bytes, at least one file."""
+    steps: list[int] = []
+    size = 0
+    for file in files:
+        if not steps or size + file.bytes > step_bytes:
+            steps.append(0)
+            size = 0
+        steps[-1] += 1
+        size += file.bytes
+    return steps
+
+
+def _check_same(
+    spark: SparkSession, begun: _Begun, source: FilesSource | TableSource, kind: str, columns: Sequence[str],
+    name: str | None,
+) -> None:  # fmt: skip
+    """Raise BadValue if the job was begun with another source, or with files that are others now."""
+    asked = [source.name] if isinstance(source, TableSource) else list(source.paths)
+    options = {} if isinstance(source, TableSource) else dict(source.options)
+    if (begun.format, sorted(begun.roots), begun.options, begun.columns) != (kind, sorted(asked), options, [*columns]):
+        raise BadValue(
+            f"load {name or 'of the same name'!r} was begun with {begun.format} {', '.join(begun.roots)[:200]}, other "
+            "options or other columns",
+            "give the same to go on, or another name to begin another load",
+        )
+    if isinstance(source, TableSource):
+        return
+    now, then = set(_files(spark, source.paths)), set(begun.files)
+    if changed := sorted({file.path for file in now ^ then}):
+        names = ", ".join(changed[:_NAMED_MAX]) + (" ..." if len(changed) > _NAMED_MAX else "")
+        raise BadValue(
+            f"{len(changed)} files were added, removed or changed since this load began: {names}",
+            "put them back as they were to go on; load new files by another load, named apart or by their own paths",
+        )
+
+
+def _packed(begun: _Begun) -> bytes:
+    return zlib.compress(msgspec.msgpack.encode(begun))
+
+
+def _unpacked(packed: bytes) -> _Begun:
+    return msgspec.msgpack.decode(zlib.decompress(packed), type=_Begun)
+
+
+# --- the target -------------------------------------------------------------------------------------------------------
+def _create(log: Log, into: str, begun: _Begun, key: str | None) -> TopicInfo:
+    """A topic with the columns of the source."""
+    whole = to_arrow(_struct(begun.schema))
+    chosen = pa.schema([_field(whole, name) for name in begun.columns]) if begun.columns else whole
+    try:
+        return log.create_topic(into, schema=chosen, key=key)
+    except TopicExists:
+        return log.describe(into)
+
+
+def _field(schema: pa.Schema, name: str) -> pa.Field:
+    if name not in schema.names:
+        raise BadValue(f"there is no column {name!r} to load", f"there are {', '.join(schema.names)}")
+    return schema.field(name)
+
+
+def _struct(text: str) -> StructType:
+    from pyspark.sql.types import StructType
+
+    return StructType.fromJson(msgspec.json.decode(text))
+
+
+# --- steps ------------------------------------------------------------------------------------------------------------
+class _Load:
+    """The steps of a run: files in the order of their names."""
+
+    def __init__(
+        self, spark: SparkSession, job: Job, begun: _Begun, source: FilesSource | TableSource, report: Report | None
+    ) -> None:
+        self._spark, self._job, self._begun, self._source, self._report = spark, job, begun, source, report
+        self._done = 0
+
+    def plan(self, newest: Fact | None) -> bytes | None:
+        """The next files."""
+        step = 0 if newest is None else newest.epoch + 1
+        if self._report is not None:
+            self._report(Progress(self._done, sum(self._begun.steps[:step]), len(self._begun.files)))
+        return None if step >= len(self._begun.steps) else b""
+
+    def write(self, epoch: int, plan: bytes) -> None:  # noqa: ARG002 - see Steps
+        """Write the rows of a step's files."""
+        first = sum(self._begun.steps[:epoch])
+        files = self._begun.files[first : first + self._begun.steps[epoch]]
+        frame = self._frame([file.path for file in files])
+        if self._begun.columns:
+            frame = frame.select(*(f"`{name}`" for name in self._begun.columns))
+        options = {
+            "brokers": self._job.log.address, "topic": self._job.target.name, "writeId": self._job.write,
+            "batchId": str(epoch),
+        }  # fmt: skip
+        frame.write.format("embarcadero").options(**options).mode("append").save()
+
+    def _frame(self, paths: list[str]) -> DataFrame:
+        begun = self._begun
+        if begun.snapshot is not None and isinstance(self._source, TableSource):
+            snapshot = _snapshot(self._source, begun.snapshot[1])
+            if snapshot.uuid != begun.snapshot[0]:
+                raise BadTable(f"table {snapshot.table!r} was dropped and made again", "begin another load")
+            return snapshot.frame(self._spark, paths)
+        reader = self._spark.read.format(begun.format).options(**_options(begun.format, begun.options))
+        schema = _struct(begun.schema)
+        if any(_in_path(name, paths[0]) for name in schema.names):
+            reader = reader.option("basePath", begun.roots[0])  # columns in names of folders
+        return reader.schema(schema).load(paths)
+
+    def done(self, epoch: int, plan: bytes) -> bytes:  # noqa: ARG002 - see Steps
+        """Nothing more than that it is done."""
+        self._done += 1
+        return b""

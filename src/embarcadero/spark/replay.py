@@ -1,0 +1,258 @@
+"""Replay: a range of one topic copied into another, each record once: keys, headers, times and columns as they were."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from embarcadero.client.places import time_us
+from embarcadero.client.sync import Log
+from embarcadero.client.times import parse_time
+from embarcadero.client.topics import TopicInfo
+from embarcadero.errors import BadSchema, BadValue, TopicExists, UnknownTopic
+from embarcadero.limits import SPARK_TASK_BYTES
+from embarcadero.spark.connections import shared_log
+from embarcadero.spark.jobs import (
+    STEP_BYTES,
+    Job,
+    Progress,
+    Report,
+    check_target,
+    publish_staged,
+    stage_spans,
+    task_writer,
+    write_name,
+)
+from embarcadero.spark.offsets import Place, Span
+from embarcadero.spark.options import EARLIEST, LATEST, Where
+from embarcadero.spark.topic_rows import Rows, Source
+from embarcadero.spark.writing import Encoded, TaskWriter
+from embarcadero.staging.job_ledger import Fact
+from embarcadero.types import Order
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+KIND: Final = "replay"
+_PORTIONS_MAX: Final = 500_000  # of a job with a rate: a write has no more than a million epochs
+_PIECE_BYTES_MIN: Final = 4096
+
+Bound = str | int | datetime
+"""Where a range begins or ends: earliest, latest, a seq, a datetime; as text also an ISO time, or `10m ago`."""
+
+
+class _Begun(msgspec.Struct, frozen=True):
+    """What a replay copies. `asked` is the range as it was given, `ends` where each lane begins and ends."""
+
+    source: str
+    source_id: int
+    asked: str
+    ends: dict[int, tuple[Place, Place]]
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a run did: `steps` of it; `records` is how many seqs the whole range has, `ends` where it is by lane."""
+
+    topic: str
+    into: str
+    steps: int
+    records: int
+    ends: dict[int, tuple[int, int]]
+
+
+def replay(
+    spark: SparkSession, log: Log, topic: str, *, into: str, start: Bound = "earliest", end: Bound = "latest",
+    rate: int | None = None, name: str | None = None, step_bytes: int = STEP_BYTES, report: Report | None = None,
+) -> Replayed:  # fmt: skip
+    """Copy the durable records from `start` up to `end` (exclusive) into another topic, each once, in their order.
+
+    `into` is created with the source's settings if it does not exist, and must have the same columns if it does. The
+    range is found when the job begins, and kept: `latest` is the end as it was then. The same call goes on where a run
+    was killed, and does nothing if all is copied; `name` tells jobs apart that have the same source and range. `rate`
+    limits records per second, in portions of a second: so many appear at once. Raises BadValue for a topic that would
+    be copied into itself.
+
+        replay(spark, log, "orders", into="orders_test", start="10m ago", rate=1_000)
+    """
+    check_target(into)
+    if into == topic:
+        raise _same_topic(topic, into)
+    if rate is not None and rate < 1:
+        raise BadValue(f"a rate of {rate} records a second", "use 1 or more, or leave it out")
+    about = log.describe(topic)
+    target = _open_target(log, about, into)
+    asked = f"{start} to {end}"
+    job = Job.of(log, target, write_name(KIND, name, about.name, asked))
+    source = Source(log, about)
+    known = job.begun()
+    if known is None:
+        wanted = _Begun(about.name, about.id, asked, _ends(source, start, end))
+        known = job.begin(msgspec.json.encode(wanted))
+    begun = msgspec.json.decode(known, type=_Begun)
+    if (begun.source_id, begun.asked) != (about.id, asked):
+        raise BadValue(
+            f"replay {name!r} into {into!r} was begun with topic {begun.source!r} from {begun.asked}, and this is "
+            f"{topic!r} from {asked}" + (", another topic of that name" if begun.source == topic else ""),
+            "give the same topic and range to go on, or another name to begin another replay",
+        )
+    steps = _Replay(spark, job, source, begun, rate, step_bytes, report)
+    count = job.run(steps)
+    ends = {lane: (low.seq, high.seq) for lane, (low, high) in begun.ends.items()}
+    return Replayed(topic, into, count, steps.total, ends)
+
+
+def _same_topic(topic: str, into: str) -> BadValue:
+    return BadValue(f"topic {topic!r} can't be replayed into {into!r}: it is the same topic", "name another target")
+
+
+def _open_target(log: Log, about: TopicInfo, name: str) -> TopicInfo:
+    """The target; created like the source if it does not exist."""
+    try:
+        target = log.describe(name)
+    except UnknownTopic:
+        try:
+            target = log.create_topic(
+                name, order=about.order if about.order > Order.BROKER else int(Order.STRONG),
+                partitions=about.partitions, replicas=about.replicas, durable_on=about.durable_on, schema=about.schema,
+                partitioner=about.partitioner, key=about.key or None,
+            )  # fmt: skip
+        except TopicExists:
+            target = log.describe(name)
+    if target.id == about.id:
+        raise _same_topic(about.name, name)
+    if (about.schema is None) != (target.schema is None) or not target.versions.newest.equals(about.versions.newest):
+        raise BadSchema(
+            f"topic {name!r} has other columns than topic {about.name!r}",
+            f"it has {', '.join(target.versions.newest.names)}; replay into a topic with the same columns and types, "
+            "or write a query: df.write.format(\"embarcadero\")",
+        )
+    return target
+
+
+# --- the range --------------------------------------------------------------------------------------------------------
+def _ends(source: Source, start: Bound, end: Bound) -> dict[int, tuple[Place, Place]]:
+    """Where the range begins and ends in each lane, now. FuturePosition, Trimmed or BadValue say what is wrong."""
+    now = source.now()
+    starts = source.view.resolve(_where("start", start), now, "start", rest=EARLIEST)
+    stops = source.view.resolve(_where("end", end), now, "end", rest=LATEST)
+    for lane, place in starts.items():
+        if stops[lane].seq < place.seq:
+            raise BadValue(
+                f"the range ends (at seq {stops[lane].seq}) before it starts (at seq {place.seq})",
+                "the end is exclusive and at least the start",
+            )
+    return {lane: (place, stops[lane]) for lane, place in starts.items()}
+
+
+def _where(what: str, bound: Bound) -> Where:
+    if isinstance(bound, bool):
+        raise BadValue(f"{what} is {bound!r}", "use earliest, latest, a seq, or a time")
+    if isinstance(bound, str):
+        text = bound.strip()
+        if text in ("earliest", "latest"):
+            return Where(text)
+        bound = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else _time(what, text)
+    if isinstance(bound, datetime):
+        if bound > datetime.now(UTC):
+            raise BadValue(f"{what} is {bound.isoformat()}, a time that has not come", "use a time that has passed")
+        return Where("time", time_us(bound))
+    if bound < 0:
+        raise BadValue(f"{what} is {bound}", "a seq is at least 0")
+    return Where("seq", bound)
+
+
+def _time(what: str, text: str) -> datetime:
+    try:
+        return parse_time(text)
+    except BadValue as error:
+        raise BadValue(f"{what}: {error.message}", f"use earliest, latest, a seq, or a time: {error.hint}") from None
+
+
+# --- steps ------------------------------------------------------------------------------------------------------------
+class _Replay:
+    """The steps of a run: spans of one lane, lane after lane."""
+
+    def __init__(
+        self, spark: SparkSession, job: Job, source: Source, begun: _Begun, rate: int | None, step_bytes: int,
+        report: Report | None,
+    ) -> None:  # fmt: skip
+        self._spark, self._job, self._source, self._begun = spark, job, source, begun
+        self._rate, self._step_bytes, self._report = rate, step_bytes, report
+        self.total = sum(high.seq - low.seq for low, high in begun.ends.values())
+        self._steps, self._next_s = 0, 0.0
+
+    def plan(self, newest: Fact | None) -> bytes | None:
+        """The span behind the newest one that is done."""
+        lanes = sorted(self._begun.ends)
+        after = None if newest is None else msgspec.json.decode(newest.body, type=Span)
+        done = 0
+        for lane in lanes:
+            low, high = self._begun.ends[lane]
+            if after is not None and lane <= after.lane:
+                low = after.stop if lane == after.lane else high
+            done += low.seq - self._begun.ends[lane][0].seq
+            if low.seq < high.seq:
+                self._tell(done)
+                self._wait()
+                return msgspec.json.encode(self._span(lane, low, high))
+        self._tell(done)
+        return None
+
+    def _tell(self, done: int) -> None:
+        if self._report is not None:
+            self._report(Progress(self._steps, done, self.total))
+
+    def _wait(self) -> None:
+        """With a rate, portions begin a second apart."""
+        if self._rate is None:
+            return
+        now_s = time.monotonic()
+        if now_s < self._next_s:
+            time.sleep(self._next_s - now_s)
+        self._next_s = max(now_s, self._next_s) + max(1.0, self._portion() / self._rate)
+
+    def _portion(self) -> int:
+        """Records of a step of a job with a rate: those of a second; of very long jobs more."""
+        return max(self._rate or 1, -(-self.total // _PORTIONS_MAX))
+
+    def _span(self, lane: int, low: Place, high: Place) -> Span:
+        if self._rate is not None and high.seq - low.seq > self._portion():
+            high = self._source.view.place_of(lane, low.seq + self._portion())
+        return self._source.step(lane, low, high, self._step_bytes)
+
+    def write(self, epoch: int, plan: bytes) -> None:
+        """Have tasks stage the records of a span, then commit them in their order."""
+        span = msgspec.json.decode(plan, type=Span)
+        about, target = self._source.about, self._job.target
+        # Where the target has other partitions, keys choose them, and order is kept within each.
+        same = (about.partitions, about.partitioner) == (target.partitions, target.partitioner)
+        tasks, reader = task_writer(self._job.log, target, keyed=not same), self._source.rows
+
+        def batches(piece: Span) -> Iterator[Encoded]:
+            return _encoded(tasks, reader.read(piece))
+
+        size = max(_PIECE_BYTES_MIN, min(SPARK_TASK_BYTES, self._step_bytes))
+        pieces = self._source.pieces(span, size)
+        if pieces:
+            publish_staged(tasks, stage_spans(self._spark, tasks, self._job.write, epoch, pieces, batches))
+
+    def done(self, epoch: int, plan: bytes) -> bytes:  # noqa: ARG002 - see Steps
+        """The span that was copied."""
+        self._steps += 1
+        return plan
+
+
+
+
+def _encoded(tasks: TaskWriter, found: Iterator[Rows]) -> Iterator[Encoded]:
+    """Batches of the target with the records in their order: runs of records whose partition is the same."""
+    log = shared_log(tasks.options.brokers)
+    for partition, run in groupby(found, lambda rows: rows.partition):
+        yield from tasks.batches(log, partition, (rows.columns for rows in run))
