@@ -12,6 +12,7 @@ import pyarrow as pa
 from embarcadero.errors import BadTable, BadValue
 from embarcadero.spark.frame import frame_type
 from embarcadero.spark.versions import from_arrow, to_arrow
+from embarcadero.tier.settings import NAMESPACE
 from embarcadero.tier.storage import Storage, reading, typed_errors
 from embarcadero.tier.types import table_type
 
@@ -65,10 +66,15 @@ class Snapshot:
 
 
 def open_snapshot(name: str, catalog: Mapping[str, str], snapshot_id: int | None) -> Snapshot:
-    """A snapshot of a table in a catalog; None: the current one. BadValue or BadTable, if it is not there."""
+    """A snapshot of a table in a catalog; None: the current one. BadValue or BadTable, if it is not there.
+
+    `catalog` has PyIceberg's properties. `name` among them is the catalog's own name, by which a database of several
+    catalogs keeps its tables apart.
+    """
+    properties = {"name": NAMESPACE, **catalog}
     with typed_errors(name):
         try:
-            table = load_catalog("embarcadero", **dict(catalog)).load_table(name)
+            table = load_catalog(properties.pop("name"), **properties).load_table(name)
         except (NoSuchTableError, NoSuchNamespaceError):
             hint = "write namespace.table, and name the catalog by its properties (tier.properties)"
             raise BadValue(f"there is no table {name!r} in the catalog", hint) from None
@@ -77,8 +83,8 @@ def open_snapshot(name: str, catalog: Mapping[str, str], snapshot_id: int | None
         if snapshot_id is None:
             raise BadValue(f"table {name!r} is empty: it has no snapshot", "load it when something is in it")
         raise BadTable(f"table {name!r} has no snapshot {snapshot_id} any more", "begin another load, by another name")
-    properties = tuple(sorted((key, str(value)) for key, value in table.io.properties.items()))
-    return Snapshot(name, str(table.metadata.table_uuid), found.snapshot_id, table.metadata_location, properties)
+    told = tuple(sorted((key, str(value)) for key, value in table.io.properties.items()))
+    return Snapshot(name, str(table.metadata.table_uuid), found.snapshot_id, table.metadata_location, told)
 
 
 @lru_cache(maxsize=16)

@@ -38,6 +38,7 @@ STEP_BYTES: Final = 1 * GIB
 """Payload that one step reads, if there is so much: what a kill costs at most."""
 
 NAME_BYTES_MAX: Final = 80
+_CHECKPOINT_STEPS: Final = 100  # so often the ledger looks whether it has become long
 _TTL_SHARE: Final = 0.9  # of the time for which a topic remembers writes: clocks of two processes differ
 STAGED_DDL: Final = "number long, staged binary"
 """What a task of a job tells the driver: its number, and what it has staged."""
@@ -89,7 +90,6 @@ class Job:
                 "write into a topic of order 2 or 5",
             )
         job = cls(log, target, write, JobLedger(log, target), repeatable)
-        job.ledger.checkpoint()
         job.ledger.refresh()
         return job
 
@@ -106,6 +106,8 @@ class Job:
         """Run all steps that are left. Return how many this process ran, or found done."""
         count = 0
         while True:
+            if count % _CHECKPOINT_STEPS == 0:
+                self.ledger.checkpoint()
             self.ledger.refresh()
             newest = self.ledger.newest_done(self.write)
             epoch = 0 if newest is None else newest.epoch + 1
@@ -219,7 +221,8 @@ def typed(error: Exception) -> EmbarcaderoError:
     named = [match for line in lines if (match := _TYPED.search(line))]
     if named:
         return from_wire(named[-1][1], named[-1][2])
-    reason = lines[0] if lines else type(error).__name__
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    reason = (causes[-1:] or lines or [type(error).__name__])[0]
     return OutcomeUnknown(
         f"Spark did not complete a step of the job: {reason[:500]}",
         "nothing is in the topic twice, and no part of a step is; start the job again",

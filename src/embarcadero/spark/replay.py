@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 KIND: Final = "replay"
-_PORTIONS_MAX: Final = 500_000  # of a job with a rate: a write has no more than a million epochs
 _PIECE_BYTES_MIN: Final = 4096
 
 Bound = str | int | datetime
@@ -216,15 +215,11 @@ class _Replay:
         now_s = time.monotonic()
         if now_s < self._next_s:
             time.sleep(self._next_s - now_s)
-        self._next_s = max(now_s, self._next_s) + max(1.0, self._portion() / self._rate)
-
-    def _portion(self) -> int:
-        """Records of a step of a job with a rate: those of a second; of very long jobs more."""
-        return max(self._rate or 1, -(-self.total // _PORTIONS_MAX))
+        self._next_s = max(now_s, self._next_s) + 1.0
 
     def _span(self, lane: int, low: Place, high: Place) -> Span:
-        if self._rate is not None and high.seq - low.seq > self._portion():
-            high = self._source.view.place_of(lane, low.seq + self._portion())
+        if self._rate is not None and high.seq - low.seq > self._rate:
+            high = self._source.view.place_of(lane, low.seq + self._rate)
         return self._source.step(lane, low, high, self._step_bytes)
 
     def write(self, epoch: int, plan: bytes) -> None:

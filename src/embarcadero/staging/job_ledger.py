@@ -74,6 +74,7 @@ class JobLedger:
         self._name = jobs_topic(target.id)
         self._next = 0
         self._facts: dict[_Key, Fact] = {}
+        self._newest: dict[str, Fact] = {}  # by job: the newest epoch that is done
 
     # --- what is recorded ---------------------------------------------------------------------------------------------
     def get(self, job: str, kind: str, epoch: int = 0) -> Fact | None:
@@ -82,8 +83,7 @@ class JobLedger:
 
     def newest_done(self, job: str) -> Fact | None:
         """Return the newest epoch of a job that is done; None: no epoch is."""
-        done = [fact for fact in self._facts.values() if fact.job == job and fact.kind == DONE]
-        return max(done, key=lambda fact: fact.epoch, default=None)
+        return self._newest.get(job)
 
     def refresh(self) -> None:
         """Read what came since the last time. Without a ledger there are no facts."""
@@ -100,7 +100,7 @@ class JobLedger:
     def _read(self) -> None:
         tail = self._log.tail(self._name)
         if tail.start_seq > self._next:  # the checkpoint that allowed the trim is above
-            self._next, self._facts = tail.start_seq, {}
+            self._next, self._facts, self._newest = tail.start_seq, {}, {}
         if tail.seq <= self._next:
             return
         table = self._log.read(self._name, self._next, tail.seq)
@@ -119,7 +119,10 @@ class JobLedger:
 
     def _keep(self, fact: Fact) -> None:
         """The first record of a fact counts."""
-        self._facts.setdefault(_Key(fact.job, fact.kind, fact.epoch), fact)
+        kept = self._facts.setdefault(_Key(fact.job, fact.kind, fact.epoch), fact)
+        newest = self._newest.get(fact.job)
+        if fact.kind == DONE and (newest is None or newest.epoch < fact.epoch):
+            self._newest[fact.job] = kept
 
     # --- recording ----------------------------------------------------------------------------------------------------
     def settle(self, job: str, kind: str, body: bytes, epoch: int = 0) -> Fact:
@@ -171,7 +174,7 @@ class JobLedger:
 
     def _needed(self) -> list[Fact]:
         """Facts that a process may still ask for: not those of epochs before the newest one that is done."""
-        newest = {fact.job: fact.epoch for fact in sorted(self._facts.values(), key=_epoch) if fact.kind == DONE}
+        newest = {job: fact.epoch for job, fact in self._newest.items()}
         return [
             fact for fact in self._facts.values()
             if fact.kind == BEGUN or fact.epoch >= newest.get(fact.job, 0)
@@ -181,10 +184,6 @@ class JobLedger:
 def age_s(fact: Fact) -> float:
     """How long ago a fact was recorded, by the clocks of the two processes."""
     return (time.time_ns() // 1000 - fact.at_us) / _SECOND
-
-
-def _epoch(fact: Fact) -> int:
-    return fact.epoch
 
 
 def _decode(value: bytes, topic: str) -> Fact | Checkpoint:
