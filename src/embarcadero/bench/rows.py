@@ -253,6 +253,7 @@ def _spark_rows() -> list[Row]:
         ("spark_batch", "spark batch write, ack 2", "noop", "noop", None, None),
         ("spark_python", "spark, dropped in python", "noop", "noop", None, None),
         ("spark_tier", "tiering", "parquet", "spark to parquet", 0.4, 0.8),
+        ("spark_compact", "compact", "parquet", "parquet, group, write", 0.5, 0.8),
     ]
     rows = [
         Row(

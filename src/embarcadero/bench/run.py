@@ -58,7 +58,7 @@ MEASURES: Final = {
     "warm": Family(warm.measure_warm, 15),
     "restart": Family(warm.measure_restart, 15),
     "recovery": Family(recovery.measure_recovery, 3),
-    "spark": Family(spark.measure, 90),
+    "spark": Family(spark.measure, 150),
     "stress": Family(stress.measure, 60),
 }
 invariant(tuple(MEASURES) == FAMILIES, "every family is measured, in its order")

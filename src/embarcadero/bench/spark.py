@@ -21,6 +21,7 @@ from embarcadero.limits import MIB
 HOT: Final = "hot"
 TIERED: Final = "tiered"
 COPY: Final = "copy"
+KEYED: Final = "keyed"
 _BATCH_BYTES: Final = 1 * MIB
 
 
@@ -37,6 +38,7 @@ class Job:
     rounds: int
     offsets: int
     first: int  # who begins: another one in each trial
+    keyed_bytes: int  # of values that are compacted, SMALL_RECORD_BYTES each; a key for each KiB
 
 
 def measure(settings: Settings, trial: Trial, tell: Tell) -> None:
@@ -54,7 +56,7 @@ def measure(settings: Settings, trial: Trial, tell: Tell) -> None:
         job = Job(
             cluster.addresses, cluster.data_dir, folder, count, settings.record_bytes,
             max(1, total // payload_bytes(count, settings.record_bytes)), settings.spark_rounds,
-            max(20, settings.round_trips // 10), trial.number % 2,
+            max(20, settings.round_trips // 10), trial.number % 2, settings.total_bytes,
         )  # fmt: skip
         worker = team.add(_work, job)
         while (step := worker.ready(RESULT_S)) is not None:
@@ -78,6 +80,7 @@ def _work(seat: Seat, job: Job) -> dict[str, float]:
             ("Spark reads from memory", bench.reads_from_memory), ("offsets of a stream", bench.offsets),
             ("Spark writes a stream", bench.writes), ("Spark writes a batch", bench.batch_writes),
             ("commits of small writes", bench.commits), ("tiering, and reads of the table", bench.tier),
+            ("compaction", bench.compacts),
         ):  # fmt: skip
             seat.meet(what)
             values |= part()

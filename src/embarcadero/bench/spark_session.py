@@ -12,17 +12,21 @@ from typing import Any, Final, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StructType
 
 from embarcadero.bench.nothing import Nothing, keep
-from embarcadero.bench.spark import COPY, HOT, TIERED, Job
+from embarcadero.bench.settings import SMALL_RECORD_BYTES
+from embarcadero.bench.spark import COPY, HOT, KEYED, TIERED, Job
 from embarcadero.client.sync import Log
 from embarcadero.config import load
 from embarcadero.errors import BadTable
-from embarcadero.limits import MIB
+from embarcadero.limits import KIB, MIB
+from embarcadero.spark.compaction import compact, latest_name
 from embarcadero.spark.reading import batch_reader
 from embarcadero.spark.shape import shape_of
 from embarcadero.spark.sink import Message, publish
@@ -34,12 +38,14 @@ from embarcadero.tier.cold import ColdTable
 from embarcadero.tier.columns import rows
 from embarcadero.tier.job import TierJob
 from embarcadero.tier.settings import TierSettings
-from embarcadero.wire.payload import raw_batch
+from embarcadero.wire.payload import RAW_SCHEMA, raw_batch
 
 _TASKS: Final = 4
 _WRITE_TASKS: Final = 16  # of a micro-batch: 16 MiB each, several in turn on each core
 _SMALL_ROWS: Final = 1_000  # of a small micro-batch
 _FEW: Final = 4  # batches of the log in a batch that stands for many
+_KEYED_RECORDS: Final = 10_000  # of a batch of those that are compacted,
+_KEYED_BATCHES: Final = 64  # and so many batches are in a Parquet file
 _ACK_S: Final = 120.0
 _PAIR: Final = ("alone", "ours")
 _USUAL: Final = "key binary, value binary, timestamp timestamp"
@@ -208,6 +214,44 @@ class Bench:
         )
         return _values("spark_cold", self._bytes, "parquet", self._bytes, times)
 
+    # --- compaction ---------------------------------------------------------------------------------------------------
+    def compacts(self) -> dict[str, float]:
+        """The newest record of each key into a topic, durable; or from Parquet files of the same records into others.
+
+        About ten records of 100 bytes for each key, at random.
+        """
+        batches = -(-self._job.keyed_bytes // SMALL_RECORD_BYTES // _KEYED_RECORDS)
+        keys = max(1, self._job.keyed_bytes // KIB)
+        source, into = self._job.folder / "keyed", self._job.folder / "newest"
+        source.mkdir()
+        self._log.create_topic(KEYED, order=2, replicas=1)
+        with self._log.publisher(KEYED, ack=2) as publisher:
+            for start in range(0, batches, _KEYED_BATCHES):
+                found = [_keyed_batch(keys, number) for number in range(start, min(batches, start + _KEYED_BATCHES))]
+                seqs = np.arange(start * _KEYED_RECORDS, (start + len(found)) * _KEYED_RECORDS)
+                whole = pa.Table.from_batches(found).append_column("seq", pa.array(seqs))
+                pq.write_table(whole, source / f"{start}.parquet")
+                for rows in found:
+                    publisher.publish(rows)
+            publisher.flush()
+
+        def theirs() -> float:
+            began = time.perf_counter()
+            newest = f.max_by(f.struct("key", "value", "headers", "timestamp"), "seq").alias("newest")
+            latest = self._spark.read.parquet(str(source)).groupBy("key").agg(newest).select("newest.*")
+            latest.write.mode("overwrite").parquet(str(into))
+            return time.perf_counter() - began
+
+        def ours() -> float:
+            began = time.perf_counter()
+            compact(self._spark, self._log, KEYED)
+            seconds = time.perf_counter() - began
+            self._log.delete_topic(latest_name(KEYED))
+            return seconds
+
+        size = batches * _KEYED_RECORDS * SMALL_RECORD_BYTES
+        return _values("spark_compact", size, "parquet", size, self._in_turns(theirs, ours))
+
     # --- both ---------------------------------------------------------------------------------------------------------
     def _publish(self, topic: str) -> None:
         with self._log.publisher(topic, ack=2) as publisher:
@@ -232,6 +276,21 @@ def _batch(count: int, size: int, number: int = 0) -> pa.RecordBatch:
     values = [digits[number * size : (number + 1) * size] for number in range(count)]
     now_us = time.time_ns() // 1000
     return raw_batch([None] * count, values, [None] * count, [now_us] * count)
+
+
+def _keyed_batch(keys: int, number: int) -> pa.RecordBatch:
+    """Records of 100 bytes with random keys, other ones for each number."""
+    count = _KEYED_RECORDS
+    random = np.random.default_rng(number)
+    digits = pa.py_buffer(random.bytes(count * SMALL_RECORD_BYTES // 2).hex().encode())
+    ends = pa.py_buffer(np.arange(0, (count + 1) * SMALL_RECORD_BYTES, SMALL_RECORD_BYTES, dtype=np.int32))
+    now = np.full(count, time.time_ns() // 1000)
+    columns = [
+        pa.array(random.integers(0, keys, count)).cast(pa.string()).cast(pa.binary()),
+        pa.Array.from_buffers(pa.binary(), count, [None, ends, digits]),
+        pa.nulls(count, RAW_SCHEMA.field("headers").type), pa.array(now).view(RAW_SCHEMA.field("timestamp").type),
+    ]  # fmt: skip
+    return pa.RecordBatch.from_arrays(columns, schema=RAW_SCHEMA)
 
 
 def _none_of(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
