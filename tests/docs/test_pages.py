@@ -22,8 +22,8 @@ from tests.docs.samples import PAGES, ROOT, indented
 DOCS = ROOT / "docs"
 LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md"]
 WAY = [
-    "README", "quick-start", "concepts", "guarantees", "durability", "client", "command-line", "spark", "tables",
-    "lakehouse", "operations", "examples",
+    "README", "quick-start", "concepts", "guarantees", "durability", "client", "command-line", "spark", "pipeline",
+    "tables", "lakehouse", "operations", "examples",
 ]  # fmt: skip
 """The pages to read from top to bottom; the others are for looking things up."""
 

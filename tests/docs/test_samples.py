@@ -46,13 +46,12 @@ def catalog(tmp_path: Path) -> Iterator[str]:
 
 
 SPARK = ROOT / "docs" / "spark.md"
-"""It takes long, and has a file of tests of its own (test_spark_page.py)."""
+PIPELINE = ROOT / "docs" / "pipeline.md"
+"""Pages with Spark take long, and have files of tests of their own (test_spark_page.py, test_pipeline_page.py)."""
 LAKEHOUSE = ROOT / "docs" / "lakehouse.md"
 """It wants jars of Iceberg and another PySpark, and is followed by `make matrix` (tests/matrix/test_lakehouse.py)."""
-WITH_SAMPLES = [
-    page for page in PAGES
-    if page not in (SPARK, LAKEHOUSE) and any(block.language in RUN for block in blocks(page))
-]  # fmt: skip
+APART = (SPARK, PIPELINE, LAKEHOUSE)
+WITH_SAMPLES = [page for page in PAGES if page not in APART and any(block.language in RUN for block in blocks(page))]
 
 
 @pytest.fixture(params=WITH_SAMPLES, ids=lambda page: str(page.relative_to(ROOT)))
