@@ -1,4 +1,4 @@
-"""The page about pipeline jobs works: every sample runs and prints what is shown. It starts Spark twice, so it is apart."""
+"""The page about pipeline jobs works, sample by sample. It starts Spark twice, so it is apart."""
 
 from __future__ import annotations
 

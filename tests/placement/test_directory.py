@@ -64,7 +64,7 @@ def test_bad_names_are_refused(directory: Directory, name: str) -> None:
     assert directory.topics() == []
 
 
-@pytest.mark.parametrize("name", ["__orders", "__staged.12", "__staged.00000000000000FF", "__"])
+@pytest.mark.parametrize("name", ["__orders", "__staged.12", "__staged.00000000000000FF", "__jobs.1", "__"])
 def test_names_that_belong_to_the_cluster_are_refused(directory: Directory, name: str) -> None:
     """A topic that begins with two underscores is one of the cluster's own, or none."""
     with pytest.raises(BadName, match="belong to the cluster"):

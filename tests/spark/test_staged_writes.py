@@ -37,13 +37,14 @@ from embarcadero.spark.writing import TaskWriter, Work
 from embarcadero.staging import manifest as manifests
 from embarcadero.staging import open_writes, publishing
 from embarcadero.staging.commit import Committed, commit, complete
+from embarcadero.staging.job_ledger import JobLedger
 from embarcadero.staging.ledger import TopicLedger
 from embarcadero.staging.manifest import Inline, Manifest, Part, Target
 from embarcadero.staging.names import Decision, data_name
 from embarcadero.staging.open_writes import COMPLETE_AFTER_S, SILENT_S
 from embarcadero.staging.publishing import Publication
 from embarcadero.staging.sweep import StagingSweep, Sweeper
-from embarcadero.types import staging_topic
+from embarcadero.types import jobs_topic, staging_topic
 
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
 LITTLE, MUCH = "x" * 50, "x" * 5_000  # what a task sends to the driver, and what it stages
@@ -296,15 +297,19 @@ def test_a_manifest_that_was_not_decided_stays_out(
 
 
 def test_the_staging_topic_goes_with_its_topic(log: emb.Log, strong: str) -> None:
-    """It is hidden; and nobody else's after the topic was made anew."""
+    """So do the facts of jobs. Both are hidden, and nothing of them counts after the topic was made anew."""
     publish(log, strong, staged(log, strong, range(200), text=MUCH))
-    name = staging_topic(log.describe(strong).id)
-    assert name not in [each.name for each in log.topics()]
-    assert name in [each.name for each in log.topics(hidden=True)]
+    target = log.describe(strong)
+    JobLedger(log, target).settle("job", "begun", b"")
+    names = {staging_topic(target.id), jobs_topic(target.id)}
+    assert not names & {each.name for each in log.topics()}
+    assert names <= {each.name for each in log.topics(hidden=True)}
+    sweep(log)
+    assert names <= {each.name for each in log.topics(hidden=True)}
     log.delete_topic(strong)
     log.create_topic(strong, order=5, replicas=1, schema=SCHEMA)
     sweep(log)
-    assert name not in [each.name for each in log.topics(hidden=True)]
+    assert not names & {each.name for each in log.topics(hidden=True)}
     publish(log, strong, staged(log, strong, range(200, 300), text=MUCH))
     assert stored(log, strong) == list(range(200, 300))
 
