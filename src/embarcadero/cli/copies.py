@@ -29,7 +29,7 @@ def _going_on(what: str, unit: str) -> Iterator[Report]:
     with console.status(f"{what} ...") as status:
 
         def report(progress: Progress) -> None:
-            status.update(f"{what}: {progress.done:,} of {progress.total:,} {unit}, {progress.steps:,} steps")
+            status.update(f"{what}: {progress.done:,} of {progress.total:,} {unit}, steps now: {progress.steps:,}")
 
         try:
             yield report
@@ -75,7 +75,8 @@ def compact(
     if json:
         print_json(_facts(found))
     else:
-        print(f"{found.into} follows {topic} up to seq {found.seq:,}: {found.records:,} records, {found.steps} steps")
+        counts = f"records: {found.records:,}, steps now: {found.steps:,}"
+        print(f"{found.into} follows {topic} up to seq {found.seq:,} ({counts})")
 
 
 def replay(
@@ -118,7 +119,7 @@ def replay(
         return
     for lane, (low, high) in found.ends.items():
         print(f"{into} has seq {low:,} to {high:,} of {topic} (lane {lane})")
-    print(f"{found.records:,} records in all; {found.steps} steps now")
+    print(f"records in all: {found.records:,}, steps now: {found.steps:,}")
 
 
 def load(
@@ -172,7 +173,7 @@ def load(
     if json:
         print_json(_facts(found))
     else:
-        print(f"{into} has all rows of {found.files:,} files; {found.steps} steps now")
+        print(f"{into} has all rows of the source (files: {found.files:,}, steps now: {found.steps:,})")
 
 
 def _source(
