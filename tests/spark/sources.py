@@ -15,13 +15,14 @@ from embarcadero.spark.source import EmbarcaderoSource
 from embarcadero.spark.streaming import LimitedReader, StreamReader, UnlimitedReader
 
 
-def source(log: emb.Log, topic: str, **options: Any) -> EmbarcaderoSource:
-    """The source with these options."""
-    given = {"brokers": log.address, "topic": topic} | {name: str(value) for name, value in options.items()}
+def source(log: emb.Log, topic: str | None, **options: Any) -> EmbarcaderoSource:
+    """The source with these options; without a topic, one of them chooses topics."""
+    chosen = {} if topic is None else {"topic": topic}
+    given = {"brokers": log.address} | chosen | {name: str(value) for name, value in options.items()}
     return EmbarcaderoSource(CaseInsensitiveDict(given))
 
 
-def batch(log: emb.Log, topic: str, **options: Any) -> BatchReader:
+def batch(log: emb.Log, topic: str | None, **options: Any) -> BatchReader:
     """A batch reader."""
     made = source(log, topic, **options)
     reader = made.reader(made.schema())
@@ -29,7 +30,7 @@ def batch(log: emb.Log, topic: str, **options: Any) -> BatchReader:
     return reader
 
 
-def stream(log: emb.Log, topic: str, **options: Any) -> LimitedReader:
+def stream(log: emb.Log, topic: str | None, **options: Any) -> LimitedReader:
     """A stream reader."""
     made = source(log, topic, **options)
     reader = made.streamReader(made.schema())
@@ -37,7 +38,7 @@ def stream(log: emb.Log, topic: str, **options: Any) -> LimitedReader:
     return reader
 
 
-def unlimited(log: emb.Log, topic: str, **options: Any) -> UnlimitedReader:
+def unlimited(log: emb.Log, topic: str | None, **options: Any) -> UnlimitedReader:
     """A stream reader as PySpark 4.0 and 4.1 have it."""
     return UnlimitedReader(stream(log, topic, **options)._reader)
 

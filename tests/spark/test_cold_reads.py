@@ -206,7 +206,7 @@ def test_holes_and_damage_in_a_table_are_told() -> None:
 def test_rows_are_handed_on_as_they_lie_or_copied_together() -> None:
     """Few runs are slices, many are one copy; the rows are the same."""
     group = pa.record_batch({"_kind": [1] * 200, "_seq": list(range(200)), "_partition": [0, 1] * 100})
-    span = Span(0, Place(0, 10), Place(9, 190))
+    span = Span(0, Place(0, 10), Place(9, 190), "t")
     few = list(cold._runs(group, cold._wanted(group, span, None)))
     many = list(cold._runs(group, cold._wanted(group, span, [1])))
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from embarcadero.spark.lag import Lag, LagListener, lag_of
-from embarcadero.spark.offsets import LaneOffset, Offset, Place
+from embarcadero.spark.lag import Lag, LagListener, lags_of
+from embarcadero.spark.offsets import LaneOffset, Offset, Place, StreamOffset
 
 READ = Offset("orders", "spark-1", {0: LaneOffset(Place(3, 30)), 1: LaneOffset(Place(9, 90))})
 THERE = Offset("orders", "", {0: LaneOffset(Place(5, 55)), 1: LaneOffset(Place(9, 90)), 2: LaneOffset(Place(1, 7))})
@@ -24,8 +25,8 @@ def test_the_lag_is_what_is_between_two_offsets() -> None:
     """Over all lanes, those that came since included."""
     end, latest = json.dumps(READ.told()), json.dumps(THERE.told())
 
-    assert lag_of("sums", end, latest) == Lag("sums", "orders", 25 + 7, "spark-1")
-    assert lag_of("sums", latest, end) == Lag("sums", "orders", 0, "")
+    assert lags_of("sums", end, latest) == [Lag("sums", "orders", 25 + 7, "spark-1")]
+    assert lags_of("sums", latest, end) == [Lag("sums", "orders", 0, "")]
 
 
 def test_seqs_that_a_restart_passed_over_are_no_lag() -> None:
@@ -33,7 +34,19 @@ def test_seqs_that_a_restart_passed_over_are_no_lag() -> None:
     holes = ((40, 4_294_967_296),)
     there = Offset("orders", "", {0: LaneOffset(Place(4_194_306, 4_294_967_299), holes=holes)})
 
-    assert lag_of("sums", json.dumps(READ.told()), json.dumps(there.told())) == Lag("sums", "orders", 13, "spark-1")
+    assert lags_of("sums", json.dumps(READ.told()), json.dumps(there.told())) == [Lag("sums", "orders", 13, "spark-1")]
+
+
+def test_each_of_several_topics_has_its_lag() -> None:
+    """One that is new counts from its beginning; one that is gone has none."""
+    clicks = Offset("clicks", "", {3: LaneOffset(Place(2, 20))}, 5)
+    read = StreamOffset("spark-1", {"orders": replace(READ, topic_id=4)}, several=True)
+    there = StreamOffset("", {"orders": replace(THERE, topic_id=4), "clicks": clicks}, several=True)
+
+    assert lags_of("sums", json.dumps(read.told()), json.dumps(there.told())) == [
+        Lag("sums", "clicks", 20, "spark-1"), Lag("sums", "orders", 32, "spark-1")
+    ]  # fmt: skip
+    assert lags_of("sums", json.dumps(there.told()), json.dumps(read.told())) == [Lag("sums", "orders", 0, "")]
 
 
 def test_offsets_of_other_sources_are_passed_over() -> None:
@@ -41,7 +54,7 @@ def test_offsets_of_other_sources_are_passed_over() -> None:
     end = json.dumps(READ.told())
     foreign = [(None, end), (end, None), ('{"logOffset":0}', end), ("-", end)]
 
-    assert [lag_of("q", *pair) for pair in foreign] == [None] * 4
+    assert [lags_of("q", *pair) for pair in foreign] == [[]] * 4
 
 
 def test_the_listener_keeps_a_gauge_for_as_long_as_the_query_runs() -> None:

@@ -11,9 +11,27 @@ from hypothesis import strategies as st
 
 from embarcadero.errors import BadValue
 from embarcadero.limits import MIB, SPARK_TASKS_MAX
-from embarcadero.spark.offsets import LaneOffset, Offset, Place, Span, parse_offset, spans
+from embarcadero.spark.offsets import (
+    LaneOffset,
+    Offset,
+    Place,
+    Span,
+    StreamOffset,
+    parse_offset,
+    parse_stream_offset,
+    spans,
+)
 from embarcadero.spark.options import EARLIEST, LATEST, READ_OPTIONS, Where, read_options
-from embarcadero.spark.planning import cut_places, finer, shares, task_bytes, tightened, within_bytes
+from embarcadero.spark.planning import (
+    cut_places,
+    fair_shares,
+    finer,
+    lane_shares,
+    shares,
+    task_bytes,
+    tightened,
+    within_bytes,
+)
 from embarcadero.types import Cut
 
 GIVEN = {"brokers": "127.0.0.1:9092", "topic": "orders"}
@@ -32,7 +50,7 @@ def test_every_option_is_understood() -> None:
     )  # fmt: skip
 
     assert options.starting == Where("lanes", lanes=((0, Where("seq", 5)), (1, Where("seq", 7))))
-    assert (options.brokers, options.topic) == ("127.0.0.1:9092,::1:9093", "orders")
+    assert (options.brokers, options.topics) == ("127.0.0.1:9092,::1:9093", ("orders",))
     assert (options.max_records, options.max_bytes, options.min_partitions) == (10, 20, 3)
     assert (options.partitions, options.columns, options.read) == ((0, 2), ("seq", "value"), "ordered")
     assert options.fail_on_data_loss is False
@@ -56,10 +74,82 @@ def test_what_a_progress_report_shows_can_be_given_back() -> None:
     assert options.starting.lanes == ((0, Where("seq", 75)),)
 
 
+def test_several_topics_are_named_or_matched() -> None:
+    """A pattern matches whole names; places are given by topic, then by lane."""
+    given = {"brokers": "127.0.0.1:9092"}
+    for name in ("topic", "topics", "path"):
+        options = read_options(given | {name: "orders, clicks"}, streaming=True)
+        assert (options.topics, options.several) == (("orders", "clicks"), True)
+        assert options.chosen(["clicks", "views", "orders"]) == ["clicks", "orders"]
+    assert not read_options(given | {"topics": "orders"}, streaming=True).several
+    options = read_options(given | {"topicPattern": "shop[.].*|orders"}, streaming=True)
+    assert options.several
+    assert options.chosen(["shop.b", "xshop.a", "shop.a", "orders2", "orders"]) == ["orders", "shop.a", "shop.b"]
+
+    places = {"orders": {"0": {"seq": 5}, "7": "latest"}, "clicks": "earliest"}
+    wanted = (("orders", Where("lanes", lanes=((0, Where("seq", 5)), (7, LATEST)))), ("clicks", EARLIEST))
+    for choice in ({"topics": "orders,clicks"}, {"topicPattern": ".*"}):
+        options = read_options(given | choice | {"startingOffsets": json.dumps(places)}, streaming=True)
+        assert options.starting == Where("topics", topics=wanted)
+    one = read_options(GIVEN | {"startingOffsets": '{"orders": {"0": 5}}'}, streaming=True)
+    assert one.starting.lanes == ((0, Where("seq", 5)),)
+    assert read_options(GIVEN | {"startingOffsets": '{"orders": "latest"}'}, streaming=True).starting == LATEST
+    offset = Offset("orders", "r", {0: LaneOffset(Place(7, 75))}, 3)
+    report = json.dumps(StreamOffset("r", {"orders": offset}, several=True).told())
+    options = read_options(given | {"topicPattern": ".*", "startingOffsets": report}, streaming=True)
+    assert options.starting.topics == (("orders", Where("lanes", lanes=((0, Where("seq", 75)),))),)
+
+
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"tpoic": "x"}, r"'tpoic' does not exist .*did you mean 'topic'\?.*there are brokers, topic, startingOffsets"),
+        ({"topic": "a", "topics": "b"}, "'topic' and 'topics' both choose topics .*give one of topic, topics, topicP"),
+        ({"topic": "a", "topicPattern": "b"}, "'topic' and 'topicPattern' both choose topics"),
+        ({"topicPattern": "a("}, r"'topicPattern' is 'a\(': no regular expression: missing \)"),
+        ({"topicPattern": " "}, "'topicPattern' is ' ': empty"),
+        ({"topics": "a,,b"}, "'topics' is 'a,,b': an empty name"),
+        ({"topics": ",".join(f"t{n}" for n in range(1_025))}, "1025 topics, and a cluster has at most 1024"),
+        ({"topics": "a,b", "startingOffsets": "5"}, "a seq names a record of one topic, and several are .*JSON by"),
+        ({"topics": "a,b", "startingOffsets": '{"0": {"seq": 5}}'}, "names topic '0', and this read has a, b"),
+        ({"topics": "a,b", "startingOffsets": '{"a": 5}'}, "topic 'a' has 5, which is neither places by lane, nor"),
+        ({"topicPattern": ".*", "startingOffsets": '{"a": {"x": 5}}'}, "'x' is no number of a lane"),
+        ({"topic": "a", "startingOffsets": '{"a": -5}'}, "topic 'a' has -5, which is neither places by lane"),
+    ],
+)
+def test_what_is_wrong_with_a_choice_of_topics_is_named(wrong: dict[str, str], says: str) -> None:
+    """With what is allowed."""
+    with pytest.raises(BadValue, match=says):
+        read_options({"brokers": "127.0.0.1:9092"} | wrong, streaming=True)
+
+
+def test_a_time_ends_a_batch_read() -> None:
+    """One end only, after the start, and not in the future."""
+    ends = {"endingTimestamp": "2026-01-31T12:00:00Z"}
+    assert read_options(GIVEN | ends, streaming=False).ending == Where("time", 1_769_860_800_000_000)
+    with pytest.raises(BadValue, match=r"'endingTimestamp' does not go with a stream .*batch reads only"):
+        read_options(GIVEN | ends, streaming=True)
+    with pytest.raises(BadValue, match="endingOffsets and endingTimestamp are two ends"):
+        read_options(GIVEN | ends | {"endingOffsets": "5"}, streaming=False)
+    with pytest.raises(BadValue, match="endingTimestamp '2026-01-31T12:00:00Z' is before startingTimestamp '2026-02"):
+        read_options(GIVEN | ends | {"startingTimestamp": "2026-02-01T00:00:00Z"}, streaming=False)
+    with pytest.raises(BadValue, match=r"'endingTimestamp' is .*a time that has not come"):
+        read_options(GIVEN | {"endingTimestamp": "2126-01-31T12:00:00Z"}, streaming=False)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "é", "x" * 256])
+def test_the_name_of_a_reader_is_checked(name: str) -> None:
+    """It is shown, and typed by operators to remove it."""
+    assert read_options(GIVEN | {"reader": "daily.sums-1"}, streaming=True).reader == "daily.sums-1"
+    with pytest.raises(BadValue, match=r"option 'reader' is .*not the name of a reader .*1 to 255 of A-Z"):
+        read_options(GIVEN | {"reader": name}, streaming=True)
+    with pytest.raises(BadValue, match="'reader' does not go with a batch read"):
+        read_options(GIVEN | {"reader": "sums"}, streaming=False)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"tpoic": "x"}, r"'tpoic' does not exist .*did you mean 'topic'\?.*there are brokers, topic, topics,"),
         ({"zzz": "x"}, r"option 'zzz' does not exist \(there are"),
         ({"path": "other"}, "option 'topic' is given twice"),
         ({"topic": ""}, "option 'topic' is missing"),
@@ -124,7 +214,7 @@ def test_offsets_survive_the_checkpoint_and_tell_the_same_tasks(lanes: dict[int,
 
     assert (start_again, end_again) == (start, end)
     tasks = spans(start_again, end_again)
-    assert tasks == [Span(lane, low, high) for lane in sorted(lanes) for low, high in pairwise(lanes[lane])]
+    assert tasks == [Span(lane, low, high, "t") for lane in sorted(lanes) for low, high in pairwise(lanes[lane])]
     assert spans(end, end) == []
 
 
@@ -133,7 +223,7 @@ def test_a_lane_that_came_since_is_read_from_its_beginning() -> None:
     start = Offset("t", "r", {4_096: LaneOffset(Place(3, 30), ended=True)})
     end = Offset("t", "r", {4_097: LaneOffset(Place(2, 20))})
 
-    assert spans(start, end) == [Span(4_097, Place(0, 0), Place(2, 20))]
+    assert spans(start, end) == [Span(4_097, Place(0, 0), Place(2, 20), "t")]
     assert parse_offset(start.told()).lanes[4_096].ended
 
 
@@ -145,6 +235,43 @@ def test_an_offset_says_of_which_topic_it_is() -> None:
     assert parse_offset(told, "t") == offset
     del told["id"]
     assert parse_offset(told, "t").topic_id == 0
+
+
+def test_offsets_of_several_topics_name_them_by_id() -> None:
+    """And an offset of one topic stays as it was."""
+    orders = Offset("orders", "r", {0: LaneOffset(Place(3, 30))}, 0xABC)
+    clicks = Offset("clicks", "r", {9: LaneOffset(Place(5, 52, 2), first=Place(2, 20))}, 0xDEF)
+    offset = StreamOffset("r", {"orders": orders, "clicks": clicks}, several=True)
+    told = json.loads(json.dumps(offset.told()))
+
+    assert list(told["topics"]) == ["0000000000000def", "0000000000000abc"]  # by name: equal offsets are equal texts
+    assert told["topics"]["0000000000000def"]["9"] == {"index": 5, "seq": 52, "within": 2, "first": [2, 20]}
+    assert parse_stream_offset(told) == offset
+    assert clicks.firsts() == {9: LaneOffset(Place(2, 20))}
+    assert clicks.without_cuts().firsts() == {}
+    assert parse_stream_offset(orders.told()) == StreamOffset("r", {"orders": orders})
+    assert StreamOffset("r", {"orders": orders}).told() == orders.told()
+    assert parse_stream_offset(StreamOffset("r", several=True).told()).topics == {}
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"reader": 5, "topics": {}},
+        {"topics": {"5": {"topic": "t"}}},
+        {"reader": "r", "topics": {"x": {"topic": "t"}}},
+        {"reader": "r", "topics": {"5": {"0": {"index": 1, "seq": 2}}}},
+        {"reader": "r", "topics": {"5": {"topic": "t", "id": "6"}}},
+        {"reader": "r", "topics": {"5": ["t"]}},
+        {"reader": "r", "topics": {"5": {"topic": "t"}, "6": {"topic": "t"}}},
+        {"reader": "r", "topics": {"5": {"topic": "t"}, "05": {"topic": "u"}}},
+        {"reader": "r", "topics": {"5": {"topic": "t", "0": {"index": 1, "seq": 2, "first": [1]}}}},
+    ],
+)
+def test_offsets_of_several_topics_that_make_no_sense_are_refused(told: object) -> None:
+    """As those of one topic are."""
+    with pytest.raises(BadValue, match=r"no offset of this source|twice"):
+        parse_stream_offset(told)
 
 
 @pytest.mark.parametrize(
@@ -179,6 +306,24 @@ def test_shares_add_up_to_the_limit(limit: int, waiting: dict[int, int]) -> None
         assert all(abs(given_out[lane] - limit * waiting[lane] / total) < 1 for lane in waiting)
 
 
+@given(st.integers(1, 1_000), st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 500), min_size=1))
+def test_a_limit_is_shared_evenly_by_topics(limit: int, waiting: dict[str, int]) -> None:
+    """A topic with a backlog gets no more than one that is not served in full, but for the rest of a division."""
+    given_out = fair_shares(limit, waiting)
+
+    assert sum(given_out.values()) == min(limit, sum(waiting.values()))
+    hungry = [given_out[topic] for topic in waiting if given_out[topic] < waiting[topic]]
+    assert max(given_out.values()) - min(hungry, default=limit) <= 1
+    if limit < len(waiting):  # then the longest backlogs move
+        assert max(waiting.values()) == max(waiting[topic] for topic in waiting if given_out[topic])
+
+
+def test_lanes_share_what_their_topic_has() -> None:
+    """In proportion to what waits."""
+    waiting = {("big", 0): 9_000, ("big", 1): 1_000, ("small", 2): 7}
+    assert lane_shares(107, waiting) == {("big", 0): 90, ("big", 1): 10, ("small", 2): 7}
+
+
 def test_tasks_are_neither_tiny_nor_huge() -> None:
     """4 to 32 MiB, unless more tasks are asked for or there would be too many."""
     assert task_bytes(1 * MIB, None) == 4 * MIB
@@ -205,6 +350,7 @@ def test_a_limit_on_bytes_is_kept_in_whole_pieces() -> None:
     pieces = [Cut(10, 100, 50), Cut(20, 200, 50), Cut(30, 300, 1)]
 
     assert [within_bytes(pieces, limit).index for limit in (1, 50, 99, 100, 101)] == [10, 10, 10, 20, 30]
+    assert [within_bytes(pieces, limit).bytes for limit in (1, 99, 100, 101)] == [50, 50, 100, 101]
 
 
 def test_cuts_are_between_start_and_stop() -> None:

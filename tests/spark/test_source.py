@@ -311,7 +311,7 @@ def test_what_a_crash_took_is_data_loss_for_a_stream(
             return [[Batch.of_gap(0, Gap(GapKind.LOST, 7, 4_000), 60), Batch.of_gap(0, Gap(GapKind.SKIPPED, 1, 2), 60)]]
 
     monkeypatch.setattr("embarcadero.spark.tasks.shared_log", lambda *_: Lossy())
-    span = Span(0, Place(0, 0), Place(50, 500))
+    span = Span(0, Place(0, 0), Place(50, 500), filled)
     with pytest.raises(RecordsLost, match=r"batches \[7, 4000\) of lane 0 .*were lost with the memory"):
         list(stream(log, filled, read="ordered")._reader.read(span))
     assert list(stream(log, filled)._reader.read(span)) == []

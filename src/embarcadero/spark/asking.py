@@ -3,19 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
-from typing import TypeVar
+from collections.abc import Collection, Mapping
+from typing import Final, TypeVar
 
 from embarcadero.client.brokers import Brokers
 from embarcadero.client.reading import lanes_of, tail_of
 from embarcadero.client.topics import TopicInfo
-from embarcadero.errors import BadFrame, Refused
+from embarcadero.errors import BadFrame, Refused, UnknownTopic
 from embarcadero.invariants import invariant
 from embarcadero.limits import PIECES_MAX
 from embarcadero.types import Cut, Tail
 from embarcadero.wire import messages as m
 
 Answer = TypeVar("Answer", bound=m.Message)
+_AT_ONCE: Final = 32
+"""So many topics are asked for at once."""
+
+
+async def surveys(
+    brokers: Brokers, topics: Mapping[str, Collection[int]]
+) -> dict[str, tuple[TopicInfo, list[Tail]]]:
+    """Several topics and the tails of their lanes, by name; each with the lanes that are expected.
+
+    Topics that do not exist are left out.
+    """
+    turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(topic: str, expected: Collection[int]) -> tuple[TopicInfo, list[Tail]] | None:
+        async with turns:
+            try:
+                return await survey(brokers, topic, expected)
+            except UnknownTopic:
+                return None
+
+    found = await asyncio.gather(*(one(topic, expected) for topic, expected in topics.items()))
+    return {topic: each for topic, each in zip(topics, found, strict=True) if each is not None}
 
 
 async def survey(brokers: Brokers, topic: str, expected: Collection[int]) -> tuple[TopicInfo, list[Tail]]:

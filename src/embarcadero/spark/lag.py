@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Gauge
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from embarcadero.errors import BadValue
-from embarcadero.spark.offsets import Offset, parse_offset
+from embarcadero.spark.offsets import Offset, parse_stream_offset
 from embarcadero.types import count_outside
 
 METRIC: Final = "embarcadero_spark_lag_records"
@@ -53,7 +53,7 @@ class LagListener(StreamingQueryListener):
         progress = event.progress
         name = progress.name or str(progress.id)
         for source in progress.sources:
-            if (lag := lag_of(name, source.endOffset, source.latestOffset)) is not None:
+            for lag in lags_of(name, source.endOffset, source.latestOffset):
                 with self._lock:
                     self._lags[str(progress.id), lag.topic] = lag
                 self._gauge.labels(lag.query, lag.topic).set(lag.records)
@@ -66,13 +66,17 @@ class LagListener(StreamingQueryListener):
             self._gauge.remove(lag.query, lag.topic)
 
 
-def lag_of(query: str, end: str | None, latest: str | None) -> Lag | None:
-    """The lag between two offsets as Spark reports them; None if they are of another source."""
+def lags_of(query: str, end: str | None, latest: str | None) -> list[Lag]:
+    """The lag in each topic between two offsets as Spark reports them; none if they are of another source."""
     try:
-        read, there = (parse_offset(json.loads(each or "null")) for each in (end, latest))
+        read, there = (parse_stream_offset(json.loads(each or "null")) for each in (end, latest))
     except (BadValue, ValueError):
-        return None
-    return Lag(query, read.topic, behind(read, there), read.reader)
+        return []
+    found = []
+    for name, each in there.topics.items():
+        known = read.topics.get(name, Offset(name, read.reader))
+        found.append(Lag(query, name, behind(known, each), read.reader))
+    return found
 
 
 def behind(read: Offset, there: Offset) -> int:

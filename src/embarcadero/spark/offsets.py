@@ -1,18 +1,24 @@
-"""Offsets of a stream: how far each lane is read, and where the tasks of the last micro-batch were cut.
+"""Offsets of a stream: how far each lane is read. Of one topic:
 
     {"topic": "orders", "id": "5c07e6a91b2f43d8", "reader": "spark-5f0c",
-     "0": {"index": 120, "seq": 48000, "cuts": [[40, 16000], [81, 32400]]}}
+     "0": {"index": 120, "seq": 48000}}
 
-An offset tells all that planning needs: the same two offsets give the same tasks, whatever happened to the log in
-between. The sink's promise rests on it, for it knows a task by its number. A place may be inside a batch (`within` says
-how many of its records are below), so limits on records are exact. Lanes of topics of orders 0 and 1 come and go: one
-that was read to its end is kept, with `ended`, until the topic does not know it any more. `id` is that of the topic: a
-topic that was deleted and created again has another one. Offsets of earlier versions have none.
+Of several topics, by their ids:
+
+    {"reader": "spark-5f0c", "topics": {
+      "5c07e6a91b2f43d8": {"topic": "clicks", "3": {"index": 7, "seq": 70, "first": [2, 20]}},
+      "01d27aa0f1e1b3c4": {"topic": "orders", "0": {"index": 120, "seq": 48000}}}}
+
+A place may be inside a batch (`within` says how many of its records are below), so limits on records are exact. Lanes
+of topics of orders 0 and 1 come and go: one that was read to its end is kept, with `ended`, until the topic does not
+know it any more. `id` is that of the topic: a topic that was deleted and created again has another one. `first` is
+where a topic was begun that came after the query had started. Earlier versions also told where a micro-batch was cut
+into tasks (`cuts`), and the first ones told no `id`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +28,7 @@ from embarcadero.types import id_text
 _TOPIC: Final = "topic"
 _READER: Final = "reader"
 _ID: Final = "id"
+_TOPICS: Final = "topics"
 _HINT: Final = "this checkpoint was not made by this source; start with a new checkpointLocation"
 
 
@@ -47,12 +54,14 @@ class Span(NamedTuple):
     lane: int
     start: Place
     stop: Place
+    topic: str
 
 
 @dataclass(frozen=True, slots=True)
 class LaneOffset:
     """How far a lane is read. `cuts` are the places at which the last micro-batch was cut into tasks.
 
+    `first`, only in the end of the micro-batch that begins with it: where the lane of a new topic was begun.
     `holes`, only in the offset that reports where a topic ends: seqs that restarts passed over, for counting records.
     """
 
@@ -60,6 +69,7 @@ class LaneOffset:
     cuts: tuple[Place, ...] = ()
     ended: bool = False
     holes: tuple[tuple[int, int], ...] = ()
+    first: Place | None = None
 
     def told(self) -> dict[str, Any]:
         """As Spark keeps it."""
@@ -68,6 +78,8 @@ class LaneOffset:
             told["within"] = self.place.within
         if self.cuts:
             told["cuts"] = [list(cut if cut.within else cut[:2]) for cut in self.cuts]
+        if self.first is not None:
+            told["first"] = list(self.first if self.first.within else self.first[:2])
         if self.holes:
             told["holes"] = [list(hole) for hole in self.holes]
         return told | ({"ended": True} if self.ended else {})
@@ -75,7 +87,7 @@ class LaneOffset:
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """How far a stream has read its topic. `reader` is a name made when the query first started; it stays with it."""
+    """How far a stream has read one topic. `reader` is a name made when the query first started; it stays with it."""
 
     topic: str
     reader: str
@@ -85,9 +97,11 @@ class Offset:
     def told(self) -> dict[str, Any]:
         """As Spark keeps it: a JSON object."""
         identity = {_ID: id_text(self.topic_id)} if self.topic_id else {}
-        return {_TOPIC: self.topic, _READER: self.reader, **identity} | {
-            str(lane): offset.told() for lane, offset in sorted(self.lanes.items())
-        }
+        return {_TOPIC: self.topic, _READER: self.reader, **identity} | self.told_lanes()
+
+    def told_lanes(self) -> dict[str, Any]:
+        """The lanes as Spark keeps them."""
+        return {str(lane): offset.told() for lane, offset in sorted(self.lanes.items())}
 
     def of(self, lane: int) -> Place:
         """How far a lane is read; one that came since then is not."""
@@ -100,11 +114,55 @@ class Offset:
 
     def without_cuts(self) -> Offset:
         """The same place, whatever the last micro-batch was."""
-        return replace(self, lanes={lane: replace(offset, cuts=()) for lane, offset in self.lanes.items()})
+        lanes = {lane: replace(offset, cuts=(), first=None) for lane, offset in self.lanes.items()}
+        return replace(self, lanes=lanes)
+
+    def firsts(self) -> dict[int, LaneOffset]:
+        """Where the lanes of a new topic were begun."""
+        return {lane: LaneOffset(offset.first) for lane, offset in self.lanes.items() if offset.first is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOffset:
+    """How far a stream has read its topics, by name. `several` is the format: one topic is told as it always was."""
+
+    reader: str
+    topics: Mapping[str, Offset] = field(default_factory=dict)
+    several: bool = False
+
+    def told(self) -> dict[str, Any]:
+        """As Spark keeps it: a JSON object."""
+        if not self.several:
+            return next(iter(self.topics.values())).told()
+        topics = sorted(self.topics.items())
+        told = {id_text(each.topic_id): {_TOPIC: name} | each.told_lanes() for name, each in topics}
+        return {_READER: self.reader, _TOPICS: told}
+
+    def lanes(self) -> dict[str, Collection[int]]:
+        """The lanes of each topic."""
+        return {name: each.lanes.keys() for name, each in self.topics.items()}
+
+
+def parse_stream_offset(told: Any) -> StreamOffset:
+    """An offset of one topic or of several that Spark kept for us. BadValue, if it is of another source."""
+    if not isinstance(told, dict) or not isinstance(told.get(_TOPICS), dict):
+        one = parse_offset(told)
+        return StreamOffset(one.reader, {one.topic: one})
+    reader, topics = told.get(_READER), {}
+    for identity, each in told[_TOPICS].items():
+        if not isinstance(each, dict) or _ID in each or _READER in each:
+            raise BadValue(f"{str(told)[:200]} is no offset of this source", _HINT)
+        one = parse_offset({**each, _READER: reader, _ID: identity})
+        if one.topic in topics or one.topic_id in {known.topic_id for known in topics.values()}:
+            raise BadValue(f"{str(told)[:200]} has topic {one.topic!r} twice", _HINT)
+        topics[one.topic] = one
+    if not isinstance(reader, str):
+        raise BadValue(f"{str(told)[:200]} is no offset of this source", _HINT)
+    return StreamOffset(reader, topics, several=True)
 
 
 def parse_offset(told: Any, topic: str | None = None) -> Offset:
-    """An offset that Spark kept for us. BadValue, if it is of another source or topic."""
+    """An offset of one topic. BadValue, if it is of another source or topic."""
     if not isinstance(told, dict) or not isinstance(told.get(_TOPIC), str) or not isinstance(told.get(_READER), str):
         raise BadValue(f"{str(told)[:200]} is no offset of this source", _HINT)
     if topic is not None and told[_TOPIC] != topic:
@@ -124,7 +182,8 @@ def _parse_lane(told: Mapping[str, Any]) -> LaneOffset:
     place = Place(int(told["index"]), int(told["seq"]), int(told.get("within", 0)))
     cuts = tuple(Place(*(int(number) for number in cut)) for cut in told.get("cuts", ()))
     holes = tuple((int(start), int(stop)) for start, stop in told.get("holes", ()))
-    return LaneOffset(place, cuts, told.get("ended") is True, holes)
+    first = None if "first" not in told else Place(*(int(number) for number in told["first"]))
+    return LaneOffset(place, cuts, told.get("ended") is True, holes, first)
 
 
 def spans(start: Offset, end: Offset) -> list[Span]:
@@ -134,6 +193,6 @@ def spans(start: Offset, end: Offset) -> list[Span]:
         at = start.of(lane)
         for place in (*until.cuts, until.place):
             if at.seq < place.seq:  # entries without records are no reason for a task
-                found.append(Span(lane, at, place))
+                found.append(Span(lane, at, place, end.topic))
                 at = place
     return found

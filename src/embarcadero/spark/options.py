@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import get_close_matches
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from embarcadero.client.options import broker_addresses, parse_addresses
 from embarcadero.client.places import time_us
 from embarcadero.config import load
 from embarcadero.errors import BadValue
-from embarcadero.limits import PARTITIONS_MAX, SPARK_TASKS_MAX
+from embarcadero.limits import PARTITIONS_MAX, READER_NAME_BYTES_MAX, SPARK_TASKS_MAX, TOPICS_MAX
 
 Value = TypeVar("Value")
 
 READ_OPTIONS: Final = {
     "brokers": "addresses of brokers, host:port with commas",
-    "topic": "the topic's name",
-    "startingOffsets": 'earliest, latest, a seq, or JSON by lane: {"0": {"seq": 1000}}',
+    "topic": "the topic's name, or several raw topics with commas",
+    "topics": "the same as topic",
+    "topicPattern": "a regular expression that the whole name of a raw topic matches; instead of topic",
+    "startingOffsets": 'earliest, latest, a seq, or JSON by lane: {"0": {"seq": 1000}}; of several topics JSON by '
+    'topic, then lane: {"orders": {"0": {"seq": 1000}}, "clicks": "earliest"}',
     "endingOffsets": "as startingOffsets, exclusive; batch reads only",
     "startingTimestamp": "an ISO time with a zone, or microseconds since 1970; instead of startingOffsets",
+    "endingTimestamp": "as startingTimestamp: the first batch appended then or later ends the read; batch reads only",
     "maxRecordsPerTrigger": "at most so many records in a micro-batch",
-    "maxBytesPerTrigger": "at most so many payload bytes in a micro-batch, in whole batches, at least one",
+    "maxBytesPerTrigger": "at most so many payload bytes in a micro-batch, in whole batches, at least one of each lane",
     "minPartitions": "at least so many tasks",
     "partitions": "the topic's partitions to read, numbers with commas",
     "columns": "columns to read, names with commas; default: of a topic with a schema all, else the seven usual ones",
     "read": "durable or ordered",
     "failOnDataLoss": "true or false",
+    "reader": f"the name of a stream in status and topic describe: 1 to {READER_NAME_BYTES_MAX} of A-Z a-z 0-9 . _ -",
     "pushFilters": "true or false; true only for a frame that is used once, with its filters; batch reads only",
 }
 """What a read may be given. Names are the same in upper and lower case, as everywhere in Spark."""
@@ -37,22 +44,25 @@ READ_OPTIONS: Final = {
 GO_ON: Final = 'to go on with what is there: .option("failOnDataLoss", "false")'
 """What to do about records that are gone."""
 
-_STREAM_ONLY: Final = ("maxRecordsPerTrigger", "maxBytesPerTrigger")
-_BATCH_ONLY: Final = ("endingOffsets", "pushFilters")
+_STREAM_ONLY: Final = ("maxRecordsPerTrigger", "maxBytesPerTrigger", "reader")
+_BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "pushFilters")
+_CHOICES: Final = ("topic", "topics", "topicPattern")
+_READER: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{READER_NAME_BYTES_MAX}}}")
 _NUMBER_MAX: Final = (1 << 63) - 1
 _DIGITS_MAX: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """A place in a topic as an option names it: `by` is earliest, latest, seq, time or lanes.
+    """A place as an option names it: `by` is earliest, latest, seq, index, time, lanes or topics.
 
-    With "lanes", `lanes` has a place for each lane that was named.
+    With "lanes", `lanes` has a place for each lane that was named; with "topics", `topics` one for each topic.
     """
 
     by: str
     value: int = 0
     lanes: tuple[tuple[int, Where], ...] = ()
+    topics: tuple[tuple[str, Where], ...] = ()
 
 
 EARLIEST: Final = Where("earliest")
@@ -61,11 +71,12 @@ LATEST: Final = Where("latest")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """Options of a read, checked."""
+    """Options of a read, checked. Either `topics` or `pattern` says what is read."""
 
     brokers: str
-    topic: str
+    topics: tuple[str, ...]
     starting: Where
+    pattern: str | None = None
     ending: Where = LATEST
     max_records: int | None = None
     max_bytes: int | None = None
@@ -75,6 +86,19 @@ class ReadOptions:
     read: str = "durable"
     fail_on_data_loss: bool = True
     push_filters: bool = False
+    reader: str | None = None
+
+    @property
+    def several(self) -> bool:
+        """Whether more than one topic may be read: then all of them have to be raw topics."""
+        return self.pattern is not None or len(self.topics) > 1
+
+    def chosen(self, names: Iterable[str]) -> list[str]:
+        """The names that `topics` has or the pattern matches, sorted."""
+        if self.pattern is None:
+            return sorted(set(names) & set(self.topics))
+        matches = re.compile(self.pattern).fullmatch
+        return sorted(name for name in names if matches(name))
 
 
 def read_options(given: Mapping[str, str], *, streaming: bool | None) -> ReadOptions:
@@ -87,14 +111,24 @@ def read_options(given: Mapping[str, str], *, streaming: bool | None) -> ReadOpt
         if name in options:
             kind = "a stream" if streaming else "a batch read"
             raise BadValue(f"option {name!r} does not go with {kind}", f"leave it out; it is: {READ_OPTIONS[name]}")
-    if "startingOffsets" in options and "startingTimestamp" in options:
-        raise BadValue("startingOffsets and startingTimestamp are two starts", "give one of them")
-    starting = _checked(options, "startingTimestamp", _time) or _checked(options, "startingOffsets", _where)
+    for end in ("starting", "ending"):
+        if f"{end}Offsets" in options and f"{end}Timestamp" in options:
+            raise BadValue(f"{end}Offsets and {end}Timestamp are two {end[:-3]}s", "give one of them")
+    topics, pattern = _chosen(options)
+    where = partial(_where, topics=None if pattern is not None else topics)
+    starting = _checked(options, "startingTimestamp", _time) or _checked(options, "startingOffsets", where)
+    ending = _checked(options, "endingTimestamp", _time) or _checked(options, "endingOffsets", where)
+    if starting and ending and starting.by == ending.by == "time" and ending.value < starting.value:
+        raise BadValue(
+            f"endingTimestamp {options['endingTimestamp']!r} is before startingTimestamp "
+            f"{options['startingTimestamp']!r}", "the end is exclusive and at least the start",
+        )  # fmt: skip
     return ReadOptions(
         brokers=brokers_of(options),
-        topic=topic_of(options),
+        topics=topics,
+        pattern=pattern,
         starting=starting or (LATEST if streaming else EARLIEST),
-        ending=_checked(options, "endingOffsets", _where) or LATEST,
+        ending=ending or LATEST,
         max_records=_checked(options, "maxRecordsPerTrigger", _positive),
         max_bytes=_checked(options, "maxBytesPerTrigger", _positive),
         min_partitions=_checked(options, "minPartitions", _tasks),
@@ -103,7 +137,22 @@ def read_options(given: Mapping[str, str], *, streaming: bool | None) -> ReadOpt
         read=_checked(options, "read", _read) or "durable",
         fail_on_data_loss=_checked(options, "failOnDataLoss", _flag) is not False,
         push_filters=_checked(options, "pushFilters", _flag) is True,
+        reader=_checked(options, "reader", _reader),
     )
+
+
+def _chosen(options: Mapping[str, str]) -> tuple[tuple[str, ...], str | None]:
+    """The topics that are named, or the pattern."""
+    given = [name for name in _CHOICES if name in options]
+    if len(given) > 1:
+        problem = f"options {given[0]!r} and {given[1]!r} both choose topics"
+        raise BadValue(problem, f"give one of {', '.join(_CHOICES)}")
+    if given == ["topicPattern"]:
+        return (), _checked(options, "topicPattern", _pattern)
+    if given == ["topics"]:
+        return _checked(options, "topics", _topics) or (), None
+    topic_of(options)
+    return _checked(options, "topic", _topics) or (), None
 
 
 def named(given: Mapping[str, str], allowed: Mapping[str, str]) -> dict[str, str]:
@@ -149,10 +198,14 @@ def _checked(options: Mapping[str, str], name: str, parse: Callable[[str], Value
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
-def _where(text: str) -> Where:
+def _where(text: str, topics: tuple[str, ...] | None) -> Where:
+    """A place in one topic, or places in several: `topics` are those that are named, None: a pattern says which."""
+    several = topics is None or len(topics) > 1
     if text in ("earliest", "latest"):
         return Where(text)
     if _is_number(text):
+        if several:
+            raise BadValue("a seq names a record of one topic, and several are read")
         return Where("seq", _bounded(int(text), "a seq"))
     try:
         found = json.loads(text)
@@ -160,6 +213,32 @@ def _where(text: str) -> Where:
         raise BadValue(f"no place, and no JSON ({error})") from None
     if not isinstance(found, dict):
         raise BadValue("JSON, but no object of places by lane")
+    if several:
+        return _by_topic(_of_report(found), topics)
+    if topics is not None and set(found) == set(topics) and not _is_number(topics[0]):
+        return _by_topic(found, topics).topics[0][1]
+    return _by_lane(found)
+
+
+def _of_report(found: dict[str, Any]) -> dict[str, Any]:
+    """What a progress report shows of several topics can be given back as it is: there, ids name topics."""
+    told = found.get("topics")
+    if isinstance(told, dict) and "reader" in found and all(isinstance(each, dict) for each in told.values()):
+        return {str(each.get("topic")): each for each in told.values()}
+    return found
+
+
+def _by_topic(found: dict[str, Any], topics: tuple[str, ...] | None) -> Where:
+    for name, value in found.items():
+        if topics is not None and name not in topics:
+            raise BadValue(f"JSON names topic {name!r}, and this read has {', '.join(topics)}")
+        if not isinstance(value, dict) and value not in ("earliest", "latest"):
+            raise BadValue(f"topic {name!r} has {value!r}, which is neither places by lane, nor earliest or latest")
+    places = ((name, _by_lane(value) if isinstance(value, dict) else Where(value)) for name, value in found.items())
+    return Where("topics", topics=tuple(places))
+
+
+def _by_lane(found: dict[str, Any]) -> Where:
     # What a progress report shows can be given back as it is: beside lanes, it has words.
     lanes = {key: value for key, value in found.items() if key not in ("topic", "reader", "id")}
     return Where("lanes", lanes=tuple((_lane(key), _place(key, value)) for key, value in lanes.items()))
@@ -233,6 +312,29 @@ def _names(text: str) -> tuple[str, ...]:
     if "" in names or len(set(names)) < len(names):
         raise BadValue("an empty name, or one that is there twice")
     return tuple(names)
+
+
+def _topics(text: str) -> tuple[str, ...]:
+    names = _names(text)
+    if len(names) > TOPICS_MAX:
+        raise BadValue(f"{len(names)} topics, and a cluster has at most {TOPICS_MAX}")
+    return names
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise BadValue(f"no regular expression: {error}") from None
+    if not text:
+        raise BadValue("empty, and no name matches that")
+    return text
+
+
+def _reader(text: str) -> str:
+    if not _READER.fullmatch(text):
+        raise BadValue("not the name of a reader")
+    return text
 
 
 def _read(text: str) -> str:

@@ -4,13 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import TypeVar
 
 from embarcadero.limits import SPARK_TASK_BYTES, SPARK_TASK_BYTES_MIN, SPARK_TASKS_MAX, SPARK_TASKS_USUAL
 from embarcadero.spark.offsets import Place
 from embarcadero.types import Cut
 
+LaneKey = tuple[str, int]
+"""A lane of a read: the name of its topic, and its number."""
+Key = TypeVar("Key", int, LaneKey)
+Value = TypeVar("Value")
 
-def shares(limit: int, waiting: Mapping[int, int]) -> dict[int, int]:
+
+def fair_shares(limit: int, waiting: Mapping[str, int]) -> dict[str, int]:
+    """A limit shared among topics evenly: what one does not need goes to the others, so a backlog delays itself only.
+
+    If there is less than one for each, those have it where most waits. Shares add up to the limit, or to all there is.
+    """
+    given: dict[str, int] = {}
+    left = limit
+    for number, topic in enumerate(sorted(waiting, key=lambda topic: (waiting[topic], topic))):
+        given[topic] = min(waiting[topic], left // (len(waiting) - number))
+        left -= given[topic]
+    return given
+
+
+def shares(limit: int, waiting: Mapping[Key, int]) -> dict[Key, int]:
     """A limit shared among lanes in proportion to what waits there. Shares add up to the limit, or to all there is."""
     total = sum(waiting.values())
     if total <= limit:
@@ -21,6 +40,24 @@ def shares(limit: int, waiting: Mapping[int, int]) -> dict[int, int]:
     for lane in sorted(exact, key=lambda lane: (-(exact[lane] % total), lane))[:left]:
         given[lane] += 1
     return given
+
+
+def lane_shares(limit: int, waiting: Mapping[LaneKey, int]) -> dict[LaneKey, int]:
+    """A limit shared evenly among topics, and a topic's share among its lanes in proportion to what waits there."""
+    found: dict[LaneKey, int] = {}
+    topics = by_topic(waiting)
+    fair = fair_shares(limit, {topic: sum(lanes.values()) for topic, lanes in topics.items()})
+    for topic, lanes in topics.items():
+        found |= {(topic, lane): share for lane, share in shares(fair[topic], lanes).items()}
+    return found
+
+
+def by_topic(values: Mapping[LaneKey, Value]) -> dict[str, dict[int, Value]]:
+    """What is known of lanes, by topic and then by lane."""
+    found: dict[str, dict[int, Value]] = {}
+    for (topic, lane), value in values.items():
+        found.setdefault(topic, {})[lane] = value
+    return found
 
 
 def task_bytes(total: int, tasks_min: int | None, cores: int | None = None) -> int:
@@ -35,14 +72,13 @@ def task_bytes(total: int, tasks_min: int | None, cores: int | None = None) -> i
 
 
 def within_bytes(pieces: Sequence[Cut], limit: int) -> Cut:
-    """Where to stop so that no more than `limit` bytes are read; at least the first piece is."""
+    """Where to stop so that no more than `limit` bytes are read, and how many are; at least the first piece is."""
     end, total = pieces[0], pieces[0].bytes
     for piece in pieces[1:]:
-        total += piece.bytes
-        if total > limit:
+        if total + piece.bytes > limit:
             break
-        end = piece
-    return end
+        end, total = piece, total + piece.bytes
+    return Cut(end.index, end.seq, total)
 
 
 def cut_places(start: Place, stop: Place, pieces: Sequence[Cut]) -> tuple[Place, ...]:

@@ -12,15 +12,16 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from embarcadero.errors import BadValue
+from embarcadero.errors import BadValue, UnknownTopic
 from embarcadero.spark.connections import shared_log
 from embarcadero.spark.filters import Bounds, bounds, understood
 from embarcadero.spark.frame import check_schema, column_names, spark_schema
-from embarcadero.spark.offsets import LaneOffset, Offset, Place, spans
+from embarcadero.spark.offsets import LaneOffset, Offset, Place, Span, spans
 from embarcadero.spark.options import EARLIEST, LATEST, ReadOptions, read_options
+from embarcadero.spark.planning import LaneKey
 from embarcadero.spark.tasks import SpanReader
 from embarcadero.spark.versions import Filter, check_options
-from embarcadero.spark.view import LaneNow, TopicView
+from embarcadero.spark.view import Ends, LaneNow, ReadView, TopicView
 
 _PUSHING: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
@@ -36,7 +37,7 @@ def frame_schema(given: Mapping[str, str]) -> StructType:
     """The columns of a topic as `load()` has them. All options are checked here, before anything is planned."""
     options = checked_options(given, streaming=None)
     shared_log(options.brokers, at_once=True)
-    return spark_schema(TopicView(options).describe().versions, options.columns)
+    return spark_schema(ReadView(options).schemas(), options.columns)
 
 
 def batch_reader(given: Mapping[str, str], schema: StructType) -> BatchReader:
@@ -56,13 +57,12 @@ def batch_reader(given: Mapping[str, str], schema: StructType) -> BatchReader:
 
 def span_reader(options: ReadOptions, schema: StructType, *, fail_on_lost: bool) -> SpanReader:
     """What is sent to workers. BadSchema, if the topic is not (any more) what the frame was made of."""
-    view = TopicView(options)
-    about = view.describe()
-    check_schema(schema, about.versions, options.topic)
+    view = ReadView(options)
+    schemas = view.schemas()
+    check_schema(schema, schemas, options.pattern or ",".join(options.topics))
     return SpanReader(
-        options, about.versions, schema, fail_on_lost, partitions=options.partitions,
-        table_properties=view.table_properties,
-    )  # fmt: skip
+        options, schemas, schema, fail_on_lost, partitions=options.partitions, table_properties=view.table_properties
+    )
 
 
 def filters_are_pushed() -> bool:
@@ -78,18 +78,23 @@ class BatchReader(DataSourceReader):
         self._reader = reader
 
     def partitions(self) -> list[InputPartition]:  # Spark insists on a list
-        """Spans of the topic as it is now, one a task."""
-        options, view = self._reader.options, TopicView(self._reader.options)
+        """Spans of the topics as they are now, one a task."""
+        options, view = self._reader.options, ReadView(self._reader.options)
         now = view.now()
+        if options.pattern is not None and not now:
+            raise UnknownTopic(f"no topic has a name that matches {options.pattern!r}", "see `embarcadero topic list`")
+        if missing := [name for name in options.topics if name not in now]:
+            raise UnknownTopic(f"there is no topic {missing[0]!r}", "see `embarcadero topic list`")
         starts = view.resolve(options.starting, now, "startingOffsets", rest=EARLIEST)
         stops = view.resolve(options.ending, now, "endingOffsets", rest=LATEST)
-        _check_ends(starts, stops)
-        ends = {lane: self._narrowed(view, now.lanes[lane], start, stops[lane]) for lane, start in starts.items()}
-        ends = {lane: (start, stop) for lane, (start, stop) in ends.items() if start.seq < stop.seq}
+        _check_ends(starts, stops, "endingTimestamp" if options.ending.by == "time" else "endingOffsets")
+        ends: Ends = {}
+        for (name, lane), start in starts.items():
+            first, last = self._narrowed(view.topic(name), now[name].lanes[lane], start, stops[name, lane])
+            if first.seq < last.seq:
+                ends[name, lane] = first, last
         cuts = view.cuts(now, ends)
-        first = Offset(options.topic, "", {lane: LaneOffset(start) for lane, (start, _) in ends.items()})
-        last = Offset(options.topic, "", {lane: LaneOffset(stop, cuts[lane]) for lane, (_, stop) in ends.items()})
-        return [InputPartition(span) for span in spans(first, last)]
+        return [InputPartition(span) for name in now for span in _planned(name, ends, cuts)]
 
     def _narrowed(self, view: TopicView, now: LaneNow, start: Place, stop: Place) -> tuple[Place, Place]:
         """The part of a lane that filters leave."""
@@ -142,10 +147,19 @@ def _clipped(
     return start, stop
 
 
-def _check_ends(starts: Mapping[int, Place], stops: Mapping[int, Place]) -> None:
-    for lane, start in starts.items():
-        if stops[lane].seq < start.seq:
+def _planned(topic: str, ends: Ends, cuts: Mapping[LaneKey, tuple[Place, ...]]) -> list[Span]:
+    """The tasks of one topic."""
+    mine = {lane: span for (name, lane), span in ends.items() if name == topic}
+    first = Offset(topic, "", {lane: LaneOffset(start) for lane, (start, _) in mine.items()})
+    last = Offset(topic, "", {lane: LaneOffset(stop, cuts[topic, lane]) for lane, (_, stop) in mine.items()})
+    return spans(first, last)
+
+
+def _check_ends(starts: Mapping[LaneKey, Place], stops: Mapping[LaneKey, Place], option: str) -> None:
+    for (topic, lane), start in starts.items():
+        if stops[topic, lane].seq < start.seq:
             raise BadValue(
-                f"endingOffsets (seq {stops[lane].seq}) is before startingOffsets (seq {start.seq}) in lane {lane}",
+                f"{option} (seq {stops[topic, lane].seq}) is before startingOffsets (seq {start.seq}) in lane {lane} "
+                f"of topic {topic!r}",
                 "the end is exclusive and at least the start",
             )

@@ -1,15 +1,18 @@
-"""Streams: micro-batches of a topic, exactly where the last one ended.
+"""Streams: micro-batches of one topic or several, exactly where the last one ended.
 
 Theory of operation. Spark keeps the reader in one Python process of the driver for as long as the query runs, and asks
 it for the end of the next micro-batch, then for its tasks. From 4.2 on Spark tells where the last one ended and how
 much the next one may have (`LimitedReader`); earlier versions only ask where the topic ends (`UnlimitedReader`). Tasks
 are planned from the two offsets, which Spark writes to the checkpoint before a task runs: the same offsets give the
 same rows, and while the log between them stays where it is, the same tasks.
+
+Of several topics each is looked at with every micro-batch. One that came since is read from its earliest record: with
+`LimitedReader` its place is in the end of its first micro-batch, so that the same records are read again after a crash.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from time import monotonic
 from typing import Any, Final
@@ -19,10 +22,10 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from embarcadero.errors import EmbarcaderoError, RecordsLost, Trimmed
-from embarcadero.spark.offsets import LaneOffset, Offset, Place, parse_offset, spans
+from embarcadero.errors import BadValue, EmbarcaderoError, RecordsLost, Trimmed, UnknownTopic
+from embarcadero.spark.offsets import LaneOffset, Offset, Place, Span, StreamOffset, parse_stream_offset, spans
 from embarcadero.spark.options import EARLIEST, GO_ON
-from embarcadero.spark.planning import shares, within_bytes
+from embarcadero.spark.planning import LaneKey, by_topic, lane_shares, within_bytes
 from embarcadero.spark.reading import checked_options, span_reader
 from embarcadero.spark.tasks import SpanReader
 from embarcadero.spark.versions import (
@@ -33,7 +36,7 @@ from embarcadero.spark.versions import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-from embarcadero.spark.view import Ends, LaneNow, TopicNow, TopicView
+from embarcadero.spark.view import Ends, LaneNow, ReadView, TopicNow, Topics
 from embarcadero.types import id_text
 
 _FINE = 16
@@ -41,6 +44,8 @@ _FINE = 16
 
 _NOTE_S = 1.0  # so long a query waits for its progress to be taken note of
 _NOTE_AGAIN_S = 30.0
+Places = dict[int, tuple[int, int]]
+"""Index and seq by lane."""
 _ANY_READER: Final = "spark"  # of queries that can't keep a name of their own: PySpark 4.0 and 4.1
 
 
@@ -55,50 +60,103 @@ def stream_reader(given: Mapping[str, str], schema: StructType) -> StreamReader:
 
 
 class StreamReader(DataSourceStreamReader):
-    """One stream of one topic: what every version of Spark asks. Tasks only use its SpanReader."""
+    """One stream of one topic or several: what every version of Spark asks. Tasks only use its SpanReader."""
 
     def __init__(self, reader: SpanReader) -> None:
         self._reader = reader
-        self._view = TopicView(reader.options)
-        self._planned: TopicNow | None = None  # the topic as it was when the end of the next micro-batch was chosen
-        self._noted: dict[int, tuple[int, int]] | None = None  # what the cluster knows; None: it could not be told
+        self._view = ReadView(reader.options)
+        self._planned: Topics | None = None  # the topics when the end of the next micro-batch was chosen
+        self._noted: dict[str, tuple[Places, float]] = {}  # by topic: what was told, and when to tell it again
+        self._silent_until_s = 0.0  # the cluster could not be told, and is not asked again for a while
         self._warned: set[str] = set()  # losses that the log of the process has
-        self._silent_until_s = 0.0  # it is not told the same again, nor asked again if it could not, for a while
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's names, here and below
         """Where a new query starts."""
         return self._initial(f"spark-{uuid4().hex[:12]}").told()
 
-    def _initial(self, reader: str) -> Offset:
+    def _initial(self, reader: str) -> StreamOffset:
         now = self._view.now()
         places = self._view.resolve(self._reader.options.starting, now, "startingOffsets", rest=EARLIEST)
-        lanes = {lane: LaneOffset(place) for lane, place in places.items()}
-        return Offset(self._reader.options.topic, reader, lanes, now.about.id)
+        return self._offset(reader, now, {key: LaneOffset(place) for key, place in places.items()})
+
+    def _offset(self, reader: str, now: Topics, lanes: Mapping[LaneKey, LaneOffset]) -> StreamOffset:
+        """An offset of all topics. A name that the user gave the reader is its name, whatever it was before."""
+        name, known = self._reader.options.reader or reader, by_topic(lanes)
+        topics = {topic: Offset(topic, name, known.get(topic, {}), each.about.id) for topic, each in now.items()}
+        return StreamOffset(name, topics, self._reader.options.several)
+
+    def _parsed(self, told: dict[str, Any]) -> StreamOffset:
+        """An offset that Spark kept. BadValue, if it is of another query."""
+        options, found = self._reader.options, parse_stream_offset(told)
+        chosen = options.chosen(found.topics)
+        dropped = sorted(found.topics.keys() - set(chosen))
+        if dropped and not (options.several and chosen):
+            what = f"topics that match {options.pattern!r}" if options.pattern else repr(",".join(options.topics))
+            raise BadValue(
+                f"the checkpoint is of a query that reads topic {dropped[0]!r}, and this one reads {what}",
+                "use one checkpointLocation per query",
+            )
+        for name in dropped:
+            self._lost(
+                BadValue(
+                    f"the checkpoint is of a query that also reads topic {name!r}, and this one does not",
+                    f"read it, too; or start with a new checkpointLocation; {GO_ON}",
+                )
+            )
+        return replace(found, topics={name: found.topics[name] for name in chosen})
 
     # --- tasks --------------------------------------------------------------------------------------------------------
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The tasks between two offsets. An end of the last version of this source has the cuts between them."""
-        topic = self._reader.options.topic
-        begun, until = parse_offset(start, topic), parse_offset(end, topic)
-        now, self._planned = self._planned or self._view.now(until.lanes), None
+        begun, until = self._parsed(start), self._parsed(end)
+        now, self._planned = self._planned or self._view.now(until.lanes()), None
+        self._not_deleted([*begun.topics.values(), *until.topics.values()], now)
+        read = {
+            name: self._between(begun.topics.get(name), last, now[name])
+            for name, last in sorted(until.topics.items()) if name in now
+        }  # fmt: skip
+        cuts: dict[LaneKey, tuple[Place, ...]] = {}
+        if not any(lane.cuts for _, last in read.values() for lane in last.lanes.values()):
+            ends = {
+                (name, lane): (first.of(lane), offset.place)
+                for name, (first, last) in read.items() for lane, offset in last.lanes.items()
+            }  # fmt: skip
+            cuts = self._view.cuts(now, growing(ends))
+        found: list[Span] = []
+        for name, (first, last) in read.items():
+            lanes = {lane: replace(each, cuts=cuts.get((name, lane), each.cuts)) for lane, each in last.lanes.items()}
+            found += spans(first, replace(last, lanes=lanes))
+        return [InputPartition(span) for span in found]
+
+    def _between(self, begun: Offset | None, until: Offset, now: TopicNow) -> tuple[Offset, Offset]:
+        """The start and the end of a topic's part of a micro-batch, without what is gone."""
+        if begun is None:  # a topic that came: its lanes begin where the end says, or where they start now
+            starts = {lane: LaneOffset(now.lanes[lane].start) for lane in until.lanes if lane in now.lanes}
+            begun = replace(until, lanes=starts | until.firsts())
         begun, until = self._same_topic(begun, now.about.id), self._same_topic(until, now.about.id)
         self._kept(begun, now)
         until = self._readable(begun, until, now)
         known = {lane: now.lanes[lane] for lane in until.lanes}
         lows = {lane: LaneOffset(low) for lane, (low, _) in self._ends(begun, known).items()}
-        begun = replace(begun, lanes=dict(begun.lanes) | lows)
-        if not any(lane.cuts for lane in until.lanes.values()):
-            ends = {lane: (begun.of(lane), offset.place) for lane, offset in until.lanes.items()}
-            cuts = self._view.cuts(now, growing(ends))
-            lanes = {lane: replace(offset, cuts=cuts.get(lane, ())) for lane, offset in until.lanes.items()}
-            until = replace(until, lanes=lanes)
-        return [InputPartition(span) for span in spans(begun, until)]
+        return replace(begun, lanes=dict(begun.lanes) | lows), until
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one task."""
         return self._reader.read(partition.value)
 
     # --- what may be lost ---------------------------------------------------------------------------------------------
+    def _not_deleted(self, read: Iterable[Offset], now: Topics) -> None:
+        """Of several topics one may be deleted: all that was not read of it is lost."""
+        for each in read:
+            if each.topic not in now:
+                self._lost(
+                    RecordsLost(
+                        f"topic {each.topic!r} (id {id_text(each.topic_id)}) was deleted under this query, with all "
+                        "records that were not read yet",
+                        f"start with a new checkpointLocation; {GO_ON}",
+                    )
+                )
+
     def _same_topic(self, read: Offset, topic_id: int) -> Offset:
         """The offset, if it is one of the topic with this id. Else everything read is lost; go on from the beginning.
 
@@ -144,9 +202,9 @@ class StreamReader(DataSourceStreamReader):
                 )
         return replace(until, lanes={lane: end for lane, end in until.lanes.items() if lane not in gone})
 
-    def _ends(self, begun: Offset, lanes: Mapping[int, LaneNow]) -> Ends:
-        """What there is to read, by lane."""
-        ends: Ends = {}
+    def _ends(self, begun: Offset, lanes: Mapping[int, LaneNow]) -> dict[int, tuple[Place, Place]]:
+        """What there is to read of a topic, by lane."""
+        ends: dict[int, tuple[Place, Place]] = {}
         for lane, each in lanes.items():
             low = begun.of(lane)
             if low.seq < each.start.seq:
@@ -179,21 +237,26 @@ class StreamReader(DataSourceStreamReader):
     # --- progress -----------------------------------------------------------------------------------------------------
     def commit(self, end: dict[str, Any]) -> None:
         """Tell the cluster how far this query is."""
-        self._note(parse_offset(end, self._reader.options.topic))
+        self._note(parse_stream_offset(end))
 
-    def _note(self, read: Offset) -> None:
-        """For those who look after the query. It does not fail because of that."""
-        places = read.places()
-        if monotonic() < self._silent_until_s and self._noted in (None, places):
+    def _note(self, read: StreamOffset) -> None:
+        """For operators. The query does not fail because of that, nor wait for long."""
+        reader, now_s = self._reader.options.reader or read.reader, monotonic()
+        if now_s < self._silent_until_s:
             return
-        try:
-            self._view.log.note_progress(
-                read.topic, read.reader, places, topic_id=read.topic_id, timeout=_NOTE_S
-            )  # fmt: skip
-            self._noted = places
-        except EmbarcaderoError:
-            self._noted = None
-        self._silent_until_s = monotonic() + _NOTE_AGAIN_S
+        for each in read.topics.values():
+            places = each.places()
+            known, new_until_s = self._noted.get(each.topic, ({}, 0.0))
+            if known == places and now_s < new_until_s:
+                continue
+            try:
+                self._view.log.note_progress(each.topic, reader, places, topic_id=each.topic_id, timeout=_NOTE_S)
+            except UnknownTopic:
+                continue
+            except EmbarcaderoError:
+                self._silent_until_s = monotonic() + _NOTE_AGAIN_S
+                return
+            self._noted[each.topic] = places, now_s + _NOTE_AGAIN_S
 
 
 class LimitedReader(StreamReader, SupportsTriggerAvailableNow):
@@ -201,12 +264,12 @@ class LimitedReader(StreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, reader: SpanReader) -> None:
         super().__init__(reader)
-        self._until: dict[int, Place] | None = None  # AvailableNow: nothing above is read
-        self._seen: TopicNow | None = None  # as the last question found the topic
+        self._until: dict[LaneKey, Place] | None = None  # AvailableNow: nothing above is read
+        self._seen: Topics | None = None  # as the last question found the topics
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """From now on, act as if nothing came any more."""
-        self._until = {lane: each.end for lane, each in self._view.now().lanes.items()}
+        self._until = {key: each.end for key, each in lanes_of(self._view.now())}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """The limit that Spark hands back to us. It knows one; the other one we keep ourselves."""
@@ -217,51 +280,88 @@ class LimitedReader(StreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The end of the next micro-batch; `start` itself if there is nothing to read."""
-        begun = parse_offset(start, self._reader.options.topic)
-        now = self._seen = self._planned = self._view.now(begun.lanes)
-        begun = self._same_topic(begun.without_cuts(), now.about.id)
-        kept = self._kept(begun, now)
-        ends = self._bounded(self._ends(begun, now.lanes))
+        begun = self._parsed(start)
+        now = self._seen = self._planned = self._view.now(begun.lanes())
+        self._not_deleted(begun.topics.values(), now)
+        read = {name: self._continued(begun, topic) for name, topic in now.items()}
+        kept = {name: self._kept(read[name], topic) for name, topic in now.items()}
+        ends = {
+            (name, lane): span
+            for name, topic in now.items() for lane, span in self._ends(read[name], topic.lanes).items()
+        }  # fmt: skip
+        ends = self._bounded(ends)
         if not isinstance(limit, ReadAllAvailable):
             ends = self._limited(now, ends)
         more = growing(ends)
-        moved = {lane: low for lane, (low, _) in ends.items() if lane in kept and low != begun.of(lane)}
-        if not more and not moved and kept == begun.lanes.keys():
+        moved = {(name, lane): low for (name, lane), (low, _) in ends.items()
+                 if lane in kept[name] and low != read[name].of(lane)}  # fmt: skip
+        gone = begun.topics.keys() - now.keys() or any(kept[name] != read[name].lanes.keys() for name in now)
+        if not more and not moved and not gone:
             self._note(begun)  # Spark commits a micro-batch with the next one, and none has come
             return start
-        lanes = {lane: begun.lanes[lane] for lane in kept} | {lane: LaneOffset(low) for lane, low in moved.items()}
-        lanes |= {lane: lane_end(now.lanes[lane], high) for lane, (_, high) in more.items()}
-        return Offset(begun.topic, begun.reader, lanes, now.about.id).told()
+        lanes = {(name, lane): read[name].lanes[lane] for name in now for lane in kept[name]}
+        lanes |= {key: LaneOffset(low) for key, low in moved.items()}
+        for (name, lane), (_, high) in more.items():
+            known = read[name].lanes.get(lane)
+            lanes[name, lane] = replace(
+                lane_end(now[name].lanes[lane], high), first=None if known is None else known.first
+            )
+        return self._offset(begun.reader, now, lanes).told()
+
+    def _continued(self, begun: StreamOffset, now: TopicNow) -> Offset:
+        """How far a topic is read. One that came since the query started is read from its earliest record."""
+        read = begun.topics.get(now.about.name)
+        if read is not None:
+            return self._same_topic(read.without_cuts(), now.about.id)
+        lanes = {lane: LaneOffset(each.start, first=each.start) for lane, each in now.lanes.items()}
+        return Offset(now.about.name, begun.reader, lanes, now.about.id)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Where the topic ends: as the question for a micro-batch just found it, if there was one."""
+        """Where the topics end: as the question for a micro-batch just found them, if there was one."""
         now, self._seen = self._seen or self._view.now(), None
-        lanes = {lane: LaneOffset(each.end, holes=each.holes) for lane, each in now.lanes.items()}
-        return Offset(self._reader.options.topic, "", lanes, now.about.id).told()
+        lanes = {key: LaneOffset(each.end, holes=each.holes) for key, each in lanes_of(now)}
+        topics = {name: replace(each, reader="") for name, each in self._offset("", now, lanes).topics.items()}
+        return StreamOffset("", topics, self._reader.options.several).told()
 
     def _bounded(self, ends: Ends) -> Ends:
         """AvailableNow: nothing that came after the query started."""
         if self._until is None:
             return ends
-        return {lane: (low, min(high, self._until.get(lane, low))) for lane, (low, high) in ends.items()}
+        return {key: (low, min(high, self._until.get(key, low))) for key, (low, high) in ends.items()}
 
-    def _limited(self, now: TopicNow, ends: Ends) -> Ends:
+    def _limited(self, now: Topics, ends: Ends) -> Ends:
         """Ends such that no limit is passed: exactly as many records as allowed, and no more bytes in whole batches."""
         options, limited = self._reader.options, dict(ends)
-        waiting = {lane: high.seq - low.seq for lane, (low, high) in growing(ends).items()}
+        waiting = {key: high.seq - low.seq for key, (low, high) in growing(ends).items()}
         if options.max_records is not None:
-            for lane, share in shares(options.max_records, waiting).items():
-                low, high = limited[lane]
-                limited[lane] = low, high if share == waiting[lane] else self._view.place_of(lane, low.seq + share)
+            for (name, lane), share in lane_shares(options.max_records, waiting).items():
+                low, high = limited[name, lane]
+                if share < waiting[name, lane]:
+                    high = self._view.topic(name).place_of(lane, low.seq + share) if share else low
+                limited[name, lane] = low, high
         if options.max_bytes is not None:
-            for lane, records in waiting.items():
-                low, high = limited[lane]
-                share = max(1, options.max_bytes * records // sum(waiting.values()))
-                if low.seq < high.seq:
-                    fine = max(1, share // _FINE)
-                    end = within_bytes(self._view.first_pieces(now, lane, low, high, fine, 2 * _FINE), share)
-                    limited[lane] = low, min(high, Place(end.index, end.seq))
+            topics, left = by_topic(waiting), options.max_bytes
+            for number, name in enumerate(sorted(topics, key=lambda name: (sum(topics[name].values()), name))):
+                share = left // (len(topics) - number)  # what a topic does not need is for those with more
+                left -= self._limit_bytes(now[name], topics[name], share, limited)
         return limited
+
+    def _limit_bytes(self, now: TopicNow, waiting: Mapping[int, int], limit: int, limited: Ends) -> int:
+        """Move the ends of a topic so that no more bytes are read, in whole batches, of each lane one at least.
+
+        Return how many are read.
+        """
+        name, used = now.about.name, 0
+        for lane, records in waiting.items():
+            low, high = limited[name, lane]
+            share = max(1, limit * records // sum(waiting.values()))
+            if low.seq < high.seq:
+                fine = max(1, share // _FINE)
+                pieces = self._view.topic(name).first_pieces(now, lane, low, high, fine, 2 * _FINE)
+                end = within_bytes(pieces, share)
+                limited[name, lane] = low, min(high, Place(end.index, end.seq))
+                used += end.bytes
+        return used
 
 
 class UnlimitedReader(StreamReader):
@@ -273,50 +373,60 @@ class UnlimitedReader(StreamReader):
 
     def __init__(self, reader: SpanReader) -> None:
         super().__init__(reader)
-        self._last: Offset | None = None  # the end of the micro-batch that was planned last
-        self._tight: dict[int, Place] = {}  # places as they were told, by lane
+        self._last: StreamOffset | None = None  # the end of the micro-batch that was planned last
+        self._tight: dict[LaneKey, Place] = {}  # places as they were told, by lane
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where a new query starts."""
         initial = self._initial(_ANY_READER)
-        lanes = {lane: LaneOffset(self._tightened(lane, each.place)) for lane, each in initial.lanes.items()}
-        return replace(initial, lanes=lanes).told()
+        topics = {
+            name: replace(each, lanes={lane: self._tight_end(name, lane, end) for lane, end in each.lanes.items()})
+            for name, each in initial.topics.items()
+        }
+        return replace(initial, topics=topics).told()
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802
-        """Where the topic ends now."""
-        now = self._planned = self._view.now(self._tight)
+        """Where the topics end now."""
+        now = self._planned = self._view.now({name: lanes.keys() for name, lanes in by_topic(self._tight).items()})
         if self._last is not None:
             self._note(self._last)  # Spark asks again when the last micro-batch is done
-        lanes = {lane: lane_end(each, each.end) for lane, each in now.lanes.items()}
-        lanes = {lane: replace(end, place=self._tightened(lane, end.place)) for lane, end in lanes.items()}
-        return Offset(self._reader.options.topic, _ANY_READER, lanes, now.about.id).told()
+        lanes = {key: self._tight_end(*key, lane_end(each, each.end)) for key, each in lanes_of(now)}
+        return self._offset(_ANY_READER, now, lanes).told()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The tasks between two offsets."""
         tasks = super().partitions(start, end)
-        self._last = parse_offset(end)
+        self._last = parse_stream_offset(end)
         return tasks
 
-    def _tightened(self, lane: int, place: Place) -> Place:
+    def _tight_end(self, topic: str, lane: int, end: LaneOffset) -> LaneOffset:
+        return replace(end, place=self._tightened(topic, lane, end.place))
+
+    def _tightened(self, topic: str, lane: int, place: Place) -> Place:
         """The place right behind the record before it; the very place if that record is gone."""
-        known = self._tight.get(lane)
+        known = self._tight.get((topic, lane))
         if known is not None and known.seq == place.seq:
             return known
         tight = place
         if place.seq and not place.within:
             try:
-                last = self._view.place_of(lane, place.seq - 1)
+                last = self._view.topic(topic).place_of(lane, place.seq - 1)
             except EmbarcaderoError:
                 last = place
             if last.seq == place.seq - 1:
                 tight = Place(last.index + 1, place.seq)
-        self._tight[lane] = tight
+        self._tight[topic, lane] = tight
         return tight
 
 
 def growing(ends: Ends) -> Ends:
     """Lanes of which there is something to read."""
-    return {lane: (low, high) for lane, (low, high) in ends.items() if low.seq < high.seq}
+    return {key: (low, high) for key, (low, high) in ends.items() if low.seq < high.seq}
+
+
+def lanes_of(now: Topics) -> Iterator[tuple[LaneKey, LaneNow]]:
+    """All lanes of all topics."""
+    return (((name, lane), each) for name, topic in now.items() for lane, each in topic.lanes.items())
 
 
 def lane_end(now: LaneNow, place: Place) -> LaneOffset:

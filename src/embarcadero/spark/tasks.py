@@ -28,7 +28,7 @@ _LOG: Final = logging.getLogger("embarcadero.spark")
 
 @dataclass(frozen=True, slots=True)
 class SpanReader:
-    """Reads spans of a topic in workers. It is sent to them, so it holds plain facts only."""
+    """Reads spans of topics in workers. It is sent to them, so it holds plain facts only."""
 
     options: ReadOptions
     schemas: TopicSchemas
@@ -40,7 +40,7 @@ class SpanReader:
 
     def read(self, span: Span) -> Iterator[pa.RecordBatch]:
         """The records of a span as rows of the frame. Raises Trimmed or RecordsLost if some are gone."""
-        shaper = Shaper(self.options.topic, self.schemas, self.schema)
+        shaper = Shaper(span.topic, self.schemas, self.schema)
         for rows in self._rows(span, shaper):
             passed = passing(rows, self.conditions)
             if passed.num_rows:
@@ -52,12 +52,12 @@ class SpanReader:
         Brokers also give the rows of a table whose files this machine can't see.
         """
         log, at = shared_log(self.options.brokers, self.table_properties), span.start.index
-        tier = log.describe(self.options.topic).tier
+        tier = log.describe(span.topic).tier
         frontier = 0 if tier is None else min(tier.frontier(span.lane)[0], span.stop.stop)
         if tier is not None and at < frontier:
             from embarcadero.spark.cold import open_table, table_rows, table_visible
 
-            if table_visible(tier.id, tier.metadata, self.options.topic):
+            if table_visible(tier.id, tier.metadata, span.topic):
                 table, at = open_table(tier, self.table_properties), frontier
                 gone, durable = partial(self._gone, span), self.options.read == "durable"
                 found = table_rows(table, span, frontier, shaper.wanted, self.partitions, gone, durable)
@@ -67,7 +67,7 @@ class SpanReader:
 
     def _scanned(self, log: Log, span: Span, start: int, shaper: Shaper) -> Iterator[pa.RecordBatch]:
         found = log.scan(
-            self.options.topic, lane=span.lane, start=start, stop=span.stop.stop, read=self.options.read,
+            span.topic, lane=span.lane, start=start, stop=span.stop.stop, read=self.options.read,
             partitions=self.partitions,
         )  # fmt: skip
         for batches in found:
@@ -92,11 +92,11 @@ class SpanReader:
         _LOG.warning("%s", problem.message)
 
     def _problem(self, span: Span, gap: Gap) -> EmbarcaderoError | None:
-        where = f"batches [{gap.start}, {gap.stop}) of lane {span.lane} of topic {self.options.topic!r}"
+        where = f"batches [{gap.start}, {gap.stop}) of lane {span.lane} of topic {span.topic!r}"
         if gap.kind is GapKind.TRIMMED:
             return Trimmed(f"{where} were trimmed before they were read", GO_ON)
         if gap.kind is GapKind.LOST:
             return RecordsLost(f"{where} were lost with the memory of the cluster", GO_ON)
         if gap.start < span.stop.index:
-            return RecordsLost(f"lane {span.lane} of topic {self.options.topic!r} ends at index {gap.start}", GO_ON)
+            return RecordsLost(f"lane {span.lane} of topic {span.topic!r} ends at index {gap.start}", GO_ON)
         return None

@@ -117,15 +117,15 @@ def _options(text: str) -> object:
 
 
 def _offset(text: str) -> object:
-    from embarcadero.spark.offsets import parse_offset, spans
+    from embarcadero.spark.offsets import parse_stream_offset, spans
 
     try:
         told = json.loads(text)
     except (ValueError, RecursionError):
         raise BadValue("no JSON") from None
-    found = parse_offset(told)
-    agree(parse_offset(found.told()) == found, "an offset changes when it is told again")
-    return len(spans(found.without_cuts(), found))
+    found = parse_stream_offset(told)
+    agree(parse_stream_offset(found.told()) == found, "an offset changes when it is told again")
+    return sum(len(spans(each.without_cuts(), each)) for each in found.topics.values())
 
 
 _PARSERS: tuple[tuple[Callable[[str], object], tuple[str, ...]], ...] = (
@@ -140,7 +140,13 @@ _PARSERS: tuple[tuple[Callable[[str], object], tuple[str, ...]], ...] = (
 
 _SPARK: Final[tuple[tuple[Callable[[str], object], tuple[str, ...]], ...]] = (
     (_options, ('startingOffsets={"0": {"seq": 5}}\nmaxRecordsPerTrigger=10', "startingTimestamp=2026-01-31T12:00Z")),
-    (_offset, ('{"topic": "t", "reader": "r", "0": {"index": 1, "seq": 5, "cuts": [[0, 2]], "within": 1}}',)),
+    (
+        _offset,
+        (
+            '{"topic": "t", "reader": "r", "0": {"index": 1, "seq": 5, "cuts": [[0, 2]], "within": 1}}',
+            '{"reader": "r", "topics": {"5": {"topic": "t", "0": {"index": 1, "seq": 5, "first": [0, 2]}}}}',
+        ),
+    ),
 )  # fmt: skip
 """What Spark keeps and gives, where PySpark is."""
 if find_spec("pyspark") is not None:
