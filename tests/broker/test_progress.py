@@ -103,6 +103,25 @@ def test_silent_readers_are_forgotten_and_others_go_with_their_topic(readers: Re
     assert readers.world.directory._store.list("readers/") == []
 
 
+def test_a_reader_can_be_removed_and_comes_back_if_it_is_alive(readers: Readers) -> None:
+    """Also what waits to be written; of another topic of that name, or of none, nothing is removed."""
+    readers.note("a", 1)
+    readers.note("b", 1)  # waits to be written
+    assert readers.ask(m.RemoveReader(topic="t", reader="b")) == m.Done()
+    assert readers.ask(m.RemoveReader(topic="t", reader="a"), broker=1) == m.Done()
+    assert readers.seen() == {}
+    readers.pass_s(2)
+    assert readers.seen(1) == {}
+    readers.note("a", 5)
+    assert readers.seen(1) == {"a": 5}
+
+    refused = readers.ask(m.RemoveReader(topic="t", reader="b"))
+    assert (refused.code, refused.message) == ("BadValue", "topic 't' has no reader 'b'")
+    assert readers.ask(m.RemoveReader(topic="nothing", reader="a")).code == "UnknownTopic"
+    assert readers.ask(m.RemoveReader(topic="t", reader="a", topic_id=99)).code == "TopicReplaced"
+    assert readers.seen() == {"a": 5}
+
+
 def test_readers_of_a_topic_are_bounded(readers: Readers) -> None:
     """Of too many, those that were silent for longest go."""
     now = readers.world.clock.wall_us()

@@ -50,6 +50,8 @@ def test_a_batch_read_has_the_records_of_all_topics(log: emb.Log) -> None:
         tasks = reader.partitions()
         assert len(tasks) >= 6
         assert sorted(zip(column(reader, tasks, "topic"), column(reader, tasks), strict=True)) == all_of(counts)
+    begun = stream(log, None, topicPattern="(b-|__).*").initialOffset()
+    assert [each["topic"] for each in begun["topics"].values()] == sorted(counts)
     log.delete_topic(hidden)
 
     lane = log.describe("b-orders").lane

@@ -217,6 +217,19 @@ def test_how_far_a_reader_is_can_be_seen(log: Any, topic: str) -> None:
     assert "billing" in CliRunner().invoke(app, ["status", *folder]).stdout
     assert "billing" in CliRunner().invoke(app, ["topic", "describe", topic, *folder]).stdout
 
+    log.note_progress(topic, "daily sums", {half.lane: (half.index, half.seq)})
+    told = json.loads(CliRunner().invoke(app, ["topic", "readers", topic, "--json", *folder]).stdout)
+    assert {one["reader"]: one["lag"] for one in told} == {"billing": reader.lag, "daily sums": reader.lag}
+    done = CliRunner().invoke(app, ["topic", "remove-reader", topic, "billing", *folder])
+    assert (done.exit_code, "removed reader billing" in done.stdout) == (0, True)
+    shown = CliRunner().invoke(app, ["topic", "readers", topic, *folder]).stdout
+    assert ("daily sums" in shown, "billing" in shown) == (True, False)
+    log.remove_reader(topic, "daily sums")
+    with pytest.raises(BadValue, match=rf"topic '{topic}' has no reader 'daily sums' .*topic readers {topic}"):
+        log.remove_reader(topic, "daily sums")
+    log.note_progress(topic, "billing", {half.lane: (half.index, half.seq)})
+    assert [each.reader for each in log.readers(topic)] == ["billing"], "it is alive, and comes back"
+
 
 def test_the_batch_of_a_record_or_an_index_is_found(log: Any, topic: str) -> None:
     """In memory and in files, by both clients; beyond the end is an error, the end itself is a place."""

@@ -29,6 +29,13 @@ class ReaderNotes:
         self._notes: dict[tuple[str, str], ReaderNote] = {}
         self._write_from_us = 0
 
+    def take(self, ask: m.NoteProgress | m.RemoveReader) -> None:
+        """Note how far a reader is, or forget it. Raises UnknownTopic, BadName, BadValue."""
+        if isinstance(ask, m.RemoveReader):
+            self.remove(ask)
+        else:
+            self.note(ask)
+
     def note(self, ask: m.NoteProgress) -> None:
         """Take a reader's note of how far it is. Raises UnknownTopic, BadName, BadValue."""
         if not 0 < len(ask.reader.encode()) <= READER_NAME_BYTES_MAX:
@@ -65,6 +72,20 @@ class ReaderNotes:
             ago_s = max(0, now_us - note.at_us) / 1e6
             found.append(ReaderProgress(reader=note.reader, places=note.places, ago_s=ago_s))
         return m.ReadersAre(topic=topic, readers=found)
+
+    def remove(self, ask: m.RemoveReader) -> None:
+        """Forget a reader. Raises UnknownTopic, BadValue if the topic has no such reader.
+
+        What another broker was told within the last second may still be written; so may what the reader tells next.
+        """
+        topic = self._directory.topic(ask.topic)
+        check_id(topic, ask.topic_id)
+        told = self._notes.pop((ask.topic, ask.reader), None)
+        if not self._directory.remove_reader(ask.topic, ask.reader) and told is None:
+            raise BadValue(
+                f"topic {ask.topic!r} has no reader {ask.reader[:60]!r}",
+                f"`embarcadero topic readers {ask.topic}` lists them",
+            )
 
     def _write(self, began_us: int) -> None:
         if not self._notes:

@@ -550,8 +550,8 @@ class Broker:
                 self.reads.trim(connection, request, message)
             case m.Measure():
                 self.reads.measure(connection, request, message)
-            case m.NoteProgress():
-                self._reader_notes.note(message)
+            case m.NoteProgress() | m.RemoveReader():
+                self._reader_notes.take(message)
                 connection.answer(request, m.Done())
             case m.GetReaders():
                 connection.answer(request, self._reader_notes.readers(message.topic))

@@ -1,4 +1,4 @@
-"""topic create, list, describe, alter, trim, delete; `recover` has a file of its own."""
+"""topic create, list, describe, alter, trim, delete, readers, remove-reader; `recover` has a file of its own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from embarcadero.types import Range, Tail, Topic, TopicLane
 
 app = Verbs(
-    help="Create, list, describe, alter, trim, delete and recover topics.", no_args_is_help=True, rich_markup_mode=None
+    help="Create, list, describe, alter, trim, delete and recover topics; list and remove their readers.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 Name = Annotated[str, typer.Argument(help="Name of the topic: A-Z a-z 0-9 . _ -")]
@@ -356,6 +358,49 @@ def delete(
         print_json({"deleted": name})
     else:
         print(f"deleted topic {name}")
+
+
+@app.command()
+def readers(name: Name, brokers: Brokers = None, data_dir: DataDir = None, json: Json = False) -> None:
+    """List the readers that told how far they are: streams of Spark, and programs that call `note_progress`.
+
+    A reader that is silent for a day is forgotten.
+
+    Example:
+
+        embarcadero topic readers orders
+    """
+    with connect(brokers, data_dir) as log:
+        found = log.readers(name)
+    if json:
+        print_json(found)
+    else:
+        print_table("readers", READER_COLUMNS, [reader_row(reader) for reader in found])
+
+
+@app.command()
+def remove_reader(
+    name: Name,
+    reader: Annotated[str, typer.Argument(help="Name of the reader, as `topic readers` shows it.")],
+    brokers: Brokers = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Forget a reader: `status` and `topic describe` show it no more.
+
+    Only the note of how far it was goes. A query keeps its checkpoint, and one that still runs comes back with its next
+    report, within 30 seconds.
+
+    Example:
+
+        embarcadero topic remove-reader orders daily-sums
+    """
+    with connect(brokers, data_dir) as log:
+        log.remove_reader(name, reader)
+    if json:
+        print_json({"topic": name, "removed": reader})
+    else:
+        print(f"removed reader {reader} of topic {name}; one that still runs comes back with its next report")
 
 
 app.command()(recover.recover)

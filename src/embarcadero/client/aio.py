@@ -344,6 +344,17 @@ class Log(TierCalls, SessionCalls):
         told = (await self._ask(m.GetReaders(topic=topic), m.ReadersAre, timeout)).readers
         return with_lags(told, await self.tail(topic, timeout=timeout)) if told else []
 
+    async def remove_reader(
+        self, topic: str, reader: str, *, topic_id: int = 0, timeout: Timeout = AS_CONFIGURED
+    ) -> None:
+        """Forget how far a reader is. BadValue, if the topic has no reader of that name.
+
+        Nothing is lost by it: a reader that is alive comes back with the next `note_progress`.
+
+            await log.remove_reader("orders", "billing")
+        """
+        await self._ask(m.RemoveReader(topic=topic, reader=reader, topic_id=topic_id), m.Done, timeout)
+
     async def status(self, *, timeout: Timeout = AS_CONFIGURED) -> list[dict[str, Any]]:
         """What each broker that we are connected to says about itself."""
         asked = [connection.ask(m.GetStatus(), self._patience(timeout)) for connection in self.brokers.live()]

@@ -299,6 +299,15 @@ class Log(SyncTierCalls, SyncSessionCalls):
         """
         return self.thread.wait(self._log.readers(topic, timeout=timeout))
 
+    def remove_reader(self, topic: str, reader: str, *, topic_id: int = 0, timeout: Timeout = AS_CONFIGURED) -> None:
+        """Forget how far a reader is. BadValue, if the topic has no reader of that name.
+
+        Nothing is lost by it: a reader that is alive comes back with the next `note_progress`.
+
+            log.remove_reader("orders", "billing")
+        """
+        self.thread.wait(self._log.remove_reader(topic, reader, topic_id=topic_id, timeout=timeout))
+
     def status(self, *, timeout: Timeout = AS_CONFIGURED) -> list[dict[str, Any]]:
         """What each broker that we are connected to says about itself."""
         return self.thread.wait(self._log.status(timeout=timeout))

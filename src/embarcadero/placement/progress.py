@@ -52,6 +52,18 @@ class Progress(Decisions):
         fresh = [note for note in self._notes(topic) if now_us - note.at_us < READER_KEPT_S * 1_000_000]
         return sorted(fresh, key=lambda note: note.at_us, reverse=True)
 
+    def remove_reader(self, topic: str, reader: str) -> bool:
+        """Forget what a reader told; whether there was anything."""
+        known = [False]
+
+        def plan_it(plan: Plan) -> None:
+            known[0] = plan.read(reader_key(topic, reader), ReaderNote) is not None
+            if known[0]:
+                plan.delete(reader_key(topic, reader))
+
+        self._decide(plan_it)
+        return known[0]
+
     def _notes(self, topic: str) -> list[ReaderNote]:
         return self._all(readers_prefix(topic), ReaderNote)
 

@@ -148,7 +148,8 @@ def parse_stream_offset(told: Any) -> StreamOffset:
     if not isinstance(told, dict) or not isinstance(told.get(_TOPICS), dict):
         one = parse_offset(told)
         return StreamOffset(one.reader, {one.topic: one})
-    reader, topics = told.get(_READER), {}
+    reader = told.get(_READER)
+    topics: dict[str, Offset] = {}
     for identity, each in told[_TOPICS].items():
         if not isinstance(each, dict) or _ID in each or _READER in each:
             raise BadValue(f"{str(told)[:200]} is no offset of this source", _HINT)

@@ -20,6 +20,7 @@ CloseTier               Done                   the same
 Measure                 PiecesAre              who wants to share a span among several readers
 NoteProgress            Done                   a reader that wants others to see how far it is
 GetReaders              ReadersAre             anyone
+RemoveReader            Done                   anyone
 GetLanes                LanesAre               subscriber of a topic of order 0 or 1; waits for new lanes
 GetStatus               StatusIs               anyone
 Ping                    Pong                   either side
@@ -346,6 +347,14 @@ class ReadersAre(Message, frozen=True, kw_only=True):
     readers: list[ReaderProgress]
 
 
+class RemoveReader(Message, frozen=True, kw_only=True):
+    """Forget what a reader of a topic told. One that is alive comes back with what it tells next."""
+
+    topic: str
+    reader: str
+    topic_id: U63 = 0
+
+
 class OpenTier(Message, frozen=True, kw_only=True):
     """Begin an epoch of writing a topic's table. `id`, `warehouse` and `table` count if it has none yet.
 
@@ -448,6 +457,6 @@ AnyMessage = (
     Hello | Welcome | MembersAre | OpenSession | Opened | NameHeld | CloseSession | CreateTopic | AlterTopic
     | DescribeTopic | OpenTier | AdvanceTier | KeepTier | CloseTier | TierIs
     | TopicIs | ListTopics | TopicsAre | DeleteTopic | Fetch | GetTail | TailIs | Find | Trim | PlaceIs | Measure
-    | PiecesAre | NoteProgress | GetReaders | ReadersAre | GetLanes | LanesAre | GetStatus | StatusIs
+    | PiecesAre | NoteProgress | GetReaders | ReadersAre | RemoveReader | GetLanes | LanesAre | GetStatus | StatusIs
     | Ping | Pong | Done | Failed
 )  # fmt: skip
