@@ -113,6 +113,7 @@ def test_a_stream_reads_several_topics_and_those_that_come(log: emb.Log, caplog:
     flow = stream(log, None, topicPattern="s-.", startingOffsets="earliest", reader="shop")
     start = flow.initialOffset()
     first = again(flow.latestOffset(start, ALL))
+    assert start["reader"] == first["reader"] == "shop"
     assert rows(flow, start, first) == all_of(counts)
     assert flow.latestOffset(first, ALL) == first
 
@@ -126,6 +127,8 @@ def test_a_stream_reads_several_topics_and_those_that_come(log: emb.Log, caplog:
     third = again(later.latestOffset(second, ALL))
     assert rows(later, second, third) == [("s-a", seq) for seq in range(40, 50)]
     assert "first" not in json.dumps(third)
+    renamed = stream(log, None, topicPattern="s-.", reader="mart")
+    assert again(renamed.latestOffset(second, ALL)) == third | {"reader": "mart"}
     assert later.latestOffset(third, ALL) == third  # which tells the cluster how far it is
     while not all([(each.reader, each.lag) for each in log.readers(name)] == [("shop", 0)] for name in ("s-a", "s-c")):
         later.commit(third)

@@ -30,8 +30,8 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def streamed(spark: SparkSession, log: emb.Log, topic: str, **options: Any) -> DataFrame:
-    """A topic as a stream."""
+def streamed(spark: SparkSession, log: emb.Log, topic: str | None, **options: Any) -> DataFrame:
+    """A topic as a stream, or those that an option chooses."""
     return spark.readStream.format("embarcadero").options(brokers=log.address, **options).load(topic)
 
 
@@ -68,6 +68,40 @@ def test_a_query_reads_each_record_once_over_restarts(spark: SparkSession, log: 
     lag = listener.lags()[str(second.id), "stream"]
     assert lag.records == 0
     until(lambda: {reader.reader: reader.lag for reader in log.readers("stream")}[lag.reader] == 0)
+
+
+def test_a_query_of_one_topic_becomes_one_of_all_that_match(
+    spark: SparkSession, log: emb.Log, tmp_path: Path
+) -> None:
+    """From its checkpoint, in the order of each topic, with limits; a topic that comes, and one that is deleted."""
+    counts = {"many-a": 50, "many-b": 90}
+    for name, count in counts.items():
+        log.create_topic(name, replicas=1)
+        fill(log, name, count)
+    options = {"startingOffsets": "earliest", "reader": "everything"}
+
+    def everything(**more: Any) -> list[int]:
+        frame = streamed(spark, log, None, topicPattern="many-.*", **options, **more)
+        done = run(frame.select("topic", "seq", "value"), tmp_path)
+        return [each.numInputRows for each in done.recentProgress if each.numInputRows]
+
+    run(streamed(spark, log, "many-a", **options).select("topic", "seq", "value"), tmp_path)
+    fill(log, "many-a", 20, first=50)
+    assert everything(maxRecordsPerTrigger=60) == [60, 50]
+    log.create_topic("many-c", replicas=1)
+    fill(log, "many-c", 30)
+    assert everything() == [30]
+    until(lambda: {each.reader: each.lag for each in log.readers("many-b")} == {"everything": 0})
+
+    log.delete_topic("many-c")
+    fill(log, "many-b", 10, first=90)
+    with pytest.raises(StreamingQueryException, match=r"topic 'many-c' \(id .* was deleted under .*failOnDataLoss"):
+        everything()
+    assert everything(failOnDataLoss="false") == [10]
+    rows = spark.read.parquet(str(tmp_path / "rows")).collect()
+    found = sorted((row.topic, row.seq, int(row.value)) for row in rows)
+    assert found == [(name, n, n) for name, count in (("many-a", 70), ("many-b", 100), ("many-c", 30))
+                     for n in range(count)]  # fmt: skip
 
 
 def test_a_micro_batch_that_failed_is_run_again_with_the_same_tasks(
