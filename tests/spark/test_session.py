@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from embarcadero.errors import NotAvailable
+import embarcadero as emb
+from embarcadero.errors import BadValue, NotAvailable
 from embarcadero.spark import java
 from embarcadero.spark import session as make_session
 from embarcadero.spark.session import settings
@@ -90,3 +91,43 @@ def test_a_session_is_ready_for_the_log(spark: SparkSession) -> None:
     assert spark.sparkContext.parallelize([0], 1).map(lambda _: sys.executable).first() == sys.executable
     assert make_session() is spark
     assert spark.range(4).selectExpr("sum(id)").first()[0] == 6
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"remote": "10.0.0.7:15002"}, r"remote '10\.0\.0\.7:15002' is no address .*use sc://host:port"),
+        ({"remote": "sc://host:15002:1"}, "is no address of a Spark Connect server"),
+        ({"remote": "sc://"}, "is no address of a Spark Connect server"),
+        ({"remote": "sc://host", "master": "local[2]"}, r"master 'local\[2\]' and remote 'sc://host' are two places"),
+        ({"brokers": "127.0.0.1:1"}, "brokers '127.0.0.1:1' without topics=True"),
+    ],
+)
+def test_a_place_that_makes_no_sense_is_refused(given: dict[str, str], says: str) -> None:
+    """Before anything is started or asked."""
+    with pytest.raises(BadValue, match=says):
+        make_session(**given)
+
+
+def test_a_session_on_a_server_says_which_packages_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PySpark comes without them."""
+    for name in [name for name in sys.modules if name.startswith("pyspark.sql.connect")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    with pytest.raises(NotAvailable, match=r'needs more packages: .*grpcio.*"embarcadero\[spark-connect\]"'):
+        make_session(remote="sc://127.0.0.1:15002")
+
+
+def test_all_topics_are_views_if_that_is_asked_for(spark: SparkSession) -> None:
+    """Hidden ones are not."""
+    with emb.local(brokers=1, replicas=1) as log:
+        for name in ("orders", "my-topic", "__staged.0123456789abcdef"):
+            log.create_topic(name, order=0)
+        log.publisher("orders", ack=2).send(b"one").result()
+        assert make_session(topics=True, brokers=log.address) is spark
+        views = {row.tableName for row in spark.sql("show views").collect()}
+        assert {"orders", "my-topic"} <= views
+        assert not [name for name in views if name.startswith("__")]
+        assert spark.sql("select cast(value as string) as value from orders").first().value == "one"
+        for name in ("orders", "my-topic"):
+            spark.catalog.dropTempView(f"`{name}`")

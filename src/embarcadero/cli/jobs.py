@@ -49,8 +49,8 @@ def sql(
 ) -> None:
     """Ask the log in SQL: topics are tables that are always current, in memory, on disks and in the tier.
 
-    Raw topics have the columns topic, partition, lane, seq, index, key, value, headers, timestamp, session,
-    session_seq and broker; topics with a schema have their own, and _seq, _index, _timestamp and so on.
+    Raw topics have the columns topic, partition, seq, key, value, headers and timestamp; topics with a schema have
+    their own, and _seq, _index, _timestamp and so on.
 
     Examples:
 
