@@ -43,12 +43,14 @@ def load(name: str) -> ModuleType:
 
 
 def test_every_example_is_listed_and_tested() -> None:
-    """The folder's README names each file, and so does this module."""
+    """The folder's README names each file, and so does this module, or one of those that have Spark."""
     readme, here = (EXAMPLES / "README.md").read_text(), Path(__file__).read_text()
+    others = [Path(__file__).parents[1] / name for name in ("spark/test_examples.py", "matrix/test_connect.py")]
+    with_spark = "".join(other.read_text() for other in others)
 
     for path in EXAMPLES.glob("*.py"):
         assert f"[{path.name}]({path.name})" in readme
-        assert f'run("{path.name}"' in here
+        assert f'run("{path.name}"' in here or f'load("{path.stem}")' in with_spark
 
 
 def test_replicas_of_the_store_end_equal_and_a_late_one_catches_up(log: emb.Log) -> None:

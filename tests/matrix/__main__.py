@@ -55,13 +55,13 @@ def versions() -> list[Version]:
         Version("4.0.5", "a0d44b0e7faf0458ad83b7aa664e7ed8b96beed8a55d66ce3b0dfac2309dfca6"),
         Version(
             "4.1.4", "bcbd5e18690cf79d438e97210ad06fb8d451a251bb77becc2b0418868d2acd73",
-            (*USUAL, "test_iceberg.py", "test_lakehouse.py"),
+            (*USUAL, "test_iceberg.py", "test_lakehouse.py", "test_connect.py"),
         ),
         Version(
             "4.2.1", "d79b7c8ee41e66a9202fe6f600ca90b931ca571ae9dbdf31c58d2672e5102da0",
             (*USUAL, "test_delta.py"),
         ),
-        Version(pinned[1], "", (*USUAL, "test_slow_writes.py")),
+        Version(pinned[1], "", (*USUAL, "test_connect.py", "test_slow_writes.py")),
     ]  # fmt: skip
 
 
@@ -108,7 +108,7 @@ def _title(file: str, name: str) -> str:
     """`iceberg: append stream and merge` of a test in test_iceberg.py."""
     what = name.removeprefix("test_").replace("_", " ")
     kind = file.removeprefix("test_").removesuffix(".py")
-    return what if kind in ("pyspark", "refused") else f"{kind}: {what}"
+    return what if kind in ("pyspark", "refused", "connect") else f"{kind}: {what}"
 
 
 def _told(case: Xml.Element) -> tuple[bool, float]:

@@ -157,6 +157,38 @@ def test_temporary_view(spark: SparkSession, log: emb.Log) -> None:
     assert spark.sql("select count(*), sum(cents) from seen where city = 'Lima'").first() == (30, 136_500)
 
 
+def test_several_topics(spark: SparkSession, log: emb.Log, tmp_path: Path) -> None:
+    """A pattern in one stream, over restarts: a topic that comes, and one that is deleted."""
+
+    def publish(topic: str, count: int) -> None:
+        if topic not in [known.name for known in log.topics()]:
+            log.create_topic(topic, replicas=1)
+        with log.publisher(topic, ack=2) as publisher:
+            for number in range(count):
+                publisher.send(b"%d" % number)
+
+    def everything(**options: str) -> list[int]:
+        given = {"brokers": log.address, "startingOffsets": "earliest", "topicPattern": "many-.*"} | options
+        frame = spark.readStream.format("embarcadero").options(**given).load().select("topic", "seq")
+        return sizes(run(frame, tmp_path / "checkpoint", "parquet", path=str(tmp_path / "rows")))
+
+    publish("many-a", 40)
+    publish("many-b", 30)
+    assert everything() == [70]
+    publish("many-c", 20)
+    publish("many-a", 10)
+    assert everything() == [30]
+    assert everything() == []
+    log.delete_topic("many-b")
+    publish("many-c", 5)
+    with pytest.raises(Exception, match=r"RecordsLost.*topic 'many-b' .* was deleted under this query"):
+        everything()
+    assert everything(failOnDataLoss="false") == [5]
+    rows = spark.read.parquet(str(tmp_path / "rows")).collect()
+    wanted = {"many-a": 50, "many-b": 30, "many-c": 25}
+    assert sorted(rows) == [(name, seq) for name in sorted(wanted) for seq in range(wanted[name])]
+
+
 def test_limits(spark: SparkSession, log: emb.Log, tmp_path: Path) -> None:
     """Kept to the record, or refused with the version that can."""
     orders(log, "limited", 250)

@@ -1,0 +1,23 @@
+"""Clicks of a shop: the topic `clicks`, record by record, and how many each page has."""
+
+from pyspark import pipelines as dp
+from pyspark.sql import DataFrame, SparkSession
+
+spark = SparkSession.active()
+
+
+@dp.table(comment="each record of the topic once")
+def clicks() -> DataFrame:
+    """A streaming table: a run adds what has come since the last one."""
+    rows = (
+        spark.readStream.format("embarcadero")
+        .options(brokers=spark.conf.get("shop.brokers"), topic="clicks", startingOffsets="earliest", reader="pipeline")
+        .load()
+    )
+    return rows.selectExpr("seq", "timestamp", "cast(key as string) as user", "cast(value as string) as page")
+
+
+@dp.materialized_view(comment="clicks by page")
+def clicks_by_page() -> DataFrame:
+    """Computed from the whole of the streaming table."""
+    return spark.read.table("clicks").groupBy("page").count()
