@@ -13,7 +13,7 @@ spark = session(remote=remote)
 clicks = spark.sql("select seq, user from spark_catalog.default.clicks order by seq").collect()
 pages = spark.sql("select page, count from clicks_by_page order by page").collect()
 session(remote=remote, topics=True, brokers=brokers)
-views = [row.tableName for row in spark.sql("show views").collect()]
+views = [row.viewName for row in spark.sql("show views").collect()]
 try:
     spark.read.format("embarcadero").options(brokers=brokers, topic="nothing").load().count()
     error = None

@@ -125,7 +125,7 @@ def test_all_topics_are_views_if_that_is_asked_for(spark: SparkSession) -> None:
             log.create_topic(name, order=0)
         log.publisher("orders", ack=2).send(b"one").result()
         assert make_session(topics=True, brokers=log.address) is spark
-        views = {row.tableName for row in spark.sql("show views").collect()}
+        views = {row.viewName for row in spark.sql("show views").collect()}
         assert {"orders", "my-topic"} <= views
         assert not [name for name in views if name.startswith("__")]
         assert spark.sql("select cast(value as string) as value from orders").first().value == "one"

@@ -104,9 +104,7 @@ def _remote_session(app: str, master: str | None, config: Mapping[str, str], rem
             "use sc://host:port; the port of a server is 15002 unless spark.connect.grpc.binding.port says another",
         )
     try:
-        from pyspark.sql.connect.utils import check_dependencies
-
-        check_dependencies()
+        import pyspark.sql.connect.session  # noqa: F401 - it looks for gRPC
     except ImportError as error:
         raise NotAvailable(
             f"a session on a Spark Connect server needs more packages: {error}",
