@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,8 @@ def test_a_connect_server_runs_jobs_and_declarative_pipelines(log: emb.Log, tmp_
             "Lima: 167 large orders", "Oslo: 166 large orders", "Rome: 167 large orders"
         ]  # fmt: skip
         assert log.tail("large").durable_seq == 500
-        assert {reader.reader for reader in log.readers("orders")} == {"large-orders"}
+        while {reader.reader for reader in log.readers("orders")} != {"large-orders"}:  # heard of within a second
+            time.sleep(0.05)
 
         spec = tmp_path / "pipeline" / "spark-pipeline.yml"
         shutil.copytree(EXAMPLES / "spark_pipeline", spec.parent)
