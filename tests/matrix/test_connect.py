@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import embarcadero as emb
+from embarcadero.spark.versions import ADMISSION_CONTROL
 from tests.examples.test_examples import EXAMPLES, load
 from tests.matrix.connect_server import connect_server
 
@@ -34,8 +35,8 @@ def test_a_connect_server_runs_jobs_and_declarative_pipelines(log: emb.Log, tmp_
             "Lima: 167 large orders", "Oslo: 166 large orders", "Rome: 167 large orders"
         ]  # fmt: skip
         assert log.tail("large").durable_seq == 500
-        while {reader.reader for reader in log.readers("orders")} != {"large-orders"}:  # heard of within a second
-            time.sleep(0.05)
+        while ADMISSION_CONTROL and {reader.reader for reader in log.readers("orders")} != {"large-orders"}:
+            time.sleep(0.05)  # heard of within a second; on 4.1 a query with availableNow ends before it can tell
 
         spec = tmp_path / "pipeline" / "spark-pipeline.yml"
         shutil.copytree(EXAMPLES / "spark_pipeline", spec.parent)
