@@ -294,8 +294,8 @@ class _Compaction:
         step = msgspec.json.decode(plan, type=_Step)
         pieces = []
         if step.base is not None:
-            pieces = [(self._target.rows, piece) for piece in self._target.pieces(Span(*step.base))]
-        own = self._source.pieces(Span(step.lane, step.start, step.stop))
+            pieces = [(self._target.rows, piece) for piece in self._target.pieces(self._target.span(*step.base))]
+        own = self._source.pieces(self._source.span(step.lane, step.start, step.stop))
         pieces += [(self._source.rows, piece) for piece in own]
         tasks = task_writer(self._job.log, self._job.target)
         if pieces:

@@ -20,7 +20,7 @@ from embarcadero.limits import SPARK_TASK_BYTES
 from embarcadero.spark.connections import shared_log
 from embarcadero.spark.offsets import Place, Span
 from embarcadero.spark.options import read_options
-from embarcadero.spark.view import TopicNow, TopicView
+from embarcadero.spark.view import ReadView, TopicNow
 from embarcadero.types import Gap, GapKind
 
 _LOG: Final = logging.getLogger("embarcadero.spark")
@@ -79,7 +79,8 @@ class Source:
 
     def __init__(self, log: Log, about: TopicInfo) -> None:
         self.about, self._log = about, log
-        self.view = TopicView(read_options({"brokers": log.address, "topic": about.name}, streaming=False))
+        self._read = ReadView(read_options({"brokers": log.address, "topic": about.name}, streaming=False))
+        self.view = self._read.topic(about.name)
 
     @property
     def rows(self) -> TopicRows:
@@ -88,10 +89,14 @@ class Source:
 
     def now(self) -> TopicNow:
         """The topic and its lanes as they are now. Raises UnknownTopic, TopicReplaced."""
-        now = self.view.now()
+        now = self._read.now()[self.about.name]
         if now.about.id != self.about.id:
             raise TopicReplaced(f"topic {self.about.name!r} was deleted, and another one has its name", "start again")
         return now
+
+    def span(self, lane: int, start: Place, stop: Place) -> Span:
+        """A span of the topic."""
+        return Span(lane, start, stop, self.about.name)
 
     def pieces(self, span: Span, piece_bytes: int = SPARK_TASK_BYTES) -> list[Span]:
         """Cut a span into pieces of about so many bytes."""
@@ -100,12 +105,12 @@ class Source:
     def step(self, lane: int, start: Place, stop: Place, step_bytes: int) -> Span:
         """The first pieces of a span, about so many bytes together, and not too many batches; at least one piece."""
         end, size = start, 0
-        for piece, piece_bytes in self._pieces(Span(lane, start, stop), min(SPARK_TASK_BYTES, step_bytes)):
+        for piece, piece_bytes in self._pieces(self.span(lane, start, stop), min(SPARK_TASK_BYTES, step_bytes)):
             size += piece_bytes
             if end > start and (size > step_bytes or piece.stop.index - start.index > _STEP_BATCHES):
                 break
             end = piece.stop
-        return Span(lane, start, end)
+        return self.span(lane, start, end)
 
     def _pieces(self, span: Span, piece_bytes: int) -> list[tuple[Span, int]]:
         if span.start.seq >= span.stop.seq:
@@ -114,4 +119,4 @@ class Source:
         sizes = {cut.seq: cut.bytes for cut in cuts}
         inner = {cut.seq: Place(cut.index, cut.seq) for cut in cuts if span.start.seq < cut.seq < span.stop.seq}
         places = [span.start, *(place for _, place in sorted(inner.items())), span.stop]
-        return [(Span(span.lane, low, high), sizes.get(high.seq, 0)) for low, high in pairwise(places)]
+        return [(self.span(span.lane, low, high), sizes.get(high.seq, 0)) for low, high in pairwise(places)]
