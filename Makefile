@@ -11,7 +11,7 @@ SECONDS ?= 30
 SECONDS_PER_CASE ?= 8
 LOG_MIB ?= 2000
 
-.PHONY: help setup demo test check unit sim fuzz chaos soak bench stress plants matrix system lock clean
+.PHONY: help setup demo test check unit sim fuzz chaos soak bench stress plants matrix peers system lock clean
 .DEFAULT_GOAL := help
 
 help:            ## what there is to do
@@ -69,6 +69,9 @@ bench: setup     ## measure against the raw limits of this machine: table, JSON,
 
 matrix: setup    ## PySpark 4.0 to 4.3, each in its own environment; with Iceberg and Delta; saves docs/reports/pyspark.md
 	$(BIN)/python -m tests.matrix
+
+peers: setup     ## Spark's streams beside Kafka's, from its own packages (wants Maven); saves docs/reports/kafka.md
+	$(BIN)/python -m tests.peers
 
 stress: setup    ## 30 GB out of order, and one stuck session beside others
 	$(BIN)/embarcadero bench --only stress --total-mib 9600 --out build/stress
