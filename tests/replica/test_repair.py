@@ -89,3 +89,17 @@ def test_a_repair_that_never_ended_goes_with_its_range(tmp_path: Path) -> None:
     world.settle()
 
     assert not [path for path in world.folder(1).iterdir() if path.name.startswith("lane-")]
+
+
+def test_nothing_is_known_of_attempts_for_a_range_that_is_gone(tmp_path: Path) -> None:
+    """No peer could help, and then the topic is deleted."""
+    world, lane, _ = lagging(tmp_path)
+    for path in (world.folder(0) / range_folder(lane, 1)).glob("*.log"):
+        path.unlink()
+    late = world.start_replica(1)
+    world.poll(20)
+    assert late.repair._tried
+    world.directory.delete_topic("t")
+    world.settle()
+
+    assert not late.repair._tried

@@ -85,6 +85,9 @@ class Repair:
         Copies that no peer could help with come last, in turn: however many there are, the others get on.
         """
         moved, asking = False, {copy.tags for copy in copies}
+        if gone := self._tried.keys() - asking:  # their topics were deleted, or they are whole
+            for tags in gone:
+                del self._tried[tags]
         if self._gave_up_us:
             self._gave_up_us = {tags: us for tags, us in self._gave_up_us.items() if tags in asking}
             copies = sorted(copies, key=lambda copy: self._gave_up_us.get(copy.tags, 0))
