@@ -43,14 +43,14 @@ def load(name: str) -> ModuleType:
 
 
 def test_every_example_is_listed_and_tested() -> None:
-    """The folder's README names each file, and so does this module, or one of those that have Spark."""
+    """The folder's README names each file, and so does this module, or one of those that have Spark or tables."""
     readme, here = (EXAMPLES / "README.md").read_text(), Path(__file__).read_text()
-    others = [Path(__file__).parents[1] / name for name in ("spark/test_examples.py", "matrix/test_connect.py")]
-    with_spark = "".join(other.read_text() for other in others)
+    apart = ("spark/test_examples.py", "matrix/test_connect.py", "tier/test_rest_catalog.py")
+    others = "".join((Path(__file__).parents[1] / name).read_text() for name in apart)
 
     for path in EXAMPLES.glob("*.py"):
         assert f"[{path.name}]({path.name})" in readme
-        assert f'run("{path.name}"' in here or f'load("{path.stem}")' in with_spark
+        assert f'run("{path.name}"' in here or f'load("{path.stem}")' in others or f"examples.{path.stem} " in others
 
 
 def test_replicas_of_the_store_end_equal_and_a_late_one_catches_up(log: emb.Log) -> None:

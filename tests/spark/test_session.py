@@ -114,7 +114,7 @@ def test_a_session_on_a_server_says_which_packages_it_needs(monkeypatch: pytest.
     for name in [name for name in sys.modules if name.startswith("pyspark.sql.connect")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "grpc", None)
-    with pytest.raises(NotAvailable, match=r'needs more packages: .*grpcio.*"embarcadero\[spark-connect\]"'):
+    with pytest.raises(NotAvailable, match=r'needs more packages: .*grpc.*"embarcadero\[spark-connect\]"'):
         make_session(remote="sc://127.0.0.1:15002")
 
 

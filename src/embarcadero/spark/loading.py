@@ -7,9 +7,11 @@ refused; a table may go on, its snapshot stays what it was.
 
 from __future__ import annotations
 
+import os
+import re
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -19,6 +21,7 @@ from embarcadero.client.sync import Log
 from embarcadero.client.topics import TopicInfo
 from embarcadero.errors import BadTable, BadValue, TopicExists, UnknownTopic
 from embarcadero.spark.frame import arrow_schema
+from embarcadero.spark.interpreter import on_this_machine
 from embarcadero.spark.jobs import STEP_BYTES, Job, Progress, Report, check_target, typed, write_name
 from embarcadero.spark.versions import from_arrow, to_arrow
 from embarcadero.staging.job_ledger import Fact
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
     from embarcadero.spark.iceberg import Snapshot
 
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")  # of a path that names its store
 KIND: Final = "load"
 FORMATS: Final = ("parquet", "csv", "json")
 _USUAL: Final[dict[str, dict[str, str]]] = {
@@ -110,6 +114,7 @@ def load(
         load(spark, log, "orders", FilesSource(paths=["s3a://lake/orders/"], format="parquet"), key="id")
     """
     check_target(into)
+    source = _from_here(spark, source)
     kind = _kind(source)
     write = write_name(KIND, name, kind, *_asked(source))
     target = _known(log, into)
@@ -128,6 +133,15 @@ def load(
     _check_same(spark, begun, source, kind, columns, name)
     steps = _Load(spark, job, begun, source, report)
     return Loaded(into, job.run(steps), len(begun.files))
+
+
+def _from_here(spark: SparkSession, source: FilesSource | TableSource) -> FilesSource | TableSource:
+    """Make paths absolute: a JVM of this machine may have been started in another folder than this process is in."""
+    if isinstance(source, TableSource) or not on_this_machine(spark.conf.get("spark.master", None)):
+        return source
+    return replace(
+        source, paths=[path if _SCHEME.match(path) else os.path.join(os.getcwd(), path) for path in source.paths]
+    )
 
 
 def _kind(source: FilesSource | TableSource) -> str:

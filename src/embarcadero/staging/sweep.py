@@ -59,8 +59,10 @@ def _report(writes: OpenWrites, write: str, gone: bool, reason: str, journal: Jo
     """Say once what is wrong with a write."""
     if writes.writes[write].trouble != reason:
         writes.writes[write].trouble = reason
-        what = "a decided write can't be completed" if gone else "can't complete a write yet"
-        journal.warn(what, write=write, reason=reason)
+        if gone:
+            journal.warn("a decided write can't be completed", write=write, reason=reason)
+        else:
+            journal.warn("can't complete a write yet", write=write, reason=reason)
 
 
 class StagingSweep:
