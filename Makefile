@@ -18,11 +18,11 @@ help:            ## what there is to do
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
 
 setup: $(VENV)/.ready  ## make the virtual environment and build the native part
-$(VENV)/.ready: requirements.lock pyproject.toml setup.py native/primitives.c native/partitions.c
+$(VENV)/.ready: requirements.lock pyproject.toml proof/pyproject.toml setup.py native/primitives.c native/partitions.c
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else "Embarcadero needs Python 3.11 or newer; this is %d.%d. Try: make PYTHON=python3.12" % v[:2])'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . -e proof
 	@touch $@
 
 demo: setup      ## kill -9 of a broker, the sequencer, everything; then a whole pipeline on Spark, with a report
@@ -37,35 +37,35 @@ check: setup     ## lint and types
 	$(BIN)/mypy
 
 sim: setup       ## simulate SEEDS worlds (default 2000) on all cores; stopped, it goes on where it was
-	$(BIN)/embarcadero sim --seeds $(call span,0) --results build/sim
-	$(BIN)/embarcadero sim --seeds $(call span,90000) --results build/sim
-	$(BIN)/embarcadero sim --seeds $(call span,110000) --results build/sim
-	$(BIN)/embarcadero sim --seeds $(call span,160000) --results build/sim
-	$(BIN)/embarcadero sim --seeds $(call span,170000) --results build/sim --report build/sim.json
+	$(BIN)/embarcadero-proof sim --seeds $(call span,0) --results build/sim
+	$(BIN)/embarcadero-proof sim --seeds $(call span,90000) --results build/sim
+	$(BIN)/embarcadero-proof sim --seeds $(call span,110000) --results build/sim
+	$(BIN)/embarcadero-proof sim --seeds $(call span,160000) --results build/sim
+	$(BIN)/embarcadero-proof sim --seeds $(call span,170000) --results build/sim --report build/sim.json
 
 fuzz: setup      ## hostile and damaged inputs for every decoder and every recovery, SECONDS each (default 30)
-	$(BIN)/embarcadero fuzz --seconds $(SECONDS) --report build/fuzz/report.json
+	$(BIN)/embarcadero-proof fuzz --seconds $(SECONDS) --report build/fuzz/report.json
 
 plants: setup    ## plant each known bug and see a test or a seed catch it
-	$(BIN)/embarcadero sim --plants
+	$(BIN)/embarcadero-proof sim --plants
 
 soak: setup      ## topics, sessions, connections and takeovers come and go for 15 minutes: nothing may pile up
-	$(BIN)/embarcadero chaos soak --seconds $(SOAK_SECONDS)
+	$(BIN)/embarcadero-proof chaos soak --seconds $(SOAK_SECONDS)
 
 chaos: setup     ## real processes under kill -9, pauses, cut connections, full disks: all cases, all figures, about an hour
-	$(BIN)/embarcadero chaos matrix --seconds $(SECONDS_PER_CASE) --report build/chaos/matrix.json
-	$(BIN)/embarcadero chaos kills --role sequencer --times $(ROUNDS)
-	$(BIN)/embarcadero chaos kills --role sequencer --times $(ROUNDS) --log-mib $(LOG_MIB)
-	$(BIN)/embarcadero chaos kills --role broker --times $(ROUNDS)
-	$(BIN)/embarcadero chaos kills --role replica --times $(ROUNDS)
-	$(BIN)/embarcadero chaos kills --role hand-over --times $(ROUNDS)
-	$(BIN)/embarcadero chaos restarts --rounds $(ROUNDS) --report build/chaos/restarts.json
-	$(BIN)/embarcadero chaos restarts --rounds $(ROUNDS) --wipe --report build/chaos/restarts-wiped.json
-	$(BIN)/embarcadero chaos pipeline --report build/chaos/pipeline.html
-	$(BIN)/embarcadero chaos pipeline --rounds $(ROUNDS) --report build/chaos/operators.json
+	$(BIN)/embarcadero-proof chaos matrix --seconds $(SECONDS_PER_CASE) --report build/chaos/matrix.json
+	$(BIN)/embarcadero-proof chaos kills --role sequencer --times $(ROUNDS)
+	$(BIN)/embarcadero-proof chaos kills --role sequencer --times $(ROUNDS) --log-mib $(LOG_MIB)
+	$(BIN)/embarcadero-proof chaos kills --role broker --times $(ROUNDS)
+	$(BIN)/embarcadero-proof chaos kills --role replica --times $(ROUNDS)
+	$(BIN)/embarcadero-proof chaos kills --role hand-over --times $(ROUNDS)
+	$(BIN)/embarcadero-proof chaos restarts --rounds $(ROUNDS) --report build/chaos/restarts.json
+	$(BIN)/embarcadero-proof chaos restarts --rounds $(ROUNDS) --wipe --report build/chaos/restarts-wiped.json
+	$(BIN)/embarcadero-proof chaos pipeline --report build/chaos/pipeline.html
+	$(BIN)/embarcadero-proof chaos pipeline --rounds $(ROUNDS) --report build/chaos/operators.json
 
 bench: setup     ## measure against the raw limits of this machine: table, JSON, CSV and plots in build/bench
-	$(BIN)/embarcadero bench --out build/bench
+	$(BIN)/embarcadero-proof bench --out build/bench
 
 matrix: setup    ## PySpark 4.0 to 4.3, each in its own environment; with Iceberg and Delta; saves docs/reports/pyspark.md
 	$(BIN)/python -m tests.matrix
@@ -74,7 +74,7 @@ peers: setup     ## Spark's streams beside Kafka's, from its own packages (wants
 	$(BIN)/python -m tests.peers
 
 stress: setup    ## 30 GB out of order, and one stuck session beside others
-	$(BIN)/embarcadero bench --only stress --total-mib 9600 --out build/stress
+	$(BIN)/embarcadero-proof bench --only stress --total-mib 9600 --out build/stress
 
 system:          ## install system programs that some tests want (root)
 	@command -v chromium >/dev/null || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; }

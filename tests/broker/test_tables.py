@@ -15,9 +15,9 @@ from embarcadero.errors import TierUnavailable
 from embarcadero.fabric.layout import ORDER, seal
 from embarcadero.limits import TABLE_JOBS_MAX
 from embarcadero.placement.tier import public_properties
-from embarcadero.sim.tables import SimTables
 from embarcadero.types import Gap, GapKind, Range
 from embarcadero.wire import messages as m
+from embarcadero_proof.sim.tables import SimTables
 from tests.broker.disks import DiskWorld, payload
 from tests.broker.harness import Client
 from tests.broker.test_warm import Later, fill, scan

@@ -11,16 +11,16 @@ from collections.abc import Iterator
 import pytest
 
 import embarcadero as emb
-from embarcadero.chaos.cases import CASES, find
-from embarcadero.chaos.disks import Books, lost_spans, with_losses
-from embarcadero.chaos.load import Actor
-from embarcadero.chaos.ports import ReservedPorts
-from embarcadero.chaos.proxy import FAIR, Mood, Proxy, merged
-from embarcadero.chaos.troubles import KINDS
-from embarcadero.chaos.watch import Observer
+from embarcadero.demo.ports import ReservedPorts
 from embarcadero.errors import BadValue
-from embarcadero.sim.history import Ended, FabricLost, Fault, Healed, LaneMade, LostSpan, RoleFailed, Stopped
 from embarcadero.types import Range, TopicLane
+from embarcadero_proof.chaos.cases import CASES, find
+from embarcadero_proof.chaos.disks import Books, lost_spans, with_losses
+from embarcadero_proof.chaos.load import Actor
+from embarcadero_proof.chaos.proxy import FAIR, Mood, Proxy, merged
+from embarcadero_proof.chaos.troubles import KINDS
+from embarcadero_proof.chaos.watch import Observer
+from embarcadero_proof.sim.history import Ended, FabricLost, Fault, Healed, LaneMade, LostSpan, RoleFailed, Stopped
 
 WAIT_S = 10
 

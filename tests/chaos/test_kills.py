@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from embarcadero.chaos.kills import Settings, run_cli
 from embarcadero.errors import BadValue
+from embarcadero_proof.chaos.kills import Settings, run_cli
 
 pytestmark = pytest.mark.system
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from rich.progress import Progress
 
-from embarcadero.chaos import matrix
-from embarcadero.chaos.case import Performance
-from embarcadero.chaos.cases import find
-from embarcadero.chaos.cluster import runs
+from embarcadero.demo.cluster import runs
 from embarcadero.errors import PortInUse
+from embarcadero_proof.chaos import matrix
+from embarcadero_proof.chaos.case import Performance
+from embarcadero_proof.chaos.cases import find
 
 pytestmark = pytest.mark.system
 

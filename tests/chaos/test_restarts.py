@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from embarcadero.chaos.restarts import Restarts, Round, Settings
-from embarcadero.chaos.streams import Stream
 from embarcadero.client.futures import BatchResult, RecordFuture
 from embarcadero.client.waiting import Waitable
 from embarcadero.errors import EmbarcaderoError, TimedOut
 from embarcadero.types import Position
+from embarcadero_proof.chaos.restarts import Restarts, Round, Settings
+from embarcadero_proof.chaos.streams import Stream
 
 
 def told(error: EmbarcaderoError | None = None) -> RecordFuture:

@@ -11,11 +11,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from embarcadero.chaos.kills import no_pauses_of_our_own
-from embarcadero.chaos.page import index_page
-from embarcadero.chaos.pauses import Cost, calm_costs, concerned, costs
-from embarcadero.chaos.plots import draw_histogram, draw_timeline
-from embarcadero.chaos.timeline import (
+from embarcadero.errors import BadValue
+from embarcadero.types import Order
+from embarcadero_proof.chaos.kills import no_pauses_of_our_own
+from embarcadero_proof.chaos.page import index_page
+from embarcadero_proof.chaos.pauses import Cost, calm_costs, concerned, costs
+from embarcadero_proof.chaos.plots import draw_histogram, draw_timeline
+from embarcadero_proof.chaos.timeline import (
     Acks,
     acks_of,
     longest_pause_us,
@@ -24,9 +26,7 @@ from embarcadero.chaos.timeline import (
     percentiles,
     timeline,
 )
-from embarcadero.errors import BadValue
-from embarcadero.sim.history import Began, Fault, History, Sent, Settled, TopicMade
-from embarcadero.types import Order
+from embarcadero_proof.sim.history import Began, Fault, History, Sent, Settled, TopicMade
 from tests.chaos.worlds import BATCHES, RECORDS, STEP_US, honest
 
 
@@ -156,7 +156,7 @@ def test_pictures_and_page(tmp_path: Path) -> None:
     }  # fmt: skip
     page = index_page({
         "cases": [case], "machine": {"cores": 2, "cpu": "x", "when": "now"}, "kills": 2, "acked": 5, "delivered": 9,
-        "seconds": 1.0, "commit": "abc", "command": "embarcadero chaos matrix",
+        "seconds": 1.0, "commit": "abc", "command": "embarcadero-proof chaos matrix",
     })  # fmt: skip
     assert "0 of 1 cases" in page
     assert "P1: &lt;gone&gt;" in page

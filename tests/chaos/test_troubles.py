@@ -15,16 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from embarcadero.chaos import troubles
-from embarcadero.chaos.cases import Trouble
-from embarcadero.chaos.cluster import MortalCluster, halt, runs, state_of
-from embarcadero.chaos.places import is_replaced
-from embarcadero.chaos.troubles import KINDS, Stage
-from embarcadero.chaos.watch import Observer
+from embarcadero.demo.cluster import MortalCluster, halt, runs, state_of
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
 from embarcadero.placement.liveness import process_mark
-from embarcadero.sim.history import Fault
+from embarcadero_proof.chaos import troubles
+from embarcadero_proof.chaos.cases import Trouble
+from embarcadero_proof.chaos.places import is_replaced
+from embarcadero_proof.chaos.troubles import KINDS, Stage
+from embarcadero_proof.chaos.watch import Observer
+from embarcadero_proof.sim.history import Fault
 from tests.placement.worlds import add_broker, directory_with
 
 BRIEF_S = 0.15

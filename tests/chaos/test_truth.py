@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from embarcadero.chaos.streams import RECORD
-from embarcadero.chaos.truth import Acked, Seen, Truth, seen
 from embarcadero.types import Order, Position
+from embarcadero_proof.chaos.streams import RECORD
+from embarcadero_proof.chaos.truth import Acked, Seen, Truth, seen
 
 LANE = 4
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from embarcadero.chaos.verdict import acked_in_trouble, judge
-from embarcadero.sim.history import Copies, Delivered, Event, History, OnDisk, RoleFailed, Settled, TailRead
+from embarcadero_proof.chaos.verdict import acked_in_trouble, judge
+from embarcadero_proof.sim.history import Copies, Delivered, Event, History, OnDisk, RoleFailed, Settled, TailRead
 from tests.chaos.worlds import BATCHES, LANE, digest, honest, read
 
 Lie = Callable[[list[Event]], list[Event]]

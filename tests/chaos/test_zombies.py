@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from embarcadero.chaos import zombies
-from embarcadero.chaos.zombies import NOT_HERE, WAYS, Stage, chosen, run_case
 from embarcadero.errors import BadValue
 from embarcadero.placement.directory import Directory
 from embarcadero.steps import Step
+from embarcadero_proof.chaos import zombies
+from embarcadero_proof.chaos.zombies import NOT_HERE, WAYS, Stage, chosen, run_case
 from tests.placement.worlds import directory_with
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from embarcadero.sim.history import (
+from embarcadero.types import Order
+from embarcadero_proof.sim.history import (
     Began,
     Copies,
     Delivered,
@@ -19,7 +20,6 @@ from embarcadero.sim.history import (
     TopicMade,
     Verdict,
 )
-from embarcadero.types import Order
 
 LANE, BATCHES, RECORDS = 3, 60, 4
 STEP_US = 10_000

@@ -19,7 +19,7 @@ from embarcadero.node.cluster import ClusterFolder, ClusterInfo
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
 
-VERBS = ["up", "down", "node", "status", "topic", "publish", "tail", "verify", "config", "sim", "bench", "demo"]
+VERBS = ["up", "down", "node", "status", "topic", "publish", "tail", "verify", "config", "demo"]
 TOPIC_VERBS = ["create", "list", "describe", "alter", "trim", "delete", "recover"]
 COMMANDS = [[verb] for verb in VERBS] + [["topic", verb] for verb in TOPIC_VERBS]
 COMMANDS += [["inspect", verb] for verb in ("regions", "region", "batch", "entry", "record", "segments", "segment")]
@@ -101,8 +101,6 @@ def test_wrong_usage_exits_with_two(arguments: list[str]) -> None:
         (["up", "--port", "65535", "--brokers", "2"], "--port: broker.port is 65535, cluster.brokers is 2"),
         (["up", "--log-mib", "100"], "power of two"),
         (["up", "--host", "0.0.0.0"], "--host"),
-        (["sim", "--seeds", "5"], "FIRST:LAST"),
-        (["sim", "--seeds", "5:5"], "FIRST:LAST"),
         (["tail", "t", "--from", "yesterday"], "earliest, latest"),
         (["tail", "t", "--from", "-1"], "earliest, latest"),
         (["publish", "t", "no-such-file"], "no-such-file"),

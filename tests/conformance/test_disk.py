@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from embarcadero.errors import DiskFailed, WrongFolder
-from embarcadero.sim.disk import Mount, SimDisk
 from embarcadero.storage.disk import Disk, Missing, read_whole, write_whole
 from embarcadero.storage.real import RealDisk
+from embarcadero_proof.sim.disk import Mount, SimDisk
 
 
 def simulated(folder: Path) -> Callable[[], Disk]:

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 from embarcadero.errors import BadValue
-from embarcadero.fuzz.archive import MENDED, archive_mutation, pack, unpack
-from embarcadero.fuzz.campaign import Campaign
-from embarcadero.fuzz.guard import judge, watched
-from embarcadero.fuzz.run import Settings, again, chosen, report, rows, run
-from embarcadero.fuzz.shrink import shrunk
-from embarcadero.fuzz.target import Disagreement, Target
-from embarcadero.fuzz.targets import TARGETS
 from embarcadero.storage import parse, segment
 from embarcadero.wire import codec, compression, payload, receiver
+from embarcadero_proof.fuzz.archive import MENDED, archive_mutation, pack, unpack
+from embarcadero_proof.fuzz.campaign import Campaign
+from embarcadero_proof.fuzz.guard import judge, watched
+from embarcadero_proof.fuzz.run import Settings, again, chosen, report, rows, run
+from embarcadero_proof.fuzz.shrink import shrunk
+from embarcadero_proof.fuzz.target import Disagreement, Target
+from embarcadero_proof.fuzz.targets import TARGETS
 
 CORPUS = Path(__file__).parent / "corpus"
 
@@ -154,7 +154,7 @@ def test_verdicts() -> None:
 
 def test_a_hang_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """An input that would take for ever is given up, also if somebody swallows all exceptions on the way."""
-    monkeypatch.setattr("embarcadero.fuzz.guard.HANG_CPU_S", 0.05)
+    monkeypatch.setattr("embarcadero_proof.fuzz.guard.HANG_CPU_S", 0.05)
 
     def endless(_data: bytes) -> None:
         while True:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from embarcadero.sim import faults, world
-from embarcadero.sim.clients import ProbeProcess
-from embarcadero.sim.run import run_seed, story
+from embarcadero_proof.sim import faults, world
+from embarcadero_proof.sim.clients import ProbeProcess
+from embarcadero_proof.sim.run import run_seed, story
 
 BRIEF = 4_002
 """A world that is over soon, and does not rest."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from embarcadero.sim import history as h
-from embarcadero.sim.checkers import CHECKERS, p9
-from embarcadero.sim.history import Event, History, Verdict
+from embarcadero_proof.sim import history as h
+from embarcadero_proof.sim.checkers import CHECKERS, p9
+from embarcadero_proof.sim.history import Event, History, Verdict
 
 LANE = 0
 SECOND = 1_000_000

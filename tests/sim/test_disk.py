@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embarcadero.errors import DiskFailed, DiskFull
-from embarcadero.sim.disk import Mount, SimDisk
-from embarcadero.sim.medium import SECTOR_BYTES
+from embarcadero_proof.sim.disk import Mount, SimDisk
+from embarcadero_proof.sim.medium import SECTOR_BYTES
 
 SEEDS = range(40)
 

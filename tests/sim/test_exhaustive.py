@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from embarcadero import plants
-from embarcadero.sim.exhaustive.scopes import CASES, VARIANTS, explore_case
+from embarcadero_proof.sim.exhaustive.scopes import CASES, VARIANTS, explore_case
 
 _CASES = [name for name, case in CASES.items() if case.small]
 _VARIANTS = [name for name, variant in VARIANTS.items() if variant.small]

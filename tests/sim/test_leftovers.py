@@ -10,12 +10,12 @@ from embarcadero.fabric.layout import RegionKind
 from embarcadero.fabric.region import Shape
 from embarcadero.placement.epochs import STARTS_KEPT
 from embarcadero.placement.store import Put
-from embarcadero.sim.checkers import p9
-from embarcadero.sim.history import Sampled
-from embarcadero.sim.leftovers import leftovers, see_leftovers
-from embarcadero.sim.run import run_world
-from embarcadero.sim.world import World
 from embarcadero.storage.layout import begun_name, range_folder
+from embarcadero_proof.sim.checkers import p9
+from embarcadero_proof.sim.history import Sampled
+from embarcadero_proof.sim.leftovers import leftovers, see_leftovers
+from embarcadero_proof.sim.run import run_world
+from embarcadero_proof.sim.world import World
 
 BRIEF = 4_003
 """A world with replicas that is over soon."""

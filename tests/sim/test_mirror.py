@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from embarcadero.sim.history import FabricLost, LostSpan, MirrorLeft
-from embarcadero.sim.plan import make_plan
-from embarcadero.sim.run import run_seed, run_world
+from embarcadero_proof.sim.history import FabricLost, LostSpan, MirrorLeft
+from embarcadero_proof.sim.plan import make_plan
+from embarcadero_proof.sim.run import run_seed, run_world
 
 
 def test_a_reader_that_had_read_everything_hears_of_the_loss() -> None:

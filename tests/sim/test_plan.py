@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from embarcadero.limits import SESSION_WINDOW
-from embarcadero.sim.checkers import check_all
-from embarcadero.sim.history import Delivered, FabricLost, Healed
-from embarcadero.sim.plan import LONG_FROM_SEED, StreamPlan, make_plan
-from embarcadero.sim.plants import planted
-from embarcadero.sim.run import run_world
-from embarcadero.sim.world import World
 from embarcadero.types import Order
+from embarcadero_proof.sim.checkers import check_all
+from embarcadero_proof.sim.history import Delivered, FabricLost, Healed
+from embarcadero_proof.sim.plan import LONG_FROM_SEED, StreamPlan, make_plan
+from embarcadero_proof.sim.plants import planted
+from embarcadero_proof.sim.run import run_world
+from embarcadero_proof.sim.world import World
 
 ROUND_AND_ROUND = 70_063
 """A world with a long stream that is over soon."""

@@ -8,11 +8,11 @@ import pytest
 
 from embarcadero import plants
 from embarcadero.errors import BadValue
-from embarcadero.sim.checkers import CHECKERS, check_all
-from embarcadero.sim.exhaustive.scopes import VARIANTS
-from embarcadero.sim.history import Ended, History, RoleFailed, Sent
-from embarcadero.sim.plants import PLANTS, ROLE, planted
-from embarcadero.sim.run import PlantReport, PlantsReport, caught_by, hunt, hunt_all
+from embarcadero_proof.sim.checkers import CHECKERS, check_all
+from embarcadero_proof.sim.exhaustive.scopes import VARIANTS
+from embarcadero_proof.sim.history import Ended, History, RoleFailed, Sent
+from embarcadero_proof.sim.plants import PLANTS, ROLE, planted
+from embarcadero_proof.sim.run import PlantReport, PlantsReport, caught_by, hunt, hunt_all
 
 SEEDS = 40
 

@@ -9,7 +9,7 @@ import time
 
 SCRIPT = """
 import os, time
-from embarcadero.sim.pool import worker_pool
+from embarcadero_proof.sim.pool import worker_pool
 if __name__ == "__main__":
     pool = worker_pool(1)
     print(pool.submit(os.getpid).result(), flush=True)

@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 
 from embarcadero.errors import BadValue, Corrupt
-from embarcadero.sim import run
-from embarcadero.sim.checkers.ledger import Violation
-from embarcadero.sim.record import Record, code_version, load, newest
-from embarcadero.sim.reports import RunReport, SeedReport, summary
+from embarcadero_proof.sim import run
+from embarcadero_proof.sim.checkers.ledger import Violation
+from embarcadero_proof.sim.record import Record, code_version, load, newest
+from embarcadero_proof.sim.reports import RunReport, SeedReport, summary
 
 
 def _report(seed: int, **changes: object) -> SeedReport:

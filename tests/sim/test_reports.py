@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from embarcadero.sim.history import Delivered, Ended, Healed, History, LaneMade, Settled, TopicMade, Verdict
-from embarcadero.sim.reports import FEW_ACKS, FEW_FROM_SEEDS, SeedReport, acks_in_trouble, summary, unread
+from embarcadero_proof.sim.history import Delivered, Ended, Healed, History, LaneMade, Settled, TopicMade, Verdict
+from embarcadero_proof.sim.reports import FEW_ACKS, FEW_FROM_SEEDS, SeedReport, acks_in_trouble, summary, unread
 
 
 def report(seed: int, stored_in_trouble: int | None = None) -> SeedReport:

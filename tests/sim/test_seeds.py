@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from embarcadero.sim.run import run_seed, run_seeds, story
+from embarcadero_proof.sim.run import run_seed, run_seeds, story
 
 SEEDS = 5
 
@@ -44,7 +44,7 @@ def test_every_promise_holds_on_every_seed() -> None:
 @pytest.mark.parametrize("seed", [6, 20006])
 def test_the_same_seed_is_the_same_world_wherever_it_runs(seed: int) -> None:
     """Twice in one process, and with other hash seeds and other addresses: the same trace, event by event."""
-    script = f"from embarcadero.sim.run import run_seed; print(run_seed({seed}).trace)"
+    script = f"from embarcadero_proof.sim.run import run_seed; print(run_seed({seed}).trace)"
     command, environment = [sys.executable, "-c", script], {**os.environ, "PYTHONHASHSEED": "1"}
     elsewhere = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
     assert [run_seed(seed).trace for _ in range(2)] == [elsewhere] * 2

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from embarcadero.sim.checkers.ledger import Violation
-from embarcadero.sim.plan import Plan, make_plan
-from embarcadero.sim.run import shrink
-from embarcadero.sim.shrink import Outcome, Shrinker, left_out
+from embarcadero_proof.sim.checkers.ledger import Violation
+from embarcadero_proof.sim.plan import Plan, make_plan
+from embarcadero_proof.sim.run import shrink
+from embarcadero_proof.sim.shrink import Outcome, Shrinker, left_out
 
 
 def test_a_planted_bug_shrinks_to_fewer_faults_and_still_fails_the_same_way() -> None:

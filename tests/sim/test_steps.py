@@ -1,14 +1,14 @@
 """Whoever crashes at a named step, or stops there past every lease and goes on, breaks no promise.
 
-`embarcadero sim --steps` goes through all of them; here are those on which most depends.
+`embarcadero-proof sim --steps` goes through all of them; here are those on which most depends.
 """
 
 from __future__ import annotations
 
-from embarcadero.sim.plan import SECOND_US, make_plan
-from embarcadero.sim.step_run import CASES, run_step, run_steps
-from embarcadero.sim.steps import Way, draw_step_faults
 from embarcadero.steps import Step
+from embarcadero_proof.sim.plan import SECOND_US, make_plan
+from embarcadero_proof.sim.step_run import CASES, run_step, run_steps
+from embarcadero_proof.sim.steps import Way, draw_step_faults
 
 PAUSED = (
     Step.TAKEOVER_EPOCH_OPEN, Step.TAKEOVER_READ, Step.TAKEOVER_DECIDED, Step.ROUND_ENTRIES, Step.ACK_CHECKED,

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from embarcadero.errors import BadSegment, DiskFailed, DiskFull, EmbarcaderoError
-from embarcadero.sim.disk import Mount, SimDisk
-from embarcadero.sim.truth import records, segments
 from embarcadero.storage.range_log import RangeLog
+from embarcadero_proof.sim.disk import Mount, SimDisk
+from embarcadero_proof.sim.truth import records, segments
 from tests.storage.records import START, Source, matches, open_log, open_reader
 
 SEEDS = 60

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from embarcadero.sim.disk import Mount, SimDisk
-from embarcadero.sim.tables import digest_of
-from embarcadero.sim.truth import Truth
 from embarcadero.types import Range, ReplicaRef
+from embarcadero_proof.sim.disk import Mount, SimDisk
+from embarcadero_proof.sim.tables import digest_of
+from embarcadero_proof.sim.truth import Truth
 from tests.storage.records import LANE, RANGE, START, START_SEQ, Source, fill, open_log
 
 COUNT = 9

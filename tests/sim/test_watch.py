@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from embarcadero.sim import watch
-from embarcadero.sim.watch import LINE_EVERY_S, Watch
+from embarcadero_proof.sim import watch
+from embarcadero_proof.sim.watch import LINE_EVERY_S, Watch
 
 
 class _Clock:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 
 import embarcadero as emb
-from embarcadero.chaos.cluster import MortalCluster
+from embarcadero.demo.cluster import MortalCluster
 from embarcadero.errors import BadValue, OutcomeUnknown
 from embarcadero.spark import connections, sink
 from embarcadero.spark.shape import shape_of

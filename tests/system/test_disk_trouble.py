@@ -22,8 +22,8 @@ from typing import Any
 import pytest
 
 import embarcadero as emb
-from embarcadero.chaos.cluster import MortalCluster
 from embarcadero.config import Config, load
+from embarcadero.demo.cluster import MortalCluster
 from embarcadero.errors import Backpressure, ClusterError, Corrupt, Trimmed
 from embarcadero.node.local import LocalCluster
 from embarcadero.placement.directory import Directory

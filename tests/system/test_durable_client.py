@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import embarcadero as emb
-from embarcadero.chaos.ports import ReservedPorts
 from embarcadero.config import load
+from embarcadero.demo.ports import ReservedPorts
 from embarcadero.errors import RecordsLost, Retriable
 from embarcadero.node.background import start
 from embarcadero.node.cluster import ClusterFolder

@@ -12,7 +12,7 @@ from threading import Event
 import pytest
 
 import embarcadero as emb
-from embarcadero.chaos.cluster import halt
+from embarcadero.demo.cluster import halt
 from embarcadero.errors import TopicReplaced
 from embarcadero.limits import MIB
 from embarcadero.node.local import LocalCluster

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import embarcadero as emb
-from embarcadero.chaos.cluster import MortalCluster
+from embarcadero.demo.cluster import MortalCluster
 from embarcadero.errors import RecordsLost
 
 pytestmark = pytest.mark.system

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from embarcadero.chaos.soak import Churn, Series, Watch, settled, slope, small_cluster
 from embarcadero.limits import MIB
+from embarcadero_proof.chaos.soak import Churn, Series, Watch, settled, slope, small_cluster
 
 SLACK = {"descriptors": 4, "mappings of removed files": 3, "mapped shared memory": 16 * MIB, "store rows": 0}
 """Files and pipes that are opened once, for all topics. What one kind of topic leaves behind is more, after so many."""

@@ -28,7 +28,7 @@ def test_the_unit_starts_a_command_with_options_that_it_has() -> None:
         assert (context.params["brokers"], context.params["metrics_port"]) == (4, 9100)
 
 
-NO_ROLES = ("audit", "bench", "chaos", "demo", "exhaustive", "fuzz", "sim")
+NO_ROLES = ("audit", "demo")
 """Folders that tell of other things than the log of a process."""
 
 

@@ -9,14 +9,13 @@ import typer
 from typer.core import TyperGroup
 
 from embarcadero.cli import (
-    chaos,
     cluster,
     config,
     copies,
+    demo,
     inspect,
     jobs,
     pipeline,
-    proof,
     records,
     replica,
     sequencer,
@@ -94,15 +93,11 @@ pipeline.app.command()(jobs.run)
 app.add_typer(pipeline.app, name="pipeline")
 app.command()(jobs.sql)
 app.add_typer(config.app, name="config")
-app.command()(proof.sim)
-app.command()(proof.fuzz)
-app.command()(proof.bench)
-app.command()(proof.demo)
-app.add_typer(chaos.app, name="chaos")
+app.command()(demo.demo)
 
 
-def main() -> None:
-    """Entry point of the `embarcadero` program."""
+def run(app: typer.Typer) -> None:
+    """Run a command line. An error that no verb caught is printed in one line, and the exit code is 1."""
     try:
         app()
     except Exception as error:
@@ -110,6 +105,11 @@ def main() -> None:
             raise
         print_error(error)
         raise SystemExit(1) from None
+
+
+def main() -> None:
+    """Entry point of the `embarcadero` program."""
+    run(app)
 
 
 if __name__ == "__main__":

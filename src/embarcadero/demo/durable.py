@@ -26,7 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 import embarcadero as emb
-from embarcadero.chaos.cluster import MortalCluster
+from embarcadero.demo.cluster import MortalCluster
 from embarcadero.demo.reign import Takeover, kill_sequencer, watch_takeover
 from embarcadero.types import GapKind
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 import embarcadero as emb
-from embarcadero.chaos.cluster import MortalCluster
+from embarcadero.demo.cluster import MortalCluster
 from embarcadero.demo.reign import kill_sequencer, watch_takeover
 from embarcadero.demo.report import Answer, Check, Facts, Sample, write_report
 from embarcadero.demo.shop import ORDERS, PAYMENTS, SALES, Shop, differences

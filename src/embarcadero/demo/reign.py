@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from embarcadero.chaos.cluster import MortalCluster
+from embarcadero.demo.cluster import MortalCluster
 from embarcadero.errors import ClusterError, EmbarcaderoError
 from embarcadero.node.roles import candidate_role
 

@@ -37,13 +37,11 @@ def run_cli(brokers: int, seconds: float, steps: int, report: Path, json_out: bo
     return first or _tell(console, pipeline, report, json_out)
 
 
-def run_kills(steps: int, report: Path, json_out: bool) -> int:
-    """The pipeline under fire; 0 when every promise held."""
-    from embarcadero.demo.kills import run_here as run_under_fire
-
+def run_act(act: Act, steps: int, report: Path, json_out: bool) -> int:
+    """Play one act over the pipeline; 0 when every promise held. NotAvailable without Spark or Java."""
     console = Console(stderr=json_out)
     _check_spark()
-    return _tell(console, _watched(console, run_under_fire, steps, report), report, json_out)
+    return _tell(console, _watched(console, act, steps, report), report, json_out)
 
 
 def _tell(console: Console, pipeline: Pipeline, report: Path, json_out: bool) -> int:

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import uvloop
@@ -27,21 +27,19 @@ from embarcadero.broker.server import Left, serve_broker
 from embarcadero.broker.state import Broker
 from embarcadero.config import DEFAULTS, Config
 from embarcadero.config.secrets import secret_values
-from embarcadero.env import Inline, SystemClock, Workers
+from embarcadero.env import NO_STEPS, Inline, Steps, SystemClock, Workers
 from embarcadero.errors import ClusterError, EmbarcaderoError, FabricFull, PortInUse
 from embarcadero.limits import DRAIN_S_MAX, GOODBYE_S_MAX, SETTLE_S_MAX, TABLE_JOBS_MAX, WARM_JOBS_MAX
 from embarcadero.node.begin import be_private, keep_freed_memory, start_logging
 from embarcadero.node.bell import PipeBell
 from embarcadero.node.children import die_with
 from embarcadero.node.cluster import ClusterFolder, ClusterInfo
-from embarcadero.node.failing import disk_of_replica
 from embarcadero.node.files import within_open_files
 from embarcadero.node.mirrors import open_fabric, open_past
 from embarcadero.node.pinning import parse_cores, pin, ranking
 from embarcadero.node.ports import advertised_address, listen
 from embarcadero.node.roles import Role, candidate_role, metrics_offset, parse_roles
 from embarcadero.node.seat import Seat, candidate_bell
-from embarcadero.node.steps import steps_of
 from embarcadero.node.tables import table_reader
 from embarcadero.node.workers import ThreadWorkers
 from embarcadero.placement.directory import Directory
@@ -64,6 +62,27 @@ _STOP_S = 0.5
 _REPLICA_THREADS = 2
 
 
+def _no_steps(_role: str, _folder: Path) -> Steps:
+    return NO_STEPS
+
+
+def _real_disk(folder: Path, cached: bool) -> RealDisk:
+    return RealDisk(folder, create=True, cached=cached)
+
+
+class Surroundings(NamedTuple):
+    """What the process gives its roles beside memory and time. The proof passes its own, which inject faults."""
+
+    steps: Callable[[str, Path], Steps] = _no_steps
+    """(role, cluster folder) -> the object told when the role reaches a named step"""
+    disk: Callable[[Path, bool], RealDisk] = _real_disk
+    """(folder, cached) -> the disk of a replica of this process"""
+
+
+PRODUCTION: Final = Surroundings()
+"""No faults."""
+
+
 class _Made(NamedTuple):
     """A role, ready to run."""
 
@@ -75,7 +94,10 @@ class _Made(NamedTuple):
 class Node:
     """The roles of this process, between `open` and `close`."""
 
-    def __init__(self, folder: ClusterFolder, roles: Sequence[Role], config: Config) -> None:
+    def __init__(
+        self, folder: ClusterFolder, roles: Sequence[Role], config: Config, surroundings: Surroundings
+    ) -> None:
+        self._surroundings = surroundings
         self._info: ClusterInfo = folder.require_running()
         brokers = sum(role.broker is not None for role in roles)
         replicas = sum(role.replica is not None for role in roles)
@@ -181,7 +203,8 @@ class Node:
         broker = Broker(
             self._fabric, self._directory, SystemClock(), bell, member, self._info.sizes, journal, self._config,
             self._threads(WARM_JOBS_MAX, name, bell.wake), self._disks,
-            steps_of(f"broker:{number}", self._folder.path), table_reader(self._config, self._folder.path),
+            self._surroundings.steps(f"broker:{number}", self._folder.path),
+            table_reader(self._config, self._folder.path),
             self._threads(TABLE_JOBS_MAX, f"{name}-tables", bell.wake),
         )  # fmt: skip
         broker.metrics = self._metrics
@@ -203,7 +226,8 @@ class Node:
         self._open.callback(bell.close)
         seat = Seat(
             number, self._fabric, self._parts, self._directory, self._info.sizes, self._config.sequencer, self._disks,
-            bell, lambda wake: self._threads(1, "sequencer", wake), steps_of(candidate_role(number), self._folder.path),
+            bell, lambda wake: self._threads(1, "sequencer", wake),
+            self._surroundings.steps(candidate_role(number), self._folder.path),
             lambda past: open_past(past, self._info.generation), ranking(self._roles, self._config.sequencer.nice),
         )  # fmt: skip
         self._open.callback(seat.close)
@@ -213,7 +237,7 @@ class Node:
     def _make_replica(self, number: int) -> _Made:
         """Alone in its process it writes and syncs by itself; beside other roles threads do it."""
         path = self._folder.replica(number)
-        disk = self._open.enter_context(closing(disk_of_replica(path, self._config.replica.cached)))
+        disk = self._open.enter_context(closing(self._surroundings.disk(path, self._config.replica.cached)))
         generation = self._info.generation & 0xFFFF_FFFF
         identity = open_folder(disk, self._directory.cluster_id, number, generation)
         member = self._directory.register_replica(number, identity.disk, str(path), socket.gethostname(), os.getpid())
@@ -225,7 +249,7 @@ class Node:
         workers: Workers = Inline() if len(self._roles) == 1 else self._threads(_REPLICA_THREADS, name, bell.wake)
         replica = Replica(
             self._fabric, self._directory, clock, bell, workers, disk, member, self._info.sizes, journal,
-            self._config, self._disks, steps_of(f"replica:{number}", self._folder.path),
+            self._config, self._disks, self._surroundings.steps(f"replica:{number}", self._folder.path),
         )  # fmt: skip
         journal.note("has its folder", folder=str(path), disk=identity.disk, ranges=replica.ranges.opening)
         return _Made(name, serve_replica(replica, bell, self._stop_replicas), WatchedReplica(replica))
@@ -240,7 +264,10 @@ class Node:
         return RealDisk(member.folder)
 
 
-def run_node(folder: ClusterFolder, roles: Sequence[Role], config: Config | None = None) -> None:
+def run_node(
+    folder: ClusterFolder, roles: Sequence[Role], config: Config | None = None,
+    surroundings: Surroundings = PRODUCTION,
+) -> None:
     """Host roles in this process until SIGTERM or SIGINT, configured as the cluster is unless told otherwise."""
 
     config = config or folder.require_running().config
@@ -249,13 +276,13 @@ def run_node(folder: ClusterFolder, roles: Sequence[Role], config: Config | None
     keep_freed_memory()
 
     async def run() -> None:
-        await Node(folder, roles, config).run()
+        await Node(folder, roles, config, surroundings).run()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, surroundings: Surroundings = PRODUCTION) -> int:
     """The program that a supervisor starts: as `embarcadero node`, but quick to load."""
     parser = argparse.ArgumentParser(prog="embarcadero.node")
     parser.add_argument("--data-dir", type=Path, required=True)
@@ -267,7 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         start_logging("node", DEFAULTS.log)
     try:
         die_with(given.parent)
-        run_node(folder, parse_roles(given.roles))
+        run_node(folder, parse_roles(given.roles), surroundings=surroundings)
     except EmbarcaderoError as error:
         log.error("%s: %s", type(error).__name__, error, exc_info=error.__cause__)  # noqa: TRY400 - the cause's trace, if there is one
         return 1

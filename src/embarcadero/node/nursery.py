@@ -21,6 +21,7 @@ import signal
 import socket
 import sys
 from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +33,8 @@ from embarcadero.node.begin import start_logging
 from embarcadero.node.children import die_with
 from embarcadero.node.title import name_process
 
+NodeMain = Callable[[Sequence[str]], int]
+"""The main function of a node module: arguments -> exit code."""
 _MESSAGE_BYTES_MAX: Final = 16_384
 _WITHOUT_THREADS: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """Nodes use numpy, but no linear algebra: a pool of threads would only make forking harder."""
@@ -84,8 +87,8 @@ class Newborn:
 class Nursery:
     """The supervisor's side. Use it from one event loop."""
 
-    def __init__(self, log: Log) -> None:
-        self._log = log
+    def __init__(self, log: Log, node_module: str) -> None:
+        self._log, self._node_module = log, node_module
         self._process: asyncio.subprocess.Process | None = None
         self._socket: socket.socket | None = None
         self._asked: deque[asyncio.Future[Newborn]] = deque()
@@ -98,7 +101,7 @@ class Nursery:
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "embarcadero.node.nursery", str(theirs.fileno()), str(os.getpid())),
-                msgspec.json.encode(self._log).decode(),
+                msgspec.json.encode(self._log).decode(), self._node_module,
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,
@@ -175,10 +178,8 @@ class Nursery:
 
 
 # --- the process itself -----------------------------------------------------------------------------------------------
-def _child_main(wanted: Wanted, link: socket.socket, parent: int) -> int:
+def _child_main(main: NodeMain, wanted: Wanted, link: socket.socket, parent: int) -> int:
     """What a forked node does: nothing of the nursery's is left, and its output goes to its log."""
-    from embarcadero.node.node import main
-
     die_with(parent)
     link.close()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -192,13 +193,13 @@ def _child_main(wanted: Wanted, link: socket.socket, parent: int) -> int:
     return main(["--data-dir", wanted.data_dir, "--roles", wanted.roles, "--parent", str(parent)])
 
 
-def _fork(wanted: Wanted, link: socket.socket) -> int:
+def _fork(main: NodeMain, wanted: Wanted, link: socket.socket) -> int:
     parent = os.getpid()
     if pid := os.fork():
         return pid
     code = 70
     try:
-        code = _child_main(wanted, link, parent)
+        code = _child_main(main, wanted, link, parent)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
     except BaseException:
@@ -210,9 +211,9 @@ def _fork(wanted: Wanted, link: socket.socket) -> int:
         os._exit(code)
 
 
-def _bear(wanted: Wanted, link: socket.socket) -> Born | Unborn:
+def _bear(main: NodeMain, wanted: Wanted, link: socket.socket) -> Born | Unborn:
     try:
-        return Born(_fork(wanted, link))
+        return Born(_fork(main, wanted, link))
     except OSError as error:  # too many processes, too little memory: the nodes that run go on
         return Unborn(error.strerror or str(error))
 
@@ -225,7 +226,7 @@ def _reap() -> list[Ended]:
     return ended
 
 
-def serve(link: socket.socket) -> None:
+def serve(link: socket.socket, main: NodeMain) -> None:
     """Fork when asked, tell who ended, until the supervisor hangs up."""
     bell, hammer = os.pipe()
     for end in (bell, hammer):
@@ -245,22 +246,21 @@ def serve(link: socket.socket) -> None:
             data = link.recv(_MESSAGE_BYTES_MAX)
             if not data:
                 return
-            link.send(msgspec.json.encode(_bear(msgspec.json.decode(data, type=Wanted), link)))
+            link.send(msgspec.json.encode(_bear(main, msgspec.json.decode(data, type=Wanted), link)))
 
 
-def main(descriptor: int, parent: int, log: Log) -> None:
+def main(descriptor: int, parent: int, log: Log, node_module: str) -> None:
     """Load everything once, then serve. Nodes log as this process does until they know their configuration."""
     start_logging("nursery", log)
-    for module in ("embarcadero.node.node", "numpy.ma"):  # numpy would load that in the middle of a takeover
-        importlib.import_module(module)
-
+    node: NodeMain = importlib.import_module(node_module).main
+    importlib.import_module("numpy.ma")  # numpy would load that in the middle of a takeover
     die_with(parent)
     name_process("fork server")
     gc.collect()
     gc.freeze()  # what is loaded stays shared: a collection would touch, and so copy, every page
     with contextlib.suppress(ConnectionError), socket.socket(fileno=descriptor) as link:
-        serve(link)
+        serve(link, node)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), msgspec.json.decode(sys.argv[3], type=Log))
+    main(int(sys.argv[1]), int(sys.argv[2]), msgspec.json.decode(sys.argv[3], type=Log), sys.argv[4])

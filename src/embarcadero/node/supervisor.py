@@ -92,6 +92,7 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
     config: Config
     ready_fd: int | None = None  # for a background supervisor: where to report "ready" or an error
     stop_with_stdin: bool = False  # stop when standard input ends
+    node_module: str = "embarcadero.node.node"  # whose `main` each node process runs
     restore: bool = False  # the folder is a copy: give it an identity of its own
 
     @property
@@ -148,7 +149,7 @@ class Supervisor:
         self._options = options
         self._config = options.config
         self._folder = ClusterFolder(options.data_dir)
-        self._nursery = Nursery(self._config.log)
+        self._nursery = Nursery(self._config.log, options.node_module)
         self._children = [Child(self._folder, roles, self._nursery) for roles in options.nodes()]
         candidates = [child for child in self._children if child.roles[0].candidate is not None]
         for child in candidates if len(candidates) > 1 else []:

@@ -1,0 +1,1 @@
+"""What proves Embarcadero. The product never imports it, and the wheel does not contain it."""

@@ -1,0 +1,181 @@
+"""sim, fuzz, bench: the simulator, the fuzzers and the benchmark laboratory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from embarcadero.cli.output import Json
+from embarcadero.errors import BadValue
+
+Report = Annotated[Path | None, typer.Option(show_default=False, help="Write a JSON report to this file.")]
+
+
+def sim(
+    seeds: Annotated[str, typer.Option(help="Seeds FIRST:LAST, the last one excluded; each is one world.")] = "0:100",
+    report: Report = None,
+    plants: Annotated[bool, typer.Option("--plants", help="Plant each known bug, and see that it is caught.")] = False,
+    steps: Annotated[bool, typer.Option("--steps", help="Crash and pause at each named step of the protocol.")] = False,
+    exhaustive: Annotated[
+        bool, typer.Option("--exhaustive", help="All interleavings of small scopes, instead of seeds.")
+    ] = False,
+    jobs: Annotated[int, typer.Option(help="Processes. 0: one per core.")] = 0,
+    trace: Annotated[bool, typer.Option("--trace", help="Tell the story of a single seed, or of each scope.")] = False,
+    shrink: Annotated[
+        bool, typer.Option("--shrink", help="Make failing worlds as small as they get, and tell their story.")
+    ] = False,
+    results: Annotated[
+        Path | None,
+        typer.Option(show_default=False, help="Put each seed on record in this folder, or .jsonl file; go on there."),
+    ] = None,
+    show: Annotated[
+        Path | None, typer.Option(show_default=False, help="Only show what is on record in this folder or file.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Simulate whole clusters: incoherent memory, crashes, a bad network. Same seed, same history.
+
+    With --results a run can be stopped and started again: seeds that are on record for this commit are not run twice.
+
+    Examples:
+
+        embarcadero-proof sim --seeds 0:2000 --results build/sim --report build/sim.json
+
+        embarcadero-proof sim --show build/sim
+
+        embarcadero-proof sim --seeds 17:18 --trace
+
+        embarcadero-proof sim --seeds 123:124 --shrink
+
+        embarcadero-proof sim --plants
+
+        embarcadero-proof sim --steps --report build/sim-steps.json
+
+        embarcadero-proof sim --exhaustive
+    """
+    if exhaustive:
+        from embarcadero_proof.sim.exhaustive.scopes import run_cli as explore
+
+        raise typer.Exit(explore(jobs=jobs, report=report, json=json, stories=trace))
+    first, last = _span(seeds)
+    if steps:
+        from embarcadero_proof.sim.step_run import run_cli as run_steps
+
+        raise typer.Exit(run_steps(jobs=jobs, first_seed=first, report=report, json_out=json))
+    from embarcadero_proof.sim.run import run_cli
+
+    raise typer.Exit(
+        run_cli(
+            first, last, jobs=jobs, report=report, json=json, trace=trace, plants=plants, results=results, show=show,
+            smaller=shrink,
+        )
+    )  # fmt: skip
+
+
+def _span(text: str) -> tuple[int, int]:
+    first, colon, last = text.partition(":")
+    if not (colon and first.isdigit() and last.isdigit() and int(first) < int(last)):
+        raise BadValue(f"--seeds {text!r} is not a span", "use FIRST:LAST, such as 0:100")
+    return int(first), int(last)
+
+
+def bench(
+    quick: Annotated[bool, typer.Option("--quick", help="A short run, to see that it works.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="A long run: up to 50 M records and 10,000 sessions.")] = False,
+    only: Annotated[str, typer.Option(help="Only these rows, with commas, such as latency,send.")] = "",
+    trials: Annotated[int | None, typer.Option(show_default=False, help="How often everything is measured.")] = None,
+    total_mib: Annotated[
+        int | None, typer.Option(show_default=False, help="MiB that each publish measurement moves.")
+    ] = None,
+    record_bytes: Annotated[int | None, typer.Option(show_default=False, help="Size of a record's value.")] = None,
+    batch_kib: Annotated[
+        list[int] | None, typer.Option(show_default=False, help="Size of a batch; give it again for more sizes.")
+    ] = None,
+    brokers: Annotated[int | None, typer.Option(show_default=False, help="How many brokers.")] = None,
+    publishers: Annotated[int | None, typer.Option(show_default=False, help="How many publisher processes.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the report, the figures and the plots.")] = Path("build/bench"),
+    plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw PNG files (needs matplotlib).")] = True,
+    json: Json = False,
+) -> None:
+    """Measure, as ratios to what this machine does raw, and compare with what we aim for.
+
+    Rows: publish, read, send, latency, sequencer, mirror, idle, memory, flat, durable, warm, restart, recovery,
+    spark (where PySpark and Java are); and stress, by name only.
+
+    Examples:
+
+        embarcadero-proof bench --quick
+
+        embarcadero-proof bench --only latency,send --trials 5
+
+        embarcadero-proof bench --only publish --batch-kib 256 --batch-kib 1024 --total-mib 4096
+
+        embarcadero-proof bench --only stress --total-mib 9600 --out build/stress
+    """
+    from embarcadero.limits import KIB, MIB
+    from embarcadero_proof.lab.run import run_cli
+    from embarcadero_proof.lab.settings import FULL, QUICK, USUAL, chosen
+
+    if quick and full:
+        raise BadValue("--quick and --full exclude each other", "choose one")
+    settings = chosen(
+        QUICK if quick else FULL if full else USUAL,
+        trials=trials,
+        total_bytes=None if total_mib is None else total_mib * MIB,
+        record_bytes=record_bytes,
+        batch_bytes=tuple(size * KIB for size in batch_kib or ()),
+        brokers=brokers,
+        publishers=publishers,
+        only=tuple(name.strip() for name in only.split(",") if name.strip()),
+    )
+    raise typer.Exit(run_cli(settings, out, json, plots))
+
+
+def fuzz(
+    target: Annotated[
+        list[str] | None, typer.Option(show_default=False, help="Only this target; give it again for more.")
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=0.1, show_default="10", help="How long each target runs, at most.")
+    ] = None,
+    inputs: Annotated[
+        int | None, typer.Option(min=1, show_default=False, help="How many inputs each target gets, at most.")
+    ] = None,
+    seed: Annotated[str, typer.Option(help="Same seed, same inputs.")] = "0",
+    jobs: Annotated[int, typer.Option(help="Processes. 0: one per core.")] = 0,
+    report: Annotated[Path, typer.Option(help="Where the report goes; findings are saved beside it.")] = Path(
+        "build/fuzz/report.json"
+    ),
+    input: Annotated[
+        Path | None, typer.Option(show_default=False, help="Run one saved input of a target again.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Give every decoder and every recovery hostile and damaged inputs: success or a typed error, and nothing else.
+
+    Real inputs are changed, with lengths and checksums made to fit again, so that deep code is reached. Memory and time
+    of each input are bounded. What is found is made small and saved.
+
+    Examples:
+
+        embarcadero-proof fuzz --seconds 30
+
+        embarcadero-proof fuzz --target recovery --inputs 100000 --seed 7
+
+        embarcadero-proof fuzz --target recovery --input build/fuzz/recovery/untyped-0123456789ab
+    """
+    from embarcadero.cli.output import print_json, print_table
+    from embarcadero_proof.fuzz.run import COLUMNS, Settings, again, run_cli
+
+    if input is not None:
+        if not target or len(target) != 1 or not input.is_file():
+            raise BadValue("--input needs one --target, and a file", "such as a finding names it")
+        raise typer.Exit(again(target[0], input))
+    settings = Settings(
+        targets=tuple(target or ()), inputs=inputs, seed=seed, jobs=jobs,
+        seconds=10.0 if seconds is None and inputs is None else seconds,
+    )  # fmt: skip
+    show = (lambda told, _: print_json(told)) if json else (lambda _, rows: print_table("fuzz", COLUMNS, rows))
+    raise typer.Exit(run_cli(settings, report, show))

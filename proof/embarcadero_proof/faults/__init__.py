@@ -1,0 +1,1 @@
+"""Faults of real processes: steps at which a role stops, kills or delays itself, and disks whose syncs fail."""

@@ -1,0 +1,126 @@
+"""A disk in plain memory: quick to fill from an input, and read back. Implements `storage.disk.Disk`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from embarcadero.errors import DiskFailed
+from embarcadero.storage.disk import Missing, Part
+from embarcadero_proof.fuzz.archive import Files
+
+
+class PlainFile:
+    """An open file."""
+
+    def __init__(self, data: bytearray) -> None:
+        self._data = data
+
+    def pwrite(self, parts: Sequence[Part], offset: int) -> None:
+        """Write all parts."""
+        whole = b"".join(parts)
+        if len(self._data) < offset:
+            self._data += bytes(offset - len(self._data))
+        self._data[offset : offset + len(whole)] = whole
+
+    def pread(self, size: int, offset: int) -> bytes:
+        """So many bytes."""
+        return bytes(self._data[offset : offset + size]) if size > 0 else b""
+
+    def sync(self) -> None:
+        """Nothing is ever lost here."""
+
+    def size(self) -> int:
+        """How long it is."""
+        return len(self._data)
+
+    def truncate(self, size: int) -> None:
+        """Make it this long."""
+        self.pwrite([], size)
+        del self._data[size:]
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class PlainDisk:
+    """Files by path; folders are known by what is in them."""
+
+    def __init__(self, files: Files | None = None) -> None:
+        self._files = {path: bytearray(data) for path, data in (files or {}).items()}
+        self._folders = {""}
+        for path in self._files:
+            self._add_folders(path.rpartition("/")[0])
+
+    def _add_folders(self, folder: str) -> None:
+        while folder:
+            self._folders.add(folder)
+            folder = folder.rpartition("/")[0]
+
+    @property
+    def files(self) -> Files:
+        """Everything that is there."""
+        return {path: bytes(data) for path, data in self._files.items()}
+
+    def open(self, path: str, create: bool = False, writable: bool = False) -> PlainFile:  # noqa: ARG002
+        """Open a file, or make one."""
+        if path in self._folders:
+            raise DiskFailed(f"can't open {path}: it is a folder", "look at the disk's health")
+        if create:
+            self._files[path] = bytearray()
+        return PlainFile(self._find(path))
+
+    def _find(self, path: str) -> bytearray:
+        if path not in self._files:
+            raise Missing(f"there is no {path}", "it was deleted, or never there")
+        return self._files[path]
+
+    def exists(self, path: str) -> bool:
+        """Whether there is such a file or folder."""
+        return path in self._files or path in self._folders
+
+    def list(self, folder: str) -> list[str]:
+        """Names in a folder."""
+        if folder not in self._folders:
+            raise Missing(f"there is no folder {folder}", "it was deleted, or never there")
+        start = f"{folder}/" if folder else ""
+        inside = (path[len(start) :] for path in (*self._files, *self._folders) if path.startswith(start))
+        return sorted({name.partition("/")[0] for name in inside if name})
+
+    def make_folder(self, path: str) -> None:
+        """Have a folder."""
+        if path in self._files:
+            raise DiskFailed(f"can't make {path}: a file has that name", "look at the disk's health")
+        self._add_folders(path)
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a file another name."""
+        data = self._find(old)
+        del self._files[old]
+        self._files[new] = data
+
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+        self._find(path)
+        del self._files[path]
+
+    def remove_folder(self, path: str) -> None:
+        """Remove a folder."""
+        self._folders.discard(path)
+
+    def sync_folder(self, path: str) -> None:
+        """Nothing is ever lost here."""
+
+    def free_bytes(self) -> int:
+        """Enough."""
+        return 1 << 40
+
+    def lock(self, path: str) -> PlainFile:  # noqa: ARG002
+        """There is nobody else."""
+        return PlainFile(bytearray())
+
+    def make_id(self) -> str:
+        """Always the same."""
+        return "f" * 32
+
+    def close(self) -> None:
+        """Nothing to let go of."""

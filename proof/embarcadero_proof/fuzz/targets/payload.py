@@ -1,0 +1,240 @@
+"""Arrow payloads, schemas, batches as a reader gets them, and a subscriber that believes nothing."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from embarcadero.client.batch import Batch, OrderEntry
+from embarcadero.client.link import Link
+from embarcadero.client.schema_text import parse_schema
+from embarcadero.client.subscriber import SubscriberCore
+from embarcadero.errors import EmbarcaderoError
+from embarcadero.fabric.layout import ORDER, seal, sealed
+from embarcadero.limits import (
+    CONTROL_BYTES_MAX,
+    DECODED_BYTES_MAX,
+    FETCH_BYTES_MAX,
+    FRAME_BYTES_MAX,
+    HEADERS_PER_BATCH_MAX,
+    LIST_ENTRIES_MAX,
+    MIB,
+    SCRATCH_BYTES,
+)
+from embarcadero.types import Gap, GapKind
+from embarcadero.wire.codec import payload_crc
+from embarcadero.wire.payload import decode_batch, encode_batch, raw_batch
+from embarcadero.wire.receiver import FetchedReceived, FrameReceiver
+from embarcadero.wire.schemas import RAW, TopicSchemas, checked_schema, decode_schema, decode_versions, encode_schema
+from embarcadero_proof.fuzz.mutate import mutated
+from embarcadero_proof.fuzz.samples import (
+    COUNT_AND_SCHEMA,
+    TYPED_SCHEMA,
+    entries_for,
+    fetched_frame,
+    many_headers,
+    many_tags,
+    old_compressed,
+    overlapping,
+    raw_payload,
+    typed_payload,
+)
+from embarcadero_proof.fuzz.target import Inputs, Target, agree
+from embarcadero_proof.fuzz.targets.wire import FROM_BROKERS, mend_frames
+
+TYPED: Final = TopicSchemas(TYPED_SCHEMA, (2, len(TYPED_SCHEMA)))
+_DECODED: Final = DECODED_BYTES_MAX + DECODED_BYTES_MAX // 2  # bytes, and what Arrow holds beside them while it unpacks
+
+
+# --- payloads ---------------------------------------------------------------------------------------------------------
+def _payloads() -> Inputs:
+    made = []
+    for count in (1, 2, 30):
+        for compression in (None, "lz4", "zstd"):
+            made.append(COUNT_AND_SCHEMA.pack(count, 0) + raw_payload(count, compression))
+            made.append(COUNT_AND_SCHEMA.pack(count, 2) + typed_payload(count, compression))
+    made += [COUNT_AND_SCHEMA.pack(1, version) + payload for version, payload in _bombs()]
+    return made
+
+
+def _bombs() -> list[tuple[int, bytes]]:
+    """Small payloads, by schema version, that unpack to far more than they may; and some that just may."""
+    long = raw_batch([None], [bytes(2 * DECODED_BYTES_MAX)], [None], [0])
+    wide = pa.RecordBatch.from_pylist([{"id": 1, "name": "x" * 3_000}], schema=TYPED_SCHEMA)
+    bombs = [(0, old_compressed(long, "zstd")), (0, old_compressed(raw_batch([b"k"], [b"v"], [None], [0]), "lz4"))]
+    bombs += [(0, bytes(encode_batch(many_headers(count), "zstd"))) for count in (1_000, 4 * HEADERS_PER_BATCH_MAX)]
+    bombs += [(2, bytes(encode_batch(many_tags(count), "zstd"))) for count in (1_000, LIST_ENTRIES_MAX + 1)]
+    return [*bombs, (2, overlapping(wide))]
+
+
+def _payload(data: bytes) -> str:
+    """What a reader can do with a batch: columns and records; nothing of it may read outside of the payload."""
+    if len(data) < COUNT_AND_SCHEMA.size:
+        return "short"
+    count, version = COUNT_AND_SCHEMA.unpack_from(data)
+    payload = data[COUNT_AND_SCHEMA.size :]
+    schemas = TYPED if version else RAW
+    fields = {"index": 5, "seq": 50, "count": count, "schema": version, "append_us": 1 << 50, "kind": 1}
+    entry = OrderEntry(**(dict.fromkeys(OrderEntry._fields, 0) | fields))
+    batch = Batch.of_entry(0, entry, payload, {}, schemas)
+    columns = batch.to_arrow()
+    agree(columns.num_rows == count and columns.schema.equals(schemas.newest), "a batch that is not what it says")
+    records = batch.records()
+    agree(len(records) == count, f"{len(records)} records of {count}")
+    if not version and count:
+        again = decode_batch(raw_batch(
+            [r.key for r in records], [r.value for r in records], [r.headers for r in records],
+            [r.timestamp_us for r in records],
+        ).serialize(), RAW.newest, count)  # fmt: skip
+        agree(again.column("value").equals(columns.column("value")), "records differ from columns")
+    return f"version {min(version, 3)}"
+
+
+# --- schemas ----------------------------------------------------------------------------------------------------------
+def _deep(levels: int) -> pa.DataType:
+    kind = pa.int8()
+    for _ in range(levels):
+        kind = pa.list_(kind)
+    return kind
+
+
+def _schemas() -> Inputs:
+    wide = pa.schema([pa.field(f"c{n}", pa.int32()) for n in range(100)])
+    deep = pa.schema([pa.field("deep", _deep(10))])
+    deeper = pa.schema([pa.field("deeper", _deep(200))])
+    return [encode_schema(TYPED_SCHEMA), encode_schema(wide), encode_schema(deep), deeper.serialize().to_pybytes(),
+            pa.schema([pa.field("d", pa.dictionary(pa.int8(), pa.string()))]).serialize().to_pybytes(),
+            raw_payload(1)]  # fmt: skip
+
+
+def _schema(data: bytes) -> str:
+    schema = decode_schema(data)
+    agree(decode_schema(encode_schema(schema)).equals(schema.remove_metadata()), "a schema changes when it is sent on")
+    versions = decode_versions(data, [1, len(schema)] if len(schema) > 1 else [1])
+    agree(len(versions.of(1)) == 1, "a version has the columns that it should have")
+    return f"{min(len(schema), 4)} columns"
+
+
+_TEXTS: Final = (
+    "id:int64!, name:string", "at:timestamp[us, UTC], price:decimal(12, 2)!", "tags:list<string>, m:map<string, int8>",
+    "s:struct<a:int32, b:list<struct<c:binary>>>, x:time64[us]", "d:decimal128(38,-3), e:timestamp[ns]",
+    "a:list<list<list<list<int8>>>>", "a:fixed_size_binary[3]", "x.json",
+)  # fmt: skip
+
+
+def _schema_text(data: bytes) -> str:
+    text = data.decode(errors="replace")
+    if text.rpartition(".")[2] in {"json", "arrow", "arrows", "feather", "ipc"}:
+        return "a file"
+    schema = checked_schema(parse_schema(text))
+    return f"{min(len(schema), 4)} columns"
+
+
+# --- what a subscriber is told ----------------------------------------------------------------------------------------
+def _answers() -> Inputs:
+    payloads = [raw_payload(2), b"", raw_payload(3, "lz4")]
+    return [
+        fetched_frame(payloads, [2, 0, 3]), fetched_frame([], gap=Gap(GapKind.TRIMMED, 10, 50)),
+        fetched_frame([], gap=Gap(GapKind.LOST, 100, 150)), fetched_frame([], gap=Gap(GapKind.END_OF_LANE, 100, 100)),
+        fetched_frame([raw_payload(1)], [1]) + fetched_frame([raw_payload(1)], [1]),
+    ]  # fmt: skip
+
+
+def _subscriber(data: bytes) -> str:
+    """Answers to a subscriber: what it hands on continues, and fits its checksums; the rest is a typed error."""
+    core = SubscriberCore(lane=0, start=100, silent_after_us=10**9, control=True)
+    core.on_connected(Link(1, 0), 0)
+    receiver = FrameReceiver(
+        allowed=FROM_BROKERS, scratch=memoryview(bytearray(SCRATCH_BYTES)), control_bytes_max=CONTROL_BYTES_MAX
+    )
+    handed: list[Batch] = []
+    at, now = 0, 0
+    while at < len(data) and core.failed is None:
+        buffer = receiver.get_buffer()
+        size = min(len(buffer), len(data) - at)
+        buffer[:size] = data[at : at + size]
+        at += size
+        for event in receiver.received(size):
+            now += 1_000_000
+            core.on_timer(now)
+            if isinstance(event, FetchedReceived):
+                request = core._asked[1] if core._asked else 0
+                core.on_fetched(1, event._replace(request=request), now)
+            handed += core.take_batches(100, now)
+    return _checked(handed, core.failed)
+
+
+def _checked(handed: list[Batch], failed: EmbarcaderoError | None) -> str:
+    position = 100
+    for batch in handed:
+        if batch.gap is not None and batch.gap.kind is not GapKind.SKIPPED:
+            position = max(position, batch.gap.stop)
+            continue
+        agree(batch.index >= position, f"index {batch.index} after {position}")
+        agree(not batch.count or payload_crc(batch.payload) == batch.crc, "a payload that does not fit its checksum")
+        position = batch.index + 1
+        repr(batch), len(batch)
+        for ask in (lambda batch=batch: batch.append_time, batch.to_arrow, batch.records):
+            try:
+                ask()
+            except EmbarcaderoError:
+                continue
+    return f"{min(len(handed), 4)} handed on, then {failed and type(failed).__name__}"
+
+
+# --- one entry --------------------------------------------------------------------------------------------------------
+def _entry_batches() -> Inputs:
+    payloads = [raw_payload(2), b""]
+    return [entry.tobytes() + payload for entry, payload in zip(entries_for(payloads, [2, 0]), payloads, strict=True)]
+
+
+def _mend_entry(data: bytes, rng: Random) -> bytes:
+    if len(data) < ORDER.itemsize:
+        return data
+    entry = np.frombuffer(data[: ORDER.itemsize], dtype=ORDER).copy()
+    payload = data[ORDER.itemsize :]
+    if rng.random() < 0.9:
+        entry["size"], entry["crc"] = len(payload), payload_crc(payload)
+    if rng.random() < 0.5:
+        entry["count"] = rng.randrange(4)
+
+    return seal(entry).tobytes() + payload
+
+
+def _entry_batch(data: bytes) -> str:
+    """A batch of any entry: nothing about it but typed errors."""
+    if len(data) < ORDER.itemsize:
+        return "short"
+    entry = np.frombuffer(data[: ORDER.itemsize], dtype=ORDER)
+    fits = bool(sealed(entry)[0])
+    batch = Batch.of_entry(3, OrderEntry._make(entry.tolist()[0]), data[ORDER.itemsize :], {0: 7}, RAW)
+    repr(batch), batch.size, batch.kind, batch.gap, batch.broker
+    batch.to_arrow()
+    for record in batch.records()[:5]:
+        agree(batch.seq <= record.seq < batch.seq + batch.count, "a record outside of its batch")
+        _ = record.timestamp
+    return f"sealed {fits}, kind {batch.kind}, {batch.append_time.year > 2000}"
+
+
+def _texts(data: bytes, rng: Random, pool: Inputs) -> bytes:
+    words = (b"list<", b">", b",", b":", b"!", b"int64", b"struct<", b"timestamp[", b"decimal(", b"map<", b"<" * 3_000)
+    if rng.random() < 0.02:
+        return b"a:" + b"list<" * rng.randrange(2_000)
+    return mutated(data, rng, pool, words)
+
+
+_FETCHED_BYTES: Final = FETCH_BYTES_MAX + FRAME_BYTES_MAX + MIB
+PAYLOAD: Final = (
+    Target("payloads", "Arrow payloads of raw and typed topics, plain and compressed", _payloads, _payload,
+           memory_bytes=_DECODED),
+    Target("entries-and-payloads", "a batch of any order entry, as a reader gets it", _entry_batches, _entry_batch,
+           mend=_mend_entry, memory_bytes=_DECODED),
+    Target("subscriber", "answers of brokers to a subscriber: only what continues is handed on", _answers, _subscriber,
+           mend=mend_frames, memory_bytes=_FETCHED_BYTES + _DECODED),
+    Target("schemas", "Arrow schemas from outside", _schemas, _schema),
+    Target("schema-texts", "schemas as people write them", lambda: [text.encode() for text in _TEXTS], _schema_text,
+           _texts),
+)  # fmt: skip

@@ -1,0 +1,312 @@
+"""The measurements of the family `spark` inside of one Spark session: pairs, in turns, all in one process."""
+
+from __future__ import annotations
+
+import secrets
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import StructType
+
+from embarcadero.client.sync import Log
+from embarcadero.config import load
+from embarcadero.errors import BadTable
+from embarcadero.limits import KIB, MIB
+from embarcadero.spark.compaction import compact, latest_name
+from embarcadero.spark.reading import batch_reader
+from embarcadero.spark.shape import shape_of
+from embarcadero.spark.sink import Message, publish
+from embarcadero.spark.streaming import stream_reader
+from embarcadero.spark.tiering import SparkEngine
+from embarcadero.spark.write_options import WriteOptions
+from embarcadero.spark.writing import TaskWriter, Work
+from embarcadero.tier.cold import ColdTable
+from embarcadero.tier.columns import rows
+from embarcadero.tier.job import TierJob
+from embarcadero.tier.settings import TierSettings
+from embarcadero.wire.payload import RAW_SCHEMA, raw_batch
+from embarcadero_proof.lab.nothing import Nothing, keep
+from embarcadero_proof.lab.settings import SMALL_RECORD_BYTES
+from embarcadero_proof.lab.spark import COPY, HOT, KEYED, TIERED, Job
+
+_TASKS: Final = 4
+_WRITE_TASKS: Final = 16  # of a micro-batch: 16 MiB each, several in turn on each core
+_SMALL_ROWS: Final = 1_000  # of a small micro-batch
+_FEW: Final = 4  # batches of the log in a batch that stands for many
+_KEYED_RECORDS: Final = 10_000  # of a batch of those that are compacted,
+_KEYED_BATCHES: Final = 64  # and so many batches are in a Parquet file
+_ACK_S: Final = 120.0
+_PAIR: Final = ("alone", "ours")
+_USUAL: Final = "key binary, value binary, timestamp timestamp"
+_RAW: Final = f"{_USUAL}, headers map<string, binary>"
+
+
+class Bench:
+    """The measurements of one session."""
+
+    def __init__(self, spark: SparkSession, log: Log, job: Job) -> None:
+        self._spark, self._log, self._job = spark, log, job
+        spark.dataSource.register(Nothing)
+        self._batch = _batch(job.records, job.record_bytes)
+        self._bytes = job.batches * job.records * job.record_bytes
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+    def reads_from_memory(self) -> dict[str, float]:
+        """All columns of a topic whose records are in memory."""
+        self._publish(HOT)
+        frame = self._topic(HOT)
+        reader = batch_reader(self._options(HOT), frame.schema)
+        tasks = reader.partitions()
+        batch = next(iter(reader.read(tasks[0])))
+        alone, size = self._nothing([batch], frame.schema, len(tasks))
+        times = self._in_turns(lambda: _drop(alone(self._spark.read)), lambda: _drop(self._topic(HOT)))
+        return _values("spark_read", self._bytes, "nothing", size, times)
+
+    def _topic(self, topic: str, **more: str) -> DataFrame:
+        return self._spark.read.format("embarcadero").options(**self._options(topic), **more).load()
+
+    def _options(self, topic: str) -> dict[str, str]:
+        return {"brokers": ",".join(self._job.addresses), "topic": topic}
+
+    def _nothing(
+        self, batches: Sequence[pa.RecordBatch], schema: Any, tasks: int
+    ) -> tuple[Callable[[Any], DataFrame], int]:
+        """A frame of these batches by turns, about as many records as a topic has; and the bytes of its values."""
+        path, kept = str(self._job.folder / f"{secrets.token_hex(4)}.arrow"), to_arrow_schema(schema, timezone="UTC")
+        keep([pa.RecordBatch.from_arrays(batch.columns, schema=kept) for batch in batches], path)
+        each = max(1, round(self._job.batches * self._job.records / tasks / batches[0].num_rows))
+        options = {"file": path, "tasks": str(tasks), "batches": str(each)}
+        size = each * tasks * batches[0].num_rows * self._job.record_bytes
+        return lambda read: read.format("nothing").schema(schema).options(**options).load(), size
+
+    # --- streams ------------------------------------------------------------------------------------------------------
+    def offsets(self) -> dict[str, float]:
+        """What a stream asks for each micro-batch, when something has come each time."""
+        reader = stream_reader(self._options(HOT), self._topic(HOT).schema)
+        start, times = reader.latestOffset(reader.initialOffset(), ReadAllAvailable()), []
+        with self._log.publisher(HOT, ack=2, linger_ms=0) as publisher:
+            for _ in range(self._job.offsets):
+                publisher.send(b"one more").result(timeout=_ACK_S)
+                began = time.perf_counter()
+                start = reader.latestOffset(start, ReadAllAvailable())
+                reader.reportLatestOffset()
+                times.append(time.perf_counter() - began)
+        p50, p99 = map(float, np.quantile(times, [0.5, 0.99]))
+        return {"spark_offsets_p50": p50, "spark_offsets_p99": p99}
+
+    def writes(self) -> dict[str, float]:
+        """A stream of one micro-batch from nothing into a topic, acked when it is durable; or dropped.
+
+        Also dropped by Python, to which Spark has to hand the rows first: no sink in Python can be quicker than that.
+        No two rows of a task are equal, as is usual.
+        """
+        numbers = range(max(1, self._job.batches // _WRITE_TASKS))
+        batches = [_batch(self._job.records, self._job.record_bytes, number) for number in numbers]
+
+        def run(sink: str, made: DataFrame, **options: str) -> float:
+            place = self._job.folder / f"checkpoint-{secrets.token_hex(4)}"
+            writer = made.writeStream.format(sink).options(**options)
+            query = writer.option("checkpointLocation", str(place)).trigger(availableNow=True).start()
+            query.awaitTermination()
+            return sum(float(each["durationMs"].get("addBatch", 0)) for each in query.recentProgress) / 1e3
+
+        options, values = self._options(COPY), dict[str, float]()
+        for name, ddl in (("spark_write_all", _RAW), ("spark_write", _USUAL)):
+            schema = cast(StructType, StructType.fromDDL(ddl))
+            frame, size = self._nothing([batch.select(schema.names) for batch in batches], schema, _WRITE_TASKS)
+            plan = frame(self._spark.readStream)
+            times = self._in_turns(partial(run, "noop", plan), partial(run, "embarcadero", plan, **options))
+            values |= _values(name, size, "noop", size, times)
+        dropping = plan.mapInArrow(_none_of, plan.schema)
+        best = self._in_turns(partial(run, "noop", plan), partial(run, "noop", dropping))
+        return values | _values("spark_python", size, "noop", size, best)
+
+    # --- batch writes and commits -------------------------------------------------------------------------------------
+    def batch_writes(self) -> dict[str, float]:
+        """`df.write` from nothing into a topic, durable when it ends; or dropped."""
+        schema = cast(StructType, StructType.fromDDL(_USUAL))
+        numbers = range(max(1, self._job.batches // _WRITE_TASKS))
+        batches = [_batch(self._job.records, self._job.record_bytes, number) for number in numbers]
+        frame, size = self._nothing([batch.select(schema.names) for batch in batches], schema, _WRITE_TASKS)
+        plan = frame(self._spark.read)
+
+        def ours() -> float:
+            began = time.perf_counter()
+            plan.write.format("embarcadero").options(**self._options(COPY)).mode("append").save()
+            return time.perf_counter() - began
+
+        return _values("spark_batch", size, "noop", size, self._in_turns(lambda: _drop(plan), ours))
+
+    def commits(self) -> dict[str, float]:
+        """What staging and committing 1,000 rows of two tasks take, and how much that is above publishing them.
+
+        Without Spark's own part of a micro-batch: tasks and commit run in this process, warm.
+        """
+        address = ",".join(self._job.addresses)
+        options = WriteOptions(brokers=address, topic=COPY)
+        batch = _batch(_SMALL_ROWS, 100)
+        halves = [batch.slice(0, _SMALL_ROWS // 2), batch.slice(_SMALL_ROWS // 2)]
+        times: dict[str, list[float]] = {name: [] for name in _PAIR}
+        with self._log.publisher(COPY, ack=2, linger_ms=0) as publisher:
+            for number in range(self._job.offsets):
+                began = time.perf_counter()
+                shape = shape_of(self._log.describe(COPY), batch.schema, options, 0)
+                writer, work = TaskWriter(options, shape), Work("bench", number, "bench")
+                publish(writer, [Message(writer.write(work, task, iter([half]))) for task, half in enumerate(halves)])
+                times["ours"].append(time.perf_counter() - began)
+                began = time.perf_counter()
+                for future in [publisher.publish(half) for half in halves]:
+                    future.result(timeout=_ACK_S)
+                times["alone"].append(time.perf_counter() - began)
+        p50, alone = (statistics.median(times[name]) for name in ("ours", "alone"))
+        return {"spark_commit_p50": p50, "spark_commit_added": p50 - alone}
+
+    # --- the tier -----------------------------------------------------------------------------------------------------
+    def tier(self) -> dict[str, float]:
+        """Tier a topic piece by piece, in turns with Spark's own writing; then read the first piece of the table."""
+        place = TierSettings.of(load(), self._job.data_dir)
+        place = replace(place, hot_retention_s=0, file_bytes=max(MIB, self._bytes // _TASKS))
+        self._publish(TIERED)
+        about = self._log.describe(TIERED)
+        batches = next(iter(self._log.scan(TIERED, lane=about.lane)))[:_FEW]
+        batch = rows(about.lane, batches, about.versions, control=True)
+        alone, size = self._nothing([batch], from_arrow_schema(batch.schema), _TASKS)
+        pieces: list[int] = []
+
+        def ours() -> float:
+            if pieces:
+                self._publish(TIERED)
+            began = time.perf_counter()
+            pieces.append(job.run_once()[-1].frontiers[about.lane][1])
+            return time.perf_counter() - began
+
+        def theirs() -> float:
+            writer = alone(self._spark.read).write.option("compression", "zstd").mode("overwrite")
+            began = time.perf_counter()
+            writer.parquet(str(self._job.folder / "parquet"))
+            return time.perf_counter() - began
+
+        engine = SparkEngine(self._log.address, spark=self._spark)
+        with TierJob(self._log, TIERED, place, engine, holder="bench") as job:
+            values = _values("spark_tier", self._bytes, "parquet", size, self._in_turns(theirs, ours))
+        return values | self._reads_of_the_table(about.lane, pieces[0])
+
+    def _reads_of_the_table(self, lane: int, seq: int) -> dict[str, float]:
+        tier = self._log.describe(TIERED).tier
+        if tier is None:
+            raise BadTable(f"topic {TIERED!r} has no table", "report it: this is a bug")
+        found = ColdTable(tier, {}).files(lane, 0, tier.frontier(lane)[0])
+        files = [file.path for file in found if file.stop_seq <= seq]
+        times = self._in_turns(
+            lambda: _drop(self._spark.read.parquet(*files)),
+            lambda: _drop(self._topic(TIERED, endingOffsets=str(seq))),
+        )
+        return _values("spark_cold", self._bytes, "parquet", self._bytes, times)
+
+    # --- compaction ---------------------------------------------------------------------------------------------------
+    def compacts(self) -> dict[str, float]:
+        """The newest record of each key into a topic, durable; or from Parquet files of the same records into others.
+
+        About ten records of 100 bytes for each key, at random.
+        """
+        batches = -(-self._job.keyed_bytes // SMALL_RECORD_BYTES // _KEYED_RECORDS)
+        keys = max(1, self._job.keyed_bytes // KIB)
+        source, into = self._job.folder / "keyed", self._job.folder / "newest"
+        source.mkdir()
+        self._log.create_topic(KEYED, order=2, replicas=1)
+        with self._log.publisher(KEYED, ack=2) as publisher:
+            for start in range(0, batches, _KEYED_BATCHES):
+                found = [_keyed_batch(keys, number) for number in range(start, min(batches, start + _KEYED_BATCHES))]
+                seqs = np.arange(start * _KEYED_RECORDS, (start + len(found)) * _KEYED_RECORDS)
+                whole = pa.Table.from_batches(found).append_column("seq", pa.array(seqs))
+                pq.write_table(whole, source / f"{start}.parquet")
+                for rows in found:
+                    publisher.publish(rows)
+            publisher.flush()
+
+        def theirs() -> float:
+            began = time.perf_counter()
+            newest = f.max_by(f.struct("key", "value", "headers", "timestamp"), "seq").alias("newest")
+            latest = self._spark.read.parquet(str(source)).groupBy("key").agg(newest).select("newest.*")
+            latest.write.mode("overwrite").parquet(str(into))
+            return time.perf_counter() - began
+
+        def ours() -> float:
+            began = time.perf_counter()
+            compact(self._spark, self._log, KEYED)
+            seconds = time.perf_counter() - began
+            self._log.delete_topic(latest_name(KEYED))
+            return seconds
+
+        size = batches * _KEYED_RECORDS * SMALL_RECORD_BYTES
+        return _values("spark_compact", size, "parquet", size, self._in_turns(theirs, ours))
+
+    # --- both ---------------------------------------------------------------------------------------------------------
+    def _publish(self, topic: str) -> None:
+        with self._log.publisher(topic, ack=2) as publisher:
+            for future in [publisher.publish(self._batch) for _ in range(self._job.batches)]:
+                future.result(timeout=_ACK_S)
+
+    def _in_turns(self, alone: Callable[[], float], ours: Callable[[], float]) -> dict[str, list[float]]:
+        """Seconds of both, each round, after one round that does not count: plans are compiled in it."""
+        times: dict[str, list[float]] = {name: [] for name in _PAIR}
+        for number in range(self._job.rounds + 1):
+            pair = [("alone", alone), ("ours", ours)]
+            for name, run in pair if (number + self._job.first) % 2 else reversed(pair):
+                seconds = run()
+                if number:
+                    times[name].append(seconds)
+        return times
+
+
+def _batch(count: int, size: int, number: int = 0) -> pa.RecordBatch:
+    """Records whose values look like text: random digits; others for each number."""
+    digits = np.random.default_rng(number).bytes(count * size // 2 + size).hex().encode()
+    values = [digits[number * size : (number + 1) * size] for number in range(count)]
+    now_us = time.time_ns() // 1000
+    return raw_batch([None] * count, values, [None] * count, [now_us] * count)
+
+
+def _keyed_batch(keys: int, number: int) -> pa.RecordBatch:
+    """Records of 100 bytes with random keys, other ones for each number."""
+    count = _KEYED_RECORDS
+    random = np.random.default_rng(number)
+    digits = pa.py_buffer(random.bytes(count * SMALL_RECORD_BYTES // 2).hex().encode())
+    ends = pa.py_buffer(np.arange(0, (count + 1) * SMALL_RECORD_BYTES, SMALL_RECORD_BYTES, dtype=np.int32))
+    now = np.full(count, time.time_ns() // 1000)
+    columns = [
+        pa.array(random.integers(0, keys, count)).cast(pa.string()).cast(pa.binary()),
+        pa.Array.from_buffers(pa.binary(), count, [None, ends, digits]),
+        pa.nulls(count, RAW_SCHEMA.field("headers").type), pa.array(now).view(RAW_SCHEMA.field("timestamp").type),
+    ]  # fmt: skip
+    return pa.RecordBatch.from_arrays(columns, schema=RAW_SCHEMA)
+
+
+def _none_of(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """All are read, and no row is left."""
+    for _ in batches:
+        yield from ()
+
+
+def _drop(frame: DataFrame) -> float:
+    """Seconds in which Spark gets all rows of a frame, and drops them."""
+    began = time.perf_counter()
+    frame.write.format("noop").mode("overwrite").save()
+    return time.perf_counter() - began
+
+
+def _values(ours: str, size: int, alone: str, size_alone: int, times: dict[str, list[float]]) -> dict[str, float]:
+    """Bytes per second of both, and their ratio: medians of all rounds."""
+    mine, theirs = size / statistics.median(times["ours"]), size_alone / statistics.median(times["alone"])
+    return {ours: mine, f"{ours}_{alone}": theirs, f"{ours}_to_{alone}": mine / theirs}

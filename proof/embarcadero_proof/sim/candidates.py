@@ -1,0 +1,79 @@
+"""Sequencers that stand for election in a world: started, started again, asked to hand over, wrong about each other."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from embarcadero_proof.sim.plan import SECOND_US
+from embarcadero_proof.sim.roles import SequencerProcess
+
+if TYPE_CHECKING:
+    from embarcadero_proof.sim.world import World
+
+
+class Candidates:
+    """All candidates of one world. Everything random here has a generator of its own."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._rng = random.Random(f"{world.seed}:standbys")
+        self._processes: dict[int, SequencerProcess] = {}
+        self._started = 0
+
+    def start_all(self) -> None:
+        """Start those that are not there; the first one is the sequencer until another one takes over."""
+        for number in range(self._world.plan.candidates):
+            process = self._processes.get(number)
+            if process is None or not process.alive:
+                self._start(number)
+        if not getattr(self._world, "sequencer", None) or not self._world.sequencer.alive:
+            self._world.sequencer = self._processes[0]
+
+    def _start(self, number: int) -> None:
+        world = self._world
+        self._started += 1
+        host = self._rng.choice(world.hosts)
+        process = SequencerProcess(world, f"sequencer-{number}#{self._started}", host, number)
+        world.note(process.name, f"stands by on {host}")
+        world.pollers[f"candidate-{number}"] = self._processes[number] = process
+        process.start()
+
+    def reigns(self, process: SequencerProcess) -> None:
+        """A candidate won an election and takes over."""
+        self._world.sequencer = self._world.pollers["sequencer"] = process
+
+    def died(self, process: SequencerProcess) -> None:
+        """It is started again after a while; those on its host see at once that it is gone."""
+        number, world = process.number or 0, self._world
+        world.queue.after(self._rng.randrange(50_000, 4 * SECOND_US), lambda: self._replace(number, process))
+        for other in self._others(process):
+            if other.host == process.host:
+                other.wake(self._rng.randrange(5, 1_200))
+
+    def _replace(self, number: int, process: SequencerProcess) -> None:
+        if self._world.restarts.up and self._processes[number] is process:
+            self._start(number)
+
+    def _others(self, process: SequencerProcess) -> list[SequencerProcess]:
+        return [other for other in self._processes.values() if other is not process and other.alive]
+
+    def suspect(self, process: SequencerProcess) -> None:
+        """Some candidates, maybe all at once, take the one that they watch for dead, whether it is or not."""
+        for other in self._others(process):
+            candidate = other.candidate
+            if candidate is not None and other.sequencer is None and self._rng.random() < 0.7:
+                candidate.process_ended(candidate.watched)
+                other.wake(self._rng.choice([1, 1, 5_000]))
+
+    def hand_over(self) -> tuple[str, int] | None:
+        """Somebody asks for a planned move; it may be lost on the way, or come at the worst moment."""
+        world = self._world
+        others = [other for other in self._others(world.sequencer) if other.sequencer is None]
+        if not others or not world.restarts.up:
+            return None
+        chosen = self._rng.choice(others)
+        world.directory.ask_hand_over(chosen.number or 0, world.directory.started_epoch())
+        if self._rng.random() < 0.7:
+            chosen.wake(self._rng.randrange(5, 1_200))
+        return chosen.name, SECOND_US

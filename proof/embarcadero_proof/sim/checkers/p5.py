@@ -1,0 +1,107 @@
+"""P5: who was deposed changes nothing that others read, and nothing is acked on its word.
+
+Sequencers: an epoch starts where the order ended, as the store has it. Whatever anybody was told of a lane before that
+is below this end, or it was told on the word of a sequencer that was deposed already. Publishers: a session that is
+continued by another one has all its batches before it. Brokers: a lane that was closed has one end (P4). Replicas: what
+was counted is on disks that count (P6). Clients: a request for a deleted topic does not touch the next one of its name.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+
+from embarcadero_proof.sim.checkers.ledger import Ledger, Violation, ledger_of
+from embarcadero_proof.sim.history import (
+    ChangeAsked,
+    DeleteAsked,
+    Delivered,
+    EpochStarted,
+    History,
+    PassingChanged,
+    PassingGone,
+    Settled,
+    TailRead,
+    Verdict,
+)
+
+_Telling = Settled | Delivered | TailRead
+"""Events by which somebody was told how far a lane goes."""
+
+_Request = DeleteAsked | ChangeAsked
+_Effect = PassingGone | PassingChanged
+_DELETED = "deleted"
+
+
+def check(history: History) -> list[Violation]:
+    """All violations of P5."""
+    return [
+        *_epochs_start_above_all(history),
+        *_sessions_take_turns(ledger_of(history)),
+        *_late_requests_do_nothing(history),
+    ]
+
+
+def _late_requests_do_nothing(history: History) -> list[Violation]:
+    asked: set[tuple[int, str]] = set()  # topic, and what was asked to happen to it
+    found: list[Violation] = []
+    events: list[_Request | _Effect] = history.some(DeleteAsked, ChangeAsked, PassingGone, PassingChanged)
+    for event in events:
+        what = event.change.value if isinstance(event, ChangeAsked | PassingChanged) else _DELETED
+        if isinstance(event, _Request):
+            asked.add((event.topic, what))
+        elif (event.topic, what) not in asked:
+            told = f"topic {event.topic} is {what}; that was asked of topics before it only"
+            found.append(Violation("P5", event.at, told))
+    return found
+
+
+def _epochs_start_above_all(history: History) -> list[Violation]:
+    found: list[Violation] = []
+    told: dict[int, tuple[int, _Telling]] = {}  # by lane: how far somebody was told that it goes, and by what
+    events: list[EpochStarted | _Telling] = history.some(EpochStarted, Settled, Delivered, TailRead)
+    for event in events:
+        if isinstance(event, EpochStarted):
+            for lane, end in event.ends.items():
+                if lane in told and told[lane][0] > end:
+                    found.append(Violation("P5", event.at, (
+                        f"epoch {event.epoch} of lane {lane} starts at {end}, but {_in_words(told[lane][1])} before "
+                        "that")))  # fmt: skip
+        elif (goes_to := _goes_to(event)) and (event.lane not in told or goes_to > told[event.lane][0]):
+            told[event.lane] = goes_to, event
+    return found
+
+
+def _goes_to(event: _Telling) -> int:
+    """How far a lane goes at least, if this was told of it."""
+    if isinstance(event, TailRead):
+        return event.index
+    if event.index is None or (isinstance(event, Settled) and event.verdict is not Verdict.STORED):
+        return 0
+    return event.index + 1
+
+
+def _in_words(event: _Telling) -> str:
+    if isinstance(event, Settled):
+        return f"{event.process} had an ack for index {event.index}"
+    if isinstance(event, Delivered):
+        return f"reader {event.reader} had got index {event.index}"
+    return f"{event.process} had been told that it ends at {event.index}"
+
+
+def _sessions_take_turns(ledger: Ledger) -> list[Violation]:
+    """Lanes of brokers have no sessions that are continued."""
+    spans: dict[tuple[int, str], dict[int, list[int]]] = defaultdict(dict)
+    for event in ledger.history.of(Delivered):
+        stream = ledger.stream_of.get((event.lane, event.session))
+        if stream is not None and event.lane not in ledger.broker_lanes:
+            span = spans[event.lane, stream].setdefault(event.session, [event.index, event.index, event.at])
+            span[:] = min(span[0], event.index), max(span[1], event.index), event.at
+    found: list[Violation] = []
+    for (lane, stream), sessions in spans.items():
+        for (earlier, span), (later, after) in pairwise(sorted(sessions.items())):  # handles are never used again
+            if after[0] <= span[1]:
+                found.append(Violation("P5", max(span[2], after[2]), (
+                    f"session {earlier} of {stream} in lane {lane} has a batch at index {span[1]}, though session "
+                    f"{later} goes on with it from index {after[0]}")))  # fmt: skip
+    return found

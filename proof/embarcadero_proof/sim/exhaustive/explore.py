@@ -1,0 +1,359 @@
+"""Exploring: every state that actors, memory and crashes can reach, breadth first, so that a counterexample is short.
+
+A state is told by a 64-bit number once it was looked at. A step that is about lines which nobody else will change (or,
+if it writes, look at) is made at once, before all others: they could not tell when. What an actor may still look at is
+learnt, by random walks first; whenever exploring finds more, all begins again with what is known then.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+from embarcadero.errors import TooMany
+from embarcadero_proof.sim.exhaustive.actor import Leak, Lines, Node, Play, Seen, Tree
+from embarcadero_proof.sim.exhaustive.memory import Coherent, Incoherent, Memory
+
+Facts = frozenset[Any]
+_GONE = -1
+"""In place of an actor's node: it has ended, or crashed."""
+_WALKS = 12
+
+
+class State(NamedTuple):
+    """Everything."""
+
+    nodes: tuple[int, ...]  # of each actor's tree
+    memory: Memory
+    made: frozenset[str]
+    world: Any  # what calls change: the store, disks
+    facts: Facts
+
+
+class Label(NamedTuple):
+    """One step."""
+
+    what: str
+    who: int
+    line: int = -1
+    words: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """A small world: actors, what is there at first, and what must hold."""
+
+    name: str
+    plays: dict[str, Play]
+    begin: Callable[[Lines], Any]  # makes regions, and gives the world that calls change
+    call: Callable[[Any, str, tuple[Any, ...]], tuple[Any, Any]]  # world, actor, call -> world, answer
+    check: Callable[[Any, Facts], str]  # world, facts -> what is wrong
+    final: Callable[[Any, Facts], str]
+    mortal: tuple[str, ...] = ()  # actors that may crash at any time
+    ready: Callable[[str, frozenset[str]], bool] = lambda _name, _ended: False  # `wait_for`, by who has ended
+    secret: Callable[[str, Any], bool] = lambda _region, _world: False  # regions that only their maker knows of yet
+
+
+class Placement(NamedTuple):
+    """Who is on which host, and how bad memory is. One host: coherent."""
+
+    hosts: tuple[int, ...]
+    tear: bool = False
+    fetch: bool = False
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        hosts = len(set(self.hosts))
+        bad = [word for word, is_so in (("torn", self.tear), ("fetches", self.fetch)) if is_so]
+        where = "one host" if hosts == 1 else "hosts " + "".join("ABCDEF"[host] for host in self.hosts)
+        return ", ".join([where, *bad])
+
+
+@dataclass(slots=True)
+class Found:
+    """What exploring came to."""
+
+    states: int = 0
+    steps: int = 0
+    depth: int = 0
+    ends: int = 0
+    wrong: str = ""
+    story: tuple[str, ...] = ()
+
+
+class _AgainWithMore(Exception):
+    """Lines, or who looks at them, were not all known."""
+
+
+class Explorer:
+    """One scope in one placement."""
+
+    def __init__(
+        self, scope: Scope, placement: Placement, leaks: Sequence[Leak] = (), left_out: frozenset[str] = frozenset(),
+        crashes: bool = True,
+    ) -> None:  # fmt: skip
+        self.scope, self.placement = scope, placement
+        self.lines = Lines()
+        self._world = scope.begin(self.lines)
+        self.names = list(scope.plays)
+        self._trees = [Tree(name, play, self.lines, leaks, left_out) for name, play in scope.plays.items()]
+        single = len(set(placement.hosts)) == 1
+        self._model: Coherent | Incoherent = (
+            Coherent(len(self.names), placement.tear)
+            if single
+            else Incoherent(placement.hosts, placement.tear, placement.fetch)
+        )
+        self._mortal = [number for number, name in enumerate(self.names) if crashes and name in scope.mortal]
+        self._ends: dict[tuple[int, ...], frozenset[str]] = {}
+        self._sets: dict[frozenset[str], frozenset[str]] = {}
+
+    # --- beginning ----------------------------------------------------------------------------------------------------
+    def first(self, told: list[str] | None = None) -> State:
+        """The state in which all begin."""
+        memory = self._model.first(self.lines.first)
+        state = State(tuple(tree.root for tree in self._trees), memory, frozenset(), self._world, frozenset())
+        for actor, tree in enumerate(self._trees):
+            state = self._after(state, actor, tree.nodes[tree.root])
+        return self._forward(state, told)
+
+    def _walk(self) -> None:
+        """Find out who looks at which lines, more or less."""
+        rng = random.Random(0)
+        done = 0
+        while done < _WALKS:
+            try:
+                state = self.first()
+                while ways := [state for label, state in self.successors(state) if label.what != "crash"]:
+                    state = rng.choice(ways)
+                done += 1
+            except _AgainWithMore:
+                continue
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+    def _node(self, state: State, actor: int) -> Node | None:
+        number = state.nodes[actor]
+        return None if number == _GONE else self._trees[actor].nodes[number]
+
+    def _after(self, state: State, actor: int, node: Node) -> State:
+        """What an actor did on its way to its next step."""
+        if len(self.lines.names) != len(state.memory.shared):
+            raise _AgainWithMore
+        if not (node.facts or node.made or node.stores):
+            return state
+        memory = state.memory
+        for number, line in node.stores:
+            memory = self._model.store(memory, actor, number, line, self._model.load(memory, actor, number))
+        return State(state.nodes, memory, state.made | node.made, state.world, state.facts.union(node.facts))
+
+    def _enabled(self, state: State, node: Node, ended: frozenset[str]) -> bool:
+        op = node.op
+        if op.kind == "end":
+            return False
+        if op.kind != "wait":
+            return True
+        if op.call:
+            return self.scope.ready(op.call[0], ended)
+        if not state.made.isdisjoint(node.missing):
+            return True
+        shared = state.memory.shared
+        return any(shared[number] != node.view[number] for number in node.asked)
+
+    def _step(self, state: State, actor: int, node: Node) -> State:
+        op, memory, world, answer = node.op, state.memory, state.world, None
+        if op.call[:1] == ("exists",):
+            answer = op.call[1] in state.made
+        elif op.kind == "call":
+            world, answer = self.scope.call(world, self.names[actor], op.call)
+        else:
+            memory = self._model.primitive(memory, actor, op.kind, op.lines)
+        load, view = self._model.load, node.view
+        near = view if self.placement.fetch else op.lines  # without luck, it sees what it asked for
+        news = tuple((number, line) for number in near if (line := load(memory, actor, number)) != view[number])
+        tree = self._trees[actor]
+        child = tree.child(state.nodes[actor], Seen(news, answer))
+        node = tree.nodes[child]
+        place = _GONE if node.op.kind == "end" and not node.error else child
+        nodes = (*state.nodes[:actor], place, *state.nodes[actor + 1 :])
+        return self._after(State(nodes, memory, state.made, world, state.facts), actor, node)
+
+    def _is_local(self, state: State, actor: int, node: Node) -> bool:
+        """Whether nobody else can tell when this step is made: they do not look at, or change, what it is about."""
+        kind, lines = node.op.kind, node.op.lines
+        if self.placement.fetch or kind not in ("flush", "invalidate", "fence"):
+            return False
+        writes = self._model.written_by(state.memory, actor, kind, lines)
+        if kind == "invalidate" and self._model.stored_by_others(state.memory, actor, lines):
+            return False
+        for other, number in enumerate(state.nodes):
+            if other == actor or number == _GONE:
+                continue
+            theirs = self._trees[other].nodes[number]
+            if kind == "invalidate" and any(self._open(line, state) and line in theirs.writes for line in lines):
+                return False
+            if any(self._open(line, state) and (line in theirs.reads or line in theirs.writes) for line in writes):
+                return False
+        return True
+
+    def _open(self, line: int, state: State) -> bool:
+        """Whether others than its maker may know of a line."""
+        return not self.scope.secret(self.lines.names[line][0], state.world)
+
+    def _looked_at(self, state: State, line: int) -> bool:
+        nodes = (tree.nodes[n] for tree, n in zip(self._trees, state.nodes, strict=True) if n != _GONE)
+        return any(line in node.reads for node in nodes) and self._open(line, state)
+
+    def _ended(self, state: State) -> frozenset[str]:
+        found = self._ends.get(state.nodes)
+        if found is None:
+            nodes = [self._node(state, actor) for actor in range(len(self.names))]
+            pairs = zip(self.names, nodes, strict=True)
+            found = frozenset(name for name, node in pairs if node is None or node.op.kind == "end")
+            self._ends[state.nodes] = found = self._sets.setdefault(found, found)
+        return found
+
+    def _forward(self, state: State, told: list[str] | None = None) -> State:
+        """Make all steps of which nobody can tell when."""
+        moved = True
+        while moved:
+            moved = False
+            for actor in range(len(self.names)):
+                node = self._node(state, actor)
+                while node is not None and self._is_local(state, actor, node):
+                    if told is not None:
+                        told.append(self._sentence(state, Label("step", actor)))
+                    state, moved = self._step(state, actor, node), True
+                    node = self._node(state, actor)
+        return state
+
+    def successors(self, state: State, told: list[str] | None = None) -> Iterator[tuple[Label, State]]:
+        """All that can happen next; what nobody can tell apart happens at once."""
+        ended = self._ended(state)
+        for actor in range(len(self.names)):
+            node = self._node(state, actor)
+            if node is not None and self._enabled(state, node, ended):
+                yield Label("step", actor), self._forward(self._step(state, actor, node), told)
+        for what, who, line, words, memory in self._model.by_itself(state.memory, partial(self._looked_at, state)):
+            yield Label(what, who, line, words), self._forward(state._replace(memory=memory), told)
+        for actor in self._mortal:
+            if self.names[actor] not in ended:
+                nodes = (*state.nodes[:actor], _GONE, *state.nodes[actor + 1 :])
+                memory = self._model.crash(state.memory, actor)
+                yield Label("crash", actor), self._forward(state._replace(nodes=nodes, memory=memory), told)
+
+    # --- judging ------------------------------------------------------------------------------------------------------
+    def _wrong(self, state: State) -> str:
+        for actor in range(len(self.names)):
+            node = self._node(state, actor)
+            if node is not None and node.error:
+                return f"{self.names[actor]} fails: {node.error}"
+        return self.scope.check(state.world, state.facts)
+
+    def _wrong_at_end(self, state: State, labels: list[Label]) -> str:
+        """Nothing is certain to happen any more: everybody has to be done, and all is to be well."""
+        if not self._model.settled(state.memory) or any(label.what in ("step", "drain") for label in labels):
+            return ""
+        ended = self._ended(state)
+        stuck = [name for name in self.names if name not in ended]
+        return f"stuck: {', '.join(stuck)}" if stuck else self.scope.final(state.world, state.facts)
+
+    def explore(self, states_max: int = 2_000_000) -> Found:
+        """Look at everything, or up to the first thing that is wrong. Raises TooMany beyond a bound."""
+        self._walk()
+        while True:
+            for tree in self._trees:
+                tree.grown = False
+            try:
+                found = self._explore(states_max)
+            except _AgainWithMore:
+                continue
+            if found.wrong or not any(tree.grown for tree in self._trees):
+                return found
+
+    def _explore(self, states_max: int) -> Found:
+        first = self.first()
+        found, came_from = Found(states=1), dict[int, tuple[int, Label] | None]({hash(first): None})
+        level, checked = [first], set[Any]()
+        if wrong := self._wrong(first):
+            return self._end(found, wrong, first, came_from)
+        while level:
+            found.depth += 1
+            following = []
+            for state in level:
+                here, labels = hash(state), []
+                for label, after in self.successors(state):
+                    labels.append(label)
+                    found.steps += 1
+                    there = hash(after)
+                    if there in came_from:
+                        continue
+                    came_from[there] = here, label
+                    found.states += 1
+                    following.append(after)
+                    if wrong := self._judge(after, checked):
+                        return self._end(found, wrong, after, came_from)
+                wrong = self._wrong_at_end(state, labels)
+                found.ends += not labels
+                if wrong:
+                    return self._end(found, wrong, state, came_from)
+            if found.states > states_max:
+                raise TooMany(f"{self.scope.name} has more than {states_max} states", "explore a smaller size")
+            level = following
+        return found
+
+    def _judge(self, state: State, checked: set[Any]) -> str:
+        """Only what is new needs to be looked at."""
+        key = (state.world, state.facts, state.nodes)
+        if key in checked:
+            return ""
+        checked.add(key)
+        return self._wrong(state)
+
+    # --- telling ------------------------------------------------------------------------------------------------------
+    def _end(
+        self, found: Found, wrong: str, state: State, came_from: dict[int, tuple[int, Label] | None]
+    ) -> Found:  # fmt: skip
+        labels: list[Label] = []
+        at = came_from[hash(state)]
+        while at is not None:
+            labels.append(at[1])
+            at = came_from[at[0]]
+        found.wrong, found.story = wrong, tuple(self._tell(labels[::-1]))
+        return found
+
+    def _tell(self, labels: list[Label]) -> Iterator[str]:
+        told: list[str] = []
+        state = self.first(told)
+        yield from told
+        for label in labels:
+            yield self._sentence(state, label)
+            told, following = [], state
+            for other, after in self.successors(state, told):
+                if other == label:
+                    following = after
+                    break
+                told.clear()
+            yield from told
+            yield from ("    so: " + " ".join(map(str, fact)) for fact in following.facts - state.facts)
+            state = following
+
+    def _sentence(self, state: State, label: Label) -> str:
+        where = self.lines.tell(label.line) if label.line >= 0 else ""
+        if label.what == "step":
+            node = self._trees[label.who].nodes[state.nodes[label.who]]
+            lines = ", ".join(map(self.lines.tell, node.op.lines[:3])) + (", ..." if len(node.op.lines) > 3 else "")
+            return f"{self.names[label.who]} {node.op.kind} {' '.join(map(str, node.op.call))}{lines}".rstrip()
+        if label.what == "crash":
+            return f"{self.names[label.who]} crashes"
+        if label.what == "drain":
+            return f"a store of {self.names[label.who]} to {where} reaches memory"
+        host = "+".join(name for name, at in zip(self.names, self.placement.hosts, strict=True) if at == label.who)
+        told = {
+            "write back": f"the cache of {host} writes back {where} by itself",
+            "tear": f"the cache of {host} writes back word {label.words} of {where} by itself",
+            "fetch": f"the cache of {host} fetches {where} anew by itself",
+        }
+        return told[label.what]

@@ -1,0 +1,163 @@
+"""Scope "seal": a range is sealed while replicas append, sync and tell, and a broker counts as durable.
+
+What runs here: fabric/durability.py (who counts), sequencer/ranges.py `RangeKeeper.seal` (who seals), and for replicas
+the order of replica/copies.py: append, sync, and only then the durable line, by the tables of fabric/tagged.py. A disk
+is two numbers, appended and synced; a crash loses what is not synced. The store holds the seal.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from embarcadero.env import NO_STEPS, SilentBell, SilentJournal
+from embarcadero.fabric.durability import (
+    Durability,
+    DurableLines,
+    create_durable,
+    create_ranges,
+    durable_region,
+    ranges_region,
+)
+from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable, create_epochs
+from embarcadero.fabric.frontier import FrontierWriter
+from embarcadero.fabric.layout import frontier_offset
+from embarcadero.fabric.tagged import FIRST_LINE, TaggedWriter
+from embarcadero.plants import planted
+from embarcadero.sequencer.counters import SequencerCounters
+from embarcadero.sequencer.ranges import Kept, RangeKeeper
+from embarcadero.sequencer.replicas import Replicas
+from embarcadero.types import Range, ReplicaRef, Topic
+from embarcadero_proof.sim.exhaustive.actor import Lines, Play, Stage
+from embarcadero_proof.sim.exhaustive.explore import Facts, Scope
+from embarcadero_proof.sim.exhaustive.regions import FirstFabric
+
+_TOPIC: Final = Topic(name="t", lane=0, replicas=2, durable_on=1)
+
+
+def _range(replicas: int, durable_on: int) -> Range:
+    refs = [ReplicaRef(replica=r, incarnation=1, disk=f"d{r}") for r in range(replicas)]
+    return Range(lane=0, number=1, start=0, start_seq=0, replicas=refs, durable_on=durable_on)
+
+
+class _Lane:
+    """As much of a lane as a seal asks for: everything is ordered."""
+
+    def __init__(self, entries: int) -> None:
+        self.order = self
+        self.next_index = entries
+        self.bells: tuple[str, ...] = ()
+
+    def seq_at(self, index: int) -> int:
+        return index
+
+
+class _Store:
+    """The store, as far as a seal goes."""
+
+    def __init__(self, stage: Stage, range_: Range) -> None:
+        self._stage, self._range = stage, range_
+
+    def replicas(self) -> list[Any]:
+        return []
+
+    def seal_and_open(self, lane: int, number: int, end: int, end_seq: int, refs: Any, epoch: int) -> Range | None:
+        self._stage.call("seal", end)
+        self._stage.tell("sealed", end)
+        return Range(lane=0, number=number + 1, start=end, start_seq=end_seq, replicas=refs, durable_on=1)
+
+
+class _Seal:
+    """Replicas follow `entries` entries; a broker counts; the range is sealed at some time."""
+
+    def __init__(self, entries: int, replicas: int, durable_on: int) -> None:
+        self._entries, self._range = entries, _range(replicas, durable_on)
+
+    def begin(self, lines: Lines) -> Any:
+        """The range is open, nothing is appended. The world: where it is sealed, what disks have."""
+        fabric = FirstFabric(lines)
+        create_epochs(fabric)
+        table = EpochTable(fabric, fabric.attach(EPOCHS_REGION))
+        table.open(1)
+        table.start(1)
+        create_ranges(fabric, 1).add((0, 0), 1 << 1)
+        for ref in self._range.replicas:
+            create_durable(fabric, ref).add((0, 1), 0)
+        return (None, ((0, 0),) * len(self._range.replicas))
+
+    def call(self, world: Any, actor: str, asked: tuple[Any, ...]) -> tuple[Any, Any]:
+        """The store, and disks."""
+        sealed, disks = world
+        if asked[0] == "seal":
+            return (asked[1], disks), None
+        at = int(actor.removeprefix("replica-"))
+        appended, synced = disks[at]
+        disk = (appended + 1, synced) if asked[0] == "append" else (appended, appended)
+        return (sealed, (*disks[:at], disk, *disks[at + 1 :])), None
+
+    def replica(self, number: int) -> Play:
+        """Append, sync, tell."""
+
+        def play(stage: Stage) -> None:
+            region = stage.attach(durable_region(self._range.replicas[number]), writable=True)
+            line = FrontierWriter(region, frontier_offset(FIRST_LINE) + 16)
+            for end in range(1, self._entries + 1):
+                stage.remembers(end)
+                stage.call("append")
+                if planted("durable-before-sync"):
+                    line.advance(end)
+                stage.call("sync")
+                line.advance(end)
+
+        return play
+
+    def counter(self, stage: Stage) -> None:
+        """Count once, at any time."""
+        epochs = EpochTable(stage, stage.attach(EPOCHS_REGION))
+        durability = Durability(stage, epochs, lambda _lane, number: self._range if number == 1 else None)
+        durability.follow(1)
+        stage.tell("counted", durability.through(0))
+
+    def sealer(self, stage: Stage) -> None:
+        """Seal once, at any time."""
+        keeper = RangeKeeper.__new__(RangeKeeper)
+        _prepare(keeper, stage, self._range)
+        keeper.seal(Kept(self._range, _TOPIC, _Lane(self._entries)), self._range.replicas, "")  # type: ignore[arg-type]
+
+    def check(self, world: Any, facts: Facts) -> str:
+        """What was counted is on enough disks, and below the seal; and so is the seal."""
+        sealed, disks = world
+        needed, synced = self._range.durable_on, [synced for _, synced in disks]
+        counted = max((fact[1] for fact in facts if fact[0] == "counted"), default=0)
+        if sum(end >= counted for end in synced) < needed:
+            return f"{counted} entries were counted as durable, and disks have {synced}"
+        if sealed is not None and counted > sealed:
+            return f"{counted} entries were counted as durable, and the range was sealed at {sealed}"
+        if sealed is not None and sum(end >= sealed for end in synced) < needed:
+            return f"the range was sealed at {sealed}, and disks have {synced}"
+        return ""
+
+
+def seal_scope(entries: int, replicas: int, durable_on: int) -> Scope:
+    """One replica may crash at any time."""
+    world = _Seal(entries, replicas, durable_on)
+    plays: dict[str, Play] = {f"replica-{number}": world.replica(number) for number in range(replicas)}
+    return Scope(
+        f"seal against append, {replicas} replicas, {durable_on} count",
+        plays | {"sealer": world.sealer, "counter": world.counter}, world.begin, world.call, world.check, world.check,
+        mortal=("replica-0",),
+    )  # fmt: skip
+
+
+def _prepare(keeper: RangeKeeper, stage: Stage, range_: Range) -> None:
+    """A keeper that has kept this range for a while: its words are in memory, and it has nothing else to look after."""
+    words = TaggedWriter(stage.attach(ranges_region(1), writable=True))
+    at = frontier_offset(FIRST_LINE)
+    words._values[0, 0] = (
+        FrontierWriter(stage.attach(ranges_region(1)), at + 16), FrontierWriter(stage.attach(ranges_region(1)), at + 24)
+    )  # fmt: skip
+    keeper._fabric, keeper._directory, keeper._bell = stage, _Store(stage, range_), SilentBell()  # type: ignore[assignment]
+    keeper._epoch, keeper._now_us, keeper._journal = 1, 0, SilentJournal()
+    keeper._counters, keeper._words, keeper._unsettled = SequencerCounters(), words, {}
+    keeper._steps, keeper._changing = NO_STEPS, []
+    keeper.lines = DurableLines(stage)
+    keeper.replicas = Replicas(keeper.lines, 0)

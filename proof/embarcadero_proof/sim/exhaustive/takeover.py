@@ -1,0 +1,364 @@
+"""Scopes "ack", "read", "foreseen" and "rivals": acting on a sequencer's word while another one takes over.
+
+Two batches, X of broker 0 and Y of broker 1, are published. The old sequencer is about to order X, then Y; a new one
+takes them the other way round, so whatever it does not find gets another position. What runs here:
+- old: the order of stores of one round, sequencer/state.py `_one_batch`, by the rings and frontiers of fabric/;
+- new, next: sequencer/state.py `Sequencer.__init__`, `_begin` and `_write`, by EpochTable, Legacy, Lane, Source and
+  Brokers themselves; the store is two numbers, as in placement/epochs.py;
+- broker: broker/epoch.py and broker/relay.py themselves; reader: the loads of broker/reader.py, by EpochView.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, cast
+
+import numpy as np
+
+from embarcadero.broker.epoch import EpochView
+from embarcadero.broker.relay import Relay, Waiting
+from embarcadero.config import FabricSizes
+from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable, create_epochs
+from embarcadero.fabric.frontier import FrontierWriter
+from embarcadero.fabric.layout import (
+    ORDER,
+    PENDING,
+    RESULT,
+    SEQUENCER_FRONTIERS_BYTES,
+    BrokerLine,
+    Entries,
+    Line,
+    RegionKind,
+    SequencerLine,
+    frontier_offset,
+    join,
+    seal,
+)
+from embarcadero.fabric.region import Fabric, Shape
+from embarcadero.fabric.ring import RingReader, RingWriter, create_ring
+from embarcadero.invariants import invariant
+from embarcadero.plants import planted
+from embarcadero.sequencer.brokers import Brokers
+from embarcadero.sequencer.decisions import OpenedFacts, open_entry
+from embarcadero.sequencer.held import HeldSlots, create_held
+from embarcadero.sequencer.lane import Lane, order_region
+from embarcadero.sequencer.order import LaneOrder
+from embarcadero.sequencer.sessions import SessionTable
+from embarcadero.sequencer.single import order_line, result_line
+from embarcadero.sequencer.sources import Source, results_region
+from embarcadero.sequencer.takeover import Foreseen, Legacy, read_lane
+from embarcadero.types import EntryKind, Member, Topic
+from embarcadero_proof.sim.exhaustive.actor import Lines, Play, Stage
+from embarcadero_proof.sim.exhaustive.explore import Facts, Scope
+from embarcadero_proof.sim.exhaustive.regions import FirstFabric
+
+LANE: Final = 0
+SIZES: Final = FabricSizes(
+    pending_slots=1, order_slots=4, held_slots=1, log_bytes=4096, chunk_bytes=1024, sessions=1, round_entries=1
+)
+TOPIC: Final = Topic(name="t", lane=LANE)
+MEMBERS: Final = [Member(broker=b, incarnation=1, handle=b, host="h", port=1, pid=1) for b in (0, 1)]
+_FRONTIERS: Final = Shape(RegionKind.SEQUENCER_FRONTIERS, SEQUENCER_FRONTIERS_BYTES)
+_LANE_LINE: Final = frontier_offset(SequencerLine.LANES + LANE)
+
+
+def _pending(sequence: int) -> Any:
+    entry = np.zeros(1, dtype=PENDING)
+    entry["kind"], entry["session"], entry["session_seq"], entry["count"] = EntryKind.BATCH, 0, sequence, 1
+    entry["crc"], entry["origin"] = sequence + 7, sequence
+    return seal(entry)
+
+
+def begin_takeover(lines: Lines, ordered: int = 0) -> Any:
+    """Epoch 1 reigns; its log has the start of a session; X and Y are published. The world: handed out, started.
+
+    `ordered`: so many of them are ordered and answered.
+    """
+    fabric = FirstFabric(lines)
+    create_epochs(fabric)
+    table = EpochTable(fabric, fabric.attach(EPOCHS_REGION))
+    table.open(1)
+    table.start(1)
+    frontiers = fabric.create("epoch-1/frontiers", _FRONTIERS)
+    create_held(fabric, "epoch-1/held", SIZES.held_slots)
+    order = create_ring(fabric, order_region(1, LANE), RegionKind.ORDER, ORDER, SIZES.order_slots)
+    order.write(open_entry(0, 0, OpenedFacts(0, None, taken=False, strong=False)), 0)
+    order.publish()
+    frontiers.data[_LANE_LINE : _LANE_LINE + 16].view(np.uint64)[:] = 1, 0
+    frontiers.keep()
+    for member in MEMBERS:
+        pending = create_ring(fabric, f"{member.region_prefix}/pending", RegionKind.PENDING, PENDING, 1)
+        pending.write(_pending(member.broker), 0)
+        pending.publish()
+        fabric.create(
+            f"{member.region_prefix}/frontiers",
+            Shape(RegionKind.BROKER_FRONTIERS, frontier_offset(BrokerLine.CHUNKS)),
+        )
+        create_ring(fabric, results_region(1, member), RegionKind.RESULTS, RESULT, SIZES.results_slots, "position")
+    if ordered:
+        _reign(fabric, ordered)
+    return (1, 1)
+
+
+def call_store(world: Any, _actor: str, call: tuple[Any, ...]) -> tuple[Any, Any]:
+    """The store's part of a takeover: placement/epochs.py."""
+    handed_out, started = world
+    if call[0] == "next epoch":
+        return (handed_out + 1, started), handed_out + 1
+    if call[0] == "started epoch":
+        return world, started
+    if call[0] == "start epoch":
+        holds = planted("start-unconditional") or (call[1] == handed_out and call[1] > started)
+        return ((handed_out, call[1]), True) if holds else (world, False)
+    return world, None
+
+
+# --- sequencers -------------------------------------------------------------------------------------------------------
+def old_sequencer(rounds: int) -> Play:
+    """Epoch 1 orders X, then Y, each in a round of its own."""
+    return lambda stage: _reign(stage, rounds, stage.remembers)
+
+
+def _reign(fabric: Fabric, rounds: int, begins: Callable[[int], None] = lambda _round: None) -> None:
+    table = EpochTable(fabric, fabric.attach(EPOCHS_REGION))
+    frontiers = fabric.attach("epoch-1/frontiers", writable=True)
+    ring = RingWriter(fabric.attach(order_region(1, LANE), writable=True), ORDER)
+    words = frontiers.data[_LANE_LINE : _LANE_LINE + 16].view(np.uint64)
+    results = [
+        RingWriter(fabric.attach(results_region(1, member), writable=True), RESULT, "position") for member in MEMBERS
+    ]
+    read = [FrontierWriter(frontiers, frontier_offset(SequencerLine.BROKERS + m.handle)) for m in MEMBERS]
+    for number in range(rounds):
+        begins(number)
+        if table.superseded(1):
+            return
+        line: Line = _pending(number).view(np.uint64).tolist()
+        index, seq = ring.next, ring.next - 1
+        entry, answer = order_line(line, number, index, seq, 1), result_line(line, index, seq)
+        if planted("results-before-entries"):
+            results[number].write_line(answer, 0)
+            results[number].publish()
+            ring.write_line(entry, 0)
+        else:
+            ring.write_line(entry, 0)
+            results[number].write_line(answer, 0)
+        ring.publish()
+        words[1], words[0] = seq + 1, ring.next
+        frontiers.flush(_LANE_LINE, 16)
+        results[number].publish()
+        read[number].advance(1)
+
+
+def new_sequencer(turn: int, after_old: bool = False, foresees: bool = False) -> Play:
+    """Take over from whoever reigns; order what is left, beginning with broker `turn`.
+
+    `foresees`: it has read and re-issued what it could before its line is open.
+    """
+
+    def play(stage: Stage) -> None:
+        if after_old:
+            stage.wait_for("old")
+        table = EpochTable(stage, stage.attach(EPOCHS_REGION, writable=True))
+        epoch = stage.call("next epoch")
+        frontiers, held = stage.create(f"epoch-{epoch}/frontiers", _FRONTIERS), HeldSlots(1)
+        early = _Early(stage, epoch, held, frontiers) if foresees else None
+        if not planted("epoch-opened-late"):
+            table.open(epoch)
+        earlier = stage.call("started epoch")
+        legacy = Legacy(stage, earlier, MEMBERS, foreseen=early.foreseen if early else None)
+        create_held(stage, f"epoch-{epoch}/held", 1)
+        if early is not None:
+            lane = early.go_on(stage, legacy)
+        else:
+            found = legacy.lane(TOPIC, SIZES, held, 0)
+            order, entries = found if found is not None else (LaneOrder(TOPIC, SessionTable(1), held), None)
+            stage.remembers(epoch, earlier, *_found(legacy, entries))
+            lane = Lane(stage, epoch, order, SIZES, frontiers)
+            if entries is not None:
+                lane.inherit(entries, 0)
+        brokers = Brokers(stage, epoch, SIZES, frontiers, None)  # type: ignore[arg-type]
+        for member in MEMBERS:
+            source = brokers.sources[member.handle] = Source(stage, epoch, member, SIZES, frontiers)
+            source.inherit(legacy.brokers[member.handle])
+        if planted("epoch-opened-late"):
+            table.open(epoch)
+        if not stage.call("start epoch", epoch):
+            return
+        table.start(epoch)
+        if table.superseded(epoch):
+            return
+        _round(stage, lane, brokers, turn)
+
+    return play
+
+
+class _Early:
+    """state.py `_foresee` and `_go_on_with`, for one lane that is never lapped."""
+
+    def __init__(self, stage: Stage, epoch: int, held: HeldSlots, frontiers: Any) -> None:
+        self.epoch, earlier = epoch, stage.call("started epoch")
+        self.foreseen = Foreseen(stage, earlier, MEMBERS)
+        order, self.entries = read_lane(stage, earlier, TOPIC, SIZES, held, 0)
+        self.lane = Lane(stage, epoch, order, SIZES, frontiers)
+        self.lane.inherit(self.entries, 0)
+
+    def go_on(self, stage: Stage, legacy: Legacy) -> Lane:
+        rest = legacy.rest(self.lane.order, 0)
+        invariant(rest is not None, "nobody laps it")
+        stage.remembers(self.epoch, self.entries.tobytes(), *_found(legacy, rest))
+        self.lane.inherit_more(cast(Entries, rest))
+        return self.lane
+
+
+def _found(legacy: Legacy, entries: Any) -> tuple[Any, ...]:
+    """All that a takeover goes on with."""
+    of = [(b.start, b.settled.tobytes(), b.answers.tobytes()) for b in legacy.brokers.values()]
+    return tuple(of), legacy.waiting.tobytes(), None if entries is None else entries.tobytes()
+
+
+def _round(stage: Stage, lane: Lane, brokers: Brokers, turn: int) -> None:
+    """state.py `_round` and `_write`."""
+    offers = [(source, source.offer(SIZES.order_slots, 0)) for source in brokers.in_turn(turn)]
+    parts = [source.take(count, 8)[0] for source, count in offers if count]
+    if parts:
+        lane.decide(join(parts), 0, 0)
+    if lane.write():
+        entries = RingReader(stage.attach(lane.regions[0]), ORDER)
+        told = entries._entries
+        stage.tell("decided", *((int(e["index"]), int(e["session_seq"])) for e in told if e["kind"] == EntryKind.BATCH))
+    answered = brokers.answer(lane.order.out.take_answers())
+    lane.publish()
+    for source in answered:
+        source.publish()
+    for source in brokers.sources.values():
+        source.give_free()
+
+
+# --- those who act ----------------------------------------------------------------------------------------------------
+class _Publisher:
+    """A connection that tells what was acked."""
+
+    gone = False
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self.acked = 0
+
+    def send_ack(self, _lane: int, _session: int, sequence: int, index: int, _seq: int, _extra: int, _out: int) -> None:
+        self.acked += 1
+        self._stage.tell("acked", sequence, index)
+
+    def send_acks(self, acks: Any) -> None:
+        for ack in acks:
+            self.send_ack(0, 0, int(ack["session_seq"]), int(ack["index"]), 0, 0, 0)
+
+
+def broker(number: int, follows: bool) -> Play:
+    """A broker that relays the answer to its batch: in one pass at any time, or until it comes, whoever reigns.
+
+    One pass is enough to see what may not be acked: a pass that finds nothing does nothing.
+    """
+
+    def play(stage: Stage) -> None:
+        member = MEMBERS[number]
+        epoch, publisher = EpochView(stage, member), _Publisher(stage)
+        epoch.advance(1)
+        relay = Relay(stage.attach(f"{member.region_prefix}/frontiers", writable=True), lambda _location: None)
+        relay.wait(0, Waiting(EntryKind.BATCH, LANE, 0, publisher))  # type: ignore[arg-type]
+        if not follows:
+            relay.poll(epoch)
+            return
+        while not publisher.acked:
+            stage.remembers(epoch.number, epoch._results is not None, relay._next)
+            if not relay.poll(epoch) and not epoch.advance(0):
+                stage.wait()
+
+    return play
+
+
+def reader(stage: Stage) -> None:
+    """A broker that serves a subscriber what epoch 1 has ordered, in one pass at any time."""
+    epoch = EpochView(stage, MEMBERS[0])
+    epoch.advance(1)
+    ring = epoch.order(LANE)
+    if ring is None:
+        return
+    checked = stage.without("entries before the epoch") and epoch.may_act()
+    frontier = ring.frontier.load()
+    found = ring.read(1, frontier)
+    if not (checked or epoch.may_act()):
+        return
+    if len(found) < frontier - 1:
+        stage.tell("not valid", 1, frontier)
+    for entry in found:
+        stage.tell("served", int(entry["session_seq"]), int(entry["index"]))
+
+
+# --- what must hold ---------------------------------------------------------------------------------------------------
+def check_takeover(_world: Any, facts: Facts) -> str:
+    """What was acked or served stays where it is; nothing has two positions, no position has two batches."""
+    places: dict[int, tuple[int, str]] = {}
+    for fact in sorted(facts, key=str):
+        if fact[0] == "not valid":
+            return f"below the frontier {fact[2]} there is an entry that is not valid"
+        pairs = [(sequence, index) for index, sequence in fact[1:]] if fact[0] == "decided" else [fact[1:]]
+        for sequence, index in pairs:
+            for other, (place, how) in places.items():
+                if (other == sequence) != (place == index):
+                    return f"batch {sequence} is {fact[0]} at {index}, batch {other} is {how} at {place}"
+            places[sequence] = index, fact[0]
+    return ""
+
+
+def is_secret(region: str, world: Any) -> bool:
+    """Nobody looks into the regions of an epoch that the store has not started."""
+    number = region.removeprefix("epoch-").split("/")[0]
+    return number.isdigit() and int(number) > world[1]
+
+
+def takeover_scope(name: str, plays: dict[str, Play], patient: bool = False, ordered: int = 0) -> Scope:
+    """Epoch 1's sequencer, where it is there, may crash at any time."""
+    return Scope(
+        name, plays, partial(begin_takeover, ordered=ordered), call_store, check_takeover,
+        _all_acked if patient else check_takeover, mortal=("old",), ready=lambda name, ended: name in ended,
+        secret=is_secret,
+    )  # fmt: skip
+
+
+def _all_acked(world: Any, facts: Facts) -> str:
+    return check_takeover(world, facts) or ("" if any(fact[0] == "acked" for fact in facts) else "nothing was acked")
+
+
+def ack_scope(rounds: int) -> Scope:
+    """A broker acks X by the word of the old sequencer, which may be a zombie, while a new one takes over."""
+    return takeover_scope(
+        "ack against takeover", {"old": old_sequencer(rounds), "new": new_sequencer(1), "broker": broker(0, False)}
+    )
+
+
+def read_scope(rounds: int) -> Scope:
+    """A broker serves what is ordered, by the word of the old sequencer."""
+    return takeover_scope(
+        "read against takeover", {"old": old_sequencer(rounds), "new": new_sequencer(1), "reader": reader}
+    )
+
+
+def foreseen_scope(rounds: int) -> Scope:
+    """The same, and the new one has read most of it before its line is open."""
+    plays = {"old": old_sequencer(rounds), "new": new_sequencer(1, foresees=True), "broker": broker(0, False)}
+    return takeover_scope("ack against a takeover that is foreseen", plays)
+
+
+def answers_scope(rounds: int) -> Scope:
+    """The old sequencer ends anywhere in a round; the next one sees to it that X is acked, whoever answers."""
+    return takeover_scope(
+        "answers after a crash",
+        {"old": old_sequencer(rounds), "new": new_sequencer(1, after_old=True), "broker": broker(0, True)}, True,
+    )  # fmt: skip
+
+
+def rivals_scope() -> Scope:
+    """Two take over at once, and a broker acks X by the word of the old one, which has answered and ended."""
+    plays = {"new": new_sequencer(1), "next": new_sequencer(0), "broker": broker(0, False)}
+    return takeover_scope("ack against two takeovers", plays, ordered=1)

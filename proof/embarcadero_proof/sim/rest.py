@@ -1,0 +1,68 @@
+"""A long rest after all is healed and settled: nobody calls for minutes, then everybody comes back.
+
+Clients are stopped as a laptop is that is closed; roles tend to themselves. Afterwards readers go on where they were,
+new publishers find the cluster as it should be, and everything has to come to an end once more (P8).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from embarcadero_proof.sim.clients import ClientProcess
+from embarcadero_proof.sim.leftovers import see_leftovers
+from embarcadero_proof.sim.plan import SECOND_US, StreamPlan
+from embarcadero_proof.sim.roles import Poller
+
+if TYPE_CHECKING:
+    from embarcadero_proof.sim.world import World
+
+SLEEP_US: Final = 20 * SECOND_US
+"""How long roles sleep while nobody calls: so long that minutes cost little."""
+
+LIGHT_SLEEP_US: Final = SECOND_US // 2
+"""The same where sequencers stand by: they would take one that sleeps longer for dead."""
+
+_JOB_US: Final = 10 * SECOND_US
+"""Disks are slow then: replicas look through their segments again and again, and that need not be often."""
+
+_SAMPLE_US: Final = 2 * SECOND_US
+_BATCHES: Final = 4
+
+
+class Rest:
+    """The rest of one world; at most one."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.taken = world.plan.rest_us == 0
+        self.taken_us = 0
+        self.sample_every_us = _SAMPLE_US
+
+    def begin(self) -> None:
+        """Everybody goes to sleep."""
+        world, self.taken = self._world, True
+        sleep_us = LIGHT_SLEEP_US if world.plan.candidates else SLEEP_US
+        self.sample_every_us = 5 * sleep_us
+        world.note("cluster", f"rests for {world.plan.rest_us // SECOND_US} s")
+        for process in world.processes:
+            if isinstance(process, ClientProcess) and process.alive and not process.finished:
+                process.pause(world.plan.rest_us)
+        usual = world.plan.sleep_max_us, world.plan.durable.job_us
+        world.plan.sleep_max_us, world.plan.durable.job_us = sleep_us, _JOB_US
+        world.queue.after(world.plan.rest_us, lambda: self._end(*usual))
+
+    def _end(self, sleep_max_us: int, job_us: int) -> None:
+        world = self._world
+        see_leftovers(world)
+        world.plan.durable.job_us = job_us
+        self.taken_us = world.plan.rest_us
+        world.plan.sleep_max_us, self.sample_every_us = sleep_max_us, _SAMPLE_US
+        world.note("cluster", "is called again")
+        for process in world.processes:
+            if isinstance(process, Poller) and process.alive:
+                process.wake(0)  # one that slept on would be taken for silent by those who are awake
+        for number, topic in enumerate(world.plan.topics):
+            ack = 2 if topic.replicas and number % 2 else 1
+            plan = StreamPlan(f"rested-{number}", topic, False, _BATCHES, 100_000, 4, 1 << 16, 0, 0.0, ack=ack)
+            world.start_stream(plan)
+        world.settle_by(7 * SECOND_US)

@@ -1,0 +1,345 @@
+"""Running seeds: one, or thousands on all cores; reports, and the story of a seed that failed."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
+from contextlib import contextmanager
+from functools import lru_cache, partial
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from embarcadero_proof.sim.checkers import CHECKERS
+from embarcadero_proof.sim.checkers.ledger import Violation
+from embarcadero_proof.sim.durable import Bias
+from embarcadero_proof.sim.exhaustive.scopes import CASES, VARIANTS, explore_case
+from embarcadero_proof.sim.history import Copies, Delivered, History, RoleFailed, Sent, Settled, TailRead, Verdict
+from embarcadero_proof.sim.plan import Plan, make_plan
+from embarcadero_proof.sim.plants import PLANTS, ROLE, bias_of, planted
+from embarcadero_proof.sim.pool import worker_pool
+from embarcadero_proof.sim.record import Record, code_version, load, newest
+from embarcadero_proof.sim.reports import RunReport, SeedReport, acks_in_trouble, summary, unread
+from embarcadero_proof.sim.shrink import TRIES, Outcome, Shrinker, left_out
+from embarcadero_proof.sim.transcript import transcript
+from embarcadero_proof.sim.watch import Watch
+from embarcadero_proof.sim.world import ACKS_MIN, World
+
+PLANT_SEEDS = 200
+"""A planted bug has to be caught within this many seeds."""
+
+_STORY_BEFORE, _STORY_AFTER = 60, 5
+
+
+class PlantReport(msgspec.Struct, kw_only=True):
+    """Which seed caught a planted bug, and how."""
+
+    name: str
+    seed: int | None
+    promise: str = ""  # the checkers that have to catch it, and did
+    sentence: str = ""
+    seeds_needed: int = 0  # how many were run until one caught it
+    broken: dict[str, int] = {}  # all that the seed broke, and how often; if none caught it, the first that broke any
+
+    @property
+    def caught(self) -> bool:
+        """Whether those caught it that have to."""
+        return bool(self.promise)
+
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        others = ", ".join(self.broken)
+        if not self.caught:
+            return f"[red]only by {others}" if others else "[red]survives"
+        return self.promise if self.promise == others or not others else f"{self.promise} (all: {others})"
+
+
+class PlantsReport(msgspec.Struct, kw_only=True):
+    """What came of all planted bugs."""
+
+    plants: list[PlantReport]
+
+    @property
+    def good(self) -> bool:
+        """Whether each was caught by what has to catch it, and no checker could be missed."""
+        return all(plant.caught for plant in self.plants) and not self.idle
+
+    @property
+    def idle(self) -> list[str]:
+        """Promises whose checkers could be turned off, and every bug would still be noticed."""
+        alone = {promise for plant in self.plants if len(plant.broken) == 1 for promise in plant.broken}
+        return [promise for promise in CHECKERS if promise not in alone]
+
+    def table(self) -> Table:
+        """For people."""
+        idle = f"no bug is left to the checkers of {', '.join(self.idle)} alone" if self.idle else None
+        table = Table("planted bug", "what it is", "patch point", "caught by", "seed", "seeds needed", "how",
+                      title="planted bugs", caption=idle)  # fmt: skip
+        for plant in self.plants:
+            known = PLANTS[plant.name]
+            seed, needed = ("", "") if plant.seed is None else (str(plant.seed), str(plant.seeds_needed))
+            table.add_row(plant.name, known.what, known.where, plant.verdict, seed, needed, plant.sentence)
+        return table
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """A world keeps nearly all that it makes until its end: looking for garbage meanwhile is a tenth of its time.
+
+    So do its checkers. Who has run it lets go of it before the collector comes back, which goes over it only once then.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def run_world(
+    seed: int, plants: Sequence[str] = (), keep_trace: bool = False, bias: Bias | None = None, swarm: bool = True
+) -> World:  # fmt: skip
+    """Run one seed's world to its end; with a bias, or with the one of the planted bugs, and then without a swarm."""
+    plan = make_plan(seed, bias=bias or bias_of(plants), swarm=swarm and not plants)
+    return run_plan(plan, plants, keep_trace)
+
+
+def run_plan(plan: Plan, plants: Sequence[str] = (), keep_trace: bool = False) -> World:
+    """Run a world as planned."""
+    with planted(plants) as wrap, _no_collector():
+        world = World(plan, wrap, keep_trace)
+        world.run()
+    return world
+
+
+@_no_collector()
+def run_seed(seed: int, plants: Sequence[str] = (), bias: Bias | None = None, swarm: bool = True) -> SeedReport:
+    """Run one seed and let all checkers look at its history."""
+    began = time.process_time()
+    world = run_world(seed, plants, bias=bias, swarm=swarm)
+    history = world.history
+    verdicts = Counter(settled.verdict for settled in history.of(Settled))
+    return SeedReport(
+        seed=seed,
+        trace=world.trace.digest(),
+        violations=_violations(world),
+        failures=world.failures,
+        simulated_us=world.queue.now_us,
+        cpu_s=time.process_time() - began,
+        events=world.queue.done,
+        sent=len(history.of(Sent)),
+        stored=verdicts[Verdict.STORED],
+        failed=verdicts[Verdict.FAILED],
+        unknown=verdicts[Verdict.UNKNOWN],
+        delivered=len(history.of(Delivered)),
+        tails=len(history.of(TailRead)),
+        faults={**world.faults.counts, "frame": world.network.frames_spoilt},
+        primitives=world.interrupts.primitives,
+        rest_us=world.rest.taken_us,
+        durable=bool(history.of(Copies)),
+        stored_in_trouble=acks_in_trouble(history),
+    )
+
+
+def _violations(world: World) -> list[Violation]:
+    """Everything that is wrong with a world that was run; first of all that it had to be given up."""
+    found = [Violation("RUN", world.queue.now_us, world.endless)] if world.endless else []
+    found += [violation for check in CHECKERS.values() for violation in check(world.history)]
+    stored = sum(settled.verdict is Verdict.STORED for settled in world.history.of(Settled))
+    if stored < ACKS_MIN:
+        few = f"only {stored} batches were acked; a seed needs {ACKS_MIN} to show anything"
+        found.append(Violation("RUN", world.queue.now_us, few))
+    return found + unread(world.history)
+
+
+def run_seeds(seeds: Sequence[int], jobs: int = 0, swarm: bool = True) -> Iterable[SeedReport]:
+    """Run many seeds on `jobs` processes (0: one per core); reports come as they are done."""
+    jobs, run = jobs or os.cpu_count() or 1, partial(run_seed, swarm=swarm)
+    if jobs == 1 or len(seeds) == 1:
+        yield from map(run, seeds)
+        return
+    with worker_pool(jobs) as pool:
+        waiting, left = {pool.submit(run, seed) for seed in seeds[: 2 * jobs]}, seeds[2 * jobs :]
+        try:
+            while waiting:
+                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                waiting |= {pool.submit(run, seed) for seed in left[: len(done)]}
+                left = left[len(done) :]
+                yield from (future.result() for future in done)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def story(seed: int, plants: Sequence[str] = ()) -> str:
+    """Run a seed again and tell what happened around its first violation."""
+    world = run_world(seed, plants, keep_trace=True)
+    violations, steps = _violations(world), world.trace.steps
+    if not violations:
+        around = steps[-_STORY_BEFORE:]
+        head = f"seed {seed}: every promise holds; its last steps:"
+    else:
+        first = violations[0] if world.endless else min(violations, key=lambda violation: violation.at)
+        place = sum(step.at <= first.at for step in steps)
+        around = steps[max(0, place - _STORY_BEFORE) : place + _STORY_AFTER]
+        broken = [f"  {v.promise} at {v.at} us: {v.sentence}" for v in violations[:10]]
+        head = "\n".join([f"seed {seed} breaks promises, {len(violations)} times:", *broken])
+    lines = [f"  {step.at / 1e6:12.6f}  {step.who:<14} {step.what[:220]}" for step in around]
+    replay = f"replay it: embarcadero-proof sim --seeds {seed}:{seed + 1} --trace"
+    return "\n".join([head, *lines, *world.failures, replay])
+
+
+def shrink(
+    seed: int, plants: Sequence[str] = (), tries: int = TRIES, told: Callable[[str], None] = lambda _line: None
+) -> tuple[Shrinker | None, str]:
+    """Make a failing world as small as it gets, and tell its story; None if every promise holds."""
+    bias, swarm = bias_of(plants), not plants
+
+    def run(plan: Plan) -> Outcome:
+        world = run_plan(plan, plants)
+        return Outcome(_violations(world), tuple(world.faults.happened), world.faults.numbered)
+
+    first = run(make_plan(seed, bias=bias, swarm=swarm))
+    if not first.violations:
+        return None, f"seed {seed}: every promise holds"
+    shrinker = Shrinker(seed, first, run, bias, swarm, tries, told)
+    shrinker.shrink()
+    world = run_plan(shrinker.plan(shrinker.cuts), plants, keep_trace=True)
+    broken = [v for v in _violations(world) if v.promise == shrinker.promise]
+    title = f"seed {seed}, {first.faults} faults at first, made smaller in {shrinker.tries} tries, without: "
+    return shrinker, transcript(world, broken, title + (", ".join(left_out(shrinker.cuts)) or "nothing"))
+
+
+def _shrink_all(console: Console, first: int, last: int) -> int:
+    """`--shrink`: the smallest story of each failing seed. Returns the exit code."""
+    code = 0
+    for seed in range(first, last):
+        shrinker, told = shrink(seed, told=lambda line: Console(stderr=True).print(line, markup=False, highlight=False))
+        console.print(told, markup=False, highlight=False, soft_wrap=True)
+        code = code if shrinker is None else 1
+    return code
+
+
+def run_cli(first: int, last: int, *, jobs: int = 0, report: Path | None = None, json: bool = False,
+            trace: bool = False, plants: bool = False, results: Path | None = None,
+            show: Path | None = None, smaller: bool = False) -> int:  # fmt: skip
+    """`embarcadero-proof sim`: run seeds, or the planted bugs; or show what is on record. Returns the exit code."""
+    console = Console(stderr=json)
+    if smaller:
+        return _shrink_all(console, first, last)
+    result: RunReport | PlantsReport
+    if show is not None:
+        result = summary(sorted(load(newest(show)), key=lambda report: report.seed), 0.0)
+    else:
+        result = _run_plants(console, jobs) if plants else _run_seeds(console, first, last, jobs, results)
+    encoded = msgspec.json.encode(result)
+    if report is not None:
+        report.parent.mkdir(parents=True, exist_ok=True)
+        report.write_bytes(msgspec.json.format(encoded, indent=2))
+    if json:
+        print(encoded.decode())
+    else:
+        console.print(result.table())
+    if isinstance(result, RunReport) and show is None:
+        for seed in [*result.failing][:3] or ([first] if trace and last - first == 1 else []):
+            console.print(story(seed), markup=False, highlight=False)
+    return 0 if result.good else 1
+
+
+def _run_seeds(console: Console, first: int, last: int, jobs: int, results: Path | None) -> RunReport:
+    """Run those that have no result yet, and put each on record as it is done."""
+    began = time.monotonic()
+    record = Record(results, code_version()) if results is not None else None
+    left: Sequence[int] = range(first, last) if record is None else record.missing(first, last)
+    done: list[SeedReport] = []
+    try:
+        with Watch(console, last - first, last - first - len(left)) as watch:
+            for report in run_seeds(left, jobs):
+                done.append(report)
+                if record is not None:
+                    record.add(report)
+                watch.seed_done(report.seed, report.events, report.simulated_us, report.first_violation)
+    except KeyboardInterrupt:
+        if record is None:
+            raise
+        console.print(f"stopped; {len(record.reports):,} seeds are on record, the same command goes on from there")
+    everything = sorted(done, key=lambda report: report.seed) if record is None else record.all()
+    return summary(everything, time.monotonic() - began, " ".join(["embarcadero", *sys.argv[1:]]))
+
+
+def _run_plants(console: Console, jobs: int) -> PlantsReport:
+    result = PlantsReport(plants=[])
+    with Progress(BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), console=console) as progress:
+        task = progress.add_task("planted bugs", total=len(PLANTS))
+        for plant in hunt_all(jobs):
+            result.plants.append(plant)
+            progress.update(task, advance=1, description=plant.name)
+    return result
+
+
+@lru_cache(maxsize=1_000)
+def _holds(seed: int, bias: Bias | None) -> bool:
+    """Whether a seed keeps every promise when nothing is planted; several plants may ask for the same one."""
+    return run_seed(seed, bias=bias, swarm=False).holds
+
+
+def hunt_all(jobs: int = 0, seeds: int = PLANT_SEEDS, names: Sequence[str] = ()) -> Iterable[PlantReport]:
+    """Hunt planted bugs (all, if none is named), each in a process of its own."""
+    with worker_pool(jobs) as pool:
+        yield from pool.map(partial(hunt, seeds=seeds), names or PLANTS)
+
+
+def hunt(name: str, seeds: int = PLANT_SEEDS) -> PlantReport:
+    """Run seeds with a planted bug until its checkers catch it: seeds known to do, then all others below `seeds`.
+
+    A seed counts only if it keeps every promise without the bug. Some are looked for in small scopes, too, or there
+    only.
+    """
+    plant, tried = PLANTS[name], 0
+    scoped = _hunt_exhaustively(name, plant.scope) if plant.scope else None
+    if scoped is not None and not (scoped.caught and plant.by):
+        return scoped
+    missed = PlantReport(name=name, seed=None)
+    for seed in (*plant.witnesses, *(seed for seed in range(seeds) if seed not in plant.witnesses)):
+        if plant.lanes and not make_plan(seed, bias=plant.bias, swarm=False).has_lanes:
+            continue
+        world = run_world(seed, (name,))
+        found = caught_by(world.history, _violations(world))
+        tried += 1
+        if not found or not _holds(seed, plant.bias):
+            continue
+        broken = {checker: len(violations) for checker, violations in found.items()}
+        if all(checker in found for checker in plant.checkers):
+            sentence = found[plant.checkers[0]][0].sentence
+            promise = plant.by if scoped is None else f"{plant.by}; {scoped.promise}"
+            return PlantReport(
+                name=name, seed=seed, promise=promise, sentence=sentence, seeds_needed=tried, broken=broken
+            )  # fmt: skip
+        missed.broken = missed.broken or broken
+    return missed
+
+
+def caught_by(history: History, violations: list[Violation]) -> dict[str, list[Violation]]:
+    """Violations by checker. That a role failed is told apart from P8: it noticed by itself, and no checker had to."""
+    failed = {f"{role.process} failed: {role.error}" for role in history.of(RoleFailed)}
+    found: dict[str, list[Violation]] = {}
+    for violation in violations:
+        by_itself = violation.promise == "P8" and violation.sentence in failed
+        found.setdefault(ROLE if by_itself else violation.promise, []).append(violation)
+    return found
+
+
+def _hunt_exhaustively(name: str, scope: str) -> PlantReport:
+    """Look at all interleavings of a scope, without the bug and with it."""
+    case, variant = CASES[scope], VARIANTS[name]
+    found = explore_case(case, variant).wrong if explore_case(case).good else ""
+    return PlantReport(name=name, seed=None, promise=found and f"exhaustive: {scope}", sentence=found)

@@ -1,0 +1,171 @@
+"""A world told in plain words: who did what when, what was broken, and which promise that cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from embarcadero_proof.sim import history as h
+from embarcadero_proof.sim.checkers.ledger import Violation
+
+if TYPE_CHECKING:
+    from embarcadero_proof.sim.world import World
+
+LINES_MAX: Final = 150
+"""Of what happened before a violation; faults are told however long ago they were."""
+
+_AFTER_US: Final = 1_000
+_RUN_US: Final = 50_000
+_DULL: Final = (" bytes ", "connects ", "gives up wire")
+
+
+@dataclass(slots=True)
+class Line:
+    """Something that somebody did; with numbers, several of the same kind become one line."""
+
+    at: int
+    who: str
+    what: str  # with {} for the numbers, if there are any
+    first: int | None = None
+    last: int | None = None
+    place: int | None = None  # index of the first and of the last one
+    last_place: int | None = None
+    fault: bool = False
+    until: int = 0
+
+    def goes_on(self, next_line: Line) -> bool:
+        """Whether the next line says the same of the next number, soon after."""
+        return (
+            self.last is not None
+            and next_line.at - max(self.at, self.until) <= _RUN_US
+            and (self.who, self.what) == (next_line.who, next_line.what)
+            and next_line.first == self.last + 1
+        )
+
+    def __str__(self) -> str:
+        numbers = "" if self.first is None else _span(self.first, self.last)
+        places = "" if self.place is None else f" at {_span(self.place, self.last_place)}"
+        return f"  {self.at / 1e6:11.6f}  {self.who:<16} {self.what.replace('{}', numbers)}{places}"
+
+
+def _span(first: int, last: int | None) -> str:
+    return str(first) if last is None or last == first else f"{first}..{last}"
+
+
+def _sent(e: h.Sent) -> Line:
+    return Line(e.at, e.process, "sends batch {}", e.number, e.number)
+
+
+def _settled(e: h.Settled) -> Line:
+    what = f"is told: batch {{}} {e.verdict.value}" + (f" ({e.error})" if e.error else "")
+    return Line(e.at, e.process, what, e.number, e.number, e.index, e.index)
+
+
+def _delivered(e: h.Delivered) -> Line:
+    what = f"reads lane {e.lane}, index {{}}" + (" (durable)" if e.durable else "")
+    return Line(e.at, e.reader, what, e.index, e.index)
+
+
+def _fault(e: h.Fault) -> Line:
+    lasts = f" for {(e.until - e.at) / 1e6:.3f} s" if e.until > e.at else ""
+    return Line(e.at, "FAULT", f"{e.kind}: {e.target}{lasts}", fault=True)
+
+
+def _copies(e: h.Copies) -> Line | None:
+    if e.copies >= e.needed:
+        return None
+    what = f"takes index {e.index} of lane {e.lane} as durable; {e.copies} of {e.needed} replicas have it"
+    return Line(e.at, e.who, what)
+
+
+def _topic(e: h.TopicMade) -> Line:
+    return Line(e.at, "topic", f"{e.name}: order {e.order}, lane {e.lane}, R={e.replicas} A={e.durable_on}")
+
+
+def _moved(e: h.Moved) -> Line:
+    where = "its start or end" if e.index is None else str(e.index)
+    return Line(e.at, e.reader, f"wants lane {e.lane} from {where}")
+
+
+def _tail(e: h.TailRead) -> Line:
+    return Line(e.at, e.process, f"is told: lane {e.lane} ends at {e.index}, durable through {e.durable_index}")
+
+
+_TOLD: Final[dict[type[h.Event], Callable[[Any], Line | None]]] = {
+    h.Sent: _sent,
+    h.Settled: _settled,
+    h.ByReference: lambda e: Line(
+        e.at, e.process, f"batch {e.number} is {'' if e.right else 'NOT '}the one at index {e.index} of lane {e.lane}"
+    ),
+    h.Delivered: _delivered,
+    h.Fault: _fault,
+    h.Copies: _copies,
+    h.TopicMade: _topic,
+    h.LaneMade: lambda e: Line(e.at, "topic", f"lane {e.lane} of topic {e.topic} is made"),
+    h.SessionOpened: lambda e: Line(e.at, e.process, f"has session {e.session}, next is batch {e.expected}"),
+    h.Moved: _moved,
+    h.GapSeen: lambda e: Line(e.at, e.reader, f"sees a gap in lane {e.lane}: {e.kind} [{e.start}, {e.stop})"),
+    h.TailRead: _tail,
+    h.StartRead: lambda e: Line(e.at, e.process, f"is told: lane {e.lane} starts at {e.index}, hot {e.hot_index}"),
+    h.LostSpan: lambda e: Line(e.at, "store", f"[{e.start}, {e.stop}) of lane {e.lane} is lost"),
+    h.LossTold: lambda e: Line(e.at, e.process, f"is told: index {e.index} of lane {e.lane} was lost"),
+    h.PublisherEnded: lambda e: Line(e.at, e.process, "has ended"),
+    h.TrimmedTo: lambda e: Line(e.at, "store", f"lane {e.lane} is trimmed below {e.index}"),
+    h.TieredTo: lambda e: Line(e.at, "tiering", f"lane {e.lane} is in its table below {e.index}"),
+    h.FabricLost: lambda e: Line(e.at, "FAULT", "every process and the memory are gone", fault=True),
+    h.RoleFailed: lambda e: Line(e.at, e.process, f"FAILS: {e.error}"),
+    h.DamageLeft: lambda e: Line(e.at, f"replica-{e.replica}", f"still has a wrong copy of {e.path}"),
+    h.StillThere: lambda e: Line(e.at, e.reader, f"was told that {e.index} of lane {e.lane} is trimmed; it is there"),
+    h.Healed: lambda e: Line(e.at, "world", "nothing is broken from here on"),
+    h.Ended: lambda e: Line(e.at, "world", "ends"),
+}  # fmt: skip
+
+
+def lines(world: World) -> Iterator[Line]:
+    """Everything worth telling, in order. The world has kept its trace."""
+    events = iter(world.history)
+    for step in world.trace.steps:
+        if step.who == "history":
+            event = next(events)
+            tell = _TOLD.get(type(event))
+            line = tell(event) if tell is not None else None
+            if line is not None:
+                yield line
+        elif not any(dull in step.what for dull in _DULL) and not step.what.startswith("FAULT"):
+            yield Line(step.at, step.who, step.what.removeprefix("JOURNAL ")[:200])
+
+
+def merged(told: Iterator[Line]) -> list[Line]:
+    """The same with runs of numbers in one line, at the moment of the first."""
+    out: list[Line] = []
+    open_runs: dict[str, Line] = {}
+    for line in told:
+        run = open_runs.get(line.who)
+        if run is not None and run.goes_on(line):
+            run.last, run.last_place, run.until = line.last, line.place, line.at
+            continue
+        out.append(line)
+        open_runs[line.who] = line
+    return out
+
+
+def transcript(world: World, violations: Sequence[Violation], title: str) -> str:
+    """The story of a world up to its first violation."""
+    first = min(violations, key=lambda violation: violation.at) if violations else None
+    until_us = world.queue.now_us if first is None else first.at + _AFTER_US
+    told = merged(line for line in lines(world) if line.at <= until_us)
+    recent = told[-LINES_MAX:]
+    earlier = [line for line in told[:-LINES_MAX] if line.fault]
+    plan = world.plan
+    cast = (
+        f"{plan.brokers} brokers on {plan.hosts} hosts, {plan.durable.replicas} replicas, "
+        f"{len(plan.streams)} streams, {len(plan.readers)} readers, "
+        f"{sum(world.faults.counts.values())} faults in {plan.fault_phase_us / 1e6:.0f} s"
+    )
+    out = [title, f"the world: {cast}"]
+    if earlier:
+        out += ["what was broken before:", *map(str, earlier), "and then:"]
+    out += map(str, recent)
+    out += [f"  {v.at / 1e6:11.6f}  BROKEN {v.promise}: {v.sentence}" for v in violations[:5]]
+    return "\n".join([*out, *world.failures[:2]])
