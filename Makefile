@@ -11,7 +11,7 @@ SECONDS ?= 30
 SECONDS_PER_CASE ?= 8
 LOG_MIB ?= 2000
 
-.PHONY: help setup demo test check unit sim fuzz chaos soak bench stress plants matrix peers system lock clean
+.PHONY: help setup demo test check unit sim fuzz chaos soak bench stress bugs plants matrix peers system lock clean
 .DEFAULT_GOAL := help
 
 help:            ## what there is to do
@@ -46,8 +46,9 @@ sim: setup       ## simulate SEEDS worlds (default 2000) on all cores; stopped, 
 fuzz: setup      ## hostile and damaged inputs for every decoder and every recovery, SECONDS each (default 30)
 	$(BIN)/embarcadero-proof fuzz --seconds $(SECONDS) --report build/fuzz/report.json
 
-plants: setup    ## plant each known bug and see a test or a seed catch it
-	$(BIN)/embarcadero-proof sim --plants
+bugs: setup      ## inject each known bug and see a test or a seed catch it
+	$(BIN)/embarcadero-proof sim --bugs
+plants: bugs
 
 soak: setup      ## topics, sessions, connections and takeovers come and go for 15 minutes: nothing may pile up
 	$(BIN)/embarcadero-proof chaos soak --seconds $(SOAK_SECONDS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from embarcadero import plants
+from embarcadero_proof.bugs.table import ACTIVE
 from embarcadero_proof.sim.exhaustive.scopes import CASES, VARIANTS, explore_case
 
 _CASES = [name for name, case in CASES.items() if case.small]
@@ -22,10 +22,10 @@ def test_a_scope_holds(name: str) -> None:
 
 @pytest.mark.parametrize("name", _VARIANTS)
 def test_every_step_is_needed(name: str) -> None:
-    """With the step left out there is a counterexample, and its story is told; nothing stays planted."""
+    """With the step left out there is a counterexample, and its story is told; nothing stays injected."""
     variant = VARIANTS[name]
     report = explore_case(CASES[variant.case], variant)
 
     assert report.wrong
     assert report.story
-    assert not plants.ACTIVE
+    assert not ACTIVE

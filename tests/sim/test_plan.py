@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from embarcadero.limits import SESSION_WINDOW
 from embarcadero.types import Order
+from embarcadero_proof.bugs.table import injected
 from embarcadero_proof.sim.checkers import check_all
 from embarcadero_proof.sim.history import Delivered, FabricLost, Healed
 from embarcadero_proof.sim.plan import LONG_FROM_SEED, StreamPlan, make_plan
-from embarcadero_proof.sim.plants import planted
 from embarcadero_proof.sim.run import run_world
 from embarcadero_proof.sim.world import World
 
@@ -42,7 +42,7 @@ def test_a_session_goes_round_its_window_twice() -> None:
 def test_nothing_is_lost_once_all_is_healed() -> None:
     """Also not where a loss was planned for the next ack: what is read from then on is final."""
     plan = make_plan(BRIEF)
-    with planted([]) as wrap:
+    with injected() as wrap:
         world = World(plan, wrap)
         world.queue.at(plan.fault_phase_us - 1, lambda: setattr(world.restarts, "armed", True))
         world.run()

@@ -8,7 +8,7 @@ from embarcadero_proof.sim.run import shrink
 from embarcadero_proof.sim.shrink import Outcome, Shrinker, left_out
 
 
-def test_a_planted_bug_shrinks_to_fewer_faults_and_still_fails_the_same_way() -> None:
+def test_an_injected_bug_shrinks_to_fewer_faults_and_still_fails_the_same_way() -> None:
     """Of the faults of this world few are enough; the story names them, and the promise that is broken."""
     shrinker, told = shrink(151, ["dedupe-off"], tries=5)
     assert shrinker is not None

@@ -28,7 +28,7 @@ def test_trouble_at_a_step_breaks_no_promise() -> None:
 def test_a_rule_that_is_left_out_is_noticed_at_its_step() -> None:
     """A broker that ends with places given in its lane, and had moved its frontier before it wrote their entries."""
     assert run_step(Step.LANE_STAGED, Way.CRASH).good
-    assert run_step(Step.LANE_STAGED, Way.CRASH, plants=["lane-frontier-before-entries"]).broken
+    assert run_step(Step.LANE_STAGED, Way.CRASH, bugs=["lane-frontier-before-entries"]).broken
 
 
 def test_every_step_is_gone_through_both_ways() -> None:

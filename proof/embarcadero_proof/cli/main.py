@@ -11,7 +11,7 @@ What proves Embarcadero: simulated clusters, real ones in trouble, hostile input
 
     embarcadero-proof sim --seeds 0:100        # simulated clusters on incoherent memory, bad networks and disks
 
-    embarcadero-proof sim --plants             # injected bugs: each must be caught
+    embarcadero-proof sim --bugs             # injected bugs: each must be caught
 
     embarcadero-proof chaos matrix --list      # named cases of trouble for real processes
 

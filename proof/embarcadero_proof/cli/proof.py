@@ -16,7 +16,7 @@ Report = Annotated[Path | None, typer.Option(show_default=False, help="Write a J
 def sim(
     seeds: Annotated[str, typer.Option(help="Seeds FIRST:LAST, the last one excluded; each is one world.")] = "0:100",
     report: Report = None,
-    plants: Annotated[bool, typer.Option("--plants", help="Plant each known bug, and see that it is caught.")] = False,
+    bugs: Annotated[bool, typer.Option("--bugs", help="Inject each known bug, and see that it is caught.")] = False,
     steps: Annotated[bool, typer.Option("--steps", help="Crash and pause at each named step of the protocol.")] = False,
     exhaustive: Annotated[
         bool, typer.Option("--exhaustive", help="All interleavings of small scopes, instead of seeds.")
@@ -49,7 +49,7 @@ def sim(
 
         embarcadero-proof sim --seeds 123:124 --shrink
 
-        embarcadero-proof sim --plants
+        embarcadero-proof sim --bugs
 
         embarcadero-proof sim --steps --report build/sim-steps.json
 
@@ -68,7 +68,7 @@ def sim(
 
     raise typer.Exit(
         run_cli(
-            first, last, jobs=jobs, report=report, json=json, trace=trace, plants=plants, results=results, show=show,
+            first, last, jobs=jobs, report=report, json=json, trace=trace, bugs=bugs, results=results, show=show,
             smaller=shrink,
         )
     )  # fmt: skip

@@ -32,7 +32,7 @@ CLUSTER_FAULT_KINDS: Final = ("cluster-loss", "clean-restart")
 
 @dataclass(frozen=True, slots=True)
 class Bias:
-    """Worlds with replicas where some trouble is certain: a planted bug is found there sooner."""
+    """Worlds with replicas where some trouble is certain: a injected bug is found there sooner."""
 
     faults: tuple[str, ...]
     copies: tuple[int, int] | None = None  # (R, A) of all topics

@@ -142,7 +142,7 @@ class Plan:
 def make_plan(seed: int, sequencer_faults: bool = True, bias: Bias | None = None, swarm: bool = True) -> Plan:
     """Draw a world; with a bias, one that has the trouble that it names and no other.
 
-    `swarm`: it may have further kinds of trouble, and rests in the end. Planted bugs are looked for without.
+    `swarm`: it may have further kinds of trouble, and rests in the end. Injected bugs are looked for without.
     """
     rng = random.Random(f"{seed}:plan")
     topics = _topics(rng)

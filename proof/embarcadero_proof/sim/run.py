@@ -18,13 +18,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
+from embarcadero_proof.bugs.bug import ROLE
+from embarcadero_proof.bugs.table import BUGS, bias_of, injected
 from embarcadero_proof.sim.checkers import CHECKERS
 from embarcadero_proof.sim.checkers.ledger import Violation
 from embarcadero_proof.sim.durable import Bias
 from embarcadero_proof.sim.exhaustive.scopes import CASES, VARIANTS, explore_case
 from embarcadero_proof.sim.history import Copies, Delivered, History, RoleFailed, Sent, Settled, TailRead, Verdict
 from embarcadero_proof.sim.plan import Plan, make_plan
-from embarcadero_proof.sim.plants import PLANTS, ROLE, bias_of, planted
 from embarcadero_proof.sim.pool import worker_pool
 from embarcadero_proof.sim.record import Record, code_version, load, newest
 from embarcadero_proof.sim.reports import RunReport, SeedReport, acks_in_trouble, summary, unread
@@ -33,14 +34,14 @@ from embarcadero_proof.sim.transcript import transcript
 from embarcadero_proof.sim.watch import Watch
 from embarcadero_proof.sim.world import ACKS_MIN, World
 
-PLANT_SEEDS = 200
-"""A planted bug has to be caught within this many seeds."""
+BUG_SEEDS = 200
+"""A injected bug has to be caught within this many seeds."""
 
 _STORY_BEFORE, _STORY_AFTER = 60, 5
 
 
-class PlantReport(msgspec.Struct, kw_only=True):
-    """Which seed caught a planted bug, and how."""
+class BugReport(msgspec.Struct, kw_only=True):
+    """Which seed caught a injected bug, and how."""
 
     name: str
     seed: int | None
@@ -63,31 +64,31 @@ class PlantReport(msgspec.Struct, kw_only=True):
         return self.promise if self.promise == others or not others else f"{self.promise} (all: {others})"
 
 
-class PlantsReport(msgspec.Struct, kw_only=True):
-    """What came of all planted bugs."""
+class BugsReport(msgspec.Struct, kw_only=True):
+    """What came of all injected bugs."""
 
-    plants: list[PlantReport]
+    bugs: list[BugReport]
 
     @property
     def good(self) -> bool:
         """Whether each was caught by what has to catch it, and no checker could be missed."""
-        return all(plant.caught for plant in self.plants) and not self.idle
+        return all(bug.caught for bug in self.bugs) and not self.idle
 
     @property
     def idle(self) -> list[str]:
         """Promises whose checkers could be turned off, and every bug would still be noticed."""
-        alone = {promise for plant in self.plants if len(plant.broken) == 1 for promise in plant.broken}
+        alone = {promise for bug in self.bugs if len(bug.broken) == 1 for promise in bug.broken}
         return [promise for promise in CHECKERS if promise not in alone]
 
     def table(self) -> Table:
         """For people."""
         idle = f"no bug is left to the checkers of {', '.join(self.idle)} alone" if self.idle else None
-        table = Table("planted bug", "what it is", "patch point", "caught by", "seed", "seeds needed", "how",
-                      title="planted bugs", caption=idle)  # fmt: skip
-        for plant in self.plants:
-            known = PLANTS[plant.name]
-            seed, needed = ("", "") if plant.seed is None else (str(plant.seed), str(plant.seeds_needed))
-            table.add_row(plant.name, known.what, known.where, plant.verdict, seed, needed, plant.sentence)
+        table = Table("injected bug", "what it is", "patch point", "caught by", "seed", "seeds needed", "how",
+                      title="injected bugs", caption=idle)  # fmt: skip
+        for bug in self.bugs:
+            known = BUGS[bug.name]
+            seed, needed = ("", "") if bug.seed is None else (str(bug.seed), str(bug.seeds_needed))
+            table.add_row(bug.name, known.what, known.where, bug.verdict, seed, needed, bug.sentence)
         return table
 
 
@@ -107,26 +108,26 @@ def _no_collector() -> Iterator[None]:
 
 
 def run_world(
-    seed: int, plants: Sequence[str] = (), keep_trace: bool = False, bias: Bias | None = None, swarm: bool = True
+    seed: int, bugs: Sequence[str] = (), keep_trace: bool = False, bias: Bias | None = None, swarm: bool = True
 ) -> World:  # fmt: skip
-    """Run one seed's world to its end; with a bias, or with the one of the planted bugs, and then without a swarm."""
-    plan = make_plan(seed, bias=bias or bias_of(plants), swarm=swarm and not plants)
-    return run_plan(plan, plants, keep_trace)
+    """Run one seed's world to its end; with a bias, or with the one of the injected bugs, and then without a swarm."""
+    plan = make_plan(seed, bias=bias or bias_of(bugs), swarm=swarm and not bugs)
+    return run_plan(plan, bugs, keep_trace)
 
 
-def run_plan(plan: Plan, plants: Sequence[str] = (), keep_trace: bool = False) -> World:
+def run_plan(plan: Plan, bugs: Sequence[str] = (), keep_trace: bool = False) -> World:
     """Run a world as planned."""
-    with planted(plants) as wrap, _no_collector():
+    with injected(*bugs) as wrap, _no_collector():
         world = World(plan, wrap, keep_trace)
         world.run()
     return world
 
 
 @_no_collector()
-def run_seed(seed: int, plants: Sequence[str] = (), bias: Bias | None = None, swarm: bool = True) -> SeedReport:
+def run_seed(seed: int, bugs: Sequence[str] = (), bias: Bias | None = None, swarm: bool = True) -> SeedReport:
     """Run one seed and let all checkers look at its history."""
     began = time.process_time()
-    world = run_world(seed, plants, bias=bias, swarm=swarm)
+    world = run_world(seed, bugs, bias=bias, swarm=swarm)
     history = world.history
     verdicts = Counter(settled.verdict for settled in history.of(Settled))
     return SeedReport(
@@ -180,9 +181,9 @@ def run_seeds(seeds: Sequence[int], jobs: int = 0, swarm: bool = True) -> Iterab
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def story(seed: int, plants: Sequence[str] = ()) -> str:
+def story(seed: int, bugs: Sequence[str] = ()) -> str:
     """Run a seed again and tell what happened around its first violation."""
-    world = run_world(seed, plants, keep_trace=True)
+    world = run_world(seed, bugs, keep_trace=True)
     violations, steps = _violations(world), world.trace.steps
     if not violations:
         around = steps[-_STORY_BEFORE:]
@@ -199,13 +200,13 @@ def story(seed: int, plants: Sequence[str] = ()) -> str:
 
 
 def shrink(
-    seed: int, plants: Sequence[str] = (), tries: int = TRIES, told: Callable[[str], None] = lambda _line: None
+    seed: int, bugs: Sequence[str] = (), tries: int = TRIES, told: Callable[[str], None] = lambda _line: None
 ) -> tuple[Shrinker | None, str]:
     """Make a failing world as small as it gets, and tell its story; None if every promise holds."""
-    bias, swarm = bias_of(plants), not plants
+    bias, swarm = bias_of(bugs), not bugs
 
     def run(plan: Plan) -> Outcome:
-        world = run_plan(plan, plants)
+        world = run_plan(plan, bugs)
         return Outcome(_violations(world), tuple(world.faults.happened), world.faults.numbered)
 
     first = run(make_plan(seed, bias=bias, swarm=swarm))
@@ -213,7 +214,7 @@ def shrink(
         return None, f"seed {seed}: every promise holds"
     shrinker = Shrinker(seed, first, run, bias, swarm, tries, told)
     shrinker.shrink()
-    world = run_plan(shrinker.plan(shrinker.cuts), plants, keep_trace=True)
+    world = run_plan(shrinker.plan(shrinker.cuts), bugs, keep_trace=True)
     broken = [v for v in _violations(world) if v.promise == shrinker.promise]
     title = f"seed {seed}, {first.faults} faults at first, made smaller in {shrinker.tries} tries, without: "
     return shrinker, transcript(world, broken, title + (", ".join(left_out(shrinker.cuts)) or "nothing"))
@@ -230,17 +231,17 @@ def _shrink_all(console: Console, first: int, last: int) -> int:
 
 
 def run_cli(first: int, last: int, *, jobs: int = 0, report: Path | None = None, json: bool = False,
-            trace: bool = False, plants: bool = False, results: Path | None = None,
+            trace: bool = False, bugs: bool = False, results: Path | None = None,
             show: Path | None = None, smaller: bool = False) -> int:  # fmt: skip
-    """`embarcadero-proof sim`: run seeds, or the planted bugs; or show what is on record. Returns the exit code."""
+    """`embarcadero-proof sim`: run seeds, or the injected bugs; or show what is on record. Returns the exit code."""
     console = Console(stderr=json)
     if smaller:
         return _shrink_all(console, first, last)
-    result: RunReport | PlantsReport
+    result: RunReport | BugsReport
     if show is not None:
         result = summary(sorted(load(newest(show)), key=lambda report: report.seed), 0.0)
     else:
-        result = _run_plants(console, jobs) if plants else _run_seeds(console, first, last, jobs, results)
+        result = _run_bugs(console, jobs) if bugs else _run_seeds(console, first, last, jobs, results)
     encoded = msgspec.json.encode(result)
     if report is not None:
         report.parent.mkdir(parents=True, exist_ok=True)
@@ -276,52 +277,52 @@ def _run_seeds(console: Console, first: int, last: int, jobs: int, results: Path
     return summary(everything, time.monotonic() - began, " ".join(["embarcadero", *sys.argv[1:]]))
 
 
-def _run_plants(console: Console, jobs: int) -> PlantsReport:
-    result = PlantsReport(plants=[])
+def _run_bugs(console: Console, jobs: int) -> BugsReport:
+    result = BugsReport(bugs=[])
     with Progress(BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), console=console) as progress:
-        task = progress.add_task("planted bugs", total=len(PLANTS))
-        for plant in hunt_all(jobs):
-            result.plants.append(plant)
-            progress.update(task, advance=1, description=plant.name)
+        task = progress.add_task("injected bugs", total=len(BUGS))
+        for bug in hunt_all(jobs):
+            result.bugs.append(bug)
+            progress.update(task, advance=1, description=bug.name)
     return result
 
 
 @lru_cache(maxsize=1_000)
 def _holds(seed: int, bias: Bias | None) -> bool:
-    """Whether a seed keeps every promise when nothing is planted; several plants may ask for the same one."""
+    """Whether a seed keeps every promise when nothing is injected; several bugs may ask for the same one."""
     return run_seed(seed, bias=bias, swarm=False).holds
 
 
-def hunt_all(jobs: int = 0, seeds: int = PLANT_SEEDS, names: Sequence[str] = ()) -> Iterable[PlantReport]:
-    """Hunt planted bugs (all, if none is named), each in a process of its own."""
+def hunt_all(jobs: int = 0, seeds: int = BUG_SEEDS, names: Sequence[str] = ()) -> Iterable[BugReport]:
+    """Hunt injected bugs (all, if none is named), each in a process of its own."""
     with worker_pool(jobs) as pool:
-        yield from pool.map(partial(hunt, seeds=seeds), names or PLANTS)
+        yield from pool.map(partial(hunt, seeds=seeds), names or BUGS)
 
 
-def hunt(name: str, seeds: int = PLANT_SEEDS) -> PlantReport:
-    """Run seeds with a planted bug until its checkers catch it: seeds known to do, then all others below `seeds`.
+def hunt(name: str, seeds: int = BUG_SEEDS) -> BugReport:
+    """Run seeds with a injected bug until its checkers catch it: seeds known to do, then all others below `seeds`.
 
     A seed counts only if it keeps every promise without the bug. Some are looked for in small scopes, too, or there
     only.
     """
-    plant, tried = PLANTS[name], 0
-    scoped = _hunt_exhaustively(name, plant.scope) if plant.scope else None
-    if scoped is not None and not (scoped.caught and plant.by):
+    bug, tried = BUGS[name], 0
+    scoped = _hunt_exhaustively(name, bug.scope) if bug.scope else None
+    if scoped is not None and not (scoped.caught and bug.by):
         return scoped
-    missed = PlantReport(name=name, seed=None)
-    for seed in (*plant.witnesses, *(seed for seed in range(seeds) if seed not in plant.witnesses)):
-        if plant.lanes and not make_plan(seed, bias=plant.bias, swarm=False).has_lanes:
+    missed = BugReport(name=name, seed=None)
+    for seed in (*bug.witnesses, *(seed for seed in range(seeds) if seed not in bug.witnesses)):
+        if bug.lanes and not make_plan(seed, bias=bug.bias, swarm=False).has_lanes:
             continue
         world = run_world(seed, (name,))
         found = caught_by(world.history, _violations(world))
         tried += 1
-        if not found or not _holds(seed, plant.bias):
+        if not found or not _holds(seed, bug.bias):
             continue
         broken = {checker: len(violations) for checker, violations in found.items()}
-        if all(checker in found for checker in plant.checkers):
-            sentence = found[plant.checkers[0]][0].sentence
-            promise = plant.by if scoped is None else f"{plant.by}; {scoped.promise}"
-            return PlantReport(
+        if all(checker in found for checker in bug.checkers):
+            sentence = found[bug.checkers[0]][0].sentence
+            promise = bug.by if scoped is None else f"{bug.by}; {scoped.promise}"
+            return BugReport(
                 name=name, seed=seed, promise=promise, sentence=sentence, seeds_needed=tried, broken=broken
             )  # fmt: skip
         missed.broken = missed.broken or broken
@@ -338,8 +339,8 @@ def caught_by(history: History, violations: list[Violation]) -> dict[str, list[V
     return found
 
 
-def _hunt_exhaustively(name: str, scope: str) -> PlantReport:
+def _hunt_exhaustively(name: str, scope: str) -> BugReport:
     """Look at all interleavings of a scope, without the bug and with it."""
     case, variant = CASES[scope], VARIANTS[name]
     found = explore_case(case, variant).wrong if explore_case(case).good else ""
-    return PlantReport(name=name, seed=None, promise=found and f"exhaustive: {scope}", sentence=found)
+    return BugReport(name=name, seed=None, promise=found and f"exhaustive: {scope}", sentence=found)

@@ -25,10 +25,10 @@ from embarcadero.placement.records import Chain, chain_key
 from embarcadero.placement.store import Put
 from embarcadero.steps import Step
 from embarcadero.types import Order
+from embarcadero_proof.bugs.table import injected
 from embarcadero_proof.sim.checkers import CHECKERS, check_all
 from embarcadero_proof.sim.durable import Bias
 from embarcadero_proof.sim.plan import SECOND_US, Plan, make_plan
-from embarcadero_proof.sim.plants import planted
 from embarcadero_proof.sim.pool import worker_pool
 from embarcadero_proof.sim.reports import acks_in_trouble, unread
 from embarcadero_proof.sim.steps import StepFault, Way
@@ -152,7 +152,7 @@ def step_plan(step: Step, way: Way, seed: int) -> Plan | None:
     return plan
 
 
-def run_step(step: Step, way: Way, first_seed: int = 0, plants: Sequence[str] = ()) -> StepReport:
+def run_step(step: Step, way: Way, first_seed: int = 0, bugs: Sequence[str] = ()) -> StepReport:
     """Run worlds until one gets to the step, and let all checkers look at that one."""
     began = time.process_time()
     report = StepReport(step=step.value, role=step.role, way=way.value, seed=first_seed)
@@ -160,7 +160,7 @@ def run_step(step: Step, way: Way, first_seed: int = 0, plants: Sequence[str] = 
     while tried < SEEDS_MAX and not report.struck:
         if (plan := step_plan(step, way, seed)) is not None:
             tried += 1
-            with planted(plants) as wrap:
+            with injected(*bugs) as wrap:
                 world = (LowWorld if step.value.startswith("ceiling") else World)(plan, wrap)
                 world.run()
             report = _reported(world, step, way, seed)

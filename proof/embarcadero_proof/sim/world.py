@@ -23,6 +23,7 @@ from embarcadero.limits import BROKER_LANES_FIRST, LINE_BYTES
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.memory import MemoryStore
 from embarcadero.types import EntryKind, Member, Order, TopicLane
+from embarcadero_proof.bugs.leaks import Wrap
 from embarcadero_proof.sim.candidates import Candidates
 from embarcadero_proof.sim.clients import ProbeProcess
 from embarcadero_proof.sim.disk_faults import heal
@@ -55,7 +56,6 @@ from embarcadero_proof.sim.mirrors import MIRROR, Mirrors
 from embarcadero_proof.sim.network import Address, Network
 from embarcadero_proof.sim.passing import PASSING_FROM_SEED, PassingProcess
 from embarcadero_proof.sim.plan import SECOND_US, Plan, ReaderPlan, StreamPlan, TopicPlan
-from embarcadero_proof.sim.plants import Wrap
 from embarcadero_proof.sim.process import Process
 from embarcadero_proof.sim.referencing import Staged, publisher_of, stream_of
 from embarcadero_proof.sim.rest import Rest
@@ -320,7 +320,7 @@ class World:
         return self._wrap(role, self.bare_fabric(host))
 
     def bare_fabric(self, host: str) -> Fabric:
-        """The same before bugs are planted in it."""
+        """The same before bugs are injected in it."""
         return self.mirrors.of(self.memory.host(host), host)
 
     # --- the cluster --------------------------------------------------------------------------------------------------

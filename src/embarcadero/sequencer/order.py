@@ -28,7 +28,6 @@ from embarcadero.env import Journal, SilentJournal
 from embarcadero.fabric.layout import Entries, every, join, pick
 from embarcadero.invariants import invariant
 from embarcadero.limits import GAP_TIMEOUT_DEPARTED_MS, SESSION_SEQUENCE_MAX
-from embarcadero.plants import planted
 from embarcadero.sequencer.counters import LaneCounters
 from embarcadero.sequencer.decisions import Decisions, order_entries, words
 from embarcadero.sequencer.held import HeldSlots
@@ -124,8 +123,6 @@ class LaneOrder:
         step, table = _Step(entries, self.table), self.table
         is_open: Flags = table.live.take(step.rows) == step.sessions
         chosen, waiting, woken = self._choose(step, is_open)
-        if planted("dedupe-off"):
-            chosen = self._with_duplicates(step, is_open, chosen)
         self._append(step, chosen)
         came = step.rows[: step.came]
         table.active_us[came if every(is_open) else came[is_open]] = now_us
@@ -172,8 +169,6 @@ class LaneOrder:
         if self.all_strong:
             return self._choose_strong(step, is_open)
         strong = self.table.strong.take(step.rows)
-        if planted("weak-held"):
-            strong.fill(True)
         if every(strong):
             return self._choose_strong(step, is_open)
         if not np.count_nonzero(strong):
@@ -277,17 +272,7 @@ class LaneOrder:
             table.release(step.rows[released])
             self.held.release(held_slots[released - step.came])
             self.counters.cascades.add(len(released))
-        if planted("held-forgotten"):
-            chosen = chosen[chosen < step.came]
         return chosen, waiting[waiting < step.came], woken
-
-    def _with_duplicates(self, step: _Step, is_open: Flags, chosen: Ints | None) -> Ints | None:
-        """A planted bug's work: what was ordered before is ordered again."""
-        if chosen is None:
-            return None
-        again = is_open & (self.table.tag.take(step.slots[: step.came]) == step.seqs[: step.came] + 1)
-        again &= step.seqs[: step.came] < self.table.expected.take(step.rows[: step.came])
-        return np.concatenate([chosen, np.setdiff1d(again.nonzero()[0], chosen)])
 
     # --- append, hold, settle -----------------------------------------------------------------------------------------
     def _append(self, step: _Step, chosen: Ints | None) -> None:

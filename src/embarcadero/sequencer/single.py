@@ -11,7 +11,6 @@ from typing import Final
 
 from embarcadero.fabric.layout import Line, fold_line
 from embarcadero.limits import SESSION_SEQUENCE_MAX
-from embarcadero.plants import ACTIVE
 from embarcadero.sequencer.order import LaneOrder
 from embarcadero.sequencer.sessions import W_MASK, W
 from embarcadero.types import EntryKind, Outcome
@@ -31,7 +30,7 @@ def order_one(lane: LaneOrder, line: Line, now_us: int) -> tuple[int, int] | Non
     table, session, sequence = lane.table, line[3] >> 32, line[1]
     row = session & table.mask
     slot = row * W + (sequence & W_MASK)
-    if ACTIVE or table.live[row] != session or sequence > SESSION_SEQUENCE_MAX:
+    if table.live[row] != session or sequence > SESSION_SEQUENCE_MAX:
         return None
     strong = table.strong[row]
     if strong:

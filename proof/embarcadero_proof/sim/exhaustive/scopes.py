@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -12,7 +11,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from embarcadero.plants import ACTIVE
+from embarcadero_proof.bugs.table import injected
 from embarcadero_proof.sim.exhaustive.actor import Leak
 from embarcadero_proof.sim.exhaustive.explore import Explorer, Found, Placement, Scope
 from embarcadero_proof.sim.exhaustive.ring import ring_scope
@@ -115,13 +114,13 @@ CASES: Final = {
 
 
 class Variant(NamedTuple):
-    """A step left out: by a leak, in an actor's own code, or by a planted bug of role code."""
+    """A step left out: by a leak, in an actor's own code, or by a injected bug of role code."""
 
     name: str
     case: str
     leak: Leak | None = None
     left_out: str = ""
-    plant: str = ""
+    bug: str = ""
     small: bool = True
 
 
@@ -139,27 +138,27 @@ VARIANTS: Final = {
         Variant("slots reused early", "ring", left_out="waiting for room"),
         Variant("slots reused early, one host", "ring, one host", left_out="waiting for room"),
         Variant("freed before read", "ring, one host", left_out="reading before freeing"),
-        Variant("seal-at-frontier", "seal, one host", plant="seal-at-frontier"),
-        Variant("range-not-rechecked", "seal, one host", plant="range-not-rechecked"),
-        Variant("closing-not-fenced", "seal, one host", plant="closing-not-fenced"),
-        Variant("closing-said-late", "seal, one host", plant="closing-said-late"),
-        Variant("durable-before-sync", "seal, one host", plant="durable-before-sync"),
-        Variant("epoch-opened-late", "ack", plant="epoch-opened-late", small=False),
-        Variant("epoch-not-fenced", "ack, one host", plant="epoch-not-fenced", small=False),
-        Variant("epoch-checked-first", "ack", plant="epoch-checked-first", small=False),
-        Variant("epoch-not-checked", "ack", plant="epoch-not-checked", small=False),
-        Variant("ordered-end-from-frontier", "ack", plant="ordered-end-from-frontier", small=False),
-        Variant("results-before-entries", "ack", plant="results-before-entries", small=False),
+        Variant("seal-at-frontier", "seal, one host", bug="seal-at-frontier"),
+        Variant("range-not-rechecked", "seal, one host", bug="range-not-rechecked"),
+        Variant("closing-not-fenced", "seal, one host", bug="closing-not-fenced"),
+        Variant("closing-said-late", "seal, one host", bug="closing-said-late"),
+        Variant("durable-before-sync", "seal, one host", bug="durable-before-sync"),
+        Variant("epoch-opened-late", "ack", bug="epoch-opened-late", small=False),
+        Variant("epoch-not-fenced", "ack, one host", bug="epoch-not-fenced", small=False),
+        Variant("epoch-checked-first", "ack", bug="epoch-checked-first", small=False),
+        Variant("epoch-not-checked", "ack", bug="epoch-not-checked", small=False),
+        Variant("ordered-end-from-frontier", "ack", bug="ordered-end-from-frontier", small=False),
+        Variant("results-before-entries", "ack", bug="results-before-entries", small=False),
         Variant("epoch checked before reading", "read", left_out="entries before the epoch", small=False),
-        Variant("foreseen-is-the-end", "foreseen, one host", plant="foreseen-is-the-end", small=False),
-        Variant("published-before-decided", "commit", plant="published-before-decided"),
-        Variant("decided-before-manifest", "commit", plant="decided-before-manifest"),
-        Variant("published-before-durable", "commit", plant="published-before-durable"),
-        Variant("done-before-published", "commit", plant="done-before-published"),
-        Variant("newer-manifest-published", "commit", plant="newer-manifest-published"),
-        Variant("sweep-drops-decided", "sweep", plant="sweep-drops-decided"),
-        Variant("answers-not-repeated", "answers", plant="answers-not-repeated", small=False),
-        Variant("takeover-reads-forwards", "answers, one host", plant="takeover-reads-forwards", small=False),
+        Variant("foreseen-is-the-end", "foreseen, one host", bug="foreseen-is-the-end", small=False),
+        Variant("published-before-decided", "commit", bug="published-before-decided"),
+        Variant("decided-before-manifest", "commit", bug="decided-before-manifest"),
+        Variant("published-before-durable", "commit", bug="published-before-durable"),
+        Variant("done-before-published", "commit", bug="done-before-published"),
+        Variant("newer-manifest-published", "commit", bug="newer-manifest-published"),
+        Variant("sweep-drops-decided", "sweep", bug="sweep-drops-decided"),
+        Variant("answers-not-repeated", "answers", bug="answers-not-repeated", small=False),
+        Variant("takeover-reads-forwards", "answers, one host", bug="takeover-reads-forwards", small=False),
     )
 }
 
@@ -205,21 +204,12 @@ class ExhaustiveReport(msgspec.Struct, kw_only=True):
         return table
 
 
-@contextmanager
-def _planted(plant: str) -> Iterator[None]:
-    ACTIVE.update({plant} if plant else ())
-    try:
-        yield
-    finally:
-        ACTIVE.discard(plant)
-
-
 def explore_case(case: Case, variant: Variant | None = None) -> CaseReport:
     """Explore one case, perhaps with a step left out."""
     began = time.process_time()
     leaks = [variant.leak] if variant is not None and variant.leak is not None else []
     left_out = frozenset([variant.left_out] if variant is not None and variant.left_out else [])
-    with _planted(variant.plant if variant is not None else ""):
+    with injected(*([variant.bug] if variant is not None and variant.bug else [])):
         found: Found = Explorer(case.scope(), case.placement, leaks, left_out).explore()
     return CaseReport(
         name=case.name, placement=case.placement.words, left_out="" if variant is None else variant.name,

@@ -22,11 +22,11 @@ from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable, create_epochs
 from embarcadero.fabric.frontier import FrontierWriter
 from embarcadero.fabric.layout import frontier_offset
 from embarcadero.fabric.tagged import FIRST_LINE, TaggedWriter
-from embarcadero.plants import planted
 from embarcadero.sequencer.counters import SequencerCounters
 from embarcadero.sequencer.ranges import Kept, RangeKeeper
 from embarcadero.sequencer.replicas import Replicas
 from embarcadero.types import Range, ReplicaRef, Topic
+from embarcadero_proof.bugs.table import is_injected
 from embarcadero_proof.sim.exhaustive.actor import Lines, Play, Stage
 from embarcadero_proof.sim.exhaustive.explore import Facts, Scope
 from embarcadero_proof.sim.exhaustive.regions import FirstFabric
@@ -103,7 +103,7 @@ class _Seal:
             for end in range(1, self._entries + 1):
                 stage.remembers(end)
                 stage.call("append")
-                if planted("durable-before-sync"):
+                if is_injected("durable-before-sync"):
                     line.advance(end)
                 stage.call("sync")
                 line.advance(end)

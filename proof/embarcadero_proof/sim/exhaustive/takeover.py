@@ -38,7 +38,6 @@ from embarcadero.fabric.layout import (
 from embarcadero.fabric.region import Fabric, Shape
 from embarcadero.fabric.ring import RingReader, RingWriter, create_ring
 from embarcadero.invariants import invariant
-from embarcadero.plants import planted
 from embarcadero.sequencer.brokers import Brokers
 from embarcadero.sequencer.decisions import OpenedFacts, open_entry
 from embarcadero.sequencer.held import HeldSlots, create_held
@@ -49,6 +48,7 @@ from embarcadero.sequencer.single import order_line, result_line
 from embarcadero.sequencer.sources import Source, results_region
 from embarcadero.sequencer.takeover import Foreseen, Legacy, read_lane
 from embarcadero.types import EntryKind, Member, Topic
+from embarcadero_proof.bugs.table import is_injected
 from embarcadero_proof.sim.exhaustive.actor import Lines, Play, Stage
 from embarcadero_proof.sim.exhaustive.explore import Facts, Scope
 from embarcadero_proof.sim.exhaustive.regions import FirstFabric
@@ -109,7 +109,7 @@ def call_store(world: Any, _actor: str, call: tuple[Any, ...]) -> tuple[Any, Any
     if call[0] == "started epoch":
         return world, started
     if call[0] == "start epoch":
-        holds = planted("start-unconditional") or (call[1] == handed_out and call[1] > started)
+        holds = is_injected("start-unconditional") or (call[1] == handed_out and call[1] > started)
         return ((handed_out, call[1]), True) if holds else (world, False)
     return world, None
 
@@ -136,7 +136,7 @@ def _reign(fabric: Fabric, rounds: int, begins: Callable[[int], None] = lambda _
         line: Line = _pending(number).view(np.uint64).tolist()
         index, seq = ring.next, ring.next - 1
         entry, answer = order_line(line, number, index, seq, 1), result_line(line, index, seq)
-        if planted("results-before-entries"):
+        if is_injected("results-before-entries"):
             results[number].write_line(answer, 0)
             results[number].publish()
             ring.write_line(entry, 0)
@@ -163,7 +163,7 @@ def new_sequencer(turn: int, after_old: bool = False, foresees: bool = False) ->
         epoch = stage.call("next epoch")
         frontiers, held = stage.create(f"epoch-{epoch}/frontiers", _FRONTIERS), HeldSlots(1)
         early = _Early(stage, epoch, held, frontiers) if foresees else None
-        if not planted("epoch-opened-late"):
+        if not is_injected("epoch-opened-late"):
             table.open(epoch)
         earlier = stage.call("started epoch")
         legacy = Legacy(stage, earlier, MEMBERS, foreseen=early.foreseen if early else None)
@@ -181,7 +181,7 @@ def new_sequencer(turn: int, after_old: bool = False, foresees: bool = False) ->
         for member in MEMBERS:
             source = brokers.sources[member.handle] = Source(stage, epoch, member, SIZES, frontiers)
             source.inherit(legacy.brokers[member.handle])
-        if planted("epoch-opened-late"):
+        if is_injected("epoch-opened-late"):
             table.open(epoch)
         if not stage.call("start epoch", epoch):
             return

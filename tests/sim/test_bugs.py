@@ -1,4 +1,4 @@
-"""Every planted bug is caught by the checker that is there for it: the net has no hole there."""
+"""Every injected bug is caught by the checker that is there for it: the net has no hole there."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from embarcadero import plants
 from embarcadero.errors import BadValue
+from embarcadero_proof.bugs.bug import ROLE
+from embarcadero_proof.bugs.table import ACTIVE, BUGS, injected
 from embarcadero_proof.sim.checkers import CHECKERS, check_all
 from embarcadero_proof.sim.exhaustive.scopes import VARIANTS
 from embarcadero_proof.sim.history import Ended, History, RoleFailed, Sent
-from embarcadero_proof.sim.plants import PLANTS, ROLE, planted
-from embarcadero_proof.sim.run import PlantReport, PlantsReport, caught_by, hunt, hunt_all
+from embarcadero_proof.sim.run import BugReport, BugsReport, caught_by, hunt, hunt_all
 
 SEEDS = 40
 
@@ -26,38 +26,38 @@ IMPORTANT = (
     "reference-unchecked", "reference-not-durable",
 )  # fmt: skip
 """One of each kind, and for each promise one that nothing but its checker notices. All of them are hunted by `make
-plants`; those of small scopes are in test_exhaustive.py too."""
+bugs`; those of small scopes are in test_exhaustive.py too."""
 
 
 @pytest.mark.timeout(900)
-def test_planted_bugs_are_caught() -> None:
-    """Each planted bug breaks its promise in a world that keeps all of them without it; and no checker can be missed.
+def test_injected_bugs_are_caught() -> None:
+    """Each injected bug breaks its promise in a world that keeps all of them without it; and no checker can be missed.
 
     Seeds that are known to catch a bug come first; others are tried only if all of those have ceased to.
     """
-    found = PlantsReport(plants=list(hunt_all(seeds=SEEDS, names=IMPORTANT)))
-    assert {plant.name for plant in found.plants} == set(IMPORTANT)
-    assert {plant.name: plant.broken for plant in found.plants if not plant.caught} == {}
+    found = BugsReport(bugs=list(hunt_all(seeds=SEEDS, names=IMPORTANT)))
+    assert {bug.name for bug in found.bugs} == set(IMPORTANT)
+    assert {bug.name: bug.broken for bug in found.bugs if not bug.caught} == {}
     assert not found.idle
 
 
 def test_another_checker_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bug that breaks a promise counts as caught only if it is the one that it has to break."""
     assert hunt("dedupe-off", seeds=0).caught
-    monkeypatch.setitem(PLANTS, "dedupe-off", replace(PLANTS["dedupe-off"], by="P2, P7"))
+    monkeypatch.setitem(BUGS, "dedupe-off", replace(BUGS["dedupe-off"], by="P2, P7"))
     found = hunt("dedupe-off", seeds=0)
     assert not found.caught
     assert "P2" in found.broken
-    assert not PlantsReport(plants=[found]).good
+    assert not BugsReport(bugs=[found]).good
 
 
 def test_a_checker_that_could_be_turned_off_is_told() -> None:
     """All bugs are caught, but one promise is never the only one that is broken: that is not enough."""
-    every = [PlantReport(name=promise, seed=0, promise=promise, broken={promise: 1}) for promise in CHECKERS]
-    assert PlantsReport(plants=every).good
+    every = [BugReport(name=promise, seed=0, promise=promise, broken={promise: 1}) for promise in CHECKERS]
+    assert BugsReport(bugs=every).good
     every[4].broken = {"P5": 1, "P2": 1}
-    assert PlantsReport(plants=every).idle == ["P5"]
-    assert not PlantsReport(plants=every).good
+    assert BugsReport(bugs=every).idle == ["P5"]
+    assert not BugsReport(bugs=every).good
 
 
 def test_a_role_that_fails_is_not_a_checker_of_promises() -> None:
@@ -70,23 +70,23 @@ def test_a_role_that_fails_is_not_a_checker_of_promises() -> None:
 
 
 def test_the_table_is_whole() -> None:
-    """Each planted bug has a patch point, and a seed or a scope that catches it; scopes know how to leave it out."""
-    for name, plant in PLANTS.items():
-        assert plant.where
-        assert plant.witnesses or plant.scope
-        assert bool(plant.witnesses) == bool(plant.by)
-        assert {*plant.checkers} <= {*CHECKERS, ROLE}
-        assert not plant.scope or VARIANTS[name].case == plant.scope
+    """Each injected bug has a patch point, and a seed or a scope that catches it; scopes know how to leave it out."""
+    for name, bug in BUGS.items():
+        assert bug.where
+        assert bug.witnesses or bug.scope
+        assert bool(bug.witnesses) == bool(bug.by)
+        assert {*bug.checkers} <= {*CHECKERS, ROLE}
+        assert not bug.scope or VARIANTS[name].case == bug.scope
 
 
-def test_nothing_is_planted_unless_asked_for() -> None:
-    """Plants are gone when their world is over, even if it ended badly."""
-    with pytest.raises(BadValue), planted(["dedupe-off"]):
-        raise BadValue(f"planted: {sorted(plants.ACTIVE)}")
-    assert not plants.ACTIVE
+def test_nothing_is_injected_unless_asked_for() -> None:
+    """Injected bugs are gone when their world is over, even if it ended badly."""
+    with pytest.raises(BadValue), injected("dedupe-off"):
+        raise BadValue(f"injected: {sorted(ACTIVE)}")
+    assert not ACTIVE
 
 
-def test_an_unknown_plant_is_refused() -> None:
-    """A misspelt name is an error, not a bug that nobody planted."""
-    with pytest.raises(BadValue, match="no-such-bug"), planted(["no-such-bug"]):
+def test_an_unknown_bug_is_refused() -> None:
+    """A misspelt name is an error, not a bug that is never injected."""
+    with pytest.raises(BadValue, match="no-such-bug"), injected("no-such-bug"):
         pass

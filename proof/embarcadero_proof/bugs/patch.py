@@ -1,0 +1,138 @@
+"""Patch functions of the running product: an injected bug is text of one function that is replaced by other text.
+
+    with patched([Edit("embarcadero.sequencer.order:Order.place", "if seen.any():", "if False:")]):
+        ...
+
+The source of the module is read, the text replaced, the whole compiled, and the code of that one function exchanged
+(`function.__code__`), so that every reference to it, however it was imported, runs the patched code. Afterwards it has
+its own code again. A patch whose text is not there exactly once raises SourceMoved: the source has changed, and the
+patch must follow it.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import inspect
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import CodeType, FunctionType
+from typing import Any, Final
+
+from embarcadero.errors import EmbarcaderoError
+
+_FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
+_WRAPPED: Final = ("fget", "__func__", "func", "__wrapped__")
+_NAME_IT: Final = "let the injected bug name the function that it changes"
+
+
+class SourceMoved(EmbarcaderoError):
+    """A patch does not fit the source any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Replace text in one function. `where` is `module:qualified name`; a property or a decorated function will do.
+
+    `old` must occur exactly once in the source of the function, its decorators left out. `new` may use all that the
+    function can see: its arguments, globals of its module, what it imports itself.
+    """
+
+    where: str
+    old: str
+    new: str
+
+    @property
+    def module(self) -> str:
+        """The module's name."""
+        return self.where.partition(":")[0]
+
+    @property
+    def name(self) -> str:
+        """The function's qualified name."""
+        return self.where.partition(":")[2]
+
+
+@contextmanager
+def patched(edits: Sequence[Edit]) -> Iterator[None]:
+    """Apply all edits for as long as the block lasts. Edits of one function are applied one after the other."""
+    by_function: dict[str, list[Edit]] = defaultdict(list)
+    for edit in edits:
+        by_function[edit.where].append(edit)
+    exchanges = [(function_of(own[0]), patched_code(own)) for own in by_function.values()]
+    with ExitStack() as stack:
+        for function, code in exchanges:
+            stack.callback(setattr, function, "__code__", function.__code__)
+            function.__code__ = code
+        yield
+
+
+def function_of(edit: Edit) -> FunctionType:
+    """Find the function object that an edit means. SourceMoved, if there is none."""
+    found: Any = importlib.import_module(edit.module)
+    try:
+        for part in edit.name.split("."):
+            found = inspect.getattr_static(found, part)
+    except AttributeError:
+        raise SourceMoved(f"there is no function {edit.where}", _NAME_IT) from None
+    while not isinstance(found, FunctionType):
+        inner = [getattr(found, name) for name in _WRAPPED if hasattr(found, name)]
+        if not inner:
+            raise SourceMoved(f"{edit.where} is not a function", _NAME_IT)
+        found = inner[0]
+    function: FunctionType = inspect.unwrap(found)
+    return function
+
+
+def patched_code(edits: Sequence[Edit]) -> CodeType:
+    """Compile the function that these edits mean, with their texts replaced. SourceMoved, if one does not fit."""
+    module, name = edits[0].module, edits[0].name
+    file, text = _source(module)
+    start, end = _lines(module, name)
+    lines = text.splitlines(keepends=True)
+    body = "".join(lines[start - 1 : end])
+    for edit in edits:
+        if (times := body.count(edit.old)) != 1:
+            raise SourceMoved(
+                f"{edit.where} has {edit.old!r} {times} times, not once", "adapt the injected bug to the source"
+            )
+        body = body.replace(edit.old, edit.new)
+    changed = "".join(lines[: start - 1]) + body + "".join(lines[end:])
+    code = _code_named(compile(changed, file, "exec", dont_inherit=True), name)
+    function = function_of(edits[0])
+    if code is None or code.co_freevars != function.__code__.co_freevars:
+        raise SourceMoved(f"{edits[0].where} closes over other variables", "patch another function")
+    return code
+
+
+@functools.cache
+def _source(module: str) -> tuple[str, str]:
+    file = inspect.getsourcefile(importlib.import_module(module))
+    if file is None:
+        raise SourceMoved(f"{module} has no source", "patch a module that is written in Python")
+    with open(file, encoding="utf-8") as source:
+        return file, source.read()
+
+
+@functools.cache
+def _lines(module: str, name: str) -> tuple[int, int]:
+    """First and last line of a function, without its decorators."""
+    node: Any = ast.parse(_source(module)[1])
+    for part in name.split("."):
+        found = [each for each in ast.walk(node) if isinstance(each, (*_FUNCTIONS, ast.ClassDef)) and each.name == part]
+        if not found:
+            raise SourceMoved(f"there is no function {module}:{name}", _NAME_IT)
+        node = found[-1]  # of several with one name the last one counts, as at run time
+    return node.lineno, node.end_lineno
+
+
+def _code_named(code: CodeType, name: str) -> CodeType | None:
+    """Find the code of a function by its qualified name; of several the last one."""
+    found = None
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            found = constant if constant.co_qualname == name else _code_named(constant, name) or found
+    return found

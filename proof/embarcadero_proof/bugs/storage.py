@@ -1,0 +1,11 @@
+"""Bugs injected into `embarcadero/storage/`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from embarcadero_proof.bugs.bug import ROT, Bug
+
+BUGS: Final = (
+    Bug("damage-cut", "recovery cuts a log at damage in its middle", "P7", bias=ROT, witnesses=(3, 0)),
+)  # fmt: skip

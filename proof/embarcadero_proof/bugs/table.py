@@ -1,0 +1,57 @@
+"""All injected bugs by name, and how to inject them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from embarcadero import plants
+from embarcadero.errors import BadValue
+from embarcadero_proof.bugs import broker, client, fabric, memory, placement, replica, sequencer, staging, storage
+from embarcadero_proof.bugs.bug import Bug
+from embarcadero_proof.bugs.leaks import Wrap, wrap_with
+from embarcadero_proof.bugs.patch import Edit, patched
+from embarcadero_proof.sim.durable import Bias
+
+BUGS: Final[dict[str, Bug]] = {
+    bug.name: bug
+    for module in (broker, client, fabric, memory, placement, replica, sequencer, staging, storage)
+    for bug in module.BUGS
+}  # fmt: skip
+
+
+_BY_ROUNDS: Final = Edit(
+    "embarcadero.sequencer.single:order_one", "    row = session", "    return None\n    row = session"
+)
+"""Rounds of one batch go the way of all others, where most bugs are injected."""
+ACTIVE: Final[set[str]] = set()
+"""Names of the bugs that are injected now."""
+
+
+def is_injected(name: str) -> bool:
+    """Whether this bug is injected now: for models of a role that leave a rule out by themselves."""
+    return name in ACTIVE
+
+
+def bias_of(names: Sequence[str]) -> Bias | None:
+    """What the worlds are like in which these bugs are looked for."""
+    return next((BUGS[name].bias for name in names if name in BUGS and BUGS[name].bias is not None), None)
+
+
+@contextmanager
+def injected(*names: str) -> Iterator[Wrap]:
+    """Inject these bugs for a while. Gives what wraps the fabrics of roles. BadValue for a name that is none."""
+    if unknown := [name for name in names if name not in BUGS]:
+        raise BadValue(f"there are no injected bugs {unknown}", f"choose from {sorted(BUGS)}")
+    chosen = [BUGS[name] for name in names]
+    flags = {bug.name for bug in chosen if bug.leak is None and not bug.edits}
+    plants.ACTIVE.update(flags)
+    ACTIVE.update(names)
+    try:
+        by_rounds = [_BY_ROUNDS] if any(bug.leak is None for bug in chosen) else []
+        with patched([*by_rounds, *(edit for bug in chosen for edit in bug.edits)]):
+            yield wrap_with([bug.leak for bug in chosen if bug.leak is not None])
+    finally:
+        plants.ACTIVE.difference_update(flags)
+        ACTIVE.difference_update(names)
