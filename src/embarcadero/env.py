@@ -1,17 +1,23 @@
 """The seam: what role logic needs from the world. Real processes and the simulator implement it.
 
-Memory is `fabric.region.Fabric`; disks are `storage.disk.Disk`; the network is frames in and frames out (sans-I/O);
-time is a `Clock`; what may block goes to `Workers`.
+Memory is `fabric.region.Fabric`; the network is frames in and frames out (sans-I/O); all else that a role gets from its
+process is in one `Env`: time is a `Clock`, disks are `Disk`, what may block goes to `Workers`.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
 
+from embarcadero.errors import DiskFailed
+from embarcadero.types import ReplicaMember
+
 T = TypeVar("T")
+
+Part = bytes | bytearray | memoryview
 
 
 class Clock(Protocol):
@@ -117,3 +123,117 @@ class Inline:
         except Exception as error:
             result = error
         done(result)
+
+
+# --- disks ------------------------------------------------------------------------------------------------------------
+class Missing(DiskFailed):
+    """There is no such file or folder: never written, dropped meanwhile, or deleted by somebody."""
+
+
+class File(Protocol):
+    """One open file. Offsets are given with each call, so that threads need not agree on a place."""
+
+    def pwrite(self, parts: Sequence[Part], offset: int) -> None:
+        """Write all parts, one after another, from `offset` on; what is between the end and there reads as zeros."""
+        ...
+
+    def pread(self, size: int, offset: int) -> bytes:
+        """So many bytes; fewer only at the end of the file."""
+        ...
+
+    def sync(self) -> None:
+        """Return once everything written before this call is on the disk. After an error nothing is known."""
+        ...
+
+    def size(self) -> int:
+        """How long the file is now."""
+        ...
+
+    def truncate(self, size: int) -> None:
+        """Make it this long."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it. Closing twice is harmless."""
+        ...
+
+
+class Lock(Protocol):
+    """A folder that is ours until we close this, or end."""
+
+    def close(self) -> None:
+        """Give it back."""
+        ...
+
+
+class Disk(Protocol):
+    """Files below one folder. One suite of tests holds for the operating system's and for the simulator's.
+
+    Paths are relative, with `/`, below the disk's root. What was written counts as kept only after `sync` of the file,
+    and a name only after `sync_folder` of its folder. Everything the world does wrong arrives as a typed error:
+    DiskFull, DiskFailed (and its Missing), WrongFolder.
+    """
+
+    def open(self, path: str, create: bool = False, writable: bool = False) -> File:
+        """Open a file. `create` makes a new, empty one in place of what may be there, and implies `writable`."""
+        ...
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file or folder of this name."""
+        ...
+
+    def list(self, folder: str) -> list[str]:
+        """Names in a folder, sorted; "" is the root. Missing if there is no such folder."""
+        ...
+
+    def make_folder(self, path: str) -> None:
+        """Have a folder; its parent exists. One that is there already is fine."""
+        ...
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a file another name, in place of what has it."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+        ...
+
+    def remove_folder(self, path: str) -> None:
+        """Remove an empty folder."""
+        ...
+
+    def sync_folder(self, path: str) -> None:
+        """Return once the names in this folder are on the disk."""
+        ...
+
+    def free_bytes(self) -> int:
+        """Room that is left."""
+        ...
+
+    def lock(self, path: str) -> Lock:
+        """Be the only holder of this file, until the lock or the disk is closed. WrongFolder if another one is."""
+        ...
+
+    def make_id(self) -> str:
+        """A fresh random id, 32 hexadecimal digits."""
+        ...
+
+    def close(self) -> None:
+        """Let go of all locks."""
+        ...
+
+
+Disks = Callable[[ReplicaMember], Disk]
+"""Opens the disk of a replica, for reading."""
+
+
+@dataclass(frozen=True, slots=True)
+class Env:
+    """What a role gets from its process. Roles take it as their first argument, and hand it to their parts."""
+
+    clock: Clock
+    bell: Doorbell = field(default_factory=SilentBell)
+    journal: Journal = field(default_factory=SilentJournal)
+    workers: Workers = field(default_factory=Inline)
+    steps: Steps = NO_STEPS
+    disks: Disks | None = None  # None: replicas' disks are out of reach

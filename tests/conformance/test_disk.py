@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from embarcadero.env import Disk, Missing
 from embarcadero.errors import DiskFailed, WrongFolder
-from embarcadero.storage.disk import Disk, Missing, read_whole, write_whole
+from embarcadero.storage.disk import read_whole, write_whole
 from embarcadero.storage.real import RealDisk
 from embarcadero_proof.sim.disk import Mount, SimDisk
 

@@ -7,8 +7,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from embarcadero.env import File, Part
 from embarcadero.errors import DiskFailed, DiskFull
-from embarcadero.storage.disk import File, Part
 from embarcadero.storage.real import RealDisk
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from embarcadero.config import Config, FabricSizes
 from embarcadero.config.table import Replica as Settings
-from embarcadero.env import Inline
+from embarcadero.env import Disk, Inline
 from embarcadero.fabric.durability import DurableLines, RangeWord, create_ranges, durable_through
 from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable, create_epochs
 from embarcadero.fabric.frontier import FrontierWriter
@@ -35,7 +35,6 @@ from embarcadero.fabric.ring import RingWriter, create_ring
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.memory import MemoryStore
 from embarcadero.replica.state import Replica
-from embarcadero.storage.disk import Disk
 from embarcadero.storage.identity import open_folder
 from embarcadero.storage.layout import range_folder
 from embarcadero.storage.reading import RangeReader

@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from embarcadero.env import Missing, Part
 from embarcadero.errors import DiskFailed, DiskFull, WrongFolder
-from embarcadero.storage.disk import Missing, Part
 
 SECTOR = 512
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from embarcadero.env import Missing, Part
 from embarcadero.errors import DiskFailed
-from embarcadero.storage.disk import Missing, Part
 from embarcadero_proof.fuzz.archive import Files
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
+from embarcadero.env import Missing, Part
 from embarcadero.errors import DiskFailed, DiskFull, WrongFolder
-from embarcadero.storage.disk import Missing, Part
 from embarcadero_proof.sim.medium import SECTOR_BYTES, Names, Naming, Node, SimFile, SimFolder, Write
 
 CAPACITY_BYTES = 1 << 40

@@ -34,7 +34,7 @@ from embarcadero.broker.topics import check_partitions, with_defaults
 from embarcadero.broker.unread import UnreadBytes
 from embarcadero.broker.warm import DiskCopies, Warm
 from embarcadero.config import DEFAULTS, Config, FabricSizes
-from embarcadero.env import NO_STEPS, Clock, Doorbell, Inline, Journal, SilentJournal, Steps, Workers
+from embarcadero.env import NO_STEPS, Clock, Disk, Doorbell, Inline, Journal, SilentJournal, Steps, Workers
 from embarcadero.errors import (
     Backpressure,
     BadFrame,
@@ -55,7 +55,6 @@ from embarcadero.placement.directory import Directory
 from embarcadero.placement.store import NOT_SEEN
 from embarcadero.plants import planted
 from embarcadero.steps import Step
-from embarcadero.storage.disk import Disk
 from embarcadero.types import NO_SESSION, EntryKind, Member, MemberState, Order, Outcome, ReplicaMember, Topic
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import BatchHeader

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from embarcadero.broker.found import Found
 from embarcadero.broker.segments import RangeFiles, Segments
-from embarcadero.env import Workers
+from embarcadero.env import Disk, Workers
 from embarcadero.errors import DiskFailed, TooMany
 from embarcadero.limits import WARM_AHEAD_BYTES_MAX, WARM_JOBS_MAX, WARM_JOBS_QUEUED_MAX, WARM_READERS_MAX
-from embarcadero.storage.disk import Disk
 from embarcadero.storage.layout import range_folder
 from embarcadero.storage.reading import RangeReader
 from embarcadero.types import Range, ReplicaMember, ReplicaRef

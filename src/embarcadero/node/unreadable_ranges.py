@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from embarcadero.env import Disk
 from embarcadero.errors import EmbarcaderoError
 from embarcadero.limits import BROKER_LANES_FIRST
 from embarcadero.placement.directory import Directory
-from embarcadero.storage.disk import Disk
 from embarcadero.storage.layout import range_folder
 from embarcadero.storage.reading import RangeReader
 from embarcadero.storage.real import RealDisk

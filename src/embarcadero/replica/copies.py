@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from embarcadero.env import NO_STEPS, Clock, Steps, Workers
+from embarcadero.env import NO_STEPS, Clock, Missing, Part, Steps, Workers
 from embarcadero.errors import EmbarcaderoError
 from embarcadero.fabric.durability import DurableLines, durable_through, first_woken
 from embarcadero.fabric.layout import Entries
@@ -15,7 +15,6 @@ from embarcadero.plants import planted
 from embarcadero.replica.counters import ReplicaCounters
 from embarcadero.replica.health import Health
 from embarcadero.steps import Step
-from embarcadero.storage.disk import Missing, Part
 from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.writing import Damage, DamageKind
 from embarcadero.types import Range, ReplicaRef

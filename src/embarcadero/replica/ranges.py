@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final
 
-from embarcadero.env import NO_STEPS, Clock, Journal, Steps
+from embarcadero.env import NO_STEPS, Clock, Disk, Journal, Missing, Steps
 from embarcadero.errors import BadSegment, DiskFailed, EmbarcaderoError
 from embarcadero.fabric.tagged import Tags
 from embarcadero.plants import planted
@@ -22,7 +22,6 @@ from embarcadero.replica.copies import Copy
 from embarcadero.replica.counters import ReplicaCounters
 from embarcadero.replica.health import Health
 from embarcadero.steps import Step
-from embarcadero.storage.disk import Disk, Missing
 from embarcadero.storage.layout import begun_range, lane_folder, range_folder, repair_folder
 from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.recovery import remove_range

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final, NamedTuple
 
-from embarcadero.env import Clock, Journal, Workers
+from embarcadero.env import Clock, Disk, Journal, Workers
 from embarcadero.errors import EmbarcaderoError, NotAvailable, Trimmed
 from embarcadero.fabric.durability import DurableLines
 from embarcadero.fabric.layout import Entries
@@ -23,7 +23,6 @@ from embarcadero.replica.copies import Commits, Copy
 from embarcadero.replica.counters import ReplicaCounters
 from embarcadero.replica.ranges import Ranges
 from embarcadero.replica.reign import Reign
-from embarcadero.storage.disk import Disk
 from embarcadero.storage.layout import range_folder
 from embarcadero.storage.reading import RangeReader
 from embarcadero.storage.repair import heal_tails, mend

@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import Final
 
-from embarcadero.env import Clock, Journal
+from embarcadero.env import Clock, Disk, Journal
 from embarcadero.errors import BadRegion, EmbarcaderoError
 from embarcadero.fabric.region import Fabric, Region
 from embarcadero.fabric.tagged import TaggedWriter
@@ -30,7 +30,6 @@ from embarcadero.storage.checkpoints import (
     sweep_drafts,
     write_checkpoint,
 )
-from embarcadero.storage.disk import Disk
 from embarcadero.storage.layout import lane_folder
 from embarcadero.types import NO_INDEX, Topic
 

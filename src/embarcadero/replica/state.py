@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 
 from embarcadero.config import DEFAULTS, Config, FabricSizes
-from embarcadero.env import NO_STEPS, Clock, Doorbell, Journal, SilentJournal, Steps, Workers
+from embarcadero.env import NO_STEPS, Clock, Disk, Doorbell, Journal, SilentJournal, Steps, Workers
 from embarcadero.errors import EmbarcaderoError, TooMany
 from embarcadero.fabric.durability import DurableLines, create_durable
 from embarcadero.fabric.region import Fabric
@@ -34,7 +34,6 @@ from embarcadero.replica.repair import Repair
 from embarcadero.replica.retention import Retention
 from embarcadero.replica.sessions import Sessions
 from embarcadero.steps import Step
-from embarcadero.storage.disk import Disk
 from embarcadero.storage.identity import IDENTITY_FILE
 from embarcadero.storage.scrub import Found, Scrub
 from embarcadero.storage.writing import RangeSettings

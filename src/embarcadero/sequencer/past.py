@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from embarcadero.env import Disk
 from embarcadero.errors import BadSegment, EmbarcaderoError
 from embarcadero.fabric.layout import Entries
 from embarcadero.plants import planted
 from embarcadero.storage.checkpoints import newest_checkpoint
-from embarcadero.storage.disk import Disk
 from embarcadero.storage.layout import lane_folder, range_folder
 from embarcadero.storage.reading import RangeReader
 from embarcadero.types import NO_INDEX, Range, ReplicaMember, ReplicaState, Topic

@@ -16,7 +16,7 @@ import numpy as np
 
 from embarcadero.config import DEFAULTS, FabricSizes
 from embarcadero.config.table import Sequencer as Settings
-from embarcadero.env import NO_STEPS, Clock, Doorbell, Inline, Journal, SilentJournal, Steps, Workers
+from embarcadero.env import NO_STEPS, Clock, Disk, Doorbell, Inline, Journal, SilentJournal, Steps, Workers
 from embarcadero.errors import LATER, BadRegion, FabricFull
 from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable
 from embarcadero.fabric.frontier import FrontierWriter
@@ -57,7 +57,6 @@ from embarcadero.sequencer.sources import Source, take_plain
 from embarcadero.sequencer.sweeping import Sweeper
 from embarcadero.sequencer.takeover import Foreseen, Legacy, read_lane, readmit
 from embarcadero.steps import Step
-from embarcadero.storage.disk import Disk
 from embarcadero.types import (
     BATCH_KIND,
     Member,

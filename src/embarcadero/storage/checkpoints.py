@@ -10,9 +10,10 @@ import re
 from collections.abc import Collection
 from contextlib import suppress
 
+from embarcadero.env import Disk, Missing
 from embarcadero.errors import BadValue, DiskFailed
 from embarcadero.limits import LINE_BYTES, SESSIONS_FILE_BYTES_MAX
-from embarcadero.storage.disk import Disk, Missing, join, read_whole, write_whole
+from embarcadero.storage.disk import join, read_whole, write_whole
 from embarcadero.storage.layout import decode_checkpoint, encode_checkpoint
 from embarcadero.storage.recovery import make_folders
 from embarcadero.wire.codec import payload_crc

@@ -11,9 +11,10 @@ from typing import Final
 
 import msgspec
 
+from embarcadero.env import Disk, Missing
 from embarcadero.errors import WrongFolder
 from embarcadero.limits import KIB
-from embarcadero.storage.disk import Disk, Missing, read_whole, write_whole
+from embarcadero.storage.disk import read_whole, write_whole
 from embarcadero.storage.layout import FORMAT_VERSION
 from embarcadero.wire.codec import payload_crc
 

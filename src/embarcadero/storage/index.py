@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from embarcadero.env import Disk
 from embarcadero.errors import EmbarcaderoError
 from embarcadero.fabric.layout import Entries
 from embarcadero.limits import INDEX_EVERY_BYTES
-from embarcadero.storage.disk import Disk, join
+from embarcadero.storage.disk import join
 from embarcadero.storage.layout import (
     HEADER_BYTES,
     INDEX,

@@ -13,11 +13,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from embarcadero.env import Disk, File, Part
 from embarcadero.errors import BadSegment, BadValue, DiskFailed, EmbarcaderoError, TooMany
 from embarcadero.fabric.layout import Entries
 from embarcadero.invariants import invariant
 from embarcadero.limits import LINE_BYTES, SEGMENT_BYTES_MAX
-from embarcadero.storage.disk import Disk, File, Part, join, write_whole
+from embarcadero.storage.disk import join, write_whole
 from embarcadero.storage.index import SparseIndex
 from embarcadero.storage.layout import (
     DAMAGED,

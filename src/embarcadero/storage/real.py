@@ -11,9 +11,9 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 
+from embarcadero.env import Missing, Part
 from embarcadero.errors import DiskFailed, DiskFull, WrongFolder
 from embarcadero.limits import PAGE_BYTES, UNCACHED_BYTES_MIN, WRITE_PARTS_MAX
-from embarcadero.storage.disk import Missing, Part
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of the disk, of a user's share, of what a file may have
 _REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM)

@@ -15,10 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from embarcadero.env import Disk, File, Missing
 from embarcadero.errors import EmbarcaderoError
 from embarcadero.fabric.layout import ORDER, every, sealed
 from embarcadero.limits import LINE_BYTES, SCAN_BYTES
-from embarcadero.storage.disk import Disk, File, Missing, join, write_whole
+from embarcadero.storage.disk import join, write_whole
 from embarcadero.storage.index import SparseIndex
 from embarcadero.storage.layout import (
     DAMAGED,

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from embarcadero.env import Disk
 from embarcadero.errors import BadSegment
 from embarcadero.fabric.layout import Entries, every, sealed
 from embarcadero.limits import SCAN_BYTES
-from embarcadero.storage.disk import Disk, join
+from embarcadero.storage.disk import join
 from embarcadero.storage.layout import HEADER_BYTES, base_seqs, record_bytes, repair_folder, segment_name
 from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.reading import RangeReader

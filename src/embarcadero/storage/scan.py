@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from embarcadero.env import File
 from embarcadero.fabric.layout import ORDER, Entries, every, sealed
 from embarcadero.limits import FRAME_BYTES_MAX, LINE_BYTES, SCAN_BYTES, SECTOR_BYTES
 from embarcadero.plants import planted
-from embarcadero.storage.disk import File
 from embarcadero.storage.index import SparseIndex
 from embarcadero.storage.layout import HEADER_BYTES, Header, decode_footer, record_bytes
 from embarcadero.storage.parse import intact, parse

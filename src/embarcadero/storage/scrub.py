@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from embarcadero.env import Clock
+from embarcadero.env import Clock, File
 from embarcadero.errors import BadSegment, EmbarcaderoError
 from embarcadero.limits import SCRUB_BYTES_PER_S, SCRUB_ROUND_S, SCRUB_STEP_BYTES
-from embarcadero.storage.disk import File, join
+from embarcadero.storage.disk import join
 from embarcadero.storage.index import load_index
 from embarcadero.storage.layout import (
     HEADER_BYTES,

@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from embarcadero.env import Disk
 from embarcadero.errors import BadSegment, DiskFailed
 from embarcadero.fabric.layout import ORDER, Entries, sealed
 from embarcadero.fabric.layout import join as join_entries
 from embarcadero.limits import INDEX_EVERY_BYTES, LINE_BYTES, LOCATE_BYTES, READ_BYTES
-from embarcadero.storage.disk import Disk, join, read_whole
+from embarcadero.storage.disk import join, read_whole
 from embarcadero.storage.index import FileIndex, SparseIndex, load_index
 from embarcadero.storage.layout import (
     FOOTER_BYTES,

@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from embarcadero.env import Disk, File
 from embarcadero.errors import BadSegment, EmbarcaderoError
 from embarcadero.fabric.layout import ORDER
 from embarcadero.limits import INDEX_EVERY_BYTES, LINE_BYTES
 from embarcadero.storage.checkpoints import checkpoints, read_checkpoint
-from embarcadero.storage.disk import Disk, File, join
+from embarcadero.storage.disk import join
 from embarcadero.storage.findings import FROM_PEERS, Copy, Report, Severity
 from embarcadero.storage.identity import IDENTITY_FILE, Identity, read_identity
 from embarcadero.storage.index import load_index

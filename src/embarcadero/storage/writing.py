@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from embarcadero.env import Disk, File, Part
 from embarcadero.errors import BadValue, EmbarcaderoError
 from embarcadero.fabric.layout import ORDER, Entries
 from embarcadero.invariants import invariant
@@ -21,7 +22,7 @@ from embarcadero.limits import (
     SEGMENT_BYTES,
     SEGMENT_BYTES_MAX,
 )  # fmt: skip
-from embarcadero.storage.disk import Disk, File, Part, join
+from embarcadero.storage.disk import join
 from embarcadero.storage.index import SparseIndex, write_indexes
 from embarcadero.storage.layout import (
     DAMAGED,

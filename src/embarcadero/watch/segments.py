@@ -9,11 +9,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from embarcadero.env import Disk, File, Missing
 from embarcadero.errors import BadSegment, EmbarcaderoError
 from embarcadero.fabric.layout import Entries, sealed
 from embarcadero.fabric.layout import join as join_entries
 from embarcadero.limits import INDEX_EVERY_BYTES
-from embarcadero.storage.disk import Disk, File, Missing, join
+from embarcadero.storage.disk import join
 from embarcadero.storage.layout import (
     FOOTER_BYTES,
     HEADER_BYTES,
