@@ -11,7 +11,10 @@ SECONDS ?= 30
 SECONDS_PER_CASE ?= 8
 LOG_MIB ?= 2000
 
-.PHONY: help setup demo test check unit sim fuzz chaos soak bench stress bugs plants matrix peers system lock clean
+FAST   := $(addprefix tests/,audit broker bugs config conformance fabric placement replica sequencer staging storage \
+	watch wire test_structure.py test_tidy.py)
+
+.PHONY: help setup demo test fast check unit sim fuzz chaos soak bench stress bugs plants matrix peers structure system lock clean
 .DEFAULT_GOAL := help
 
 help:            ## what there is to do
@@ -31,6 +34,9 @@ demo: setup      ## kill -9 of a broker, the sequencer, everything; then a whole
 test: setup check unit  ## all checks and tests
 unit: setup
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 25
+
+fast: setup check ## lint, types, unit and property tests: under two minutes on two cores
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(FAST)
 
 check: setup     ## lint and types
 	$(BIN)/ruff check .
@@ -73,6 +79,9 @@ matrix: setup    ## PySpark 4.0 to 4.3, each in its own environment; with Iceber
 
 peers: setup     ## Spark's streams beside Kafka's, from its own packages (wants Maven); saves docs/reports/kafka.md
 	$(BIN)/python -m tests.peers
+
+structure: setup ## measure the structure of the product: sizes, names, cycles, the files that a record crosses
+	$(BIN)/embarcadero-proof structure
 
 stress: setup    ## 30 GB out of order, and one stuck session beside others
 	$(BIN)/embarcadero-proof bench --only stress --total-mib 9600 --out build/stress

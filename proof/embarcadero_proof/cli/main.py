@@ -32,6 +32,7 @@ app = Verbs(
 app.command()(proof.sim)
 app.command()(proof.fuzz)
 app.command()(proof.bench)
+app.command()(proof.structure)
 app.add_typer(chaos.app, name="chaos")
 
 

@@ -179,3 +179,35 @@ def fuzz(
     )  # fmt: skip
     show = (lambda told, _: print_json(told)) if json else (lambda _, rows: print_table("fuzz", COLUMNS, rows))
     raise typer.Exit(run_cli(settings, report, show))
+
+
+def structure(
+    crossing: Annotated[
+        bool, typer.Option("--crossing/--no-crossing", help="Also watch a cluster: the files that one record crosses.")
+    ] = True,
+    json: Json = False,
+) -> None:
+    """Measure the structure of the product: sizes, names with several meanings, import cycles, files on a record's way.
+
+    Example:
+
+        embarcadero-proof structure --no-crossing
+    """
+    from embarcadero.cli.output import print_json, print_table
+    from embarcadero_proof.structure import measures
+
+    rows = measures().table()
+    if crossing:
+        from embarcadero_proof.crossing import crossings
+
+        crossed = crossings()
+        for what, files in (
+            ("files from send to an ack of what is ordered", crossed.ordered),
+            ("further files to an ack of what is durable", crossed.durable),
+            ("further files on a read from disk", crossed.read),
+        ):
+            rows.append((what, f"{len(files)} {', '.join(sorted(files))}"))
+    if json:
+        print_json(dict(rows))
+    else:
+        print_table("structure of the product", ["measure", "found"], rows)
