@@ -7,7 +7,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from embarcadero import plants
 from embarcadero.broker.durable import DurableFrontiers
 from embarcadero.broker.state import Broker
 from embarcadero.errors import Backpressure
@@ -18,6 +17,7 @@ from embarcadero.replica.health import Trouble
 from embarcadero.types import NO_INDEX, Gap, GapKind, Outcome, Range, ReplicaRef
 from embarcadero.wire import messages as m
 from embarcadero.wire.frames import WANT_DURABLE
+from embarcadero_proof.bugs.table import injected
 from tests.broker.disks import DiskWorld, payload, texts
 from tests.broker.harness import Client
 
@@ -71,12 +71,12 @@ def test_a_broker_says_that_it_waits_before_the_batch_can_be_ordered(world: Disk
     assert waiting_line(world) == 1
 
 
-def test_the_planted_bug_of_acking_before_durable_is_seen(world: DiskWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_planted_bug_of_acking_before_durable_is_seen(world: DiskWorld) -> None:
     """With the rule switched off the ack is there too early: the test above would notice."""
-    monkeypatch.setattr(plants, "ACTIVE", {"ack-before-durable"})
     world.topic()
     client = Client(world.brokers[0])
-    world.publish(client, world.open(client), 0, 1, flags=WANT_DURABLE)
+    with injected("ack-before-durable"):
+        world.publish(client, world.open(client), 0, 1, flags=WANT_DURABLE)
     assert outcomes(client) == [(0, Outcome.ORDERED)]
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from embarcadero import plants
 from embarcadero.broker import references
 from embarcadero.errors import Corrupt
 from embarcadero.types import Outcome, Range, ReferenceFault
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import BatchReference, batch_header, payload_crc, reference_body
 from embarcadero.wire.frames import REFERENCE, REFERENCE_BODY, WANT_DURABLE
+from embarcadero_proof.bugs.table import injected
 from tests.broker.disks import DiskWorld, payload, texts
 from tests.broker.harness import Client, World
 from tests.broker.test_warm import Later
@@ -304,11 +304,8 @@ def test_only_what_is_durable_is_published(staged: StagedWorld) -> None:
 def test_a_broker_that_copied_what_is_not_durable_would_be_seen(staged: StagedWorld) -> None:
     """The same with the bug planted: it is stored, so the test above can fail."""
     staged.stage(1, size=20, durable=False)
-    plants.ACTIVE.add("reference-not-durable")
-    try:
+    with injected("reference-not-durable"):
         staged.refer(0, 0, size=20)
-    finally:
-        plants.ACTIVE.discard("reference-not-durable")
     staged.world.run(2, staged.publisher)
     assert outcomes(staged.publisher) == [(0, Outcome.ORDERED)]
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embarcadero import plants
 from embarcadero.broker.tables import TableJobs
 from embarcadero.env import Inline
 from embarcadero.errors import TierUnavailable
@@ -17,6 +16,7 @@ from embarcadero.limits import TABLE_JOBS_MAX
 from embarcadero.placement.tier import public_properties
 from embarcadero.types import Gap, GapKind, Range
 from embarcadero.wire import messages as m
+from embarcadero_proof.bugs.table import injected
 from embarcadero_proof.sim.tables import SimTables
 from tests.broker.disks import DiskWorld, payload
 from tests.broker.harness import Client
@@ -98,11 +98,10 @@ def test_a_reader_that_asks_for_it_gets_each_position_once_over_the_edge(tiered:
     assert tiered.scan(table=False) == (EXPECTED[25:], [Gap(GapKind.TRIMMED, 0, 25)])
 
 
-def test_a_frontier_that_is_too_high_by_one_is_seen(tiered: TableWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frontier_that_is_too_high_by_one_is_seen(tiered: TableWorld) -> None:
     """The injected bug loses the batch behind each answer of the table."""
-    monkeypatch.setattr(plants, "planted", lambda name: name == "table-frontier-too-high")
-    monkeypatch.setattr("embarcadero.broker.reads.planted", lambda name: name == "table-frontier-too-high")
-    assert tiered.scan()[0] != EXPECTED
+    with injected("table-frontier-too-high"):
+        assert tiered.scan()[0] != EXPECTED
 
 
 def test_what_neither_brokers_nor_the_table_have_is_a_gap(tiered: TableWorld) -> None:

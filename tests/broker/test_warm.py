@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from embarcadero import plants
 from embarcadero.broker import warm
 from embarcadero.broker.segments import Segments
 from embarcadero.client.reading import tail_of, with_lags
@@ -20,6 +19,7 @@ from embarcadero.limits import WARM_JOBS_MAX
 from embarcadero.storage.reading import RangeReader
 from embarcadero.types import Gap, GapKind, Range, ReaderProgress
 from embarcadero.wire import messages as m
+from embarcadero_proof.bugs.table import injected
 from tests.broker.disks import DiskWorld, Hand, payload, texts
 from tests.broker.harness import Client
 
@@ -325,13 +325,13 @@ def test_nothing_above_the_durable_frontier_is_served_to_a_durable_reader(world:
     assert world.fetch(reader, range_.lane, by="latest", read="ordered").next_index == 3
 
 
-def test_the_planted_bug_of_serving_above_durable_is_seen(world: DiskWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_planted_bug_of_serving_above_durable_is_seen(world: DiskWorld) -> None:
     """With the bound switched off a durable reader gets what no disk has: the test above would notice."""
-    monkeypatch.setattr(plants, "ACTIVE", {"serve-above-durable"})
     range_ = world.topic()
     writer = Client(world.brokers[0])
     world.publish(writer, world.open(writer), 0, 1)
-    assert texts(world.fetch(writer, range_.lane)) == [payload(0)]
+    with injected("serve-above-durable"):
+        assert texts(world.fetch(writer, range_.lane)) == [payload(0)]
 
 
 def test_an_end_that_others_may_have_counted_further_is_not_told(world: DiskWorld) -> None:
@@ -564,13 +564,11 @@ class Recovering:
 
 
 @pytest.mark.parametrize("bug", [False, True])
-def test_a_start_that_was_looked_for_before_a_recovery_is_not_told_after_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bug: bool
-) -> None:
+def test_a_start_that_was_looked_for_before_a_recovery_is_not_told_after_it(tmp_path: Path, bug: bool) -> None:
     """The broker read the ranges before the recovery and memory after it: the lane seemed to start at its ceiling."""
-    monkeypatch.setattr(plants, "ACTIVE", {"start-unsearched"} if bug else set())
     lane = Recovering(tmp_path)
-    tail = lane.answer(m.GetTail(lane=lane.old.lane))
+    with injected(*["start-unsearched"][: int(bug)]):
+        tail = lane.answer(m.GetTail(lane=lane.old.lane))
     if bug:
         assert tail.start_index == tail.index > 20
         return

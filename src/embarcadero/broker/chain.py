@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from embarcadero.placement.ranges import lost_spans
-from embarcadero.plants import planted
 from embarcadero.types import Gap, GapKind, Range, ReplicaRef, count_outside
 
 
@@ -56,7 +55,7 @@ class Chain:
         if not before or not after or self.owner(index) is not None:
             return None
         stop = next((range_.start for range_ in after if range_.start != range_.end), after[-1].start)
-        start = index if planted("lost-gap-from-reader") else before[0].end
+        start = before[0].end
         return Gap(GapKind.LOST, index if start is None else start, stop)
 
     def never_durable(self, gap: Gap) -> bool:

@@ -27,7 +27,6 @@ from embarcadero.fabric.log import LogWriter
 from embarcadero.fabric.region import Fabric
 from embarcadero.limits import DURABLE_ACKS_PER_CONNECTION_MAX, KEPT_SHARE_CREDIT, KEPT_SHARE_MAX
 from embarcadero.placement.directory import Directory
-from embarcadero.plants import planted
 from embarcadero.steps import Step
 from embarcadero.types import NO_INDEX, Outcome, Range
 from embarcadero.wire.codec import PACKED_ACK
@@ -155,8 +154,6 @@ class HeldLane:
         if connection.gone:
             return
         stored = _STORED[acks["outcome"]]
-        if planted("ack-before-durable"):
-            stored[:] = False
         if not stored.all():
             connection.send_acks(acks[~stored])
             acks = acks[stored]
@@ -174,7 +171,7 @@ class HeldLane:
 
     def hold_one(self, connection: Connection, outcome: int, index: int, acks: Entries) -> None:
         """The same for one ack, whose outcome and index are these; the usual ones without arrays."""
-        waits = outcome in _AT_INDEX and not self.gone and not connection.gone and not planted("ack-before-durable")
+        waits = outcome in _AT_INDEX and not self.gone and not connection.gone
         if not waits or index < self.through or connection.acks_waiting >= DURABLE_ACKS_PER_CONNECTION_MAX:
             self.hold(connection, acks)
             return

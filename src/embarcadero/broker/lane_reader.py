@@ -18,7 +18,6 @@ from embarcadero.errors import FuturePosition
 from embarcadero.fabric.layout import ORDER
 from embarcadero.fabric.region import Fabric, attach_unless_removed
 from embarcadero.fabric.ring import RingReader
-from embarcadero.plants import planted
 from embarcadero.types import Gap, GapKind, TopicLane
 from embarcadero.wire.messages import Fetch
 
@@ -124,7 +123,7 @@ class BrokerLaneReader(LaneReader):
 
         None until its last range is sealed: with the memory, what disks do not have yet may still be lost.
         """
-        if read != "ordered" or end == 0 or planted("end-above-loss"):
+        if read != "ordered" or end == 0:
             return end
         if self.stored is not None and (ranges := self.stored.chain.ranges):
             return None if ranges[-1].end is None else min(ranges[-1].end, end)

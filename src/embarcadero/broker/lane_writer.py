@@ -16,7 +16,6 @@ from embarcadero.fabric.layout import ORDER, RegionKind
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.ring import create_ring
 from embarcadero.invariants import invariant
-from embarcadero.plants import planted
 from embarcadero.types import EntryKind, Outcome, TopicLane
 from embarcadero.wire.codec import PACKED_ACK, BatchHeader
 from embarcadero.wire.frames import NO_ACK, WANT_DURABLE
@@ -73,8 +72,6 @@ class LaneWriter:
             header.crc, lane.handle, header.partition, header.schema, _BATCH, 0, 0,
         )  # fmt: skip
         self.next_seq += header.count
-        if planted("lane-frontier-before-entries"):
-            self._ring.frontier.advance(index + 1)
         if self.held is not None:
             self.held.keep(index, location)
         if not header.flags & NO_ACK:

@@ -32,7 +32,6 @@ from embarcadero.fabric.region import Fabric
 from embarcadero.limits import FETCH_WAIT_MS_MAX, FETCHES_PARKED_PER_CONNECTION_MAX, SESSIONS_PER_CONNECTION_MAX
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.store import rested_us
-from embarcadero.plants import planted
 from embarcadero.steps import Step
 from embarcadero.types import Member, MemberState, Order, Outcome, Topic, TopicLane
 from embarcadero.wire import messages as m
@@ -226,7 +225,7 @@ class BrokerLanes:
         """Send all acks that wait, if no sequencer counts us as closed; the flush was before."""
         if not self._unacked:
             return False
-        if not self._epoch.still_open() and not planted("lane-ack-unchecked"):
+        if not self._epoch.still_open():
             self.closed |= self._epoch.closing()
             return False
         self._steps.at(Step.LANE_CHECKED)

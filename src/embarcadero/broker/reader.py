@@ -24,7 +24,6 @@ from embarcadero.fabric.log import LogReader
 from embarcadero.fabric.region import Fabric, attach_unless_removed
 from embarcadero.fabric.ring import RingReader
 from embarcadero.limits import FETCH_ENTRIES_MAX
-from embarcadero.plants import planted
 from embarcadero.steps import Step
 from embarcadero.types import EntryKind, Gap, GapKind, Member
 from embarcadero.wire.codec import payload_crc
@@ -275,8 +274,6 @@ class LaneReader:
     def _place(self, ring: RingReader, ordered: int, bound: int, ask: Fetch, now_us: int) -> int | None:
         if ask.by == "earliest":
             first = self._first_retained(ring, ordered, now_us)
-            if planted("earliest-too-late"):
-                first = min(first + 1, bound)
             return first if self.stored is None or first <= max(self.trimmed, self.stored.chain.start) else ON_DISK
         if ask.by == "latest":
             return bound

@@ -39,7 +39,6 @@ from embarcadero.errors import (
 )
 from embarcadero.limits import TAIL_HOLES_MAX
 from embarcadero.placement.directory import Directory
-from embarcadero.plants import planted
 from embarcadero.steps import Step
 from embarcadero.types import Cut, Gap, GapKind, Order, Tier, Topic, united
 from embarcadero.wire import messages as m
@@ -203,9 +202,8 @@ class Reads:
             hot = (None, None) if cold is start else (start.index, start.seq)
             in_table = [] if tier is None else [(hole.start_seq, hole.stop_seq) for hole in tier.holes.get(lane, ())]
             holes = [hole for hole in united([*in_table, *reader.seq_holes()]) if hole[1] > cold.seq][-TAIL_HOLES_MAX:]
-            index = ends.index if not planted("tail-too-low") else ends.durable_index
             return m.TailIs(
-                lane=lane, index=index, seq=ends.seq, start_index=cold.index, start_seq=cold.seq,
+                lane=lane, index=ends.index, seq=ends.seq, start_index=cold.index, start_seq=cold.seq,
                 durable_index=ends.durable_index, durable_seq=ends.durable_seq,
                 hot_index=hot[0], hot_seq=hot[1], holes=holes,
             )  # fmt: skip
@@ -303,7 +301,7 @@ class Reads:
         a loss of memory, when the lane goes on at its ceiling, and when others counted more as durable than we did.
         """
         start = self._memory_start(reader)
-        if not segments.reach(start.index, reader.trimmed) and not planted("start-unsearched"):
+        if not segments.reach(start.index, reader.trimmed):
             raise Retriable("the start of the log can't be told: its files were searched too early", "try again")
         return start
 
@@ -313,7 +311,7 @@ class Reads:
         To be called once everything else is loaded. A lane goes on in memory only after the store has its new range.
         """
         self._refresh()
-        if stored.chain.ranges != segments.chain.ranges and not planted("start-unsearched"):
+        if stored.chain.ranges != segments.chain.ranges:
             raise Retriable("the ranges of the log changed while they were looked at", "try again")
 
     def _locate(
@@ -593,7 +591,6 @@ class Reads:
                 parked.seen = _NOT_TRIED
             else:
                 result.tail_index = max(result.tail_index, tail)
-                result.next_index += planted("table-frontier-too-high")
                 self._send(parked, result, self._clock.now_us())
                 parked.done = True
         except Exception as error:

@@ -29,7 +29,6 @@ from embarcadero.env import Clock
 from embarcadero.errors import EmbarcaderoError, FuturePosition, TooMany, UnknownTopic
 from embarcadero.fabric.log import Reservation
 from embarcadero.limits import REFERENCES_WAITING_MAX
-from embarcadero.plants import planted
 from embarcadero.types import BATCH_KIND, Outcome, ReferenceFault, Topic
 from embarcadero.wire.codec import BatchHeader, BatchReference
 from embarcadero.wire.frames import HEADER_BYTES, FrameKind
@@ -226,10 +225,9 @@ class References:
                 if not self._is_of_topic(reference):
                     return _refused(ReferenceFault.ANOTHER_TOPIC)
             reader = self._reads.reader(reference.lane)
-            read = "ordered" if planted("reference-not-durable") else "durable"
             ask = Fetch(
                 lane=reference.lane, start=reference.index, stop=reference.index + 1, max_bytes=reference.size,
-                read=read,
+                read="durable",
             )  # fmt: skip
             found = reader.fetch(ask, self._clock.now_us())
             if found is not None and found.elsewhere is not None and reader.stored is not None:
@@ -257,8 +255,6 @@ def _judged(header: BatchHeader, reference: BatchReference | None, found: Found)
     if not found.payloads:  # without a gap: it is not durable yet, or was overtaken while it was looked for
         return _LATER if found.gap is None else _refused(ReferenceFault.GONE)
     entry, payload = found.entries[0], found.payloads[0]
-    if planted("reference-unchecked") and len(payload) == header.length:
-        return payload
     seen = tuple(int(entry[name]) for name in ("kind", "size", "count", "crc", "index"))
     if reference is None or seen != (BATCH_KIND, header.length, header.count, header.crc, reference.index):
         return _refused(ReferenceFault.DIFFERS)

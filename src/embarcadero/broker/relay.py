@@ -20,7 +20,6 @@ from embarcadero.errors import Backpressure, EmbarcaderoError, SessionFenced, To
 from embarcadero.fabric.frontier import FrontierWriter
 from embarcadero.fabric.layout import BrokerLine, Entries, Line, fold_line, frontier_offset, pick
 from embarcadero.fabric.region import Region
-from embarcadero.plants import planted
 from embarcadero.steps import Step
 from embarcadero.types import EntryKind, Outcome
 from embarcadero.wire.frames import ACK
@@ -78,15 +77,14 @@ class Relay:
             self._next = 0
             self._read.restart(0)
             self._read_epoch.advance(epoch.number)
-        checked = planted("epoch-checked-first") and epoch.may_act()
         frontier = results.frontier.load()
         if frontier <= self._next:
             return 0
-        if frontier == self._next + 1 and not checked and self._pass_on_one(results.line(self._next), epoch):
+        if frontier == self._next + 1 and self._pass_on_one(results.line(self._next), epoch):
             return 1
         found = results.read(self._next, min(frontier, self._next + _RESULTS_AT_ONCE))
         self._steps.at(Step.ACK_LOADED)
-        if not len(found) or not (checked or epoch.may_act()):
+        if not len(found) or not epoch.may_act():
             return 0
         self._steps.at(Step.ACK_CHECKED)
         self.on_results(found)

@@ -53,7 +53,6 @@ from embarcadero.orders import session_order
 from embarcadero.placement.decisions import check_id
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.store import NOT_SEEN
-from embarcadero.plants import planted
 from embarcadero.steps import Step
 from embarcadero.types import NO_SESSION, EntryKind, Member, MemberState, Order, Outcome, ReplicaMember, Topic
 from embarcadero.wire import messages as m
@@ -296,8 +295,7 @@ class Broker:
 
     def disconnected(self, connection: Connection) -> None:
         """Its transport is gone; what it sent stays on its way."""
-        if not planted("connections-left"):
-            self.connections.pop(connection.number, None)
+        self.connections.pop(connection.number, None)
         self.peers.disconnected(connection)
         self.reads.disconnected(connection)
         self.lanes.disconnected(connection)

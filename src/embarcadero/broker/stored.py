@@ -18,7 +18,6 @@ from embarcadero.broker.chain import Chain
 from embarcadero.broker.durable import DurableFrontiers
 from embarcadero.broker.found import Found
 from embarcadero.fabric.layout import ORDER
-from embarcadero.plants import planted
 from embarcadero.types import Gap, GapKind
 from embarcadero.wire.messages import Fetch
 
@@ -39,7 +38,7 @@ class StoredLane:
 
     def bound(self, ordered: int, read: str) -> int:
         """Nothing at or above this is served."""
-        if read == "ordered" or planted("serve-above-durable"):
+        if read == "ordered":
             return ordered
         return min(ordered, self._durable.through(self._lane))
 
@@ -64,7 +63,6 @@ class StoredLane:
         if gap is not None and ask.read == "ordered":  # it may have read there, whatever was trimmed since
             return Found(nothing, [], gap.stop, bound, gap._replace(kind=self.kind_for(ask, gap)))
         if index < start:
-            start += planted("trimmed-gap-too-long")
             return Found(nothing, [], start, bound, Gap(GapKind.TRIMMED, index, start))
         if gap is not None:
             gap = gap._replace(kind=self.kind_for(ask, gap), start=max(gap.start, trimmed))
@@ -75,8 +73,8 @@ class StoredLane:
 
     def kind_for(self, ask: Fetch, gap: Gap) -> GapKind:
         """What a LOST gap is to a reader: one of durable records has lost nothing, if nothing there was durable."""
-        never = ask.read == "durable" or planted("lost-called-never-durable")
-        return GapKind.NEVER_DURABLE if never and ask.never_durable and self.chain.never_durable(gap) else gap.kind
+        never = ask.read == "durable" and ask.never_durable and self.chain.never_durable(gap)
+        return GapKind.NEVER_DURABLE if never else gap.kind
 
     def without_memory(self, ask: Fetch, trimmed: int, end: int) -> Found | None:
         """The lane has no memory (it is being recovered, or is closed and gone): what is below `end` is on disk.
