@@ -10,7 +10,6 @@ import pytest
 
 from embarcadero.audit.plan import LaneFacts, SpanReport, report_of, spans_of
 from embarcadero.audit.task import look_at
-from embarcadero.plants import ACTIVE
 from embarcadero.tier.entries_table import EntriesTable
 from embarcadero.tier.parquet import Span, write_span
 from embarcadero.tier.settings import TierSettings
@@ -18,6 +17,7 @@ from embarcadero.tier.snapshots import Loaded
 from embarcadero.tier.table import TierTable
 from embarcadero.types import EntryKind
 from embarcadero.wire.schemas import RAW
+from embarcadero_proof.bugs.table import injected
 from tests.tier.entries import control_of
 from tests.tier.test_job import Crash
 from tests.tier.test_layouts import commit, now_of, write
@@ -82,11 +82,8 @@ def test_entries_that_are_missing_or_twice_are_found(table: TierTable, monkeypat
 def test_records_that_are_twice_are_found(table: TierTable) -> None:
     """A commit that did not look at the frontiers: readers take each record once, the table has two."""
     commit(table, write(table, 0))
-    ACTIVE.add("tier-blind-commit")
-    try:
+    with injected("tier-blind-commit"):
         loaded = commit(table, write(table, 0))
-    finally:
-        ACTIVE.clear()
     assert loaded.table.scan().to_arrow().num_rows == 6
     assert set(audited(loaded)[1]) == {"table"}
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,13 @@ import pytest
 
 from embarcadero.client.sync import Log
 from embarcadero.errors import BadTable, BadValue, Corrupt, Deposed, TierBusy, TierUnavailable
-from embarcadero.plants import ACTIVE
 from embarcadero.tier.engines import ProcessEngine
 from embarcadero.tier.job import STEPS, TierJob, checked_facts
 from embarcadero.tier.parquet import FileFacts, Span
 from embarcadero.tier.settings import TierSettings
 from embarcadero.tier.table import TierTable
 from embarcadero.tier.work import Work
+from embarcadero_proof.bugs.table import injected
 from tests.tier.rewriting import add
 from tests.tier.truth import Truth
 
@@ -52,9 +53,9 @@ def truth(log: Log, tmp_path: Path, request: pytest.FixtureRequest) -> Truth:
 
 
 @pytest.fixture
-def plant() -> Iterator[Any]:
-    yield ACTIVE.add
-    ACTIVE.clear()
+def inject() -> Iterator[Any]:
+    with ExitStack() as stack:
+        yield lambda name: stack.enter_context(injected(name))
 
 
 def job(truth: Truth, holder: str = "a", **more: Any) -> TierJob:
@@ -116,6 +117,7 @@ def test_killed_at_the_swap_of_the_catalog(truth: Truth, swaps: int, done: bool)
 KILLED = """
 import os, signal, sys
 import embarcadero as emb
+from contextlib import ExitStack
 from pathlib import Path
 from embarcadero.tier.job import TierJob
 from embarcadero.tier.settings import TierSettings
@@ -191,16 +193,16 @@ def test_somebody_else_who_changes_the_table_deposes_nobody(truth: Truth) -> Non
     assert truth.problems() == []
 
 
-def test_a_trim_before_the_commit_would_lose_records(truth: Truth, plant: Any) -> None:
-    """The order of steps matters: with the planted bug a crash before the commit loses what was trimmed, and the same
+def test_a_trim_before_the_commit_would_lose_records(truth: Truth, inject: Any) -> None:
+    """The order of steps matters: with the injected bug a crash before the commit loses what was trimmed, and the same
     check notices. The store's own rule (no trim above the frontier) has to be out of the way for that.
     """
     truth.publish(300)
-    plant("tier-trim-before-commit")
+    inject("tier-trim-before-commit")
     dying = job(truth, step=crash_at("commit"))
     with pytest.raises(Crash):
         run_through(dying)
-    assert truth.log.tail(truth.topic).hot_seq == 0  # the brokers' store refused; they know nothing of plants
+    assert truth.log.tail(truth.topic).hot_seq == 0  # the brokers' store refused; it has no injected bug
     assert truth.problems() == []
     truth.log.trim(truth.topic, before_seq=200)  # what such a store would have let happen
     assert any("is missing" in problem for problem in truth.problems())

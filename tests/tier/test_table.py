@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ import pytest
 
 from embarcadero.client.batch import Batch
 from embarcadero.errors import BadTable, BadValue, Corrupt, Deposed, TierUnavailable, Trimmed
-from embarcadero.plants import ACTIVE
 from embarcadero.tier.batches import cold_batches
 from embarcadero.tier.cold import ColdTable
 from embarcadero.tier.columns import EntriesHash, rows
@@ -28,6 +28,7 @@ from embarcadero.tier.storage import Storage
 from embarcadero.tier.table import TierTable, table_name
 from embarcadero.types import EntryKind, GapKind, Tier
 from embarcadero.wire.schemas import RAW, TopicSchemas
+from embarcadero_proof.bugs.table import injected
 from tests.tier.entries import batch_of, control_of, hole, raw
 
 LOG = [
@@ -54,9 +55,9 @@ def table(tmp_path: Path) -> TierTable:
 
 
 @pytest.fixture
-def plant() -> Iterator[Any]:
-    yield ACTIVE.add
-    ACTIVE.clear()
+def inject() -> Iterator[Any]:
+    with ExitStack() as stack:
+        yield lambda name: stack.enter_context(injected(name))
 
 
 def write(table: TierTable, span: Span, log: list[Batch], schemas: TopicSchemas = RAW, epoch: int = 1) -> FileFacts:
@@ -193,19 +194,19 @@ def test_columns_that_came_later_are_null_in_older_files(table: TierTable, tmp_p
 
 
 # --- who may commit ---------------------------------------------------------------------------------------------------
-def test_a_commit_is_on_top_of_what_it_was_planned_from(table: TierTable, plant: Any) -> None:
+def test_a_commit_is_on_top_of_what_it_was_planned_from(table: TierTable, inject: Any) -> None:
     """Another plan's files are refused, and nothing changes. Without the rule the rows would be there twice."""
     commit(table, write(table, ALL, LOG))
     late = write(table, ALL, LOG, epoch=2)
     with pytest.raises(Deposed, match="not at"):
         commit(table, late)
     assert count(table) == 8
-    plant("tier-blind-commit")
+    inject("tier-blind-commit")
     commit(table, late)
     assert count(table) == 16
 
 
-def test_of_two_tierers_one_commits(table: TierTable, tmp_path: Path, plant: Any) -> None:
+def test_of_two_tierers_one_commits(table: TierTable, tmp_path: Path, inject: Any) -> None:
     """The second one's commit comes between the first one's check and its swap. Ours: the first is told, and no row is
     there twice. With PyIceberg's own retries every row would be.
     """
@@ -217,7 +218,7 @@ def test_of_two_tierers_one_commits(table: TierTable, tmp_path: Path, plant: Any
     assert count(other) == 8
     assert set(collect_data(other)) == {path.rsplit("/", 1)[-1] for path in (*mine.paths, mine.entries_path)}
 
-    plant("tier-commit-retries")
+    inject("tier-commit-retries")
     table = TierTable(TierSettings.local(tmp_path / "retries"), "orders")
     loaded = table.create("orders", "id-1", RAW)
     for each in (loaded.table, table.entries(loaded).load()):

@@ -8,7 +8,7 @@ from typing import Final
 
 from embarcadero import plants
 from embarcadero.errors import BadValue
-from embarcadero_proof.bugs import broker, client, fabric, memory, placement, replica, sequencer, staging, storage
+from embarcadero_proof.bugs import broker, client, fabric, memory, placement, replica, sequencer, staging, storage, tier
 from embarcadero_proof.bugs.bug import Bug
 from embarcadero_proof.bugs.leaks import Wrap, wrap_with
 from embarcadero_proof.bugs.patch import Edit, patched
@@ -16,7 +16,7 @@ from embarcadero_proof.sim.durable import Bias
 
 BUGS: Final[dict[str, Bug]] = {
     bug.name: bug
-    for module in (broker, client, fabric, memory, placement, replica, sequencer, staging, storage)
+    for module in (broker, client, fabric, memory, placement, replica, sequencer, staging, storage, tier)
     for bug in module.BUGS
 }  # fmt: skip
 

@@ -24,7 +24,6 @@ from typing import NamedTuple, Protocol
 
 from embarcadero.client.named import HeldName
 from embarcadero.errors import EmbarcaderoError, StagedGone, Stale
-from embarcadero.plants import planted
 from embarcadero.staging.manifest import Dropped, Fact, Manifest
 from embarcadero.staging.names import Decision, first_sequence
 
@@ -86,12 +85,8 @@ async def commit(ledger: Ledger, manifest: Manifest, run: str | None = None) -> 
     """
     manifest.check()
     mine = Decision(manifest.epoch, manifest.digest)
-    if planted("decided-before-manifest"):
-        await ledger.decide(manifest.write, mine, (await ledger.held(manifest.write))[0].session)
     before, decided, data, gone = await ledger.prepare(manifest, run)
     looked = False  # after it was known that something is gone
-    if planted("published-before-decided"):
-        await ledger.publish(manifest)
     while True:
         newest = Decision.of(decided.expected)
         if data.expected >= first_sequence(mine.epoch + 1) or newest.epoch > mine.epoch:
@@ -146,7 +141,7 @@ async def _complete(ledger: Ledger, decided: HeldName, manifest: Manifest | None
     """
     decision, write = Decision.of(decided.expected), write if manifest is None else manifest.write
     wanted = (decision.epoch, decision.digest)
-    if manifest is None or ((manifest.epoch, manifest.digest) != wanted and not planted("newer-manifest-published")):
+    if manifest is None or (manifest.epoch, manifest.digest) != wanted:
         manifest = await ledger.find(write, decision)
     if manifest is None:
         _, data = await ledger.held(write)
@@ -156,13 +151,10 @@ async def _complete(ledger: Ledger, decided: HeldName, manifest: Manifest | None
             f"epoch {decision.epoch} of write {write!r} was decided, and the list of its batches is gone",
             "the staging topic was deleted or trimmed by hand; begin another write or checkpoint",
         )
-    if not planted("published-before-durable"):
-        await ledger.settle()
-        again, _ = await ledger.held(write)
-        if again.session != decided.session:
-            return False
-    if planted("done-before-published"):
-        await ledger.finish(write, decision.epoch)
+    await ledger.settle()
+    again, _ = await ledger.held(write)
+    if again.session != decided.session:
+        return False
     await ledger.publish(manifest)
     await ledger.finish(write, decision.epoch)
     return True

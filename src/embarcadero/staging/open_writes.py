@@ -15,7 +15,6 @@ from typing import Final
 
 from embarcadero.client.named import HeldName
 from embarcadero.limits import STAGED_SILENT_S
-from embarcadero.plants import planted
 from embarcadero.staging.manifest import Dropped, Fact, Manifest
 
 COMPLETE_AFTER_S: Final = 30.0
@@ -113,6 +112,4 @@ class OpenWrites:
         """Everything that was appended before this time is garbage."""
         attempts = [attempt for known in self.writes.values() for attempt in known.attempts.values()]
         began = [attempt.began_us for attempt in attempts if attempt.open]
-        if planted("sweep-drops-decided"):
-            began = []
         return min([now_us, *began]) - int(_MARGIN_S * _SECOND)

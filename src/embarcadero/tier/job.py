@@ -35,7 +35,6 @@ from embarcadero.errors import (
     UnknownSchema,
 )
 from embarcadero.limits import TIER_FILES_MAX, TIER_LEASE_S, TIER_ORPHANS_S
-from embarcadero.plants import planted
 from embarcadero.tier.engines import Engine, ProcessEngine
 from embarcadero.tier.gc import collect_data, collect_metadata
 from embarcadero.tier.layouts import records_schema
@@ -190,8 +189,6 @@ class TierJob:
         tier = self._mine()
         self._step("plan")
         plan = self._plan(tier)
-        if planted("tier-trim-before-commit") and plan.spans:
-            self._trim(tier, plan.after())
         facts = self._write(plan, tier) if plan.spans else []
         done = Cycle(frontiers=plan.base.frontiers)
         committed = plan.base

@@ -20,7 +20,6 @@ from typing import Final
 import pyarrow as pa
 
 from embarcadero.errors import BadTable, Deposed, TierUnavailable
-from embarcadero.plants import planted
 from embarcadero.tier.entries_table import SUFFIX, EntriesTable
 from embarcadero.tier.layouts import DAY, LAYOUT, TIMESTAMP, Layout, file_schema, records_schema
 from embarcadero.tier.parquet import FileFacts
@@ -153,7 +152,7 @@ class TierTable:
         now = self.load()
         if now is None:
             raise BadTable(f"table {self.identifier} is gone from its catalog", "restore the catalog")
-        if now.frontiers != dict(before) and not planted("tier-blind-commit"):
+        if now.frontiers != dict(before):
             raise Deposed(f"table {self.identifier} is at {now.frontiers}, not at {dict(before)}", "plan again")
         with self._swapping():
             if now.layout is Layout.WHOLE:
@@ -203,7 +202,7 @@ class TierTable:
                 update.move_before(field.name, "_seq")
 
     def _check_retries(self, table: Table) -> None:
-        if table.properties.get(_RETRIES) != "0" and not planted("tier-commit-retries"):
+        if table.properties.get(_RETRIES) != "0":
             with typed_errors(self.identifier), table.transaction() as transaction:
                 transaction.set_properties({_RETRIES: "0"})
 
