@@ -26,8 +26,8 @@ from embarcadero.placement import epochs, lanes, members
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.memory import MemoryStore
 from embarcadero.placement.store import Put
-from embarcadero.plants import ACTIVE
 from embarcadero.types import Member, MemberState, staging_topic
+from embarcadero_proof.bugs.table import injected
 
 
 @pytest.fixture
@@ -316,11 +316,8 @@ def test_only_the_newest_candidate_starts(directory: Directory) -> None:
 def test_a_start_without_its_condition_would_let_one_who_was_overtaken_reign(directory: Directory) -> None:
     """The rule of the test above, planted away: so that test can fail."""
     first, _ = directory.next_epoch(), directory.next_epoch()
-    ACTIVE.add("start-unconditional")
-    try:
+    with injected("start-unconditional"):
         assert directory.start_epoch(first, {0: 5})
-    finally:
-        ACTIVE.clear()
 
 
 def test_few_epochs_run_ahead(directory: Directory) -> None:

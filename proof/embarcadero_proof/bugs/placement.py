@@ -5,12 +5,26 @@ from __future__ import annotations
 from typing import Final
 
 from embarcadero_proof.bugs.bug import Bug
+from embarcadero_proof.bugs.patch import Edit
 
 BUGS: Final = (
     Bug("topic-id-unchecked", "a request for a deleted topic changes the next one of its name", "P5",
-              witnesses=(150_000,)),
+        witnesses=(150_000,),
+        edits=(Edit("embarcadero.placement.decisions:check_id", "if topic_id in (0, topic.id):", "if True:"),)),
     Bug("late-alter-done", "a late request for a deleted topic alters the next one of its name", "P5",
-              witnesses=(160_000,)),
+        witnesses=(160_000,),
+        edits=(Edit("embarcadero.placement.topics:Topics.alter_topic",
+                    "check_id(topic, ask.topic_id)", "check_id(topic, 0)"),)),
     Bug("late-trim-done", "a late request for a deleted topic trims the next one of its name", "P5",
-              witnesses=(160_000,)),
+        witnesses=(160_000,),
+        edits=(Edit("embarcadero.placement.topics:Topics.trim",
+                    "check_id(topic, topic_id)", "check_id(topic, 0)"),)),
+    Bug("start-unconditional", "a sequencer that another one overtook starts its epoch",
+        test="tests/placement/test_directory.py",
+        edits=(Edit("embarcadero.placement.epochs:EpochNumbers.start_epoch",
+                    "if not self._reigns(plan, epoch) or epoch <= epochs.started:", "if False:"),)),
+    Bug("trim-above-tier", "brokers forget records that are not in the topic's table yet",
+        test="tests/placement/test_tier.py",
+        edits=(Edit("embarcadero.placement.tier:Tiers._trim_tier",
+                    "min(index, tier.frontier(lane)[0])", "index"),)),
 )  # fmt: skip

@@ -13,7 +13,6 @@ from embarcadero.env import Ids
 from embarcadero.errors import Backpressure, Corrupt, TopicReplaced
 from embarcadero.placement.records import Cluster, Epochs
 from embarcadero.placement.store import ABSENT, NO_LEASE, Check, Delete, Put, Store, Write
-from embarcadero.plants import planted
 from embarcadero.types import Topic, id_text
 
 T = TypeVar("T")
@@ -43,7 +42,7 @@ def decode(key: str, value: bytes, kind: type[S]) -> S:
 
 def check_id(topic: Topic, topic_id: int) -> None:
     """Refuse a request that means another topic than the one that has the name now. 0: it does not say which."""
-    if topic_id in (0, topic.id) or planted("topic-id-unchecked"):
+    if topic_id in (0, topic.id):
         return
     raise TopicReplaced(
         f"topic {topic.name!r} has the id {id_text(topic.id)}; the one with id {id_text(topic_id)} is deleted",

@@ -13,7 +13,6 @@ from embarcadero.errors import TooMany
 from embarcadero.limits import EPOCHS_AHEAD_MAX, EPOCHS_MAX
 from embarcadero.placement.decisions import Decisions, Plan
 from embarcadero.placement.records import Epochs, Start
-from embarcadero.plants import planted
 
 STARTS_KEPT = 16
 """Ends of this many started epochs are kept for those who are late to learn of them."""
@@ -50,7 +49,7 @@ class EpochNumbers(Decisions):
 
         def plan_it(plan: Plan) -> bool:
             epochs = plan.read("epochs", Epochs) or Epochs()
-            if not planted("start-unconditional") and (not self._reigns(plan, epoch) or epoch <= epochs.started):
+            if not self._reigns(plan, epoch) or epoch <= epochs.started:
                 return False
             plan.put("epochs", msgspec.structs.replace(epochs, started=epoch), volatile=True)
             plan.put(f"starts/{epoch:010}", Start(ends), volatile=True)

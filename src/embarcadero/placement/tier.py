@@ -19,7 +19,6 @@ from embarcadero.limits import HOT_RETENTION_S, TIER_HOLES_MAX, TIER_LANES_MAX, 
 from embarcadero.placement.decisions import Decisions, Plan, check_id, decode
 from embarcadero.placement.records import Tierer, ranges_prefix, tier_key, tierer_key
 from embarcadero.placement.rules import checked_hot_retention
-from embarcadero.plants import planted
 from embarcadero.types import Hole, Range, Tier, Topic, TopicLane
 from embarcadero.wire.messages import AdvanceTier, OpenTier
 
@@ -145,7 +144,7 @@ class Tiers(Decisions):
         if not cold:
             if tier is None:
                 raise BadValue(f"topic {topic!r} has no table to keep what is trimmed", "trim it with cold=True")
-            return index if planted("trim-above-tier") else min(index, tier.frontier(lane)[0])
+            return min(index, tier.frontier(lane)[0])
         if tier is not None and seq is not None and index > tier.starts.get(lane, (0, 0))[0]:
             plan.put(tier_key(topic), msgspec.structs.replace(tier, starts=tier.starts | {lane: (index, seq)}))
         return index

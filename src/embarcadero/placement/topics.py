@@ -15,7 +15,6 @@ from embarcadero.placement.ranges import Ranges
 from embarcadero.placement.records import Cluster, Retired, Trim, tier_key, tierer_key, trim_key
 from embarcadero.placement.rules import check_partitioner, checked_copies, checked_retention, new_topic
 from embarcadero.placement.tier import Tiers
-from embarcadero.plants import planted
 from embarcadero.types import CRC32C, OnGap, Order, ReplicaRef, Tier, Topic, TopicLane
 from embarcadero.wire.messages import AlterTopic
 
@@ -103,7 +102,7 @@ class Topics(Ranges, Tiers, Progress):
             topic = plan.read(f"topics/{ask.name}", Topic)
             if topic is None:
                 raise self._unknown(ask.name)
-            check_id(topic, 0 if planted("late-alter-done") else ask.topic_id)
+            check_id(topic, ask.topic_id)
             changed = altered(topic, ask)
             if changed.replicas > topic.replicas:
                 self._all_wanted(plan, changed)
@@ -174,7 +173,7 @@ class Topics(Ranges, Tiers, Progress):
         def plan_it(plan: Plan) -> int:
             if (topic := plan.read(f"topics/{name}", Topic)) is None:
                 raise self._unknown(name)
-            check_id(topic, 0 if planted("late-trim-done") else topic_id)
+            check_id(topic, topic_id)
             before = plan.read(trim_key(lane), Trim) or Trim(0)
             wanted = self._trim_tier(plan, name, lane, (index, seq), cold)
             if wanted > before.index:
