@@ -18,7 +18,7 @@ from embarcadero.fabric.mirror import MirroredFabric
 from embarcadero.fabric.region import Shape
 from embarcadero.fabric.ring import attach_ring, create_ring
 from embarcadero.fabric.shared import SharedFabric
-from embarcadero.plants import ACTIVE
+from embarcadero_proof.bugs.table import injected
 
 SHAPE = Shape(RegionKind.ORDER, 4096, slots=8, slot_bytes=64)
 
@@ -54,15 +54,12 @@ def test_the_mirror_has_all_that_the_first_fabric_shows(planted: bool) -> None:
             behind.append(bool(newest - there) or frontier > known)
 
         two.first.interrupt = two.mirror.interrupt = look
-        ACTIVE.update({"mirror-after-primary"} if planted else ())
-        try:
+        with injected(*["mirror-after-primary"] * planted):
             for first in range(0, 60, 3):
                 entries = np.zeros(3, dtype=ORDER)
                 entries["seq"] = first
                 ring.write(entries, free_below=first)
                 ring.publish()
-        finally:
-            ACTIVE.discard("mirror-after-primary")
     assert len(behind) > 100
     assert any(behind) == planted
 

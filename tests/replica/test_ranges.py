@@ -12,10 +12,10 @@ import pytest
 from embarcadero.errors import DiskFailed, NotAvailable
 from embarcadero.limits import CEILING_AHEAD, REPLACE_AFTER_S
 from embarcadero.placement.directory import Directory
-from embarcadero.plants import ACTIVE
 from embarcadero.replica.health import Trouble
 from embarcadero.storage.layout import range_folder
 from embarcadero.types import ReplicaRef, TopicLane
+from embarcadero_proof.bugs.table import injected
 from tests.replica.harness import Reign, Slow, World, Writer
 
 
@@ -353,12 +353,8 @@ def test_a_new_disk_is_filled_once_the_end_of_a_recovering_lane_is_known(tmp_pat
 
 def test_the_plant_of_a_forgetful_replica_is_seen(tmp_path: Path) -> None:
     """With the rule off, the wiped replica claims to have an empty copy."""
-    ACTIVE.add("forgotten-range-counts")
-    try:
-        with pytest.raises(AssertionError):
-            test_a_replica_without_the_disk_does_not_reply(tmp_path)
-    finally:
-        ACTIVE.clear()
+    with injected("forgotten-range-counts"), pytest.raises(AssertionError):
+        test_a_replica_without_the_disk_does_not_reply(tmp_path)
 
 
 def test_replicas_reach_the_target_of_a_recovering_lane(tmp_path: Path) -> None:

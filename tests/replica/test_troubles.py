@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from embarcadero.plants import ACTIVE
 from embarcadero.replica.health import Trouble, health_in_words, trouble_of
 from embarcadero.storage.layout import MENDED, damaged_name, range_folder
 from embarcadero.storage.writing import DamageKind
+from embarcadero_proof.bugs.table import injected
 from tests.replica.faulty import FaultyDisk
 from tests.replica.harness import World, Writer
 
@@ -133,12 +133,8 @@ def test_a_failed_sync_of_a_copy_with_rot_in_it_is_got_over(ill: tuple[Ill, int,
 
 def test_a_line_before_the_sync_is_noticed(ill: tuple[Ill, int, Writer]) -> None:
     """The planted bug counts what a failing disk never took."""
-    ACTIVE.add("durable-before-sync")
-    try:
-        with pytest.raises(AssertionError):
-            test_after_a_failed_sync_nothing_unsynced_is_trusted(ill)
-    finally:
-        ACTIVE.clear()
+    with injected("durable-before-sync"), pytest.raises(AssertionError):
+        test_after_a_failed_sync_nothing_unsynced_is_trusted(ill)
 
 
 def test_a_disk_that_keeps_failing_is_tried_less_and_less(ill: tuple[Ill, int, Writer]) -> None:

@@ -8,7 +8,6 @@ from copy import deepcopy
 
 import pytest
 
-from embarcadero import plants
 from embarcadero.errors import BadSegment, DiskFailed, DiskFull
 from embarcadero.storage.layout import (
     HEADER,
@@ -25,6 +24,7 @@ from embarcadero.storage.repair import copy_span, heal_tails, mend
 from embarcadero.storage.verify import verify_folder
 from embarcadero.storage.writing import DamageKind
 from embarcadero.wire.codec import payload_crc
+from embarcadero_proof.bugs.table import injected
 from tests.storage.copies import COUNT, Copies, scrub_all
 from tests.storage.crash_disk import Died, World
 from tests.storage.records import (
@@ -317,11 +317,11 @@ def test_a_segment_that_lacks_only_its_footer_is_known_as_before(copies: Copies)
     copies.whole(copies.open())
 
 
-def test_a_program_that_cut_damage_would_be_noticed(copies: Copies, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planted bug: records that were synced are gone, and nobody says so."""
-    monkeypatch.setattr(plants, "ACTIVE", {"damage-cut"})
+def test_a_program_that_cut_damage_would_be_noticed(copies: Copies) -> None:
+    """The injected bug: records that were synced are gone, and nothing says so."""
     copies.flip(copies.path(-1), 128 + 3)
-    log = copies.open()
+    with injected("damage-cut"):
+        log = copies.open()
 
     assert not log.damage
     assert log.end == copies.infos[-1].base_index < copies.end

@@ -4,23 +4,47 @@ from __future__ import annotations
 
 from typing import Final
 
+from embarcadero.types import NO_INDEX
 from embarcadero_proof.bugs.bug import DEATHS, LATE, POWER, ROT, SEALS, TRIMS, Bug
+from embarcadero_proof.bugs.patch import Edit
+
+_ADOPT: Final = "                self._ranges.adopted[tags_of(range_)] = old\n"
+_COUNT: Final = "                self._directory.replace_in_sealed(*tags_of(range_), old, self._me.ref)\n"
 
 BUGS: Final = (
     Bug("durable-before-sync", "a replica's durable line moves before the sync", "P6", bias=POWER,
-              witnesses=(0,)),
+        witnesses=(0,),
+        edits=(Edit("embarcadero.replica.copies:Commits.append", "        self._steps.at(Step.REPLICA_APPENDED)\n",
+                    "        self.lines.set(copy.tags, copy.log.end)\n"
+                    "        self._steps.at(Step.REPLICA_APPENDED)\n"),)),
     Bug("cut-left-out", "a replica keeps what it has above the end of a sealed range", "P7", bias=SEALS,
-              witnesses=(90,)),
+        witnesses=(90,),
+        edits=(Edit("embarcadero.replica.ranges:Ranges.settle", "if copy.log.end > end:", "if False:"),)),
     Bug("copy-counted-early", "a range names its new copy before that copy is whole", "P1", bias=DEATHS,
-              witnesses=(0,)),
+        witnesses=(0,),
+        edits=(Edit("embarcadero.replica.moving:Moving._take_over", _ADOPT, _ADOPT + _COUNT),)),
+    Bug("forgotten-range-counts", "a replica with a new disk tells how far its copy of an open range goes",
+        test="tests/replica/test_ranges.py",
+        edits=(Edit("embarcadero.replica.ranges:Ranges._is_mine",
+                    "return tags_of(range_) in self.refilled", "return True"),)),
     Bug("checkpoint-above-end", "a session checkpoint on disk speaks of more than is durable", "P1", bias=LATE,
-              witnesses=(1,)),
-    Bug("trim-too-far", "a replica drops segments above the trim", "P1", bias=TRIMS, witnesses=(0,)),
-    Bug("damage-left", "a replica does not repair what is damaged", "P7", bias=ROT, witnesses=(0,)),
+        witnesses=(1,),
+        edits=(Edit("embarcadero.replica.sessions:Sessions.look", "copy.log.synced", "NO_INDEX"),
+               Edit("embarcadero.sequencer.past:DiskPast.checkpoint", "at_most, topic", f"{NO_INDEX}, topic"),
+               Edit("embarcadero.sequencer.restoring:_checkpoint", "_last_kept(ranges, index, end)", "index"))),
+    Bug("trim-too-far", "a replica drops segments above the trim", "P1", bias=TRIMS, witnesses=(0,),
+        edits=(Edit("embarcadero.replica.retention:Retention._drop", "drop_below(below)",
+                    "drop_below(copy.log.synced)"),)),
+    Bug("damage-left", "a replica does not repair what is damaged", "P7", bias=ROT, witnesses=(0,),
+        edits=(Edit("embarcadero.replica.repair:Repair.step", "copy.in_place,", "None,"),)),
     Bug("copies-left", "a replica keeps copies of ranges that are not its own any more", "P9", bias=TRIMS,
-              witnesses=(10, 1)),
+        witnesses=(10, 1),
+        edits=(Edit("embarcadero.replica.ranges:Ranges._remove_one", "if not self._surplus or", "if True or"),)),
     Bug("deleted-memory-left", "a replica keeps the checkpoint regions of a deleted topic open", "P9",
-              witnesses=(150_004, 150_000)),
+        witnesses=(150_004, 150_000),
+        edits=(Edit("embarcadero.replica.sessions:Sessions.keep", "        self._known =",
+                    "        return\n        self._known ="),)),
     Bug("deleted-checkpoints-left", "a replica keeps the session checkpoints of a deleted topic", "P9",
-              witnesses=(150_001, 150_002)),
+        witnesses=(150_001, 150_002),
+        edits=(Edit("embarcadero.replica.ranges:Ranges._remove_folder", "if not any(", "if False and not any("),)),
 )  # fmt: skip

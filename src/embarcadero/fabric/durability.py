@@ -15,15 +15,12 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from typing import Final, NamedTuple
 
-import msgspec
-
 from embarcadero.env import NO_STEPS, Steps
 from embarcadero.fabric.epochs import EpochTable
 from embarcadero.fabric.layout import RegionKind
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.tagged import TaggedReader, TaggedWriter, create_tagged
 from embarcadero.limits import DURABLE_LINES, RANGE_LINES
-from embarcadero.plants import planted
 from embarcadero.steps import Step
 from embarcadero.types import Range, ReplicaRef
 
@@ -86,17 +83,7 @@ class DurableLines:
         """The line of each replica of a range; None for one that has not begun it."""
         tables = [self.of(ref) for ref in range_.replicas]
         tags = (range_.lane, range_.number)
-        lines = [None if table is None else table.load(tags) for table in tables]
-        if planted("old-range-counts") or planted("old-incarnation-counts"):
-            return [self._wrongly(range_, ref, line) for ref, line in zip(range_.replicas, lines, strict=True)]
-        return lines
-
-    def _wrongly(self, range_: Range, ref: ReplicaRef, line: int | None) -> int | None:
-        """A planted bug: the line of an earlier range, or of an earlier incarnation, taken for one of this range."""
-        earlier = range(1, ref.incarnation) if planted("old-incarnation-counts") else [ref.incarnation]
-        tables = [self.of(msgspec.structs.replace(ref, incarnation=number)) for number in earlier]
-        found = [table.load((range_.lane, n)) for table in tables if table for n in range(1, range_.number)]
-        return max((one for one in (line, *found) if one is not None), default=None)
+        return [None if table is None else table.load(tags) for table in tables]
 
     def forget(self, ref: ReplicaRef) -> None:
         """Let go of an incarnation's region."""
@@ -190,8 +177,7 @@ class Durability:
         counted = durable_through(range_, self.lines.load(range_))
         self._steps.at(Step.COUNT_LINES)
         self._fabric.fence()
-        changed = not planted("range-not-rechecked") and self._word(lane) != word
-        if changed or self._epochs.superseded(self._epoch):
+        if self._word(lane) != word or self._epochs.superseded(self._epoch):
             return None
         self._steps.at(Step.COUNT_CHECKED)
         return counted

@@ -15,7 +15,6 @@ from embarcadero.fabric.layout import EPOCH_LINE, SUPERBLOCK, RegionKind
 from embarcadero.fabric.region import Fabric, Region, Shape, require_shape
 from embarcadero.invariants import invariant
 from embarcadero.limits import EPOCHS_AHEAD_MAX, EPOCHS_MAX
-from embarcadero.plants import planted
 
 EPOCHS_REGION = "epochs"
 _WORDS: Final = EPOCH_LINE.itemsize // 8
@@ -46,8 +45,7 @@ class EpochTable:
         """Open epoch e: from here on nobody acts on the word of an earlier one."""
         self._lines["epoch"][epoch] = epoch
         self._region.flush(self._offset(epoch), 64)
-        if not planted("epoch-not-fenced"):
-            self._fabric.fence()
+        self._fabric.fence()
 
     def start(self, epoch: int) -> None:
         """Copy the fact that the store holds epoch e's start."""

@@ -33,7 +33,6 @@ from embarcadero.errors import EmbarcaderoError
 from embarcadero.fabric.layout import RegionKind
 from embarcadero.fabric.region import Bytes, Fabric, Region, Shape
 from embarcadero.limits import LINE_BYTES
-from embarcadero.plants import planted
 
 _NOT_MIRRORED = frozenset({RegionKind.LOG})
 _LINE_MASK = ~(LINE_BYTES - 1)
@@ -55,8 +54,7 @@ class MirroredRegion:
         self._flush_mirror, self._flush_first = mirror.flush, primary.flush
 
     def flush(self, offset: int, length: int) -> None:
-        if not planted("mirror-after-primary"):  # then the cache writes it back, some time or never
-            self._flush_mirror(offset, length)
+        self._flush_mirror(offset, length)
         start, stop = offset & _LINE_MASK, offset + length + LINE_BYTES - 1 & _LINE_MASK
         self._to[start:stop] = self._from[start:stop]
         self._flush_first(offset, length)

@@ -11,7 +11,6 @@ from embarcadero.fabric.durability import DurableLines, durable_through, first_w
 from embarcadero.fabric.layout import Entries
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.tagged import TaggedWriter, Tags
-from embarcadero.plants import planted
 from embarcadero.replica.counters import ReplicaCounters
 from embarcadero.replica.health import Health
 from embarcadero.steps import Step
@@ -82,8 +81,6 @@ class Commits:
         except EmbarcaderoError as error:
             self._failed(copy, error, "append")
             return False
-        if planted("durable-before-sync"):
-            self.lines.set(copy.tags, copy.log.end)
         self._steps.at(Step.REPLICA_APPENDED)
         return True
 

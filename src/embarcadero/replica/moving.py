@@ -21,7 +21,6 @@ from embarcadero.env import Journal
 from embarcadero.errors import EmbarcaderoError
 from embarcadero.fabric.tagged import Tags
 from embarcadero.placement.directory import Directory
-from embarcadero.plants import planted
 from embarcadero.replica.copies import Copy
 from embarcadero.replica.ranges import Ranges, tags_of
 from embarcadero.replica.reign import Reign
@@ -133,8 +132,6 @@ class Moving:
             chosen = self._directory.choose_replicas(1, avoid={ref.replica for ref in range_.replicas})
             if chosen and chosen[0].replica == self._me.replica:
                 self._ranges.adopted[tags_of(range_)] = old
-                if planted("copy-counted-early"):
-                    self._directory.replace_in_sealed(*tags_of(range_), old, self._me.ref)
         return len(self._ranges.adopted) > before
 
     def _candidates(self, now_us: int) -> list[tuple[Range, int]]:

@@ -17,7 +17,6 @@ from typing import Final
 from embarcadero.env import NO_STEPS, Clock, Disk, Journal, Missing, Steps
 from embarcadero.errors import BadSegment, DiskFailed, EmbarcaderoError
 from embarcadero.fabric.tagged import Tags
-from embarcadero.plants import planted
 from embarcadero.replica.copies import Copy
 from embarcadero.replica.counters import ReplicaCounters
 from embarcadero.replica.health import Health
@@ -119,7 +118,7 @@ class Ranges:
             return False
         if not range_.open or mine.disk == self._me.disk:
             return True
-        return tags_of(range_) in self.refilled or planted("forgotten-range-counts")
+        return tags_of(range_) in self.refilled
 
     def _is_open_here(self, tags: Tags) -> bool:
         """Whether a worker may still be busy with a copy that was given up: nobody else may have its folder."""
@@ -270,7 +269,7 @@ class Ranges:
             return
         self._steps.at(Step.REPLICA_SEALING)
         try:
-            if copy.log.end > end and not planted("cut-left-out"):
+            if copy.log.end > end:
                 copy.log.cut(end)
             if copy.log.end == end and not copy.log.dirty:
                 copy.log.seal(end)
@@ -302,7 +301,7 @@ class Ranges:
                     self._surplus.append(copy.tags)
                 self._health.worked(copy.tags)
                 return True
-        if not self._surplus or self._clock.now_us() < self._remove_us or planted("copies-left"):
+        if not self._surplus or self._clock.now_us() < self._remove_us:
             return False
         tags = self._surplus.pop(0)
         try:
@@ -325,7 +324,7 @@ class Ranges:
         remove_range(self._disk, repair_folder(folder))  # first: without its range nobody would look for it
         remove_range(self._disk, folder)
         ours = self._on_disk | self._wanted.keys() | self.copies.keys()
-        if not any(other[0] == tags[0] for other in ours - {tags}) and not planted("deleted-checkpoints-left"):
+        if not any(other[0] == tags[0] for other in ours - {tags}):
             with suppress(Missing):
                 for name in self._disk.list(lane):
                     self._disk.remove(f"{lane}/{name}")

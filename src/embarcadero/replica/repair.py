@@ -18,7 +18,6 @@ from embarcadero.fabric.durability import DurableLines
 from embarcadero.fabric.layout import Entries
 from embarcadero.fabric.tagged import Tags
 from embarcadero.limits import REPAIR_STEP_BYTES
-from embarcadero.plants import planted
 from embarcadero.replica.copies import Commits, Copy
 from embarcadero.replica.counters import ReplicaCounters
 from embarcadero.replica.ranges import Ranges
@@ -95,7 +94,7 @@ class Repair:
                 continue
             if not self._commits.may_try(copy, now_us):
                 continue
-            damage, goal = copy.in_place if not planted("damage-left") else None, self._goal(copy)
+            damage, goal = copy.in_place, self._goal(copy)
             if damage is None and (goal is None or goal <= copy.log.end):
                 if copy.behind and copy.range_.open:
                     self._give_up(copy, now_us, "neither the fabric nor another replica has what follows")

@@ -18,7 +18,6 @@ from embarcadero.fabric.durability import DurableLines
 from embarcadero.limits import BROKER_LANES_FIRST
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.ranges import below_start
-from embarcadero.plants import planted
 from embarcadero.replica.copies import Copy
 from embarcadero.replica.counters import ReplicaCounters
 from embarcadero.replica.ranges import Ranges
@@ -167,7 +166,7 @@ class Retention:
                 continue
             damage = copy.log.damage
             try:
-                freed = copy.log.drop_below(below if not planted("trim-too-far") else copy.log.synced)
+                freed = copy.log.drop_below(below)
             except EmbarcaderoError as error:
                 self._journal.warn("can't drop segments", lane=copy.tags[0], range=copy.tags[1], reason=str(error))
                 continue

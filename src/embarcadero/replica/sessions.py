@@ -16,7 +16,6 @@ from embarcadero.errors import BadRegion, EmbarcaderoError
 from embarcadero.fabric.region import Fabric, Region
 from embarcadero.fabric.tagged import TaggedWriter
 from embarcadero.limits import BROKER_LANES_FIRST
-from embarcadero.plants import planted
 from embarcadero.replica.copies import Copy
 from embarcadero.replica.counters import ReplicaCounters
 from embarcadero.replica.reign import Reign
@@ -74,14 +73,12 @@ class Sessions:
 
     def keep(self, lanes: AbstractSet[int]) -> None:
         """Drop all that is known of other lanes, and their memory: their topics are gone, or their copies are."""
-        if planted("deleted-memory-left"):
-            return
         self._known = {lane: index for lane, index in self._known.items() if lane in lanes}
         self._regions = {lane: region for lane, region in self._regions.items() if lane in lanes}
 
     def look(self, copy: Copy, reign: Reign) -> bool:
         """Copy the newest checkpoint of a lane if it speaks of what is durable here. True if something was written."""
-        lane, line = copy.range_.lane, NO_INDEX if planted("checkpoint-above-end") else copy.log.synced
+        lane, line = copy.range_.lane, copy.log.synced
         topic = self.topics.get(lane)
         if topic is None or lane >= BROKER_LANES_FIRST or not reign.number or copy.tags not in self._lines:
             return False

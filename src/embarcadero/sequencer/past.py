@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterator
 from embarcadero.env import Disk
 from embarcadero.errors import BadSegment, EmbarcaderoError
 from embarcadero.fabric.layout import Entries
-from embarcadero.plants import planted
 from embarcadero.storage.checkpoints import newest_checkpoint
 from embarcadero.storage.layout import lane_folder, range_folder
 from embarcadero.storage.reading import RangeReader
-from embarcadero.types import NO_INDEX, Range, ReplicaMember, ReplicaState, Topic
+from embarcadero.types import Range, ReplicaMember, ReplicaState, Topic
 
-_ABOVE = "checkpoint-above-end"
 _DO = "start the replicas that are missing"
 
 
@@ -53,8 +51,7 @@ class DiskPast:
         best: tuple[int, bytes] | None = None
         for disk in self._all([], live=True):
             try:
-                up_to = at_most if not planted(_ABOVE) else NO_INDEX
-                found = newest_checkpoint(disk, lane_folder(topic.lane), up_to, topic.checkpoint_ids)
+                found = newest_checkpoint(disk, lane_folder(topic.lane), at_most, topic.checkpoint_ids)
             except EmbarcaderoError:
                 continue
             if found is not None and (best is None or found[0] > best[0]):

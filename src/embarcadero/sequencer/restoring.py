@@ -12,7 +12,6 @@ import numpy as np
 
 from embarcadero.errors import BadSegment, EmbarcaderoError
 from embarcadero.fabric.layout import ORDER, Entries
-from embarcadero.plants import planted
 from embarcadero.sequencer.checkpoint import Checkpoint, parse_checkpoint, restore
 from embarcadero.sequencer.control import attach
 from embarcadero.sequencer.held import HeldSlots
@@ -96,7 +95,7 @@ def _checkpoint(past: Past, topic: Topic, ranges: Sequence[Range], end: int) -> 
         if found is None:
             return None
         index, data = found
-        kept = index if planted("checkpoint-above-end") else _last_kept(ranges, index, end)
+        kept = _last_kept(ranges, index, end)
         checkpoint = parse_checkpoint(data)
         if kept == index and checkpoint is not None and checkpoint.index == index:
             return checkpoint

@@ -16,7 +16,6 @@ import numpy as np
 from embarcadero.env import File
 from embarcadero.fabric.layout import ORDER, Entries, every, sealed
 from embarcadero.limits import FRAME_BYTES_MAX, LINE_BYTES, SCAN_BYTES, SECTOR_BYTES
-from embarcadero.plants import planted
 from embarcadero.storage.index import SparseIndex
 from embarcadero.storage.layout import HEADER_BYTES, Header, decode_footer, record_bytes
 from embarcadero.storage.parse import intact, parse
@@ -75,7 +74,7 @@ def scan_segment(file: File, header: Header, every_bytes: int, synced: int, limi
             break
         after = _next_valid(file, stop, size, index, limit)
         damaged = look is Look.CHANGED or position < synced or (look is Look.STRANGE and after is not None)
-        if not damaged or planted("damage-cut"):
+        if not damaged:
             return Scan(position, index, seq, last_us, sparse, wrong, size - position)
         if after is None:
             wrong.append(Wrong(index, None, position, size))
