@@ -4,17 +4,25 @@ The archives were written by version 0.1.0 (commit 5897205): two brokers, two re
 each (`typed`: 100) of which `total` was trimmed below seq 20, one topic that was deleted, and one without replicas.
 Records of raw topics are `<topic>-<number>` under ten keys; `total` and `strong` were written by a session named
 "import". `clean` was stopped in order, `killed` lost all processes and its memory.
+
+`before-structure` has the same, written by commit d56fa65. Its `mirror` has a mirror of the fabric, too: both replicas
+were stopped, seven more records of `strong` were ordered, and then all processes and the fabric were lost.
 """
 
 from __future__ import annotations
 
 import tarfile
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 import embarcadero as emb
+from embarcadero.demo.cluster import MortalCluster
+from embarcadero.placement.embedded import SqliteStore
+from embarcadero.placement.store import Put
+from embarcadero.types import GapKind
 
 pytestmark = pytest.mark.system
 
@@ -23,14 +31,21 @@ SEQUENCED = ("total", "strong")
 TRIMMED_BELOW = 20
 BATCHES = 20
 """Of the session named "import", in each of the two topics."""
+ORDERED = 207
+"""Records that were ordered in `strong` of `mirror`; the replicas have 200 of them."""
 
 
-@pytest.fixture(params=["clean", "killed"])
+@pytest.fixture(params=["0.1.0-clean", "0.1.0-killed", "before-structure-clean", "before-structure-killed"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A data folder of version 0.1.0."""
-    with tarfile.open(HERE / f"0.1.0-{request.param}.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
-    return tmp_path / request.param
+    """A data folder of an earlier version."""
+    return unpacked(request.param, tmp_path)
+
+
+def unpacked(name: str, into: Path) -> Path:
+    """Unpack an archive; its folder is named for how the cluster ended."""
+    with tarfile.open(HERE / f"{name}.tar.xz") as archive:
+        archive.extractall(into, filter="data")
+    return into / name.rpartition("-")[2]
 
 
 def records(log: emb.Log, topic: str) -> list[bytes]:
@@ -90,3 +105,30 @@ def test_named_sessions_of_an_earlier_version_continue(folder: Path, topic: str)
 
         assert following == BATCHES
         assert log.read(topic).num_rows == rows + 1
+
+
+def test_a_mirror_of_an_earlier_version_says_where_the_order_ended(tmp_path: Path) -> None:
+    """After the fabric is lost, the next position follows the last one that was ordered; the gap between is LOST."""
+    folder = unpacked("before-structure-mirror", tmp_path)
+    with closing(SqliteStore(folder / "data" / "store.db")) as store:  # the folder was elsewhere then
+        for item in store.list(""):
+            moved = item.value.replace(b"/tmp/fixture/mirror", str(folder).encode())
+            assert moved == item.value or store.transact([], [Put(item.key, moved)])
+    cluster = MortalCluster(
+        folder / "data", 2, 2, fabric__mirror=folder / "module", fabric__log_bytes=1 << 20,
+        fabric__chunk_bytes=1 << 17, fabric__order_slots=1024, fabric__round_entries=64,
+    )  # fmt: skip
+    cluster.start()
+    try:
+        with emb.connect(cluster.addresses) as log, log.subscribe("strong", start="earliest") as reader:
+            with log.publisher("strong", ack=2) as publisher:
+                position = publisher.send(b"after").result(60)
+            batches = list(iter(lambda: reader.poll(timeout=5), None))
+    finally:
+        cluster.end()
+
+    gap = next(batch.gap for batch in batches if batch.gap is not None)
+    assert position is not None
+    assert position.seq == ORDERED  # without the mirror: far behind, at the ceiling
+    assert gap.kind is GapKind.LOST
+    assert batches[-1].to_arrow().column("value").to_pylist() == [b"after"]
