@@ -22,7 +22,6 @@ from embarcadero.errors import (
     Unreachable,
 )
 from embarcadero.limits import SESSION_WINDOW
-from embarcadero.plants import planted
 from embarcadero.replica.health import health_in_words
 from embarcadero.types import Outcome, Position, ReferenceFault, StagedBatch
 from embarcadero.wire.receiver import FullReceived
@@ -117,8 +116,6 @@ def ended_with(cause: EmbarcaderoError, batch: OutBatch) -> EmbarcaderoError:
         return Refused(f"batch {batch.sequence} was not sent, as its session ended: {cause.message}", cause.hint)
     if not batch.doubts:
         return cause
-    if planted("unknown-told-as-failed"):
-        return Unreachable(cause.message)
     kind = TimedOut if isinstance(cause, TimedOut) else OutcomeUnknown
     return kind(
         f"batch {batch.sequence} was sent but its outcome is not known: {cause.message}", "read the log to find out"

@@ -55,7 +55,6 @@ from embarcadero.errors import (
 from embarcadero.invariants import invariant
 from embarcadero.limits import SESSION_WINDOW
 from embarcadero.orders import order_label
-from embarcadero.plants import planted
 from embarcadero.types import NO_INDEX, NO_SESSION, Order, Outcome, Position, StagedBatch
 from embarcadero.wire.codec import (
     PACKED_ACK,
@@ -516,9 +515,7 @@ class PublisherCore(ClientCore):
         """End a session whose acked batches are lost: numbers that the caller knows never move into their places."""
         outside = self._outside(expected)
         hole = expected + len(outside) < self._next and (self._strong or renewed)
-        if planted("claimed-number-moved"):
-            self._go_on(expected, outside)
-        elif lost_some or hole:
+        if lost_some or hole:
             for sequence in outside:
                 self._unsettled[sequence].doubts = 0  # the session has none of these
             name = f"session {self._name!r}" if self._name else "this session"
@@ -595,7 +592,7 @@ class PublisherCore(ClientCore):
     # --- losses ---
     def _report(self, batches: list[LostBatch]) -> None:
         self._lost_some |= bool(batches)
-        if batches and not planted("loss-not-told"):
+        if batches:
             self._lost = merged(self._lost, records_lost(self.topic, batches, self._durable))
 
     def _ranges_told(self, message: TopicIs, now_us: int) -> None:
@@ -672,7 +669,7 @@ class PublisherCore(ClientCore):
             self._ask_whether_arrived(now_us)
         elif self.failed is None and not self._opening and not self._name:
             self._ask(CloseSession(lane=self.lane, session=self.session), now_us)
-        elif self._in_doubt and not planted("end-unconfirmed"):
+        elif self._in_doubt:
             self._ask(Ping(), now_us)
         elif self.failed is not None or not any(route.asked is not None for route in self._routes.values()):
             self.closed = True  # there is no session to close, or one that the next holder of its name continues

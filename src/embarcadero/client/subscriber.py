@@ -51,7 +51,6 @@ from embarcadero.limits import (
     PREFETCH_FETCHES,
     TABLE_RETRY_S,
 )
-from embarcadero.plants import planted
 from embarcadero.types import FROM_TABLE, EntryKind, Gap, GapKind
 from embarcadero.wire.codec import control_frame, payload_crc
 from embarcadero.wire.messages import AnyMessage, Failed, Fetch, Ping
@@ -398,8 +397,7 @@ class SubscriberCore(ClientCore):
             self._by, self._next, self._led = "index", gap.start, True
             self._ask_table("span", gap.start, gap.stop if self._stop is None else min(gap.stop, self._stop))
             return
-        if gap.kind is not GapKind.LOST or not planted("lost-gap-untold"):
-            self._put(Batch.of_gap(self.lane, gap, self._next_seq if gap.start == self._next else None))
+        self._put(Batch.of_gap(self.lane, gap, self._next_seq if gap.start == self._next else None))
         self.ended = gap.kind is GapKind.END_OF_LANE
         self._by, self._next, self._next_seq = "index", gap.stop, None
 
