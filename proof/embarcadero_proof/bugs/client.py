@@ -30,7 +30,7 @@ BUGS: Final = (
             Edit("embarcadero.client.subscriber:SubscriberCore._take_gap", "        self._put(Batch.of_gap(self.lane",
                  _UNTOLD),
         )),
-    Bug("unknown-told-as-failed", "a publisher that ends calls failed what it can't know", "P2", witnesses=(8,),
+    Bug("unknown-told-as-failed", "a publisher that ends calls failed what it can't know", "P2", witnesses=(37, 47),
         edits=(Edit("embarcadero.client.outbatch:ended_with", "    kind = TimedOut if",
                     "    return Unreachable(cause.message)\n    kind = TimedOut if"),)),
 )  # fmt: skip
