@@ -82,7 +82,7 @@ def lost_between(ranges: Sequence[Range]) -> list[tuple[int, int]]:
 
 def spans_of(log: Log, about: TopicInfo, facts: LaneFacts, span_bytes: int) -> list[AuditSpan]:
     """Cut a lane: below `hot_index` only the table has it, up to the frontier both have it, then only the brokers."""
-    topic, properties = about.name, list(log.brokers.table_properties)
+    topic, properties = about.name, list(log.table_properties)
     edges = sorted({facts.start_index, min(facts.hot_index, facts.stop_index), facts.frontier, facts.stop_index})
     spans = []
     for first, last in pairwise(edges):

@@ -46,6 +46,7 @@ from embarcadero.client.options import (
 from embarcadero.client.places import Place, place, seek_place, time_us, trim_place
 from embarcadero.client.reading import joined, lane_of, lanes_of, read_span, reader_core, span, tail_of, with_lags
 from embarcadero.client.scanning import Scan, Span, check_piece_bytes
+from embarcadero.client.surveys import SurveyCalls
 from embarcadero.client.tiers import TierCalls, trim_ask
 from embarcadero.client.topics import TopicInfo
 from embarcadero.config import Config, load
@@ -124,7 +125,7 @@ async def local(
         await asyncio.to_thread(cluster.close)
 
 
-class Log(TierCalls, SessionCalls):
+class Log(TierCalls, SessionCalls, SurveyCalls):
     """A client of one cluster. Its publishers and subscribers share one connection per broker."""
 
     def __init__(self, brokers: Brokers, address: str) -> None:
@@ -528,32 +529,36 @@ class Log(TierCalls, SessionCalls):
 
     async def measure(
         self,
-        topic: str,
+        topic: str | TopicInfo,
         start: int,
         stop: int,
         piece_bytes: int,
         *,
         lane: int | None = None,
+        pieces_max: int | None = None,
+        table: bool = True,
         timeout: Timeout = AS_CONFIGURED,
     ) -> list[Cut]:
         """Cut the batches with start <= index < stop into pieces of about `piece_bytes`, to be read side by side.
 
         Each Cut is where a piece ends: the index and seq behind its last batch, and about how many bytes it has. The
-        last one ends at `stop`. Raises FuturePosition beyond the end, Trimmed if nothing is left.
+        last one ends at `stop`, unless there are `pieces_max` before. Without `table` only what brokers have is cut;
+        below that is Trimmed. Raises FuturePosition beyond the end, Trimmed if nothing is left.
 
             for cut in await log.measure("orders", 0, (await log.tail("orders")).durable_index, 64 << 20): ...
         """
         check_piece_bytes(piece_bytes)
         Span(start, stop, "ordered", None, False).checked()
-        about = await self.describe(topic, timeout=timeout)
+        about = await self.describe(topic, timeout=timeout) if isinstance(topic, str) else topic
         number = lane_of(about, lane, "an index")
         cuts: list[Cut] = []
         at = start
-        while at < stop:
-            if about.tier and (cold := await cold_cuts(self.brokers, topic, number, at, stop, piece_bytes)):
+        tiered, most = table and about.tier is not None, pieces_max or PIECES_MAX
+        while at < stop and (pieces_max is None or len(cuts) < pieces_max):
+            if tiered and (cold := await cold_cuts(self.brokers, about.name, number, at, stop, piece_bytes)):
                 cuts, at = cuts + cold, cold[-1].index
                 continue
-            ask = m.Measure(lane=number, start=at, stop=stop, piece_bytes=piece_bytes, pieces_max=PIECES_MAX)
+            ask = m.Measure(lane=number, start=at, stop=stop, piece_bytes=piece_bytes, pieces_max=most)
             cuts += (await self._ask(ask, m.PiecesAre, timeout)).cuts
             invariant(bool(cuts) and cuts[-1].index > at, "a measured span goes on")
             at = cuts[-1].index

@@ -36,6 +36,7 @@ from embarcadero.client.options import (
 from embarcadero.client.places import Place, place
 from embarcadero.client.reading import reader_core
 from embarcadero.client.scanning import Span
+from embarcadero.client.surveys import SyncSurveyCalls
 from embarcadero.client.sync_subscriber import Exit, Subscriber
 from embarcadero.client.thread import LoopThread
 from embarcadero.client.tiers import SyncTierCalls
@@ -106,7 +107,7 @@ def local(
     return log
 
 
-class Log(SyncTierCalls, SyncSessionCalls):
+class Log(SyncTierCalls, SyncSessionCalls, SyncSurveyCalls):
     """A client of one cluster. Its publishers and subscribers share one thread and one connection per broker."""
 
     def __init__(self, thread: LoopThread, log: aio.Log) -> None:
@@ -422,22 +423,28 @@ class Log(SyncTierCalls, SyncSessionCalls):
 
     def measure(
         self,
-        topic: str,
+        topic: str | TopicInfo,
         start: int,
         stop: int,
         piece_bytes: int,
         *,
         lane: int | None = None,
+        pieces_max: int | None = None,
+        table: bool = True,
         timeout: Timeout = AS_CONFIGURED,
     ) -> list[Cut]:
         """Cut the batches with start <= index < stop into pieces of about `piece_bytes`, to be read side by side.
 
         Each Cut is where a piece ends: the index and seq behind its last batch, and about how many bytes it has. The
-        last one ends at `stop`. Raises FuturePosition beyond the end, Trimmed if nothing is left.
+        last one ends at `stop`, unless there are `pieces_max` before. Without `table` only what brokers have is cut;
+        below that is Trimmed. Raises FuturePosition beyond the end, Trimmed if nothing is left.
 
             for cut in log.measure("orders", 0, log.tail("orders").durable_index, 64 << 20): ...
         """
-        return self.thread.wait(self._log.measure(topic, start, stop, piece_bytes, lane=lane, timeout=timeout))
+        cuts = self._log.measure(
+            topic, start, stop, piece_bytes, lane=lane, pieces_max=pieces_max, table=table, timeout=timeout
+        )
+        return self.thread.wait(cuts)
 
     def _register(self, part: PartType) -> PartType:
         self._parts.add(part)

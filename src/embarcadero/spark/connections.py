@@ -23,10 +23,10 @@ def shared_log(brokers: str, table_properties: Sequence[str] | None = None, *, a
     """
     key = os.getpid(), brokers  # a worker that was forked has its parent's clients, whose threads it has not
     known = _KNOWN.get(key)
-    if known is None or not known.thread.alive:
+    if known is None or known.ended:
         known = _KNOWN[key] = connect(brokers) if at_once else _patiently(brokers)
     if table_properties is not None:
-        known.brokers.table_properties = table_properties
+        known.use_table_properties(table_properties)
     return known
 
 

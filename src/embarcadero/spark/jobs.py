@@ -131,7 +131,7 @@ class Job:
     def _in_target(self, planned: Fact) -> bool:
         """Whether a step is in the target already. Stale if the target may have forgotten that it is."""
         target, log = self.target, self.log
-        held = log.thread.wait(log.twin.held_name(target.name, data_name(self.write), topic_id=target.id))
+        held = log.run(lambda twin: twin.held_name(target.name, data_name(self.write), topic_id=target.id))
         if held.expected >= first_sequence(planned.epoch + 1):
             return True
         silent_s = age_s(planned)

@@ -84,7 +84,7 @@ def _shape(options: WriteOptions, schema: StructType) -> Shape | Routes:
     log, frame, now_us = shared_log(options.brokers, at_once=True), to_arrow(schema), time.time_ns() // 1000
     if options.topic is None:
         check_frame(frame, options)
-        return Routes(log.thread.wait(open_home(log.twin)), frame, options, now_us)
+        return Routes(log.run(open_home), frame, options, now_us)
     topic = log.describe(options.topic)
     if options.add_columns and (new := new_columns(topic, frame)):
         known = pa.schema([field for field in frame if field.name not in {each.name for each in new}])
@@ -173,7 +173,7 @@ def _commit(log: Log, home: TopicInfo, manifest: Manifest, run: str | None) -> N
     give_up = time.monotonic() + STAGED_PATIENCE_S
     while True:
         try:
-            log.thread.wait(commit(TopicLedger(log.twin, home), manifest, run))
+            log.run(lambda twin: commit(TopicLedger(twin, home), manifest, run))
         except (Retriable, OutcomeUnknown, RecordsLost) as error:
             if time.monotonic() > give_up:
                 raise OutcomeUnknown(
@@ -236,7 +236,8 @@ def give_up(tasks: TaskWriter, messages: Sequence[WriterCommitMessage | None]) -
     staged = [message.staged for message in messages if isinstance(message, Message)]
     if any(part.references for each in staged for part in each.parts):
         log, work = shared_log(tasks.options.brokers), staged[0].work
-        log.thread.wait(drop(TopicLedger(log.twin, tasks.shape.topic), work.write, work.epoch, work.attempt))
+        home = tasks.shape.topic
+        log.run(lambda twin: drop(TopicLedger(twin, home), work.write, work.epoch, work.attempt))
 
 
 def _context() -> TaskContext:

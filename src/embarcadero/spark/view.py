@@ -12,7 +12,6 @@ from embarcadero.client.sync import Log
 from embarcadero.client.topics import TopicInfo
 from embarcadero.errors import BadSchema, BadValue, FuturePosition, Trimmed, UnknownTopic
 from embarcadero.limits import SPARK_TASK_BYTES
-from embarcadero.spark import asking
 from embarcadero.spark.connections import shared_log
 from embarcadero.spark.interpreter import known_cores
 from embarcadero.spark.offsets import Place
@@ -70,7 +69,7 @@ class ReadView:
     @property
     def table_properties(self) -> tuple[str, ...]:
         """How files of tables are reached, by the configuration of this process."""
-        return tuple(self.log.brokers.table_properties)
+        return self.log.table_properties
 
     def topic(self, name: str) -> TopicView:
         """Questions about one of the topics."""
@@ -100,15 +99,12 @@ class ReadView:
         Raises UnknownTopic if the only topic does not exist. Of several, those that do not exist are left out.
         """
         known, names, log = expected or {}, self.options.topics, self.log
-        if not self.options.several:
-            found = {names[0]: log.thread.wait(asking.survey(log.brokers, names[0], known.get(names[0], ())))}
-        else:
-            if self.options.pattern is not None:
-                names = tuple(self.options.chosen(topic.name for topic in log.topics()))
-            asked = {name: known.get(name, ()) for name in sorted(names)}
-            found = log.thread.wait(asking.surveys(log.brokers, asked))
-            for name, (about, _) in found.items():
-                self._check_raw(name, about.versions.typed)
+        if self.options.pattern is not None:
+            names = tuple(self.options.chosen(topic.name for topic in log.topics()))
+        several = self.options.several
+        found = log.survey({name: known.get(name, ()) for name in sorted(names)}, missing_ok=several)
+        for name, (about, _) in found.items() if several else ():
+            self._check_raw(name, about.versions.typed)
         return {name: self.topic(name).seen(about, tails) for name, (about, tails) in found.items()}
 
     def resolve(self, where: Where, now: Topics, option: str, *, rest: Where) -> dict[LaneKey, Place]:
@@ -177,7 +173,7 @@ class TopicView:
     @property
     def table_properties(self) -> tuple[str, ...]:
         """How files of tables are reached, by the configuration of this process."""
-        return tuple(self.log.brokers.table_properties)
+        return self.log.table_properties
 
     def seen(self, about: TopicInfo, tails: Collection[Tail]) -> TopicNow:
         """The topic as brokers told it."""
@@ -265,14 +261,14 @@ class TopicView:
                 found = table_pieces(table, lane, start.index, frontier, piece)
             else:
                 found = self.log.measure(self._topic, start.index, frontier, piece, lane=lane)
-        return found + self._measured(lane, max(start.index, frontier), stop, piece)
+        return found + self._measured(now, lane, max(start.index, frontier), stop, piece)
 
     def first_pieces(self, now: TopicNow, lane: int, start: Place, stop: Place, piece: int, most: int) -> list[Cut]:
         """The first pieces of a span, by payload bytes as they were published."""
         tier = now.about.tier
         frontier = 0 if tier is None else min(tier.frontier(lane)[0], stop.stop)
         if tier is None or start.index >= frontier:
-            return self._measured(lane, start.index, stop, piece, most)
+            return self._measured(now, lane, start.index, stop, piece, most)
         from embarcadero.spark.cold import open_table, payload_pieces, table_visible
 
         if not table_visible(tier.id, tier.metadata, self._topic):
@@ -280,14 +276,16 @@ class TopicView:
         table = open_table(tier, self.table_properties)
         return payload_pieces(table, lane, start.index, frontier, piece, most)
 
-    def _measured(self, lane: int, start: int, stop: Place, piece: int, most: int | None = None) -> list[Cut]:
+    def _measured(
+        self, now: TopicNow, lane: int, start: int, stop: Place, piece: int, most: int | None = None
+    ) -> list[Cut]:
         if start >= stop.stop:
             return []
         try:
-            log = self.log
-            return log.thread.wait(asking.measure(log.brokers, lane, start, stop.stop, piece, most))
+            return self.log.measure(now.about, start, stop.stop, piece, lane=lane, pieces_max=most, table=False)
         except Trimmed:  # brokers have let go of it since we looked; tasks find it in the table, or say that it is gone
             return [Cut(stop.stop, stop.seq, 0)]
+
 
 def _cut(ends: Ends, measured: _Measured) -> _Cuts:
     return {key: cut_places(*span, measured[key]) for key, span in ends.items()}

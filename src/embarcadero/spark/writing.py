@@ -92,7 +92,7 @@ class Stager:
             self._kept.clear()
 
     def _open(self) -> Publisher:
-        staging = self._log.thread.wait(open_staging(self._log.twin, self._home))
+        staging = self._log.run(lambda twin: open_staging(twin, self._home))
         return self._log.publisher(staging, ack=ack_of(staging), linger_ms=0, compression=None)
 
     def _stage(self, publisher: Publisher, batch: Encoded) -> None:
@@ -166,12 +166,13 @@ class TaskWriter:
         partitions = shape.partitions(group, made, task)
         made, partitions = in_order(made, shape.order_by, partitions)
         versions = shape.topic.versions
-        fitted(made, versions, 0, log.brokers.record_bytes_max)
+        limits = log.limits
+        fitted(made, versions, 0, limits.record_bytes)
         target = Target(shape.topic.name, shape.topic.id, versions.version)
-        most = log.brokers.frame_bytes_max - _OVERHEAD_BYTES - _COLUMN_OVERHEAD_BYTES * made.num_columns
+        most = limits.frame_bytes - _OVERHEAD_BYTES - _COLUMN_OVERHEAD_BYTES * made.num_columns
         wanted = min(most, self.options.batch_bytes)
         for partition, part in _by_partition(made, partitions):
-            for piece in cut(part, wanted, most, log.brokers.records_max):
+            for piece in cut(part, wanted, most, limits.records):
                 yield Encoded(encoded(piece, self.options.compression), piece.num_rows, partition, target)
 
 
