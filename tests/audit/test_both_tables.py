@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from embarcadero.audit.plan import LaneFacts, SpanReport, report_of, spans_of
-from embarcadero.audit.task import look_at
+from embarcadero.audit.report import LaneFacts, SpanReport, report_of, spans_of
+from embarcadero.audit.span import look_at
 from embarcadero.tier.entries_table import EntriesTable
 from embarcadero.tier.parquet import Span, write_span
 from embarcadero.tier.settings import TierSettings

@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embarcadero.audit.plan import AuditSpan, LaneFacts
-from embarcadero.audit.runs import NO_FLAGS, problems_of, runs_of
-from embarcadero.audit.span import Explained, SpanAudit
-from embarcadero.audit.task import look_at
+from embarcadero.audit.report import AuditSpan, LaneFacts
+from embarcadero.audit.sessions import NO_FLAGS, problems_of, runs_of
+from embarcadero.audit.span import Explained, SpanAudit, look_at
 from embarcadero.client.batch import Batch
 from embarcadero.fabric.layout import OPEN_STRONG, OPEN_TAKEN
 from embarcadero.tier.columns import KEPT, SYSTEM

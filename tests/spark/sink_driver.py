@@ -29,8 +29,7 @@ from embarcadero.spark.reading import BatchReader, frame_schema, span_reader
 from embarcadero.spark.sink import StreamSink, stream_writer
 from embarcadero.spark.source import EmbarcaderoSource
 from embarcadero.spark.tasks import SpanReader
-from embarcadero.staging.ledger import TopicLedger
-from embarcadero.staging.publishing import Publication
+from embarcadero.staging.ledger import Publication, TopicLedger
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -11,9 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import embarcadero as emb
-from embarcadero.audit import task
-from embarcadero.audit.plan import lane_facts, spans_of
-from embarcadero.audit.runs import problems_of, runs_of
+from embarcadero.audit.report import lane_facts, spans_of
+from embarcadero.audit.sessions import problems_of, runs_of
 from embarcadero.fabric.layout import OPEN_STRONG
 from embarcadero.spark.auditing import _sessions, audit
 from embarcadero.tier import columns
@@ -113,7 +112,7 @@ LIES = {"missing": "index-hole", "twice": "index-twice", "swapped": "session-ord
 @pytest.mark.parametrize("order", [2, 5])
 @pytest.mark.parametrize("lie", LIES)
 def test_a_task_finds_what_is_wrong(log: emb.Log, lie: str, order: int) -> None:
-    """The same task that Spark runs, fed with a lie, tells it by its name: default publishers are strong."""
+    """The same span that Spark runs, fed with a lie, tells it by its name: default publishers are strong."""
     assert LIES[lie] in _told(log, f"lies-{lie}-{order}", lie, order)
 
 
@@ -128,7 +127,7 @@ def _told(log: emb.Log, topic: str, lie: str, order: int, publisher_order: str |
     about, tail = log.describe(topic), log.tail(topic)
     (facts,) = lane_facts(about, tail)
     (span,) = spans_of(log, about, facts, 1 << 30)
-    found, runs = task.look_at(_Liar(log, lie), about, span)  # type: ignore[arg-type]
+    found, runs = span.look_at(_Liar(log, lie), about, span)  # type: ignore[arg-type]
     problems = problems_of(pa.Table.from_batches([runs]), all_strong=order == 5, from_start=True)
     return {finding.kind for finding in found.findings} | set(problems.column("kind").to_pylist())
 
@@ -201,7 +200,7 @@ def _found_with(log: emb.Log, topic: str, change: Callable[[pa.RecordBatch], pa.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ColdTable, "rows", lambda *arguments: map(change, real(*arguments)))
         for span in spans_of(log, about, facts, 1 << 30):
-            found, own = task.look_at(log, about, span)
+            found, own = span.look_at(log, about, span)
             kinds |= {finding.kind for finding in found.findings}
             runs.append(own)
     problems = problems_of(pa.Table.from_batches(runs), all_strong=False, from_start=True)

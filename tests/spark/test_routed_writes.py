@@ -17,8 +17,7 @@ from embarcadero.spark.shape import shape_of
 from embarcadero.spark.sink import Message
 from embarcadero.spark.write_options import WriteOptions
 from embarcadero.spark.writing import TaskWriter, Work
-from embarcadero.staging.ledger import open_home
-from embarcadero.staging.publishing import Publication
+from embarcadero.staging.ledger import Publication, open_home
 from embarcadero.types import ROUTED_TOPIC, staging_topic
 from tests.spark.test_staged_writes import dies, sweep
 

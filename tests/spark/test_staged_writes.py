@@ -34,16 +34,14 @@ from embarcadero.spark.shape import shape_of
 from embarcadero.spark.sink import Message
 from embarcadero.spark.write_options import WriteOptions
 from embarcadero.spark.writing import TaskWriter, Work
+from embarcadero.staging import ledger
 from embarcadero.staging import manifest as manifests
-from embarcadero.staging import open_writes, publishing
+from embarcadero.staging import sweep as sweeping
 from embarcadero.staging.commit import Committed, commit, complete
 from embarcadero.staging.job_ledger import JobLedger
-from embarcadero.staging.ledger import TopicLedger
-from embarcadero.staging.manifest import Inline, Manifest, Part, Target
-from embarcadero.staging.names import Decision, data_name
-from embarcadero.staging.open_writes import COMPLETE_AFTER_S, SILENT_S
-from embarcadero.staging.publishing import Publication
-from embarcadero.staging.sweep import StagingSweep, Sweeper
+from embarcadero.staging.ledger import Publication, TopicLedger
+from embarcadero.staging.manifest import Decision, Inline, Manifest, Part, Target, data_name
+from embarcadero.staging.sweep import COMPLETE_AFTER_S, SILENT_S, StagingSweep, Sweeper
 from embarcadero.types import jobs_topic, staging_topic
 
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
@@ -123,9 +121,9 @@ def sweep(log: emb.Log, *, complete_after_s: float = 0.0, trims: bool = False, s
         await sweeper.round()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(open_writes, "COMPLETE_AFTER_S", complete_after_s)
-        patch.setattr(open_writes, "SILENT_S", silent_s)
-        patch.setattr(open_writes, "_MARGIN_S", 0.0 if trims else 60.0)
+        patch.setattr(sweeping, "COMPLETE_AFTER_S", complete_after_s)
+        patch.setattr(sweeping, "SILENT_S", silent_s)
+        patch.setattr(sweeping, "_MARGIN_S", 0.0 if trims else 60.0)
         log.thread.wait(rounds())
 
 
@@ -442,7 +440,7 @@ def test_a_session_that_is_always_taken_over_is_given_up(
         raise SessionFenced("taken over", "")
 
     monkeypatch.setattr(Publication, "_publish_rest", taken)
-    monkeypatch.setattr(publishing, "_PAUSE_S", 0)
+    monkeypatch.setattr(ledger, "_PAUSE_S", 0)
     with pytest.raises(SessionFenced, match="two queries run with copies of one checkpoint"):
         publish(log, strong, staged(log, strong, range(5)))
 
@@ -464,7 +462,7 @@ def test_a_committer_waits_while_another_one_gets_on(
         await whole(publication, topic)
 
     monkeypatch.setattr(Publication, "_publish_rest", taken)
-    monkeypatch.setattr(publishing, "_PAUSE_S", 0)
+    monkeypatch.setattr(ledger, "_PAUSE_S", 0)
     publish(log, strong, staged(log, strong, range(1_500), text=MUCH))
     assert stored(log, strong) == list(range(1_500))
 
@@ -489,7 +487,7 @@ def test_nothing_is_trimmed_before_the_end_of_an_epoch_is_durable(
             found.append(any(lane.start_index for lane in (await log.twin.tail(name)).lanes))
         return found
 
-    monkeypatch.setattr(open_writes, "_MARGIN_S", 0.0)
+    monkeypatch.setattr(sweeping, "_MARGIN_S", 0.0)
     assert log.thread.wait(rounds()) == [False, False, True]
 
 

@@ -12,6 +12,7 @@ from embarcadero.staging.manifest import (
     EPOCH_MAX,
     REFERENCE,
     Begun,
+    Decision,
     Dropped,
     Fact,
     Inline,
@@ -21,8 +22,8 @@ from embarcadero.staging.manifest import (
     check_write,
     decode_fact,
     encode_fact,
+    first_sequence,
 )
-from embarcadero.staging.names import Decision, first_sequence
 from embarcadero.types import EntryKind
 
 

@@ -12,10 +12,8 @@ from embarcadero.client.named import HeldName
 from embarcadero.env import SilentJournal
 from embarcadero.errors import StagedGone, Unreachable
 from embarcadero.staging.commit import Prepared
-from embarcadero.staging.manifest import Begun, Dropped, Fact, Inline, Manifest, Part, Target
-from embarcadero.staging.names import Decision, first_sequence
-from embarcadero.staging.open_writes import COMPLETE_AFTER_S, SILENT_S, OpenWrites
-from embarcadero.staging.sweep import look_after
+from embarcadero.staging.manifest import Begun, Decision, Dropped, Fact, Inline, Manifest, Part, Target, first_sequence
+from embarcadero.staging.sweep import COMPLETE_AFTER_S, SILENT_S, OpenWrites, look_after
 
 S = 1_000_000
 MARGIN = 60 * S

@@ -40,6 +40,6 @@ BUGS: Final = (
     ),
     Bug(
         "sweep-drops-decided", "the sweep gives up what is staged for writes that are open", scope="sweep",
-        edits=(Edit("embarcadero.staging.open_writes:OpenWrites.horizon_us", "min([now_us, *began])", "now_us"),),
+        edits=(Edit("embarcadero.staging.sweep:OpenWrites.horizon_us", "min([now_us, *began])", "now_us"),),
     ),
 )  # fmt: skip

@@ -14,7 +14,7 @@ from embarcadero.cli.output import Brokers, DataDir, Json, connect, note, print_
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from embarcadero.audit.findings import AuditReport
+    from embarcadero.audit.report import AuditReport
     from embarcadero.client.sync import Log
 
 Master = Annotated[

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import pyarrow as pa
 
-from embarcadero.audit.findings import AuditReport, Finding
-from embarcadero.audit.plan import AuditSpan, SpanReport, lane_facts, report_of, spans_of
-from embarcadero.audit.runs import PROBLEMS, RUNS, problems_of
-from embarcadero.audit.task import look_at
+from embarcadero.audit.report import AuditReport, AuditSpan, Finding, SpanReport, lane_facts, report_of, spans_of
+from embarcadero.audit.sessions import PROBLEMS, RUNS, problems_of
+from embarcadero.audit.span import look_at
 from embarcadero.client.sync import Log
 from embarcadero.limits import MIB
 from embarcadero.spark.connections import shared_log

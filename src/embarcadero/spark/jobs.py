@@ -28,7 +28,7 @@ from embarcadero.spark.sink import Message, publish
 from embarcadero.spark.write_options import WriteOptions
 from embarcadero.spark.writing import Encoded, Staged, TaskWriter, Work
 from embarcadero.staging.job_ledger import BEGUN, DONE, PLANNED, Fact, JobLedger, age_s
-from embarcadero.staging.names import data_name, first_sequence
+from embarcadero.staging.manifest import data_name, first_sequence
 from embarcadero.types import HIDDEN_PREFIX, Order
 
 if TYPE_CHECKING:

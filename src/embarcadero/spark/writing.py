@@ -24,9 +24,8 @@ from embarcadero.spark.connections import shared_log
 from embarcadero.spark.routing import Routes
 from embarcadero.spark.shape import Shape
 from embarcadero.spark.write_options import WriteOptions
-from embarcadero.staging.ledger import open_staging
+from embarcadero.staging.ledger import ack_of, open_staging
 from embarcadero.staging.manifest import FACTS, REFERENCE, Begun, Inline, Part, Target, check_write, encode_fact
-from embarcadero.staging.publishing import ack_of
 
 _GROUP_BYTES_MIN: Final = 8 * MIB  # so many bytes of rows are turned into batches at once,
 _GROUP_BYTES_MAX: Final = 64 * MIB  # or more, if they go to many partitions

@@ -24,8 +24,7 @@ from typing import NamedTuple, Protocol
 
 from embarcadero.client.named import HeldName
 from embarcadero.errors import EmbarcaderoError, StagedGone, Stale
-from embarcadero.staging.manifest import Dropped, Fact, Manifest
-from embarcadero.staging.names import Decision, first_sequence
+from embarcadero.staging.manifest import Decision, Dropped, Fact, Manifest, first_sequence
 
 
 class Prepared(NamedTuple):

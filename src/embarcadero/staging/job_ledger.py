@@ -26,7 +26,7 @@ import msgspec
 from embarcadero.client.sync import Log
 from embarcadero.client.topics import TopicInfo
 from embarcadero.errors import Corrupt, TopicExists, Trimmed, UnknownTopic
-from embarcadero.staging.publishing import ack_of
+from embarcadero.staging.ledger import ack_of
 from embarcadero.types import Order, jobs_topic
 
 BEGUN: Final = "begun"

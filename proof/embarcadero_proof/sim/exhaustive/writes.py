@@ -1,6 +1,6 @@
 """Scopes "commit", "sweep" and "routed": the commit of a write, in all interleavings.
 
-What runs here: staging/commit.py (`commit`, `complete`), staging/open_writes.py, and `look_after` of staging/sweep.py.
+What runs here: staging/commit.py (`commit`, `complete`), `OpenWrites` and `look_after` of staging/sweep.py.
 The target is a list of entries, of which a prefix is durable; its named sessions are what that list says. The staging
 topic is a list of facts. "commit": two committers of epoch 0 with different rows, of which the first may die at any
 time, and all that is not durable may be lost once. "sweep": a committer that may die at any time, the sweep, then the
@@ -17,10 +17,8 @@ from embarcadero.env import SilentJournal
 from embarcadero.errors import SessionFenced, StagedGone
 from embarcadero.invariants import invariant
 from embarcadero.staging.commit import Committed, Ledger, Prepared, commit
-from embarcadero.staging.manifest import Begun, Fact, Inline, Manifest, Part, Target
-from embarcadero.staging.names import Decision, first_sequence
-from embarcadero.staging.open_writes import OpenWrites
-from embarcadero.staging.sweep import look_after
+from embarcadero.staging.manifest import Begun, Decision, Fact, Inline, Manifest, Part, Target, first_sequence
+from embarcadero.staging.sweep import OpenWrites, look_after
 from embarcadero_proof.sim.exhaustive.actor import Lines, Play, Stage
 from embarcadero_proof.sim.exhaustive.explore import Facts, Scope
 
