@@ -108,7 +108,7 @@ def test_named_sessions_of_an_earlier_version_continue(folder: Path, topic: str)
 
 
 def test_a_mirror_of_an_earlier_version_says_where_the_order_ended(tmp_path: Path) -> None:
-    """After the fabric is lost, the next position follows the last one that was ordered; readers of durable records get a gap."""
+    """The fabric is lost: the next position follows the last one that was ordered, and a gap is reported."""
     folder = unpacked("before-structure-mirror", tmp_path)
     with closing(SqliteStore(folder / "data" / "store.db")) as store:  # the folder was elsewhere then
         for item in store.list(""):
