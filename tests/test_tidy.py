@@ -35,7 +35,7 @@ LAYERS = [
 """A module may import from its own layer and those above it in this list."""
 
 PURE = [
-    *(SRC / "sequencer").glob("*.py"), *(SRC / "replica").glob("*.py"), *(SRC / "broker").glob("*.py"),
+    *(SRC / "sequencer").glob("*.py"), *(SRC / "replica").glob("*.py"), *(SRC / "broker").rglob("*.py"),
     *(SRC / "fabric").glob("*.py"),
     *(SRC / "wire").glob("*.py"), *(SRC / "storage").glob("*.py"), SRC / "client" / "publisher.py",
     SRC / "client" / "subscriber.py", SRC / "client" / "lanes.py",

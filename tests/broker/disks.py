@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from embarcadero.broker.reader import Logs
-from embarcadero.broker.state import Broker
+from embarcadero.broker.broker import Broker
+from embarcadero.broker.read.lane_reader import Logs
 from embarcadero.config import FabricSizes
 from embarcadero.env import Inline, Workers
 from embarcadero.fabric.durability import RangeWord, create_durable, create_ranges

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from embarcadero.broker.connection import Connection
-from embarcadero.broker.state import Broker
+from embarcadero.broker.broker import Broker
+from embarcadero.broker.net.connection import Connection
 from embarcadero.config import DEFAULTS, Config, FabricSizes
 from embarcadero.env import SilentBell
 from embarcadero.fabric.epochs import create_epochs

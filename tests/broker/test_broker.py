@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from embarcadero.broker.reader import Logs
-from embarcadero.broker.state import Broker
+from embarcadero.broker.broker import Broker
+from embarcadero.broker.read.lane_reader import Logs
 from embarcadero.errors import Backpressure, DiskFailed, DiskFull, EmbarcaderoError
 from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable
 from embarcadero.limits import BACKPRESSURE_AFTER_S

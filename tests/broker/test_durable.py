@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from embarcadero.broker.broker import Broker
 from embarcadero.broker.durable import DurableFrontiers
-from embarcadero.broker.state import Broker
 from embarcadero.errors import Backpressure
 from embarcadero.fabric.durability import NO_RANGE
 from embarcadero.fabric.frontier import FrontierReader

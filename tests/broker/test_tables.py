@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embarcadero.broker.tables import TableJobs
+from embarcadero.broker.read.disk import TableJobs
 from embarcadero.env import Inline
 from embarcadero.errors import TierUnavailable
 from embarcadero.fabric.layout import ORDER, seal

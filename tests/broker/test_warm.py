@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from embarcadero.broker import warm
-from embarcadero.broker.segments import Segments
+from embarcadero.broker.read import disk
+from embarcadero.broker.read.disk import Segments
 from embarcadero.client.reading import tail_of, with_lags
 from embarcadero.errors import Backpressure
 from embarcadero.limits import WARM_JOBS_MAX
@@ -712,8 +712,8 @@ def test_a_client_that_goes_leaves_no_jobs_behind(tmp_path: Path) -> None:
     client.connection.closed()
     while later.jobs:
         later.step()
-    warm = world.brokers[1].reads.warm
-    assert (warm.running, warm.waiting, warm._ahead_bytes) == (0, 0, 0)
+    disk = world.brokers[1].reads.warm
+    assert (disk.running, disk.waiting, disk._ahead_bytes) == (0, 0, 0)
     assert world.brokers[1].fetches_waiting == 0
 
 
@@ -723,19 +723,19 @@ def test_a_client_that_goes_before_its_next_span_is_read_gives_back_what_was_res
     world = DiskWorld(tmp_path, workers=lambda: later)
     range_ = world.topic()
     fill(world, range_, 100)
-    client, others, warm = Client(world.brokers[1]), Client(world.brokers[1]), world.brokers[1].reads.warm
+    client, others, disk = Client(world.brokers[1]), Client(world.brokers[1]), world.brokers[1].reads.warm
     client.ask(m.Fetch(lane=range_.lane, start=0, max_bytes=1_000))
     for index in range(10):
         others.ask(m.Fetch(lane=range_.lane, start=index, max_bytes=1_000))
     later.step()
-    assert warm._ahead_bytes == world.brokers[1].unread.most(1_000) > 1_500
+    assert disk._ahead_bytes == world.brokers[1].unread.most(1_000) > 1_500
     client.ask(m.Fetch(lane=range_.lane, start=1, max_bytes=1_000))
-    assert warm.ahead_used == 1
+    assert disk.ahead_used == 1
     client.connection.closed()
     others.connection.closed()
     while later.jobs:
         later.step()
-    assert (warm.running, warm.waiting, warm._ahead_bytes) == (0, 0, 0)
+    assert (disk.running, disk.waiting, disk._ahead_bytes) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("call", ["fetch", "first"])
@@ -806,7 +806,7 @@ def test_a_reader_of_files_that_is_let_go_is_in_nobody_elses_hands(
     kept, other = copies.borrow(range_, first), copies.borrow(range_, second)
     copies.give_back(range_, first, kept, good=True)
     copies._idle = {key: Shelf(files) for key, files in copies._idle.items()}
-    monkeypatch.setattr(warm, "WARM_READERS_MAX", 0)
+    monkeypatch.setattr(disk, "WARM_READERS_MAX", 0)
     with ThreadPoolExecutor(1) as pool:
         taken = pool.submit(copies.borrow, range_, first)
         assert taking.wait(10)

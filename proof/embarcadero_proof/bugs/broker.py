@@ -7,21 +7,21 @@ from typing import Final
 from embarcadero_proof.bugs.bug import ENDED, ENDS, LOSS, POWER, ROLE, TABLES, TRIMS, Bug
 from embarcadero_proof.bugs.patch import Edit
 
-_RELAY: Final = "embarcadero.broker.relay:Relay.poll"
+_RELAY: Final = "embarcadero.broker.write.pending:Relay.poll"
 _HELD: Final = "embarcadero.broker.durable:HeldLane"
-_STORED: Final = "embarcadero.broker.stored:StoredLane"
-_READS: Final = "embarcadero.broker.reads:Reads"
+_STORED: Final = "embarcadero.broker.durable:StoredLane"
+_READS: Final = "embarcadero.broker.read.fetches:Reads"
 
 BUGS: Final = (
     Bug("lane-ack-unchecked", "a broker acks batches of its lanes without looking whether it was closed", "P4",
         lanes=True, witnesses=(97,), edits=(
-            Edit("embarcadero.broker.lanes:BrokerLanes._settle", "still_open():", "still_open() and False:"),)),
+            Edit("embarcadero.broker.write.lanes:BrokerLanes._settle", "still_open():", "still_open() and False:"),)),
     Bug("lane-frontier-before-entries", "a lane's frontier moves before its entries are flushed", ROLE,
         lanes=True, bias=ENDS, witnesses=(37,), edits=(
-            Edit("embarcadero.broker.lane_writer:LaneWriter.stage", "        self.next_seq += header.count\n",
+            Edit("embarcadero.broker.write.lanes:LaneWriter.stage", "        self.next_seq += header.count\n",
                  "        self.next_seq += header.count\n        self._ring.frontier.advance(index + 1)\n"),)),
     Bug("earliest-too-late", "a reader that asks for the earliest begins one behind it", "P4", witnesses=(26, 1),
-        edits=(Edit("embarcadero.broker.reader:LaneReader._place",
+        edits=(Edit("embarcadero.broker.read.lane_reader:LaneReader._place",
                     "first = self._first_retained(ring, ordered, now_us)",
                     "first = min(self._first_retained(ring, ordered, now_us) + 1, bound)"),)),
     Bug("ack-before-durable", "a broker acks as durable what is only ordered", "P6", bias=POWER, witnesses=(0,),
@@ -31,10 +31,10 @@ BUGS: Final = (
         edits=(Edit(f"{_STORED}.bound", 'if read == "ordered":', "if True:"),)),
     Bug("lost-gap-from-reader", "a LOST gap begins where the reader is, though what it read before is lost",
         "P1", bias=LOSS, witnesses=(1,), edits=(
-            Edit("embarcadero.broker.chain:Chain.lost_at", "start = before[0].end", "start = index"),)),
+            Edit("embarcadero.broker.durable:Chain.lost_at", "start = before[0].end", "start = index"),)),
     Bug("end-above-loss", "a reader at the end of a broker's lane does not hear what of it is lost", "P1",
         lanes=True, bias=ENDED, witnesses=(46,), edits=(
-            Edit("embarcadero.broker.lane_reader:BrokerLaneReader._kept", 'if read != "ordered" or end == 0:',
+            Edit("embarcadero.broker.read.lane_reader:BrokerLaneReader._kept", 'if read != "ordered" or end == 0:',
                  "if True:"),)),
     Bug("lost-called-never-durable", "a reader of what is ordered hears that nothing which it read is lost",
         "P1", bias=LOSS, witnesses=(0,), edits=(
@@ -51,18 +51,18 @@ BUGS: Final = (
             Edit(f"{_READS}._table_read", "result.tail_index = max(result.tail_index, tail)\n",
                  "result.tail_index = max(result.tail_index, tail)\n                result.next_index += 1\n"),)),
     Bug("filter-left-out", "a broker serves all partitions, whatever was asked for", "P4", witnesses=(6, 15),
-        edits=(Edit("embarcadero.broker.found:wanted_entries", "if ask.partitions is not None:", "if False:"),)),
+        edits=(Edit("embarcadero.broker.read.results:wanted_entries", "if ask.partitions is not None:", "if False:"),)),
     Bug("tail-too-low", "a broker tells the durable end for the ordered one", "P4", bias=POWER, witnesses=(1,),
         edits=(Edit(f"{_READS}.tail", "lane=lane, index=ends.index,", "lane=lane, index=ends.durable_index,"),)),
     Bug("reference-unchecked", "a broker does not compare a staged batch with what its reference says", "P2",
         witnesses=(170_015, 170_000), edits=(
-            Edit("embarcadero.broker.references:_judged", "    seen = tuple(",
+            Edit("embarcadero.broker.write.references:_judged", "    seen = tuple(",
                  "    if len(payload) == header.length:\n        return payload\n    seen = tuple("),)),
     Bug("reference-not-durable", "a broker publishes by reference what is only ordered", "P6", bias=POWER,
         witnesses=(170_002, 170_003), edits=(
-            Edit("embarcadero.broker.references:References._look", 'read="durable"', 'read="ordered"'),)),
+            Edit("embarcadero.broker.write.references:References._look", 'read="durable"', 'read="ordered"'),)),
     Bug("connections-left", "a broker does not forget connections that are gone", "P9", witnesses=(1, 0),
-        edits=(Edit("embarcadero.broker.state:Broker.disconnected",
+        edits=(Edit("embarcadero.broker.broker:Broker.disconnected",
                     "self.connections.pop(connection.number, None)", "pass"),)),
     Bug("epoch-checked-first", "a broker looks at epoch lines first, and loads results then", scope="ack",
         edits=(Edit(_RELAY, "        frontier = results.frontier.load()",

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from embarcadero.broker.connection import Connection
-from embarcadero.broker.state import Broker
+from embarcadero.broker.broker import Broker
+from embarcadero.broker.net.connection import Connection
 from embarcadero.config import FabricSizes
 from embarcadero.env import SilentBell
 from embarcadero.errors import BadRegion

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from embarcadero.types import Range, TopicLane
 
 if TYPE_CHECKING:
-    from embarcadero.broker.state import Broker
+    from embarcadero.broker.broker import Broker
     from embarcadero.replica.state import Replica
     from embarcadero.sequencer.state import Sequencer
 

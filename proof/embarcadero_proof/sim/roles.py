@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from embarcadero.broker.connection import Connection
-from embarcadero.broker.lane_writer import lane_margin
-from embarcadero.broker.state import Broker
+from embarcadero.broker.broker import Broker
+from embarcadero.broker.net.connection import Connection
+from embarcadero.broker.write.lanes import lane_margin
 from embarcadero.config import DEFAULTS
 from embarcadero.errors import DiskFailed, DiskFull, WrongFolder
 from embarcadero.limits import HELLO_TIMEOUT_S

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from embarcadero.broker.found import Found, wanted_entries
+from embarcadero.broker.read.results import FetchResult, wanted_entries
 from embarcadero.errors import BadTable, EmbarcaderoError, NotAvailable, TierUnavailable
 from embarcadero.fabric.layout import ORDER, Entries
 from embarcadero.limits import BROKER_LANES_FIRST, FETCH_ENTRIES_MAX
@@ -24,7 +24,7 @@ from embarcadero.wire.schemas import TopicSchemas
 from embarcadero_proof.sim.history import OnDisk, TieredTo
 
 if TYPE_CHECKING:
-    from embarcadero.broker.state import Broker
+    from embarcadero.broker.broker import Broker
     from embarcadero.client.lanes import LanesCore
     from embarcadero.client.subscriber import SubscriberCore
     from embarcadero_proof.sim.plan import TopicPlan
@@ -81,7 +81,7 @@ class SimTables:
             raise BadTable(f"{tier.metadata} is missing", "it was collected")
         return self._tables[tier.metadata].get(lane, SimLane())
 
-    def fetch(self, tier: Tier, schemas: TopicSchemas, ask: Fetch, stop: int) -> Found:  # noqa: ARG002 - the seam's
+    def fetch(self, tier: Tier, schemas: TopicSchemas, ask: Fetch, stop: int) -> FetchResult:  # noqa: ARG002 - the seam's
         """Batches from index `ask.start` on and below `stop`, within the bytes that were asked for."""
         found = self._lane(tier, ask.lane)
         first = int(np.searchsorted(found.entries["index"], ask.start))
@@ -107,8 +107,8 @@ class SimTables:
         return self._answer(found, rows, payloads, at)
 
     @staticmethod
-    def _answer(found: SimLane, rows: list[int], payloads: list[bytes], at: int, gap: Gap | None = None) -> Found:
-        return Found(found.entries[np.array(rows, dtype=np.intp)], list(payloads), at, 0, gap)
+    def _answer(found: SimLane, rows: list[int], payloads: list[bytes], at: int, gap: Gap | None = None) -> FetchResult:
+        return FetchResult(found.entries[np.array(rows, dtype=np.intp)], list(payloads), at, 0, gap)
 
     def find(self, tier: Tier, lane: int, by: str, value: int) -> tuple[int, int] | None:
         """Where a place is; None if the table does not have it."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from embarcadero.broker.lane_writer import lane_margin, lane_slots
+from embarcadero.broker.write.lanes import lane_margin, lane_slots
 from embarcadero.env import Ids
 from embarcadero.fabric.epochs import create_epochs
 from embarcadero.fabric.incoherent import IncoherentMemory

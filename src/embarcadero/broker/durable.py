@@ -12,28 +12,33 @@ get no more credit, above a second one batches of such lanes are answered BACKPR
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import numpy as np
 
-from embarcadero.broker.chain import Chain
+from embarcadero.broker.read.results import FetchResult
 from embarcadero.env import NO_STEPS, Steps
 from embarcadero.fabric.durability import Durability
 from embarcadero.fabric.epochs import EpochTable
-from embarcadero.fabric.layout import Entries
+from embarcadero.fabric.layout import ORDER, Entries
 from embarcadero.fabric.log import LogWriter
 from embarcadero.fabric.region import Fabric
 from embarcadero.limits import DURABLE_ACKS_PER_CONNECTION_MAX, KEPT_SHARE_CREDIT, KEPT_SHARE_MAX
 from embarcadero.placement.directory import Directory
+from embarcadero.placement.ranges import lost_spans
 from embarcadero.steps import Step
-from embarcadero.types import NO_INDEX, Outcome, Range
+from embarcadero.types import NO_INDEX, Gap, GapKind, Outcome, Range, ReplicaRef, count_outside
 from embarcadero.wire.codec import PACKED_ACK
 from embarcadero.wire.frames import ACK
+from embarcadero.wire.messages import Fetch
 
 if TYPE_CHECKING:
-    from embarcadero.broker.connection import Connection
+    from embarcadero.broker.net.connection import Connection
 
 _STORED: Final = np.zeros(256, dtype=bool)
 _STORED[[Outcome.ORDERED, Outcome.DUP_OF, Outcome.DUP]] = True
@@ -337,3 +342,176 @@ class HeldLanes:
 def one_ack(lane: int, session: int, sequence: int, index: int, seq: int, extra: int, outcome: int) -> Entries:
     """The outcome of one batch, as an array."""
     return np.frombuffer(bytearray(PACKED_ACK.pack(lane, session, sequence, index, seq, extra, outcome)), dtype=ACK)
+
+
+class Chain:
+    """The ranges of one lane, oldest first, as the store had them at one moment."""
+
+    def __init__(self, ranges: list[Range]) -> None:
+        self.ranges = ranges
+        self._starts = [range_.start for range_ in ranges]
+        self.lost = lost_spans(ranges)
+        self.settled = self._settled()
+        """Everything below is durable, or lost: it is in sealed ranges, or between them."""
+
+    def _settled(self) -> int:
+        if not self.ranges:
+            return 0
+        last = self.ranges[-1]
+        return last.start if last.end is None else last.end
+
+    @property
+    def start(self) -> int:
+        """The first index that any range owns."""
+        return self._starts[0] if self._starts else 0
+
+    @property
+    def replicas(self) -> list[ReplicaRef]:
+        """Who takes what is appended now."""
+        return self.ranges[-1].replicas if self.ranges and self.ranges[-1].open else []
+
+    def owner(self, index: int) -> Range | None:
+        """The range that an index is in; None if it is lost, or outside all ranges."""
+        at = bisect_right(self._starts, index) - 1
+        if at < 0:
+            return None
+        range_ = self.ranges[at]
+        return range_ if range_.end is None or index < range_.end else None
+
+    def lost_at(self, index: int) -> Gap | None:
+        """The LOST gap that an index is in, if it is in one: from the end at which the range before it was sealed.
+
+        A reader of what is only ordered may be above that end: it learns that what it read there is gone. Gaps with
+        nothing between them, of two losses in a row, are one. A reader in the second was told of the first before.
+        """
+        at = bisect_right(self._starts, index)
+        before, after = self.ranges[at - 1 : at], self.ranges[at:]
+        if not before or not after or self.owner(index) is not None:
+            return None
+        stop = next((range_.start for range_ in after if range_.start != range_.end), after[-1].start)
+        start = before[0].end
+        return Gap(GapKind.LOST, index if start is None else start, stop)
+
+    def never_durable(self, gap: Gap) -> bool:
+        """Whether nothing in a LOST gap ever was durable, as those say who sealed the ranges before it.
+
+        An empty range between two losses may have been sealed in order: nothing is missing right behind it.
+        """
+        following = [*(range_.start for range_ in self.ranges[1:]), gap.stop]
+        sealed = [
+            range_
+            for range_, start in zip(self.ranges, following, strict=True)
+            if range_.end is not None and gap.start <= range_.end < min(start, gap.stop)
+        ]
+        return bool(sealed) and all(range_.never_durable for range_ in sealed)
+
+    @property
+    def seq_holes(self) -> list[tuple[int, int]]:
+        """Spans of seqs between ranges: restarts passed over them."""
+        pairs = ((old.end_seq, new.start_seq) for old, new in pairwise(self.ranges))
+        return [(end, start) for end, start in pairs if end is not None and end < start]
+
+    def batches(self, start: int, stop: int) -> int:
+        """How many positions of [start, stop) are not lost."""
+        return count_outside(start, stop, self.lost)
+
+    def after_lost(self, index: int) -> int:
+        """The same index, or the end of the gap that it is in."""
+        gap = self.lost_at(index)
+        return index if gap is None else gap.stop
+
+    def until_lost(self, index: int, stop: int) -> int:
+        """Where the first LOST gap above an index begins, or `stop` if that is lower."""
+        return next((start for start, _ in self.lost if index < start < stop), stop)
+
+    def seq_at(self, index: int) -> int | None:
+        """The seq at which an index begins, where ranges begin or end; None elsewhere."""
+        for range_ in reversed(self.ranges):
+            if index == range_.start:
+                return range_.start_seq
+            if index == range_.end:
+                return range_.end_seq
+            if index > range_.start:
+                return None
+        return None
+
+    def from_index(self, index: int) -> Iterator[Range]:
+        """Ranges that own something at or above an index, oldest first."""
+        at = max(0, bisect_right(self._starts, index) - 1)
+        for range_ in self.ranges[at:]:
+            if range_.end is None or (range_.end > index and range_.end > range_.start):
+                yield range_
+
+
+ON_DISK: Final = -1
+"""In place of an index: it is below what memory can tell."""
+
+
+class StoredLane:
+    """What readers of one lane have to know of its ranges and its durable frontier."""
+
+    def __init__(self, lane: int, durable: DurableFrontiers) -> None:
+        self._lane, self._durable = lane, durable
+
+    @property
+    def chain(self) -> Chain:
+        """The lane's ranges."""
+        return self._durable.chain(self._lane)
+
+    def bound(self, ordered: int, read: str) -> int:
+        """Nothing at or above this is served."""
+        if read == "ordered":
+            return ordered
+        return min(ordered, self._durable.through(self._lane))
+
+    def through(self) -> int:
+        """How far the lane is durable, as counted now."""
+        return self._durable.through(self._lane)
+
+    def known(self) -> int:
+        """The same, as counted last."""
+        return self._durable.known(self._lane)
+
+    def now(self) -> int | None:
+        """The same, or None if others may have counted more."""
+        return self._durable.now(self._lane)
+
+    def not_in_memory(self, index: int, bound: int, hot_from: int, trimmed: int, ask: Fetch) -> FetchResult | None:
+        """What to tell a reader of an index that memory does not have; None if it may have it."""
+        if index >= bound:
+            return None
+        nothing = np.zeros(0, dtype=ORDER)
+        gap, start = self.chain.lost_at(index), max(trimmed, self.chain.start)
+        if gap is not None and ask.read == "ordered":  # it may have read there, whatever was trimmed since
+            return FetchResult(nothing, [], gap.stop, bound, gap._replace(kind=self.kind_for(ask, gap)))
+        if index < start:
+            return FetchResult(nothing, [], start, bound, Gap(GapKind.TRIMMED, index, start))
+        if gap is not None:
+            gap = gap._replace(kind=self.kind_for(ask, gap), start=max(gap.start, trimmed))
+            return FetchResult(nothing, [], gap.stop, bound, gap)
+        if index < hot_from:
+            return FetchResult(nothing, [], index, bound, elsewhere=at_index(ask, index))
+        return None
+
+    def kind_for(self, ask: Fetch, gap: Gap) -> GapKind:
+        """What a LOST gap is to a reader: one of durable records has lost nothing, if nothing there was durable."""
+        never = ask.read == "durable" and ask.never_durable and self.chain.never_durable(gap)
+        return GapKind.NEVER_DURABLE if never else gap.kind
+
+    def without_memory(self, ask: Fetch, trimmed: int, end: int) -> FetchResult | None:
+        """The lane has no memory (it is being recovered, or is closed and gone): what is below `end` is on disk.
+
+        None for what is not: where that is can't be told yet.
+        """
+        if ask.by == "latest" or (ask.by == "index" and ask.start >= end):
+            return None
+        if ask.by == "seq" and (end_seq := self.chain.seq_at(end)) is not None and ask.start >= end_seq:
+            return None
+        if ask.by == "index":
+            return self.not_in_memory(ask.start, end, end, trimmed, ask)
+        return FetchResult(np.zeros(0, dtype=ORDER), [], 0, end, elsewhere=ask)
+
+
+def at_index(ask: Fetch, index: int) -> Fetch:
+    """The same fetch from an index on."""
+    return msgspec.structs.replace(ask, by="index", start=index)

@@ -23,8 +23,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import uvloop
 
-from embarcadero.broker.server import Left, serve_broker
-from embarcadero.broker.state import Broker
+from embarcadero.broker.broker import Broker
+from embarcadero.broker.net.server import Left, serve_broker
 from embarcadero.config import DEFAULTS, Config
 from embarcadero.config.secrets import secret_values
 from embarcadero.env import NO_STEPS, Inline, Steps, SystemClock, Workers

@@ -8,14 +8,14 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from embarcadero.broker.tables import TableReader
+from embarcadero.broker.read.results import TableReader
 from embarcadero.config import Config
 from embarcadero.types import Cut, Tier
 from embarcadero.wire.messages import Fetch
 from embarcadero.wire.schemas import TopicSchemas
 
 if TYPE_CHECKING:
-    from embarcadero.broker.found import Found
+    from embarcadero.broker.read.results import FetchResult
 
 
 def table_reader(config: Config, data_dir: Path) -> TableReader | None:
@@ -41,7 +41,7 @@ class LazyTables:
                 self._server = TableServer(settings.properties, settings.warehouse)
             return self._server
 
-    def fetch(self, tier: Tier, schemas: TopicSchemas, ask: Fetch, stop: int) -> Found:
+    def fetch(self, tier: Tier, schemas: TopicSchemas, ask: Fetch, stop: int) -> FetchResult:
         return self._loaded().fetch(tier, schemas, ask, stop)
 
     def find(self, tier: Tier, lane: int, by: str, value: int) -> tuple[int, int] | None:

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from embarcadero.broker.found import Found
+from embarcadero.broker.read.results import FetchResult
 from embarcadero.client.batch import Batch
 from embarcadero.client.tables import encoded
 from embarcadero.errors import BadTable, NotAvailable, TierUnavailable
@@ -126,7 +126,7 @@ class TableServer:
         with self._lock:
             self._down = _Down(self._clock() + max(_DOWN_S, took_s), took_s, why)
 
-    def fetch(self, tier: Tier, schemas: TopicSchemas, ask: Fetch, stop: int) -> Found:
+    def fetch(self, tier: Tier, schemas: TopicSchemas, ask: Fetch, stop: int) -> FetchResult:
         """Batches of the table from index `ask.start` on and below `stop`: see `broker.tables.TableReader`."""
         answer, durable = _Answer(ask, schemas), ask.read == "durable" and ask.never_durable
         end, stop = stop, min(stop, ask.start + FETCH_ENTRIES_MAX)
@@ -217,7 +217,7 @@ class _Answer:
             )
         return memoryview(payload)
 
-    def found(self, reached: int | None = None) -> Found:
+    def found(self, reached: int | None = None) -> FetchResult:
         """What a broker sends. `reached`: everything below it is in the answer, or not wanted."""
         entries = np.zeros(len(self._rows), dtype=ORDER)
         for name in _FIELDS:
@@ -233,4 +233,4 @@ class _Answer:
         entries["flags"] = np.where(batches, FROM_TABLE, [batch.flags for batch, _, _ in self._rows])
         seal(entries)
         next_index = self._next if reached is None else max(self._next, reached)
-        return Found(entries, self._payloads, next_index, 0, self._gap)
+        return FetchResult(entries, self._payloads, next_index, 0, self._gap)

@@ -11,8 +11,8 @@ from typing import Final, Protocol
 
 import numpy as np
 
+from embarcadero.broker.broker import Broker
 from embarcadero.broker.counters import Traffic
-from embarcadero.broker.state import Broker
 from embarcadero.env import Clock
 from embarcadero.limits import HEARTBEAT_S, SILENT_S
 from embarcadero.sequencer.lane import Lane

@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 import numpy as np
 
 from embarcadero.broker.epoch import EpochView
-from embarcadero.broker.relay import Relay, Waiting
+from embarcadero.broker.write.pending import Relay, Waiting
 from embarcadero.config import FabricSizes
 from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable, create_epochs
 from embarcadero.fabric.frontier import FrontierWriter

@@ -4,6 +4,12 @@ The order of loads is the safety argument: ordered frontier, entries, payload co
 against its chunk after the copy), and last of all the epoch. Only then is anything served.
 Of a topic without replicas, what left memory is one TRIMMED gap: the retained part of a lane is what follows the last
 entry whose payload is gone. Of one with replicas (`stored`) it is on disk, and the answer says where to go on.
+
+Reading a lane of orders 0 and 1, whichever broker incarnation wrote it, alive or dead.
+
+An open lane ends at its writer's frontier, and something of it may be served only if the writer still counts as open
+after it was loaded: a sequencer that closes an incarnation says so before it looks where its lanes end. A closed lane
+ends where the store says; what its writer may have written above that does not exist.
 """
 
 from __future__ import annotations
@@ -14,18 +20,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from embarcadero.broker.durable import ON_DISK, StoredLane, at_index
 from embarcadero.broker.epoch import EpochView
-from embarcadero.broker.found import Found, wanted_entries
-from embarcadero.broker.pieces import Hot
-from embarcadero.broker.stored import ON_DISK, StoredLane, at_index
+from embarcadero.broker.read.results import FetchResult, Hot, wanted_entries
 from embarcadero.errors import FuturePosition
-from embarcadero.fabric.layout import Entries, join, pick
+from embarcadero.fabric.layout import ORDER, Entries, join, pick
 from embarcadero.fabric.log import LogReader
 from embarcadero.fabric.region import Fabric, attach_unless_removed
 from embarcadero.fabric.ring import RingReader
 from embarcadero.limits import FETCH_ENTRIES_MAX
 from embarcadero.steps import Step
-from embarcadero.types import EntryKind, Gap, GapKind, Member
+from embarcadero.types import EntryKind, Gap, GapKind, Member, TopicLane
 from embarcadero.wire.codec import payload_crc
 from embarcadero.wire.messages import Fetch
 
@@ -141,7 +146,7 @@ class LaneReader:
         seq = self._seq_at(ring, start, ordered)
         return None if seq is None or not self.may_serve() else (start, seq)
 
-    def fetch(self, ask: Fetch, now_us: int) -> Found | None:
+    def fetch(self, ask: Fetch, now_us: int) -> FetchResult | None:
         """Answer a fetch from what there is now; None while it can't be told. Raises FuturePosition."""
         ring, ordered = self.ring(), self.ordered()
         if ring is None or ordered is None:
@@ -165,12 +170,12 @@ class LaneReader:
             self._epoch.steps.at(Step.READ_CHECKED)
         return found
 
-    def _look_elsewhere(self, ring: RingReader, ordered: int, bound: int, start: int, ask: Fetch) -> Found | None:
+    def _look_elsewhere(self, ring: RingReader, ordered: int, bound: int, start: int, ask: Fetch) -> FetchResult | None:
         """What memory does not have, of a topic with replicas; None if memory has it."""
         if self.stored is None:
             return None
         if start == ON_DISK:
-            return Found(np.zeros(0, dtype=ring.dtype), [], 0, bound, elsewhere=ask)
+            return FetchResult(np.zeros(0, dtype=ring.dtype), [], 0, bound, elsewhere=ask)
         hot_from = max(self._ring_floor(ring, ordered), self._known_retained())
         return self.stored.not_in_memory(start, bound, hot_from, self.trimmed, ask)
 
@@ -320,8 +325,8 @@ class LaneReader:
             return floor - 1  # what left the ring may be as young: the fetch will tell the gap
         return floor + place
 
-    def _collect(self, ring: RingReader, ordered: int, bound: int, start: int, ask: Fetch, now_us: int) -> Found:
-        found = Found(np.zeros(0, dtype=ring.dtype), [], start, bound)
+    def _collect(self, ring: RingReader, ordered: int, bound: int, start: int, ask: Fetch, now_us: int) -> FetchResult:
+        found = FetchResult(np.zeros(0, dtype=ring.dtype), [], start, bound)
         taken: list[Entries] = []
         room = ask.max_bytes
         stop, taking = bound if ask.stop is None else min(bound, ask.stop), FETCH_ENTRIES_MAX
@@ -347,7 +352,7 @@ class LaneReader:
             found.entries = taken[0] if len(taken) == 1 else join(taken)
         return found
 
-    def _copy(self, entries: Entries, found: Found, room: int) -> tuple[int, int]:
+    def _copy(self, entries: Entries, found: FetchResult, room: int) -> tuple[int, int]:
         """Copy payloads until the bytes run out or one is gone: (how many, bytes left; -1 when they ran out)."""
         names = ("kind", "origin", "location", "size", "crc", "index")
         rows = zip(*(entries[name].tolist() for name in names), strict=True)
@@ -368,7 +373,7 @@ class LaneReader:
         payload = None if log is None else log.copy(location, size)
         return payload if payload is not None and payload_crc(payload) == crc else None
 
-    def _gone(self, found: Found, ring: RingReader, ordered: int, ask: Fetch, now_us: int) -> None:
+    def _gone(self, found: FetchResult, ring: RingReader, ordered: int, ask: Fetch, now_us: int) -> None:
         """What comes next left memory. Serve what we have; with nothing in hand, tell the gap, or look on disk."""
         if found.payloads:
             return
@@ -380,3 +385,156 @@ class LaneReader:
         start = max(self._first_retained(ring, ordered, now_us), found.next_index + 1)
         found.gap = Gap(GapKind.TRIMMED, found.next_index, start)
         found.next_index = start
+
+
+_CLOSED = -2
+"""News of a closed lane: no fetch waits there."""
+
+
+class BrokerLaneReader(LaneReader):
+    """Reads one lane. `lane_is` is what the store says about it; the broker keeps it up to date."""
+
+    def __init__(
+        self, fabric: Fabric, epoch: EpochView, logs: Logs, lane_is: TopicLane, margin: int,
+        stored: StoredLane | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(epoch, logs, lane_is.lane, margin, stored)
+        self._fabric, self.lane_is = fabric, lane_is
+        self._basis = lane_is  # what the last `ordered` went by
+        self._attached: RingReader | None = None
+
+    def ring(self) -> RingReader | None:
+        if self._attached is None and (regions := attach_unless_removed(self._fabric, self.lane_is.region)):
+            self._attached = RingReader(regions[0], ORDER)
+        return self._attached
+
+    def ordered(self) -> int | None:
+        self._basis = self.lane_is
+        return super().ordered() if self._basis.end is None else self._basis.end
+
+    def news(self, read: str) -> int | None:
+        end = self.lane_is.end
+        if end is None or self._kept(read, end) is None:
+            return super().news(read)
+        if self.stored is not None and read != "ordered" and self.stored.known() < end:
+            return super().news(read)
+        return _CLOSED
+
+    @property
+    def closed(self) -> bool:
+        return self.lane_is.end is not None
+
+    def may_serve(self) -> bool:
+        if not self._basis.open:
+            return True
+        return self._epoch.counts_as_open(self._basis.handle)
+
+    def ends(self) -> Ends | None:
+        end, end_seq = self.lane_is.end, self.lane_is.end_seq or 0
+        if self._is_unwritten():
+            return Ends(0, 0, 0, 0)
+        if end is not None and (end == 0 or self.ring() is None):
+            if end and self.stored is not None and self.stored.chain.replicas:
+                return None  # memory is lost, and it is not known yet what disks have
+            return Ends(end, end_seq, end, end_seq)
+        return super().ends()
+
+    def seq_holes(self) -> list[tuple[int, int]]:
+        end_seq, holes = self.lane_is.end_seq, super().seq_holes()
+        last = self.stored.chain.ranges[-1:] if self.stored is not None else []
+        sealed = last[0].end_seq if last else None
+        return holes if sealed is None or end_seq is None or sealed >= end_seq else [*holes, (sealed, end_seq)]
+
+    def _is_unwritten(self) -> bool:
+        """Whether its writer has found no memory for it yet: then nothing in it was ever acked."""
+        self._basis = self.lane_is
+        return self._basis.open and self.ring() is None and self.may_serve()
+
+    def start(self, now_us: int) -> tuple[int, int] | None:
+        end = self.lane_is.end
+        if self._is_unwritten():
+            return 0, 0
+        if end is not None and (end == 0 or self.ring() is None):
+            return end, self.lane_is.end_seq or 0
+        return super().start(now_us)
+
+    def locate(self, by: str, value: int) -> tuple[int, int | None] | None:
+        end = self.lane_is.end
+        if end is None or self.ring() is not None:
+            return super().locate(by, value)
+        place = self._place_without_ring(by, value, end)
+        if self.stored is not None and place < end:
+            return ON_DISK, None
+        return place, self.lane_is.end_seq if place == end else None
+
+    def measured(self, start: int, stop: int) -> Hot | None:
+        end = self.lane_is.end
+        if end is None or self.ring() is not None:
+            return super().measured(start, stop)
+        if stop > end:
+            self._place_without_ring("index", stop, end)
+        return Hot(stop, np.zeros(0, dtype=ORDER), self.lane_is.end_seq if stop == end else None)
+
+    def fetch(self, ask: Fetch, now_us: int) -> FetchResult | None:
+        end = self.lane_is.end
+        found = super().fetch(ask, now_us) if end is None or self.ring() is not None else self._without_ring(ask, end)
+        told = found is None or end is None or not found.empty or found.elsewhere is not None
+        if found is not None and end is not None and not told and found.next_index == end:
+            last = self._kept(ask.read, end)
+            found.gap = None if last is None else Gap(GapKind.END_OF_LANE, last, last)
+        return found
+
+    def _kept(self, read: str, end: int) -> int | None:
+        """Where the lane ends for a reader: of what is ordered it may have read above the end that disks have.
+
+        None until its last range is sealed: with the memory, what disks do not have yet may still be lost.
+        """
+        if read != "ordered" or end == 0:
+            return end
+        if self.stored is not None and (ranges := self.stored.chain.ranges):
+            return None if ranges[-1].end is None else min(ranges[-1].end, end)
+        return end if self.lane_is.kept is None else min(self.lane_is.kept, end)  # it was trimmed, or has no replicas
+
+    def _without_ring(self, ask: Fetch, end: int) -> FetchResult | None:
+        """The lane's memory is gone, or never was: everything below its end is on disk, trimmed or lost.
+
+        One who reads what is ordered is told of all that is lost, whatever was trimmed: it may have read that.
+        """
+        replicated = self.stored is not None or self.lane_is.removed  # or may have been
+        if replicated and ask.by == "index" and ask.start > end and ask.read == "ordered":
+            ask = at_index(ask, end)
+        start, kept = self._place_without_ring(ask.by, ask.start, end), self._kept(ask.read, end)
+        if ask.by == "index" and kept is not None and kept <= start < end:
+            return self._lost(ask, kept, end)
+        if self.stored is not None and start < end:
+            return self._below_end(self.stored, ask, end)
+        gap = Gap(GapKind.TRIMMED, start, end) if start < end else None
+        return FetchResult(np.zeros(0, dtype=ORDER), [], end, end, gap)
+
+    def _below_end(self, stored: StoredLane, ask: Fetch, end: int) -> FetchResult | None:
+        """What is on disk, or lost: memory may have gone after the end was recorded, before all was durable.
+
+        The last range is then sealed where disks end. None while it is open: it is not known yet what they have.
+        """
+        by_index, recovering = ask.by == "index", bool(stored.chain.replicas)
+        through = stored.through()
+        if by_index and ask.start < max(self.trimmed, through):
+            return stored.without_memory(ask, self.trimmed, end)
+        if recovering:
+            return None
+        if by_index:
+            return self._lost(ask, through, end, self.trimmed)
+        return stored.without_memory(ask, self.trimmed, end)
+
+    def _lost(self, ask: Fetch, kept: int, end: int, trimmed: int = 0) -> FetchResult:
+        gap = Gap(GapKind.LOST, kept, end)
+        kind = GapKind.LOST if self.stored is None else self.stored.kind_for(ask, gap)
+        return FetchResult(np.zeros(0, dtype=ORDER), [], end, end, Gap(kind, max(kept, trimmed), end))
+
+    def _place_without_ring(self, by: str, value: int, end: int) -> int:
+        by_seq = 0 if value < (self.lane_is.end_seq or 0) else end
+        others = 0 if self.stored is not None and by != "latest" else end
+        place = {"index": value, "seq": by_seq}.get(by, others)
+        if place > end:
+            raise FuturePosition(f"index {place} is beyond the end of the lane ({end})", "the lane is closed")
+        return place

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embarcadero.broker.unread import SMALL_BYTES
+from embarcadero.broker.clients import SMALL_BYTES
 from embarcadero.errors import (
     BadFrame,
     BadVersion,
@@ -52,8 +52,8 @@ from embarcadero.wire.frames import ACK, NO_ACK, PAYLOAD_ALIGN, PROTOCOL_VERSION
 from embarcadero.wire.receiver import BatchReceived, ControlReceived, Event, FrameReceiver
 
 if TYPE_CHECKING:
-    from embarcadero.broker.found import Found
-    from embarcadero.broker.state import Broker
+    from embarcadero.broker.broker import Broker
+    from embarcadero.broker.read.results import FetchResult
 
 _HEADER_BYTES = 64
 _PADDING = bytes(PAYLOAD_ALIGN)
@@ -359,7 +359,7 @@ class Connection:
         """There has been no room for too long, in the broker or in a lane; `full_frame` has the meaning."""
         self._send(full_frame(lane, replica, trouble))
 
-    def send_found(self, request: int, found: Found) -> None:
+    def send_found(self, request: int, found: FetchResult) -> None:
         """The answer to a fetch."""
         body: list[bytes | memoryview] = []
         for payload in found.payloads:

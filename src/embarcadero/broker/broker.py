@@ -16,23 +16,20 @@ from typing import Final
 import msgspec
 
 from embarcadero import limits
-from embarcadero.broker.connection import Connection
+from embarcadero.broker.clients import UnreadBytes
 from embarcadero.broker.counters import BrokerCounters
 from embarcadero.broker.durable import DurableFrontiers, HeldLanes
 from embarcadero.broker.epoch import EpochView
-from embarcadero.broker.ingest import Entry, Ingest
-from embarcadero.broker.lanes import BrokerLanes
-from embarcadero.broker.peers import Peers, peer_number
-from embarcadero.broker.progress import ReaderNotes
-from embarcadero.broker.reader import Logs
-from embarcadero.broker.reads import Reads
-from embarcadero.broker.references import References
-from embarcadero.broker.relay import Relay, Waiting
-from embarcadero.broker.tables import TableJobs, TableReader
-from embarcadero.broker.tiers import answer_tier
-from embarcadero.broker.topics import check_partitions, with_defaults
-from embarcadero.broker.unread import UnreadBytes
-from embarcadero.broker.warm import DiskCopies, Warm
+from embarcadero.broker.net.connection import Connection
+from embarcadero.broker.net.requests import ReaderNotes, answer_tier, check_partitions, with_defaults
+from embarcadero.broker.read.disk import DiskCopies, DiskReads, TableJobs
+from embarcadero.broker.read.fetches import Reads
+from embarcadero.broker.read.lane_reader import Logs
+from embarcadero.broker.read.results import TableReader
+from embarcadero.broker.write.admission import Peers, peer_number
+from embarcadero.broker.write.lanes import BrokerLanes
+from embarcadero.broker.write.pending import Entry, Ingest, Relay, Waiting
+from embarcadero.broker.write.references import References
 from embarcadero.config import DEFAULTS, Config, FabricSizes
 from embarcadero.env import NO_STEPS, Clock, Disk, Doorbell, Inline, Journal, SilentJournal, Steps, Workers
 from embarcadero.errors import (
@@ -117,8 +114,8 @@ class Broker:
         self.unread = UnreadBytes(self.settings, self._largest_frame, clock)
         self.reads = Reads(
             directory, clock, self.epoch, self._logs, self.lanes, sizes.round_entries, self.durable,
-            Warm(workers or Inline(), DiskCopies(disks)), TableJobs(table_workers or Inline(), tables), self.counters,
-            self.refresh, self.unread,
+            DiskReads(workers or Inline(), DiskCopies(disks)), TableJobs(table_workers or Inline(), tables),
+            self.counters, self.refresh, self.unread,
         )  # fmt: skip
         self.references = References(
             clock, self.reads, self.lanes, self.ingest, self._topic_with, self.refresh,

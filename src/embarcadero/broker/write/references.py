@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from embarcadero.broker.found import Found
-from embarcadero.broker.ingest import Ingest
-from embarcadero.broker.lanes import BrokerLanes
-from embarcadero.broker.reads import Reads
-from embarcadero.broker.segments import Segments
+from embarcadero.broker.read.disk import Segments
+from embarcadero.broker.read.fetches import Reads
+from embarcadero.broker.read.results import FetchResult
+from embarcadero.broker.write.lanes import BrokerLanes
+from embarcadero.broker.write.pending import Ingest
 from embarcadero.env import Clock
 from embarcadero.errors import EmbarcaderoError, FuturePosition, TooMany, UnknownTopic
 from embarcadero.fabric.log import Reservation
@@ -35,7 +35,7 @@ from embarcadero.wire.frames import HEADER_BYTES, FrameKind
 from embarcadero.wire.messages import Fetch
 
 if TYPE_CHECKING:
-    from embarcadero.broker.connection import Connection
+    from embarcadero.broker.net.connection import Connection
 
 _HEADER_BYTES: Final = HEADER_BYTES[FrameKind.BATCH]
 _READ_AT_ONCE: Final = 64  # batches that one job reads, at most
@@ -176,7 +176,7 @@ class References:
         return True
 
     def _came(
-        self, connection: Connection, session: Session, queue: deque[_Waiting], results: list[Found | Exception]
+        self, connection: Connection, session: Session, queue: deque[_Waiting], results: list[FetchResult | Exception]
     ) -> None:
         """Stage or refuse what a job has read, unless the connection is gone."""
         if connection.closing or self._queues.get(connection, {}).get(session) is not queue:
@@ -250,7 +250,7 @@ class References:
         return topic is not None and topic.id == reference.topic_id
 
 
-def _judged(header: BatchHeader, reference: BatchReference | None, found: Found) -> _Answer:
+def _judged(header: BatchHeader, reference: BatchReference | None, found: FetchResult) -> _Answer:
     """Return the payload if it is the one that the frame speaks of; its bytes were checked against its entry."""
     if not found.payloads:  # without a gap: it is not durable yet, or was overtaken while it was looked for
         return _LATER if found.gap is None else _refused(ReferenceFault.GONE)
@@ -261,9 +261,9 @@ def _judged(header: BatchHeader, reference: BatchReference | None, found: Found)
     return payload
 
 
-def _read_all(parts: list[_OnDisk]) -> list[Found | Exception]:
+def _read_all(parts: list[_OnDisk]) -> list[FetchResult | Exception]:
     """Read staged batches from their files; one that can't be read does not keep the others back."""
-    results: list[Found | Exception] = []
+    results: list[FetchResult | Exception] = []
     for segments, ask in parts:
         try:
             results.append(segments.fetch(ask))

@@ -1,22 +1,26 @@
-"""What a fetch found."""
+"""What reads find: answers to fetches, entries in memory; and the seam through which a broker reads tables of topics.
+
+A broker imports nothing of tables. The node gives it a reader (`node/tables.py`), the simulator another one.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from embarcadero.fabric.layout import Entries
-from embarcadero.types import BATCH_KIND, EntryKind, Gap
+from embarcadero.types import BATCH_KIND, Cut, EntryKind, Gap, Tier
 from embarcadero.wire.messages import Fetch
+from embarcadero.wire.schemas import TopicSchemas
 
 _SKIP_KIND: Final = int(EntryKind.SKIP)  # a plain number, see BATCH_KIND
 
 
 @dataclass(slots=True)
-class Found:
+class FetchResult:
     """What a fetch found: entries with their payloads, and where to go on."""
 
     entries: Entries
@@ -47,3 +51,32 @@ def wanted_entries(entries: Entries, ask: Fetch) -> npt.NDArray[np.bool_]:
         wanted &= np.isin(entries["partition"], np.array(ask.partitions, dtype=np.uint16))
     wanted |= (kinds != BATCH_KIND) if ask.control else (kinds == _SKIP_KIND)
     return wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Hot:
+    """Entries of a span that are in memory, from `start` on; `stop_seq` is the seq at its end, if memory knows it."""
+
+    start: int
+    entries: Entries
+    stop_seq: int | None
+
+
+class TableReader(Protocol):
+    """Reads tables of topics. Called on workers. Raises TierUnavailable, BadTable, or NotAvailable."""
+
+    def fetch(self, tier: Tier, schemas: TopicSchemas, ask: Fetch, stop: int) -> FetchResult:
+        """Batches of the table from index `ask.start` on and below `stop`, at most `ask.max_bytes` but for the first.
+
+        `stop` is at most the table's frontier. A hole in the table is a LOST gap. A batch has the payload as Arrow
+        encodes its columns now: its entry says so (`FROM_TABLE`).
+        """
+        ...
+
+    def find(self, tier: Tier, lane: int, by: str, value: int) -> tuple[int, int] | None:
+        """Index and seq of the batch with an index, with a seq in it, or of the first since a time; None: not there."""
+        ...
+
+    def cuts(self, tier: Tier, lane: int, start: int, stop: int, piece_bytes: int) -> list[Cut]:
+        """Files with batches [start, stop), joined to pieces of about `piece_bytes`."""
+        ...

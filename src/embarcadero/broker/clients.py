@@ -27,7 +27,7 @@ from embarcadero.env import Clock
 from embarcadero.limits import KIB, UNREAD_PAUSE_BYTES
 
 if TYPE_CHECKING:
-    from embarcadero.broker.connection import Connection
+    from embarcadero.broker.net.connection import Connection
 
 SMALL_BYTES: Final = 4 * KIB
 """A connection that holds no more than this is not counted: acks of clients that read are not worth the work."""

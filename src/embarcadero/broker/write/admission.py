@@ -22,7 +22,7 @@ from embarcadero.config.table import Broker as BrokerSettings
 from embarcadero.limits import LINE_BYTES, STALLED_S
 
 if TYPE_CHECKING:
-    from embarcadero.broker.connection import Connection
+    from embarcadero.broker.net.connection import Connection
     from embarcadero.fabric.log import Reservation
 
 _STALLED_PARTS: Final = 8

@@ -8,6 +8,7 @@ slots which readers of a closed lane may ask for are never overwritten.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,32 +16,30 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from embarcadero.broker.counters import BrokerCounters
-from embarcadero.broker.durable import DurableFrontiers, HeldLane, HeldLanes
+from embarcadero.broker.durable import DurableFrontiers, HeldLane, HeldLanes, StoredLane
 from embarcadero.broker.epoch import EpochView
-from embarcadero.broker.ingest import Ingest
-from embarcadero.broker.lane_reader import BrokerLaneReader
-from embarcadero.broker.lane_writer import LaneWriter, lane_margin
-from embarcadero.broker.reader import Logs
-from embarcadero.broker.stored import StoredLane
+from embarcadero.broker.read.lane_reader import BrokerLaneReader, Logs
+from embarcadero.broker.write.pending import Ingest
 from embarcadero.config import FabricSizes
 from embarcadero.env import NO_STEPS, Clock, Doorbell, Steps
 from embarcadero.errors import LATER, BadFrame, BadValue, FabricFull, TooMany
 from embarcadero.fabric.frontier import FrontierReader
-from embarcadero.fabric.layout import BrokerLine, frontier_offset
+from embarcadero.fabric.layout import ORDER, BrokerLine, RegionKind, frontier_offset
 from embarcadero.fabric.log import Reservation
 from embarcadero.fabric.region import Fabric
+from embarcadero.fabric.ring import create_ring
+from embarcadero.invariants import invariant
 from embarcadero.limits import FETCH_WAIT_MS_MAX, FETCHES_PARKED_PER_CONNECTION_MAX, SESSIONS_PER_CONNECTION_MAX
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.store import rested_us
 from embarcadero.steps import Step
-from embarcadero.types import Member, MemberState, Order, Outcome, Topic, TopicLane
+from embarcadero.types import EntryKind, Member, MemberState, Order, Outcome, Topic, TopicLane
 from embarcadero.wire import messages as m
-from embarcadero.wire.codec import BatchHeader
-from embarcadero.wire.frames import ACK, NO_ACK
+from embarcadero.wire.codec import PACKED_ACK, BatchHeader
+from embarcadero.wire.frames import ACK, NO_ACK, WANT_DURABLE
 
 if TYPE_CHECKING:
-    from embarcadero.broker.connection import Connection
-
+    from embarcadero.broker.net.connection import Connection
 
 @dataclass(slots=True)
 class _Watch:
@@ -304,3 +303,76 @@ class BrokerLanes:
     def disconnected(self, connection: Connection) -> None:
         """A client is gone."""
         self._watches = [watch for watch in self._watches if watch.connection is not connection]
+
+
+_ENTRY = struct.Struct("<QQQQIIIIIHHHBBI")
+_BATCH, _ORDERED = int(EntryKind.BATCH), int(Outcome.ORDERED)
+invariant(_ENTRY.size == ORDER.itemsize, "packed entries are the table's own")
+
+
+def lane_slots(sizes: FabricSizes) -> int:
+    """Slots of a lane's ring: fewer than a topic's one lane of orders 2 and 5 has, since every broker has one."""
+    return sizes.order_slots // 2
+
+
+def lane_margin(sizes: FabricSizes) -> int:
+    """How many entries a broker may write beyond what it knows to be acked; readers keep that far from its lap."""
+    return min(sizes.round_entries, lane_slots(sizes) // 4)
+
+
+class LaneWriter:
+    """Writes one lane. Old slots are reused as the ring goes round: retention is what fits the ring and the log.
+
+    Of a topic with replicas (`held`) a slot is reused only once its entry is durable.
+    """
+
+    def __init__(self, fabric: Fabric, lane: TopicLane, sizes: FabricSizes, held: HeldLane | None = None) -> None:
+        self.lane, self.held = lane, held
+        self._not_durable_max = lane_slots(sizes) - lane_margin(sizes)
+        self._ring = create_ring(
+            fabric, lane.region, RegionKind.ORDER, ORDER, lane_slots(sizes), "index", lane.broker, lane.incarnation
+        )
+        self.next_seq = 0
+        self._append_us = 0
+        self._staged = bytearray()
+        self._acks = bytearray()
+        self._durable_acks = bytearray()  # those that are to wait for disks
+
+    @property
+    def full(self) -> bool:
+        """Whether there is no slot for another entry: the oldest ones are not durable yet."""
+        return self.held is not None and self.next - self.held.through >= self._not_durable_max
+
+    @property
+    def next(self) -> int:
+        """Index of the next batch."""
+        return self._ring.next + len(self._staged) // ORDER.itemsize
+
+    def stage(self, header: BatchHeader, location: int, wall_us: int) -> None:
+        """Give a batch its position. Its payload is kept until that is durable, if it is to become so."""
+        lane, index, seq = self.lane, self.next, self.next_seq
+        self._append_us = max(self._append_us, wall_us)
+        self._staged += _ENTRY.pack(
+            index, seq, header.session_seq, self._append_us, header.session, location, header.length, header.count,
+            header.crc, lane.handle, header.partition, header.schema, _BATCH, 0, 0,
+        )  # fmt: skip
+        self.next_seq += header.count
+        if self.held is not None:
+            self.held.keep(index, location)
+        if not header.flags & NO_ACK:
+            session, sequence = header.session, header.session_seq
+            acks = self._acks if self.held is None or not header.flags & WANT_DURABLE else self._durable_acks
+            acks += PACKED_ACK.pack(lane.topic, session, sequence, index, seq, lane.lane, _ORDERED)
+
+    def publish(self) -> tuple[bytearray, bytearray]:
+        """Write all staged entries, flush, then move the frontier.
+
+        Returns their acks, which must not leave yet; and apart those that have to wait for disks as well.
+        """
+        entries = np.frombuffer(self._staged, dtype=ORDER)
+        stop = self._ring.next + len(entries)
+        self._ring.write(entries, stop - self._ring.slots)
+        self._ring.publish()
+        acks, self._acks, self._staged = self._acks, bytearray(), bytearray()
+        durable_acks, self._durable_acks = self._durable_acks, bytearray()
+        return acks, durable_acks

@@ -1,4 +1,4 @@
-"""Everything a broker answers about what is stored: fetches that wait, ends and places of lanes, trims.
+"""Everything a broker answers about what is stored: fetches that wait, ends and positions of lanes, trims.
 
 A fetch is answered from memory (reader.py) where memory has it, else from segment files (warm.py), else, for a client
 that asks for that, from the topic's table (tables.py). While a fetch waits, or its file is being read, it is parked
@@ -13,20 +13,17 @@ from functools import partial
 
 import msgspec
 
-from embarcadero.broker import places
-from embarcadero.broker.connection import Connection
+from embarcadero.broker.clients import UnreadBytes
 from embarcadero.broker.counters import BrokerCounters
-from embarcadero.broker.durable import DurableFrontiers
+from embarcadero.broker.durable import ON_DISK, DurableFrontiers, StoredLane, at_index
 from embarcadero.broker.epoch import EpochView
-from embarcadero.broker.found import Found
-from embarcadero.broker.lanes import BrokerLanes
-from embarcadero.broker.pieces import check_measure, pieces
-from embarcadero.broker.reader import LaneReader, Logs
-from embarcadero.broker.segments import Place, Segments
-from embarcadero.broker.stored import ON_DISK, StoredLane, at_index
-from embarcadero.broker.tables import TableJobs
-from embarcadero.broker.unread import UnreadBytes
-from embarcadero.broker.warm import FairJobs, Warm
+from embarcadero.broker.net.connection import Connection
+from embarcadero.broker.read import positions
+from embarcadero.broker.read.disk import DiskReads, FairJobs, Place, Segments, TableJobs
+from embarcadero.broker.read.lane_reader import LaneReader, Logs
+from embarcadero.broker.read.positions import check_measure, pieces
+from embarcadero.broker.read.results import FetchResult
+from embarcadero.broker.write.lanes import BrokerLanes
 from embarcadero.env import Clock
 from embarcadero.errors import (
     BadTable,
@@ -91,7 +88,7 @@ class Reads:
 
     def __init__(
         self, directory: Directory, clock: Clock, epoch: EpochView, logs: Logs, lanes: BrokerLanes, margin: int,
-        durable: DurableFrontiers, warm: Warm, tables: TableJobs, counters: BrokerCounters,
+        durable: DurableFrontiers, warm: DiskReads, tables: TableJobs, counters: BrokerCounters,
         refresh: Callable[[], None], unread: UnreadBytes,
     ) -> None:  # fmt: skip
         self._directory, self._clock, self._epoch, self._logs = directory, clock, epoch, logs
@@ -189,7 +186,7 @@ class Reads:
         durable = stored.through()
         return Segments(lane, stored.chain, min(bound, durable), trimmed, self.warm.copies)
 
-    # --- ends and places ----------------------------------------------------------------------------------------------
+    # --- ends and positions -------------------------------------------------------------------------------------------
     def tail(self, connection: Connection, request: int, lane: int) -> None:
         """Answer with both ends of a lane, and with where its readable part starts."""
 
@@ -215,11 +212,11 @@ class Reads:
         if ask.table:
             self._find_in_table(connection, request, ask)
             return
-        self._locate(connection, request, ask.lane, ask.by, ask.start, places.found)
+        self._locate(connection, request, ask.lane, ask.by, ask.start, positions.found)
 
     def _find_in_table(self, connection: Connection, request: int, ask: m.Find, last: bool = False) -> None:
         """Answer where a place is in the topic's table; a table that changed meanwhile is asked once more."""
-        places.check_way(ask.by)
+        positions.check_way(ask.by)
         self._fresh_reader(ask.lane)
         tables, tier = self.tables.reader, self._tier(ask.lane)
 
@@ -236,7 +233,7 @@ class Reads:
 
     def trim(self, connection: Connection, request: int, ask: m.Trim) -> None:
         """Move the start of a lane, and answer where it is then."""
-        places.check_trim(ask, self._clock)
+        positions.check_trim(ask, self._clock)
 
         def trim_it(_reader: LaneReader, start: Place, index: int, seq: int | None) -> None:
             if index < start.index:
@@ -249,7 +246,7 @@ class Reads:
 
     def _place_now(self, reader: LaneReader, start: Place) -> m.PlaceIs:
         """Where a lane starts for readers, whether brokers still have that or not."""
-        return places.place_is(reader, _cold_start(self._tier(reader.lane), reader.lane, start))
+        return positions.place_is(reader, _cold_start(self._tier(reader.lane), reader.lane, start))
 
     def _topic_name(self, lane: int) -> str:
         of_broker = self._lanes.known.get(lane)
@@ -323,7 +320,7 @@ class Reads:
 
         If no copy of the start can be read, only a trim goes on: it needs no seq there, and is how to get rid of it.
         """
-        places.check_way(by)
+        positions.check_way(by)
         reader = self._fresh_reader(lane)
         place, stored = reader.locate(by, value), reader.stored
         if place is None:
@@ -499,15 +496,15 @@ class Reads:
         return True
 
     @staticmethod
-    def _wait_for_more(parked: Parked, found: Found) -> None:
+    def _wait_for_more(parked: Parked, found: FetchResult) -> None:
         parked.seen = found.tail_index
         if not found.to_come:
             parked.ask = at_index(parked.ask, found.next_index)
 
-    def _send(self, parked: Parked, found: Found, now_us: int) -> None:
+    def _send(self, parked: Parked, found: FetchResult, now_us: int) -> None:
         if found.gap is not None and parked.begun is not None and found.gap.start > parked.begun:
             # entries that are not for readers came first: a gap begins where the reader is
-            found = Found(found.entries[:0], [], found.gap.start, found.tail_index)
+            found = FetchResult(found.entries[:0], [], found.gap.start, found.tail_index)
         parked.connection.send_found(parked.request, found)
         self._unread.hold(parked.connection)
         lane, entries = parked.ask.lane, found.entries
@@ -519,13 +516,15 @@ class Reads:
             if parked.seen >= 0:  # it waited: what it gets now is new
                 self._counters.delivery_us.add(max(0, self._clock.wall_us() - int(entries["append_us"][0])))
 
-    def _from_disk(self, parked: Parked, reader: LaneReader, stored: StoredLane, found: Found, ask: m.Fetch) -> None:
+    def _from_disk(
+        self, parked: Parked, reader: LaneReader, stored: StoredLane, found: FetchResult, ask: m.Fetch
+    ) -> None:
         """Have a fetch answered from segment files."""
         segments, tail = self.segments(ask.lane, stored, found.tail_index, reader.trimmed), found.tail_index
         chain, trimmed, parked.on_disk = stored.chain, reader.trimmed, True
         read = _Read(self._unread, parked.connection, ask)
 
-        def done(result: Found | Exception) -> None:
+        def done(result: FetchResult | Exception) -> None:
             read.end()
             parked.on_disk, now_us = False, self._clock.now_us()
             self._epoch.steps.at(Step.READ_DISK)
@@ -546,7 +545,7 @@ class Reads:
         self.warm.fetch(parked.connection, read, segments, done)
 
     # --- tables -------------------------------------------------------------------------------------------------------
-    def _from_table(self, parked: Parked, ask: m.Fetch, found: Found) -> bool:
+    def _from_table(self, parked: Parked, ask: m.Fetch, found: FetchResult) -> bool:
         """Have a fetch answered from the topic's table, if brokers have nothing there any more. False: they answer.
 
         The tier is looked at after `found`: brokers drop only what is below the frontier that the store had before.
@@ -574,7 +573,7 @@ class Reads:
         )  # fmt: skip
         return True
 
-    def _table_read(self, parked: Parked, read: _Read, tier: Tier, tail: int, result: Found | Exception) -> None:
+    def _table_read(self, parked: Parked, read: _Read, tier: Tier, tail: int, result: FetchResult | Exception) -> None:
         """Send what was read in a table, unless the table or its start changed meanwhile: then it is read again."""
         read.end()
         parked.on_disk = False
@@ -601,7 +600,7 @@ class Reads:
         return stored.chain is not chain
 
     def _answer_from_disk(
-        self, parked: Parked, reader: LaneReader, ask: m.Fetch, found: Found, tail: int, now_us: int
+        self, parked: Parked, reader: LaneReader, ask: m.Fetch, found: FetchResult, tail: int, now_us: int
     ) -> None:
         found.tail_index = max(found.tail_index, tail)
         found.to_come = found.to_come and not reader.closed  # there it goes on at the end, which is told
@@ -646,7 +645,7 @@ def _raise_unknown(error: Exception) -> None:
         raise error
 
 
-def _first_index(found: Found) -> int:
+def _first_index(found: FetchResult) -> int:
     """Where an answer begins: what was trimmed since must not be in it."""
     return int(found.entries["index"][0]) if len(found.entries) else found.next_index
 

@@ -1,0 +1,1 @@
+"""The broker's door: connections, requests, sockets."""

@@ -1,0 +1,1 @@
+"""The way out: one answer to where a batch is, from memory, disk, or a table."""
