@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
-from embarcadero import plants
 from embarcadero.types import Outcome
+from embarcadero_proof.bugs.table import injected
 from tests.sequencer.cluster import Cluster
-
-
-@pytest.fixture(autouse=True)
-def _nothing_stays_planted() -> Iterator[None]:
-    yield
-    plants.ACTIVE.clear()
 
 
 def duplicates_have_one_position() -> None:
@@ -81,7 +75,6 @@ CHECKS: dict[str, Callable[[], None]] = {
 def test_a_planted_bug_is_noticed(plant: str) -> None:
     """The check holds; with the bug planted it does not."""
     CHECKS[plant]()
-    plants.ACTIVE.add(plant)
 
-    with pytest.raises((AssertionError, KeyError)):
+    with injected(plant), pytest.raises((AssertionError, KeyError)):
         CHECKS[plant]()

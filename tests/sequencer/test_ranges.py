@@ -12,10 +12,10 @@ from embarcadero.errors import BadValue
 from embarcadero.fabric.durability import RangeWord, durable_region
 from embarcadero.fabric.layout import PENDING
 from embarcadero.limits import CHECKPOINT_S, RANGE_GRACE_S, RANGE_RETRY_S, REPLICA_LAG_S, REPLICA_SILENT_S
-from embarcadero.plants import ACTIVE
 from embarcadero.sequencer import ranges as ranges_module
 from embarcadero.types import EntryKind, Outcome, ReplicaRef
 from embarcadero.wire.messages import AlterTopic
+from embarcadero_proof.bugs.table import injected
 from tests.sequencer.cluster import Crash
 from tests.sequencer.replicated import ReplicatedCluster
 
@@ -135,12 +135,9 @@ def test_a_seal_at_the_frontier_would_be_seen() -> None:
     cluster = ReplicatedCluster(replicas=4)
     lane, _ = filled(cluster)
     cluster.lines(lane, 6, 4, 1)
-    ACTIVE.add("seal-at-frontier")
-    try:
+    with injected("seal-at-frontier"):
         cluster.replicas[0].die()
         settle(cluster)
-    finally:
-        ACTIVE.clear()
 
     assert cluster.directory.ranges(lane)[0].end == 7
 

@@ -11,12 +11,12 @@ from embarcadero.fabric.durability import RangeWord
 from embarcadero.fabric.layout import ORDER, RegionKind
 from embarcadero.fabric.ring import create_ring
 from embarcadero.limits import CEILING_AHEAD, CEILING_AHEAD_HANDLES, RECOVERY_REPLIES_S, RECOVERY_STUCK_S
-from embarcadero.plants import ACTIVE
 from embarcadero.sequencer.decisions import control_entry
 from embarcadero.sequencer.recovery import LaneRecovery
 from embarcadero.sequencer.restoring import rows_for
 from embarcadero.sequencer.sessions import SessionTable
 from embarcadero.types import NO_SESSION, EntryKind, Outcome, Range
+from embarcadero_proof.bugs.table import injected
 from tests.sequencer.cluster import Crash
 from tests.sequencer.replicated import ReplicatedCluster
 
@@ -95,11 +95,8 @@ def test_the_handle_of_a_lost_session_is_never_handed_out_again() -> None:
     lost, opened = handles_after_a_loss()
     assert opened > lost
 
-    ACTIVE.add("handles-reused")
-    try:
+    with injected("handles-reused"):
         lost, opened = handles_after_a_loss()
-    finally:
-        ACTIVE.clear()
     assert opened == lost
 
 
@@ -122,33 +119,26 @@ def test_the_smallest_reply_would_lose_what_was_durable() -> None:
     cluster, lane, _, range_ = loaded()
     cluster.lines(lane, 5, 5, 2)
     cluster.lose_memory(disks_of(range_))
-    ACTIVE.add("failover-statistic")
-    try:
+    with injected("failover-statistic"):
         reply(cluster, range_, 5, None, 2)
         cluster.wait(RECOVERY_REPLIES_S + 0.3)
-    finally:
-        ACTIVE.clear()
 
     assert cluster.directory.ranges(lane)[0].end == 2
 
 
-@pytest.mark.parametrize("planted", [False, True])
-def test_a_wiped_disk_is_not_a_reply(planted: bool) -> None:
-    """One honest copy and a replica that forgot: not enough of two that are needed. Planted: the end is a lie."""
+@pytest.mark.parametrize("buggy", [False, True])
+def test_a_wiped_disk_is_not_a_reply(buggy: bool) -> None:
+    """One honest copy and a replica that forgot: not enough of two that are needed. Injected: the end is a lie."""
     cluster, lane, _, range_ = loaded()
     cluster.lines(lane, 5, 5, 2)
     wiped, behind = range_.replicas[0].replica, range_.replicas[2].replica
     cluster.lose_memory({wiped: "another disk", behind: range_.replicas[2].disk})
-    if planted:
-        ACTIVE.add("forgetful-counts")
-    try:
+    with injected(*["forgetful-counts"] * buggy):
         reply(cluster, range_, None, None, 2)
         cluster.wait(3 * RECOVERY_REPLIES_S)
-        if planted:
+        if buggy:
             assert cluster.word(lane) == (RangeWord(range_.number, True), 2)
             return
-    finally:
-        ACTIVE.clear()
     assert cluster.directory.ranges(lane)[-1].number == range_.number
     assert cluster.word(lane) == (RangeWord(range_.number, True), 0)
     (told,) = cluster.diary.of("lane waits for replicas")

@@ -8,9 +8,9 @@ import pytest
 
 from embarcadero.fabric.layout import ORDER
 from embarcadero.fabric.ring import attach_ring
-from embarcadero.plants import ACTIVE
 from embarcadero.sequencer import ranges as ranges_module
 from embarcadero.types import EntryKind, Outcome
+from embarcadero_proof.bugs.table import injected
 from tests.sequencer.cluster import SIZES
 from tests.sequencer.replicated import ReplicatedCluster
 
@@ -198,11 +198,8 @@ def test_the_ceiling_is_raised_ahead_of_the_order() -> None:
 def test_nothing_is_ordered_above_the_ceiling() -> None:
     """While the store refuses to reserve more, batches are refused too; with the rule planted away they are not."""
     assert order_some(ReplicatedCluster(), raising=False) <= 0
-    ACTIVE.add("ceiling-ignored")
-    try:
+    with injected("ceiling-ignored"):
         assert order_some(ReplicatedCluster(), raising=False) > 0
-    finally:
-        ACTIVE.clear()
 
 
 def test_records_have_a_ceiling_of_their_own() -> None:

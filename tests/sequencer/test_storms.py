@@ -12,8 +12,8 @@ from itertools import pairwise
 import pytest
 
 from embarcadero.fabric.durability import Durability
-from embarcadero.plants import ACTIVE
 from embarcadero.types import NO_SESSION, EntryKind, Outcome, Range
+from embarcadero_proof.bugs.table import injected
 from tests.sequencer.cluster import Crash
 from tests.sequencer.replicated import HandReplica, ReplicatedCluster
 
@@ -190,13 +190,11 @@ def test_nothing_that_was_counted_is_lost_and_no_position_is_used_twice(seed: in
 def test_planted_bugs_are_caught_by_some_storm(plant: str) -> None:
     """Each breaks what must hold in some world."""
     for seed in range(100):
-        ACTIVE.add(plant)
         try:
-            storm = Storm(seed)
-            for _ in range(50):
-                storm.step()
+            with injected(plant):
+                storm = Storm(seed)
+                for _ in range(50):
+                    storm.step()
         except AssertionError:
             return
-        finally:
-            ACTIVE.clear()
     pytest.fail(f"{plant} went unnoticed")

@@ -8,6 +8,13 @@ from embarcadero_proof.bugs.bug import HOLDERS, LOSS, MOVES, REIGNS, ROLE, SEALS
 from embarcadero_proof.bugs.patch import Edit
 
 _ORDER: Final = "embarcadero.sequencer.order:LaneOrder"
+_LANE: Final = "embarcadero.sequencer.lane:Lane"
+_CHECKPOINT: Final = "embarcadero.sequencer.checkpoint:"
+_RANGES: Final = "embarcadero.sequencer.ranges:RangeKeeper"
+_RECOVERY: Final = "embarcadero.sequencer.recovery:LaneRecovery"
+_TAKEOVER: Final = "embarcadero.sequencer.takeover:"
+_SEQUENCER: Final = "embarcadero.sequencer.state:Sequencer"
+_CONTROL: Final = "embarcadero.sequencer.control:"
 _ORDER_AGAIN: Final = """\
         if chosen is not None:
             again = is_open & (table.tag.take(step.slots[: step.came]) == step.seqs[: step.came] + 1)
@@ -16,60 +23,322 @@ _ORDER_AGAIN: Final = """\
         self._append(step, chosen)
 """
 
+_SLOTS_EARLY: Final = """\
+        if count > 0:
+            self._read_through.advance(published)
+            count = -(-count // 2)
+        return max(0, count)
+"""
+_FRONTIER_EARLY: Final = """\
+            self._ring.frontier.advance(self._ring.next + len(part))
+            self._ring.write(part, self.free_below)
+"""
+_NOT_REISSUED: Final = "        self._ring.next = self.order.next_index\n        if False:"
+_SEAL_HIGH: Final = "        end = kept.ordered()\n        kept.durable = max(kept.durable, end)\n"
+_LINES_FIRST: Final = "        end = durable_through(kept.range_, self.lines.load(kept.range_))\n        self.say("
+_SILENCE_COUNTS: Final = """\
+            if table is not None and line is None and member.replica in {ref.replica for ref in range_.replicas}:
+                line = range_.start
+            elif member.disk not in disks:
+"""
+_SAYS_MORE: Final = """\
+    stored |= np.roll(stored, 1, axis=1) & ~sessions.strong[rows][:, None]
+    sessions.tag.reshape("""
+_STOP_ALL: Final = "        if self._held.used:\n            return []\n        for source in"
+_OPEN_LATE: Final = "        self._epochs.open(self.epoch)\n        if not self._directory.start_epoch("
+_ANSWER_FIRST: Final = """\
+        early = [answer for lane in self.lanes.values() for answer in lane.order.out.take_answers()]
+        for source in self.brokers.answer(early):
+            source.publish()
+        written = ["""
+_MARKS_LAST: Final = """\
+        for handle, legacy in self.brokers.items():
+            legacy.start = FrontierReader(frontiers, frontier_offset(SequencerLine.BROKERS + handle)).load()
+        steps.at(Step.TAKEOVER_ANSWERS_READ)
+"""
+
 BUGS: Final = (
-    Bug("slot-reused-early", "pending slots are freed before what they hold is safe", "P9", witnesses=(14,)),
-    Bug("frontier-before-entries", "the ordered frontier moves before the entries are flushed", ROLE,
-              bias=REIGNS, witnesses=(8,)),
-    Bug("dedupe-off", "a sequence seen before is ordered again", "P2", witnesses=(2,),
-        edits=(Edit(f"{_ORDER}.order", "        self._append(step, chosen)\n", _ORDER_AGAIN),)),
-    Bug("laps-forgotten", "a checkpoint takes a session's window for one that has not gone round yet", "P2",
-              witnesses=(70_246, 70_065)),
-    Bug("held-forgotten", "batches that wait for a gap are lost when it closes", "P3", witnesses=(90, 0),
-        edits=(Edit(f"{_ORDER}._sorted_prefixes", "return chosen,", "return chosen[chosen < step.came],"),)),
-    Bug("strong-forgotten-in-checkpoint", "a restored checkpoint takes strong sessions of order 2 for weak ones",
-              "P3", bias=REIGNS, witnesses=(90_000,)),
-    Bug("strong-forgotten-at-replay", "a takeover takes strong sessions of order 2 for weak ones", "P3",
-              bias=REIGNS, witnesses=(90_000,)),
-    Bug("weak-held", "a weak session's batch waits behind a gap", "P9", witnesses=(90_004,),
-        edits=(Edit(f"{_ORDER}._choose", "if every(strong):", "strong.fill(True)\n        if every(strong):"),)),
-    Bug("seal-at-frontier", "a range is sealed at what is ordered, not at what is durable", "P6", bias=SEALS,
-              witnesses=(147, 90, 43)),
-    Bug("failover-statistic", "after a loss of the fabric the smallest reply is the end", "P1", bias=LOSS,
-              witnesses=(1,)),
-    Bug("too-few-replies", "after a loss of the fabric one reply is enough", "P1", bias=LOSS, witnesses=(6,)),
-    Bug("forgetful-counts", "a replica that says nothing of a range is taken for one with an empty copy", "P1",
-              bias=WIPES, witnesses=(13,)),
-    Bug("positions-reused", "after a loss of the fabric positions are handed out again", "P2", bias=LOSS,
-              witnesses=(1,)),
-    Bug("checkpoint-says-more", "a restored checkpoint calls more sequences stored than are", "P1",
-              bias=LOSS, witnesses=(17, 6)),
-    Bug("order-slot-reused-early", "order slots are reused before they are durable", ROLE, bias=SLOW,
-              witnesses=(43,)),
-    Bug("reissue-left-out", "a takeover does not issue again what readers may still ask for", "P8", bias=REIGNS,
-              witnesses=(4,)),
-    Bug("held-not-read", "a takeover forgets batches that wait for a gap to close", "P9", bias=REIGNS,
-              witnesses=(2, 1)),
-    Bug("foreseen-is-the-end", "a takeover takes what it read before its epoch line was open for all there is",
-              "P2, P5", witnesses=(1019, 1058, 1004)),
-    Bug("append-time-goes-back", "a sequencer believes its own clock, whatever its predecessor wrote", "P3",
-              bias=REIGNS, witnesses=(2, 1)),
-    Bug("holder-not-fenced", "who opens a session again does not end the one who had it", "P5", bias=HOLDERS,
-              witnesses=(12, 7)),
-    Bug("end-recorded-low", "the store is told that the order ended one batch earlier", "P5", bias=REIGNS,
-              witnesses=(1,)),
-    Bug("gap-stops-all", "nothing is ordered while a batch waits for its gap to close", "P9", witnesses=(105,)),
-    Bug("regions-left", "a sequencer does not remove what epochs before its predecessor left", "P9", bias=REIGNS,
-              witnesses=(2, 1)),
-    Bug("deleted-ring-left", "a sequencer keeps the rings of a deleted topic", "P9", witnesses=(150_000,)),
-    Bug("epoch-opened-late", "a takeover reads first, and opens its epoch line then", "P2, P5", bias=MOVES,
-              witnesses=(160,), scope="ack"),
-    Bug("ordered-end-from-frontier", "a takeover takes the frontier for the end of the order", scope="ack"),
-    Bug("results-before-entries", "a round answers before its entries are flushed", "P2, P5", bias=STRIKES,
-              witnesses=(0,), scope="ack"),
-    Bug("answers-not-repeated", "a takeover does not repeat answers that were not read yet", scope="answers"),
-    Bug("takeover-reads-forwards", "a takeover reads how far pending rings were read after what was answered",
-              scope="answers, one host"),
-    Bug("closing-not-fenced", "a sealer reads durable lines without a fence after its closing word",
-              scope="seal, one host"),
-    Bug("closing-said-late", "a sealer reads durable lines first, and says closing then", scope="seal, one host"),
-)  # fmt: skip
+    Bug(
+        "slot-reused-early",
+        "pending slots are freed before what they hold is safe",
+        "P9",
+        witnesses=(14,),
+        edits=(Edit("embarcadero.sequencer.sources:Source.offer", "        return max(0, count)\n", _SLOTS_EARLY),),
+    ),
+    Bug(
+        "frontier-before-entries",
+        "the ordered frontier moves before the entries are flushed",
+        ROLE,
+        bias=REIGNS,
+        witnesses=(8,),
+        edits=(Edit(f"{_LANE}.write", "            self._ring.write(part, self.free_below)\n", _FRONTIER_EARLY),),
+    ),
+    Bug(
+        "dedupe-off",
+        "a sequence seen before is ordered again",
+        "P2",
+        witnesses=(2,),
+        edits=(Edit(f"{_ORDER}.order", "        self._append(step, chosen)\n", _ORDER_AGAIN),),
+    ),
+    Bug(
+        "laps-forgotten",
+        "a checkpoint takes a session's window for one that has not gone round yet",
+        "P2",
+        witnesses=(70_246, 70_065),
+        edits=(
+            Edit(
+                f"{_CHECKPOINT}_window_seqs",
+                "return seqs",
+                "return np.where(sessions.strong[rows][:, None], seqs, seqs & (W - 1))",
+            ),
+        ),
+    ),
+    Bug(
+        "held-forgotten",
+        "batches that wait for a gap are lost when it closes",
+        "P3",
+        witnesses=(90, 0),
+        edits=(Edit(f"{_ORDER}._sorted_prefixes", "return chosen,", "return chosen[chosen < step.came],"),),
+    ),
+    Bug(
+        "strong-forgotten-in-checkpoint",
+        "a restored checkpoint takes strong sessions of order 2 for weak ones",
+        "P3",
+        bias=REIGNS,
+        witnesses=(90_000,),
+        edits=(Edit(f"{_CHECKPOINT}restore", ' | (saved["strong"] != 0)', ""),),
+    ),
+    Bug(
+        "strong-forgotten-at-replay",
+        "a takeover takes strong sessions of order 2 for weak ones",
+        "P3",
+        bias=REIGNS,
+        witnesses=(90_000,),
+        edits=(Edit("embarcadero.sequencer.replay:_replay_control", "order.all_strong or strong", "order.all_strong"),),
+    ),
+    Bug(
+        "weak-held",
+        "a weak session's batch waits behind a gap",
+        "P9",
+        witnesses=(90_004,),
+        edits=(Edit(f"{_ORDER}._choose", "if every(strong):", "strong.fill(True)\n        if every(strong):"),),
+    ),
+    Bug(
+        "seal-at-frontier",
+        "a range is sealed at what is ordered, not at what is durable",
+        "P6",
+        bias=SEALS,
+        witnesses=(147, 90, 43),
+        edits=(Edit(f"{_RANGES}._close", "        kept.durable = max(kept.durable, end)\n", _SEAL_HIGH),),
+    ),
+    Bug(
+        "failover-statistic",
+        "after a loss of the fabric the smallest reply is the end",
+        "P1",
+        bias=LOSS,
+        witnesses=(1,),
+        edits=(Edit(f"{_RECOVERY}._collect", "max(replies", "min(replies"),),
+    ),
+    Bug(
+        "too-few-replies",
+        "after a loss of the fabric one reply is enough",
+        "P1",
+        bias=LOSS,
+        witnesses=(6,),
+        edits=(Edit(f"{_RECOVERY}._collect", "needed = copies - range_.durable_on + 1", "needed = 1"),),
+    ),
+    Bug(
+        "forgetful-counts",
+        "a replica that says nothing of a range is taken for one with an empty copy",
+        "P1",
+        bias=WIPES,
+        witnesses=(13,),
+        edits=(Edit(f"{_RECOVERY}._replies", "            if member.disk not in disks:\n", _SILENCE_COUNTS),),
+    ),
+    Bug(
+        "positions-reused",
+        "after a loss of the fabric positions are handed out again",
+        "P2",
+        bias=LOSS,
+        witnesses=(1,),
+        edits=(Edit(f"{_RECOVERY}._open_above", "seal_recovered(*where, self._saved)", "seal_and_open(*where)"),),
+    ),
+    Bug(
+        "checkpoint-says-more",
+        "a restored checkpoint calls more sequences stored than are",
+        "P1",
+        bias=LOSS,
+        witnesses=(17, 6),
+        edits=(Edit(f"{_CHECKPOINT}_restore_windows", "    sessions.tag.reshape(", _SAYS_MORE),),
+    ),
+    Bug(
+        "order-slot-reused-early",
+        "order slots are reused before they are durable",
+        ROLE,
+        bias=SLOW,
+        witnesses=(43,),
+        edits=(Edit("embarcadero.sequencer.room:Room._bound", "min(self.durable + self._lap, index)", "index"),),
+    ),
+    Bug(
+        "reissue-left-out",
+        "a takeover does not issue again what readers may still ask for",
+        "P8",
+        bias=REIGNS,
+        witnesses=(4,),
+        edits=(
+            Edit(f"{_LANE}.inherit", "        if len(entries):", _NOT_REISSUED),
+            Edit(f"{_LANE}.inherit_more", "        if len(entries):", _NOT_REISSUED),
+        ),
+    ),
+    Bug(
+        "held-not-read",
+        "a takeover forgets batches that wait for a gap to close",
+        "P9",
+        bias=REIGNS,
+        witnesses=(2, 1),
+        edits=(
+            Edit(
+                f"{_TAKEOVER}Legacy.__init__",
+                'read_held(fabric, f"epoch-{epoch}/held")',
+                'read_held(fabric, f"epoch-{epoch}/held")[:0]',
+            ),
+        ),
+    ),
+    Bug(
+        "foreseen-is-the-end",
+        "a takeover takes what it read before its epoch line was open for all there is",
+        "P2, P5",
+        witnesses=(1019, 1058, 1004),
+        edits=(
+            Edit(
+                f"{_TAKEOVER}Legacy.rest", "replay(order, after, now_us)", "replay(order, after := after[:0], now_us)"
+            ),
+        ),
+    ),
+    Bug(
+        "append-time-goes-back",
+        "a sequencer believes its own clock, whatever its predecessor wrote",
+        "P3",
+        bias=REIGNS,
+        witnesses=(2, 1),
+        edits=(Edit(f"{_LANE}._begin", "max(self.order.append_us, wall_us)", "wall_us"),),
+    ),
+    Bug(
+        "holder-not-fenced",
+        "who opens a session again does not end the one who had it",
+        "P5",
+        bias=HOLDERS,
+        witnesses=(12, 7),
+        edits=(Edit(f"{_CONTROL}_open", "table.state[earlier] == OPEN:", "False:"),),
+    ),
+    Bug(
+        "end-recorded-low",
+        "the store is told that the order ended one batch earlier",
+        "P5",
+        bias=REIGNS,
+        witnesses=(1,),
+        edits=(Edit(f"{_SEQUENCER}._begin", "lane.order.next_index for", "max(0, lane.order.next_index - 1) for"),),
+    ),
+    Bug(
+        "gap-stops-all",
+        "nothing is ordered while a batch waits for its gap to close",
+        "P9",
+        witnesses=(105,),
+        edits=(Edit(f"{_SEQUENCER}._offers", "        for source in", _STOP_ALL),),
+    ),
+    Bug(
+        "regions-left",
+        "a sequencer does not remove what epochs before its predecessor left",
+        "P9",
+        bias=REIGNS,
+        witnesses=(2, 1),
+        edits=(
+            Edit("embarcadero.sequencer.sweeping:Sweeper._left", "generation_holds()", "generation_holds() and False"),
+        ),
+    ),
+    Bug(
+        "deleted-ring-left",
+        "a sequencer keeps the rings of a deleted topic",
+        "P9",
+        witnesses=(150_000,),
+        edits=(Edit(f"{_SEQUENCER}._drop_lane", "self._fabric.remove(name)", "pass"),),
+    ),
+    Bug(
+        "epoch-opened-late",
+        "a takeover reads first, and opens its epoch line then",
+        "P2, P5",
+        bias=MOVES,
+        witnesses=(160,),
+        scope="ack",
+        edits=(
+            Edit(
+                f"{_SEQUENCER}.__init__", "directory.started_epoch() + 1:", "directory.started_epoch() + 1 and False:"
+            ),
+            Edit(f"{_SEQUENCER}.begin", "self._epochs.open(self.epoch)", "pass"),
+            Edit(f"{_SEQUENCER}._begin", "        if not self._directory.start_epoch(", _OPEN_LATE),
+        ),
+    ),
+    Bug(
+        "ordered-end-from-frontier",
+        "a takeover takes the frontier for the end of the order",
+        scope="ack",
+        edits=(
+            Edit(
+                f"{_TAKEOVER}_read_on",
+                "return valid_from(ring, start)",
+                "return valid_from(ring, start)[: max(0, ring.frontier.load() - start)]",
+            ),
+        ),
+    ),
+    Bug(
+        "results-before-entries",
+        "a round answers before its entries are flushed",
+        "P2, P5",
+        bias=STRIKES,
+        witnesses=(0,),
+        scope="ack",
+        edits=(Edit(f"{_SEQUENCER}._write", "        written = [", _ANSWER_FIRST),),
+    ),
+    Bug(
+        "answers-not-repeated",
+        "a takeover does not repeat answers that were not read yet",
+        scope="answers",
+        edits=(Edit(f"{_TAKEOVER}Legacy._read_broker", "ring.read(start, end)", "ring.read(start, start)"),),
+    ),
+    Bug(
+        "takeover-reads-forwards",
+        "a takeover reads how far pending rings were read after what was answered",
+        scope="answers, one host",
+        edits=(Edit(f"{_TAKEOVER}Legacy.__init__", "        steps.at(Step.TAKEOVER_ANSWERS_READ)\n", _MARKS_LAST),),
+    ),
+    Bug(
+        "closing-not-fenced",
+        "a sealer reads durable lines without a fence after its closing word",
+        scope="seal, one host",
+        edits=(Edit(f"{_RANGES}.say", "self._fabric.fence()", "pass"),),
+    ),
+    Bug(
+        "closing-said-late",
+        "a sealer reads durable lines first, and says closing then",
+        scope="seal, one host",
+        edits=(
+            Edit(f"{_RANGES}._close", "        end = durable_through(kept.range_, self.lines.load(kept.range_))\n", ""),
+            Edit(f"{_RANGES}._close", "        self.say(", _LINES_FIRST),
+        ),
+    ),
+    Bug(
+        "handles-reused",
+        "after a loss of the fabric handles of sessions are handed out again",
+        test="tests/sequencer/test_recovery.py",
+        edits=(
+            Edit(f"{_RECOVERY}._begin", "order.table.pass_over(handles)", "pass"),
+            Edit(f"{_CONTROL}_open", "if handle >= table.handles_reserved:", "if False:"),
+        ),
+    ),
+    Bug(
+        "ceiling-ignored",
+        "positions are handed out that the store has not reserved",
+        test="tests/sequencer/test_room.py",
+        edits=(Edit("embarcadero.sequencer.room:Room._bound", "self.ceiling", "((1 << 64) - 1, (1 << 64) - 1)"),),
+    ),
+)

@@ -26,7 +26,6 @@ from embarcadero.errors import Corrupt
 from embarcadero.fabric.layout import SUPERBLOCK, Entries, RegionKind, table
 from embarcadero.fabric.region import Fabric, Region, Shape, require_shape
 from embarcadero.invariants import invariant
-from embarcadero.plants import planted
 from embarcadero.sequencer.order import LaneOrder
 from embarcadero.sequencer.sessions import LOST, NEVER, NOBODY, OPEN, Ints, SessionTable, W, zeros
 from embarcadero.steps import Step
@@ -189,8 +188,6 @@ def _window_seqs(order: LaneOrder, rows: Ints) -> Ints:
     sessions, slots = order.table, np.arange(W)
     first = np.where(sessions.strong[rows], sessions.expected[rows] - W, sessions.low[rows])[:, None]
     seqs: Ints = first + ((slots - first) & (W - 1))
-    if planted("laps-forgotten"):
-        seqs = np.where(sessions.strong[rows][:, None], seqs, seqs & (W - 1))
     return seqs
 
 
@@ -227,7 +224,7 @@ def restore(order: LaneOrder, checkpoint: Checkpoint, now_us: int) -> None:
         raise Corrupt(f"a checkpoint of {len(rows)} sessions, of which two need the same row", _DO)
     for name in ("handle", "successor", "state", "expected", "low", "name"):
         getattr(sessions, name)[rows] = saved[name]
-    sessions.strong[rows] = order.all_strong | (saved["strong"] != 0) & (not planted("strong-forgotten-in-checkpoint"))
+    sessions.strong[rows] = order.all_strong | (saved["strong"] != 0)
     sessions.live[rows] = np.where(saved["state"] == OPEN, saved["handle"].astype(np.int64), NOBODY)
     sessions.active_us[rows] = now_us - (int(header["now_us"]) - saved["active_us"].astype(np.int64))
     sessions.used = len(rows)
@@ -240,7 +237,5 @@ def restore(order: LaneOrder, checkpoint: Checkpoint, now_us: int) -> None:
 
 def _restore_windows(order: LaneOrder, sessions: SessionTable, rows: Ints, saved: Entries) -> None:
     stored, lost, seqs = _unpack(saved["stored"]), _unpack(saved["lost"]), _window_seqs(order, rows)
-    if planted("checkpoint-says-more"):
-        stored |= np.roll(stored, 1, axis=1) & ~sessions.strong[rows][:, None]
     sessions.tag.reshape(-1, W)[rows] = np.where(stored | lost, seqs + 1, 0)
     sessions.index.reshape(-1, W)[rows] = np.where(lost, np.uint64(LOST), np.uint64(NO_INDEX))

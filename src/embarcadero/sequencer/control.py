@@ -12,7 +12,6 @@ import numpy as np
 
 from embarcadero.fabric.layout import OPEN_STRONG, Entries, pick
 from embarcadero.limits import ABANDONED_S, EXPIRED_PER_ROUND_MAX, FENCED_KEPT_S
-from embarcadero.plants import planted
 from embarcadero.sequencer.decisions import OpenedFacts, control_entry, open_entry
 from embarcadero.sequencer.order import LaneOrder
 from embarcadero.sequencer.sessions import FENCED, LOST, NEVER, OPEN, TAKEN, W_MASK, Ints, W
@@ -84,11 +83,11 @@ def _open(lane: LaneOrder, entry: Entries, now_us: int) -> None:
     if handle is None or (crowded and victim is None):
         lane.out.answer_one(entry, Outcome.TOO_MANY_SESSIONS, extra=int(shared))
         return
-    if handle >= table.handles_reserved and not planted("handles-reused"):
+    if handle >= table.handles_reserved:
         lane.out.answer_one(entry, Outcome.BACKPRESSURE)  # until the store has reserved more
         return
     at = int(entry["low"][0]) - 1  # -1: wherever it is
-    if earlier is not None and table.state[earlier] == OPEN and not planted("holder-not-fenced"):
+    if earlier is not None and table.state[earlier] == OPEN:
         fence(lane, earlier, now_us, "replaced" if at < 0 else "moved")
     continued = int(table.handle[earlier]) if earlier is not None else None
     strong = lane.all_strong or bool(int(entry["flags"][0]) & OPEN_STRONG)

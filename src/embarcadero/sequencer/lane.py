@@ -28,7 +28,6 @@ from embarcadero.fabric.layout import (
 from embarcadero.fabric.region import Fabric, Region
 from embarcadero.fabric.ring import RingReader, create_ring
 from embarcadero.limits import CHECKPOINT_S, EXPIRED_PER_ROUND_MAX, RECORDS_PER_BATCH_MAX
-from embarcadero.plants import planted
 from embarcadero.sequencer.checkpoint import CheckpointWriter
 from embarcadero.sequencer.control import control, expire, touched_session
 from embarcadero.sequencer.decisions import control_entry
@@ -84,18 +83,14 @@ class Lane:
         entries = entries[-(self._ring.slots - self._round_entries) :]
         first = self.order.next_index - len(entries)
         self._ring.next = self._checkpoint.index = first
-        if planted("reissue-left-out"):
-            self._ring.next = self.order.next_index
-        elif len(entries):
+        if len(entries):
             self._ring.write(entries, first)
         self._write_checkpoint(now_us)
         self.publish()
 
     def inherit_more(self, entries: Entries) -> None:
         """The same of what it has ordered since; the checkpoint covers all that was inherited before."""
-        if planted("reissue-left-out"):
-            self._ring.next = self.order.next_index
-        elif len(entries):
+        if len(entries):
             self._ring.write(entries, self._checkpoint.index)
         self.publish()
 
@@ -203,7 +198,7 @@ class Lane:
 
     def _begin(self, now_us: int, wall_us: int) -> None:
         self._now_us = now_us
-        self.order.append_us = max(self.order.append_us if not planted("append-time-goes-back") else 0, wall_us)
+        self.order.append_us = max(self.order.append_us, wall_us)
 
     # --- writing ------------------------------------------------------------------------------------------------------
     @property
@@ -254,8 +249,6 @@ class Lane:
             part = entries[start : start + self._round_entries]
             if self._ring.next + len(part) - self._ring.frontier.value > self._round_entries:
                 self._ring.publish()
-            if planted("frontier-before-entries"):
-                self._ring.frontier.advance(self._ring.next + len(part))
             self._ring.write(part, self.free_below)
             if self._ring.next > self._ring.slots:
                 self._steps.at(Step.SLOT_REUSED)

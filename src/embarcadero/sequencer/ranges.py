@@ -45,7 +45,6 @@ from embarcadero.limits import (
     SEALS_PER_LOOK_MAX,
 )
 from embarcadero.placement.directory import Directory
-from embarcadero.plants import planted
 from embarcadero.sequencer.counters import SequencerCounters
 from embarcadero.sequencer.lane import Lane
 from embarcadero.sequencer.replicas import Replicas
@@ -154,7 +153,7 @@ class RangeKeeper:
         else:
             self._words.set(tags, target, _TARGET)
             self._words.set(tags, word)
-        if closing and not planted("closing-not-fenced"):
+        if closing:
             self._fabric.fence()
 
     # --- keeping ------------------------------------------------------------------------------------------------------
@@ -373,12 +372,9 @@ class RangeKeeper:
     def _close(self, kept: Kept) -> tuple[int, int | None]:
         """Say that the range is closing, then read where it ends: never the other way round."""
         kept.closing = True
-        early = durable_through(kept.range_, self.lines.load(kept.range_)) if planted("closing-said-late") else None
         self.say(kept.number, kept.range_.number, closing=True)
         self._steps.at(Step.SEAL_CLOSING)
-        end = early if early is not None else durable_through(kept.range_, self.lines.load(kept.range_))
-        if planted("seal-at-frontier"):
-            end = kept.ordered()
+        end = durable_through(kept.range_, self.lines.load(kept.range_))
         kept.durable = max(kept.durable, end)
         self._steps.at(Step.SEAL_LINES)
         return end, kept.seq_at(end)

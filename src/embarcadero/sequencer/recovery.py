@@ -32,7 +32,6 @@ from embarcadero.errors import EmbarcaderoError
 from embarcadero.limits import RECOVERY_REPLIES_S, RECOVERY_RETRY_S, RECOVERY_STUCK_S
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.records import Saved
-from embarcadero.plants import planted
 from embarcadero.sequencer.held import HeldSlots
 from embarcadero.sequencer.order import LaneOrder
 from embarcadero.sequencer.ranges import RangeKeeper
@@ -118,14 +117,12 @@ class LaneRecovery:
     def _replies(self) -> dict[str, int]:
         """How far the copies on the range's own disks go: disk -> end."""
         desk, range_ = self._desk, self.range_
-        disks, numbers = {ref.disk for ref in range_.replicas}, {ref.replica for ref in range_.replicas}
+        disks = {ref.disk for ref in range_.replicas}
         found = {}
         for member in desk.keeper.replicas.live():
             table = desk.keeper.lines.of(member.ref)
             line = None if table is None else table.load((range_.lane, range_.number))
-            if planted("forgetful-counts") and member.replica in numbers and table is not None and line is None:
-                line = range_.start
-            elif member.disk not in disks:
+            if member.disk not in disks:
                 continue
             if line is not None:
                 found[member.disk] = max(line, range_.start)
@@ -152,7 +149,7 @@ class LaneRecovery:
         desk.keeper.say(range_.lane, range_.number, closing=True)
         desk.steps.at(Step.RECOVERY_CLOSING)
         replies, copies = self._replies(), len(range_.replicas)
-        needed = 1 if planted("too-few-replies") else copies - range_.durable_on + 1
+        needed = copies - range_.durable_on + 1
         accepted = len(replies) < needed and desk.directory.loss_accepted(range_.lane)
         if len(replies) < needed and not accepted:
             self._enough_us = None
@@ -163,8 +160,7 @@ class LaneRecovery:
             self._enough_us = now_us
         if len(replies) < copies and now_us - self._enough_us < _REPLIES_US:
             return
-        choose = min if planted("failover-statistic") else max
-        self._end = choose(replies.values(), default=range_.start)
+        self._end = max(replies.values(), default=range_.start)
         self._needed = min(range_.durable_on, len(replies)) if accepted else range_.durable_on
         self._copied_us = now_us
         self._ask_for_copies()
@@ -286,7 +282,7 @@ class LaneRecovery:
         if self._fenced is None:
             handles = self._desk.directory.handle_ceiling(opened.lane) if self._lost else 0  # first: the store may fail
             self._fenced = fence_all(order, now_us) if self._lost else []
-            if self._lost and not planted("handles-reused"):
+            if self._lost:
                 order.table.pass_over(handles)
         order.next_index, order.next_seq = opened.start, opened.start_seq
         if self._desk.begin(Recovered(opened, order, self._fenced)):
@@ -303,8 +299,6 @@ class LaneRecovery:
         if refs is None:
             return None
         where = range_.lane, range_.number, self._end, self._end_seq, refs, self._desk.epoch
-        if planted("positions-reused"):
-            return directory.seal_and_open(*where)
         return directory.seal_recovered(*where, self._saved)
 
     def _open_there(self, now_us: int) -> Range | None:

@@ -7,7 +7,6 @@ import numpy as np
 from embarcadero.errors import Corrupt
 from embarcadero.fabric.layout import Entries, pick
 from embarcadero.limits import SESSION_SEQUENCE_MAX
-from embarcadero.plants import planted
 from embarcadero.sequencer.control import mark_lost
 from embarcadero.sequencer.decisions import opened_facts
 from embarcadero.sequencer.order import LaneOrder
@@ -53,7 +52,7 @@ def _replay_control(order: LaneOrder, entry: np.void, now_us: int) -> None:
     table, kind, session = order.table, int(entry["kind"]), int(entry["session"])
     if kind == EntryKind.SESSION_OPEN:
         name, continued, taken, strong = opened_facts(entry)
-        strong = order.all_strong or (strong and not planted("strong-forgotten-at-replay"))
+        strong = order.all_strong or strong
         earlier = table.row_of(continued) if continued is not None else None
         if earlier is not None:
             table.fence(earlier, now_us)  # usually an entry has said so before; after a restart it may be missing

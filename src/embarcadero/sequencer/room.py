@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embarcadero.fabric.layout import Entries
-from embarcadero.plants import planted
-from embarcadero.types import NO_INDEX, EntryKind
+from embarcadero.types import EntryKind
 
 Flags = npt.NDArray[np.bool_]
 
@@ -47,8 +46,8 @@ class Room:
         self._bound()
 
     def _bound(self) -> None:
-        index, seq = (NO_INDEX, NO_INDEX) if planted("ceiling-ignored") else self.ceiling
-        self._stop = index if planted("order-slot-reused-early") else min(self.durable + self._lap, index)
+        index, seq = self.ceiling
+        self._stop = min(self.durable + self._lap, index)
         self.stop_index, self.stop_seq = self._stop - self._spare, seq
 
     def controls(self, next_index: int) -> int:

@@ -34,7 +34,6 @@ from embarcadero.fabric.layout import (
 )
 from embarcadero.fabric.region import Fabric, Region
 from embarcadero.fabric.ring import RingWriter, attach_ring, create_ring
-from embarcadero.plants import planted
 from embarcadero.steps import Step
 from embarcadero.types import BATCH_KIND, Member, MemberState
 
@@ -124,9 +123,6 @@ class Source:
         if published <= self.next:
             return 0
         count = min(published - self.next, limit, self._pending.slots, self._room(limit, unresolved))
-        if planted("slot-reused-early") and count > 0:
-            self._read_through.advance(published)
-            count = -(-count // 2)
         return max(0, count)
 
     def slots(self, count: int) -> list[Entries]:

@@ -35,7 +35,6 @@ from embarcadero.fabric.region import Fabric, Shape
 from embarcadero.limits import HEARTBEAT_S
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.store import NOT_SEEN, rested_us
-from embarcadero.plants import planted
 from embarcadero.sequencer.broker_lanes import BrokerRanges
 from embarcadero.sequencer.brokers import Brokers
 from embarcadero.sequencer.control import detach_broker, fence
@@ -129,7 +128,7 @@ class Sequencer:
             epoch = directory.next_epoch(last if self._epochs.superseded(last) else None)
         self.epoch = epoch
         self._steps.at(Step.TAKEOVER_EPOCH_GIVEN)
-        if epoch > directory.started_epoch() + 1 and not planted("epoch-opened-late"):
+        if epoch > directory.started_epoch() + 1:
             self._epochs.open(epoch)  # others came before us and never started: if we end like them, more may follow
         self._frontiers = fabric.create(
             f"epoch-{self.epoch}/frontiers", Shape(RegionKind.SEQUENCER_FRONTIERS, SEQUENCER_FRONTIERS_BYTES)
@@ -165,8 +164,7 @@ class Sequencer:
         """Take over: from the moment that our epoch line is open others wait until we have started."""
         if not self.deposed:
             self._now_us, self._wall_us = self._clock.now_us(), self._clock.wall_us()
-            if not planted("epoch-opened-late"):
-                self._epochs.open(self.epoch)
+            self._epochs.open(self.epoch)
             self._steps.at(Step.TAKEOVER_EPOCH_OPEN)
             self._unless_past(self._begin)
 
@@ -241,10 +239,7 @@ class Sequencer:
             self._steps.at(Step.TAKEOVER_HELD)
         self.brokers.update(members, legacy.brokers if legacy else {})
         self._steps.at(Step.TAKEOVER_ANSWERED)
-        low = planted("end-recorded-low")
-        ends = {number: max(0, lane.order.next_index - low) for number, lane in self.lanes.items()}
-        if planted("epoch-opened-late"):
-            self._epochs.open(self.epoch)
+        ends = {number: lane.order.next_index for number, lane in self.lanes.items()}
         if not self._directory.start_epoch(self.epoch, ends):
             self.deposed = True
             return
@@ -499,9 +494,8 @@ class Sequencer:
         self._refused.answer_all(pick(self._held.entries, slots), Outcome.UNKNOWN_TOPIC)
         self._held.release(slots)
         self._backlog = self._backlog[~np.isin(self._backlog, slots)]  # a slot is given free once
-        if not planted("deleted-ring-left"):
-            for name in lane.regions:
-                self._fabric.remove(name)
+        for name in lane.regions:
+            self._fabric.remove(name)
         lane.close()
 
     def _beat(self) -> None:
@@ -519,8 +513,6 @@ class Sequencer:
     def _offers(self) -> list[tuple[Source, int]]:
         """How many entries to take of which brokers, each round beginning with another one."""
         room, offers = self._sizes.round_entries, []
-        if planted("gap-stops-all") and self._held.used:
-            return []
         for source in self.brokers.in_turn(self.counters.rounds):
             if count := source.offer(room, int(self._held.by_origin[source.member.handle])):
                 offers.append((source, count))
@@ -618,10 +610,6 @@ class Sequencer:
 
     # --- writing ------------------------------------------------------------------------------------------------------
     def _write(self) -> None:
-        if planted("results-before-entries"):
-            early = [answer for lane in self.lanes.values() for answer in lane.order.out.take_answers()]
-            for source in self.brokers.answer(early):
-                source.publish()
         written = [lane for lane in self.lanes.values() if lane.write()]
         if written:
             self._steps.at(Step.ROUND_ENTRIES)

@@ -13,7 +13,6 @@ from typing import Final
 from embarcadero.env import Steps, Workers
 from embarcadero.fabric.region import Fabric
 from embarcadero.placement.directory import Directory
-from embarcadero.plants import planted
 from embarcadero.steps import Step
 
 _FIRST_US: Final = 300_000
@@ -67,7 +66,7 @@ class Sweeper:
             open_ = [range_ for range_ in self._directory.ranges() if range_.open]
             named = {ref.region_prefix for range_ in open_ for ref in range_.replicas}
             left = [name for name in left if name.split("/")[0] not in named]
-        return left if self._directory.generation_holds() and not planted("regions-left") else []
+        return left if self._directory.generation_holds() else []
 
     def _is_left(self, owner: str, prefixes: set[str]) -> bool:
         if owner.startswith("epoch-"):

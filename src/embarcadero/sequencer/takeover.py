@@ -36,7 +36,6 @@ from embarcadero.fabric.layout import (
 )
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.ring import RingReader, attach_ring
-from embarcadero.plants import planted
 from embarcadero.sequencer.checkpoint import read_checkpoint, restore
 from embarcadero.sequencer.control import attach
 from embarcadero.sequencer.held import HeldSlots, Slots, read_held
@@ -108,14 +107,9 @@ class Legacy:
         }
         steps.at(Step.TAKEOVER_MARKS_READ)
         self.waiting = read_held(fabric, f"epoch-{epoch}/held")
-        if planted("held-not-read"):
-            self.waiting = self.waiting[:0]
         steps.at(Step.TAKEOVER_HELD_READ)
         for member in members:
             self._read_broker(member)
-        if planted("takeover-reads-forwards"):
-            for handle, legacy in self.brokers.items():
-                legacy.start = FrontierReader(frontiers, frontier_offset(SequencerLine.BROKERS + handle)).load()
         steps.at(Step.TAKEOVER_ANSWERS_READ)
 
     def _read_broker(self, member: Member) -> None:
@@ -124,7 +118,7 @@ class Legacy:
         if member.state is MemberState.LIVE and self._fabric.exists(name):
             ring, start = _results_of(self._fabric, self._epoch, member)
             end = ring.valid_end(start)
-            legacy.answers = ring.read(start, start if planted("answers-not-repeated") else end)
+            legacy.answers = ring.read(start, end)
             answered = read_answered(ring, end, self._answered.get(name, _NONE_ANSWERED)).pending
         if len(self.waiting):
             ours = self.waiting["origin"] == member.handle
@@ -153,8 +147,6 @@ class Legacy:
                 break
         else:
             return None
-        if planted("foreseen-is-the-end"):
-            after = after[:0]
         replay(order, after, now_us)
         _settle_in(order, now_us)
         self._steps.at(Step.TAKEOVER_READ)
@@ -189,8 +181,7 @@ def read_lane(
 
 def _read_on(ring: RingReader, start: int) -> Entries:
     """The entries of a lane from `start` on."""
-    after = valid_from(ring, start)
-    return after[: max(0, ring.frontier.load() - start)] if planted("ordered-end-from-frontier") else after
+    return valid_from(ring, start)
 
 
 def _goes_on(ring: RingReader, end: int) -> bool:
