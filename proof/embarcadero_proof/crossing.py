@@ -23,7 +23,7 @@ import embarcadero as emb
 from embarcadero.config import load
 from embarcadero.node import node
 from embarcadero.node.background import start
-from embarcadero.node.cluster import ClusterFolder
+from embarcadero.node.folder import ClusterFolder
 from embarcadero.node.report import report
 from embarcadero.node.supervisor import STOP_S_MAX, UpOptions
 

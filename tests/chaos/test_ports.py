@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from embarcadero.demo.ports import ReservedPorts
 from embarcadero.errors import PortInUse
+from embarcadero.node.ports import ReservedPorts
 
 ALL_OF_THEM = """
 import sys
 from embarcadero_proof.chaos import ports
-from embarcadero.demo.ports import ReservedPorts
+from embarcadero.node.ports import ReservedPorts
 from embarcadero.errors import PortInUse
 ports._PORTS = int(sys.argv[1]), int(sys.argv[2])
 had = []
@@ -56,7 +56,7 @@ def test_they_are_below_those_of_outgoing_connections() -> None:
 def test_ports_that_a_stranger_has_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever listens there keeps it; when none is left, an error says so."""
     ours = ReservedPorts(1)
-    monkeypatch.setattr("embarcadero.demo.ports._PORTS", (ours.first, ours.first + 20))
+    monkeypatch.setattr("embarcadero.node.ports._PORTS", (ours.first, ours.first + 20))
     ours.release()
     with socket.create_server(("127.0.0.1", ours.first)), pytest.raises(PortInUse, match="no 1 free ports"):
         ReservedPorts(1)

@@ -15,7 +15,7 @@ from embarcadero.cli import main as module
 from embarcadero.cli.main import app
 from embarcadero.cli.output import find_brokers
 from embarcadero.config import Config
-from embarcadero.node.cluster import ClusterFolder, ClusterInfo
+from embarcadero.node.folder import ClusterFolder, ClusterInfo
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
 

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
-from embarcadero.cli import replica as module
+from embarcadero.cli import members as module
 from embarcadero.cli.main import app
-from embarcadero.node.cluster import ClusterFolder
+from embarcadero.node.folder import ClusterFolder
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
 from embarcadero.storage.layout import range_folder
@@ -109,7 +109,7 @@ def test_a_drain_in_which_nothing_moves_says_so(drained: Drained, monkeypatch: p
         if len(naps) == 5:
             drained.move()
 
-    monkeypatch.setattr("embarcadero.cli.replica.time.sleep", sleep)
+    monkeypatch.setattr("embarcadero.cli.members.time.sleep", sleep)
     shown = drained.drain()
     assert shown.exit_code == 0, shown.output
     assert shown.stderr.count("nothing moved for 0 s") == 1

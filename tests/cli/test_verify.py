@@ -205,7 +205,7 @@ def test_batches_that_left_memory_are_found_on_disk(tmp_path: Path) -> None:
     """By index and by seq, on every replica whose copy is right."""
     from embarcadero.storage.reading import RangeReader
     from embarcadero.storage.real import RealDisk
-    from embarcadero.watch.stored import Disks
+    from embarcadero.watch.segments import Disks
 
     cluster = StoppedCluster(tmp_path / "data")
     disks = Disks([cluster.range], {number: cluster.folder.replica(number) for number in range(3)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from embarcadero.demo.reign import Takeover, longest_pause
+from embarcadero.demo.durable import Takeover, longest_pause
 
 
 def test_the_pause_begins_with_the_last_ack_before_the_kill() -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from embarcadero.demo.report import Answer, Check, Facts, Sample, page, write_report
-from embarcadero.demo.shop import CITIES, SALES, window_start
+from embarcadero.demo.shop import CITIES, SALES, Answer, Check, Facts, Sample, page, window_start, write_report
 
 
 def _facts() -> Facts:

@@ -14,7 +14,7 @@ from examples.rest_catalog import RestCatalog
 
 import embarcadero as emb
 from embarcadero.limits import MIB
-from embarcadero.node.cluster import ClusterFolder
+from embarcadero.node.folder import ClusterFolder
 from embarcadero.node.local import LocalCluster
 from embarcadero.node.report import report
 from tests.docs.samples import PAGES, ROOT, RUN, Block, Runner, blocks, commands, environment, looks_like

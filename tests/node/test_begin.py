@@ -13,7 +13,7 @@ import pytest
 
 from embarcadero.config.table import Log
 from embarcadero.errors import ClusterError
-from embarcadero.node.begin import start_logging
+from embarcadero.node.process import start_logging
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def test_freed_memory_is_used_again_without_asking_the_kernel() -> None:
     """Copies of a megabyte, made and dropped by turns, cost hardly a page fault; 256 each without it."""
     code = (
         "import resource\n"
-        "from embarcadero.node.begin import keep_freed_memory\n"
+        "from embarcadero.node.process import keep_freed_memory\n"
         "keep_freed_memory()\n"
         "source = bytes(1 << 20)\n"
         "def turn():\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from embarcadero.node.bell import PipeBell
+from embarcadero.node.env import PipeBell
 
 
 @pytest.fixture

@@ -14,14 +14,9 @@ import pytest
 from embarcadero.config import Config
 from embarcadero.errors import AlreadyRunning, BadValue, ClusterError, Corrupt, NotRunning
 from embarcadero.limits import GIB
-from embarcadero.node import cluster as module
-from embarcadero.node.cluster import (
-    ClusterFolder,
-    ClusterInfo,
-    NodeInfo,
-    choose_fabric,
-    default_data_dir,
-)
+from embarcadero.node import folder as module
+from embarcadero.node.fabric_folder import choose_fabric
+from embarcadero.node.folder import ClusterFolder, ClusterInfo, NodeInfo, default_data_dir
 
 
 @pytest.fixture
@@ -106,7 +101,7 @@ def test_a_folder_has_one_supervisor(folder: ClusterFolder) -> None:
 HOLDER = """
 import sys, time
 from pathlib import Path
-from embarcadero.node.cluster import ClusterFolder
+from embarcadero.node.folder import ClusterFolder
 with ClusterFolder(Path(sys.argv[1])).locked():
     print("locked", flush=True)
     time.sleep(600)

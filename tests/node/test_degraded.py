@@ -9,8 +9,8 @@ import pytest
 from embarcadero.fabric.durability import create_durable, create_ranges
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.shared import SharedFabric
-from embarcadero.node.degraded import degraded, down_roles
-from embarcadero.node.scene import LaneState, Scene, lane_report, replica_report
+from embarcadero.node.cluster_view import LaneState, Scene, lane_report, replica_report
+from embarcadero.node.report import degraded, down_roles
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.memory import MemoryStore
 from embarcadero.replica.health import Trouble

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 
 from embarcadero.limits import FILES_PER_REPLICA, FILES_SPARE
-from embarcadero.node.files import connections_for
+from embarcadero.node.process import connections_for
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from embarcadero.errors import BadRegion, ClusterError
 from embarcadero.fabric.epochs import EPOCHS_REGION, create_epochs
-from embarcadero.node.mirrors import (
+from embarcadero.node.fabric_folder import (
     make_mirror,
     mirror_folder,
     mirror_home,

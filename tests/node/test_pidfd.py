@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 
-from embarcadero.node.pidfd import ProcessWatch
+from embarcadero.node.env import ProcessWatch
 from embarcadero.placement.liveness import process_mark
 
 

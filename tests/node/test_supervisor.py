@@ -17,7 +17,7 @@ from embarcadero.config import load
 from embarcadero.errors import ClusterError, DiskFailed
 from embarcadero.limits import MIB, STOPPED_S
 from embarcadero.node.children import Child
-from embarcadero.node.mirrors import make_mirror
+from embarcadero.node.fabric_folder import make_mirror
 from embarcadero.node.roles import SEQUENCER
 from embarcadero.node.supervisor import _STOP_S, STOP_S_MAX, Supervisor, UpOptions
 from embarcadero.placement.liveness import ticks_if_stopped
@@ -102,7 +102,7 @@ class Halted(Child):
 def halted(tmp_path: Path) -> Iterator[tuple[Supervisor, subprocess.Popen[bytes]]]:
     """A supervisor whose one child is stopped."""
     supervisor = Supervisor(UpOptions(config=load(None, {"cluster.data_dir": tmp_path})))
-    child = Halted(supervisor._folder, [SEQUENCER], supervisor._nursery)
+    child = Halted(supervisor._folder, [SEQUENCER], supervisor._fork_server)
     supervisor._children = [child]
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
         child.process = process

@@ -12,7 +12,7 @@ import pytest
 
 from embarcadero.errors import DiskFailed
 from embarcadero.limits import BROKER_LANES_FIRST
-from embarcadero.node.unreadable_ranges import in_words, unreadable_ranges
+from embarcadero.node.cluster_view import in_words, unreadable_ranges
 from embarcadero.storage.layout import range_folder
 from embarcadero.storage.real import RealDisk
 from embarcadero.types import Range, ReplicaMember, ReplicaRef, ReplicaState

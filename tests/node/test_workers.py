@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from embarcadero.node.workers import ThreadWorkers
+from embarcadero.node.env import ThreadWorkers
 
 
 def test_jobs_run_elsewhere_and_their_results_come_back_here() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from embarcadero.errors import AlreadyRunning, ClusterError
 from embarcadero.limits import MIB
-from embarcadero.node.cluster import ClusterFolder
+from embarcadero.node.folder import ClusterFolder
 from embarcadero.node.local import LocalCluster
 
 pytestmark = pytest.mark.system

@@ -13,7 +13,7 @@ import pytest
 import embarcadero as emb
 from embarcadero.errors import BadConfiguration, BadValue, TooMany
 from embarcadero.limits import MIB
-from embarcadero.node.cluster import ClusterFolder
+from embarcadero.node.folder import ClusterFolder
 
 pytestmark = pytest.mark.system
 

@@ -15,7 +15,7 @@ import embarcadero as emb
 from embarcadero.errors import NotRunning, WrongFolder
 from embarcadero.limits import MIB
 from embarcadero.node.background import stop
-from embarcadero.node.cluster import ClusterFolder
+from embarcadero.node.folder import ClusterFolder
 from embarcadero.node.local import LocalCluster
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore

@@ -18,10 +18,10 @@ import pytest
 
 import embarcadero as emb
 from embarcadero.config import load
-from embarcadero.demo.ports import ReservedPorts
 from embarcadero.errors import RecordsLost, Retriable
 from embarcadero.node.background import start
-from embarcadero.node.cluster import ClusterFolder
+from embarcadero.node.folder import ClusterFolder
+from embarcadero.node.ports import ReservedPorts
 from embarcadero.node.supervisor import UpOptions
 from embarcadero.types import GapKind, Position
 

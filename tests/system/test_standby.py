@@ -19,10 +19,10 @@ import embarcadero as emb
 from embarcadero.config import load
 from embarcadero.errors import BadValue, ClusterError, NotRunning
 from embarcadero.limits import MIB, SEQUENCER_NICE
-from embarcadero.node.cluster import ClusterFolder
-from embarcadero.node.hand_over import hand_over
+from embarcadero.node.folder import ClusterFolder
 from embarcadero.node.local import LocalCluster
 from embarcadero.node.report import SequencerReport
+from embarcadero.node.standby import hand_over
 from embarcadero.placement.liveness import process_mark
 
 

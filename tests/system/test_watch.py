@@ -22,12 +22,11 @@ import pytest
 import embarcadero as emb
 from embarcadero.config import load
 from embarcadero.node.background import start
-from embarcadero.node.cluster import ClusterFolder
+from embarcadero.node.folder import ClusterFolder
 from embarcadero.node.report import ClusterReport, report
 from embarcadero.node.supervisor import UpOptions
-from embarcadero.watch.catalog import BY_NAME
-from embarcadero.watch.places import Place, Places
-from embarcadero.watch.scrape import parse
+from embarcadero.watch.endpoints import Place, Places, parse
+from embarcadero.watch.metrics import BY_NAME
 
 pytestmark = pytest.mark.system
 RECORDS = 5_000

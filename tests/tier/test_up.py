@@ -17,7 +17,7 @@ import embarcadero as emb
 from embarcadero.cli.main import app
 from embarcadero.client.sync import Log
 from embarcadero.config import Config, load
-from embarcadero.node.cluster import ClusterFolder
+from embarcadero.node.folder import ClusterFolder
 from embarcadero.node.local import LocalCluster
 from embarcadero.tier.settings import TierSettings
 from tests.tier.truth import Truth

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from embarcadero.watch.catalog import ALL, BY_NAME, SEEDS
-from embarcadero.watch.docs import metrics_page
+from embarcadero.watch.metrics import ALL, BY_NAME, SEEDS, metrics_page
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
@@ -34,5 +33,5 @@ def test_names_and_kinds_are_well_formed() -> None:
 
 
 def test_the_page_in_docs_is_made_from_the_catalog() -> None:
-    """After a change: python -m embarcadero.watch.docs > docs/metrics.md."""
+    """After a change: python -m embarcadero.watch.metrics > docs/metrics.md."""
     assert (DOCS / "metrics.md").read_text() == metrics_page()

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embarcadero.meters import LATENCY_US, Histogram
-from embarcadero.watch.page import Page
-from embarcadero.watch.places import Place
-from embarcadero.watch.scrape import Change, Scrape, parse, quantile
+from embarcadero.watch.endpoints import Change, Place, Scrape, parse, quantile
+from embarcadero.watch.metrics import Page
 
 VALUES = st.lists(st.integers(0, 20_000_000), max_size=40)
 PLACE = Place(roles="broker:0", pid=1, host="127.0.0.1", port=1)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from embarcadero.watch.catalog import BY_NAME
+from embarcadero.watch.metrics import BY_NAME
 
 FOLDER = Path(__file__).parent.parent.parent / "docs" / "monitoring"
 DURATION = re.compile(r"(\d+(ms|[smhdwy]))+")

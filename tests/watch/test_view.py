@@ -9,11 +9,21 @@ from rich.console import Console
 
 from embarcadero.meters import LATENCY_US, Histogram
 from embarcadero.types import Member, Topic
-from embarcadero.watch.page import Page
-from embarcadero.watch.places import Place
-from embarcadero.watch.scrape import Scrape, parse
-from embarcadero.watch.top import BrokerLine, Facts, Latency, Picture, SequencerLine, TopicLine, picture
-from embarcadero.watch.view import duration, short, sparkline, view
+from embarcadero.watch.endpoints import Place, Scrape, parse
+from embarcadero.watch.metrics import Page
+from embarcadero.watch.top import (
+    BrokerLine,
+    Facts,
+    Latency,
+    Picture,
+    SequencerLine,
+    TopicLine,
+    duration,
+    picture,
+    short,
+    sparkline,
+    view,
+)
 
 BUSY = {"connections": 9_999, "in_bytes_s": 1.25e9, "in_records_s": 1.2e6, "out_bytes_s": 9.99e8, "pending": 8_192,
         "credit_bytes": 16 << 20, "log_occupied": 0.83}  # fmt: skip

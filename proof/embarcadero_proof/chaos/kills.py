@@ -27,7 +27,6 @@ import embarcadero as emb
 from embarcadero.demo.cluster import ended_by_signals
 from embarcadero.errors import BadValue, NotAvailable
 from embarcadero.limits import MIB
-from embarcadero.node.machine import commit, machine_facts
 from embarcadero.types import Ack, Order
 from embarcadero_proof.chaos.case import BROKERS, REPLICAS, Outcome, Performance
 from embarcadero_proof.chaos.cases import Case
@@ -46,6 +45,7 @@ from embarcadero_proof.chaos.pauses import (
 from embarcadero_proof.chaos.plots import draw_histogram, draw_timeline
 from embarcadero_proof.chaos.timeline import percentiles, timeline
 from embarcadero_proof.chaos.verdict import Judgement
+from embarcadero_proof.machine import commit, machine_facts
 from embarcadero_proof.sim.history import History, RoleFailed
 
 _BACK_S: Final = 60.0

@@ -15,13 +15,13 @@ from rich.table import Column, Table
 
 from embarcadero.demo.cluster import ended_by_signals
 from embarcadero.errors import EmbarcaderoError, NotAvailable
-from embarcadero.node.machine import commit, machine_facts
 from embarcadero_proof.chaos.case import Outcome, Performance
 from embarcadero_proof.chaos.cases import CASES, Case
 from embarcadero_proof.chaos.page import index_page
 from embarcadero_proof.chaos.plots import draw_timeline
 from embarcadero_proof.chaos.timeline import timeline
 from embarcadero_proof.chaos.verdict import PROMISES, Judgement
+from embarcadero_proof.machine import commit, machine_facts
 from embarcadero_proof.sim.history import dump
 
 

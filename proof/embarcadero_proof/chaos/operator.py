@@ -13,8 +13,8 @@ from multiprocessing import get_context
 from typing import TypeVar
 
 from embarcadero.demo.cluster import is_whole
-from embarcadero.node.cluster import ClusterFolder
-from embarcadero.node.hand_over import hand_over
+from embarcadero.node.folder import ClusterFolder
+from embarcadero.node.standby import hand_over
 
 Result = TypeVar("Result")
 

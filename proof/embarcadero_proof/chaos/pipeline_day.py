@@ -36,7 +36,7 @@ from embarcadero.demo.pipeline import (
     tier,
     wait_for_share,
 )
-from embarcadero.demo.report import Check, write_report
+from embarcadero.demo.shop import Check, write_report
 from embarcadero.errors import ClusterError, NotAvailable
 
 MASTER: Final = "local-cluster[2,1,1024]"

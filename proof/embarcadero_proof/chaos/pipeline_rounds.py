@@ -36,11 +36,11 @@ from rich.table import Table
 
 import embarcadero as emb
 from embarcadero.demo.cluster import MortalCluster, ended_by_signals
-from embarcadero.demo.reign import kill_sequencer
+from embarcadero.demo.durable import kill_sequencer
 from embarcadero.errors import ClusterError
-from embarcadero.node.machine import machine_facts
 from embarcadero_proof.chaos.pipeline_day import descendants, kill_process
 from embarcadero_proof.chaos.pipeline_query import Plan
+from embarcadero_proof.machine import machine_facts
 
 TOPIC: Final = "rounds"
 SCHEMA: Final = pa.schema(

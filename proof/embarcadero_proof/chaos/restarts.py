@@ -21,10 +21,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import embarcadero as emb
 from embarcadero.demo.cluster import MortalCluster
-from embarcadero.node.machine import commit, machine_facts
 from embarcadero.types import Order, Position
 from embarcadero_proof.chaos.streams import Stream
 from embarcadero_proof.chaos.truth import Truth, seen
+from embarcadero_proof.machine import commit, machine_facts
 
 TOPICS: Final = {"strong": Order.STRONG, "total": Order.TOTAL, "pinned": Order.BROKER}
 STREAMS_PER_TOPIC: Final = 2

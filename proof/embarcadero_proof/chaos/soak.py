@@ -30,11 +30,11 @@ from embarcadero.config import load
 from embarcadero.demo.cluster import ended_by_signals
 from embarcadero.errors import NotAvailable, Retriable, TimedOut
 from embarcadero.limits import LANES_MAX, MIB
-from embarcadero.node.hand_over import hand_over
 from embarcadero.node.local import LocalCluster
-from embarcadero.node.machine import commit, machine_facts
+from embarcadero.node.standby import hand_over
 from embarcadero.placement.embedded import SqliteStore
 from embarcadero_proof.chaos.plots import draw_series
+from embarcadero_proof.machine import commit, machine_facts
 
 CLUSTER: Final = "cluster"
 CLIENT: Final = "client"

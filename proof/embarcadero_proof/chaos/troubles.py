@@ -25,7 +25,7 @@ from typing import Final
 from embarcadero.demo.cluster import MortalCluster, halt, runs, state_of, wait_until_gone
 from embarcadero.errors import ClusterError, EmbarcaderoError
 from embarcadero.limits import BROKER_SILENT_S, STOPPED_S
-from embarcadero.node.hand_over import hand_over
+from embarcadero.node.standby import hand_over
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
 from embarcadero_proof.chaos.cases import Trouble

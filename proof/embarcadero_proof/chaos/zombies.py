@@ -35,8 +35,7 @@ from embarcadero.demo.cluster import halt, runs, state_of
 from embarcadero.errors import BadValue, ClusterError, EmbarcaderoError
 from embarcadero.limits import KIB, MIB, REPLICA_SILENT_S, RESEND_AFTER_S
 from embarcadero.node.background import start
-from embarcadero.node.cluster import ClusterFolder
-from embarcadero.node.machine import commit, machine_facts
+from embarcadero.node.folder import ClusterFolder
 from embarcadero.node.report import report as cluster_report
 from embarcadero.node.roles import candidate_role
 from embarcadero.node.supervisor import UpOptions
@@ -48,6 +47,7 @@ from embarcadero_proof.chaos.streams import RECORD, Stream
 from embarcadero_proof.chaos.truth import Truth, seen
 from embarcadero_proof.faults.node import NODE_MODULE
 from embarcadero_proof.faults.steps import STEP_VARIABLE, arm, fired
+from embarcadero_proof.machine import commit, machine_facts
 
 TOPICS: Final = {"strong": Order.STRONG, "total": Order.TOTAL, "pinned": Order.BROKER}
 NOT_HERE: Final = {Step.CEILING_WANTED, Step.CEILING_RAISED}

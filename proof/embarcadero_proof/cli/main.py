@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from embarcadero.cli.main import Commands, run
-from embarcadero.cli.settings import Verbs
+from embarcadero.cli.output import Verbs
 from embarcadero_proof.cli import chaos, proof
 
 HELP = """

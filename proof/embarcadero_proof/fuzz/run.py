@@ -13,13 +13,13 @@ from typing import Any, Final
 import msgspec
 
 from embarcadero.errors import BadValue
-from embarcadero.node.machine import commit
 from embarcadero_proof.fuzz.campaign import Tally
 from embarcadero_proof.fuzz.guard import judge, watched
 from embarcadero_proof.fuzz.scratch import new_folder
 from embarcadero_proof.fuzz.target import Target
 from embarcadero_proof.fuzz.targets import TARGETS
 from embarcadero_proof.fuzz.worker import Worker
+from embarcadero_proof.machine import commit
 
 COLUMNS: Final = ("target", "inputs", "/s", "/cpu s", "refused", "answers", "MiB", "found")
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from embarcadero.config import load
 from embarcadero.limits import MIB
-from embarcadero.node.cluster import SHARED_MEMORY
+from embarcadero.node.fabric_folder import SHARED_MEMORY
 from embarcadero.node.local import LocalCluster
 from embarcadero_proof.lab.latency import with_threads
 from embarcadero_proof.lab.processes import cluster_pids, cpu_seconds

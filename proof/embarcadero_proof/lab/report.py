@@ -12,10 +12,10 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from embarcadero.node.machine import commit, configuration, machine_facts
 from embarcadero_proof.lab.rows import Row, rows_for
 from embarcadero_proof.lab.settings import Settings
 from embarcadero_proof.lab.trial import Trial, summary
+from embarcadero_proof.machine import commit, configuration, machine_facts
 
 _VERDICTS = {"not available": "n/a"}
 _STYLES = {"goal": "bold green", "holds": "green", "misses": "bold red", "failed": "bold red"}

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from embarcadero.errors import EmbarcaderoError, TimedOut
-from embarcadero.node.children import die_with
+from embarcadero.node.process import die_with
 
 READY_S = 60.0
 RESULT_S = 600.0

@@ -7,7 +7,7 @@ import signal
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
-from embarcadero.node.children import die_with
+from embarcadero.node.process import die_with
 
 
 def worker_pool(jobs: int) -> ProcessPoolExecutor:

@@ -20,12 +20,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from embarcadero.node.machine import commit
 from embarcadero.placement.records import Chain, chain_key
 from embarcadero.placement.store import Put
 from embarcadero.steps import Step
 from embarcadero.types import Order
 from embarcadero_proof.bugs.table import injected
+from embarcadero_proof.machine import commit
 from embarcadero_proof.sim.checkers import CHECKERS, check_all
 from embarcadero_proof.sim.durable import Bias
 from embarcadero_proof.sim.plan import SECOND_US, Plan, make_plan

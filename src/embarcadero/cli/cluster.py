@@ -1,4 +1,4 @@
-"""up, down, node, status: a cluster's processes."""
+"""up, down, node, status: a cluster's processes; demo: a private one at work."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from embarcadero.cli.output import (
     print_json,
     print_table,
     reader_row,
+    settings,
     tier_facts,
     tier_row,
 )
-from embarcadero.cli.settings import settings
 from embarcadero.errors import EmbarcaderoError, UsageError
 from embarcadero.limits import MIB
 from embarcadero.orders import order_label
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from embarcadero.client.sync import Log
     from embarcadero.config import Config
-    from embarcadero.node.cluster import ClusterFolder
+    from embarcadero.node.folder import ClusterFolder
     from embarcadero.node.report import ClusterReport
 
 
@@ -151,8 +151,8 @@ def _up_here(options: Any, json: bool) -> None:
     import logging
 
     from embarcadero.config.secrets import secret_values
-    from embarcadero.node.begin import be_private, start_logging
-    from embarcadero.node.cluster import FabricChoice
+    from embarcadero.node.fabric_folder import FabricChoice
+    from embarcadero.node.process import be_private, start_logging
     from embarcadero.node.supervisor import Supervisor
 
     be_private()
@@ -201,7 +201,7 @@ def down(data_dir: DataDir = None, json: Json = False) -> None:
         embarcadero down
     """
     from embarcadero.node.background import stop
-    from embarcadero.watch.places import Places
+    from embarcadero.watch.endpoints import Places
 
     folder = _folder(data_dir)
     pid = stop(folder)
@@ -298,7 +298,7 @@ def status(
 
 def _remote_status(brokers: str, json: bool) -> None:
     """What brokers and metrics tell, without the cluster's folder."""
-    from embarcadero.cli.remote import connected, remote_places, statuses
+    from embarcadero.cli.watch import connected, remote_places, statuses
 
     with connected(brokers) as log:
         found = statuses(log)
@@ -365,16 +365,25 @@ def _ends(log: Log, name: str) -> dict[str, Any]:
     readers = log.readers(name, timeout=_ASK_S)
     table = tier_facts(log.describe(name, timeout=_ASK_S).tier, end)
     return {
-        "index": end.index, "seq": end.seq, "lanes": list(end.lanes) or [end], "readers": readers, "tier": table,
-    }  # fmt: skip
+        "index": end.index,
+        "seq": end.seq,
+        "lanes": list(end.lanes) or [end],
+        "readers": readers,
+        "tier": table,
+    }
 
 
 def _print_topics(topics: list[dict[str, Any]]) -> None:
     rows = [
-        [t["name"], order_label(t["order"]), t["partitions"],
-         *("?" if t[end] is None else t[end] for end in ("index", "seq")), len(t["lanes"])]
+        [
+            t["name"],
+            order_label(t["order"]),
+            t["partitions"],
+            *("?" if t[end] is None else t[end] for end in ("index", "seq")),
+            len(t["lanes"]),
+        ]
         for t in topics
-    ]  # fmt: skip
+    ]
     print_table("topics", ["name", "order", "partitions", "next index", "next seq", "lanes"], rows)
 
 
@@ -417,6 +426,28 @@ def _print_lanes(running: ClusterReport) -> None:
 
 
 def _folder(data_dir: Path | None) -> ClusterFolder:
-    from embarcadero.node.cluster import ClusterFolder
+    from embarcadero.node.folder import ClusterFolder
 
     return ClusterFolder(data_dir_or_default(data_dir))
+
+
+def demo(
+    brokers: Annotated[int, typer.Option(help="How many brokers the first act has.")] = 4,
+    seconds: Annotated[float, typer.Option(help="How long the first act publishes.")] = 8.0,
+    steps: Annotated[int, typer.Option(min=20, help="How long the second act's shop is open, in its minutes.")] = 100,
+    report: Annotated[Path, typer.Option(help="Where the page with pictures goes.")] = Path("build/demo/report.html"),
+    json: Json = False,
+) -> None:
+    """Watch a private cluster at work, and then a whole data pipeline on Spark; processes are killed on the way.
+
+    First act: durable publishers; a broker is killed, then the sequencer, then everything; one order for all readers.
+    Second act: a shop's orders through a streaming query into a table, under the same kills, with SQL and an audit at
+    the end; a page tells it with pictures. How long acks paused when the sequencer was killed is told in both.
+
+    Example:
+
+        embarcadero demo --seconds 20 --steps 240
+    """
+    from embarcadero.demo.screen import run_cli
+
+    raise typer.Exit(run_cli(brokers, seconds, steps, report, json))

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from embarcadero.cli.output import Json, note, print_json, print_table
-from embarcadero.cli.settings import resolved
+from embarcadero.cli.output import Json, note, print_json, print_table, resolved
 from embarcadero.errors import BadValue
 
 if TYPE_CHECKING:

@@ -11,20 +11,14 @@ from typer.core import TyperGroup
 from embarcadero.cli import (
     cluster,
     config,
-    copies,
-    demo,
     inspect,
-    jobs,
+    members,
     pipeline,
     records,
-    replica,
-    sequencer,
     topic,
-    verify,
     watch,
 )
-from embarcadero.cli.output import print_error
-from embarcadero.cli.settings import Verbs
+from embarcadero.cli.output import Verbs, print_error
 from embarcadero.errors import EmbarcaderoError, UsageError
 
 HELP = """
@@ -79,21 +73,21 @@ app.command()(cluster.node)
 app.command()(cluster.status)
 app.command()(watch.top)
 app.add_typer(topic.app, name="topic")
-app.add_typer(replica.app, name="replica")
-app.add_typer(sequencer.app, name="sequencer")
+app.add_typer(members.replicas, name="replica")
+app.add_typer(members.sequencer, name="sequencer")
 app.add_typer(inspect.app, name="inspect")
-app.command()(verify.verify)
+app.command()(inspect.verify)
 app.command()(records.publish)
 app.command()(records.tail)
-pipeline.app.command()(jobs.audit)
-pipeline.app.command()(copies.compact)
-pipeline.app.command()(copies.replay)
-pipeline.app.command()(copies.load)
-pipeline.app.command()(jobs.run)
+pipeline.app.command()(pipeline.audit)
+pipeline.app.command()(pipeline.compact)
+pipeline.app.command()(pipeline.replay)
+pipeline.app.command()(pipeline.load)
+pipeline.app.command()(pipeline.run)
 app.add_typer(pipeline.app, name="pipeline")
-app.command()(jobs.sql)
+app.command()(pipeline.sql)
 app.add_typer(config.app, name="config")
-app.command()(demo.demo)
+app.command()(cluster.demo)
 
 
 def run(app: typer.Typer) -> None:

@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from embarcadero.cli.output import Brokers, DataDir, Json, connect, data_dir_or_default, note, print_json, print_table
-from embarcadero.cli.settings import Verbs, settings
+from embarcadero.cli.output import (
+    Brokers,
+    DataDir,
+    Json,
+    Verbs,
+    connect,
+    data_dir_or_default,
+    note,
+    print_json,
+    print_table,
+    settings,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from pyspark.sql import SparkSession
+
+    from embarcadero.audit.findings import AuditReport
+    from embarcadero.client.sync import Log
     from embarcadero.config import Config
+    from embarcadero.spark.jobs import Progress, Report
+    from embarcadero.spark.loading import FilesSource, TableSource
     from embarcadero.tier.engines import Engine
     from embarcadero.tier.job import Cycle, TierJob
+
 
 _HELP = "Run jobs over topics: tier, audit, compact, replay, load, or one of your own."
 app = Verbs(help=_HELP, no_args_is_help=True, rich_markup_mode=None)
@@ -79,7 +99,7 @@ def tier(
 def cluster_config(data_dir: Path | None) -> Config:
     """Ours, on top of that of the cluster in this folder, if one runs there."""
     from embarcadero.errors import NotRunning
-    from embarcadero.node.cluster import ClusterFolder
+    from embarcadero.node.folder import ClusterFolder
 
     try:
         return settings(base=ClusterFolder(data_dir_or_default(data_dir)).require_running().config)
@@ -90,10 +110,14 @@ def cluster_config(data_dir: Path | None) -> Config:
 def _facts(topic: str, cycles: list[Cycle]) -> dict[str, Any]:
     frontiers = {lane: {"index": index, "seq": seq} for lane, (index, seq) in cycles[-1].frontiers.items()}
     return {
-        "topic": topic, "files": sum(each.files for each in cycles), "rows": sum(each.rows for each in cycles),
-        "bytes": sum(each.bytes for each in cycles), "frontiers": frontiers, "trimmed": cycles[-1].trimmed,
+        "topic": topic,
+        "files": sum(each.files for each in cycles),
+        "rows": sum(each.rows for each in cycles),
+        "bytes": sum(each.bytes for each in cycles),
+        "frontiers": frontiers,
+        "trimmed": cycles[-1].trimmed,
         "collected": sum(len(each.collected) for each in cycles),
-    }  # fmt: skip
+    }
 
 
 def _print_done(job: TierJob, topic: str, cycles: list[Cycle], json: bool) -> None:
@@ -111,3 +135,359 @@ def _print_cycle(topic: str, cycle: Cycle, json: bool) -> None:
         print_json(_facts(topic, [cycle]))
     elif cycle.files:
         print(f"{topic}: {cycle.rows} records in {cycle.files} new files, {cycle.bytes} bytes", flush=True)
+
+
+# --- jobs -------------------------------------------------------------------------------------------------------------
+# sql, pipeline audit, pipeline run: jobs on Spark over the topics of a cluster.
+Master = Annotated[
+    str | None, typer.Option("--master", show_default=False, help="URL of a Spark master. Default: this machine.")
+]
+
+
+@contextmanager
+def spark_and_log(brokers: str | None, data_dir: Path | None, master: str | None) -> Iterator[tuple[SparkSession, Log]]:
+    """A client, then Spark (in that order: a cluster that is not there is told at once)."""
+    from rich.console import Console
+
+    from embarcadero.spark import session
+
+    with connect(brokers, data_dir) as log:
+        console = Console(stderr=True)
+        with console.status("starting Spark ..."):
+            spark = session("embarcadero", master)
+        try:
+            yield spark, log
+        finally:
+            spark.stop()
+
+
+def sql(
+    query: Annotated[str, typer.Argument(help="A query; every topic is a table of its name.")],
+    limit: Annotated[int, typer.Option(min=1, help="Print at most so many rows.")] = 100,
+    master: Master = None,
+    brokers: Brokers = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Ask the log in SQL: topics are tables that are always current, in memory, on disks and in the tier.
+
+    Raw topics have the columns topic, partition, seq, key, value, headers and timestamp; topics with a schema have
+    their own, and _seq, _index, _timestamp and so on.
+
+    Examples:
+
+        embarcadero sql "select count(*) from orders"
+
+        embarcadero sql "select city, sum(amount_cents) from orders group by city order by 2 desc" --json
+
+        embarcadero sql "select cast(value as string) from events where seq >= 1000" --limit 10
+    """
+    from embarcadero.spark.sql import ask
+
+    with spark_and_log(brokers, data_dir, master) as (spark, log):
+        found = ask(spark, log, query).limit(limit + 1).toArrow()
+    rows = found.slice(0, limit)
+    if json:
+        print_json([{name: _plain(value) for name, value in row.items()} for row in rows.to_pylist()])
+    else:
+        print_table("", rows.column_names, [[_shown(value) for value in row.values()] for row in rows.to_pylist()])
+    if found.num_rows > limit:
+        note(f"only the first {limit:,} rows are printed: --limit")
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it: bytes as text, where they are."""
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if isinstance(value, dict):
+        return {str(_plain(key)): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value
+
+
+def _shown(value: Any) -> str:
+    plain = _plain(value)
+    return "" if plain is None else f"{plain:,.4g}" if isinstance(plain, float) else str(plain)
+
+
+def audit(
+    topic: Annotated[str, typer.Argument(help="Name of the topic.")],
+    report: Annotated[Path | None, typer.Option(show_default=False, help="Write a JSON report to this file.")] = None,
+    master: Master = None,
+    brokers: Brokers = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Check the whole of a topic on Spark: positions, sessions, gaps, checksums, and the table against the log.
+
+    It reads everything that is durable now. Exit code 0: all promises hold; 1: findings, each with its place.
+
+    Examples:
+
+        embarcadero pipeline audit orders
+
+        embarcadero pipeline audit orders --report audit.json
+    """
+    import msgspec
+
+    from embarcadero.spark.auditing import audit as run_audit
+
+    with spark_and_log(brokers, data_dir, master) as (spark, log):
+        found = run_audit(spark, log, topic)
+    document = msgspec.json.encode({**msgspec.to_builtins(found), "holds": found.holds, "broken": found.broken})
+    if report is not None:
+        report.parent.mkdir(parents=True, exist_ok=True)
+        report.write_bytes(document)
+    if json:
+        print(document.decode())
+    else:
+        print_audit(found)
+    raise typer.Exit(0 if found.holds else 1)
+
+
+def print_audit(found: AuditReport) -> None:
+    """What was looked at, and what is wrong with it."""
+    print_table(
+        f"topic {found.topic}, order {found.order}",
+        ["lane", "indices", "entries", "batches", "records", "sessions", "in table", "compared", "lost", "skipped"],
+        [
+            [
+                lane.lane,
+                f"{lane.start_index:,} to {lane.stop_index:,}",
+                f"{lane.entries:,}",
+                f"{lane.batches:,}",
+                f"{lane.records:,}",
+                f"{lane.sessions:,}",
+                f"{lane.in_table:,}",
+                f"{lane.in_both:,}",
+                f"{lane.lost:,}",
+                f"{lane.skipped:,}",
+            ]
+            for lane in found.lanes
+        ],
+    )
+    if unknown := sum(lane.sessions_unknown for lane in found.lanes):
+        print(f"order of {unknown:,} sessions not checked: nothing that was read says whether they are strong")
+    if found.holds:
+        print(f"all promises hold: {found.spans} spans, {found.seconds:.1f} s")
+        return
+    print_table(
+        f"broken: {', '.join(found.broken)}",
+        ["promise", "kind", "lane", "index", "what"],
+        [[one.promise, one.kind, one.lane, one.index, one.detail] for one in found.findings[:100]],
+    )
+
+
+def run(
+    file: Annotated[Path, typer.Argument(help="A Python file.")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="Its arguments, after --.")] = None,
+    master: Master = None,
+    brokers: Brokers = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Run your own job with `spark`, `log` and `brokers` ready, and every topic as a view.
+
+    Examples:
+
+        embarcadero pipeline run totals.py
+
+        embarcadero pipeline run totals.py --master spark://10.0.0.7:7077 -- --day 2026-01-31
+    """
+    from embarcadero.spark.running import run_job
+
+    with spark_and_log(brokers, data_dir, master) as (spark, log):
+        run_job(spark, log, file, arguments or [])
+
+
+# --- copies -----------------------------------------------------------------------------------------------------------
+# pipeline compact, replay, load: jobs that write a topic on Spark, and go on where they were killed.
+_INTERRUPTED = 130
+
+
+@contextmanager
+def _going_on(what: str, unit: str) -> Iterator[Report]:
+    """Progress on standard error while a job runs; Ctrl-C ends it with a word on how to go on."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    with console.status(f"{what} ...") as status:
+
+        def report(progress: Progress) -> None:
+            status.update(f"{what}: {progress.done:,} of {progress.total:,} {unit}, steps now: {progress.steps:,}")
+
+        try:
+            yield report
+        except KeyboardInterrupt:
+            status.stop()
+            note("stopped; the same command goes on from here, and nothing is there twice")
+            raise typer.Exit(_INTERRUPTED) from None
+
+
+def compact(
+    topic: Annotated[str, typer.Argument(help="The topic to compact; its records have keys.")],
+    into: Annotated[str | None, typer.Option(show_default=False, help="The target. Default: TOPIC_latest.")] = None,
+    deletes: Annotated[
+        str | None,
+        typer.Option(
+            show_default=False,
+            help="Which records delete their key: none; a boolean column; COLUMN=VALUE. Default: an empty value; in a "
+            "topic with a schema, nulls in all columns but the key.",
+        ),
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Rewrite the target: one record for each live key.")] = False,
+    keep_s: Annotated[float, typer.Option(min=0, help="Trim what a rewrite replaced after so many seconds.")] = 3600,
+    master: Master = None,
+    brokers: Brokers = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Keep TOPIC_latest: the newest record of each key. Only what came since the last run is read.
+
+    Run it as often as the target should be brought up to date. It may be killed at any moment: the next run goes on,
+    and nothing is in the target twice. Two at once do no harm.
+
+    Examples:
+
+        embarcadero pipeline compact customers
+
+        embarcadero pipeline compact customers --deletes op=d --full --keep-s 0
+    """
+    from embarcadero.spark.compaction import compact as run_compact
+
+    with spark_and_log(brokers, data_dir, master) as (spark, log), _going_on(f"compacting {topic}", "records") as tell:
+        found = run_compact(spark, log, topic, into=into, deletes=deletes, full=full, keep_s=keep_s, report=tell)
+    if json:
+        print_json(_job_facts(found))
+    else:
+        counts = f"records: {found.records:,}, steps now: {found.steps:,}"
+        print(f"{found.into} follows {topic} up to seq {found.seq:,} ({counts})")
+
+
+def replay(
+    topic: Annotated[str, typer.Argument(help="The topic to copy from.")],
+    into: Annotated[str, typer.Option(help="The topic to copy into; created like the first one if missing.")],
+    start: Annotated[
+        str, typer.Option("--from", help="First record: earliest, latest, a seq, or a time.")
+    ] = "earliest",
+    end: Annotated[
+        str, typer.Option("--to", help="Where to end: latest, a seq (exclusive), or a time. Kept from the first start.")
+    ] = "latest",
+    rate: Annotated[
+        int | None, typer.Option(min=1, show_default=False, help="At most so many records a second.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(show_default=False, help="A name of this job. Default: made of topic and range.")
+    ] = None,
+    master: Master = None,
+    brokers: Brokers = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Copy a range of a topic into another one, each record once: keys, headers, times and columns as they are.
+
+    The same command goes on where it was killed, and does nothing when all is copied. Times are ISO with a zone, or so
+    long ago: 2026-01-31T12:00:00Z, 10m ago. With --rate, the records of a second appear at once.
+
+    Examples:
+
+        embarcadero pipeline replay orders --into orders_test
+
+        embarcadero pipeline replay orders --from "2h ago" --to 120000 --into orders_test --rate 1000
+    """
+    from embarcadero.spark.replay import replay as run_replay
+
+    with spark_and_log(brokers, data_dir, master) as (spark, log), _going_on(f"replaying {topic}", "records") as tell:
+        found = run_replay(spark, log, topic, into=into, start=start, end=end, rate=rate, name=name, report=tell)
+    if json:
+        print_json(_job_facts(found))
+        return
+    for lane, (low, high) in found.ends.items():
+        print(f"{into} has seq {low:,} to {high:,} of {topic} (lane {lane})")
+    print(f"records in all: {found.records:,}, steps now: {found.steps:,}")
+
+
+def load(
+    into: Annotated[str, typer.Argument(help="The topic; created with the columns of the source if missing.")],
+    files: Annotated[
+        list[str] | None, typer.Option(show_default=False, help="A file, folder or pattern; give it again for more.")
+    ] = None,
+    table: Annotated[str | None, typer.Option(show_default=False, help="An Iceberg table: namespace.name.")] = None,
+    format: Annotated[
+        str | None, typer.Option(show_default=False, help="parquet, csv or json. Default: by the names of files.")
+    ] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(show_default=False, help="An option of Spark's reader, key=value: sep=;")
+    ] = None,
+    catalog: Annotated[
+        list[str] | None,
+        typer.Option(show_default=False, help="A property of its catalog, key=value. Default: tier.properties."),
+    ] = None,
+    snapshot: Annotated[
+        int | None, typer.Option(show_default=False, help="A snapshot of the table. Default: the newest one.")
+    ] = None,
+    columns: Annotated[str, typer.Option(help="Load only these columns, with commas.")] = "",
+    key: Annotated[str | None, typer.Option(show_default=False, help="The key column of a new topic.")] = None,
+    name: Annotated[
+        str | None, typer.Option(show_default=False, help="A name of this job. Default: made of what is loaded.")
+    ] = None,
+    master: Master = None,
+    brokers: Brokers = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Load files (Parquet, CSV, JSON) or an Iceberg table into a topic, each row once.
+
+    The same command goes on where it was killed, and does nothing when all is loaded. Files must stay as they were at
+    the first start; of a table, the snapshot of the first start is loaded. Keys of a store belong in the environment.
+
+    Examples:
+
+        embarcadero pipeline load orders --files /data/orders/ --format parquet --key id
+
+        embarcadero pipeline load orders --files "/data/*.csv" --option "sep=;"
+
+        embarcadero pipeline load orders --table shop.orders --catalog type=rest --catalog uri=http://catalog:8181
+    """
+    from embarcadero.spark.loading import load as run_load
+
+    source = _source(files, table, format, option, catalog, snapshot, data_dir)
+    names = [each.strip() for each in columns.split(",") if each.strip()]
+    with spark_and_log(brokers, data_dir, master) as (spark, log), _going_on(f"loading {into}", "files") as tell:
+        found = run_load(spark, log, into, source, key=key, columns=names, name=name, report=tell)
+    if json:
+        print_json(_job_facts(found))
+    else:
+        print(f"{into} has all rows of the source (files: {found.files:,}, steps now: {found.steps:,})")
+
+
+def _source(
+    files: list[str] | None,
+    table: str | None,
+    format: str | None,
+    option: list[str] | None,
+    catalog: list[str] | None,
+    snapshot: int | None,
+    data_dir: Path | None,
+) -> FilesSource | TableSource:
+    from embarcadero.errors import BadValue
+    from embarcadero.spark.loading import FilesSource, TableSource
+    from embarcadero.tier.settings import TierSettings, parse_properties
+
+    if (files is None) == (table is None):
+        raise BadValue("files and a table are two sources, and one is needed", "give --files or --table")
+    if files is not None:
+        if catalog or snapshot is not None:
+            raise BadValue("--catalog and --snapshot go with --table", "leave them out")
+        return FilesSource(paths=files, format=format, options=parse_properties(option or [], "--option"))
+    if format is not None or option:
+        raise BadValue("--format and --option go with --files", "leave them out")
+    usual = TierSettings.of(cluster_config(data_dir), data_dir_or_default(data_dir)).catalog
+    given = parse_properties(catalog, "--catalog") if catalog else usual
+    return TableSource(name=table or "", catalog=given, snapshot=snapshot)
+
+
+def _job_facts(found: Any) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return asdict(found)

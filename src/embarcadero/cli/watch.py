@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.request import urlopen
 
+import msgspec
 import typer
 
 from embarcadero.cli.output import DataDir, Json, data_dir_or_default, print_json
-from embarcadero.errors import NotRunning, Unreachable
+from embarcadero.errors import BadFrame, NotRunning, OutcomeUnknown, Retriable, Unreachable
+from embarcadero.types import Member
+from embarcadero.watch.endpoints import ANY, Place, places_of
+from embarcadero.watch.top import Facts
 
 if TYPE_CHECKING:
     from embarcadero.client.sync import Log
-    from embarcadero.node.cluster import ClusterFolder
-    from embarcadero.watch.places import Place
-    from embarcadero.watch.scrape import Scrape
+    from embarcadero.node.folder import ClusterFolder
+    from embarcadero.watch.endpoints import Place, Scrape
     from embarcadero.watch.top import Facts, Picture
+
 
 _HISTORY = 120
 
@@ -44,8 +51,7 @@ def top(
 
         embarcadero top --brokers log.example.com:9092
     """
-    from embarcadero.cli.remote import connected
-    from embarcadero.node.cluster import ClusterFolder
+    from embarcadero.node.folder import ClusterFolder
 
     if brokers:
         with connected(brokers) as log:
@@ -80,7 +86,7 @@ class _Watcher:
         """The cluster now, with rates since the last look. NotRunning when there is none."""
         from embarcadero.placement.directory import Directory
         from embarcadero.placement.embedded import SqliteStore
-        from embarcadero.watch.places import Places
+        from embarcadero.watch.endpoints import Places
         from embarcadero.watch.top import Facts
 
         if self._folder.running_pid() is None:
@@ -97,7 +103,7 @@ class _Watcher:
         return self._seen(facts, [place for place in Places(self._folder.path).read() if place.running])
 
     def _seen(self, facts: Facts, places: list[Place]) -> Picture:
-        from embarcadero.watch.scrape import scrape_all
+        from embarcadero.watch.endpoints import scrape_all
         from embarcadero.watch.top import picture
 
         now = scrape_all(places)
@@ -116,8 +122,6 @@ class _RemoteWatcher(_Watcher):
 
     def look(self) -> Picture:
         """The cluster now. Unreachable when no broker, or no metrics port, can be reached."""
-        from embarcadero.cli.remote import remote_facts, remote_places, statuses
-
         found = statuses(self._log)
         places = remote_places(found)
         if not places:
@@ -130,7 +134,7 @@ class _RemoteWatcher(_Watcher):
 def _plain(watcher: _Watcher, interval: float, *, json: bool, once: bool) -> None:
     from rich.console import Console
 
-    from embarcadero.watch.view import view
+    from embarcadero.watch.top import view
 
     while True:
         time.sleep(interval)
@@ -148,10 +152,89 @@ def _live(watcher: _Watcher, interval: float) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from embarcadero.watch.view import view
+    from embarcadero.watch.top import view
 
     console = Console()
     with Live(console=console, screen=True, auto_refresh=False) as screen:
         while True:
             screen.update(view(watcher.look(), watcher.history, console.width), refresh=True)
             time.sleep(interval)
+
+
+# --- remote -----------------------------------------------------------------------------------------------------------
+# A cluster seen from another machine: what its brokers and its metrics tell, without its folder.
+_ASK_S = 3.0
+_BYTES_MAX = 1 << 20
+
+
+@contextmanager
+def connected(brokers: str) -> Iterator[Log]:
+    """A client of brokers that were named with commas."""
+    import embarcadero
+    from embarcadero.cli.output import find_brokers, settings
+
+    with embarcadero.connect(find_brokers(brokers, None), config=settings(), timeout=_ASK_S) as log:
+        yield log
+
+
+def statuses(log: Log) -> list[dict[str, Any]]:
+    """What all live brokers say about themselves, by number. Unreachable if none answers."""
+    found = {str(status["address"]): status for status in log.status(timeout=_ASK_S)}
+    if not found:
+        raise Unreachable(f"no broker answered within {_ASK_S:g} s", "check the addresses, and `status` over there")
+    others = {str(address) for status in found.values() for address in status.get("brokers", ())} - found.keys()
+    for address in sorted(others):
+        with suppress(Retriable, OutcomeUnknown), connected(address) as other:  # one that is silent is left out
+            found |= {str(status["address"]): status for status in other.status(timeout=_ASK_S)}
+    return sorted(found.values(), key=lambda status: int(status["broker"]))
+
+
+def remote_places(found: list[dict[str, Any]]) -> list[Place]:
+    """Where all processes serve their metrics, as the first one that can be reached tells; empty: none can.
+
+    On loopback only if brokers are: a loopback address of another machine leads to a cluster on this one.
+    """
+    for status in found:
+        broker = str(status["address"]).rpartition(":")[0]
+        host, _, port = str(status.get("metrics") or "").rpartition(":")
+        if host.strip("[]") in ANY:
+            host = broker
+        here = _on_loopback(broker)
+        with suppress(OSError, ValueError, msgspec.MsgspecError):  # the next one may be reached
+            if port and (here or not _on_loopback(host)):
+                places = _ask(f"http://{host}:{port}/targets")
+                if reached := [place for place in places if here or not _on_loopback(place.host)]:
+                    return reached
+    return []
+
+
+def _on_loopback(host: str) -> bool:
+    with suppress(ValueError):
+        return ip_address(host.strip("[]")).is_loopback
+    return host == "localhost"
+
+
+def _ask(url: str) -> list[Place]:
+    with urlopen(url, timeout=_ASK_S) as answer:
+        return places_of(answer.read(_BYTES_MAX))
+
+
+def remote_facts(log: Log, found: list[dict[str, Any]]) -> Facts:
+    """What `top` needs to know beside metrics."""
+    topics = [log.describe(topic.name, timeout=_ASK_S) for topic in log.topics(timeout=_ASK_S)]
+    return Facts(
+        cluster="",
+        members=[_member(status) for status in found],
+        topics=list(topics),
+        lanes=[lane for topic in topics for lane in topic.lanes],
+        epoch=max(int(status["epoch"]) for status in found),
+    )
+
+
+def _member(status: dict[str, Any]) -> Member:
+    host, _, port = str(status["address"]).rpartition(":")
+    if not port.isdigit():
+        raise BadFrame(f"broker {status['broker']} says that its address is {status['address']!r}", "see its version")
+    return Member(
+        broker=int(status["broker"]), incarnation=int(status["incarnation"]), handle=0, host=host, port=int(port), pid=0
+    )

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from embarcadero.config import load
-from embarcadero.demo.ports import ReservedPorts
 from embarcadero.errors import ClusterError
 from embarcadero.node.background import start
-from embarcadero.node.cluster import ClusterFolder
+from embarcadero.node.folder import ClusterFolder
+from embarcadero.node.ports import ReservedPorts
 from embarcadero.node.report import ClusterReport, report
 from embarcadero.node.supervisor import STOP_S_MAX, UpOptions
 
@@ -59,12 +59,15 @@ class MortalCluster:
         self.config = load(
             None,
             {
-                "cluster.data_dir": folder, "cluster.brokers": brokers, "cluster.replicas": replicas,
-                "broker.port": port, "metrics.port": 0,
+                "cluster.data_dir": folder,
+                "cluster.brokers": brokers,
+                "cluster.replicas": replicas,
+                "broker.port": port,
+                "metrics.port": 0,
                 **({"broker.advertised_port": self.told_port} if by_proxy else {}),
                 **{key.replace("__", "."): value for key, value in more.items()},
             },
-        )  # fmt: skip
+        )
         self.ever: set[int] = set()  # process ids that it was seen to have
         self._process: subprocess.Popen[bytes] | None = None
 

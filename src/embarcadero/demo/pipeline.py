@@ -20,9 +20,8 @@ import pyarrow as pa
 
 import embarcadero as emb
 from embarcadero.demo.cluster import MortalCluster
-from embarcadero.demo.reign import kill_sequencer, watch_takeover
-from embarcadero.demo.report import Answer, Check, Facts, Sample, write_report
-from embarcadero.demo.shop import ORDERS, PAYMENTS, SALES, Shop, differences
+from embarcadero.demo.durable import kill_sequencer, watch_takeover
+from embarcadero.demo.shop import ORDERS, PAYMENTS, SALES, Answer, Check, Facts, Sample, Shop, differences, write_report
 from embarcadero.errors import ClusterError, EmbarcaderoError
 from embarcadero.tier.job import TierJob
 from embarcadero.tier.settings import TierSettings
@@ -227,9 +226,12 @@ def start_query(spark: SparkSession, addresses: Sequence[str], checkpoint: Path)
 
     address = ",".join(addresses)
     orders = (
-        spark.readStream.format("embarcadero").option("brokers", address).option("topic", "orders")
-        .option("startingOffsets", "earliest").load()
-    )  # fmt: skip
+        spark.readStream.format("embarcadero")
+        .option("brokers", address)
+        .option("topic", "orders")
+        .option("startingOffsets", "earliest")
+        .load()
+    )
     sales = (
         orders.withWatermark("event_time", WATERMARK)
         .groupBy(F.window("event_time", "15 minutes"), "city")
@@ -237,10 +239,14 @@ def start_query(spark: SparkSession, addresses: Sequence[str], checkpoint: Path)
         .select(F.col("window.start").alias("window_start"), "city", "orders", "amount_cents")
     )
     return (
-        sales.writeStream.format("embarcadero").option("brokers", address).option("topic", "sales")
-        .option("checkpointLocation", str(checkpoint)).outputMode("append")
-        .trigger(processingTime="1 second").start()
-    )  # fmt: skip
+        sales.writeStream.format("embarcadero")
+        .option("brokers", address)
+        .option("topic", "sales")
+        .option("checkpointLocation", str(checkpoint))
+        .outputMode("append")
+        .trigger(processingTime="1 second")
+        .start()
+    )
 
 
 def seq_of(query: StreamingQuery) -> int:
@@ -286,9 +292,12 @@ def look(pipeline: Pipeline, spark: SparkSession, log: emb.Log) -> None:
     wrong = differences(books, facts.sales)
     windows = int((books.counts > 0).sum())
     facts.checks.append(
-        Check("every window of the streaming query once, with the sums of the shop's books", not wrong,
-              "; ".join(wrong[:5]) or f"{windows} windows, {int(books.counts.sum()):,} orders")
-    )  # fmt: skip
+        Check(
+            "every window of the streaming query once, with the sums of the shop's books",
+            not wrong,
+            "; ".join(wrong[:5]) or f"{windows} windows, {int(books.counts.sum()):,} orders",
+        )
+    )
     total = ask(spark, log, "select count(distinct order_id) n, sum(amount_cents) s from orders").toArrow().to_pylist()
     counted, cents = total[0]["n"], total[0]["s"]
     right = (counted, cents) == (books.orders, int(books.cents.sum()))

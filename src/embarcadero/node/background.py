@@ -20,12 +20,11 @@ import msgspec
 
 from embarcadero.config.secrets import secret_values
 from embarcadero.errors import ClusterError, EmbarcaderoError, NotRunning, from_wire
-from embarcadero.node.begin import be_private, start_logging
 from embarcadero.node.children import roll_over
-from embarcadero.node.cluster import ClusterFolder, FabricChoice, fabric_name
-from embarcadero.node.ownership import remove_unowned
+from embarcadero.node.fabric_folder import FabricChoice, fabric_name, remove_unowned
+from embarcadero.node.folder import ClusterFolder
+from embarcadero.node.process import be_private, name_process, start_logging
 from embarcadero.node.supervisor import STOP_S_MAX, Supervisor, UpOptions
-from embarcadero.node.title import name_process
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True):

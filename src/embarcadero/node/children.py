@@ -8,26 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
-import os
 import signal
 import sys
 import time
 from asyncio.subprocess import Process
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from embarcadero.errors import ClusterError, EmbarcaderoError
+from embarcadero.errors import EmbarcaderoError
 from embarcadero.limits import MIB
-from embarcadero.node.cluster import ClusterFolder
+from embarcadero.node.folder import ClusterFolder
+from embarcadero.node.fork_server import ForkedNode, ForkServer
 from embarcadero.node.roles import Role
 from embarcadero.watch.logs import last_words
 
-if TYPE_CHECKING:
-    from embarcadero.node.nursery import Newborn, Nursery
-
-_PR_SET_PDEATHSIG = 1
 _LIVED_LONG_S = 10.0
 _BACK_OFF_S = 0.1
 _BACK_OFF_S_MAX = 5.0
@@ -37,14 +31,15 @@ _LOG_BYTES_KEPT = 4 * MIB
 class Child:
     """One node process, over all its incarnations."""
 
-    def __init__(self, folder: ClusterFolder, roles: Sequence[Role], nursery: Nursery) -> None:
-        self.roles, self._nursery = list(roles), nursery
+    def __init__(self, folder: ClusterFolder, roles: Sequence[Role], fork_server: ForkServer, rest_s: float = 0.0) -> None:
+        """`rest_s`: how long it stays down after a death, since processes that take its place need the processor more."""
+        self.roles, self._fork_server = list(roles), fork_server
         self.name = ",".join(map(str, roles))
         self.log_path = folder.log_of(self.name)
         self._data_dir = folder.path
-        self._process: Newborn | Process | None = None
+        self._process: ForkedNode | Process | None = None
         self._failures = 0
-        self.rest_s = 0.0  # how long it stays down: others that take its place need the processor more
+        self._rest_s = rest_s
 
     @property
     def pid(self) -> int:
@@ -56,9 +51,9 @@ class Child:
         stop: asyncio.Event,
         started: Callable[[], None],
         died: Callable[[Child, int, str], None],
-        unborn: Callable[[Child, str], None],
+        not_started: Callable[[Child, str], None],
     ) -> None:
-        """Keep the process running until told to stop; `started`, `died` and `unborn` hear of every change."""
+        """Keep the process running until told to stop; `started`, `died` and `not_started` hear of every change."""
         while not stop.is_set():
             began = time.monotonic()
             try:
@@ -66,7 +61,7 @@ class Child:
             except (OSError, EmbarcaderoError) as error:
                 if stop.is_set():
                     return
-                unborn(self, error.message if isinstance(error, EmbarcaderoError) else error.strerror or str(error))
+                not_started(self, error.message if isinstance(error, EmbarcaderoError) else error.strerror or str(error))
             else:
                 if stop.is_set():
                     self.signal(signal.SIGTERM)
@@ -80,17 +75,17 @@ class Child:
             await self._rest(stop)
 
     async def _rest(self, stop: asyncio.Event) -> None:
-        delay = self.rest_s
+        delay = self._rest_s
         if self._failures > 1:
             delay = max(delay, min(_BACK_OFF_S * 2 ** (self._failures - 1), _BACK_OFF_S_MAX))
         if delay:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), delay)
 
-    async def _start(self) -> Newborn | Process:
+    async def _start(self) -> ForkedNode | Process:
         """In a session of its own: Ctrl-C is for the supervisor, which stops the rest in order."""
         roll_over(self.log_path)
-        return await self._nursery.bear(self.name, self._data_dir, self.log_path)
+        return await self._fork_server.fork(self.name, self._data_dir, self.log_path)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, if it runs."""
@@ -105,8 +100,8 @@ class Child:
 class ClientChild(Child):
     """A process that is a client of the cluster: it has no role there, so it is a program of its own, not a fork."""
 
-    def __init__(self, folder: ClusterFolder, nursery: Nursery, name: str, module: str) -> None:
-        super().__init__(folder, [], nursery)
+    def __init__(self, folder: ClusterFolder, fork_server: ForkServer, name: str, module: str) -> None:
+        super().__init__(folder, [], fork_server)
         self.name, self._module = name, module
         self.log_path = folder.log_of(self.name)
 
@@ -114,16 +109,15 @@ class ClientChild(Child):
         roll_over(self.log_path)
         with self.log_path.open("ab") as log:
             return await asyncio.create_subprocess_exec(
-                sys.executable, "-m", self._module, str(self._data_dir),
-                stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
-
-
-def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies, even if the parent can't do it any more."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        raise ClusterError(f"the supervisor (pid {parent}) is gone already", "start the cluster with `embarcadero up`")
+                sys.executable,
+                "-m",
+                self._module,
+                str(self._data_dir),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
 
 
 def exit_reason(code: int) -> str:

@@ -16,7 +16,7 @@ from embarcadero.config import Config, load
 from embarcadero.errors import ClusterError
 from embarcadero.forks import abandon, blank, tell_of_forks
 from embarcadero.node.background import start
-from embarcadero.node.cluster import ClusterFolder
+from embarcadero.node.folder import ClusterFolder
 from embarcadero.node.report import ClusterReport, report
 from embarcadero.node.roles import candidate_role
 from embarcadero.node.supervisor import STOP_S_MAX, UpOptions

@@ -30,18 +30,23 @@ from embarcadero.config.secrets import secret_values
 from embarcadero.env import NO_STEPS, Inline, Steps, SystemClock, Workers
 from embarcadero.errors import ClusterError, EmbarcaderoError, FabricFull, PortInUse
 from embarcadero.limits import DRAIN_S_MAX, GOODBYE_S_MAX, SETTLE_S_MAX, TABLE_JOBS_MAX, WARM_JOBS_MAX
-from embarcadero.node.begin import be_private, keep_freed_memory, start_logging
-from embarcadero.node.bell import PipeBell
-from embarcadero.node.children import die_with
-from embarcadero.node.cluster import ClusterFolder, ClusterInfo
-from embarcadero.node.files import within_open_files
-from embarcadero.node.mirrors import open_fabric, open_past
-from embarcadero.node.pinning import parse_cores, pin, ranking
+from embarcadero.node.env import PipeBell, ThreadWorkers
+from embarcadero.node.fabric_folder import open_fabric, open_past
+from embarcadero.node.folder import ClusterFolder, ClusterInfo
 from embarcadero.node.ports import advertised_address, listen
+from embarcadero.node.process import (
+    be_private,
+    die_with,
+    keep_freed_memory,
+    parse_cores,
+    pin,
+    ranking,
+    start_logging,
+    within_open_files,
+)
 from embarcadero.node.roles import Role, candidate_role, metrics_offset, parse_roles
-from embarcadero.node.seat import Seat, candidate_bell
+from embarcadero.node.standby import Seat, candidate_bell
 from embarcadero.node.tables import table_reader
-from embarcadero.node.workers import ThreadWorkers
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
 from embarcadero.replica.server import serve_replica
@@ -50,11 +55,10 @@ from embarcadero.sequencer.server import serve_candidate
 from embarcadero.storage.identity import open_folder
 from embarcadero.storage.real import RealDisk
 from embarcadero.types import ReplicaMember
+from embarcadero.watch.endpoints import Place, Places
 from embarcadero.watch.http import Endpoint
 from embarcadero.watch.logs import LogJournal
-from embarcadero.watch.places import Place, Places
-from embarcadero.watch.replica import WatchedReplica
-from embarcadero.watch.roles import WatchedBroker, WatchedRole
+from embarcadero.watch.roles import WatchedBroker, WatchedReplica, WatchedRole
 
 log = logging.getLogger("embarcadero.node")
 
@@ -201,12 +205,20 @@ class Node:
         self._open.callback(bell.close)
         journal = LogJournal(name)
         broker = Broker(
-            self._fabric, self._directory, SystemClock(), bell, member, self._info.sizes, journal, self._config,
-            self._threads(WARM_JOBS_MAX, name, bell.wake), self._disks,
+            self._fabric,
+            self._directory,
+            SystemClock(),
+            bell,
+            member,
+            self._info.sizes,
+            journal,
+            self._config,
+            self._threads(WARM_JOBS_MAX, name, bell.wake),
+            self._disks,
             self._surroundings.steps(f"broker:{number}", self._folder.path),
             table_reader(self._config, self._folder.path),
             self._threads(TABLE_JOBS_MAX, f"{name}-tables", bell.wake),
-        )  # fmt: skip
+        )
         broker.metrics = self._metrics
         on = ":".join(map(str, sock.getsockname()[:2]))
         journal.note("listening", on=on, address=member.address, pid=os.getpid())
@@ -225,11 +237,19 @@ class Node:
         bell = PipeBell(Path(self._info.fabric), candidate_bell(number))
         self._open.callback(bell.close)
         seat = Seat(
-            number, self._fabric, self._parts, self._directory, self._info.sizes, self._config.sequencer, self._disks,
-            bell, lambda wake: self._threads(1, "sequencer", wake),
+            number,
+            self._fabric,
+            self._parts,
+            self._directory,
+            self._info.sizes,
+            self._config.sequencer,
+            self._disks,
+            bell,
+            lambda wake: self._threads(1, "sequencer", wake),
             self._surroundings.steps(candidate_role(number), self._folder.path),
-            lambda past: open_past(past, self._info.generation), ranking(self._roles, self._config.sequencer.nice),
-        )  # fmt: skip
+            lambda past: open_past(past, self._info.generation),
+            ranking(self._roles, self._config.sequencer.nice),
+        )
         self._open.callback(seat.close)
         work = serve_candidate(seat.candidate, seat, bell, self._stop_sequencer)
         return _Made(candidate_role(number), work, seat.watched)
@@ -248,9 +268,19 @@ class Node:
         journal, clock = LogJournal(name), SystemClock()
         workers: Workers = Inline() if len(self._roles) == 1 else self._threads(_REPLICA_THREADS, name, bell.wake)
         replica = Replica(
-            self._fabric, self._directory, clock, bell, workers, disk, member, self._info.sizes, journal,
-            self._config, self._disks, self._surroundings.steps(f"replica:{number}", self._folder.path),
-        )  # fmt: skip
+            self._fabric,
+            self._directory,
+            clock,
+            bell,
+            workers,
+            disk,
+            member,
+            self._info.sizes,
+            journal,
+            self._config,
+            self._disks,
+            self._surroundings.steps(f"replica:{number}", self._folder.path),
+        )
         journal.note("has its folder", folder=str(path), disk=identity.disk, ranges=replica.ranges.opening)
         return _Made(name, serve_replica(replica, bell, self._stop_replicas), WatchedReplica(replica))
 
@@ -265,7 +295,9 @@ class Node:
 
 
 def run_node(
-    folder: ClusterFolder, roles: Sequence[Role], config: Config | None = None,
+    folder: ClusterFolder,
+    roles: Sequence[Role],
+    config: Config | None = None,
     surroundings: Surroundings = PRODUCTION,
 ) -> None:
     """Host roles in this process until SIGTERM or SIGINT, configured as the cluster is unless told otherwise."""
@@ -290,7 +322,7 @@ def main(arguments: Sequence[str] | None = None, surroundings: Surroundings = PR
     parser.add_argument("--parent", type=int, required=True)
     given = parser.parse_args(arguments)
     folder = ClusterFolder(given.data_dir)
-    if not logging.root.handlers:  # a fork of the nursery logs already
+    if not logging.root.handlers:  # a fork of the fork server logs already
         start_logging("node", DEFAULTS.log)
     try:
         die_with(given.parent)

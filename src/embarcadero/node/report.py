@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
 import msgspec
 
 from embarcadero.fabric.shared import SharedFabric
-from embarcadero.limits import HEARTBEAT_S
-from embarcadero.node.cluster import ClusterFolder, ClusterInfo
-from embarcadero.node.degraded import degraded, down_roles
+from embarcadero.limits import BROKER_LANES_FIRST, HEARTBEAT_S, REPLICA_LAG_ENTRIES_MAX
+from embarcadero.node.cluster_view import (
+    LaneReport,
+    LaneState,
+    ReplicaReport,
+    Scene,
+    in_words,
+    lane_report,
+    replica_report,
+)
+from embarcadero.node.folder import ClusterFolder, ClusterInfo
 from embarcadero.node.roles import candidate_role
-from embarcadero.node.scene import LaneReport, ReplicaReport, Scene, lane_report, replica_report
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
-from embarcadero.types import MemberState, ReplicaState
+from embarcadero.types import MemberState, Range, ReplicaRef, ReplicaState
+from embarcadero.watch.endpoints import Places
 from embarcadero.watch.logs import last_words
-from embarcadero.watch.places import Places
 
 _SEQUENCER = "sequencer"
 
@@ -109,15 +116,21 @@ def sequencer_report(
     numbers = {int(role.partition(":")[2] or 0) for role in nodes if role.partition(":")[0] == _SEQUENCER}
     pids = {number: standing.get(number) or nodes.get(candidate_role(number), 0) for number in numbers | {*standing}}
     return SequencerReport(
-        pid=pids.get(reigning, 0), epoch=epoch, metrics=metrics.get(candidate_role(reigning), ""), candidate=reigning,
+        pid=pids.get(reigning, 0),
+        epoch=epoch,
+        metrics=metrics.get(candidate_role(reigning), ""),
+        candidate=reigning,
         standbys=[
             StandbyReport(
-                candidate=number, pid=pid, state="stands by" if number in standing else "starting",
+                candidate=number,
+                pid=pid,
+                state="stands by" if number in standing else "starting",
                 metrics=metrics.get(candidate_role(number), ""),
             )
-            for number, pid in sorted(pids.items()) if number != reigning
+            for number, pid in sorted(pids.items())
+            if number != reigning
         ],
-    )  # fmt: skip
+    )
 
 
 def report(folder: ClusterFolder, listen_s: float = 0.0) -> ClusterReport:
@@ -144,11 +157,15 @@ def report(folder: ClusterFolder, listen_s: float = 0.0) -> ClusterReport:
         words = {role: last_words(folder.log_of(hosts[role])) for role in down}
         saved = [
             SavedLane(
-                topic=scene.topic(one.lane), lane=one.lane, durable=one.kept, ordered=one.index, batches=one.batches,
+                topic=scene.topic(one.lane),
+                lane=one.lane,
+                durable=one.kept,
+                ordered=one.index,
+                batches=one.batches,
                 records=one.records,
             )
             for one in directory.saved()
-        ]  # fmt: skip
+        ]
         wrong = degraded(scene, replicas, lanes, words)
         sequencer = sequencer_report(directory, epoch, nodes, metrics)
     return ClusterReport(
@@ -174,3 +191,171 @@ def report(folder: ClusterFolder, listen_s: float = 0.0) -> ClusterReport:
         lanes=lanes,
         degraded=wrong,
     )
+
+
+# --- degraded ---------------------------------------------------------------------------------------------------------
+# What is degraded in a running cluster, each in a sentence with what to do about it.
+_NO_WORDS: Mapping[str, str] = {}
+_STARTED_AGAIN = "it is started again by itself"
+
+
+def degraded(
+    scene: Scene,
+    replicas: Sequence[ReplicaReport],
+    lanes: Sequence[LaneReport],
+    down: Mapping[str, str] = _NO_WORDS,
+) -> list[str]:
+    """All of it, worst first. `down`: the roles that should run and don't, with their last words."""
+    return [
+        *_processes(scene, down),
+        *(said for lane in lanes for said in _lane(scene, lane)),
+        *(said for replica in replicas for said in _replica(scene, replica, down)),
+        *in_words(scene.unreadable, {range_.lane: scene.topic(range_.lane) for range_ in scene.unreadable}),
+        *_topics(scene, replicas),
+        *_altered(scene, replicas),
+    ]
+
+
+def _processes(scene: Scene, down: Mapping[str, str]) -> Iterator[str]:
+    for role, words in sorted(down.items()):
+        why = f" ({words})" if words else ""
+        log = f"if it stays so, see logs/{role.replace(':', '-')}.log"
+        if role == scene.reigning:
+            yield f"the sequencer is down{why}: publishing waits; {_STARTED_AGAIN}; {log}"
+        elif role.startswith("sequencer"):
+            yield f"{role}, which stands by to be the sequencer, is down{why}: {_STARTED_AGAIN}; {log}"
+        elif role.startswith("broker"):
+            yield f"{role.replace(':', ' ')} is down{why}: clients use the others; {_STARTED_AGAIN}; {log}"
+
+
+# --- lanes ------------------------------------------------------------------------------------------------------------
+def _lane(scene: Scene, lane: LaneReport) -> Iterator[str]:
+    range_ = scene.last[lane.lane]
+    who = f"topic {lane.topic}, lane {lane.lane}"
+    if lane.state == LaneState.RECOVERING:
+        yield from _recovering(scene, lane, range_, who)
+    elif lane.state == LaneState.WAITING:
+        live = sum(member.state is ReplicaState.LIVE for member in scene.members.values())
+        yield (
+            f"{who}: it was stopped in order and waits for {lane.durable_on} replicas to go on, {live} are live: "
+            "publishing waits, reading works; start those that are down, or `embarcadero replica add`"
+        )
+    elif lane.state in (LaneState.OPEN, LaneState.CLOSING):
+        yield from _open(scene, lane, range_, who)
+
+
+def _recovering(scene: Scene, lane: LaneReport, range_: Range, who: str) -> Iterator[str]:
+    missing = [(ref, scene.silence(range_, ref)) for ref in range_.replicas]
+    silent = [f"replica {ref.replica} ({why})" for ref, why in missing if why]
+    have, needed = len(range_.replicas) - len(silent), len(range_.replicas) - range_.durable_on + 1
+    if have >= needed:
+        yield f"{who}: it is being recovered from disks ({have} copies answered); publishing waits, reading works: wait"
+        return
+    if scene.directory.loss_accepted(lane.lane):
+        yield f"{who}: it is being recovered from fewer copies than needed, as you accepted; wait"
+        return
+    yield (
+        f"{who}: publishing waits, since {have} of the {needed} copies needed for recovery have answered; missing: "
+        f"{', '.join(silent)}. Bring them back; or give up what only they have: "
+        f"`embarcadero topic recover {lane.topic} --accept-loss`"
+    )
+
+
+def _open(scene: Scene, lane: LaneReport, range_: Range, who: str) -> Iterator[str]:
+    well = sum(scene.well(ref) for ref in range_.replicas)
+    if well < range_.durable_on:
+        yield (
+            f"{who}: {well} of the {range_.durable_on} copies that make a record durable can be written: ack=2 and "
+            "durable reads wait, ack=1 goes on until memory is full; bring replicas back, or `embarcadero replica add`"
+        )
+    behind = (lane.ordered or 0) - lane.durable
+    if behind > REPLICA_LAG_ENTRIES_MAX:
+        yield (f"{who}: disks are {behind} batches behind the order: ack=2 is late; publish less, or use quicker disks")
+
+
+# --- replicas ---------------------------------------------------------------------------------------------------------
+def _replica(scene: Scene, replica: ReplicaReport, down: Mapping[str, str]) -> Iterator[str]:
+    who, left = f"replica {replica.id}", replica.open_ranges + replica.sealed_ranges
+    role = f"replica:{replica.id}"
+    if replica.state == ReplicaState.DEAD and role in scene.nodes:
+        why = f" ({down[role]})" if down.get(role) else ""
+        see = f"logs/replica-{replica.id}.log and {replica.folder}"
+        yield f"{who} is down{why}: {_STARTED_AGAIN}; if it stays so, see {see}"
+    elif replica.state == ReplicaState.DEAD and left:
+        yield (
+            f"{who} is gone, and {left} ranges name it: bring its folder {replica.folder} back. "
+            f"{_copied(scene, replica.id)}"
+        )
+    if replica.state == ReplicaState.DRAINING and left:
+        why = scene.directory.drain_blocked(replica.id)
+        do = f"{why}: `embarcadero replica add`, or `embarcadero replica drain --undo {replica.id}`" if why else "wait"
+        if not why and (stuck := scene.unreadable_on(replica.id)):
+            do = f"no copy of {stuck} of them is complete, so these stay until you do what is said below"
+        yield f"{who} is being drained: {left} ranges are still on it; {do}"
+    for trouble in replica.health:
+        yield f"{who}: {trouble}"
+    if replica.state != ReplicaState.DEAD and (strange := scene.on_another_disk(replica.id)):
+        stuck = scene.unreadable_on(replica.id)
+        but = f", except {stuck} of which no copy is complete" if stuck else ""
+        yield (
+            f"{who} has another disk than {strange} of its ranges name (wiped, or swapped): sealed ones are copied to "
+            f"it from the others{but}; nothing to do, unless the old disk can come back"
+        )
+
+
+def _copied(scene: Scene, replica: int) -> str:
+    """What becomes of the sealed ranges of a dead replica."""
+    if why := scene.directory.drain_blocked(replica):
+        return f"They are not copied: {why}; `embarcadero replica add`"
+    stuck = scene.unreadable_on(replica)
+    but = f", except {stuck} of which no copy is complete" if stuck else ""
+    return f"Others copy its sealed ranges after placement.replace_after_s{but}; at once: `embarcadero replica drain`"
+
+
+def _topics(scene: Scene, replicas: Sequence[ReplicaReport]) -> Iterator[str]:
+    live = sum(replica.state == ReplicaState.LIVE for replica in replicas)
+    for topic in scene.topics.values():
+        if topic.replicas > live:
+            yield (
+                f"topic {topic.name} wants {topic.replicas} copies, {live} replicas are live: start those that are "
+                "down, or `embarcadero replica add`"
+            )
+            continue
+        last = scene.last.get(topic.lane) if topic.lane < BROKER_LANES_FIRST else None
+        if last is not None and last.open and len(last.replicas) < topic.replicas:
+            yield (
+                f"topic {topic.name} has {len(last.replicas)} of the {topic.replicas} copies it wants: the next range "
+                "gets more; wait"
+            )
+
+
+def _altered(scene: Scene, replicas: Sequence[ReplicaReport]) -> Iterator[str]:
+    """Topics that were altered, and whose open ranges are still durable on as many copies as before."""
+    live = sum(replica.state == ReplicaState.LIVE for replica in replicas)
+    topics = {topic.name: topic for topic in scene.topics.values()}
+    counted: dict[str, set[int]] = {}
+    for range_ in scene.last.values():
+        topic = topics.get(scene.topic(range_.lane))
+        if range_.open and topic is not None and range_.durable_on != topic.durable_on:
+            counted.setdefault(topic.name, set()).add(range_.durable_on)
+    for name, before in counted.items():
+        wanted, now = topics[name].durable_on, " or ".join(map(str, sorted(before)))
+        do = "the next range begins soon: wait"
+        if live < wanted:
+            do = (
+                f"the next range waits until {wanted} replicas are live: start those that are down, "
+                f"`embarcadero replica add`, or `embarcadero topic alter {name} --durable-on {max(1, live)}`"
+            )
+        yield f"topic {name} is to be durable on {wanted} copies, and ack=2 still means {now}; {do}"
+
+
+def down_roles(nodes: Mapping[str, int], brokers: Mapping[int, MemberState], refs: Sequence[ReplicaRef]) -> set[str]:
+    """Which roles should run and don't: their process is down, or is there and not yet a member."""
+    found = {role for role, pid in nodes.items() if not pid}
+    for role in nodes:
+        kind, _, number = role.partition(":")
+        if kind == "broker" and brokers.get(int(number)) is not MemberState.LIVE:
+            found.add(role)
+        if kind == "replica" and not any(ref.replica == int(number) for ref in refs):
+            found.add(role)
+    return found

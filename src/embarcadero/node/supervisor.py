@@ -39,27 +39,26 @@ from embarcadero.limits import (
     STOPPED_S,
 )
 from embarcadero.node.children import Child, ClientChild
-from embarcadero.node.cluster import (
-    ClusterFolder,
-    ClusterInfo,
+from embarcadero.node.fabric_folder import (
     FabricChoice,
-    NodeInfo,
+    Home,
     choose_fabric,
-    data_dir_of,
+    empty,
     fabric_name,
-)
-from embarcadero.node.mirrors import (
     make_mirror,
     mirror_home,
     open_fabric,
+    owned,
     remove_if_clean,
     remove_mirrors,
     remove_strays,
+    remove_unowned,
+    write_owner,
 )
-from embarcadero.node.nursery import Nursery
-from embarcadero.node.ownership import Home, empty, owned, remove_unowned, write_owner
-from embarcadero.node.pinning import parse_cores
+from embarcadero.node.folder import ClusterFolder, ClusterInfo, NodeInfo, data_dir_of
+from embarcadero.node.fork_server import ForkServer
 from embarcadero.node.ports import answers, check_ports, own_address
+from embarcadero.node.process import parse_cores
 from embarcadero.node.roles import SEQUENCER, Role, metrics_offset
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
@@ -69,8 +68,8 @@ from embarcadero.sequencer.pulses import Pulses
 from embarcadero.storage.identity import adopt_folder
 from embarcadero.storage.real import RealDisk
 from embarcadero.types import Member, MemberState, ReplicaMember, ReplicaState
+from embarcadero.watch.endpoints import Places
 from embarcadero.watch.logs import LogJournal
-from embarcadero.watch.places import Places
 
 READY_S_MAX = 60.0
 _READY_POLL_S = 0.02
@@ -149,11 +148,13 @@ class Supervisor:
         self._options = options
         self._config = options.config
         self._folder = ClusterFolder(options.data_dir)
-        self._nursery = Nursery(self._config.log, options.node_module)
-        self._children = [Child(self._folder, roles, self._nursery) for roles in options.nodes()]
-        candidates = [child for child in self._children if child.roles[0].candidate is not None]
-        for child in candidates if len(candidates) > 1 else []:
-            child.rest_s = _REST_S
+        self._fork_server = ForkServer(self._config.log, options.node_module)
+        nodes = options.nodes()
+        spare = sum(roles[0].candidate is not None for roles in nodes) > 1
+        self._children = [
+            Child(self._folder, roles, self._fork_server, _REST_S if spare and roles[0].candidate is not None else 0.0)
+            for roles in nodes
+        ]
         self._keepers: list[asyncio.Task[None]] = []
         self._clients: dict[str, ClientChild] = {}  # by name
         self._client_keepers: list[asyncio.Task[None]] = []
@@ -174,7 +175,7 @@ class Supervisor:
         try:
             await self._run(on_ready)
         finally:
-            await self._nursery.close()
+            await self._fork_server.close()
         if self._failure is not None:
             raise self._failure
 
@@ -194,7 +195,7 @@ class Supervisor:
                 check_ports(broker.host, [broker.port + number for number in range(self._config.cluster.brokers)])
             if ports := self._options.metrics_ports():
                 check_ports(self._config.metrics.host, ports)
-            await self._nursery.start()
+            await self._fork_server.start()
             self._directory = Directory(stack.enter_context(closing(SqliteStore(self._folder.store_path))))
             self._take_identity()
             home = mirror_home(self._config.fabric.mirror, self._directory.cluster_id)
@@ -324,7 +325,7 @@ class Supervisor:
         running = {role.replica for child in self._children for role in child.roles}
         for number in self._folder.replicas(0):
             if number not in running and number < REPLICAS_MAX:
-                child = Child(self._folder, [Role(replica=number)], self._nursery)
+                child = Child(self._folder, [Role(replica=number)], self._fork_server)
                 self._journal.note("replica added", replica=number)
                 self._children.append(child)
                 self._keepers.append(asyncio.create_task(self._keep(child)))
@@ -339,13 +340,13 @@ class Supervisor:
                 self._start_client("sweep", "embarcadero.staging.main")
 
     def _start_client(self, name: str, module: str) -> None:
-        child = self._clients[name] = ClientChild(self._folder, self._nursery, name, module)
+        child = self._clients[name] = ClientChild(self._folder, self._fork_server, name, module)
         self._client_keepers.append(asyncio.create_task(self._keep(child)))
 
     async def _keep(self, child: Child) -> None:
-        await child.keep(self._stop, self._tell, self._died, self._unborn)
+        await child.keep(self._stop, self._tell, self._died, self._not_started)
 
-    def _unborn(self, child: Child, reason: str) -> None:
+    def _not_started(self, child: Child, reason: str) -> None:
         if self._ready:
             self._journal.warn("can't start node", node=child.name, reason=reason, then="trying again")
         else:

@@ -13,11 +13,9 @@ from embarcadero.client.aio import connect
 from embarcadero.config import Config
 from embarcadero.config.secrets import secret_values
 from embarcadero.errors import EmbarcaderoError
-from embarcadero.node.begin import be_private, start_logging
-from embarcadero.node.children import die_with
-from embarcadero.node.cluster import ClusterFolder
+from embarcadero.node.folder import ClusterFolder
+from embarcadero.node.process import be_private, die_with, name_process, start_logging
 from embarcadero.node.report import report
-from embarcadero.node.title import name_process
 from embarcadero.staging.sweep import Sweeper
 from embarcadero.watch.logs import LogJournal
 

@@ -11,11 +11,9 @@ from threading import Event
 
 from embarcadero.client.sync import connect
 from embarcadero.config.secrets import secret_values
-from embarcadero.node.begin import be_private, start_logging
-from embarcadero.node.children import die_with
-from embarcadero.node.cluster import ClusterFolder
+from embarcadero.node.folder import ClusterFolder
+from embarcadero.node.process import be_private, die_with, name_process, start_logging
 from embarcadero.node.report import report
-from embarcadero.node.title import name_process
 from embarcadero.tier.engines import chosen_kind, engine_of
 from embarcadero.tier.many import Tierer
 from embarcadero.tier.settings import TierSettings

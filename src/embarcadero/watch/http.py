@@ -14,10 +14,9 @@ from typing import Any
 import msgspec
 
 from embarcadero.limits import WATCH_CONNECTIONS_MAX, WATCH_REQUEST_BYTES_MAX, WATCH_REQUEST_S_MAX
-from embarcadero.watch.page import CONTENT_TYPE, Page
-from embarcadero.watch.places import Places
+from embarcadero.watch.endpoints import Places, targets
+from embarcadero.watch.metrics import CONTENT_TYPE, Page
 from embarcadero.watch.roles import WatchedRole, write_process
-from embarcadero.watch.targets import targets
 
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
 _JSON = "application/json"

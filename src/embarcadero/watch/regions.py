@@ -122,9 +122,13 @@ def list_regions(fabric: ReadOnlyFabric) -> list[Facts]:
 
 def _superblock(shape: Shape) -> Facts:
     return {
-        "kind": shape.kind.name, "bytes": shape.size, "slots": shape.slots, "slot_bytes": shape.slot_bytes,
-        "owner": shape.owner, "incarnation": shape.incarnation,
-    }  # fmt: skip
+        "kind": shape.kind.name,
+        "bytes": shape.size,
+        "slots": shape.slots,
+        "slot_bytes": shape.slot_bytes,
+        "owner": shape.owner,
+        "incarnation": shape.incarnation,
+    }
 
 
 def read_region(fabric: ReadOnlyFabric, name: str, start: int | None, limit: int) -> Facts:

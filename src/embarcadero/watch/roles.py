@@ -15,11 +15,13 @@ from embarcadero.broker.broker import Broker
 from embarcadero.broker.counters import Traffic
 from embarcadero.env import Clock
 from embarcadero.limits import HEARTBEAT_S, SILENT_S
+from embarcadero.replica.health import Trouble, health_in_words
+from embarcadero.replica.state import Replica
 from embarcadero.sequencer.lane import Lane
 from embarcadero.sequencer.sessions import FENCED, NEVER, OPEN
 from embarcadero.sequencer.state import Sequencer
 from embarcadero.types import Outcome
-from embarcadero.watch.page import Page
+from embarcadero.watch.metrics import Page
 
 _US: Final = 1e-6
 _PAGE_BYTES: Final = os.sysconf("SC_PAGESIZE")
@@ -201,3 +203,86 @@ class WatchedSequencer:
         if lane.room is not None:
             page.put("embarcadero_sequencer_durable_index", lane.room.durable, topic=topic)
             page.put("embarcadero_sequencer_roomless_total", counters.roomless, topic=topic)
+
+
+# --- candidate --------------------------------------------------------------------------------------------------------
+# A sequencer candidate as the endpoint sees it: the sequencer of an epoch, or one that stands by.
+class WatchedCandidate:
+    """One candidate over all its reigns."""
+
+    def __init__(self, number: int, clock: Clock) -> None:
+        self._number, self._clock = number, clock
+        self._reign: WatchedSequencer | None = None
+
+    @property
+    def sequencer(self) -> Sequencer | None:
+        """The sequencer that it is; None while it stands by."""
+        return None if self._reign is None else self._reign.sequencer
+
+    @sequencer.setter
+    def sequencer(self, sequencer: Sequencer | None) -> None:
+        self._reign = None if sequencer is None else WatchedSequencer(sequencer, self._clock)
+
+    @property
+    def name(self) -> str:
+        """`sequencer-<epoch>`, or `standby-<candidate>`."""
+        return f"standby-{self._number}" if self._reign is None else self._reign.name
+
+    async def unready(self) -> str:
+        """One that stands by is ready for that."""
+        return "" if self._reign is None else await self._reign.unready()
+
+    def write(self, page: Page) -> None:
+        """Whether it stands by; everything of a sequencer if it is one."""
+        page.put("embarcadero_sequencer_standby", int(self._reign is None), candidate=self._number)
+        if self._reign is not None:
+            self._reign.write(page)
+
+
+# --- replica ----------------------------------------------------------------------------------------------------------
+# A replica as the endpoint sees it: what it counts, how far its lanes are behind, and whether it can do its work.
+
+
+class WatchedReplica:
+    """One replica incarnation."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica, self.name = replica, replica.member.ref.region_prefix
+
+    async def unready(self) -> str:
+        """A replica is ready while it has its place and its disk takes what is written."""
+        replica = self._replica
+        if replica.deposed:
+            return "another incarnation has its place"
+        if replica.health.trouble & ~Trouble.DAMAGED:
+            return f"{'; '.join(health_in_words(replica.health.trouble))} ({replica.health.reason})"
+        return ""
+
+    def write(self, page: Page) -> None:
+        """Everything of a replica."""
+        replica, counters = self._replica, self._replica.counters
+        number = replica.member.replica
+        page.put("embarcadero_replica_entries_total", counters.entries, replica=number)
+        page.put("embarcadero_replica_bytes_total", counters.bytes, replica=number)
+        page.put("embarcadero_replica_commits_total", counters.commits, replica=number)
+        page.histogram("embarcadero_replica_commit_entries", counters.commit_entries, replica=number)
+        page.histogram("embarcadero_replica_fsync_latency_seconds", counters.sync_us, _US, replica=number)
+        page.put("embarcadero_replica_repaired_entries_total", counters.repaired_entries, replica=number)
+        page.put("embarcadero_replica_repaired_bytes_total", counters.repaired_bytes, replica=number)
+        page.put("embarcadero_replica_damage_total", counters.damage_found, replica=number)
+        page.put("embarcadero_replica_disk_errors_total", counters.disk_errors, replica=number)
+        page.put("embarcadero_replica_checkpoints_total", counters.checkpoints, replica=number)
+        page.put("embarcadero_replica_dropped_bytes_total", counters.dropped_bytes, replica=number)
+        page.put("embarcadero_replica_scrubbed_bytes_total", counters.scrubbed_bytes, replica=number)
+        for trouble in Trouble:
+            name = (trouble.name or "").lower()
+            page.put(
+                "embarcadero_replica_trouble", int(trouble in replica.health.trouble), replica=number, trouble=name
+            )
+        for state, count in replica.count_ranges().items():
+            page.put("embarcadero_replica_ranges", count, replica=number, state=state)
+        page.put("embarcadero_replica_disk_bytes", replica.disk_bytes(), replica=number)
+        page.put("embarcadero_replica_disk_free_bytes", replica.free_bytes(), replica=number)
+        for lane, lag in replica.lags().items():
+            topic = replica.topics[lane].name if lane in replica.topics else lane
+            page.put("embarcadero_replication_lag_batches", lag, replica=number, topic=topic, lane=lane)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from embarcadero.env import Disk, File, Missing
 from embarcadero.errors import BadSegment, EmbarcaderoError
@@ -25,13 +26,16 @@ from embarcadero.storage.layout import (
     Header,
     base_seqs,
     decode_header,
+    range_folder,
     segment_name,
-)  # fmt: skip
+)
 from embarcadero.storage.parse import NO_ENTRIES
+from embarcadero.storage.reading import RangeReader
 from embarcadero.storage.real import RealDisk
 from embarcadero.storage.scan import Scan, scan_segment
 from embarcadero.storage.segment import SegmentReader, read_footer
 from embarcadero.storage.verify import index_problem, replica_folders
+from embarcadero.types import Range
 from embarcadero.watch.regions import Facts, rows
 
 _LANE = re.compile(r"lane-(\d{10})")
@@ -50,9 +54,12 @@ def list_segments(disk: Disk, topics: Mapping[int, str]) -> list[Facts]:
                 names = disk.list(folder)
             for base in base_seqs(names):
                 what = {
-                    "replica": int(replica.partition("-")[2]), "lane": number, "topic": topics.get(number, ""),
-                    "range": range_number, "base_seq": base,
-                }  # fmt: skip
+                    "replica": int(replica.partition("-")[2]),
+                    "lane": number,
+                    "topic": topics.get(number, ""),
+                    "range": range_number,
+                    "base_seq": base,
+                }
                 with suppress(Missing):  # a running replica dropped it
                     found.append(what | _outline(disk, folder, base, number, range_number))
     return found
@@ -85,10 +92,14 @@ def _outline(disk: Disk, folder: str, base: int, lane: int, range_number: int) -
             for entries, _ in segment.walk(HEADER_BYTES, end):
                 end, last_us = int(entries["index"][-1]) + 1, int(entries["append_us"][-1])
         return {
-            "base_index": segment.header.base_index, "batches": end - segment.header.base_index, "bytes": size,
-            "state": "active" if footer is None else "sealed", "first_time": in_words(first_us),
-            "last_time": in_words(last_us or None), "file": file,
-        }  # fmt: skip
+            "base_index": segment.header.base_index,
+            "batches": end - segment.header.base_index,
+            "bytes": size,
+            "state": "active" if footer is None else "sealed",
+            "first_time": in_words(first_us),
+            "last_time": in_words(last_us or None),
+            "file": file,
+        }
     finally:
         segment.close()
 
@@ -117,11 +128,18 @@ def read_segment(path: Path, start: int | None, limit: int) -> Facts:
         scan = scan_segment(file, header, INDEX_EVERY_BYTES, 0 if footer is None else footer.bytes, limit_index)
         first = max(header.base_index, scan.end - limit) if start is None else start
         return {
-            "file": str(path), **_header(header), "bytes": size, "state": "active" if footer is None else "sealed",
-            "batches": scan.end - header.base_index, "end_index": scan.end, "end_seq": scan.end_seq,
-            "footer": None if footer is None else footer._asdict(), "problems": _problems(path, header, footer, scan),
-            "indexes": _indexes(disk, file, footer), "rows": rows(_entries(disk, header, first, limit)),
-        }  # fmt: skip
+            "file": str(path),
+            **_header(header),
+            "bytes": size,
+            "state": "active" if footer is None else "sealed",
+            "batches": scan.end - header.base_index,
+            "end_index": scan.end,
+            "end_seq": scan.end_seq,
+            "footer": None if footer is None else footer._asdict(),
+            "problems": _problems(path, header, footer, scan),
+            "indexes": _indexes(disk, file, footer),
+            "rows": rows(_entries(disk, header, first, limit)),
+        }
     finally:
         file.close()
 
@@ -172,3 +190,69 @@ def _entries(disk: Disk, header: Header, first: int, limit: int) -> Entries:
     finally:
         segment.close()
     return join_entries(found) if found else NO_ENTRIES
+
+
+# --- stored -----------------------------------------------------------------------------------------------------------
+# Batches on replicas' disks, for `inspect`: what has left the fabric is looked for in segment files.
+class OnDisk(NamedTuple):
+    """A batch's payload, and the replicas whose copy of it is right."""
+
+    payload: bytes
+    replicas: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Disks:
+    """The ranges of a cluster, and the folder of each replica."""
+
+    ranges: Sequence[Range] = ()
+    folders: Mapping[int, Path] = field(default_factory=dict)
+
+    def find(self, lane: int, index: int | None, seq: int | None) -> Entries:
+        """The entry at an index, or of the batch that holds a seq; none if no disk has it."""
+        for reader in self._readers(lane, index):
+            with suppress(EmbarcaderoError):
+                wanted = reader.find_seq(seq) if index is None and seq is not None else index
+                found = None if wanted is None else reader.entry(wanted)
+                if found is not None and (seq is None or seq in range(*_seqs(found))):
+                    return found
+        return NO_ENTRIES
+
+    def payload(self, lane: int, entry: Entries) -> OnDisk | None:
+        """A batch's payload from any disk; None if no copy is there and right."""
+        index, found, replicas = int(entry["index"][0]), b"", []
+        for replica in self._replicas(lane, index):
+            for reader in self._readers(lane, index, replica):
+                with suppress(EmbarcaderoError):
+                    entries, payloads = reader.read(index, index + 1, 1)
+                    if payloads and int(entries["crc"][0]) == int(entry["crc"][0]):
+                        found = bytes(payloads[0])
+                        replicas.append(replica)
+        return OnDisk(found, replicas) if replicas else None
+
+    def _of(self, lane: int, index: int | None) -> Iterator[Range]:
+        for range_ in self.ranges:
+            inside = index is None or (range_.start <= index and (range_.end is None or index < range_.end))
+            if range_.lane == lane and inside:
+                yield range_
+
+    def _replicas(self, lane: int, index: int) -> list[int]:
+        return sorted({ref.replica for range_ in self._of(lane, index) for ref in range_.replicas})
+
+    def _readers(self, lane: int, index: int | None, only: int | None = None) -> Iterator[RangeReader]:
+        for range_ in self._of(lane, index):
+            for ref in range_.replicas:
+                folder = self.folders.get(ref.replica)
+                if folder is None or not folder.is_dir() or only not in (None, ref.replica):
+                    continue
+                disk, number = RealDisk(folder), range_.number
+                reader = RangeReader(disk, range_folder(lane, number), lane, number, range_.start)
+                try:
+                    yield reader
+                finally:
+                    reader.close()
+
+
+def _seqs(entry: Entries) -> tuple[int, int]:
+    first = int(entry["seq"][0])
+    return first, first + int(entry["count"][0])

@@ -16,7 +16,7 @@ from embarcadero.sequencer.lane import order_region
 from embarcadero.sequencer.sources import results_region
 from embarcadero.types import REQUEST_OUTCOMES, EntryKind, Member, Order, Topic, TopicLane
 from embarcadero.watch.regions import Facts, ReadOnlyFabric, ring_of, rows, valid_entries
-from embarcadero.watch.stored import Disks
+from embarcadero.watch.segments import Disks
 from embarcadero.wire.codec import payload_crc
 from embarcadero.wire.payload import RAW_SCHEMA, decode_batch
 
@@ -95,9 +95,7 @@ def _not_here(topic: Topic, entries: Entries, what: str) -> EmbarcaderoError:
         return FuturePosition(f"topic {topic.name} has no entries in memory", "publish something first")
     ends = f"index {int(entries['index'][0])} to {int(entries['index'][-1])}"
     last = int(entries["seq"][-1]) + int(entries["count"][-1]) - 1
-    return Refused(
-        f"{what} of topic {topic.name} is not in the order ring", f"it holds {ends}, up to seq {last}"
-    )
+    return Refused(f"{what} of topic {topic.name} is not in the order ring", f"it holds {ends}, up to seq {last}")
 
 
 def _payload(scene: Scene, lane: int, entry: Entries) -> Facts:
@@ -198,9 +196,16 @@ def _follow_lanes(scene: Scene, topic: Topic, session: int, sequence: int) -> Fa
         verdict = f"stored in {places}; payload {(payload or {}).get('state', 'unknown')}"
     nothing: Facts = {stage: [] for stage in ("session_entries", "pending", "held", "skipped", "results")}
     return {
-        "topic": topic.name, "lane": topic.lane, "session": session, "sequence": sequence, "sessions": [session],
-        **nothing, "ordered": ordered, "payload": payload, "verdict": verdict,
-    }  # fmt: skip
+        "topic": topic.name,
+        "lane": topic.lane,
+        "session": session,
+        "sequence": sequence,
+        "sessions": [session],
+        **nothing,
+        "ordered": ordered,
+        "payload": payload,
+        "verdict": verdict,
+    }
 
 
 def _of(entries: Entries, sessions: list[int], sequence: int) -> Entries:

@@ -23,8 +23,8 @@ from embarcadero.limits import (
     SCRATCH_BYTES,
 )
 from embarcadero.types import Order, StagedBatch
+from embarcadero.watch.endpoints import Places
 from embarcadero.watch.http import Endpoint
-from embarcadero.watch.places import Places
 from embarcadero.wire import codec, messages
 from embarcadero.wire.frames import ACK, FrameKind
 from embarcadero.wire.receiver import AcksReceived, ControlReceived, CreditReceived, FetchedReceived, FrameReceiver

@@ -18,12 +18,12 @@ from embarcadero.config.resolve import resolve
 from embarcadero.config.table import KEYS
 from embarcadero.errors import BadValue
 from embarcadero.fabric.region import check_name
-from embarcadero.node.cluster import ClusterFolder, ClusterInfo, NodeInfo
-from embarcadero.node.pinning import parse_cores
+from embarcadero.node.folder import ClusterFolder, ClusterInfo, NodeInfo
+from embarcadero.node.process import parse_cores
 from embarcadero.node.roles import parse_roles
 from embarcadero.placement.rules import check_topic_name
 from embarcadero.storage.layout import base_seqs, damaged_span
-from embarcadero.watch.places import Place, Places
+from embarcadero.watch.endpoints import Place, Places
 from embarcadero_proof.fuzz.mutate import mutated
 from embarcadero_proof.fuzz.scratch import folder
 from embarcadero_proof.fuzz.target import Inputs, Target, agree

@@ -15,20 +15,20 @@ import pytest
 import embarcadero as emb
 from embarcadero.config.table import Log
 from embarcadero.errors import ClusterError
-from embarcadero.node import nursery as module
+from embarcadero.node import fork_server as module
+from embarcadero.node.fork_server import Ended, Forked, ForkRequest, ForkServer, NotForked, serve
 from embarcadero.node.local import LocalCluster
-from embarcadero.node.nursery import Born, Ended, Nursery, Unborn, Wanted, serve
 
 
 def test_a_node_is_forked_and_its_end_is_told(tmp_path: Path) -> None:
-    """A node without a cluster ends with exit code 1 and says why in its log; the nursery goes on."""
+    """A node without a cluster ends with exit code 1 and says why in its log; the fork server goes on."""
 
     async def main() -> list[int]:
-        nursery = Nursery(Log())
-        await nursery.start()
-        nodes = [await nursery.bear("sequencer", tmp_path, tmp_path / f"{number}.log") for number in range(2)]
+        fork_server = ForkServer(Log())
+        await fork_server.start()
+        nodes = [await fork_server.fork("sequencer", tmp_path, tmp_path / f"{number}.log") for number in range(2)]
         codes = [await node.wait() for node in nodes]
-        await nursery.close()
+        await fork_server.close()
         return codes
 
     assert asyncio.run(asyncio.wait_for(main(), 60)) == [1, 1]
@@ -37,19 +37,19 @@ def test_a_node_is_forked_and_its_end_is_told(tmp_path: Path) -> None:
 
 def test_a_node_that_ends_at_once_is_still_told(tmp_path: Path) -> None:
     """Birth and end are heard in one breath, before who asked runs again: it gets the node, and the node its end."""
-    news = [msgspec.json.encode(word) for word in (Born(7), Ended(7, 3))]
+    news = [msgspec.json.encode(word) for word in (Forked(7), Ended(7, 3))]
 
     async def main() -> tuple[int, int]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        nursery = Nursery(Log())
+        fork_server = ForkServer(Log())
         with ours, theirs:
-            nursery._socket = ours
-            asking = asyncio.ensure_future(nursery.bear("sequencer", tmp_path, tmp_path / "log"))
+            fork_server._socket = ours
+            asking = asyncio.ensure_future(fork_server.fork("sequencer", tmp_path, tmp_path / "log"))
             await asyncio.to_thread(theirs.recv, 4_096)
             for word in news:
                 theirs.send(word)
-            nursery._hear(ours)
+            fork_server._hear(ours)
             node = await asking
             return node.pid, await node.wait()
 
@@ -67,7 +67,7 @@ def own_signals() -> Iterator[None]:
 
 @pytest.mark.usefixtures("own_signals")
 def test_a_fork_that_fails_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The nursery says why, and goes on: the next one is born."""
+    """The fork server says why, and goes on: the next one is forked."""
     outcomes = iter([BlockingIOError(11, "no processes left"), 7])
 
     def fork(*_: object) -> int:
@@ -80,11 +80,11 @@ def test_a_fork_that_fails_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         for _ in range(2):
-            ours.send(msgspec.json.encode(Wanted("sequencer", "", "")))
+            ours.send(msgspec.json.encode(ForkRequest("sequencer", "", "")))
         ours.shutdown(socket.SHUT_WR)
         serve(theirs)
-        told = [msgspec.json.decode(ours.recv(4_096), type=Born | Unborn) for _ in range(2)]
-    assert told == [Unborn("no processes left"), Born(7)]
+        told = [msgspec.json.decode(ours.recv(4_096), type=Forked | NotForked) for _ in range(2)]
+    assert told == [NotForked("no processes left"), Forked(7)]
 
 
 def test_who_asked_hears_of_a_fork_that_failed(tmp_path: Path) -> None:
@@ -93,15 +93,15 @@ def test_who_asked_hears_of_a_fork_that_failed(tmp_path: Path) -> None:
     async def main() -> tuple[str, int]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        nursery = Nursery(Log())
+        fork_server = ForkServer(Log())
         with ours, theirs:
-            nursery._socket = ours
-            asking = [asyncio.ensure_future(nursery.bear("sequencer", tmp_path, tmp_path / "log")) for _ in range(2)]
+            fork_server._socket = ours
+            asking = [asyncio.ensure_future(fork_server.fork("sequencer", tmp_path, tmp_path / "log")) for _ in range(2)]
             for _ in asking:
                 await asyncio.to_thread(theirs.recv, 4_096)
-            for word in (Unborn("no processes left"), Born(7)):
+            for word in (NotForked("no processes left"), Forked(7)):
                 theirs.send(msgspec.json.encode(word))
-            nursery._hear(ours)
+            fork_server._hear(ours)
             with pytest.raises(ClusterError) as refused:
                 await asking[0]
             return refused.value.message, (await asking[1]).pid
@@ -110,56 +110,56 @@ def test_who_asked_hears_of_a_fork_that_failed(tmp_path: Path) -> None:
 
 
 def test_a_question_that_nobody_heard_awaits_no_answer(tmp_path: Path) -> None:
-    """The nursery is gone before its end was heard: who asks is told, and another nursery is asked the next time."""
+    """It is gone before its end was heard: the caller is told, and another fork server is asked the next time."""
 
     async def main() -> int:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        nursery = Nursery(Log())
+        fork_server = ForkServer(Log())
         with ours:
-            nursery._socket = ours
+            fork_server._socket = ours
             theirs.close()
             with pytest.raises(OSError, match="Broken pipe"):
-                await nursery.bear("sequencer", tmp_path, tmp_path / "log")
-            assert not nursery._asked
-            nursery._hear(ours)
-        again = await nursery.bear("sequencer", tmp_path, tmp_path / "log")
+                await fork_server.fork("sequencer", tmp_path, tmp_path / "log")
+            assert not fork_server._asked
+            fork_server._hear(ours)
+        again = await fork_server.fork("sequencer", tmp_path, tmp_path / "log")
         code = await again.wait()
-        await nursery.close()
+        await fork_server.close()
         return code
 
     assert asyncio.run(asyncio.wait_for(main(), 60)) == 1
 
 
 def test_a_signal_is_told_as_such(tmp_path: Path) -> None:
-    """A killed node's code is the signal, below zero; when the nursery is killed, so are its nodes."""
+    """A killed node's code is the signal, below zero; when the fork server is killed, so are its nodes."""
 
     async def main() -> tuple[int, int, int]:
-        nursery = Nursery(Log())
-        await nursery.start()
+        fork_server = ForkServer(Log())
+        await fork_server.start()
         os.mkfifo(tmp_path / "waits.log")  # opening it for writing waits for a reader: nodes that do nothing
-        first, second = [await nursery.bear("sequencer", tmp_path, tmp_path / "waits.log") for _ in range(2)]
+        first, second = [await fork_server.fork("sequencer", tmp_path, tmp_path / "waits.log") for _ in range(2)]
         first.send_signal(signal.SIGTERM)
         code = await first.wait()
-        assert nursery._process is not None
-        nursery._process.kill()
+        assert fork_server._process is not None
+        fork_server._process.kill()
         gone = await second.wait()
-        again = await nursery.bear("sequencer", tmp_path, tmp_path / "again.log")
+        again = await fork_server.fork("sequencer", tmp_path, tmp_path / "again.log")
         last = await again.wait()
-        await nursery.close()
+        await fork_server.close()
         return code, gone, last
 
     assert asyncio.run(asyncio.wait_for(main(), 60)) == (-signal.SIGTERM, -signal.SIGKILL, 1)
 
 
-def test_a_cluster_survives_the_death_of_its_nursery() -> None:
+def test_a_cluster_survives_the_death_of_its_fork_server() -> None:
     """All nodes die with it, and all are started again; what was published is still in the fabric."""
     with LocalCluster(brokers=2) as cluster, emb.connect(cluster.addresses) as log:
         log.create_topic("t", order=5)
         with log.publisher("t") as publisher:
             publisher.send(b"before").result(timeout=30)
             pid = cluster.pids()["sequencer"]
-            nursery = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-            os.kill(nursery, signal.SIGKILL)
+            fork_server = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            os.kill(fork_server, signal.SIGKILL)
             publisher.send(b"after").result(timeout=60)
         assert log.read("t").column("value").to_pylist() == [b"before", b"after"]

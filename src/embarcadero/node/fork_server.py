@@ -1,11 +1,11 @@
-"""Where node processes come from: one process that has loaded everything already, and forks.
+"""The fork server: one process that has loaded everything already, and forks node processes.
 
 Loading Python and numpy takes longer than all a node does until it serves; a fork takes milliseconds. So a supervisor
-starts one nursery, which loads all roles and waits. Asked over a socket, it forks a node, says its process id, and says
-later how it ended. It has no threads, opens nothing, and dies with its supervisor; its nodes die with it.
+starts one fork server, which loads all roles and waits. Asked over a socket, it forks a node, reports its process id,
+and reports later how it ended. It has no threads, opens nothing, and dies with its supervisor; its nodes die with it.
 
-    supervisor -> nursery   Wanted(roles, data_dir, log_path), as one datagram
-    nursery -> supervisor   Born(pid) or Unborn(reason), in the order of asking; Ended(pid, code), whenever a node ended
+    supervisor -> fork server   ForkRequest(roles, data_dir, log_path), as one datagram
+    fork server -> supervisor   Forked(pid) or NotForked(reason), in the order of requests; Ended(pid, code)
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ import msgspec
 
 from embarcadero.config.table import Log
 from embarcadero.errors import ClusterError
-from embarcadero.node.begin import start_logging
-from embarcadero.node.children import die_with
-from embarcadero.node.title import name_process
+from embarcadero.node.process import die_with, name_process, start_logging
 
 NodeMain = Callable[[Sequence[str]], int]
 """The main function of a node module: arguments -> exit code."""
@@ -40,34 +38,34 @@ _WITHOUT_THREADS: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """Nodes use numpy, but no linear algebra: a pool of threads would only make forking harder."""
 
 
-class Wanted(msgspec.Struct, frozen=True, tag=True):
-    """A node is wanted."""
+class ForkRequest(msgspec.Struct, frozen=True, tag=True):
+    """Ask for a node."""
 
     roles: str
     data_dir: str
     log_path: str
 
 
-class Born(msgspec.Struct, frozen=True, tag=True):
-    """It runs."""
+class Forked(msgspec.Struct, frozen=True, tag=True):
+    """The node runs."""
 
     pid: int
 
 
-class Unborn(msgspec.Struct, frozen=True, tag=True):
-    """It could not be forked."""
+class NotForked(msgspec.Struct, frozen=True, tag=True):
+    """The node could not be forked."""
 
     reason: str
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """It ended; below zero: by that signal."""
+    """A node ended; a code below zero: by that signal."""
 
     pid: int
     code: int
 
 
-class Newborn:
+class ForkedNode:
     """A node process, as far as its supervisor is concerned."""
 
     def __init__(self, pid: int, ended: asyncio.Future[int]) -> None:
@@ -78,20 +76,20 @@ class Newborn:
         return await asyncio.shield(self._ended)
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal, if it still runs: only the nursery reaps it, so its number is its own until we hear of it."""
+        """Send a signal, if it still runs: only the fork server reaps it, so its number is its own until then."""
         if not self._ended.done():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
 
-class Nursery:
+class ForkServer:
     """The supervisor's side. Use it from one event loop."""
 
     def __init__(self, log: Log, node_module: str) -> None:
         self._log, self._node_module = log, node_module
         self._process: asyncio.subprocess.Process | None = None
         self._socket: socket.socket | None = None
-        self._asked: deque[asyncio.Future[Newborn]] = deque()
+        self._asked: deque[asyncio.Future[ForkedNode]] = deque()
         self._running: dict[int, asyncio.Future[int]] = {}
         self._starting = asyncio.Lock()
 
@@ -100,8 +98,9 @@ class Nursery:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "embarcadero.node.nursery", str(theirs.fileno()), str(os.getpid())),
-                msgspec.json.encode(self._log).decode(), self._node_module,
+                *(sys.executable, "-m", "embarcadero.node.fork_server", str(theirs.fileno()), str(os.getpid())),
+                msgspec.json.encode(self._log).decode(),
+                self._node_module,
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,
@@ -112,13 +111,13 @@ class Nursery:
         asyncio.get_running_loop().add_reader(ours.fileno(), self._hear, ours)
         return ours
 
-    async def bear(self, roles: str, data_dir: Path, log_path: Path) -> Newborn:
-        """Have a node."""
+    async def fork(self, roles: str, data_dir: Path, log_path: Path) -> ForkedNode:
+        """Fork a node that hosts these roles."""
         async with self._starting:
             link = self._socket or await self.start()
-        asked: asyncio.Future[Newborn] = asyncio.get_running_loop().create_future()
+        asked: asyncio.Future[ForkedNode] = asyncio.get_running_loop().create_future()
         self._asked.append(asked)
-        wanted = Wanted(roles=roles, data_dir=str(data_dir), log_path=str(log_path))
+        wanted = ForkRequest(roles=roles, data_dir=str(data_dir), log_path=str(log_path))
         try:
             await asyncio.get_running_loop().sock_sendall(link, msgspec.json.encode(wanted))
         except OSError:
@@ -138,15 +137,15 @@ class Nursery:
             if not data:
                 self._is_gone()
                 return
-            self._take(msgspec.json.decode(data, type=Born | Unborn | Ended))
+            self._take(msgspec.json.decode(data, type=Forked | NotForked | Ended))
 
-    def _take(self, news: Born | Unborn | Ended) -> None:
-        if isinstance(news, Born):
+    def _take(self, news: Forked | NotForked | Ended) -> None:
+        if isinstance(news, Forked):
             ended = self._running[news.pid] = asyncio.get_running_loop().create_future()
             asked = self._asked.popleft()
             if not asked.done():
-                asked.set_result(Newborn(news.pid, ended))  # now: its end may be the next word, before anyone looks
-        elif isinstance(news, Unborn):
+                asked.set_result(ForkedNode(news.pid, ended))  # now: its end may be the next word, before anyone looks
+        elif isinstance(news, NotForked):
             asked = self._asked.popleft()
             if not asked.done():
                 asked.set_exception(ClusterError(f"can't fork: {news.reason}", "see the limits of this machine"))
@@ -178,8 +177,8 @@ class Nursery:
 
 
 # --- the process itself -----------------------------------------------------------------------------------------------
-def _child_main(main: NodeMain, wanted: Wanted, link: socket.socket, parent: int) -> int:
-    """What a forked node does: nothing of the nursery's is left, and its output goes to its log."""
+def _child_main(main: NodeMain, wanted: ForkRequest, link: socket.socket, parent: int) -> int:
+    """What a forked node does: nothing of the fork server's is left, and its output goes to its log."""
     die_with(parent)
     link.close()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -193,7 +192,7 @@ def _child_main(main: NodeMain, wanted: Wanted, link: socket.socket, parent: int
     return main(["--data-dir", wanted.data_dir, "--roles", wanted.roles, "--parent", str(parent)])
 
 
-def _fork(main: NodeMain, wanted: Wanted, link: socket.socket) -> int:
+def _fork(main: NodeMain, wanted: ForkRequest, link: socket.socket) -> int:
     parent = os.getpid()
     if pid := os.fork():
         return pid
@@ -211,11 +210,11 @@ def _fork(main: NodeMain, wanted: Wanted, link: socket.socket) -> int:
         os._exit(code)
 
 
-def _bear(main: NodeMain, wanted: Wanted, link: socket.socket) -> Born | Unborn:
+def _try_fork(main: NodeMain, wanted: ForkRequest, link: socket.socket) -> Forked | NotForked:
     try:
-        return Born(_fork(main, wanted, link))
+        return Forked(_fork(main, wanted, link))
     except OSError as error:  # too many processes, too little memory: the nodes that run go on
-        return Unborn(error.strerror or str(error))
+        return NotForked(error.strerror or str(error))
 
 
 def _reap() -> list[Ended]:
@@ -246,12 +245,12 @@ def serve(link: socket.socket, main: NodeMain) -> None:
             data = link.recv(_MESSAGE_BYTES_MAX)
             if not data:
                 return
-            link.send(msgspec.json.encode(_bear(main, msgspec.json.decode(data, type=Wanted), link)))
+            link.send(msgspec.json.encode(_try_fork(main, msgspec.json.decode(data, type=ForkRequest), link)))
 
 
 def main(descriptor: int, parent: int, log: Log, node_module: str) -> None:
     """Load everything once, then serve. Nodes log as this process does until they know their configuration."""
-    start_logging("nursery", log)
+    start_logging("fork-server", log)
     node: NodeMain = importlib.import_module(node_module).main
     importlib.import_module("numpy.ma")  # numpy would load that in the middle of a takeover
     die_with(parent)

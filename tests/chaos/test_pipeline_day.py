@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from embarcadero.demo import kills
 from embarcadero.errors import ClusterError
+from embarcadero_proof.chaos import pipeline_day as kills
 
 
 class Brief(kills.Driver):

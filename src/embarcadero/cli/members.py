@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from embarcadero.cli.output import DataDir, Json, data_dir_or_default, note, print_json, print_table
-from embarcadero.cli.settings import Verbs
+from embarcadero.cli.output import DataDir, Json, Verbs, data_dir_or_default, note, print_json, print_table
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from embarcadero.node.cluster import ClusterFolder
-    from embarcadero.node.scene import ReplicaReport
+    from embarcadero.node.cluster_view import ReplicaReport
+    from embarcadero.node.folder import ClusterFolder
     from embarcadero.placement.directory import Directory
     from embarcadero.types import Range
 
-app = Verbs(help="List, add and drain replicas.", no_args_is_help=True, rich_markup_mode=None)
+
+replicas = Verbs(help="List, add and drain replicas.", no_args_is_help=True, rich_markup_mode=None)
 
 _COLUMNS = ["replica", "incarnation", "pid", "state", "health", "lag", "open", "sealed", "folder"]
 _POLL_S = 0.1
@@ -29,7 +29,7 @@ _STILL_S = 30.0
 
 
 def _folder(data_dir: Path | None) -> ClusterFolder:
-    from embarcadero.node.cluster import ClusterFolder
+    from embarcadero.node.folder import ClusterFolder
 
     return ClusterFolder(data_dir_or_default(data_dir))
 
@@ -43,12 +43,19 @@ def _find(folder: ClusterFolder, number: int) -> ReplicaReport | None:
 def _row(replica: ReplicaReport) -> list[object]:
     health = "; ".join(replica.health) or "ok"
     return [
-        replica.id, replica.incarnation, replica.pid, replica.state, health, replica.lag, replica.open_ranges,
-        replica.sealed_ranges, replica.folder,
-    ]  # fmt: skip
+        replica.id,
+        replica.incarnation,
+        replica.pid,
+        replica.state,
+        health,
+        replica.lag,
+        replica.open_ranges,
+        replica.sealed_ranges,
+        replica.folder,
+    ]
 
 
-@app.command("list")
+@replicas.command("list")
 def list_replicas(data_dir: DataDir = None, json: Json = False) -> None:
     """List the replicas of a running cluster.
 
@@ -63,7 +70,7 @@ def list_replicas(data_dir: DataDir = None, json: Json = False) -> None:
         print_table("replicas", _COLUMNS, [_row(replica) for replica in running.replicas])
 
 
-@app.command()
+@replicas.command()
 def add(data_dir: DataDir = None, json: Json = False) -> None:
     """Start one more replica, for as long as its folder is there.
 
@@ -93,7 +100,7 @@ def add(data_dir: DataDir = None, json: Json = False) -> None:
         print(f"replica {number} runs, in {found.folder}")
 
 
-@app.command()
+@replicas.command()
 def drain(
     replica: Annotated[int, typer.Argument(help="Its number.")],
     undo: Annotated[bool, typer.Option("--undo", help="Let it have ranges again.")] = False,
@@ -114,7 +121,7 @@ def drain(
     """
     from contextlib import closing
 
-    from embarcadero.node.unreadable_ranges import in_words, topics_by_lane
+    from embarcadero.node.cluster_view import in_words, topics_by_lane
     from embarcadero.placement.directory import Directory
     from embarcadero.placement.embedded import SqliteStore
 
@@ -141,7 +148,7 @@ def drain(
 
 def _unreadable(directory: Directory, replica: int) -> list[Range]:
     """Ranges on a replica of which no copy is complete."""
-    from embarcadero.node.unreadable_ranges import unreadable_ranges
+    from embarcadero.node.cluster_view import unreadable_ranges
 
     members = {member.replica: member for member in directory.replicas()}
     return unreadable_ranges(directory.ranges_on(replica), members, directory.trims())
@@ -153,7 +160,7 @@ def _wait_until_moved(directory: Directory, replica: int, stuck: list[Range], qu
     Files come and go while replicas work: only what is found twice in a row counts.
     """
     from embarcadero.errors import ClusterError
-    from embarcadero.node.unreadable_ranges import in_words, topics_by_lane
+    from embarcadero.node.cluster_view import in_words, topics_by_lane
 
     def say(text: str) -> None:
         if not quiet:
@@ -180,3 +187,48 @@ def _wait_until_moved(directory: Directory, replica: int, stuck: list[Range], qu
             told = True
             say(f"nothing moved for {_STILL_S:.0f} s: if copies are damaged, replicas log `can't complete a copy`")
         time.sleep(_POLL_S)
+
+
+# --- sequencer --------------------------------------------------------------------------------------------------------
+# sequencer hand-over.
+sequencer = Verbs(help="Move the sequencer to another process.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@sequencer.callback()
+def about() -> None:
+    """Move the sequencer to another process.
+
+    One sequencer reigns; others stand by (`up --standbys`), and one of them takes over at once when it dies.
+    `embarcadero status` shows which is which.
+    """
+
+
+@sequencer.command("hand-over")
+def hand_over(
+    to: Annotated[
+        int | None, typer.Option(show_default=False, help="Number of the one that shall reign. Default: any.")
+    ] = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Let a sequencer that stands by take over from the one that reigns, in order.
+
+    Nobody has to wait for a failure to be noticed: the one that stands by prepares while the other still works, and
+    publishers and readers see a pause of some milliseconds and no error. The one that reigned stands by afterwards. Use
+    it before you work on the machine, the core or the process of a sequencer.
+
+    Examples:
+
+        embarcadero sequencer hand-over
+
+        embarcadero sequencer hand-over --to 1 --json
+    """
+    from embarcadero.node.folder import ClusterFolder
+    from embarcadero.node.standby import hand_over as carry_out
+
+    done = carry_out(ClusterFolder(data_dir_or_default(data_dir)), to)
+    if json:
+        print_json(done)
+    else:
+        took = done.seconds * 1_000
+        print(f"sequencer {done.now} reigns now, in epoch {done.epoch}; before, sequencer {done.before}; {took:.0f} ms")

@@ -16,13 +16,11 @@ import fcntl
 import os
 import pwd
 import re
-import shutil
 import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -30,17 +28,14 @@ from embarcadero.config import Config, FabricSizes
 from embarcadero.config.secrets import join, split
 from embarcadero.errors import (
     AlreadyRunning,
-    BadValue,
     ClusterError,
     Corrupt,
     EmbarcaderoError,
     NotRunning,
     WrongFolder,
 )
-from embarcadero.limits import MIB
-from embarcadero.node.ownership import RESTORE_HINT, Home
+from embarcadero.node.fabric_folder import RESTORE_HINT, Home
 
-SHARED_MEMORY = Path("/dev/shm")
 _OTHERS = 0o077
 _LOCK_TRIES, _LOCK_RETRY_S = 5, 0.05
 _WRITTEN = ("lock", "store.db*", "replica-*/**/*", "tier/*.db*")
@@ -82,13 +77,6 @@ _SECRETS = msgspec.json.Decoder(dict[str, list[str]])
 _INFO = msgspec.json.Decoder(ClusterInfo)  # made here: two threads that are the first to decode a type crash msgspec
 
 
-class FabricChoice(NamedTuple):
-    """Where a fabric goes, and what the user should know about it."""
-
-    folder: Path
-    note: str = ""
-
-
 def default_data_dir() -> Path:
     """$EMBARCADERO_DATA_DIR, else a folder for state in the user's home."""
     if given := os.environ.get("EMBARCADERO_DATA_DIR"):
@@ -100,40 +88,6 @@ def default_data_dir() -> Path:
 def data_dir_of(config: Config) -> Path:
     """The folder of a cluster with this configuration."""
     return Path(config.cluster.data_dir or default_data_dir())
-
-
-def fabric_name(cluster_id: str) -> str:
-    """Name of the folder that a cluster's fabric has, wherever it is."""
-    return f"embarcadero-{cluster_id}"
-
-
-def choose_fabric(data_dir: Path, cluster_id: str, wanted: Path | None, need_bytes: int) -> FabricChoice:
-    """The folder for a fabric: in `wanted` if given, else in shared memory if that has room, else on disk."""
-    name = fabric_name(cluster_id)
-    if wanted is not None:
-        if file_system(wanted) == "hugetlbfs":
-            what = f"{wanted} is on hugetlbfs, which holds only whole huge pages and no pipes"
-            raise BadValue(what, "use a tmpfs that is mounted with huge=advise, and --hugepages")
-        return FabricChoice(wanted / name)
-    if os.access(SHARED_MEMORY, os.W_OK | os.X_OK):
-        free = shutil.disk_usage(SHARED_MEMORY).free
-        if free >= need_bytes:
-            return FabricChoice(SHARED_MEMORY / name)
-        why = f"{SHARED_MEMORY} has {free // MIB} MiB free, this cluster wants {need_bytes // MIB}"
-    else:
-        why = f"{SHARED_MEMORY} can't be written"
-    return FabricChoice(data_dir / "fabric" / name, f"{why}: the fabric is on disk, in {data_dir}, and slower")
-
-
-def file_system(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
-    """The kind of file system that a folder is on, such as `tmpfs`; empty if it can't be told."""
-    try:
-        lines = [line.split() for line in mounts.read_text().splitlines()]
-    except OSError:
-        return ""
-    above = {str(place) for place in (folder, *folder.parents)}
-    found = [(len(fields[1]), fields[2]) for fields in lines if len(fields) > 2 and fields[1] in above]
-    return max(found, default=(0, ""))[1]
 
 
 class ClusterFolder:
@@ -242,8 +196,10 @@ class ClusterFolder:
             return
         original = ClusterFolder(Path(before.path))._readable_info()
         if original is not None and original.id == info.id:
-            raise WrongFolder(f"{self.path} is a copy of {before.path}, which is still there",
-                              f"{RESTORE_HINT}; to replace the original by it, move that away")  # fmt: skip
+            raise WrongFolder(
+                f"{self.path} is a copy of {before.path}, which is still there",
+                f"{RESTORE_HINT}; to replace the original by it, move that away",
+            )
 
     def require_copy(self) -> None:
         """Raise unless this folder is a copy that shares no file with its original: only that may be restored."""

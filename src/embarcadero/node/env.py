@@ -1,4 +1,6 @@
-"""Doorbells between processes of one host: named pipes in the fabric's folder, hidden from those who list regions.
+"""The seam in a real process: doorbells, worker threads, ends of other processes.
+
+Doorbells ring between processes of one host: named pipes in the fabric's folder, hidden from those who list regions.
 
 A bell only shortens a sleep. It may be lost (no listener, a full pipe); every sleeper also wakes by itself. A pipe and
 not a datagram socket: one read takes all rings at once, and a ring costs a third.
@@ -10,10 +12,13 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from embarcadero.limits import KIB
+from embarcadero.placement.liveness import process_mark, same_process
+from embarcadero.placement.records import pid_of_mark
 
 _AT_ONCE: Final = 64 * KIB
 """All that a pipe holds."""
@@ -136,3 +141,83 @@ def ring_once(folder: Path, who: str) -> None:
 
 def _place(folder: Path, who: str) -> str:
     return f"{folder}/.bell-{who}"
+
+
+# --- workers ----------------------------------------------------------------------------------------------------------
+# Worker threads beside an event loop: what may block runs there, and results come back on the loop.
+T = TypeVar("T")
+
+
+class ThreadWorkers:
+    """Workers for processes whose event loop has other work to do meanwhile. Made and used on the event loop."""
+
+    def __init__(self, threads: int, name: str, on_done: Callable[[], None] = lambda: None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._on_done = on_done  # usually wakes the role's loop
+        self._closed = False
+
+    def run(self, job: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
+        """Run `job` in a thread; then `done`, on the event loop. After `close` nothing is run and nothing is told."""
+        if not self._closed:
+            self._pool.submit(self._work, job, done)
+
+    def _work(self, job: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
+        try:
+            result: T | Exception = job()
+        except Exception as error:
+            result = error
+        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits for this any more
+            self._loop.call_soon_threadsafe(self._tell, done, result)
+
+    def _tell(self, done: Callable[[T | Exception], None], result: T | Exception) -> None:
+        if not self._closed:
+            done(result)
+            self._on_done()
+
+    def close(self) -> None:
+        """Wait for jobs that run; drop those that wait."""
+        self._closed = True
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+# --- pidfd ------------------------------------------------------------------------------------------------------------
+# Being told at once that a process of this machine is gone. No polling: the kernel tells the event loop.
+class ProcessWatch:
+    """Follows one process at a time, by what names it for ever: a process that got its number later is another one."""
+
+    def __init__(self, on_end: Callable[[str], None]) -> None:
+        self._on_end, self._mark, self._fd = on_end, "", -1
+
+    def follow(self, mark: str) -> None:
+        """Tell when this process ends, now if it has. Empty: nobody. Of one on another machine nothing is known."""
+        if mark == self._mark:
+            return
+        self.close()
+        self._mark = mark
+        here = process_mark(os.getpid()).partition("/")[0]
+        if not mark or mark.partition("/")[0] != here:
+            return
+        with contextlib.suppress(OSError):  # gone, or a kernel that can't do it: then hearts are listened to
+            self._fd = os.pidfd_open(pid_of_mark(mark))
+        if not same_process(mark):  # looked at after opening: the number may have been given away just before
+            self._on_end(mark)
+        elif self._fd >= 0:
+            asyncio.get_running_loop().add_reader(self._fd, self._ended)
+
+    def _ended(self) -> None:
+        mark = self._mark
+        self._let_go()
+        self._on_end(mark)
+
+    def close(self) -> None:
+        """Follow nobody."""
+        self._let_go()
+        self._mark = ""
+
+    def _let_go(self) -> None:
+        if self._fd >= 0:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                asyncio.get_running_loop().remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = -1

@@ -1,0 +1,263 @@
+"""The folders that the cluster id names: the fabric, and the home of its mirrors. Who owns them, where they are.
+
+A copy of a data folder has the cluster id of its original, so both would use the same folder in shared memory. The
+supervisor therefore holds a lock (flock) on that folder itself for as long as it lives, and a hidden file inside says
+which data folder it belongs to. The kernel drops the lock when the process dies: a folder without a lock is a leftover.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from embarcadero.errors import BadValue, ClusterError, WrongFolder
+from embarcadero.fabric.mirror import MirroredFabric
+from embarcadero.fabric.region import Fabric
+from embarcadero.fabric.shared import SharedFabric
+from embarcadero.limits import MIB
+from embarcadero.placement.directory import Directory
+from embarcadero.placement.records import Past
+
+OWNER_FILE = ".owner"
+RESTORE_HINT = "`embarcadero up --restore` gives a copy an identity of its own"
+
+
+class Home(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a data folder is, and what tells it from its copies: a copy has another inode, a move keeps it."""
+
+    path: str
+    device: int
+    inode: int
+
+    @classmethod
+    def of(cls, folder: Path) -> Home:
+        """The home of a folder that exists."""
+        found = folder.stat()
+        return cls(path=str(folder), device=found.st_dev, inode=found.st_ino)
+
+    def same_folder(self, other: Home) -> bool:
+        """Whether both are one folder, whatever path leads there."""
+        return (self.device, self.inode) == (other.device, other.inode)
+
+    def still_there(self) -> bool:
+        """Whether the folder is where it was."""
+        try:
+            return Home.of(Path(self.path)) == self
+        except OSError:
+            return False
+
+
+class Owner(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of the owner file: which data folder a fabric belongs to, and the supervisor that made it."""
+
+    home: Home
+    pid: int
+
+
+@contextmanager
+def owned(folder: Path, home: Home) -> Iterator[None]:
+    """Own a folder, made private if it is new, until the block ends. WrongFolder while another supervisor owns it."""
+    descriptor = _take(folder, home)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def write_owner(folder: Path, home: Home) -> None:
+    """Note in a folder that the caller owns which data folder it belongs to."""
+    path = folder / OWNER_FILE
+    path.touch(mode=0o600)
+    path.write_bytes(msgspec.json.encode(Owner(home=home, pid=os.getpid())))
+
+
+def empty(folder: Path) -> None:
+    """Remove all that is in a folder, but not the folder itself, which the caller owns."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def remove_unowned(folder: Path) -> None:
+    """Remove the fabric that a killed supervisor left, unless a running one owns it by now."""
+    with contextlib.suppress(OSError):
+        descriptor = _open(folder)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(descriptor)
+
+
+def _take(folder: Path, home: Home) -> int:
+    while True:
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = _open(folder)
+        except OSError as error:
+            raise ClusterError(f"can't make {folder}: {error.strerror}", "choose another folder") from error
+        try:
+            _lock(descriptor, folder, home)
+            os.fchmod(descriptor, 0o700)
+            if os.path.samestat(os.fstat(descriptor), folder.stat()):
+                return descriptor
+        except FileNotFoundError:
+            pass  # its last owner removed it after it was opened here: make it again
+        except OSError as error:
+            os.close(descriptor)
+            raise ClusterError(f"can't use {folder}: {error.strerror}", "choose another folder") from error
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _open(folder: Path) -> int:
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def _lock(descriptor: int, folder: Path, home: Home) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise WrongFolder(
+            f"{folder} is in use by {_owner(folder)}; the cluster in {home.path} has the same id",
+            f"{RESTORE_HINT}; or stop the other cluster",
+        ) from None
+
+
+def _owner(folder: Path) -> str:
+    try:
+        owner = msgspec.json.decode((folder / OWNER_FILE).read_bytes(), type=Owner)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return "another cluster"
+    return f"the cluster in {owner.home.path} (supervisor pid {owner.pid})"
+
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class FabricChoice(NamedTuple):
+    """Where a fabric goes, and what the user should know about it."""
+
+    folder: Path
+    note: str = ""
+
+
+def fabric_name(cluster_id: str) -> str:
+    """Name of the folder that a cluster's fabric has, wherever it is."""
+    return f"embarcadero-{cluster_id}"
+
+
+def choose_fabric(data_dir: Path, cluster_id: str, wanted: Path | None, need_bytes: int) -> FabricChoice:
+    """The folder for a fabric: in `wanted` if given, else in shared memory if that has room, else on disk."""
+    name = fabric_name(cluster_id)
+    if wanted is not None:
+        if file_system(wanted) == "hugetlbfs":
+            what = f"{wanted} is on hugetlbfs, which holds only whole huge pages and no pipes"
+            raise BadValue(what, "use a tmpfs that is mounted with huge=advise, and --hugepages")
+        return FabricChoice(wanted / name)
+    if os.access(SHARED_MEMORY, os.W_OK | os.X_OK):
+        free = shutil.disk_usage(SHARED_MEMORY).free
+        if free >= need_bytes:
+            return FabricChoice(SHARED_MEMORY / name)
+        why = f"{SHARED_MEMORY} has {free // MIB} MiB free, this cluster wants {need_bytes // MIB}"
+    else:
+        why = f"{SHARED_MEMORY} can't be written"
+    return FabricChoice(data_dir / "fabric" / name, f"{why}: the fabric is on disk, in {data_dir}, and slower")
+
+
+def file_system(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
+    """The kind of file system that a folder is on, such as `tmpfs`; empty if it can't be told."""
+    try:
+        lines = [line.split() for line in mounts.read_text().splitlines()]
+    except OSError:
+        return ""
+    above = {str(place) for place in (folder, *folder.parents)}
+    found = [(len(fields[1]), fields[2]) for fields in lines if len(fields) > 2 and fields[1] in above]
+    return max(found, default=(0, ""))[1]
+
+
+# --- mirrors ----------------------------------------------------------------------------------------------------------
+# Where mirrors of the fabric are: `<fabric.mirror>/embarcadero-<cluster>-mirror/generation-<n>/`.
+#
+# Each generation has a folder of its own, since its mirror is needed until a later generation has recovered all lanes.
+# The store remembers which those are (`Directory.past`); all others are removed. A region also says in its superblock
+# which generation it belongs to, so a folder in the wrong place is refused, not believed.
+_NUMBER = 0xFFFF_FFFF
+
+
+def mirror_home(wanted: str, cluster_id: str) -> str:
+    """The folder of all mirrors of a cluster; empty: it has none."""
+    return str(Path(wanted).expanduser().absolute() / f"{fabric_name(cluster_id)}-mirror") if wanted else ""
+
+
+def mirror_folder(home: str, generation: int) -> Path:
+    """The folder of one generation's mirror."""
+    return Path(home) / f"generation-{generation & _NUMBER}"
+
+
+def make_mirror(home: str, generation: int) -> Path:
+    """Make the folder of a new generation's mirror, empty."""
+    folder = mirror_folder(home, generation)
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        folder.mkdir(mode=0o700, parents=True)
+    except OSError as error:
+        raise ClusterError(f"can't make {folder}: {error.strerror}", "choose another fabric.mirror") from error
+    return folder
+
+
+class OpenFabric(NamedTuple):
+    """A fabric as its writers have it, and the folders of which it is made."""
+
+    fabric: Fabric
+    parts: list[SharedFabric]
+
+
+def open_fabric(folder: str, mirror: str, generation: int, *, hugepages: bool = False) -> OpenFabric:
+    """The fabric of a running cluster; `mirror`: the folder of its mirror, if it has one."""
+    parts = [SharedFabric(Path(part), generation, hugepages=hugepages) for part in (folder, mirror) if part]
+    return OpenFabric(MirroredFabric(*parts) if mirror else parts[0], parts)
+
+
+def open_past(past: Past, generation: int) -> SharedFabric | None:
+    """The mirror of an earlier generation of the cluster that is in `generation` now, if it is still there."""
+    folder = mirror_folder(past.mirror, past.generation)
+    return SharedFabric(folder, generation & ~_NUMBER | past.generation) if folder.is_dir() else None
+
+
+def remove_mirrors(past: Iterable[Past]) -> None:
+    """Remove mirrors of earlier generations."""
+    for one in past:
+        if one.mirror:
+            shutil.rmtree(mirror_folder(one.mirror, one.generation), ignore_errors=True)
+            with contextlib.suppress(OSError):
+                Path(one.mirror).rmdir()  # unless there are others
+
+
+def remove_strays(home: str, past: Iterable[Past]) -> None:
+    """Remove what is in a home of mirrors and nobody will ask for: generations that ended well, or never began."""
+    kept = {mirror_folder(home, one.generation) for one in past if one.mirror == home}
+    for folder in Path(home).glob("generation-*"):
+        if folder not in kept:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_if_clean(directory: Directory, folder: Path) -> None:
+    """A cluster stops: its mirror goes too, unless a lane ends with an open range and has to be recovered."""
+    if any(range_.open for range_ in directory.ranges()):
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        folder.parent.rmdir()

@@ -1,0 +1,222 @@
+"""Where nodes say how they can be watched, and how they left: a small file a process in the cluster's folder.
+
+<data_dir>/watch/<node>.json
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, NamedTuple
+from urllib.request import urlopen
+
+import msgspec
+
+from embarcadero.limits import MIB
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """One node process. `left`: for each of its brokers that ended in order, what it settled and what it could not."""
+
+    roles: str
+    pid: int
+    host: str
+    port: int
+    left: dict[str, dict[str, int]] | None = None
+
+    @property
+    def address(self) -> str:
+        """host:port of its metrics; empty if it has none."""
+        if not self.port:
+            return ""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """Where its metrics are."""
+        return f"http://{self.address}/metrics"
+
+    @property
+    def running(self) -> bool:
+        """Whether its process is there."""
+        return self.left is None and Path(f"/proc/{self.pid}").exists()
+
+
+_DECODER: Final = msgspec.json.Decoder(Place)
+
+
+class Places:
+    """All of them, of one cluster."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._folder = data_dir / "watch"
+
+    def write(self, place: Place) -> None:
+        """Replace a node's file, whole."""
+        self._folder.mkdir(exist_ok=True)
+        path = self._folder / f"{place.roles.replace(':', '-').replace(',', '+')[:100]}.json"
+        hidden = path.with_suffix(f".{os.getpid()}.new")
+        hidden.write_bytes(msgspec.json.encode(place))
+        hidden.replace(path)
+
+    def clear(self) -> None:
+        """Forget those of an earlier run."""
+        for path in self._folder.glob("*"):
+            path.unlink(missing_ok=True)
+
+    def read(self) -> list[Place]:
+        """All nodes that ever told, by role; files that make no sense are left out."""
+        found = []
+        for path in sorted(self._folder.glob("*.json")):
+            with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
+                found.append(_DECODER.decode(path.read_bytes()))
+        return found
+
+
+# --- targets ----------------------------------------------------------------------------------------------------------
+# Discovery for Prometheus: where the metrics of all processes of a cluster are now.
+#
+# Every process serves the document at `/targets`, in the format of `http_sd_configs`, made from the files in which
+# processes say where they are. A process that was started again on another port is there as soon as it serves. One that
+# died stays where it was, so that Prometheus sees that it is down.
+ANY: Final = frozenset({"0.0.0.0", "::"})
+
+
+class TargetGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """One process: its address, and labels that all its metrics get."""
+
+    targets: list[str]
+    labels: dict[str, str]
+
+
+_GROUPS: Final = msgspec.json.Decoder(list[TargetGroup])
+NODE: Final = "node"
+"""The label with the roles of a process, such as `broker:0`."""
+
+
+def targets(places: Iterable[Place], asked: str) -> list[TargetGroup]:
+    """All processes with metrics but those that left in order. `asked`: the host by which the peer reached this one."""
+    return [
+        TargetGroup(targets=[_reached(place, asked).address], labels={NODE: place.roles})
+        for place in places
+        if place.left is None and place.port
+    ]
+
+
+def _reached(place: Place, asked: str) -> Place:
+    """A process that listens on all addresses is reached by the one that the peer knows."""
+    return msgspec.structs.replace(place, host=asked) if place.host in ANY and asked else place
+
+
+def places_of(document: bytes) -> list[Place]:
+    """The processes in a document that `/targets` gave. Raises msgspec.MsgspecError."""
+    found = []
+    for group in _GROUPS.decode(document):
+        for target in group.targets:
+            host, _, port = target.rpartition(":")
+            if port.isdigit():
+                found.append(Place(roles=group.labels.get(NODE, ""), pid=0, host=host.strip("[]"), port=int(port)))
+    return found
+
+
+# --- scrape -----------------------------------------------------------------------------------------------------------
+# Reads the metrics of all nodes of a cluster, each with a time-out: one that does not answer is left out.
+_TIMEOUT_S: Final = 1.5
+_PAGE_BYTES_MAX: Final = 16 * MIB
+
+Labels = dict[str, str]
+
+
+class Scrape(NamedTuple):
+    """What one node told: samples by name."""
+
+    place: Place
+    at: float
+    samples: dict[str, list[tuple[Labels, float]]]
+
+
+def scrape_all(places: Iterable[Place]) -> dict[str, Scrape]:
+    """The nodes that answer, by their roles."""
+    running = [place for place in places if place.port]
+    if not running:
+        return {}
+    with ThreadPoolExecutor(max_workers=min(16, len(running))) as pool:
+        return {found.place.roles: found for found in pool.map(_scrape, running) if found is not None}
+
+
+def _scrape(place: Place) -> Scrape | None:
+    try:
+        with urlopen(place.url, timeout=_TIMEOUT_S) as answer:
+            text = answer.read(_PAGE_BYTES_MAX).decode()
+        return Scrape(place, time.monotonic(), parse(text))
+    except (OSError, ValueError):
+        return None
+
+
+def parse(text: str) -> dict[str, list[tuple[Labels, float]]]:
+    """A page of metrics as samples by name."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    found: defaultdict[str, list[tuple[Labels, float]]] = defaultdict(list)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found[sample.name].append((sample.labels, sample.value))
+    return dict(found)
+
+
+class Change:
+    """The same node, earlier and now: values, and rates in between. A node that started anew began from zero."""
+
+    def __init__(self, before: Scrape | None, now: Scrape) -> None:
+        same = before is not None and before.place.pid == now.place.pid
+        self._before, self._now = (before if same else None), now
+        self._seconds = max(1e-6, now.at - before.at) if before is not None else 0.0
+
+    def value(self, name: str, **labels: object) -> float:
+        """The sum of all samples with these labels, as they are now."""
+        return _sum(self._now, name, labels)
+
+    def rate(self, name: str, **labels: object) -> float:
+        """How fast it grew, a second."""
+        if not self._seconds:
+            return 0.0
+        return max(0.0, self.value(name, **labels) - _sum(self._before, name, labels)) / self._seconds
+
+    def labels(self, name: str, label: str) -> set[str]:
+        """All values of a label."""
+        return {labels[label] for labels, _ in self._now.samples.get(name, [])}
+
+    def buckets(self, name: str) -> dict[float, float]:
+        """Observations at or below each bound since the earlier look; all of them when there is none."""
+        grown: defaultdict[float, float] = defaultdict(float)
+        for scrape, sign in ((self._now, 1), (self._before, -1)):
+            for labels, count in scrape.samples.get(f"{name}_bucket", []) if scrape else []:
+                grown[float(labels["le"])] += sign * count
+        return grown
+
+
+def _sum(scrape: Scrape | None, name: str, wanted: dict[str, object]) -> float:
+    if scrape is None:
+        return 0.0
+    wanted_text = {label: str(value) for label, value in wanted.items()}
+    return sum(value for labels, value in scrape.samples.get(name, []) if wanted_text.items() <= labels.items())
+
+
+def quantile(buckets: dict[float, float], share: float) -> float | None:
+    """The value below which this share of observations lies, straight between bounds; None without any."""
+    total = buckets.get(math.inf, 0.0)
+    if total <= 0:
+        return None
+    wanted, low, below = share * total, 0.0, 0.0
+    for bound in sorted(buckets):
+        if buckets[bound] >= wanted:
+            inside = buckets[bound] - below
+            return low if math.isinf(bound) or not inside else low + (bound - low) * (wanted - below) / inside
+        low, below = bound, buckets[bound]
+    return low
