@@ -16,7 +16,7 @@ from embarcadero.errors import BadValue, ClusterError
 from embarcadero.node import children as module
 from embarcadero.node.children import Child, exit_reason, roll_over
 from embarcadero.node.folder import ClusterFolder
-from embarcadero.node.fork_server import ForkServer
+from embarcadero.node.fork_server import NODE_MODULE, ForkServer
 from embarcadero.node.process import die_with
 from embarcadero.node.roles import SEQUENCER, Role, parse_roles
 
@@ -31,7 +31,7 @@ class Program(Child):
 
 
 def child(tmp_path: Path, program: str = Program.program) -> Program:
-    made = Program(ClusterFolder(tmp_path), [Role(0)], ForkServer(Log()))
+    made = Program(ClusterFolder(tmp_path), [Role(0)], ForkServer(Log(), NODE_MODULE))
     made.program = program
     return made
 
@@ -95,7 +95,7 @@ def test_a_crash_loop_backs_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_child_that_cannot_be_started_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever keeps it from starting, it waits as after a death, and runs once that is over."""
-    troubles = [BlockingIOError(11, "no processes"), ClusterError("no fork server", "wait"), BrokenPipeError(32, "gone")]
+    troubles = [BlockingIOError(11, "no processes"), ClusterError("no fork server", ""), BrokenPipeError(32, "gone")]
     waits: list[float] = []
 
     class Hindered(Program):
@@ -110,7 +110,7 @@ def test_a_child_that_cannot_be_started_is_tried_again(tmp_path: Path, monkeypat
         raise TimeoutError
 
     async def run() -> list[str]:
-        kept, stop = Hindered(ClusterFolder(tmp_path), [Role(0)], ForkServer(Log())), asyncio.Event()
+        kept, stop = Hindered(ClusterFolder(tmp_path), [Role(0)], ForkServer(Log(), NODE_MODULE)), asyncio.Event()
         reasons: list[str] = []
 
         def started() -> None:
@@ -145,7 +145,7 @@ def test_last_words_are_the_last_line(tmp_path: Path) -> None:
     """The reason for an end is the last line of the log, if there is one."""
     folder = ClusterFolder(tmp_path)
     folder.create()
-    quiet = Child(folder, [SEQUENCER], ForkServer(Log()))
+    quiet = Child(folder, [SEQUENCER], ForkServer(Log(), NODE_MODULE))
     assert quiet.last_words() == ""
     quiet.log_path.write_text("x" * 10_000 + "\nfirst\nthe reason\n")
     assert quiet.last_words() == "the reason"

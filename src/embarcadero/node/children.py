@@ -31,8 +31,10 @@ _LOG_BYTES_KEPT = 4 * MIB
 class Child:
     """One node process, over all its incarnations."""
 
-    def __init__(self, folder: ClusterFolder, roles: Sequence[Role], fork_server: ForkServer, rest_s: float = 0.0) -> None:
-        """`rest_s`: how long it stays down after a death, since processes that take its place need the processor more."""
+    def __init__(
+        self, folder: ClusterFolder, roles: Sequence[Role], fork_server: ForkServer, rest_s: float = 0.0
+    ) -> None:
+        """`rest_s`: how long it stays down after a death: processes that take its place need the processor more."""
         self.roles, self._fork_server = list(roles), fork_server
         self.name = ",".join(map(str, roles))
         self.log_path = folder.log_of(self.name)
@@ -61,7 +63,9 @@ class Child:
             except (OSError, EmbarcaderoError) as error:
                 if stop.is_set():
                     return
-                not_started(self, error.message if isinstance(error, EmbarcaderoError) else error.strerror or str(error))
+                not_started(
+                    self, error.message if isinstance(error, EmbarcaderoError) else error.strerror or str(error)
+                )
             else:
                 if stop.is_set():
                     self.signal(signal.SIGTERM)

@@ -33,6 +33,8 @@ from embarcadero.node.process import die_with, name_process, start_logging
 
 NodeMain = Callable[[Sequence[str]], int]
 """The main function of a node module: arguments -> exit code."""
+NODE_MODULE: Final = "embarcadero.node.node"
+"""The module whose `main` each node process runs, unless the proof names its own."""
 _MESSAGE_BYTES_MAX: Final = 16_384
 _WITHOUT_THREADS: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """Nodes use numpy, but no linear algebra: a pool of threads would only make forking harder."""

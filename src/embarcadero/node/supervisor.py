@@ -56,7 +56,7 @@ from embarcadero.node.fabric_folder import (
     write_owner,
 )
 from embarcadero.node.folder import ClusterFolder, ClusterInfo, NodeInfo, data_dir_of
-from embarcadero.node.fork_server import ForkServer
+from embarcadero.node.fork_server import NODE_MODULE, ForkServer
 from embarcadero.node.ports import answers, check_ports, own_address
 from embarcadero.node.process import parse_cores
 from embarcadero.node.roles import SEQUENCER, Role, metrics_offset
@@ -91,7 +91,7 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
     config: Config
     ready_fd: int | None = None  # for a background supervisor: where to report "ready" or an error
     stop_with_stdin: bool = False  # stop when standard input ends
-    node_module: str = "embarcadero.node.node"  # whose `main` each node process runs
+    node_module: str = NODE_MODULE  # whose `main` each node process runs
     restore: bool = False  # the folder is a copy: give it an identity of its own
 
     @property

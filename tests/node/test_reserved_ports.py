@@ -13,7 +13,7 @@ from embarcadero.node.ports import ReservedPorts
 
 ALL_OF_THEM = """
 import sys
-from embarcadero_proof.chaos import ports
+from embarcadero.node import ports
 from embarcadero.node.ports import ReservedPorts
 from embarcadero.errors import PortInUse
 ports._PORTS = int(sys.argv[1]), int(sys.argv[2])

@@ -14,7 +14,7 @@ import pytest
 from embarcadero.config import Config
 from embarcadero.errors import AlreadyRunning, BadValue, ClusterError, Corrupt, NotRunning
 from embarcadero.limits import GIB
-from embarcadero.node import folder as module
+from embarcadero.node import fabric_folder as module
 from embarcadero.node.fabric_folder import choose_fabric
 from embarcadero.node.folder import ClusterFolder, ClusterInfo, NodeInfo, default_data_dir
 
