@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from embarcadero.audit.findings import AuditReport
+    from embarcadero.audit.report import AuditReport
     from embarcadero.client.sync import Log
     from embarcadero.config import Config
     from embarcadero.spark.jobs import Progress, Report
