@@ -10,11 +10,10 @@ import pytest
 
 from embarcadero.audit.report import LaneFacts, SpanReport, report_of, spans_of
 from embarcadero.audit.span import look_at
-from embarcadero.tier.entries_table import EntriesTable
 from embarcadero.tier.parquet import Span, write_span
 from embarcadero.tier.settings import TierSettings
 from embarcadero.tier.snapshots import Loaded
-from embarcadero.tier.table import TierTable
+from embarcadero.tier.table import EntriesTable, TierTable
 from embarcadero.types import EntryKind
 from embarcadero.wire.schemas import RAW
 from embarcadero_proof.bugs.table import injected

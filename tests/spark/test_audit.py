@@ -16,9 +16,9 @@ from embarcadero.audit.sessions import problems_of, runs_of
 from embarcadero.fabric.layout import OPEN_STRONG
 from embarcadero.spark.auditing import _sessions, audit
 from embarcadero.tier import columns
-from embarcadero.tier.cold import ColdTable
 from embarcadero.tier.job import TierJob
 from embarcadero.tier.settings import TierSettings
+from embarcadero.tier.table_reads import TopicTable
 from embarcadero.types import GapKind
 
 if TYPE_CHECKING:
@@ -196,9 +196,9 @@ def _found_with(log: emb.Log, topic: str, change: Callable[[pa.RecordBatch], pa.
     (facts,) = lane_facts(about, tail)
     kinds: set[str] = set()
     runs: list[pa.RecordBatch] = []
-    real = ColdTable.rows
+    real = TopicTable.rows
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ColdTable, "rows", lambda *arguments: map(change, real(*arguments)))
+        patch.setattr(TopicTable, "rows", lambda *arguments: map(change, real(*arguments)))
         for span in spans_of(log, about, facts, 1 << 30):
             found, own = span.look_at(log, about, span)
             kinds |= {finding.kind for finding in found.findings}

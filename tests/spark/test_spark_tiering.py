@@ -15,10 +15,10 @@ import pytest
 import embarcadero as emb
 from embarcadero.errors import OutcomeUnknown
 from embarcadero.spark.tiering import SparkEngine
+from embarcadero.tier.engines import Work
 from embarcadero.tier.job import TierJob
 from embarcadero.tier.parquet import Span
 from embarcadero.tier.settings import TierSettings
-from embarcadero.tier.work import Work
 from tests.spark.conftest import QUICK_START
 from tests.tier.truth import Truth
 

@@ -19,7 +19,7 @@ from embarcadero.client.sync import Log
 from embarcadero.config import load
 from embarcadero.errors import NotAvailable, TierUnavailable
 from embarcadero.node.local import LocalCluster
-from embarcadero.tier import cold
+from embarcadero.tier import table_reads
 from embarcadero.tier.job import TierJob
 from embarcadero.tier.settings import TierSettings, sqlite_catalog
 from tests.tier.object_store import ObjectStore, available, object_store
@@ -68,8 +68,8 @@ def tiered(log: Log, topic: str, settings: TierSettings) -> None:
 
 def _forget_files() -> None:
     """Metadata that was read before must not hide that the store is away."""
-    cold._contents.cache_clear()
-    cold._shared_manifests._known.clear()
+    table_reads._contents.cache_clear()
+    table_reads.shared_manifests._known.clear()
 
 
 def _until_reported(subscriber: Any) -> TierUnavailable:
@@ -188,6 +188,6 @@ def test_a_table_elsewhere_is_left_to_clients(near: Log, tmp_path: Path, monkeyp
     assert near.read("other").num_rows == RECORDS
     with near.subscribe("other", start="earliest") as subscriber:
         assert _values(subscriber) == VALUES
-    monkeypatch.setitem(sys.modules, "embarcadero.tier.cold", None)
+    monkeypatch.setitem(sys.modules, "embarcadero.tier.table_reads", None)
     with pytest.raises(NotAvailable):
         near.read("other", timeout=60)

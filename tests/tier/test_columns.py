@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embarcadero.errors import BadSchema, BadValue, Corrupt, UnknownSchema
-from embarcadero.tier.columns import KEPT, SYSTEM, EntriesHash, rows, table_schema
-from embarcadero.tier.types import from_table, table_type, to_table
+from embarcadero.tier.columns import KEPT, SYSTEM, EntriesHash, from_table, rows, table_schema, table_type, to_table
 from embarcadero.types import EntryKind, GapKind
 from embarcadero.wire.schemas import RAW, TopicSchemas
 from tests.tier.entries import batch_of, control_of, hole, raw

@@ -16,12 +16,10 @@ from embarcadero.client.sync import Log
 from embarcadero.config import load
 from embarcadero.errors import NotAvailable, OutcomeUnknown
 from embarcadero.spark import installed, tiering
-from embarcadero.tier.engines import AutoEngine, EngineKind, ProcessEngine, chosen_kind, engine_of
-from embarcadero.tier.job import TierJob
-from embarcadero.tier.many import Tierer
+from embarcadero.tier.engines import AutoEngine, EngineKind, ProcessEngine, Work, chosen_kind, engine_of
+from embarcadero.tier.job import Tierer, TierJob
 from embarcadero.tier.parquet import FileFacts, Span
 from embarcadero.tier.settings import TierSettings
-from embarcadero.tier.work import Work
 from tests.tier.test_many import Told
 from tests.tier.truth import Truth
 

@@ -18,12 +18,11 @@ import pytest
 
 from embarcadero.client.sync import Log
 from embarcadero.errors import BadTable, BadValue, Corrupt, Deposed, TierBusy, TierUnavailable
-from embarcadero.tier.engines import ProcessEngine
+from embarcadero.tier.engines import ProcessEngine, Work
 from embarcadero.tier.job import STEPS, TierJob, checked_facts
 from embarcadero.tier.parquet import FileFacts, Span
 from embarcadero.tier.settings import TierSettings
 from embarcadero.tier.table import TierTable
-from embarcadero.tier.work import Work
 from embarcadero_proof.bugs.table import injected
 from tests.tier.rewriting import add
 from tests.tier.truth import Truth

@@ -17,18 +17,16 @@ from embarcadero.client.batch import Batch
 from embarcadero.client.sync import Log
 from embarcadero.errors import BadSchema, BadTable
 from embarcadero.tier import parquet
-from embarcadero.tier.cold import ColdTable
 from embarcadero.tier.columns import EntriesHash, rows
-from embarcadero.tier.entries_table import EntriesTable
-from embarcadero.tier.gc import collect_data
 from embarcadero.tier.job import TierJob
 from embarcadero.tier.layouts import Layout, records_schema
 from embarcadero.tier.parquet import FileFacts, Span, write_span
-from embarcadero.tier.row_merge import merged
-from embarcadero.tier.serving import table_cuts
+from embarcadero.tier.row_groups import merged
 from embarcadero.tier.settings import TierSettings
 from embarcadero.tier.snapshots import Loaded, snapshot_properties
-from embarcadero.tier.table import TierTable
+from embarcadero.tier.table import EntriesTable, TierTable
+from embarcadero.tier.table_reads import TopicTable, table_cuts
+from embarcadero.tier.upkeep import collect_data
 from embarcadero.types import EntryKind, Tier
 from embarcadero.wire.schemas import RAW, TopicSchemas
 from tests.tier.entries import batch_of, control_of, raw
@@ -328,7 +326,7 @@ def test_a_table_of_a_later_version_is_refused(table: TierTable) -> None:
     assert "upgrade" in caught.value.hint
     tier = Tier(id="id-1", warehouse="", table="orders", metadata=later.metadata, frontiers=later.frontiers)
     with pytest.raises(BadTable, match="layout '7'"):
-        taken(ColdTable(tier))
+        taken(TopicTable(tier))
 
 
 def test_a_killed_job_leaves_no_doubles(truth: Truth) -> None:

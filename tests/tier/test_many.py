@@ -7,8 +7,7 @@ from threading import Event
 from typing import Any
 
 from embarcadero.client.sync import Log
-from embarcadero.tier.job import Cycle, TierJob
-from embarcadero.tier.many import Tierer
+from embarcadero.tier.job import Cycle, Tierer, TierJob
 from embarcadero.tier.settings import TierSettings
 from tests.tier.truth import await_durable
 

@@ -9,11 +9,10 @@ import pytest
 
 from embarcadero.client.sync import Log
 from embarcadero.errors import BadTable, TierUnavailable
-from embarcadero.tier.batches import cold_batches
-from embarcadero.tier.cold import ColdTable
 from embarcadero.tier.job import TierJob
 from embarcadero.tier.parquet import data_folder
 from embarcadero.tier.settings import TierSettings, sqlite_catalog
+from embarcadero.tier.table_reads import TopicTable, table_batches
 from tests.tier.object_store import ObjectStore, available, object_store
 from tests.tier.truth import await_durable
 
@@ -47,12 +46,12 @@ def test_tiered_to_an_object_store(log: Log, store: ObjectStore, tmp_path: Path)
     assert log.tail("far").hot_seq == 1_000
 
     usual = store.properties()
-    table = ColdTable(tier, usual)
-    found = [batch for batches in cold_batches(table, lane, 0, 99, log.describe("far").versions) for batch in batches]
+    table = TopicTable(tier, usual)
+    found = [batch for batches in table_batches(table, lane, 0, 99, log.describe("far").versions) for batch in batches]
     assert [record.value for batch in found for record in batch.records()] == [b"%d" % n for n in range(1_000)]
 
     with pytest.raises(TierUnavailable, match="tables"):
-        list(ColdTable(tier, usual | {"s3.secret-access-key": "wrong"}).rows(lane, 0, 99))
+        list(TopicTable(tier, usual | {"s3.secret-access-key": "wrong"}).rows(lane, 0, 99))
     (file,) = table.files(lane, 0, 99)
     table.storage.delete(file.path)
     assert table.storage.list(data_folder("s3://warehouse/tables/embarcadero/far")) == []

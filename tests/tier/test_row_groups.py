@@ -15,14 +15,13 @@ from embarcadero.client.tables import encoded
 from embarcadero.errors import NotAvailable
 from embarcadero.limits import MIB, TABLE_PIECE_BYTES, TIER_GROUP_DECODED_BYTES
 from embarcadero.tier import parquet
-from embarcadero.tier.batches import cold_batches
-from embarcadero.tier.cold import ColdTable, GroupCache
 from embarcadero.tier.parquet import Footer, Span, read_footer, write_span
-from embarcadero.tier.row_groups import pieces
+from embarcadero.tier.row_groups import GroupCache, pieces
 from embarcadero.tier.settings import TierSettings
 from embarcadero.tier.snapshots import Loaded
 from embarcadero.tier.storage import Storage
 from embarcadero.tier.table import TierTable
+from embarcadero.tier.table_reads import TopicTable, table_batches
 from embarcadero.types import Tier
 from embarcadero.wire.schemas import TopicSchemas
 from tests.tier.entries import batch_of
@@ -67,9 +66,9 @@ def compacted(folder: Path) -> Loaded:
     return again
 
 
-def cold(loaded: Loaded, **options: Any) -> ColdTable:
+def cold(loaded: Loaded, **options: Any) -> TopicTable:
     tier = Tier(id="1", warehouse="", table="t", metadata=loaded.metadata, frontiers=loaded.frontiers)
-    return ColdTable(tier, **options)
+    return TopicTable(tier, **options)
 
 
 def file_of(folder: Path) -> Path:
@@ -134,7 +133,7 @@ def test_older_files_are_read_in_pieces(tmp_path: Path) -> None:
     assert 0 < cache.bytes < 64 * MIB
     sizes = [rows.column("text").nbytes for rows in table.rows(0, 0, 99)]
     assert max(sizes) <= TABLE_PIECE_BYTES
-    found = [batch for batches in cold_batches(table, 0, 0, 99, TEXT) for batch in batches]
+    found = [batch for batches in table_batches(table, 0, 0, 99, TEXT) for batch in batches]
     assert [(batch.index, batch.count) for batch in found] == [(number, 10_000) for number in range(20)]
     assert set(found[-1].to_arrow().column("text").to_pylist()) == {"x" * 1_000}
     assert [rows.num_rows for rows in table.rows(0, 7, 8)] == [10_000]
@@ -163,10 +162,10 @@ def test_texts_within_lists_maps_and_structs_count_too(tmp_path: Path, monkeypat
     tiered(tmp_path, NESTED, log)
     loaded = compacted(tmp_path)
     for bytes_max, many in ((1, 12), (500_000, 6), (1 << 40, 1)):
-        monkeypatch.setattr("embarcadero.tier.cold.TABLE_PIECE_BYTES", bytes_max)
+        monkeypatch.setattr("embarcadero.tier.table_reads.TABLE_PIECE_BYTES", bytes_max)
         table = cold(loaded)
         assert len(list(table.rows(0, 0, 99))) == many
-        found = [batch for batches in cold_batches(table, 0, 0, 99, NESTED) for batch in batches]
+        found = [batch for batches in table_batches(table, 0, 0, 99, NESTED) for batch in batches]
         assert [batch.to_arrow().to_pylist() for batch in found] == [batch.to_arrow().to_pylist() for batch in log]
 
 

@@ -17,15 +17,14 @@ import pytest
 
 from embarcadero.client.batch import Batch
 from embarcadero.errors import BadTable, BadValue, Corrupt, Deposed, TierUnavailable, Trimmed
-from embarcadero.tier.batches import cold_batches
-from embarcadero.tier.cold import ColdTable
 from embarcadero.tier.columns import EntriesHash, rows
-from embarcadero.tier.gc import collect_data, collect_metadata
 from embarcadero.tier.parquet import FileFacts, Footer, Span, span_of, write_span
 from embarcadero.tier.settings import TierSettings, parse_properties
 from embarcadero.tier.snapshots import Loaded
 from embarcadero.tier.storage import Storage
 from embarcadero.tier.table import TierTable, table_name
+from embarcadero.tier.table_reads import TopicTable, table_batches
+from embarcadero.tier.upkeep import collect_data, collect_metadata
 from embarcadero.types import EntryKind, GapKind, Tier
 from embarcadero.wire.schemas import RAW, TopicSchemas
 from embarcadero_proof.bugs.table import injected
@@ -85,12 +84,12 @@ def tier_of(loaded: Loaded, **more: Any) -> Tier:
     return Tier(**{**facts, "frontiers": loaded.frontiers, "starts": loaded.starts, **more})
 
 
-def cold(loaded: Loaded, **more: Any) -> ColdTable:
-    return ColdTable(tier_of(loaded, **more))
+def cold(loaded: Loaded, **more: Any) -> TopicTable:
+    return TopicTable(tier_of(loaded, **more))
 
 
-def taken(table: ColdTable, schemas: TopicSchemas = RAW, start: int = 0, stop: int = 99, **more: Any) -> list[Batch]:
-    return [batch for batches in cold_batches(table, 0, start, stop, schemas, **more) for batch in batches]
+def taken(table: TopicTable, schemas: TopicSchemas = RAW, start: int = 0, stop: int = 99, **more: Any) -> list[Batch]:
+    return [batch for batches in table_batches(table, 0, start, stop, schemas, **more) for batch in batches]
 
 
 def facts_of(batch: Batch) -> tuple[Any, ...]:
@@ -125,7 +124,7 @@ def test_spans_partitions_and_starts(table: TierTable) -> None:
     lost = taken(cold(loaded, frontiers={0: (30, 90)}))[-1].gap
     assert lost is not None
     assert (lost.kind, lost.start, lost.stop) == (GapKind.LOST, 13, 30)
-    assert taken(ColdTable(Tier(id="", warehouse="", table=""))) == []
+    assert taken(TopicTable(Tier(id="", warehouse="", table=""))) == []
 
 
 def test_places_in_a_table(table: TierTable) -> None:

@@ -10,12 +10,11 @@ from typing import Any
 import duckdb
 
 from embarcadero.client.sync import Log
-from embarcadero.tier.batches import cold_batches
-from embarcadero.tier.cold import ColdTable
-from embarcadero.tier.gc import collect_data
 from embarcadero.tier.layouts import Layout
 from embarcadero.tier.settings import TierSettings
 from embarcadero.tier.table import TierTable
+from embarcadero.tier.table_reads import TopicTable, table_batches
+from embarcadero.tier.upkeep import collect_data
 
 
 def await_durable(log: Log, topic: str) -> None:
@@ -66,9 +65,10 @@ class Truth:
         held |= dict(zip(hot.column("_seq").to_pylist(), hot.column("value").to_pylist(), strict=True))
         told += [f"seq {seq} is missing" for seq in self.records.keys() - held.keys()]
         told += [f"seq {seq} is wrong" for seq, value in self.records.items() if held.get(seq, value) != value]
+        versions = self.log.describe(self.topic).versions
         cold = [
             batch
-            for batches in cold_batches(ColdTable(tier), tail.lane, 0, 1 << 62, self.log.describe(self.topic).versions)
+            for batches in table_batches(TopicTable(tier), tail.lane, 0, 1 << 62, versions)
             for batch in batches
         ]
         told += [f"{batch!r} in the table" for batch in cold if batch.gap is not None]

@@ -31,10 +31,10 @@ from embarcadero.spark.streaming import stream_reader
 from embarcadero.spark.tiering import SparkEngine
 from embarcadero.spark.write_options import WriteOptions
 from embarcadero.spark.writing import TaskWriter, Work
-from embarcadero.tier.cold import ColdTable
 from embarcadero.tier.columns import rows
 from embarcadero.tier.job import TierJob
 from embarcadero.tier.settings import TierSettings
+from embarcadero.tier.table_reads import TopicTable
 from embarcadero.wire.payload import RAW_SCHEMA, raw_batch
 from embarcadero_proof.lab.nothing import Nothing, keep
 from embarcadero_proof.lab.settings import SMALL_RECORD_BYTES
@@ -206,7 +206,7 @@ class Bench:
         tier = self._log.describe(TIERED).tier
         if tier is None:
             raise BadTable(f"topic {TIERED!r} has no table", "report it: this is a bug")
-        found = ColdTable(tier, {}).files(lane, 0, tier.frontier(lane)[0])
+        found = TopicTable(tier, {}).files(lane, 0, tier.frontier(lane)[0])
         files = [file.path for file in found if file.stop_seq <= seq]
         times = self._in_turns(
             lambda: _drop(self._spark.read.parquet(*files)),

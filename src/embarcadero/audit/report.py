@@ -217,12 +217,12 @@ def _file_ends(about: TopicInfo, lane: int, first: int, last: int, properties: S
     """
     if about.tier is None:
         return []
-    from embarcadero.tier.cold import ColdTable  # wants PyIceberg, which only tiered topics need
     from embarcadero.tier.layouts import Layout
     from embarcadero.tier.parquet import span_of
+    from embarcadero.tier.table_reads import TopicTable  # wants PyIceberg, which only tiered topics need
 
     ends: list[tuple[int, str]] = []
-    table = ColdTable(about.tier, parse_properties(properties))
+    table = TopicTable(about.tier, parse_properties(properties))
     for file in table.parts(lane, first, last):
         span = span_of(file.path)
         start, stop = file.first_index, file.stop_index

@@ -233,19 +233,19 @@ def _check_file(audit: SpanAudit, about: TopicInfo, span: AuditSpan) -> None:
     """A file says which entries it was written with: then a hole in it was lost before, and is no hole of the file."""
     if not span.file or about.tier is None:
         return
-    from embarcadero.tier.cold import ColdTable
+    from embarcadero.tier.table_reads import TopicTable
 
-    footer = ColdTable(about.tier, parse_properties(span.properties)).footer(span.file)
+    footer = TopicTable(about.tier, parse_properties(span.properties)).footer(span.file)
     if footer is None or (footer.entries, footer.hash) != (audit.hash.entries, audit.hash.hex):
         audit.note("table", span.start, f"{span.file} has other entries than it was written with")
 
 
 def _check_doubles(audit: SpanAudit, about: TopicInfo, span: AuditSpan) -> None:
     """No index is in two files of a table."""
-    from embarcadero.tier.cold import ColdTable
+    from embarcadero.tier.table_reads import TopicTable
 
     if about.tier is not None:
-        table = ColdTable(about.tier, parse_properties(span.properties))
+        table = TopicTable(about.tier, parse_properties(span.properties))
         for index, files in table.doubles(span.lane.lane, span.start, span.stop):
             audit.note("table", index, f"{files} both have it")
 
@@ -272,10 +272,10 @@ def _log_rows(log: Log, about: TopicInfo, span: AuditSpan, columns: list[str] | 
 
 
 def _table_rows(about: TopicInfo, span: AuditSpan, columns: list[str] | None) -> Iterator[pa.RecordBatch]:
-    from embarcadero.tier.cold import ColdTable  # wants PyIceberg, which only tiered topics need
+    from embarcadero.tier.table_reads import TopicTable  # wants PyIceberg, which only tiered topics need
 
     if about.tier is not None:
-        table = ColdTable(about.tier, parse_properties(span.properties))
+        table = TopicTable(about.tier, parse_properties(span.properties))
         yield from table.rows(span.lane.lane, span.start, span.stop, columns)
 
 

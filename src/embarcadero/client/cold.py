@@ -29,7 +29,7 @@ from embarcadero.wire import messages as m
 
 if TYPE_CHECKING:
     from embarcadero.client.brokers import Brokers
-    from embarcadero.tier.cold import ColdTable
+    from embarcadero.tier.table_reads import TopicTable
 
 Answer = TypeVar("Answer", bound=m.Message)
 Told = TypeVar("Told", m.PlaceIs, m.PiecesAre)
@@ -38,16 +38,16 @@ Place = tuple[int, int]
 """Index and seq."""
 
 
-def open_table(tier: Tier, brokers: Brokers) -> ColdTable:
+def open_table(tier: Tier, brokers: Brokers) -> TopicTable:
     """A topic's table as a metadata file describes it. NotAvailable without the extra.
 
     A store that does not answer is reported as soon as a broker reports it.
     """
-    from embarcadero.tier.cold import ColdTable
     from embarcadero.tier.settings import parse_properties
     from embarcadero.tier.storage import FOR_READERS
+    from embarcadero.tier.table_reads import TopicTable
 
-    return ColdTable(tier, {**FOR_READERS, **parse_properties(brokers.table_properties)})
+    return TopicTable(tier, {**FOR_READERS, **parse_properties(brokers.table_properties)})
 
 
 class ColdReads:
@@ -117,9 +117,9 @@ class ColdReads:
     def _open(self, tier: Tier, ask: ColdAsk, start: int, stop: int) -> Iterator[list[Batch]]:
         """On a worker thread."""
         table = open_table(tier, self._brokers)
-        from embarcadero.tier.batches import cold_batches
+        from embarcadero.tier.table_reads import table_batches
 
-        return cold_batches(
+        return table_batches(
             table, ask.lane, start, stop, ask.schemas, partitions=ask.partitions, control=ask.control,
             durable=ask.durable,
         )  # fmt: skip
@@ -143,7 +143,7 @@ class ColdReads:
 
 def _next(tier: Tier, lists: Iterator[list[Batch]]) -> list[Batch] | None:
     """On a worker thread."""
-    from embarcadero.tier.serving import naming_the_store
+    from embarcadero.tier.table_reads import naming_the_store
 
     with naming_the_store(tier):
         return next(lists, None)
@@ -211,7 +211,7 @@ async def _table_cuts(brokers: Brokers, tier: Tier, lane: int, start: int, stop:
     """Files of a table as pieces of a span: as a broker tells, or as this client sees."""
 
     def cuts() -> list[Cut]:
-        from embarcadero.tier.serving import table_cuts
+        from embarcadero.tier.table_reads import table_cuts
 
         return table_cuts(open_table(tier, brokers), lane, start, stop, piece_bytes)
 
@@ -234,7 +234,7 @@ async def _of_table(
             refused = error
 
     def named() -> Seen:
-        from embarcadero.tier.serving import naming_the_store
+        from embarcadero.tier.table_reads import naming_the_store
 
         with naming_the_store(tier):
             return look()

@@ -23,9 +23,10 @@ import pyarrow.parquet as pq
 from embarcadero.errors import Corrupt
 from embarcadero.limits import SPARK_ROWS_BYTES
 from embarcadero.spark.offsets import Span
-from embarcadero.tier.cold import ColdFile, ColdTable
 from embarcadero.tier.settings import parse_properties
+from embarcadero.tier.snapshots import TableFile
 from embarcadero.tier.storage import reading
+from embarcadero.tier.table_reads import TopicTable
 from embarcadero.types import Cut, EntryKind, Gap, GapKind, Tier
 
 _LOG: Final = logging.getLogger("embarcadero.spark")
@@ -36,9 +37,9 @@ _RUNS_MAX: Final = 16
 Mask = npt.NDArray[np.bool_]
 
 
-def open_table(tier: Tier, properties: Sequence[str]) -> ColdTable:
+def open_table(tier: Tier, properties: Sequence[str]) -> TopicTable:
     """A topic's table as of what the store says; `properties` are those of the configuration (`tier.properties`)."""
-    return ColdTable(tier, parse_properties(properties))
+    return TopicTable(tier, parse_properties(properties))
 
 
 @lru_cache(maxsize=64)
@@ -55,7 +56,7 @@ def table_visible(tier_id: str, metadata: str, topic: str) -> bool:
 
 
 # --- planning ---------------------------------------------------------------------------------------------------------
-def table_pieces(table: ColdTable, lane: int, start: int, stop: int, piece_bytes: int) -> list[Cut]:
+def table_pieces(table: TopicTable, lane: int, start: int, stop: int, piece_bytes: int) -> list[Cut]:
     """Pieces of batches [start, stop): files, and row groups of files that are too large for one piece.
 
     `stop` is at most the frontier. Bytes are those of files.
@@ -75,7 +76,7 @@ def table_pieces(table: ColdTable, lane: int, start: int, stop: int, piece_bytes
     return joined
 
 
-def _groups(table: ColdTable, file: ColdFile) -> list[Cut]:
+def _groups(table: TopicTable, file: TableFile) -> list[Cut]:
     """The row groups of a file. Each has whole batches; the next one's first row tells where one ends."""
     with table.storage.open(file.path) as stream, reading(file.path):
         facts = pq.ParquetFile(stream).metadata
@@ -88,7 +89,7 @@ def _groups(table: ColdTable, file: ColdFile) -> list[Cut]:
     return [Cut(index, seq, size) for (index, seq), size in zip(ends, sizes, strict=True)]
 
 
-def payload_pieces(table: ColdTable, lane: int, start: int, stop: int, piece_bytes: int, most: int) -> list[Cut]:
+def payload_pieces(table: TopicTable, lane: int, start: int, stop: int, piece_bytes: int, most: int) -> list[Cut]:
     """The first pieces of batches [start, stop) by the bytes that were published: for limits, which count those."""
     found: list[Cut] = []
     last = Cut(*table.tier.frontier(lane), 0)  # if the table has nothing of the span
@@ -110,7 +111,7 @@ def payload_pieces(table: ColdTable, lane: int, start: int, stop: int, piece_byt
 
 # --- rows -------------------------------------------------------------------------------------------------------------
 def table_rows(
-    table: ColdTable, span: Span, stop: int, columns: dict[str, pa.DataType], partitions: Sequence[int] | None,
+    table: TopicTable, span: Span, stop: int, columns: dict[str, pa.DataType], partitions: Sequence[int] | None,
     gone: Callable[[Gap], None], durable: bool = False,
 ) -> Iterator[pa.RecordBatch]:  # fmt: skip
     """Records of a span below index `stop`, with the wanted columns; `gone` is told of holes.

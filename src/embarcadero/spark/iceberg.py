@@ -12,9 +12,9 @@ import pyarrow as pa
 from embarcadero.errors import BadTable, BadValue
 from embarcadero.spark.frame import frame_type
 from embarcadero.spark.versions import from_arrow, to_arrow
+from embarcadero.tier.columns import table_type
 from embarcadero.tier.settings import NAMESPACE
 from embarcadero.tier.storage import Storage, reading, typed_errors
-from embarcadero.tier.types import table_type
 
 from pyiceberg.catalog import load_catalog  # isort: skip - storage.py says what is missing
 from pyiceberg.catalog.noop import NoopCatalog  # isort: skip

@@ -22,7 +22,7 @@ from embarcadero.errors import BadSchema, BadValue
 from embarcadero.limits import STAGED_TTL_S_MIN
 from embarcadero.spark.frame import frame_type
 from embarcadero.spark.write_options import WriteOptions
-from embarcadero.tier.types import table_type
+from embarcadero.tier.columns import table_type
 from embarcadero.types import HIDDEN_PREFIX, Order
 from embarcadero.wire.partitioners import NO_PARTITION, is_key_type, partitions_of
 from embarcadero.wire.payload import RAW_SCHEMA

@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from embarcadero.errors import EmbarcaderoError, OutcomeUnknown
 from embarcadero.limits import TIER_SPARK_IDLE_S
+from embarcadero.tier.engines import Work, do_work
 from embarcadero.tier.parquet import FileFacts
-from embarcadero.tier.work import Work, do_work
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

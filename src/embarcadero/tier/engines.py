@@ -7,8 +7,7 @@
 | auto | Spark when more than `TIER_SPARK_BYTES` of a topic wait, the process for the trickle |
 
 A session of Spark takes a GB beside the brokers: it begins with the first files that it has to write, and ends when it
-had nothing to write for `TIER_SPARK_IDLE_S` (spark/tiering.py).
-"""
+had nothing to write for `TIER_SPARK_IDLE_S` (spark/tiering.py)."""
 
 from __future__ import annotations
 
@@ -16,17 +15,39 @@ from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Protocol
 
+import msgspec
+
 from embarcadero.client.sync import Log
 from embarcadero.config.table import Tier as TierConfig
 from embarcadero.errors import NotAvailable
 from embarcadero.limits import TIER_SPARK_BYTES
-from embarcadero.tier.parquet import FileFacts
-from embarcadero.tier.work import Work, do_work
+from embarcadero.tier.parquet import FileFacts, Span, write_span
+from embarcadero.tier.storage import Storage
 
 if TYPE_CHECKING:
     from embarcadero.spark.tiering import SparkEngine
 
 _MASTER: Final = "local[*]"
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """A span to be written into files."""
+
+    topic: str
+    span: Span
+    location: str
+    epoch: int
+    properties: dict[str, str]
+    entries_location: str = ""  # of the table of control entries; empty: the topic's table has them
+    waiting: int = 0  # bytes of payloads of the topic that wait to be tiered, about
+
+
+def do_work(log: Log, work: Work) -> FileFacts:
+    """Read a span and write its files. The schema is asked for now: it is as new as every batch of the span."""
+    span, schemas = work.span, log.describe(work.topic).versions
+    scan = log.scan(work.topic, lane=span.lane, start=span.start, stop=span.stop, control=True)
+    storage = Storage(work.properties)
+    return write_span(storage, work.location, span, work.epoch, schemas, scan, work.entries_location)
 
 
 class EngineKind(StrEnum):

@@ -15,7 +15,7 @@ from embarcadero.node.folder import ClusterFolder
 from embarcadero.node.process import be_private, die_with, name_process, start_logging
 from embarcadero.node.report import report
 from embarcadero.tier.engines import chosen_kind, engine_of
-from embarcadero.tier.many import Tierer
+from embarcadero.tier.job import Tierer
 from embarcadero.tier.settings import TierSettings
 from embarcadero.watch.logs import LogJournal
 

@@ -1,15 +1,21 @@
-"""Memory of row groups: what one takes when it is read, and pieces of it that are decoded one after the other.
+"""Row groups of files: how they are read, what one takes in memory, and pieces that are decoded one after the other.
 
 Parquet's own sizes are those of encoded pages. A value that comes often is in them once, and a group of two megabytes
 may decode to hundreds. The tiering job notes the decoded size of each group in the footer (`Footer.decoded`). Where it
 is not known, text and bytes are read as dictionaries: then a group takes what this module tells, and values are copied
 into their rows piece by piece.
+
+`merged` has records and control entries of a lane as one stream of rows, in the order of the log. Both come sorted by
+`_index`, and no index is in both. Control entries are few: rows of records are handed on as they lie, in slices between
+two entries, and copied only where entries are dense.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Final
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from threading import Lock
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +24,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as kinds
 
+from embarcadero.errors import BadTable, NotAvailable
+from embarcadero.limits import TABLE_CACHE_BYTES, TABLE_FOOTERS_MAX
+from embarcadero.tier.parquet import read_footer
+from embarcadero.tier.snapshots import TableFile
+from embarcadero.tier.storage import Storage, reading
+
 _BYTES: Final = "BYTE_ARRAY"
 _INDEX_BYTES: Final = 4  # of a value in a dictionary, and of an offset
 _VALUE_BYTES: Final = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 8, "FLOAT": 4, "DOUBLE": 8, _BYTES: _INDEX_BYTES}
@@ -25,6 +37,9 @@ _DECIMAL_BYTES: Final = 16
 _TEXTS: Final = (kinds.is_string, kinds.is_binary, kinds.is_large_string, kinds.is_large_binary)
 
 Int64s = npt.NDArray[np.int64]
+_INDEX_MAX: Final = (1 << 63) - 1
+_SLICES_MAX: Final = 16
+"""Rows between which more entries lie are copied together with them: many small slices take longer."""
 
 
 def dictionary_columns(metadata: pq.FileMetaData) -> list[str]:
@@ -101,3 +116,174 @@ def _of_lists(array: Any, values: Int64s) -> Int64s:
 def _plain(array: pa.Array, instead: int = 0) -> Int64s:
     found: Int64s = pc.fill_null(array, pa.scalar(instead, array.type)).to_numpy(zero_copy_only=False).astype(np.int64)
     return found
+
+
+class _Facts(NamedTuple):
+    """What the footer of a file says: names of columns, and row groups (first and last index, bytes in memory)."""
+
+    names: list[str]
+    groups: list[tuple[int, int, int]]
+    dictionaries: list[str]  # columns to be read as such: nobody knows yet how large they are without
+
+
+class GroupCache:
+    """Footers and decoded row groups that were read last, within bounds. Files never change. Safe for threads."""
+
+    def __init__(self, bytes_max: int = TABLE_CACHE_BYTES, footers_max: int = TABLE_FOOTERS_MAX) -> None:
+        self._bytes_max, self._footers_max = bytes_max, footers_max
+        self._footers: OrderedDict[str, _Facts] = OrderedDict()
+        self._groups: OrderedDict[tuple[str, int, tuple[str, ...]], pa.Table] = OrderedDict()
+        self._lock = Lock()
+        self.bytes = 0  # of the row groups that are kept
+
+    def facts(self, path: str) -> _Facts | None:
+        """The footer of a file, if it is kept."""
+        with self._lock:
+            return self._footers.get(path)
+
+    def keep_facts(self, path: str, facts: _Facts) -> None:
+        """Keep the footer of a file."""
+        with self._lock:
+            self._footers[path] = facts
+            while len(self._footers) > self._footers_max:
+                self._footers.popitem(last=False)
+
+    def group(self, path: str, number: int, columns: tuple[str, ...]) -> pa.Table | None:
+        """Columns of a row group, if they are kept."""
+        with self._lock:
+            found = self._groups.get((path, number, columns))
+            if found is not None:
+                self._groups.move_to_end((path, number, columns))
+            return found
+
+    def keep_group(self, path: str, number: int, columns: tuple[str, ...], group: pa.Table) -> None:
+        """Keep columns of a row group, unless it is too large."""
+        if group.nbytes > self._bytes_max:
+            return
+        with self._lock:
+            before = self._groups.pop((path, number, columns), None)
+            self._groups[path, number, columns] = group
+            self.bytes += group.nbytes - (0 if before is None else before.nbytes)
+            while self.bytes > self._bytes_max:
+                self.bytes -= self._groups.popitem(last=False)[1].nbytes
+
+
+class RowGroupFile:
+    """A file of a table. It is opened when something is read that the cache does not have."""
+
+    def __init__(self, storage: Storage, file: TableFile, cache: GroupCache | None, group_bytes_max: int) -> None:
+        self._storage, self._file, self._cache, self._group_bytes_max = storage, file, cache, group_bytes_max
+        self._stream: Any = None
+        self._parquet: pq.ParquetFile | None = None
+        self._as_dictionaries = False
+
+    def __enter__(self) -> RowGroupFile:
+        return self
+
+    def __exit__(self, *_failure: object) -> None:
+        if self._stream is not None:
+            self._stream.close()
+
+    def _open(self, dictionaries: Sequence[str] = ()) -> pq.ParquetFile:
+        """Open the file, once for its footer and, if columns are to be read as dictionaries, again for that."""
+        if self._parquet is None:
+            self._stream = self._storage.open(self._file.path)
+        if self._parquet is None or (dictionaries and not self._as_dictionaries):
+            known, self._as_dictionaries = self._parquet, bool(dictionaries)
+            with reading(self._file.path):
+                self._parquet = pq.ParquetFile(
+                    self._stream, page_checksum_verification=True, pre_buffer=True, read_dictionary=list(dictionaries),
+                    metadata=None if known is None else known.metadata,
+                )  # fmt: skip
+        return self._parquet
+
+    def facts(self) -> _Facts:
+        """What the footer says. BadTable, if it contradicts the table."""
+        path = self._file.path
+        known = None if self._cache is None else self._cache.facts(path)
+        if known is not None:
+            return known
+        parquet = self._open()
+        with reading(path):
+            facts, rows = _facts(parquet, path), parquet.metadata.num_rows
+        if rows != self._file.rows or "_index" not in facts.names:
+            raise BadTable(f"{path} has {rows} rows, its table says {self._file.rows}", "restore it from a copy")
+        if self._cache is not None:
+            self._cache.keep_facts(path, facts)
+        return facts
+
+    def group(self, number: int, columns: tuple[str, ...]) -> pa.Table:
+        """Columns of a row group. NotAvailable, if it takes more memory than this reader may use."""
+        path, facts = self._file.path, self.facts()
+        if (size := facts.groups[number][2]) > self._group_bytes_max:
+            raise NotAvailable(
+                f"row group {number} of {path} takes {size} bytes of memory; a broker reads at most "
+                f"{self._group_bytes_max}",
+                'read the table itself (install "embarcadero[spark]"), or write it with smaller row groups',
+            )
+        known = None if self._cache is None else self._cache.group(path, number, columns)
+        if known is not None:
+            return known
+        group = self._open(facts.dictionaries).read_row_group(number, columns=list(columns)).combine_chunks()
+        if self._cache is not None:
+            self._cache.keep_group(path, number, columns, group)
+        return group
+
+
+def _facts(parquet: pq.ParquetFile, path: str) -> _Facts:
+    """Columns and row groups of a file: first and last index of each group, and the memory that it takes.
+
+    The indices of a file that another program wrote are not known before it is read.
+    """
+    footer, metadata = read_footer(parquet, path), parquet.metadata
+    numbers = range(metadata.num_row_groups)
+    spans = [(0, _INDEX_MAX)] * len(numbers) if footer is None else [(first, last) for first, last, _ in footer.groups]
+    known = [] if footer is None else footer.decoded
+    sizes = known or [group_bytes(metadata, number) for number in numbers]
+    groups = [(first, last, size) for (first, last), size in zip(spans, sizes, strict=True)]
+    return _Facts(parquet.schema_arrow.names, groups, [] if known else dictionary_columns(metadata))
+
+
+def merged(records: Iterator[pa.RecordBatch], entries: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Rows of both by `_index`, lazily. Both have the same columns, one of them `_index`; no batch is cut."""
+    waiting = next(entries, None)
+    for rows in records:
+        if not rows.num_rows:
+            continue
+        last = int(rows.column("_index")[-1].as_py())
+        before: list[pa.RecordBatch] = []
+        while waiting is not None:
+            count = int(np.searchsorted(waiting.column("_index").to_numpy(), last))
+            before.append(waiting.slice(0, count))
+            if count < waiting.num_rows:
+                waiting = waiting.slice(count)
+                break
+            waiting = next(entries, None)
+        yield from _interleaved(rows, [part for part in before if part.num_rows])
+    while waiting is not None:
+        if waiting.num_rows:
+            yield waiting
+        waiting = next(entries, None)
+
+
+def _interleaved(rows: pa.RecordBatch, before: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Rows of records with the entries that come before the last of them."""
+    if not before:
+        yield rows
+        return
+    (entries,) = pa.Table.from_batches(before).combine_chunks().to_batches()
+    places = np.searchsorted(rows.column("_index").to_numpy(), entries.column("_index").to_numpy())
+    starts = np.flatnonzero(np.concatenate(([True], places[1:] != places[:-1])))
+    if len(starts) > _SLICES_MAX:
+        both = pa.Table.from_batches([rows, entries]).combine_chunks()
+        order = np.argsort(both.column("_index").to_numpy(), kind="stable")
+        yield from both.take(order).combine_chunks().to_batches()
+        return
+    at = 0
+    for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(places)], strict=True):
+        place = int(places[start])
+        if place > at:
+            yield rows.slice(at, place - at)
+        yield entries.slice(start, stop - start)
+        at = place
+    yield rows.slice(at)

@@ -23,10 +23,9 @@ from embarcadero.errors import BadTable, NotAvailable, TierUnavailable
 from embarcadero.fabric.layout import ORDER, seal
 from embarcadero.limits import FETCH_ENTRIES_MAX, FRAME_BYTES_MAX, TABLE_GROUP_BYTES_MAX
 from embarcadero.placement.tier import public_properties
-from embarcadero.tier.batches import ColdBatch, cold_batches
-from embarcadero.tier.cold import ColdTable, GroupCache
-from embarcadero.tier.layouts import Layout
+from embarcadero.tier.row_groups import GroupCache
 from embarcadero.tier.storage import FOR_READERS, Properties, Storage, why_away
+from embarcadero.tier.table_reads import TableBatch, TopicTable, naming_the_store, table_batches, table_cuts
 from embarcadero.types import BATCH_KIND, FROM_TABLE, Cut, EntryKind, Gap, GapKind, Tier
 from embarcadero.wire.codec import payload_crc
 from embarcadero.wire.messages import Fetch
@@ -34,33 +33,6 @@ from embarcadero.wire.schemas import TopicSchemas
 
 _DOWN_S: Final = 0.5  # a store that did not answer is left alone for this long, or as long as it took to find out
 _FIELDS: Final = ("index", "seq", "session_seq", "append_us", "session", "count", "partition")
-
-
-@contextmanager
-def naming_the_store(tier: Tier) -> Iterator[None]:
-    """Let an error of the store say which table and which store it is about."""
-    try:
-        yield
-    except TierUnavailable as error:
-        problem = f"table {tier.table} can't be read from its store ({tier.store}): {error.message}"
-        hint = "see that the store is up, and that its address and your keys (tier.properties) are right; then go on"
-        raise TierUnavailable(problem, hint) from error
-
-
-def table_cuts(table: ColdTable, lane: int, start: int, stop: int, piece_bytes: int) -> list[Cut]:
-    """Files with batches [start, stop) of a lane, joined to pieces of about `piece_bytes`."""
-    cuts: list[Cut] = []
-    size = 0
-    files = table.files(lane, start, stop)
-    for number, file in enumerate(files):
-        size += file.bytes
-        if size >= piece_bytes or number == len(files) - 1:
-            cuts.append(Cut(file.stop_index, file.stop_seq, size))
-            size = 0
-    reached, end = cuts[-1].index if cuts else start, min(stop, table.tier.frontier(lane)[0])
-    if reached < end and table.layout is Layout.SPLIT:  # only control entries are there
-        cuts.append(Cut(*table.place_after(lane, max(reached, end)), 0))
-    return cuts
 
 
 class _Down(NamedTuple):
@@ -89,8 +61,8 @@ class TableServer:
         self._down: _Down | None = None
         self._lock = Lock()
 
-    def _table(self, tier: Tier) -> ColdTable:
-        return ColdTable(tier, None, self._cache, TABLE_GROUP_BYTES_MAX, self._storage)
+    def _table(self, tier: Tier) -> TopicTable:
+        return TopicTable(tier, None, self._cache, TABLE_GROUP_BYTES_MAX, self._storage)
 
     @contextmanager
     def _of_store(self, tier: Tier) -> Iterator[None]:
@@ -132,7 +104,7 @@ class TableServer:
         end, stop = stop, min(stop, ask.start + FETCH_ENTRIES_MAX)
         with self._of_store(tier):
             table = self._table(tier)
-            lists = cold_batches(
+            lists = table_batches(
                 table, ask.lane, ask.start, stop, schemas, partitions=ask.partitions, control=ask.control,
                 durable=durable,
             )  # fmt: skip
@@ -154,7 +126,7 @@ class TableServer:
             return table_cuts(self._table(tier), lane, start, min(stop, tier.frontier(lane)[0]), piece_bytes)
 
 
-def _gap_from(table: ColdTable, lane: int, start: int, known: int, stop: int, durable: bool) -> Gap:
+def _gap_from(table: TopicTable, lane: int, start: int, known: int, stop: int, durable: bool) -> Gap:
     """The whole gap that begins at `start` and goes to `known` at least: below the table's start, or between rows."""
     low = table.tier.start(lane)[0]
     if start < low:
@@ -202,7 +174,7 @@ class _Answer:
 
     def _payload(self, batch: Batch) -> bytes | memoryview:
         """The payload of a batch: the one that the table kept, or its columns as Arrow encodes them."""
-        if not isinstance(batch, ColdBatch):
+        if not isinstance(batch, TableBatch):
             return b""
         if batch.kept is not None:
             return memoryview(batch.kept)

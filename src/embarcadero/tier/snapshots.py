@@ -1,4 +1,4 @@
-"""What snapshots of a topic's table say about the log: properties of the snapshots that a tiering job committed."""
+"""What the snapshots of a topic's table say: the files of a table, and facts about the log that a tiering job noted."""
 
 from __future__ import annotations
 
@@ -10,6 +10,17 @@ from embarcadero.tier.layouts import Layout, layout_of
 
 from pyiceberg.table import Table  # isort: skip - storage.py says what is missing
 from pyiceberg.table.snapshots import Snapshot  # isort: skip
+from collections import OrderedDict
+from threading import Lock
+
+from embarcadero.errors import BadTable
+from embarcadero.tier.parquet import span_of
+from embarcadero.tier.storage import Storage, reading
+
+from pyiceberg.catalog.noop import NoopCatalog  # isort: skip - storage.py says what is missing
+from pyiceberg.conversions import from_bytes  # isort: skip
+from pyiceberg.serializers import FromInputFile  # isort: skip
+from pyiceberg.table import StaticTable  # isort: skip
 
 Places = Mapping[int, tuple[int, int]]
 
@@ -22,6 +33,10 @@ START: Final = "embarcadero.start-"
 ENTRIES: Final = "embarcadero.entries"  # the metadata file of the table of control entries, as of this commit
 ENTRIES_TABLE: Final = "embarcadero.entries-table"
 ENTRIES_LOCATION: Final = "embarcadero.entries-location"
+_MANIFESTS_MAX: Final = 4_096  # whose contents are kept
+
+
+_PLACE: Final = ("_lane", "_index", "_seq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +111,78 @@ def _places(facts: Mapping[str, str], prefix: str) -> dict[int, tuple[int, int]]
             index, _, seq = value.partition(",")
             found[int(name.removeprefix(prefix))] = (int(index), int(seq))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """A file of a table: rows of batches [first_index, stop_index) of a lane, records [first_seq, stop_seq)."""
+
+    path: str
+    bytes: int
+    lane: int
+    first_index: int
+    stop_index: int
+    first_seq: int
+    stop_seq: int
+    rows: int
+
+
+class Manifests:
+    """What manifests say about files; a manifest never changes, so each is read once."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, list[TableFile]] = OrderedDict()
+        self._lock = Lock()
+
+    def files(self, table: Table) -> list[TableFile]:
+        """All files of the newest snapshot of a table."""
+        snapshot = table.current_snapshot()
+        if snapshot is None:
+            return []
+        ids = {name: table.schema().find_field(name).field_id for name in _PLACE}
+        layout = layout_of(table.properties, str(table.name()))
+        found: list[TableFile] = []
+        for manifest in snapshot.manifests(table.io):
+            with self._lock:
+                known = self._known.get(manifest.manifest_path)
+            if known is None:
+                entries = manifest.fetch_manifest_entry(table.io, discard_deleted=True)
+                known = [_table_file(entry.data_file, ids, table, layout) for entry in entries]
+                with self._lock:
+                    self._known[manifest.manifest_path] = known
+                    while len(self._known) > _MANIFESTS_MAX:
+                        self._known.popitem(last=False)
+            found += known
+        return found
+
+
+def _table_file(file: Any, ids: dict[str, int], table: Table, layout: Layout) -> TableFile:
+    bounds = {}
+    for name, number in ids.items():
+        kind: Any = table.schema().find_type(name)
+        low, high = (file.lower_bounds or {}).get(number), (file.upper_bounds or {}).get(number)
+        if low is None or high is None:
+            raise BadTable(f"{file.file_path} has no bounds of {name}", "write it again with statistics")
+        bounds[name] = int(from_bytes(kind, low)), int(from_bytes(kind, high)) + 1
+    lanes, (first, stop), (first_seq, stop_seq) = bounds["_lane"], bounds["_index"], bounds["_seq"]
+    if lanes[1] - lanes[0] != 1:
+        raise BadTable(f"{file.file_path} has rows of several lanes", "compact tables lane by lane, sorted by _index")
+    if (span := span_of(file.file_path)) is not None:  # an entry without records has the seq of the record after it
+        first_seq, stop_seq = span.start_seq, span.stop_seq
+        if layout is Layout.SPLIT:  # control entries of the span are in another file
+            first, stop = span.start, span.stop
+    return TableFile(
+        file.file_path, int(file.file_size_in_bytes), lanes[0], first, stop, first_seq, stop_seq, int(file.record_count)
+    )
+
+
+shared_manifests: Final = Manifests()
+
+
+def static_table(metadata: str, storage: Storage) -> StaticTable:
+    """The table that a metadata file describes, read without a catalog."""
+    with reading(metadata):
+        return StaticTable(
+            ("static-table", metadata), FromInputFile.table_metadata(storage.io.new_input(metadata)), metadata,
+            storage.io, NoopCatalog("static-table"),
+        )  # fmt: skip

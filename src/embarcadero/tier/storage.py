@@ -32,7 +32,7 @@ _UNAVAILABLE_HINT: Final = "check that it is up, its address, and your keys (tie
 FOR_READERS: Final = {
     "s3.connect-timeout": "2",
     "s3.request-timeout": "3",
-    "s3.retry-strategy-impl": "embarcadero.tier.patience.OneTry",
+    "s3.retry-strategy-impl": "embarcadero.tier.storage.OneTry",
 }
 """Properties of readers, in seconds, unless their own say otherwise. A reader has to report within `TABLE_RETRY_S` that
 a store does not answer, and tries again itself: retries of the S3 client would multiply these times.
@@ -43,8 +43,19 @@ _AWAY: Final = re.compile(
     r"|(could not|couldn't|failed to|cannot|unable to) (connect|resolve)|connection (refused|reset|closed)",
     re.IGNORECASE,
 )
+_S3Retries: Any = getattr(pafs, "AwsStandardS3RetryStrategy", object)  # a build of pyarrow may be without S3
 _S3_SCHEMES: Final = frozenset({"s3", "s3a", "s3n"})
 _TROUBLES: Final = ("aws error", "google", "azure", "http", "curl", "network", "connect", "timed out", "timeout")
+
+
+class OneTry(_S3Retries):  # type: ignore[misc]  # pyarrow has no types
+    """Send each request to S3 once. The reader tries again itself, and reports a store that does not answer in time.
+
+    PyIceberg imports this class by its name (FOR_READERS).
+    """
+
+    def __init__(self) -> None:
+        super().__init__(max_attempts=1)
 
 
 class _FileIO(PyArrowFileIO):

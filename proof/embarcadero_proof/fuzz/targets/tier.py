@@ -11,10 +11,11 @@ import pyarrow as pa
 
 from embarcadero.client.batch import Batch, OrderEntry
 from embarcadero.limits import MIB
-from embarcadero.tier.cold import ColdFile, ColdTable
 from embarcadero.tier.columns import table_schema
 from embarcadero.tier.parquet import Footer, Span, write_span
+from embarcadero.tier.snapshots import TableFile
 from embarcadero.tier.storage import Storage
+from embarcadero.tier.table_reads import TopicTable
 from embarcadero.types import Tier
 from embarcadero.wire.codec import payload_crc
 from embarcadero.wire.schemas import RAW
@@ -41,11 +42,11 @@ def _written() -> tuple[Path, Any, bytes]:
     (folder() / "data").mkdir(exist_ok=True)
     facts = write_span(Storage({}), f"file://{folder()}", span, 1, RAW, [batches[:2], batches[2:]])
     path = Path(facts.paths[0].removeprefix("file://"))
-    file = ColdFile(facts.paths[0], facts.bytes, 0, first, stop, span.start_seq, span.stop_seq, facts.rows)
+    file = TableFile(facts.paths[0], facts.bytes, 0, first, stop, span.start_seq, span.stop_seq, facts.rows)
     return path, file, path.read_bytes()
 
 
-class _Table(ColdTable):
+class _Table(TopicTable):
     """A table of one file, without the metadata that would name it."""
 
     @property

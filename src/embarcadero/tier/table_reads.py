@@ -1,0 +1,422 @@
+"""Table reads: a topic's table without a catalog and without Spark: pyarrow over the files that a metadata file names.
+
+The store tells readers which metadata file is the newest (`Tier.metadata`); that file and all it names never change, so
+what was learned from it is kept. Files are sorted by index and do not overlap; a hole between two rows is a loss.
+Page checksums of Parquet are verified: wrong bytes are a BadTable that names the file, never rows.
+
+`table_batches` gives what a broker would have given. Records come in the types of the topic again. A batch whose
+payload was kept (columns did not tell it exactly, or it is damaged) has that very payload. Holes are gaps: TRIMMED
+below the start, LOST or NEVER_DURABLE between two rows.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from embarcadero.errors import BadTable, BadValue
+from embarcadero.limits import TABLE_PIECE_BYTES
+from embarcadero.tier.layouts import Layout, constant, layout_of, physical, row_schema
+from embarcadero.tier.parquet import Footer, read_footer
+from embarcadero.tier.row_groups import GroupCache, RowGroupFile, merged, pieces
+from embarcadero.tier.snapshots import TableFile, shared_manifests, loaded, static_table
+from embarcadero.tier.storage import Properties, Storage, reading
+from embarcadero.types import Tier
+
+from pyiceberg.io.pyarrow import schema_to_pyarrow  # isort: skip
+from collections.abc import Callable, Collection
+from contextlib import contextmanager
+from functools import partial
+
+import numpy.typing as npt
+
+from embarcadero.client.batch import Batch, OrderEntry
+from embarcadero.client.tables import encoded
+from embarcadero.errors import TierUnavailable
+from embarcadero.tier.columns import from_table
+from embarcadero.types import Cut, EntryKind, Gap, GapKind
+from embarcadero.wire.schemas import TopicSchemas
+
+_TABLES_MAX: Final = 64  # metadata files whose contents are kept
+_ANY: Final = (1 << 63) - 1
+_ENTRY: Final = {
+    "index": "_index", "seq": "_seq", "session_seq": "_session_seq", "append_us": "_append_time",
+    "session": "_session", "size": "_size", "count": "_count", "crc": "_crc", "origin": "_broker",
+    "partition": "_partition", "schema": "_schema_version", "kind": "_kind",
+}  # fmt: skip
+_KEPT: Final = ("_skipped", "_payload")
+_WORD: Final = 1 << 64
+
+Int64s = npt.NDArray[np.int64]
+
+
+class _Contents(NamedTuple):
+    """What a metadata file says: files by lane, in their order, and columns of rows."""
+
+    lanes: dict[int, list[TableFile]]
+    schema: pa.Schema
+    layout: Layout = Layout.WHOLE
+    entries: dict[int, list[TableFile]] = {}  # of control entries, where those have a table of their own
+
+
+@lru_cache(maxsize=_TABLES_MAX)
+def _contents(metadata: str, storage: Storage) -> _Contents:
+    """A metadata file never changes, so it is read once; failures are not kept.
+
+    All files are read with the reader's own properties: those of the table do not say where its keys go. Control
+    entries are those of the metadata file that the table's snapshot names: whatever was added to their table since then
+    is not part of the topic's table yet.
+    """
+    if not metadata:
+        return _Contents({}, pa.schema([]))
+    table = static_table(metadata, storage)
+    entries = loaded(table).entries
+    with reading(metadata):
+        layout = layout_of(table.properties, metadata)
+        schema = row_schema(schema_to_pyarrow(table.schema(), include_field_ids=False), layout)
+        lanes = _by_lane(shared_manifests.files(table))
+    if not entries:
+        return _Contents(lanes, schema, layout)
+    with reading(entries):
+        return _Contents(lanes, schema, layout, _by_lane(shared_manifests.files(static_table(entries, storage))))
+
+
+def _by_lane(files: Iterable[TableFile]) -> dict[int, list[TableFile]]:
+    """Files in their order. Files of the days of one span all tell its end: each ends where the next one begins."""
+    lanes: dict[int, list[TableFile]] = {}
+    for file in sorted(files, key=lambda file: (file.lane, file.first_index)):
+        own = lanes.setdefault(file.lane, [])
+        if own and own[-1].first_index < file.first_index and own[-1].stop_index == file.stop_index:
+            own[-1] = replace(own[-1], stop_index=file.first_index, stop_seq=min(own[-1].stop_seq, file.first_seq))
+        own.append(file)
+    return lanes
+
+
+class TopicTable:
+    """The part of a topic that is in its table, as of one metadata file. Cheap to make; safe to share by threads."""
+
+    def __init__(
+        self, tier: Tier, properties: Properties | None = None, cache: GroupCache | None = None,
+        group_bytes_max: int = _ANY, storage: Storage | None = None,
+    ) -> None:  # fmt: skip
+        """`properties` of the caller (keys, for example) go before those that the cluster tells (`tier.properties`).
+
+        `storage`: one to be used in place of one with these properties. A row group that takes more than
+        `group_bytes_max` of memory is refused with NotAvailable, before it is read.
+        """
+        self.tier = tier
+        self.storage = storage or Storage({**tier.properties, **(properties or {})})
+        self._contents: _Contents | None = None
+        self._cache, self._group_bytes_max = cache, group_bytes_max
+
+    # --- what there is ------------------------------------------------------------------------------------------------
+    def _look(self) -> _Contents:
+        if self._contents is None:
+            self._contents = _contents(self.tier.metadata, self.storage)
+        return self._contents
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns of rows of the table; empty while nothing was committed to it."""
+        return self._look().schema
+
+    @property
+    def layout(self) -> Layout:
+        """How the table keeps its rows."""
+        return self._look().layout
+
+    def files(self, lane: int, start: int, stop: int) -> list[TableFile]:
+        """Files with records of batches [start, stop) of a lane, in their order."""
+        return _between(self._look().lanes.get(lane, []), start, stop)
+
+    def place_after(self, lane: int, index: int) -> tuple[int, int]:
+        """The place at which the first file with records from an index on begins; else the frontier."""
+        found = self._look().lanes.get(lane, [])
+        at = bisect_left(found, index, key=lambda file: file.first_index)
+        return (found[at].first_index, found[at].first_seq) if at < len(found) else self.tier.frontier(lane)
+
+    def parts(self, lane: int, start: int, stop: int) -> list[TableFile]:
+        """The files whose footers tell of all entries of [start, stop): those with records, and those with control
+        entries of spans that have no records."""
+        found = self.files(lane, start, stop)
+        ends = [file.first_index for file in found]
+        for file in _between(self._look().entries.get(lane, []), start, stop):
+            after = bisect_left(ends, file.stop_index)
+            if not after or found[after - 1].stop_index <= file.first_index:
+                found.append(file)
+        return sorted(found, key=lambda file: file.first_index)
+
+    def doubles(self, lane: int, start: int, stop: int) -> list[tuple[int, str]]:
+        """Files that begin in [start, stop) where another one is not at its end: an index, and both names.
+
+        A reader takes each index once all the same. A count of the table's rows does not.
+        """
+        contents = self._look()
+        return [
+            (file.first_index, f"{before.path} and {file.path}")
+            for files in (contents.lanes.get(lane, []), contents.entries.get(lane, []))
+            for before, file in pairwise(files)
+            if start <= file.first_index < min(stop, before.stop_index)
+        ]
+
+    # --- rows ---------------------------------------------------------------------------------------------------------
+    def rows(self, lane: int, start: int, stop: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Rows of batches [start, stop) of a lane, lazily, a row group or less at a time, sorted by index and seq.
+
+        `columns` None: all of the table. Entries without records are rows, too (`_kind`). What is below the table's
+        start (`tier.start`), or not below its frontier, is not there. BadTable names a missing or damaged file.
+        """
+        low, high = max(start, self.tier.start(lane)[0]), min(stop, self.tier.frontier(lane)[0])
+        if unknown := [name for name in columns or () if name not in self.schema.names and self.schema.names]:
+            raise BadValue(f"no such columns: {', '.join(unknown)}", f"there are {', '.join(self.schema.names)}")
+        names = self.schema.names if columns is None else list(columns)
+        entries = _between(self._look().entries.get(lane, []), low, high)
+        if not entries:
+            yield from self._rows_of(self.files(lane, low, high), low, high, names)
+            return
+        wanted = list(dict.fromkeys([*names, "_index"]))
+        records = self._rows_of(self.files(lane, low, high), low, high, wanted)
+        for found in merged(records, self._rows_of(entries, low, high, wanted)):
+            yield found.select(names) if wanted != names else found
+
+    def _rows_of(
+        self, files: Sequence[TableFile], start: int, stop: int, names: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        at = start
+        for file in files:
+            yield from self.file_rows(file, at, stop, names)
+            at = max(at, file.stop_index)
+
+    def footer(self, path: str) -> Footer | None:
+        """What a file of ours says about itself; None for the files of others. BadTable, if it is damaged."""
+        with self.storage.open(path) as stream, reading(path):
+            return read_footer(pq.ParquetFile(stream), path)
+
+    def file_rows(self, file: TableFile, start: int, stop: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Rows of one file with start <= index < stop; columns that are younger than the file are null."""
+        with RowGroupFile(self.storage, file, self._cache, self._group_bytes_max) as parquet:
+            facts, layout = parquet.facts(), self.layout
+            wanted = tuple(
+                name for name in dict.fromkeys(physical(each, layout) for each in [*columns, "_index"])
+                if name in facts.names
+            )  # fmt: skip
+            for number, (first, last, _) in enumerate(facts.groups):
+                if first < stop and last >= start:
+                    with reading(file.path):
+                        group = parquet.group(number, wanted)
+                        indices = group.column("_index").to_numpy()
+                        low, high = np.searchsorted(indices, [start, stop]).tolist()
+                        parts = pieces(group.slice(low, high - low), TABLE_PIECE_BYTES)
+                    yield from self._decoded(file.path, parts, columns)
+
+    def _decoded(self, path: str, parts: Iterator[pa.Table], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        schema = pa.schema([self.schema.field(name) for name in columns])
+        while True:
+            with reading(path):
+                if (part := next(parts, None)) is None:
+                    return
+                names = [physical(field.name, self.layout) for field in schema]
+                arrays = [
+                    part.column(name).cast(field.type)
+                    if name in part.column_names else constant(field, self.layout, part.num_rows)
+                    for name, field in zip(names, schema, strict=True)
+                ]  # fmt: skip
+                batches = pa.table(arrays, schema=schema).combine_chunks().to_batches()
+            yield from batches
+
+    # --- places -------------------------------------------------------------------------------------------------------
+    def find(self, lane: int, by: str, value: int) -> tuple[int, int] | None:
+        """The place, (index, seq), of the batch with an index, with a seq in it, or the first since a time (us).
+
+        None if that is not below the frontier. What is below the start is found at the start.
+        """
+        low, high = self.tier.start(lane)[0], self.tier.frontier(lane)[0]
+        if by == "index":
+            low = max(low, value)
+        elif by == "seq":
+            files = self.files(lane, low, high)
+            low = next((max(low, file.first_index) for file in files if file.stop_seq > value), high)
+        for group in self.rows(lane, low, high, ["_index", "_seq", "_count", "_append_time"]) if low < high else ():
+            index, seq, count, time = (column.to_numpy() for column in map(_as_integers, group.columns))
+            if by == "index":
+                hits = index >= value
+            elif by == "seq":
+                hits = (seq >= value) & (count > 0)
+            else:
+                hits = time >= value
+            if hits.any():
+                found = int(index[int(np.argmax(hits))])
+                return found, int(seq[int(np.searchsorted(index, found))])
+        return None
+
+
+def _between(files: Sequence[TableFile], start: int, stop: int) -> list[TableFile]:
+    """Files with rows of [start, stop), of those of one lane."""
+    first = bisect_left(files, start + 1, key=lambda file: file.stop_index)
+    return [file for file in files[first:] if file.first_index < stop]
+
+
+def _as_integers(column: pa.Array) -> pa.Array:
+    return column.view(pa.int64()) if pa.types.is_timestamp(column.type) else column
+
+
+@contextmanager
+def naming_the_store(tier: Tier) -> Iterator[None]:
+    """Let an error of the store say which table and which store it is about."""
+    try:
+        yield
+    except TierUnavailable as error:
+        problem = f"table {tier.table} can't be read from its store ({tier.store}): {error.message}"
+        hint = "see that the store is up, and that its address and your keys (tier.properties) are right; then go on"
+        raise TierUnavailable(problem, hint) from error
+
+
+def table_cuts(table: TopicTable, lane: int, start: int, stop: int, piece_bytes: int) -> list[Cut]:
+    """Files with batches [start, stop) of a lane, joined to pieces of about `piece_bytes`."""
+    cuts: list[Cut] = []
+    size = 0
+    files = table.files(lane, start, stop)
+    for number, file in enumerate(files):
+        size += file.bytes
+        if size >= piece_bytes or number == len(files) - 1:
+            cuts.append(Cut(file.stop_index, file.stop_seq, size))
+            size = 0
+    reached, end = cuts[-1].index if cuts else start, min(stop, table.tier.frontier(lane)[0])
+    if reached < end and table.layout is Layout.SPLIT:  # only control entries are there
+        cuts.append(Cut(*table.place_after(lane, max(reached, end)), 0))
+    return cuts
+
+
+class TableBatch(Batch):
+    """A batch whose records came as columns. Its payload is made when somebody asks for it."""
+
+    __slots__ = ("_made", "_size")
+
+    def __init__(
+        self, lane: int, entry: OrderEntry, arrow: pa.RecordBatch | None, kept: Any, schemas: TopicSchemas
+    ) -> None:
+        super().__init__(lane, entry, b"", None, {}, schemas)
+        self._arrow, self._made, self._size = arrow, kept, entry.size
+
+    @property
+    def payload(self) -> Any:
+        """Its records as Arrow encodes them now: not the bytes that were published, unless those were kept."""
+        if self._made is None:
+            self._made = encoded(self.to_arrow(), None) if self._arrow is not None else b""
+        return self._made
+
+    @payload.setter
+    def payload(self, _value: Any) -> None:
+        """What the base class begins with."""
+
+    @property
+    def kept(self) -> Any:
+        """The payload that was published, if the table has it; else None."""
+        return self._made if self._arrow is None else None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the payload that was published."""
+        return self._size
+
+
+def table_batches(
+    table: TopicTable,
+    lane: int,
+    start: int,
+    stop: int,
+    schemas: TopicSchemas,
+    *,
+    partitions: Collection[int] | None = None,
+    control: bool = False,
+    durable: bool = False,
+) -> Iterator[list[Batch]]:
+    """Batches and gaps with start <= index < stop of a lane, as far as the table has them (`tier.frontier`).
+
+    `durable`: for a reader of durable records, who knows NEVER_DURABLE.
+
+    In lists, lazily, a row group at a time. Each index comes once: in a batch, in a gap, or (entries of sessions
+    without `control`, other partitions) not at all.
+    """
+    low, high = table.tier.start(lane)[0], min(stop, table.tier.frontier(lane)[0])
+    at = start
+    if at < min(low, high):
+        at = min(low, high)
+        yield [Batch.of_gap(lane, Gap(GapKind.TRIMMED, start, at), None)]
+    names = [*_ENTRY.values(), *_KEPT, *(name for name in schemas.newest.names if name in table.schema.names)]
+    for group in table.rows(lane, at, high, names) if at < high else ():
+        with reading(f"table {table.tier.table}, lane {lane}, from index {at} on,"):  # values may not fit the topic
+            found = _batches(lane, group, schemas, at, partial(table.tier.gap, lane, durable=durable))
+        at = int(group.column("_index")[-1].as_py()) + 1
+        if wanted := [batch for batch in found if _wanted(batch, partitions, control)]:
+            yield wanted
+    if at < high:
+        yield [Batch.of_gap(lane, table.tier.gap(lane, at, high, durable), None)]
+
+
+def _wanted(batch: Batch, partitions: Collection[int] | None, control: bool) -> bool:
+    if batch.kind is None or batch.kind is EntryKind.SKIP:
+        return True
+    if batch.kind is not EntryKind.BATCH:
+        return control
+    return partitions is None or batch.partition in partitions
+
+
+def _batches(
+    lane: int, group: pa.RecordBatch, schemas: TopicSchemas, at: int, gap: Callable[[int, int], Gap]
+) -> list[Batch]:
+    """Batches of a row group, and the holes between them."""
+    numbers = {field: _numbers(group.column(name)) for field, name in _ENTRY.items()}
+    index = numbers["index"]
+    starts = np.flatnonzero(np.concatenate(([True], index[1:] != index[:-1])))
+    stops = np.append(starts[1:], len(index))
+    if (stops - starts != np.maximum(numbers["count"][starts], 1)).any():
+        raise BadTable(
+            f"lane {lane}: a batch between {index[0]} and {index[-1]} is cut", "sort the table by _index, _seq"
+        )
+    columns = _topic_columns(group, schemas)
+    skipped, kept = (group.column(name) for name in _KEPT)
+    facts = {field: column[starts].tolist() for field, column in numbers.items()}
+    found: list[Batch] = []
+    for number, (first, last) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
+        values = {field: column[number] % _WORD for field, column in facts.items()}
+        if values["index"] > at:
+            found.append(Batch.of_gap(lane, gap(at, values["index"]), None))
+        at = values["index"] + 1
+        many = skipped[first].as_py() or 0
+        opens = values["kind"] == EntryKind.SESSION_OPEN
+        entry = OrderEntry(**values, location=0 if opens else many, flags=many if opens else 0, check=0)
+        if entry.kind != EntryKind.BATCH:
+            found.append(Batch.of_entry(lane, entry, b"", {}, schemas))
+            continue
+        payload = kept[first].as_py()
+        arrow = columns.slice(first, last - first) if payload is None else None
+        found.append(TableBatch(lane, entry, arrow, payload, schemas))
+    return found
+
+
+def _topic_columns(group: pa.RecordBatch, schemas: TopicSchemas) -> pa.RecordBatch:
+    """The topic's own columns in its own types; rows without records have nulls wherever that is."""
+    schema = schemas.newest
+    arrays = [
+        from_table(group.column(field.name), field.type)
+        if field.name in group.schema.names else pa.nulls(group.num_rows, field.type)
+        for field in schema
+    ]  # fmt: skip
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _numbers(column: pa.Array) -> Int64s:
+    if column.null_count:
+        raise BadTable("a row of a table has no place in the log", "it was not written by a tiering job")
+    plain = column.view(pa.int64()) if pa.types.is_timestamp(column.type) else column
+    found: Int64s = plain.to_numpy().astype(np.int64)
+    return found
