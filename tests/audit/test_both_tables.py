@@ -22,7 +22,7 @@ from tests.tier.test_job import Crash
 from tests.tier.test_layouts import commit, now_of, write
 from tests.tier.test_table import cold, tier_of
 
-LOG: Any = SimpleNamespace(brokers=SimpleNamespace(table_properties=[]))
+LOG: Any = SimpleNamespace(table_properties=())
 
 
 @pytest.fixture

@@ -127,7 +127,7 @@ def _told(log: emb.Log, topic: str, lie: str, order: int, publisher_order: str |
     about, tail = log.describe(topic), log.tail(topic)
     (facts,) = lane_facts(about, tail)
     (span,) = spans_of(log, about, facts, 1 << 30)
-    found, runs = span.look_at(_Liar(log, lie), about, span)  # type: ignore[arg-type]
+    found, runs = look_at(_Liar(log, lie), about, span)  # type: ignore[arg-type]
     problems = problems_of(pa.Table.from_batches([runs]), all_strong=order == 5, from_start=True)
     return {finding.kind for finding in found.findings} | set(problems.column("kind").to_pylist())
 
@@ -200,7 +200,7 @@ def _found_with(log: emb.Log, topic: str, change: Callable[[pa.RecordBatch], pa.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TopicTable, "rows", lambda *arguments: map(change, real(*arguments)))
         for span in spans_of(log, about, facts, 1 << 30):
-            found, own = span.look_at(log, about, span)
+            found, own = look_at(log, about, span)
             kinds |= {finding.kind for finding in found.findings}
             runs.append(own)
     problems = problems_of(pa.Table.from_batches(runs), all_strong=False, from_start=True)

@@ -27,7 +27,7 @@ from embarcadero.limits import TABLE_PIECE_BYTES
 from embarcadero.tier.layouts import Layout, constant, layout_of, physical, row_schema
 from embarcadero.tier.parquet import Footer, read_footer
 from embarcadero.tier.row_groups import GroupCache, RowGroupFile, merged, pieces
-from embarcadero.tier.snapshots import TableFile, shared_manifests, loaded, static_table
+from embarcadero.tier.snapshots import TableFile, loaded, shared_manifests, static_table
 from embarcadero.tier.storage import Properties, Storage, reading
 from embarcadero.types import Tier
 
