@@ -27,13 +27,11 @@ def test_public_names_are_sorted_and_said_once() -> None:
 
 def test_the_clients_are_twins() -> None:
     """What one client can do, the other can do too, under the same name."""
-    from embarcadero.client import aio, sync
-
     for name in ("Log", "Publisher", "Subscriber"):
-        one, other = getattr(sync, name), getattr(aio, name)
-        public = {n for n in dir(one) if not n.startswith("_")} - {"forget", "thread", "address", "twin"}
+        one, other = getattr(emb, name), getattr(emb.aio, name)
+        public = {n for n in dir(one) if not n.startswith("_")} - {"forget", "thread", "address", "ended", "run"}
         assert public <= {n for n in dir(other) if not n.startswith("_")} | {"forget"}
-    assert {"connect", "local"} <= set(aio.__all__) & set(sync.__all__)
+    assert {"connect", "local"} <= set(emb.aio.__all__) & set(emb.__all__)
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:

@@ -33,28 +33,28 @@ from embarcadero.types import (
 )
 
 if TYPE_CHECKING:
-    from embarcadero.client import aio
-    from embarcadero.client.batch import Batch, Record
-    from embarcadero.client.futures import RecordFuture
-    from embarcadero.client.options import AS_CONFIGURED
-    from embarcadero.client.sync import Log, Publisher, Subscriber, connect, local
-    from embarcadero.client.topics import TopicInfo
+    from pathlib import Path
+
+    from embarcadero import aio
+    from embarcadero.client.arguments import AS_CONFIGURED
+    from embarcadero.client.results import Batch, Record, RecordFuture, TopicInfo
+    from embarcadero.client.sync import Log, Publisher, Subscriber, connect
+    from embarcadero.config import Config
     from embarcadero.wire.payload import RAW_SCHEMA
 
 __version__ = "0.1.0"
 
 _LAZY = {
-    "aio": "embarcadero.client.aio",
-    "Batch": "embarcadero.client.batch",
-    "Record": "embarcadero.client.batch",
-    "RecordFuture": "embarcadero.client.futures",
+    "aio": "embarcadero.aio",
+    "Batch": "embarcadero.client.results",
+    "Record": "embarcadero.client.results",
+    "RecordFuture": "embarcadero.client.results",
     "Log": "embarcadero.client.sync",
     "Publisher": "embarcadero.client.sync",
     "Subscriber": "embarcadero.client.sync",
-    "AS_CONFIGURED": "embarcadero.client.options",
+    "AS_CONFIGURED": "embarcadero.client.arguments",
     "connect": "embarcadero.client.sync",
-    "local": "embarcadero.client.sync",
-    "TopicInfo": "embarcadero.client.topics",
+    "TopicInfo": "embarcadero.client.results",
     "RAW_SCHEMA": "embarcadero.wire.payload",
 }
 """Where heavy names live: arrow and the event loop load when a client is first used, not for every command."""
@@ -67,6 +67,33 @@ def __getattr__(name: str) -> Any:
     found = module if name == "aio" else getattr(module, name)
     globals()[name] = found
     return found
+
+
+def local(
+    brokers: int | None = None,
+    *,
+    replicas: int = 0,
+    data_dir: str | None = None,
+    log_bytes: int | None = None,
+    config: str | Path | Config | None = None,
+) -> Log:
+    """Start a private cluster in child processes and connect to it; closing the log stops it.
+
+    `data_dir` keeps its files; without, nothing is left. `config` names an `embarcadero.yaml`; whatever it says about
+    ports and folders, a private cluster takes free ones. `log.address` and `log.cluster` tell more.
+    """
+    from embarcadero.client.sync import connect
+    from embarcadero.node.local import LocalCluster
+
+    cluster = LocalCluster(brokers, data_dir, log_bytes, config, replicas)
+    try:
+        log = connect(cluster.addresses, config=config)
+    except BaseException:
+        cluster.close()
+        raise
+    log.cluster = log.brokers.cluster = cluster  # also if the log is dropped: until its last record is stored
+    log.thread.after_end = cluster.close
+    return log
 
 
 def __dir__() -> list[str]:

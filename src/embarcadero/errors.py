@@ -183,6 +183,12 @@ def as_reported(error: Exception) -> EmbarcaderoError:
     return wrapped
 
 
+def fresh(error: EmbarcaderoError) -> EmbarcaderoError:
+    """A copy to raise: raising one object in many threads would mix up their tracebacks."""
+    kind, arguments = error.__reduce__()
+    return kind(*arguments)
+
+
 class ProtocolError(EmbarcaderoError): ...
 class BadMagic(ProtocolError): ...
 class BadVersion(ProtocolError): ...

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from embarcadero.audit.report import AuditSpan, LaneFacts
 from embarcadero.audit.sessions import NO_FLAGS, problems_of, runs_of
 from embarcadero.audit.span import Explained, SpanAudit, look_at
-from embarcadero.client.batch import Batch
+from embarcadero.client.results import Batch
 from embarcadero.fabric.layout import OPEN_STRONG, OPEN_TAKEN
 from embarcadero.tier.columns import KEPT, SYSTEM
 from embarcadero.tier.serving import _Answer
@@ -26,8 +26,8 @@ from embarcadero.wire.schemas import RAW
 from tests.tier.entries import batch_of, control_of, raw
 
 if TYPE_CHECKING:
+    from embarcadero.client.results import TopicInfo
     from embarcadero.client.sync import Log
-    from embarcadero.client.topics import TopicInfo
 
 Row = dict[str, int | str | None]
 LOST = [(40, 60)]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from embarcadero.client.futures import BatchResult, RecordFuture
-from embarcadero.client.waiting import Waitable
+from embarcadero.client.results import BatchResult, RecordFuture, Waitable
 from embarcadero.errors import EmbarcaderoError, TimedOut
 from embarcadero.types import Position
 from embarcadero_proof.chaos.restarts import Restarts, Round, Settings

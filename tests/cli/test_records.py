@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from embarcadero.cli.records import _Sent, _stored_batches
-from embarcadero.client.batch import Batch, OrderEntry
+from embarcadero.client.results import Batch, OrderEntry
 from embarcadero.errors import Backpressure, OutcomeUnknown
 from embarcadero.limits import SESSION_WINDOW
 from embarcadero.types import NO_SESSION, EntryKind

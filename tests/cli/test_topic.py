@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from embarcadero.cli import topic as module
 from embarcadero.cli.main import app
-from embarcadero.client.topics import TopicInfo
+from embarcadero.client.results import TopicInfo
 from embarcadero.types import Range, ReplicaRef, Tail
 from embarcadero.wire.schemas import decode_versions
 

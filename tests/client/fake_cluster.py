@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from embarcadero.client.link import Link
-from embarcadero.client.publisher import PublisherCore
+from embarcadero.client.net.link import Link
+from embarcadero.client.publish.publisher import PublisherCore
 from embarcadero.errors import (
     EmbarcaderoError,
     FuturePosition,

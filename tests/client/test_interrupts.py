@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 import embarcadero as emb
-from embarcadero.client.waiting import Waitable
+from embarcadero.client.results import Waitable
 from tests.client.fake_server import FakeServer
 
 pytestmark = [

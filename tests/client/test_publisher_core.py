@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embarcadero.client.link import Link
-from embarcadero.client.publisher import PublisherCore
+from embarcadero.client.net.link import Link
+from embarcadero.client.publish.publisher import PublisherCore
 from embarcadero.errors import (
     Backpressure,
     BadValue,

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from embarcadero.client.futures import BatchResult, Receipt, RecordFuture, TableResult
-from embarcadero.client.outbatch import OutBatch
-from embarcadero.client.waiting import Waitable
+from embarcadero.client.publish.batches import OutBatch
+from embarcadero.client.results import BatchResult, Receipt, RecordFuture, TableResult, Waitable
 from embarcadero.errors import Backpressure, BadReference, BadValue, NotAvailable, OutcomeUnknown, Refused
 from embarcadero.types import Outcome, Position, StagedBatch
 from embarcadero.wire.codec import payload_crc

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import embarcadero as emb
-from embarcadero.client.options import patience_s
+from embarcadero.client.arguments import patience_s
 from embarcadero.config import load
 from embarcadero.errors import BadValue, Unreachable
 from tests.client.fake_server import FakeServer

@@ -7,13 +7,13 @@ import time
 
 import pytest
 
-from embarcadero.client import waiting
-from embarcadero.client.waiting import Waitable
+from embarcadero.client import results
+from embarcadero.client.results import Waitable
 
 
 def test_nothing_piles_up_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither waits that end in vain nor the slices of a long one."""
-    monkeypatch.setattr(waiting, "_SLICE_S", 0.001)
+    monkeypatch.setattr(results, "_SLICE_S", 0.001)
     idle = Waitable()
     for timeout in (0, 0.0005, 0.02):
         assert not idle.wait_for(lambda: False, timeout)

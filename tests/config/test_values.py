@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from embarcadero import limits
-from embarcadero.client.options import PublisherOptions, publisher_options
+from embarcadero.client.arguments import PublisherOptions, publisher_options
 from embarcadero.config import DEFAULTS, Config, FabricSizes, load
 from embarcadero.config.resolve import as_given, config_of, resolve, values_of
 from embarcadero.config.table import KEYS

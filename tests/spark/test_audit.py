@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from embarcadero.client.batch import Batch
+    from embarcadero.client.results import Batch
 
 pytestmark = pytest.mark.system
 SCHEMA = pa.schema([("number", pa.int64()), ("name", pa.string())])

@@ -24,6 +24,6 @@ def test_a_source_does_not_load_what_publishes() -> None:
     """Nor brokers, nor the code of tables, which only a topic with a table needs."""
     told = subprocess.run([sys.executable, "-c", ASKS], capture_output=True, text=True, check=True).stdout.split()
 
-    assert "embarcadero.client.brokers" in told
+    assert "embarcadero.client.net.brokers" in told
     assert PUBLISHING.intersection(told) == set()
     assert [name for name in told if name.startswith(ELSEWHERE)] == []

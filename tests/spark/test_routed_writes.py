@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import embarcadero as emb
-from embarcadero.client.topics import TopicInfo
+from embarcadero.client.results import TopicInfo
 from embarcadero.errors import BadSchema, BadValue, TopicReplaced, UnknownTopic
 from embarcadero.spark import sink
 from embarcadero.spark.routing import Routes, check_frame

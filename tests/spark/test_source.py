@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.datasource import EqualTo, GreaterThan, GreaterThanOrEqual, In, IsNotNull, LessThan, Not
 
 import embarcadero as emb
-from embarcadero.client.batch import Batch
+from embarcadero.client.results import Batch
 from embarcadero.errors import BadSchema, BadValue, FuturePosition, RecordsLost, Trimmed, UnknownTopic
 from embarcadero.spark import reading
 from embarcadero.spark.offsets import Place, Span

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 import embarcadero as emb
-from embarcadero.client.topics import TopicInfo
+from embarcadero.client.results import TopicInfo
 from embarcadero.env import SilentJournal
 from embarcadero.errors import (
     BadReference,

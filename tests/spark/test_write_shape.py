@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from embarcadero.client.topics import TopicInfo
+from embarcadero.client.results import TopicInfo
 from embarcadero.errors import BadSchema, BadValue
 from embarcadero.spark import writing
 from embarcadero.spark.shape import Shape, new_columns, shape_of

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from embarcadero.client.batch import Batch, OrderEntry
+from embarcadero.client.results import Batch, OrderEntry
 from embarcadero.errors import BadValue, Corrupt
 from embarcadero.staging.manifest import (
     EPOCH_MAX,

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import embarcadero as emb
-from embarcadero.client.futures import RecordFuture
+from embarcadero.client.results import RecordFuture
 from embarcadero.errors import EmbarcaderoError
 from embarcadero.node.local import LocalCluster
 from embarcadero.node.report import ClusterReport

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import embarcadero as emb
-from embarcadero.client.batch import Batch
+from embarcadero.client.results import Batch
 from embarcadero.node.local import LocalCluster
 from embarcadero.wire.payload import RAW_SCHEMA
 

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 import embarcadero as emb
 from embarcadero.cli.main import app
-from embarcadero.client.futures import BatchResult, RecordFuture
-from embarcadero.client.intake import Sealed
-from embarcadero.client.tables import encoded
+from embarcadero.client.publish.intake import Sealed
+from embarcadero.client.publish.tables import encoded
+from embarcadero.client.results import BatchResult, RecordFuture
 from embarcadero.errors import BadSchema, BadValue, Corrupt, Trimmed, UnknownSchema
 from embarcadero.limits import DECODED_BYTES_MAX
 from embarcadero.wire.partitioners import partition_of

@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from embarcadero.client.batch import Batch, OrderEntry
-from embarcadero.client.tables import encoded
+from embarcadero.client.publish.tables import encoded
+from embarcadero.client.results import Batch, OrderEntry
 from embarcadero.types import EntryKind, Gap, GapKind
 from embarcadero.wire.codec import payload_crc
 from embarcadero.wire.payload import raw_batch

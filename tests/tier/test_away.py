@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import embarcadero as emb
 from embarcadero.cli.main import app
-from embarcadero.client.link import Link
+from embarcadero.client.net.link import Link
 from embarcadero.client.sync import Log
 from embarcadero.config import load
 from embarcadero.errors import NotAvailable, TierUnavailable

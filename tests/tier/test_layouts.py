@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.exceptions import CommitFailedException
 
-from embarcadero.client.batch import Batch
+from embarcadero.client.results import Batch
 from embarcadero.client.sync import Log
 from embarcadero.errors import BadSchema, BadTable
 from embarcadero.tier import parquet

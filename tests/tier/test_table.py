@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from embarcadero.client.batch import Batch
+from embarcadero.client.results import Batch
 from embarcadero.errors import BadTable, BadValue, Corrupt, Deposed, TierUnavailable, Trimmed
 from embarcadero.tier.columns import EntriesHash, rows
 from embarcadero.tier.parquet import FileFacts, Footer, Span, span_of, write_span

@@ -7,7 +7,8 @@ from typing import Final
 from embarcadero_proof.bugs.bug import LATE, LOSS, Bug
 from embarcadero_proof.bugs.patch import Edit
 
-_PUBLISHER: Final = "embarcadero.client.publisher:PublisherCore"
+_READER: Final = "embarcadero.client.read.subscriber:SubscriberCore"
+_PUBLISHER: Final = "embarcadero.client.publish.publisher:PublisherCore"
 _MOVED: Final = """\
         self._go_on(expected, outside)
         if False:
@@ -26,11 +27,8 @@ BUGS: Final = (
         bias=LATE, witnesses=(110_000, 110_030),
         edits=(Edit(f"{_PUBLISHER}._check_numbers", "        if lost_some or hole:\n", _MOVED),)),
     Bug("lost-gap-untold", "a subscriber passes over what is lost without telling its reader", "P1", bias=LOSS,
-        witnesses=(1,), edits=(
-            Edit("embarcadero.client.subscriber:SubscriberCore._take_gap", "        self._put(Batch.of_gap(self.lane",
-                 _UNTOLD),
-        )),
+        witnesses=(1,), edits=(Edit(f"{_READER}._take_gap", "        self._put(Batch.of_gap(self.lane", _UNTOLD),)),
     Bug("unknown-told-as-failed", "a publisher that ends calls failed what it can't know", "P2", witnesses=(37, 47),
-        edits=(Edit("embarcadero.client.outbatch:ended_with", "    kind = TimedOut if",
+        edits=(Edit("embarcadero.client.publish.batches:ended_with", "    kind = TimedOut if",
                     "    return Unreachable(cause.message)\n    kind = TimedOut if"),)),
 )  # fmt: skip

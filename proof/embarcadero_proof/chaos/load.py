@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import embarcadero as emb
-from embarcadero.client.futures import RecordFuture
+from embarcadero.client.results import RecordFuture
 from embarcadero.config import Config
 from embarcadero.errors import Backpressure, EmbarcaderoError, OutcomeUnknown, RecordsLost, TimedOut
 from embarcadero.limits import BROKER_LANES_FIRST

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import embarcadero as emb
-from embarcadero.client.futures import RecordFuture
+from embarcadero.client.results import RecordFuture
 from embarcadero.errors import EmbarcaderoError
 from embarcadero.types import Position
 

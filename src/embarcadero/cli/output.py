@@ -51,7 +51,7 @@ def data_dir_or_default(data_dir: Path | None) -> Path:
 
 def find_brokers(brokers: str | None, data_dir: Path | None) -> list[str]:
     """Addresses of the cluster that the user means."""
-    from embarcadero.client.options import broker_addresses
+    from embarcadero.client.arguments import broker_addresses
     from embarcadero.errors import NotRunning
     from embarcadero.node.folder import ClusterFolder
     from embarcadero.node.report import report

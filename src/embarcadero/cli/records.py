@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from embarcadero.cli.output import Brokers, DataDir, Json, connect, note, print_json, stderr_is_terminal
-from embarcadero.client.times import parse_time
+from embarcadero.client.arguments import parse_time
 from embarcadero.errors import Backpressure, BadValue, Conflict, OutcomeUnknown, Trimmed
 from embarcadero.limits import DELIVERY_TIMEOUT_S, RECORD_BYTES_MAX, SESSION_WINDOW
 from embarcadero.types import NO_SESSION, Ack, EntryKind
@@ -25,11 +25,9 @@ from embarcadero.types import NO_SESSION, Ack, EntryKind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from embarcadero.client.batch import Batch, Record
-    from embarcadero.client.futures import RecordFuture
+    from embarcadero.client.results import Batch, Record, RecordFuture, TopicInfo
     from embarcadero.client.sync import Log, Publisher
     from embarcadero.client.sync_subscriber import Subscriber
-    from embarcadero.client.topics import TopicInfo
     from embarcadero.types import Position
 
 _POLL_S = 0.5
@@ -206,7 +204,7 @@ def _first_difference(batch: Batch, data: Any, about: TopicInfo) -> int:
     """Which row (from 1 on) is the first that differs from its record in a batch; 0: none does."""
     import pyarrow as pa
 
-    from embarcadero.client.tables import fitted
+    from embarcadero.client.publish.tables import fitted
 
     rows, stored = fitted(data, about.versions, 0), pa.Table.from_batches([batch.to_arrow()])
     rows = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])

@@ -21,7 +21,7 @@ from embarcadero.cli.output import (
     print_table,
     reader_row,
 )
-from embarcadero.client.times import parse_time
+from embarcadero.client.arguments import parse_time
 from embarcadero.errors import BadValue, TimedOut, UnknownTopic
 from embarcadero.orders import order_label, order_name
 from embarcadero.placement.rules import price
@@ -30,7 +30,7 @@ from embarcadero.types import Order
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from embarcadero.client.topics import TopicInfo
+    from embarcadero.client.results import TopicInfo
     from embarcadero.node.folder import ClusterFolder, ClusterInfo
     from embarcadero.placement.directory import Directory
     from embarcadero.types import Range, Tail, Topic, TopicLane
@@ -108,7 +108,7 @@ def _retention(retention_bytes: str | None, retention: str | None) -> dict[str, 
 
 
 def _parsed(schema: str | None) -> Any:
-    from embarcadero.client.schema_text import parse_schema
+    from embarcadero.client.arguments import parse_schema
 
     return None if schema is None else parse_schema(schema)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
-from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
 from time import monotonic
@@ -20,16 +19,10 @@ from typing import Any, TypeVar, Unpack
 
 import pyarrow as pa
 
-from embarcadero.client import lifetime
 from embarcadero.client.aio_subscriber import Subscriber
-from embarcadero.client.batch import Batch
-from embarcadero.client.brokers import Brokers
-from embarcadero.client.cold import cold_cuts, find_place
-from embarcadero.client.encoded import EncodedCalls
-from embarcadero.client.futures import RecordFuture, TableResult, fresh
-from embarcadero.client.named import PublisherCalls, SessionCalls
-from embarcadero.client.options import (
+from embarcadero.client.arguments import (
     AS_CONFIGURED,
+    Place,
     PublisherArguments,
     PublisherOptions,
     Timeout,
@@ -41,14 +34,33 @@ from embarcadero.client.options import (
     close_patience,
     parse_addresses,
     patience_s,
+    place,
     publisher_options,
+    seek_place,
+    time_us,
+    trim_place,
 )
-from embarcadero.client.places import Place, place, seek_place, time_us, trim_place
-from embarcadero.client.reading import joined, lane_of, lanes_of, read_span, reader_core, span, tail_of, with_lags
-from embarcadero.client.scanning import Scan, Span, check_piece_bytes
+from embarcadero.client.encoded import EncodedCalls
+from embarcadero.client.named import PublisherCalls, SessionCalls
+from embarcadero.client.net import lifetime
+from embarcadero.client.net.brokers import Brokers
+from embarcadero.client.read.cold import cold_cuts, find_place
+from embarcadero.client.read.spans import (
+    Scan,
+    Span,
+    check_piece_bytes,
+    joined,
+    lane_of,
+    lanes_of,
+    read_span,
+    reader_core,
+    span,
+    tail_of,
+    with_lags,
+)
+from embarcadero.client.results import Batch, RecordFuture, TableResult, TopicInfo
 from embarcadero.client.surveys import SurveyCalls
 from embarcadero.client.tiers import TierCalls, trim_ask
-from embarcadero.client.topics import TopicInfo
 from embarcadero.config import Config, load
 from embarcadero.errors import (
     Backpressure,
@@ -59,6 +71,7 @@ from embarcadero.errors import (
     TopicReplaced,
     Unreachable,
     as_reported,
+    fresh,
     raise_as_one,
 )
 from embarcadero.forks import tell_of_forks
@@ -107,22 +120,6 @@ async def connect(
         await brokers.close()
         raise
     return Log(brokers, name)
-
-
-@asynccontextmanager
-async def local(
-    brokers: int | None = None, *, config: str | Path | Config | None = None, **options: Any
-) -> AsyncIterator[Log]:
-    """A private cluster in child processes for as long as the block lasts; `options` as for `embarcadero.local`."""
-    from embarcadero.node.local import LocalCluster
-
-    cluster = await asyncio.to_thread(LocalCluster, brokers, config=config, **options)
-    try:
-        async with await connect(cluster.addresses, config=config) as log:
-            log.cluster = cluster
-            yield log
-    finally:
-        await asyncio.to_thread(cluster.close)
 
 
 class Log(TierCalls, SessionCalls, SurveyCalls):
@@ -591,7 +588,7 @@ class Log(TierCalls, SessionCalls, SurveyCalls):
         problems = [problem for publisher in publishers for problem in publisher.problems()]
         failures = [as_reported(error) for error in ended if isinstance(error, Exception)]
         if publishers:
-            from embarcadero.client.acked import losses_first
+            from embarcadero.client.publish.losses import losses_first
 
             failures = losses_first(problems + failures)
         raise_as_one(failures)
@@ -626,7 +623,7 @@ class Publisher(EncodedCalls, PublisherCalls):
     """Publishes records into one topic. `with` it, or close it: closing waits for every outcome."""
 
     def __init__(self, log: Log, topic: TopicInfo, options: PublisherOptions) -> None:
-        from embarcadero.client.pump import Pump  # not for those who only read
+        from embarcadero.client.publish.pump import Pump  # not for those who only read
 
         self._log = log
         self._pump = Pump(log.brokers, topic, options, RecordAwaitable)
@@ -792,4 +789,4 @@ class Publisher(EncodedCalls, PublisherCalls):
 
 PartType = TypeVar("PartType", Publisher, Subscriber, Scan)
 
-__all__ = ["Log", "Publisher", "RecordAwaitable", "Subscriber", "connect", "local"]
+__all__ = ["Log", "Publisher", "RecordAwaitable", "Subscriber", "connect"]

@@ -7,12 +7,10 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from embarcadero.client.batch import Batch
-from embarcadero.client.drivers import ReaderCore, SubscriberDriver, forked_reader
-from embarcadero.client.futures import fresh
-from embarcadero.client.options import check_timeout
-from embarcadero.client.places import seek_place
-from embarcadero.errors import Closed
+from embarcadero.client.arguments import check_timeout, seek_place
+from embarcadero.client.read.driver import ReaderCore, SubscriberDriver, forked_reader
+from embarcadero.client.results import Batch
+from embarcadero.errors import Closed, fresh
 from embarcadero.forks import tell_of_forks
 from embarcadero.invariants import invariant
 from embarcadero.limits import CLOSE_TIMEOUT_S

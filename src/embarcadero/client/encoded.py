@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import pyarrow as pa
 
-from embarcadero.client.futures import RecordFuture, TableResult
-from embarcadero.client.options import check_timeout
+from embarcadero.client.arguments import check_timeout
+from embarcadero.client.results import RecordFuture, TableResult
 from embarcadero.types import StagedBatch
 
 if TYPE_CHECKING:
     from embarcadero.client.aio import RecordAwaitable
-    from embarcadero.client.intake import Intake, Sealed
-    from embarcadero.client.pump import Pump
+    from embarcadero.client.publish.intake import Intake, Sealed
+    from embarcadero.client.publish.pump import Pump
 
 # ruff: noqa: ASYNC109 - the end of a wait has a meaning of its own here, so calls take a `timeout`
 

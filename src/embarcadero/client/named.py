@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
-from embarcadero.client.options import AS_CONFIGURED, PublisherOptions, Timeout, check_timeout
+from embarcadero.client.arguments import AS_CONFIGURED, PublisherOptions, Timeout, check_timeout
 from embarcadero.errors import BadFrame, NotAvailable
 from embarcadero.types import NO_SESSION, Order
 from embarcadero.wire import messages as m
 
 if TYPE_CHECKING:
     from embarcadero.client import aio
-    from embarcadero.client.pump import Pump
+    from embarcadero.client.publish.pump import Pump
     from embarcadero.client.thread import LoopThread
 
 # ruff: noqa: ASYNC109 - the end of a wait has a meaning of its own here, so calls take a `timeout`

@@ -9,16 +9,16 @@ import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
-from embarcadero.client.options import AS_CONFIGURED, Timeout
-from embarcadero.client.reading import lanes_of, tail_of
-from embarcadero.client.topics import TopicInfo
+from embarcadero.client.arguments import AS_CONFIGURED, Timeout
+from embarcadero.client.read.spans import lanes_of, tail_of
+from embarcadero.client.results import TopicInfo
 from embarcadero.errors import Refused, UnknownTopic
 from embarcadero.types import Tail
 from embarcadero.wire import messages as m
 
 if TYPE_CHECKING:
     from embarcadero.client import aio
-    from embarcadero.client.brokers import Brokers
+    from embarcadero.client.net.brokers import Brokers
     from embarcadero.client.thread import LoopThread
 
 # ruff: noqa: ASYNC109 - the end of a wait has a meaning of its own here, so calls take a `timeout`

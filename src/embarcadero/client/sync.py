@@ -16,13 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import pyarrow as pa
 
-from embarcadero.client import aio, lifetime
-from embarcadero.client.batch import Batch
-from embarcadero.client.encoded import SyncEncodedCalls
-from embarcadero.client.futures import RecordFuture, TableResult, fresh
-from embarcadero.client.named import SyncPublisherCalls, SyncSessionCalls
-from embarcadero.client.options import (
+from embarcadero.client import aio
+from embarcadero.client.arguments import (
     AS_CONFIGURED,
+    Place,
     PublisherArguments,
     PublisherOptions,
     Timeout,
@@ -31,16 +28,18 @@ from embarcadero.client.options import (
     check_timeout,
     close_patience,
     patience_s,
+    place,
     publisher_options,
 )
-from embarcadero.client.places import Place, place
-from embarcadero.client.reading import reader_core
-from embarcadero.client.scanning import Span
+from embarcadero.client.encoded import SyncEncodedCalls
+from embarcadero.client.named import SyncPublisherCalls, SyncSessionCalls
+from embarcadero.client.net import lifetime
+from embarcadero.client.read.spans import Span, reader_core
+from embarcadero.client.results import Batch, RecordFuture, TableResult, TopicInfo
 from embarcadero.client.surveys import SyncSurveyCalls
 from embarcadero.client.sync_subscriber import Exit, Subscriber
 from embarcadero.client.thread import LoopThread
 from embarcadero.client.tiers import SyncTierCalls
-from embarcadero.client.topics import TopicInfo
 from embarcadero.config import Config
 from embarcadero.errors import (
     Backpressure,
@@ -48,6 +47,7 @@ from embarcadero.errors import (
     OutcomeUnknown,
     TimedOut,
     as_reported,
+    fresh,
     raise_as_one,
 )
 from embarcadero.forks import tell_of_forks
@@ -55,8 +55,8 @@ from embarcadero.limits import CLOSE_TIMEOUT_S, RECORD_OVERHEAD_BYTES
 from embarcadero.types import Cut, Position, ReaderProgress, Tail, Topic
 
 if TYPE_CHECKING:
-    from embarcadero.client.intake import Record, Sealed
-    from embarcadero.client.pump import Pump
+    from embarcadero.client.publish.intake import Record, Sealed
+    from embarcadero.client.publish.pump import Pump
 
 
 def connect(
@@ -79,32 +79,6 @@ def connect(
     except BaseException:
         thread.stop()
         raise
-
-
-def local(
-    brokers: int | None = None,
-    *,
-    replicas: int = 0,
-    data_dir: str | None = None,
-    log_bytes: int | None = None,
-    config: str | Path | Config | None = None,
-) -> Log:
-    """Start a private cluster in child processes and connect to it; closing the log stops it.
-
-    `data_dir` keeps its files; without, nothing is left. `config` names an `embarcadero.yaml`; whatever it says about
-    ports and folders, a private cluster takes free ones. `log.address` and `log.cluster` tell more.
-    """
-    from embarcadero.node.local import LocalCluster
-
-    cluster = LocalCluster(brokers, data_dir, log_bytes, config, replicas)
-    try:
-        log = connect(cluster.addresses, config=config)
-    except BaseException:
-        cluster.close()
-        raise
-    log.cluster = log.brokers.cluster = cluster  # also if the log is dropped: until its last record is stored
-    log.thread.after_end = cluster.close
-    return log
 
 
 class Log(SyncTierCalls, SyncSessionCalls, SyncSurveyCalls):
@@ -328,7 +302,7 @@ class Log(SyncTierCalls, SyncSessionCalls, SyncSurveyCalls):
         return self._register(Publisher(self, self.thread.wait(self._pump(topic, chosen, timeout))))
 
     async def _pump(self, topic: str | TopicInfo, options: PublisherOptions, patience: Timeout) -> Pump:
-        from embarcadero.client.pump import Pump  # not for those who only read
+        from embarcadero.client.publish.pump import Pump  # not for those who only read
 
         known = topic if isinstance(topic, TopicInfo) else await self._log.describe(topic, timeout=patience)
         await self.brokers.ready(patience_s(patience, self.brokers.settings.connect_timeout_s))
@@ -504,7 +478,7 @@ class Log(SyncTierCalls, SyncSessionCalls, SyncSurveyCalls):
         failures = [as_reported(error) for error in ended if isinstance(error, Exception)]
         if not publishers:
             return failures
-        from embarcadero.client.acked import losses_first
+        from embarcadero.client.publish.losses import losses_first
 
         return losses_first(problems + failures)
 
@@ -719,4 +693,4 @@ def _close_after(part: Log | Publisher, error: BaseException | None) -> None:
         error.add_note(f"closing reported {type(problem).__name__}: {problem}")
 
 
-__all__ = ["Log", "Publisher", "Subscriber", "connect", "local"]
+__all__ = ["Log", "Publisher", "Subscriber", "connect"]

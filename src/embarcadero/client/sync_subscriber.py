@@ -9,13 +9,10 @@ from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from embarcadero.client.batch import Batch
-from embarcadero.client.drivers import ReaderCore, SubscriberDriver, forked_reader
-from embarcadero.client.futures import fresh
-from embarcadero.client.options import check_timeout
-from embarcadero.client.places import seek_place
-from embarcadero.client.waiting import Waitable
-from embarcadero.errors import Closed, EmbarcaderoError, Retriable
+from embarcadero.client.arguments import check_timeout, seek_place
+from embarcadero.client.read.driver import ReaderCore, SubscriberDriver, forked_reader
+from embarcadero.client.results import Batch, Waitable
+from embarcadero.errors import Closed, EmbarcaderoError, Retriable, fresh
 from embarcadero.forks import tell_of_forks
 from embarcadero.types import Position
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from embarcadero.client.cold import find_place
-from embarcadero.client.options import AS_CONFIGURED, Timeout
-from embarcadero.client.topics import TopicInfo
+from embarcadero.client.arguments import AS_CONFIGURED, Timeout
+from embarcadero.client.read.cold import find_place
+from embarcadero.client.results import TopicInfo
 from embarcadero.errors import Trimmed
 from embarcadero.placement.tier import public_properties
 from embarcadero.types import Tier
@@ -15,7 +15,7 @@ from embarcadero.wire import messages as m
 
 if TYPE_CHECKING:
     from embarcadero.client import aio
-    from embarcadero.client.brokers import Brokers
+    from embarcadero.client.net.brokers import Brokers
     from embarcadero.client.thread import LoopThread
 
 # ruff: noqa: ASYNC109 - the end of a wait has a meaning of its own here, so calls take a `timeout`

@@ -20,8 +20,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as kinds
 
+from embarcadero.client.results import TopicInfo
 from embarcadero.client.sync import Log
-from embarcadero.client.topics import TopicInfo
 from embarcadero.errors import BadSchema, BadValue, Stale, TopicExists, Trimmed, UnknownTopic
 from embarcadero.limits import TOPIC_NAME_CHARS_MAX
 from embarcadero.spark.deletes import Deletes, deletes_of

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embarcadero.client.places import time_us
+from embarcadero.client.arguments import time_us
 from embarcadero.errors import BadValue
 
 _OPERATIONS: Final = {

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
-from embarcadero.client.batch import Batch
+from embarcadero.client.results import Batch
 from embarcadero.errors import BadSchema, BadValue
 from embarcadero.limits import SPARK_ROWS_BYTES
 from embarcadero.spark.versions import from_arrow, to_arrow

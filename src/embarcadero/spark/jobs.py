@@ -18,8 +18,8 @@ from uuid import uuid4
 import msgspec
 import pyarrow as pa
 
+from embarcadero.client.results import TopicInfo
 from embarcadero.client.sync import Log
-from embarcadero.client.topics import TopicInfo
 from embarcadero.errors import BadName, BadValue, EmbarcaderoError, OutcomeUnknown, Stale, from_wire
 from embarcadero.limits import GIB
 from embarcadero.spark.offsets import Span

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 import pyarrow as pa
 
+from embarcadero.client.results import TopicInfo
 from embarcadero.client.sync import Log
-from embarcadero.client.topics import TopicInfo
 from embarcadero.errors import BadTable, BadValue, TopicExists, UnknownTopic
 from embarcadero.spark.frame import arrow_schema
 from embarcadero.spark.interpreter import on_this_machine

@@ -11,8 +11,7 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from embarcadero.client.options import broker_addresses, parse_addresses
-from embarcadero.client.places import time_us
+from embarcadero.client.arguments import broker_addresses, parse_addresses, time_us
 from embarcadero.config import load
 from embarcadero.errors import BadValue
 from embarcadero.limits import PARTITIONS_MAX, READER_NAME_BYTES_MAX, SPARK_TASKS_MAX, TOPICS_MAX

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from embarcadero.client.places import time_us
+from embarcadero.client.arguments import parse_time, time_us
+from embarcadero.client.results import TopicInfo
 from embarcadero.client.sync import Log
-from embarcadero.client.times import parse_time
-from embarcadero.client.topics import TopicInfo
 from embarcadero.errors import BadSchema, BadValue, TopicExists, UnknownTopic
 from embarcadero.limits import SPARK_TASK_BYTES
 from embarcadero.spark.connections import shared_log

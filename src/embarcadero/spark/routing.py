@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embarcadero.client.topics import TopicInfo
+from embarcadero.client.results import TopicInfo
 from embarcadero.errors import BadSchema, BadValue, UnknownTopic
 from embarcadero.spark.shape import Shape, Split, check_topic, raw_problems, shape_of, whole
 from embarcadero.spark.write_options import WriteOptions

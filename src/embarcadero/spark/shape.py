@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
-from embarcadero.client.topics import TopicInfo
+from embarcadero.client.results import TopicInfo
 from embarcadero.errors import BadSchema, BadValue
 from embarcadero.limits import STAGED_TTL_S_MIN
 from embarcadero.spark.frame import frame_type

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
+from embarcadero.client.results import TopicInfo
 from embarcadero.client.sync import Log
-from embarcadero.client.topics import TopicInfo
 from embarcadero.errors import BadSchema, TopicReplaced, Trimmed
 from embarcadero.limits import SPARK_TASK_BYTES
 from embarcadero.spark.connections import shared_log

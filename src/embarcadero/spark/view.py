@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from embarcadero.client.results import TopicInfo
 from embarcadero.client.sync import Log
-from embarcadero.client.topics import TopicInfo
 from embarcadero.errors import BadSchema, BadValue, FuturePosition, Trimmed, UnknownTopic
 from embarcadero.limits import SPARK_TASK_BYTES
 from embarcadero.spark.connections import shared_log

@@ -14,10 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embarcadero.client.futures import RecordFuture
+from embarcadero.client.publish.tables import encoded, fitted
+from embarcadero.client.results import RecordFuture, TopicInfo
 from embarcadero.client.sync import Log, Publisher
-from embarcadero.client.tables import encoded, fitted
-from embarcadero.client.topics import TopicInfo
 from embarcadero.errors import BadValue
 from embarcadero.limits import DELIVERY_TIMEOUT_S, MIB, STAGED_INLINE_BYTES
 from embarcadero.spark.connections import shared_log

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from embarcadero.client.aio import Log, Publisher, RecordAwaitable
 from embarcadero.client.named import HeldName
-from embarcadero.client.topics import TopicInfo
+from embarcadero.client.results import TopicInfo
 from embarcadero.errors import (
     BadReference,
     BadValue,

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from embarcadero.client.batch import Batch
+from embarcadero.client.results import Batch
 from embarcadero.errors import BadValue, Corrupt, EmbarcaderoError
 from embarcadero.limits import (
     FRAME_BYTES_MAX,

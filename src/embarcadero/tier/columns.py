@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
-from embarcadero.client.batch import Batch
+from embarcadero.client.results import Batch
 from embarcadero.errors import BadSchema, BadValue, Corrupt, UnknownSchema
 from embarcadero.types import EntryKind, GapKind
 from embarcadero.wire.schemas import TopicSchemas

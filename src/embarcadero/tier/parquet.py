@@ -18,7 +18,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embarcadero.client.batch import Batch
+from embarcadero.client.results import Batch
 from embarcadero.errors import BadTable, Corrupt, EmbarcaderoError, Trimmed
 from embarcadero.limits import KIB, RECORDS_PER_BATCH_MAX, TIER_GROUP_DECODED_BYTES, TIER_ROW_GROUP_BYTES
 from embarcadero.tier.columns import EntriesHash, rows

@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 
 from embarcadero.broker.read.results import FetchResult
-from embarcadero.client.batch import Batch
-from embarcadero.client.tables import encoded
+from embarcadero.client.publish.tables import encoded
+from embarcadero.client.results import Batch
 from embarcadero.errors import BadTable, NotAvailable, TierUnavailable
 from embarcadero.fabric.layout import ORDER, seal
 from embarcadero.limits import FETCH_ENTRIES_MAX, FRAME_BYTES_MAX, TABLE_GROUP_BYTES_MAX

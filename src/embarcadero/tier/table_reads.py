@@ -38,8 +38,8 @@ from functools import partial
 
 import numpy.typing as npt
 
-from embarcadero.client.batch import Batch, OrderEntry
-from embarcadero.client.tables import encoded
+from embarcadero.client.publish.tables import encoded
+from embarcadero.client.results import Batch, OrderEntry
 from embarcadero.errors import TierUnavailable
 from embarcadero.tier.columns import from_table
 from embarcadero.types import Cut, EntryKind, Gap, GapKind

@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from embarcadero.client.batch import Batch, OrderEntry
-from embarcadero.client.link import Link
-from embarcadero.client.schema_text import parse_schema
-from embarcadero.client.subscriber import SubscriberCore
+from embarcadero.client.arguments import parse_schema
+from embarcadero.client.net.link import Link
+from embarcadero.client.read.subscriber import SubscriberCore
+from embarcadero.client.results import Batch, OrderEntry
 from embarcadero.errors import EmbarcaderoError
 from embarcadero.fabric.layout import ORDER, seal, sealed
 from embarcadero.limits import (

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from embarcadero.client.options import parse_addresses
+from embarcadero.client.arguments import parse_addresses
 from embarcadero.config import DEFAULTS, load
 from embarcadero.config.environment import Given
 from embarcadero.config.key import PREFIX

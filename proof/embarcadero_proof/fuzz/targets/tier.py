@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from embarcadero.client.batch import Batch, OrderEntry
+from embarcadero.client.results import Batch, OrderEntry
 from embarcadero.limits import MIB
 from embarcadero.tier.columns import table_schema
 from embarcadero.tier.parquet import Footer, Span, write_span

@@ -6,8 +6,14 @@ A driver makes one Link per connection and shares it between all publishers and 
 from __future__ import annotations
 
 from enum import Enum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from embarcadero.invariants import invariant
+from embarcadero.wire.messages import AnyMessage
+from embarcadero.wire.receiver import FetchedReceived, FullReceived
 
 
 class Silence(Enum):
@@ -90,3 +96,65 @@ class Link:
         if self.pinged_us < quiet_from:
             return quiet_from + limit_us // 2
         return self.pinged_us + limit_us - limit_us // 2
+
+
+class ClientCore:
+    """A state machine without I/O: a publisher, or a reader of one lane or of several. Connections hand it what comes.
+
+    What a driver is to do is taken from it: frames to write, connections to drop, the time of the next timer.
+    """
+
+    def __init__(self) -> None:
+        self._output: dict[int, list[Any]] = {}
+        self._abandoned: list[int] = []
+
+    def take_output(self) -> list[tuple[int, list[Any]]]:
+        """Frames to write, by connection."""
+        output, self._output = self._output, {}
+        return list(output.items())
+
+    def take_abandoned(self) -> list[int]:
+        """Connections given up: the driver drops them and connects again, under new numbers."""
+        abandoned, self._abandoned = self._abandoned, []
+        return abandoned
+
+    def _write(self, conn: int, buffer: Any) -> None:
+        self._output.setdefault(conn, []).append(buffer)
+
+    def on_connected(self, link: Link, now_us: int) -> None:
+        """A connection is ready for use."""
+
+    def on_disconnected(self, conn: int, now_us: int) -> None:
+        """A connection is gone."""
+
+    def on_control(self, conn: int, request: int, message: AnyMessage, now_us: int) -> None:
+        """An answer to a request."""
+
+    def on_timer(self, now_us: int) -> None:
+        """Do what is due; calling it early is harmless."""
+
+    def next_timer_us(self) -> int | None:
+        """When `on_timer` has something to do, unless something else happens before."""
+
+
+class FetchCore(ClientCore):
+    """A core that fetches."""
+
+    def on_fetched(self, conn: int, event: FetchedReceived, now_us: int) -> None:
+        """The answer to a Fetch."""
+
+
+class PublishCore(ClientCore):
+    """A core that publishes, in a session of a lane."""
+
+    lane: int
+    session: int
+
+    def on_acks(self, conn: int, acks: npt.NDArray[np.void], now_us: int) -> None:
+        """Outcomes of batches."""
+
+    def on_credit(self, conn: int, total_bytes: int, now_us: int) -> None:
+        """The broker granted bytes, of all publishers on the connection."""
+
+    def on_full(self, conn: int, now_us: int, full: FullReceived) -> None:
+        """The broker has had no room for long."""

@@ -1,28 +1,18 @@
-"""What gives the cores time and connections: frames are written, timers kept, results passed on. One event loop."""
+"""What gives a reader's core time, connections and tables, and hands on what it has ready. One event loop."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from embarcadero.client.batch import Batch
-from embarcadero.client.cold import ColdReads
-from embarcadero.client.connection import now_us
-from embarcadero.client.core import ClientCore
-from embarcadero.client.lanes import LanesCore
-from embarcadero.client.subscriber import SubscriberCore
+from embarcadero.client.net.brokers import Brokers, CoreDriver
+from embarcadero.client.net.connection import now_us
+from embarcadero.client.read.cold import ColdReads
+from embarcadero.client.read.lanes import LanesCore
+from embarcadero.client.read.subscriber import SubscriberCore
+from embarcadero.client.results import Batch
 from embarcadero.errors import EmbarcaderoError, Forked
-
-if TYPE_CHECKING:
-    from embarcadero.client.brokers import Brokers
-    from embarcadero.client.publisher import PublisherCore
-    from embarcadero.client.publisher_driver import PublisherDriver
-
-    Core = PublisherCore | SubscriberCore | LanesCore
-else:
-    Core = ClientCore  # clients that only read do not load a publisher's core
 
 _LOG: Final = logging.getLogger("embarcadero.client")
 
@@ -32,53 +22,6 @@ ReaderCore = SubscriberCore | LanesCore
 def forked_reader(topic: str) -> Forked:
     """Why a reader of the parent process does not read in a forked child."""
     return Forked(f"this reader of {topic!r} was opened before the process was forked", "subscribe in the child")
-
-
-class CoreDriver:
-    """Runs one core on the connections of `brokers`. After anything was told to the core, `run` must be called."""
-
-    core: Core
-
-    def __init__(self, brokers: Brokers) -> None:
-        self._brokers = brokers
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_us = 0
-        self.stopped = False
-
-    def run(self) -> None:
-        """Write what the core wants written, drop what it gave up, and see to its next timer."""
-        for number, buffers in self.core.take_output():
-            self._brokers.write(number, buffers)
-        for number in self.core.take_abandoned():
-            self._brokers.abandon(number)
-        self._plan()
-
-    def _plan(self) -> None:
-        due = self.core.next_timer_us()
-        if due is None or self.stopped or (self._timer is not None and self._timer_us <= due):
-            return  # a timer that rings early is harmless, and cheaper than moving it each time
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_us = due
-        self._timer = self._loop.call_later(max(0, due - now_us()) / 1e6, self._ring)
-
-    def _ring(self) -> None:
-        self._timer = None
-        self.core.on_timer(now_us())
-        self.run()
-
-    def publishing(self) -> PublisherDriver | None:
-        """Itself, if it is a publisher's."""
-        return None
-
-    def stop(self) -> None:
-        """Let go of connections and timers."""
-        if not self.stopped:
-            self.stopped = True
-            self._brokers.detach(self)
-            if self._timer is not None:
-                self._timer.cancel()
 
 
 class SubscriberDriver(CoreDriver):

@@ -19,10 +19,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from embarcadero.client.acked import merged
-from embarcadero.client.futures import BatchResult, RecordFuture
-from embarcadero.client.tables import by_partition, encoded, fitted, pieces
-from embarcadero.client.waiting import Waitable
+from embarcadero.client.publish.losses import merged
+from embarcadero.client.publish.tables import by_partition, encoded, fitted, pieces
+from embarcadero.client.results import BatchResult, RecordFuture, Waitable
 from embarcadero.errors import Backpressure, BadSchema, BadValue, EmbarcaderoError, RecordsLost
 from embarcadero.invariants import invariant
 from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX, RECORD_OVERHEAD_BYTES, RECORDS_PER_BATCH_MAX

@@ -11,14 +11,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from embarcadero.client import lifetime
-from embarcadero.client.connection import Connection, Owned, now_us, open_connection
-from embarcadero.client.drivers import Core, CoreDriver
-from embarcadero.client.futures import fresh
-from embarcadero.client.lanes import LanesCore
-from embarcadero.client.subscriber import SubscriberCore
+from embarcadero.client.net import lifetime
+from embarcadero.client.net.connection import Connection, Owned, now_us, open_connection
+from embarcadero.client.net.link import ClientCore, FetchCore, PublishCore
 from embarcadero.config import DEFAULTS
 from embarcadero.config.table import Client
 from embarcadero.errors import (
@@ -31,6 +28,7 @@ from embarcadero.errors import (
     TimedOut,
     TooMany,
     Unreachable,
+    fresh,
 )
 from embarcadero.forks import abandon, tell_of_forks
 from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX, RECORDS_PER_BATCH_MAX, SCRATCH_BYTES
@@ -38,10 +36,6 @@ from embarcadero.types import NO_HANDLE
 from embarcadero.wire.codec import PACKED_ACK
 from embarcadero.wire.messages import AnyMessage, BrokerAddress, MembersAre, Message, Welcome
 from embarcadero.wire.receiver import AcksReceived, ControlReceived, CreditReceived, FetchedReceived, FullReceived
-
-if TYPE_CHECKING:
-    from embarcadero.client.publisher_driver import PublisherDriver
-    from embarcadero.client.pump import Pump
 
 _PAUSE_FIRST_S = 0.02
 _PAUSE_LAST_S = 1.0
@@ -99,13 +93,13 @@ class Brokers:
         self._live: dict[int, Connection] = {}  # by number, ready for use
         self._keepers: dict[int, asyncio.Task[None]] = {}  # by broker
         self._addresses: dict[int, Address] = {}  # by broker
-        self._drivers: dict[Core, CoreDriver] = {}
-        self._sessions: dict[tuple[int, int], PublisherDriver] = {}  # (lane, session)
+        self._drivers: dict[ClientCore, CoreDriver] = {}
+        self._sessions: dict[tuple[int, int], tuple[PublishCore, CoreDriver]] = {}  # by lane and session
         self._turn = 0
         self._changed = asyncio.Event()  # a connection came or went
         self._finder: asyncio.Task[None] | None = None
         self._guard: asyncio.Task[None] | None = None
-        self.pumps: set[Pump] = set()  # publishers that are not closed
+        self.pumps: set[lifetime.OpenPublisher] = set()  # publishers that are not closed
         self.broker_of_handle: dict[int, int] = {}
 
     # --- forks ---
@@ -255,41 +249,41 @@ class Brokers:
             match event:
                 case ControlReceived(message=MembersAre(brokers=brokers)):
                     self._members(brokers)
-                case ControlReceived() if isinstance(owner, Core):
+                case ControlReceived() if isinstance(owner, ClientCore):
                     owner.on_control(number, event.request, event.message, now)
                     touched |= self._driver_of(owner)
-                case FetchedReceived() if isinstance(owner, SubscriberCore | LanesCore):
+                case FetchedReceived() if isinstance(owner, FetchCore):
                     owner.on_fetched(number, event, now)
                     touched |= self._driver_of(owner)
                 case AcksReceived(acks=acks):
                     for key in {ack[:2] for ack in PACKED_ACK.iter_unpack(acks.data)}:
                         if (publisher := self._sessions.get(key)) is not None:
-                            publisher.core.on_acks(number, acks, now)
-                            touched[publisher] = None
+                            publisher[0].on_acks(number, acks, now)
+                            touched[publisher[1]] = None
                 case CreditReceived() | FullReceived():
                     touched |= self._flow(number, event, now)
         for driver in touched:
             driver.run()
 
-    def _driver_of(self, core: Core) -> dict[CoreDriver, None]:
+    def _driver_of(self, core: ClientCore) -> dict[CoreDriver, None]:
         driver = self._drivers.get(core)
         if driver is None:
             return {}
-        if (publisher := driver.publishing()) is not None:
-            self._sessions[publisher.core.lane, publisher.core.session] = publisher  # it may just have been opened
+        if isinstance(core, PublishCore):
+            self._sessions[core.lane, core.session] = core, driver  # it may just have been opened
         return {driver: None}
 
     def _flow(self, number: int, event: CreditReceived | FullReceived, now: int) -> dict[CoreDriver, None]:
         """Credit belongs to the connection; publishers take turns in being the first to use it."""
-        publishers = [found for driver in self._drivers.values() if (found := driver.publishing()) is not None]
+        publishers = [core for core in self._drivers if isinstance(core, PublishCore)]
         first = self.next_turn() % max(1, len(publishers))
         publishers = publishers[first:] + publishers[:first]
-        for driver in publishers:
+        for core in publishers:
             if isinstance(event, CreditReceived):
-                driver.core.on_credit(number, event.total, now)
+                core.on_credit(number, event.total, now)
             else:
-                driver.core.on_full(number, now, event)
-        return dict.fromkeys(publishers)
+                core.on_full(number, now, event)
+        return {self._drivers[core]: None for core in publishers}
 
     def on_lost(self, connection: Connection) -> None:
         """A connection is gone; its keeper makes a new one."""
@@ -314,7 +308,7 @@ class Brokers:
     def detach(self, driver: CoreDriver) -> None:
         """Forget a core."""
         self._drivers.pop(driver.core, None)
-        for key in [key for key, found in self._sessions.items() if found is driver]:
+        for key in [key for key, found in self._sessions.items() if found[1] is driver]:
             del self._sessions[key]
 
     def write(self, number: int, buffers: list[Any]) -> None:
@@ -393,3 +387,46 @@ async def _cancel(*tasks: asyncio.Future[Any]) -> list[Any]:
     for task in tasks:
         task.cancel()
     return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class CoreDriver:
+    """Runs one core on the connections of `brokers`. After anything was told to the core, `run` must be called."""
+
+    core: ClientCore
+
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers = brokers
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_us = 0
+        self.stopped = False
+
+    def run(self) -> None:
+        """Write what the core wants written, drop what it gave up, and see to its next timer."""
+        for number, buffers in self.core.take_output():
+            self._brokers.write(number, buffers)
+        for number in self.core.take_abandoned():
+            self._brokers.abandon(number)
+        self._plan()
+
+    def _plan(self) -> None:
+        due = self.core.next_timer_us()
+        if due is None or self.stopped or (self._timer is not None and self._timer_us <= due):
+            return  # a timer that rings early is harmless, and cheaper than moving it each time
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_us = due
+        self._timer = self._loop.call_later(max(0, due - now_us()) / 1e6, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self.core.on_timer(now_us())
+        self.run()
+
+    def stop(self) -> None:
+        """Let go of connections and timers."""
+        if not self.stopped:
+            self.stopped = True
+            self._brokers.detach(self)
+            if self._timer is not None:
+                self._timer.cancel()

@@ -18,35 +18,69 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
+from embarcadero.errors import EmbarcaderoError
 from embarcadero.limits import CLOSE_INTERRUPTED_S, CLOSE_TIMEOUT_S, EXIT_FLUSH_S
-
-if TYPE_CHECKING:
-    from embarcadero.client.brokers import Brokers
-    from embarcadero.client.pump import Pump
 
 _LOG: Final = logging.getLogger("embarcadero.client")
 _HINT: Final = "call close() on the publisher, or use it in a `with` block, and look at the error"
 _MARGIN_S: Final = 1.0  # for the event loop, after the time for the publishers is over
 
-_OPEN: set[Pump] = set()
+
+class OpenPublisher(Protocol):
+    """What is known here of a publisher that is not closed."""
+
+    topic: str
+    loop: asyncio.AbstractEventLoop
+
+    @property
+    def unstored(self) -> int:
+        """Records that ended with an error, or have no outcome."""
+        ...
+
+    @property
+    def failure(self) -> EmbarcaderoError | None:
+        """Why it failed, if it did."""
+        ...
+
+    def reports(self) -> list[EmbarcaderoError]:
+        """What no caller was told yet of losses."""
+        ...
+
+    async def close(self, timeout: float | None) -> None:  # noqa: ASYNC109 - what is open at its end gets its own end
+        """Settle everything, within so many seconds."""
+        ...
+
+
+class OpenClient(Protocol):
+    """What is known here of a client: its event loop, and its publishers that are not closed."""
+
+    loop: asyncio.AbstractEventLoop
+    pumps: set[OpenPublisher]
+
+    async def close(self) -> None:
+        """Hang up everywhere."""
+        ...
+
+
+_OPEN: set[OpenPublisher] = set()
 """Every publisher of this process that is not closed. A forked child starts with none."""
 _hooked_into = 0  # the process that has the hook of multiprocessing
 
 
-def opened(pump: Pump) -> None:
+def opened(pump: OpenPublisher) -> None:
     """A publisher begins."""
     _OPEN.add(pump)
     _hook_into_multiprocessing()
 
 
-def closed(pump: Pump) -> None:
+def closed(pump: OpenPublisher) -> None:
     """A publisher was closed: its caller has heard what became of its records."""
     _OPEN.discard(pump)
 
 
-def close_when_dropped(log: Any, brokers: Brokers, then: Callable[[], object]) -> weakref.finalize[Any, Any]:
+def close_when_dropped(log: Any, brokers: OpenClient, then: Callable[[], object]) -> weakref.finalize[Any, Any]:
     """Close a client and its publishers in the background when its Log is garbage collected; call `then` last.
 
     Publishers belong to their Log: one that is dropped alone is closed with its Log. Detach what this returns on close.
@@ -82,7 +116,7 @@ def _schedule(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -
     return True
 
 
-async def guard(pumps: set[Pump]) -> None:
+async def guard(pumps: set[OpenPublisher]) -> None:
     """Close publishers when their event loop ends: `asyncio.run` cancels this task, and waits for it."""
     try:
         await asyncio.get_running_loop().create_future()
@@ -92,7 +126,7 @@ async def guard(pumps: set[Pump]) -> None:
         raise
 
 
-async def close_and_report(pumps: Iterable[Pump], patience_s: float | None) -> None:
+async def close_and_report(pumps: Iterable[OpenPublisher], patience_s: float | None) -> None:
     """Close publishers, all at once, and report what could not be stored."""
     chosen = list(pumps)
     await asyncio.gather(*(pump.close(patience_s) for pump in chosen), return_exceptions=True)
@@ -100,23 +134,21 @@ async def close_and_report(pumps: Iterable[Pump], patience_s: float | None) -> N
         _report(pump)
 
 
-def _report(pump: Pump) -> None:
+def _report(pump: OpenPublisher) -> None:
     """Write a line to the log (without any configuration: to stderr) if records were not stored."""
-    failed = pump.driver.core.failed
-    why = f": {failed}" if failed is not None else ""
+    why = f": {pump.failure}" if pump.failure is not None else ""
     if pump.unstored:
         problem = "%d records for topic %r were not stored, as far as is known%s; %s"
         _LOG.error(problem, pump.unstored, pump.topic, why, _HINT)
-    for report in (pump.take_lost(), pump.driver.core.unknown):
-        if report is not None:
-            _LOG.error("%s", report)
+    for report in pump.reports():
+        _LOG.error("%s", report)
 
 
 def close_all() -> None:
     """Close all publishers of this process, within bounds, and report what was not stored. For the end of a program."""
     interrupted = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
     patience_s = CLOSE_INTERRUPTED_S if interrupted else EXIT_FLUSH_S
-    by_loop: dict[asyncio.AbstractEventLoop, list[Pump]] = {}
+    by_loop: dict[asyncio.AbstractEventLoop, list[OpenPublisher]] = {}
     for pump in list(_OPEN):
         by_loop.setdefault(pump.loop, []).append(pump)
     deadline = time.monotonic() + patience_s + _MARGIN_S  # for all of them together
@@ -129,8 +161,8 @@ def close_all() -> None:
 
 
 def _start_closing(
-    loop: asyncio.AbstractEventLoop, pumps: list[Pump], patience_s: float
-) -> tuple[threading.Event, list[Pump]]:
+    loop: asyncio.AbstractEventLoop, pumps: list[OpenPublisher], patience_s: float
+) -> tuple[threading.Event, list[OpenPublisher]]:
     """Have a loop close publishers if it runs in another thread. A loop that does not run is left alone."""
     done = threading.Event()
 

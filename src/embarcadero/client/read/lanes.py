@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from embarcadero.client.batch import Batch
-from embarcadero.client.core import ClientCore
-from embarcadero.client.link import Link, Silence
-from embarcadero.client.subscriber import ColdAsk, SubscriberCore
+from embarcadero.client.net.link import FetchCore, Link, Silence
+from embarcadero.client.read.subscriber import ColdAsk, SubscriberCore
+from embarcadero.client.results import Batch
 from embarcadero.errors import BadValue, EmbarcaderoError, OutcomeUnknown, Retriable, TooMany, from_wire
 from embarcadero.limits import FETCH_BYTES_DEFAULT, FETCH_WAIT_MS_DEFAULT, PREFETCH_FETCHES
 from embarcadero.types import TopicLane
@@ -28,7 +27,7 @@ _LANES_SHARING = 4
 """Lanes fetch in parallel: each fetches this many times less at once than the one lane of another topic would."""
 
 
-class LanesCore(ClientCore):
+class LanesCore(FetchCore):
     """One reader of all lanes of a topic. It is used like a SubscriberCore."""
 
     def __init__(
@@ -51,6 +50,7 @@ class LanesCore(ClientCore):
         tiered: bool = False,
         in_table: frozenset[int] = frozenset(),  # lanes of which the topic's table has something
     ) -> None:
+        super().__init__()
         self._in_table = in_table
         self.topic, self._wait_ms, self._silent_after_us, self._turn = topic, wait_ms, silent_after_us, turn
         self._settings: dict[str, Any] = {
@@ -64,8 +64,6 @@ class LanesCore(ClientCore):
         self._links: dict[int, Link] = {}
         self._asked: tuple[int, int] | None = None  # connection and request of the GetLanes under way
         self._asked_us = self._ask_from_us = 0
-        self._output: dict[int, list[Any]] = {}
-        self._abandoned: list[int] = []
         self.lanes: dict[int, TopicLane] = {}
         self._cores: dict[int, SubscriberCore] = {}
         self._first = 0  # whose turn it is to hand on batches

@@ -1,18 +1,22 @@
-"""What callers may ask for. Every refusal names the value and what is allowed; nothing was sent."""
+"""What callers may ask for, and how they write it. A refusal names the value and what is allowed; nothing was sent."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from math import inf
+from pathlib import Path
 from typing import Any, Final, TypedDict
 
 import pyarrow as pa
 
 from embarcadero.config import Config
 from embarcadero.config.table import Client
-from embarcadero.errors import BadName, BadValue, NotAvailable
+from embarcadero.errors import BadName, BadSchema, BadValue, NotAvailable
 from embarcadero.limits import (
     BATCH_BYTES_DEFAULT,
     CLOSE_INTERRUPTED_S,
@@ -221,3 +225,173 @@ def publisher_options(usual: Client, asked: PublisherArguments) -> PublisherOpti
         "compression": None if usual.compression == "none" else usual.compression,
     }
     return PublisherOptions(**(defaults | asked))
+
+
+Place = str | int | datetime
+"""Where a reader starts."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def place(start: Place) -> tuple[str, int]:
+    """Where to read from: "earliest", "latest", the seq of a record, or an append time."""
+    if isinstance(start, datetime):
+        return "time", time_us(start)
+    if isinstance(start, str):
+        if start not in ("earliest", "latest"):
+            hint = 'use "earliest", "latest", the seq of a record, or a datetime with a time zone'
+            raise BadValue(f"{start!r} is no place in a log", hint)
+        return start, 0
+    return "seq", _number("seq", start)
+
+
+def seek_place(where: str | None, seq: int | None, index: int | None, time: datetime | None) -> tuple[str, int]:
+    """Where to seek: exactly one of the four."""
+    if [where, seq, index, time].count(None) != 3:
+        hint = 'use seek("earliest"), seek("latest"), seek(seq=...), seek(index=...) or seek(time=...)'
+        raise BadValue("seek to one place", hint)
+    if index is not None:
+        return "index", _number("index", index)
+    if time is not None:
+        return "time", time_us(time)
+    return place(seq if where is None and seq is not None else where or "")
+
+
+def trim_place(seq: int | None, index: int | None, time: datetime | None) -> tuple[str, int]:
+    """What to trim before: exactly one of the three."""
+    if [seq, index, time].count(None) != 2:
+        raise BadValue("trim before one place", "use before_seq=..., before_index=... or before_time=...")
+    return seek_place(None, seq, index, time)
+
+
+def time_us(when: Any) -> int:
+    """Microseconds since 1970 of a datetime with a time zone."""
+    if not isinstance(when, datetime):
+        raise BadValue(f"{when!r} is no time", "use a datetime with a time zone: datetime.now(UTC)")
+    if when.tzinfo is None or when.utcoffset() is None:
+        raise BadValue(
+            f"{when.isoformat()} has no time zone",
+            "use datetime.now(UTC), or .replace(tzinfo=UTC) if it is in UTC, or .astimezone() if it is local time",
+        )
+    if when < _EPOCH:
+        raise BadValue(f"{when.isoformat()} is before 1970", 'use a time from 1970 on, or "earliest"')
+    return (when - _EPOCH) // _MICROSECOND
+
+
+def _number(what: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
+        raise BadValue(f"{what} {value!r} is no place in a log", f"use a {what} from 0 on")
+    return value
+
+
+_AGO = re.compile(r"(\d{1,9})\s*(ms|s|m|h|d)\s+ago", re.ASCII)
+_AGO_UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_TIME_HINT = "write 2026-01-31T12:00:00Z (with Z or +02:00 at the end), or 500ms, 30s, 10m, 2h, 7d ago"
+
+
+def parse_time(text: str) -> datetime:
+    """A time such as `2026-01-31T12:00:00Z` or `10m ago`."""
+    if ago := _AGO.fullmatch(text.strip()):
+        try:
+            return datetime.now(UTC) - timedelta(**{_AGO_UNITS[ago[2]]: int(ago[1])})
+        except OverflowError:
+            raise BadValue(f"{text!r} is too long ago", _TIME_HINT) from None
+    try:
+        when = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise BadValue(f"{text!r} is no time", _TIME_HINT) from None
+    if when.tzinfo is None:
+        raise BadValue(f"{text!r} has no time zone", _TIME_HINT)
+    return when
+
+
+_SCHEMA_HINT = 'write "id:int64!, name:string, tags:list<string>"; "!" is for columns that are never null'
+_TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns)(?:,\s*(?:tz=)?([^\]]+))?\]")
+_DECIMAL = re.compile(r"decimal(?:128)?\((\d{1,2}),\s*(-?\d{1,2})\)")
+_SCHEMA_FILE_BYTES_MAX = 1 << 20
+
+
+def parse_schema(text: str) -> pa.Schema:
+    """A schema from its short form, or from a file: .json (types by name, or a list of fields) or .arrow."""
+    path = Path(text)
+    if path.suffix in {".json", ".arrow", ".arrows", ".feather", ".ipc"}:
+        return _from_file(path)
+    return pa.schema([_field(part) for part in _parts(text)])
+
+
+def _from_file(path: Path) -> pa.Schema:
+    try:
+        if path.suffix != ".json":
+            with pa.memory_map(str(path)) as source:
+                return _arrow_schema(source)
+        with path.open("rb") as file:
+            return _from_json(json.loads(file.read(_SCHEMA_FILE_BYTES_MAX)))
+    except OSError as error:
+        raise BadSchema(f"can't read {path}: {error.strerror or error}", "name a file that exists") from None
+    except (pa.ArrowException, ValueError) as error:
+        if isinstance(error, BadSchema):
+            raise
+        raise BadSchema(f"{path} holds no schema: {error}", "use JSON, or an Arrow file, stream or schema") from None
+
+
+def _arrow_schema(source: Any) -> pa.Schema:
+    """The schema of an Arrow file; of a stream, or of a schema alone."""
+    try:
+        return pa.ipc.open_file(source).schema
+    except pa.ArrowInvalid:
+        source.seek(0)
+        return pa.ipc.read_schema(source)
+
+
+def _from_json(found: Any) -> pa.Schema:
+    if isinstance(found, dict) and isinstance(found.get("fields"), list):
+        found = found["fields"]
+    if isinstance(found, dict):
+        return pa.schema([_field(f"{name}:{kind}") for name, kind in found.items()])
+    if not isinstance(found, list) or not all(isinstance(f, dict) and {"name", "type"} <= f.keys() for f in found):
+        raise BadSchema("this JSON is no schema", 'write {"id": "int64!"} or [{"name": "id", "type": "int64"}]')
+    return pa.schema([pa.field(str(f["name"]), _type(str(f["type"])), bool(f.get("nullable", True))) for f in found])
+
+
+def _parts(text: str) -> Iterator[str]:
+    """Split at commas that are in no bracket."""
+    depth, part = 0, ""
+    for letter in text:
+        depth += (letter in "<[(") - (letter in ">])")
+        if letter == "," and not depth:
+            yield part
+            part = ""
+        else:
+            part += letter
+    yield part
+
+
+def _field(text: str) -> pa.Field:
+    name, colon, kind = (part.strip() for part in text.partition(":"))
+    if not colon or not name or not kind:
+        raise BadSchema(f"{text.strip()!r} is no column", _SCHEMA_HINT)
+    return pa.field(name, _type(kind.removesuffix("!").strip()), nullable=not kind.endswith("!"))
+
+
+def _type(text: str) -> pa.DataType:
+    if found := _TIMESTAMP.fullmatch(text):
+        return pa.timestamp(found[1], tz=found[2])
+    if found := _DECIMAL.fullmatch(text):
+        try:
+            return pa.decimal128(int(found[1]), int(found[2]))
+        except ValueError as error:
+            raise BadSchema(f"there is no type {text!r}: {error}", _SCHEMA_HINT) from None
+    if text.startswith("list<") and text.endswith(">"):
+        return pa.list_(_type(text[5:-1].strip().removeprefix("item: ")))
+    if text.startswith("struct<") and text.endswith(">"):
+        return pa.struct([_field(part) for part in _parts(text[7:-1])])
+    if text.startswith("map<") and text.endswith(">"):
+        sides = list(_parts(text[4:-1]))
+        if len(sides) == 2:
+            return pa.map_(_type(sides[0].strip()), _type(sides[1].strip()))
+    try:
+        return pa.type_for_alias(text)
+    except ValueError:
+        hint = f"types are Arrow's: int64, bool, binary ...; {_SCHEMA_HINT}"
+        raise BadSchema(f"there is no type {text!r}", hint) from None

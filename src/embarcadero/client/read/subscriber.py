@@ -23,11 +23,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from embarcadero.client.batch import Batch, OrderEntry
-from embarcadero.client.core import ClientCore
-from embarcadero.client.link import Link, Silence
+from embarcadero.client.net.link import FetchCore, Link, Silence
+from embarcadero.client.results import Batch, OrderEntry
 from embarcadero.errors import (
     BadFrame,
     BadTable,
@@ -82,7 +80,7 @@ class ColdAsk:
     durable: bool
 
 
-class SubscriberCore(ClientCore):
+class SubscriberCore(FetchCore):
     """One reader of one lane."""
 
     def __init__(
@@ -106,6 +104,7 @@ class SubscriberCore(ClientCore):
         table: bool = False,  # the topic may have a table: what brokers have no longer is looked for there
         tiered: bool = False,  # it has one: places are, too
     ) -> None:
+        super().__init__()
         self._control, self._stop = control, stop
         self._table, self._resolve = table, tiered
         self._cold: ColdAsk | None = None  # what the table is asked for
@@ -135,8 +134,6 @@ class SubscriberCore(ClientCore):
         self._ready: deque[Batch] = deque()
         self._sums: deque[int | None] = deque()  # CRCs that the payloads of those must have
         self._ready_bytes = 0
-        self._output: dict[int, list[Any]] = {}
-        self._abandoned: list[int] = []
         self._by, self._next = by, start
         self._taken = start if by == "index" else 0  # everything below was taken, or is not wanted
         self._led = False  # the cluster itself has led us to `_next`
@@ -216,16 +213,6 @@ class SubscriberCore(ClientCore):
         """Go on where we paused."""
         self.paused = False
         self._pump(now_us)
-
-    def take_output(self) -> list[tuple[int, list[Any]]]:
-        """Frames to write, by connection."""
-        output, self._output = self._output, {}
-        return list(output.items())
-
-    def take_abandoned(self) -> list[int]:
-        """Connections given up: the driver drops them and connects again, under new numbers."""
-        abandoned, self._abandoned = self._abandoned, []
-        return abandoned
 
     # --- what the connections tell ---
     def on_connected(self, link: Link, now_us: int) -> None:
@@ -360,9 +347,6 @@ class SubscriberCore(ClientCore):
         if self._suspected == place:
             self.failed = error
         self._suspected = place
-
-    def _write(self, conn: int, buffer: Any) -> None:
-        self._output.setdefault(conn, []).append(buffer)
 
     # --- checking ---
     def _take(self, event: FetchedReceived) -> None:

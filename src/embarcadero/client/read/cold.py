@@ -10,10 +10,9 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
-from embarcadero.client.batch import Batch
-from embarcadero.client.connection import now_us
-from embarcadero.client.subscriber import ColdAsk
-from embarcadero.client.topics import TopicInfo
+from embarcadero.client.net.connection import now_us
+from embarcadero.client.read.subscriber import ColdAsk
+from embarcadero.client.results import Batch, TopicInfo
 from embarcadero.errors import (
     BadFrame,
     BadTable,
@@ -28,7 +27,7 @@ from embarcadero.types import Cut, Tier
 from embarcadero.wire import messages as m
 
 if TYPE_CHECKING:
-    from embarcadero.client.brokers import Brokers
+    from embarcadero.client.net.brokers import Brokers
     from embarcadero.tier.table_reads import TopicTable
 
 Answer = TypeVar("Answer", bound=m.Message)

@@ -6,9 +6,8 @@ import asyncio
 import time
 from typing import Any, NamedTuple, Protocol, cast
 
-from embarcadero.client.futures import fresh
-from embarcadero.client.link import Link
-from embarcadero.errors import BadVersion, EmbarcaderoError, Unreachable, from_wire
+from embarcadero.client.net.link import Link
+from embarcadero.errors import BadVersion, EmbarcaderoError, Unreachable, fresh, from_wire
 from embarcadero.forks import abandon, blank, tell_of_forks
 from embarcadero.limits import CONNECT_TIMEOUT_S, CONTROL_BYTES_MAX
 from embarcadero.wire.codec import control_frame

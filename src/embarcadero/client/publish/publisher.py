@@ -25,11 +25,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embarcadero.client.acked import AckedBatches, LostBatch, loss_unknown, merged, records_lost
-from embarcadero.client.chain import Answer, SessionChain
-from embarcadero.client.core import ClientCore
-from embarcadero.client.link import Link, Silence
-from embarcadero.client.outbatch import (
+from embarcadero.client.net.link import Link, PublishCore, Silence
+from embarcadero.client.publish.batches import (
     REFUSALS,
     OutBatch,
     beyond_window,
@@ -38,6 +35,15 @@ from embarcadero.client.outbatch import (
     no_room,
     refusal,
     undelivered,
+)
+from embarcadero.client.publish.losses import (
+    AckedBatches,
+    Answer,
+    LostBatch,
+    SessionChain,
+    loss_unknown,
+    merged,
+    records_lost,
 )
 from embarcadero.errors import (
     Backpressure,
@@ -112,7 +118,7 @@ class _Route:
             self.since_us = now_us
 
 
-class PublisherCore(ClientCore):
+class PublisherCore(PublishCore):
     """One session of one publisher into one topic, over any number of links.
 
     `durable`: batches are settled when they are durable (ack=2). `replicated`: the topic outlives the fabric.
@@ -126,6 +132,7 @@ class PublisherCore(ClientCore):
         session_at: int | None = None, topic_id: int = 0, session_order: int | None = None,
         order_required: bool = False,
     ) -> None:  # fmt: skip
+        super().__init__()
         self._topic_order, self._asked_order, self._order_required = order, session_order, order_required
         self._brokers_order = order <= Order.BROKER  # orders 0 and 1: acks name the lane, and no copy is ever refused
         self._pinned = order == Order.BROKER  # one link for all batches, so that the session's order holds there
@@ -166,9 +173,7 @@ class PublisherCore(ClientCore):
         self._unsettled_bytes = 0
         self._queue: list[int] = []
         self._later: list[tuple[int, int]] = []  # (when, sequence) of batches that wait out a refusal
-        self._output: dict[int, list[Any]] = {}
         self._settled: list[OutBatch] = []
-        self._abandoned: list[int] = []
 
     # --- what the driver asks for ---
     @property
@@ -256,11 +261,6 @@ class PublisherCore(ClientCore):
         unconfirmed = bool(self._remembered) and not self._durable and not self._confirmed
         return bool(self._doubts) or unconfirmed
 
-    def take_output(self) -> list[tuple[int, list[Any]]]:
-        """Frames to write, by connection."""
-        output, self._output = self._output, {}
-        return list(output.items())
-
     def take_settled(self) -> list[OutBatch]:
         """Batches that finished since the last call, in the order of finishing."""
         settled, self._settled = self._settled, []
@@ -270,11 +270,6 @@ class PublisherCore(ClientCore):
         """What was acked and is lost, as far as nobody was told yet."""
         lost, self._lost = self._lost, None
         return lost
-
-    def take_abandoned(self) -> list[int]:
-        """Connections given up: the driver drops them and connects again, under new numbers."""
-        abandoned, self._abandoned = self._abandoned, []
-        return abandoned
 
     # --- what the connections tell ---
     def on_connected(self, link: Link, now_us: int) -> None:
@@ -781,9 +776,6 @@ class PublisherCore(ClientCore):
         self._settled.append(batch)
         while self._low < self._next and self._low not in self._unsettled:
             self._low += 1
-
-    def _write(self, conn: int, buffer: Any) -> None:
-        self._output.setdefault(conn, []).append(buffer)
 
 
 def _backoff_us(refusals: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from enum import Enum
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ import numpy.typing as npt
 from embarcadero.errors import EmbarcaderoError, LossUnknown, RecordsLost
 from embarcadero.limits import ORDER_SLOTS
 from embarcadero.placement.ranges import lost_spans
-from embarcadero.types import Position, Range
+from embarcadero.types import NO_SESSION, Position, Range
 
 _COLUMNS = 4  # lane, index, seq, count
 _ROOM = ORDER_SLOTS + ORDER_SLOTS // 4
@@ -141,3 +142,60 @@ def merged(earlier: RecordsLost | None, later: RecordsLost) -> RecordsLost:
     return RecordsLost(
         message, later.hint, [*earlier.positions, *later.positions], [*earlier.counts, *later.counts]
     )  # fmt: skip
+
+
+_KEPT = 64
+
+
+class Answer(Enum):
+    """What an opened session is to its publisher."""
+
+    OURS = "ours"
+    ANOTHERS = "another's"  # our session is lost, and its handle was given to somebody else: look further
+    STRANGE = "strange"  # a new one, and nothing shows that the old ones are lost
+
+
+class SessionChain:
+    """Handles of sessions and the index at which each was opened, oldest first."""
+
+    def __init__(self) -> None:
+        self._links: list[tuple[int, int]] = []
+        self._tried = 0  # how many of the newest are not known to the cluster
+        self.whole = True  # the first session is among those kept
+
+    @property
+    def handle(self) -> int:
+        """The newest session."""
+        return self._links[-1][0] if self._links else NO_SESSION
+
+    def resume(self) -> int | None:
+        """The session to continue; None: open a new one."""
+        return None if self._tried == len(self._links) else self._links[-1 - self._tried][0]
+
+    def gone(self) -> bool:
+        """The cluster does not know that session. Whether there is something else to try."""
+        left = len(self._links) - self._tried
+        self._tried += left > 0
+        return left > 1 or (left == 1 and self.whole)
+
+    def is_older_than(self, session: int) -> bool:
+        """Whether this session was opened after our first one: handles only grow, whatever is lost."""
+        return bool(self._links) and self._links[0][0] <= session != NO_SESSION
+
+    def opened(self, session: int, index: int, lost: Spans) -> Answer:
+        """A session is open, at an index of its lane; `lost` has the lane's LOST gaps."""
+        left = len(self._links) - self._tried
+        if self._links:
+            born = self._links[left - 1 if left else 0][1]
+            is_lost = any(start <= born < stop for start, stop in lost)
+            if is_lost and left:
+                return Answer.ANOTHERS
+            if not is_lost and not left:
+                return Answer.STRANGE
+        del self._links[len(self._links) - self._tried :]
+        self._tried = 0
+        self._links.append((session, index))
+        if len(self._links) > _KEPT:
+            del self._links[0]
+            self.whole = False
+        return Answer.OURS

@@ -1,0 +1,41 @@
+"""The asyncio API: the calls of `embarcadero` for programs with an event loop.
+
+    async with emb.aio.connect("127.0.0.1:9092") as log:
+        async with log.publisher("orders") as publisher:
+            future = await publisher.send(b"value")     # waits for room only
+            position = await future                     # waits for the outcome
+        async with log.subscribe("orders") as subscriber:
+            async for batch in subscriber: ...
+
+What opens something can be awaited as well: `log = await emb.aio.connect(...)`, and closed with `await log.close()`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from embarcadero.client.aio import Log, Publisher, RecordAwaitable, Subscriber, connect
+from embarcadero.config import Config
+
+
+@asynccontextmanager
+async def local(
+    brokers: int | None = None, *, config: str | Path | Config | None = None, **options: Any
+) -> AsyncIterator[Log]:
+    """A private cluster in child processes for as long as the block lasts; `options` as for `embarcadero.local`."""
+    from embarcadero.node.local import LocalCluster
+
+    cluster = await asyncio.to_thread(LocalCluster, brokers, config=config, **options)
+    try:
+        async with await connect(cluster.addresses, config=config) as log:
+            log.cluster = cluster
+            yield log
+    finally:
+        await asyncio.to_thread(cluster.close)
+
+
+__all__ = ["Log", "Publisher", "RecordAwaitable", "Subscriber", "connect", "local"]

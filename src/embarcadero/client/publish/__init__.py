@@ -1,0 +1,1 @@
+"""From records to outcomes: batches, their way out, and what is lost of them."""

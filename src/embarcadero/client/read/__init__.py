@@ -1,0 +1,1 @@
+"""From fetches to batches: readers of lanes, spans and tables."""
