@@ -14,7 +14,7 @@ from embarcadero.broker.read.lane_reader import Logs
 from embarcadero.config import FabricSizes
 from embarcadero.env import Inline, Workers
 from embarcadero.fabric.durability import RangeWord, create_durable, create_ranges
-from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable, create_epochs
+from embarcadero.fabric.epochs import EpochTable, create_epochs
 from embarcadero.fabric.frontier import FrontierWriter
 from embarcadero.fabric.incoherent import IncoherentMemory
 from embarcadero.fabric.layout import (
@@ -28,6 +28,7 @@ from embarcadero.fabric.layout import (
     Standing,
     frontier_offset,
 )
+from embarcadero.fabric.names import EPOCHS_REGION
 from embarcadero.fabric.region import Shape
 from embarcadero.fabric.ring import RingReader, RingWriter, attach_ring, create_ring
 from embarcadero.placement.directory import Directory

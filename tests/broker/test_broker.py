@@ -8,7 +8,8 @@ import pytest
 from embarcadero.broker.broker import Broker
 from embarcadero.broker.read.lane_reader import Logs
 from embarcadero.errors import Backpressure, DiskFailed, DiskFull, EmbarcaderoError
-from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable
+from embarcadero.fabric.epochs import EpochTable
+from embarcadero.fabric.names import EPOCHS_REGION
 from embarcadero.limits import BACKPRESSURE_AFTER_S
 from embarcadero.placement.directory import Directory
 from embarcadero.types import NO_SESSION, GapKind, Outcome

@@ -15,12 +15,13 @@ import pytest
 from embarcadero.config import FabricSizes
 from embarcadero.errors import BadName, BadRegion
 from embarcadero.fabric import primitives
-from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable, create_epochs
+from embarcadero.fabric.epochs import EpochTable, create_epochs
 from embarcadero.fabric.frontier import FrontierReader, FrontierWriter
 from embarcadero.fabric.incoherent import IncoherentMemory
 from embarcadero.fabric.layout import LAYOUT_VERSION, ORDER, PENDING, SUPERBLOCK, Entries, RegionKind, superblock_check
 from embarcadero.fabric.log import LogReader, LogWriter, create_log
 from embarcadero.fabric.mirror import MirroredFabric
+from embarcadero.fabric.names import EPOCHS_REGION
 from embarcadero.fabric.region import Fabric, Region, Shape, attach_unless_removed, write_superblock
 from embarcadero.fabric.ring import attach_ring, create_ring
 from embarcadero.fabric.shared import SharedFabric

@@ -10,11 +10,12 @@ import pytest
 
 from embarcadero.config import FabricSizes
 from embarcadero.errors import BadRegion, FabricFull
-from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable, create_epochs
+from embarcadero.fabric.epochs import EpochTable, create_epochs
 from embarcadero.fabric.incoherent import IncoherentMemory
 from embarcadero.fabric.layout import ORDER, RING_FRONTIER_OFFSET, SLOTS_OFFSET, RegionKind, sealed
 from embarcadero.fabric.log import create_log
 from embarcadero.fabric.mirror import MirroredFabric
+from embarcadero.fabric.names import EPOCHS_REGION
 from embarcadero.fabric.region import Shape
 from embarcadero.fabric.ring import attach_ring, create_ring
 from embarcadero.fabric.shared import SharedFabric

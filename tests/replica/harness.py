@@ -14,7 +14,7 @@ from embarcadero.config import Config, FabricSizes
 from embarcadero.config.table import Replica as Settings
 from embarcadero.env import Disk, Inline
 from embarcadero.fabric.durability import DurableLines, RangeWord, create_ranges, durable_through
-from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable, create_epochs
+from embarcadero.fabric.epochs import EpochTable, create_epochs
 from embarcadero.fabric.frontier import FrontierWriter
 from embarcadero.fabric.incoherent import IncoherentMemory
 from embarcadero.fabric.layout import (
@@ -30,6 +30,7 @@ from embarcadero.fabric.layout import (
     frontier_offset,
 )
 from embarcadero.fabric.log import LogWriter, create_log
+from embarcadero.fabric.names import EPOCHS_REGION
 from embarcadero.fabric.region import Shape
 from embarcadero.fabric.ring import RingWriter, create_ring
 from embarcadero.placement.directory import Directory

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from embarcadero.fabric.names import checkpoint_region
 from embarcadero.replica import ranges as replica_ranges
 from embarcadero.sequencer.checkpoint import CheckpointWriter
 from embarcadero.sequencer.held import HeldSlots
-from embarcadero.sequencer.lane import checkpoint_region
 from embarcadero.sequencer.order import LaneOrder
 from embarcadero.sequencer.sessions import SessionTable
 from embarcadero.storage.checkpoints import checkpoints, write_checkpoint
@@ -47,12 +47,12 @@ def test_a_replica_drops_the_memory_of_deleted_topics(tmp_path: Path) -> None:
     replica = world.replicas[0]
     for number in range(5):
         lane = used(world, f"t{number}")
-        assert lane in replica.reign._orders
+        assert lane in replica.leader._orders
         assert lane in replica.sessions._regions
         world.directory.delete_topic(f"t{number}")
         world.poll(20, step_us=200_000)
     kept = {world.directory.topic("kept").lane}
-    assert replica.reign._orders.keys() == replica.sessions._regions.keys() == replica.sessions._known.keys() == kept
+    assert replica.leader._orders.keys() == replica.sessions._regions.keys() == replica.sessions._known.keys() == kept
     assert lane_folders(world) == [lane_folder(*kept)]
 
 
@@ -60,14 +60,14 @@ def test_a_replica_drops_the_range_words_of_deleted_topics(tmp_path: Path) -> No
     """Others stay, since a word is learned once."""
     world = World(tmp_path)
     lanes = [world.topic(name) for name in ("kept", "t")]
-    reign = world.replicas[0].reign
+    leader = world.replicas[0].leader
     world.settle()
     for lane in lanes:
         world.reign.say(lane, 1)
-        assert reign.word(lane) is not None
+        assert leader.word(lane) is not None
     world.directory.delete_topic("t")
     world.poll(5, step_us=200_000)
-    assert [reign.word(lane) is not None for lane in lanes] == [True, False]
+    assert [leader.word(lane) is not None for lane in lanes] == [True, False]
 
 
 def test_a_new_epoch_drops_the_regions_of_the_one_before(tmp_path: Path) -> None:

@@ -656,4 +656,4 @@ def test_an_election_is_no_reason_to_read_the_store_again(tmp_path: Path, monkey
     world.reign.lane(lane)
     world.poll(50)
 
-    assert (world.replicas[0].reign.number, looked) == (2, [])
+    assert (world.replicas[0].leader.number, looked) == (2, [])

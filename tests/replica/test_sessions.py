@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from embarcadero.fabric.names import checkpoint_region
 from embarcadero.limits import SESSIONS_FILE_BYTES_MAX
 from embarcadero.replica.sessions import CHECKPOINT
 from embarcadero.sequencer.checkpoint import CheckpointWriter, read_checkpoint
 from embarcadero.sequencer.held import HeldSlots
-from embarcadero.sequencer.lane import checkpoint_region
 from embarcadero.sequencer.order import LaneOrder
 from embarcadero.sequencer.sessions import SessionTable
 from embarcadero.storage.checkpoints import checkpoints, newest_checkpoint, write_checkpoint

@@ -10,7 +10,7 @@ import numpy as np
 
 from embarcadero.config import FabricSizes
 from embarcadero.env import Doorbell, SilentBell
-from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable, create_epochs
+from embarcadero.fabric.epochs import EpochTable, create_epochs
 from embarcadero.fabric.frontier import FrontierReader, FrontierWriter
 from embarcadero.fabric.incoherent import IncoherentHost, IncoherentMemory, IncoherentRegion
 from embarcadero.fabric.layout import (
@@ -27,6 +27,7 @@ from embarcadero.fabric.layout import (
     join,
 )
 from embarcadero.fabric.log import create_log
+from embarcadero.fabric.names import EPOCHS_REGION
 from embarcadero.fabric.ring import RingReader, attach_ring, create_ring
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.memory import MemoryStore

@@ -9,18 +9,18 @@ import numpy as np
 
 from embarcadero.env import SilentBell
 from embarcadero.errors import BadSegment
-from embarcadero.fabric.durability import Durability, RangeWord, create_durable, ranges_region
-from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable, create_epochs
+from embarcadero.fabric.durability import Durability, RangeWord, create_durable
+from embarcadero.fabric.epochs import EpochTable, create_epochs
 from embarcadero.fabric.incoherent import IncoherentMemory
 from embarcadero.fabric.layout import ORDER, Entries, sealed
 from embarcadero.fabric.mirror import MirroredFabric
+from embarcadero.fabric.names import EPOCHS_REGION, checkpoint_region, ranges_region
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.ring import attach_ring
 from embarcadero.fabric.tagged import TaggedReader
 from embarcadero.placement.records import Past
 from embarcadero.sequencer import state
 from embarcadero.sequencer.checkpoint import read_checkpoint
-from embarcadero.sequencer.lane import checkpoint_region
 from embarcadero.sequencer.state import Sequencer
 from embarcadero.types import Range, Topic
 from tests.sequencer.cluster import Broker, Cluster, Views

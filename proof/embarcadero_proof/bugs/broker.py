@@ -70,5 +70,6 @@ BUGS: Final = (
                Edit(_RELAY, "if frontier == self._next + 1 and", "if frontier == self._next + 1 and not checked and"),
                Edit(_RELAY, "or not epoch.may_act()", "or not (checked or epoch.may_act())"))),
     Bug("epoch-not-checked", "a broker acts on results without looking at epoch lines", scope="ack",
-        edits=(Edit("embarcadero.broker.epoch:EpochView.may_act", "not self.table.superseded(self.number)", "True"),)),
+        edits=(Edit("embarcadero.fabric.leader:LeaderView.may_act", "not self.table.superseded(self.number)",
+                    "(self._member is not None or not self.table.superseded(self.number))"),)),
 )  # fmt: skip

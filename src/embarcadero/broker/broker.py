@@ -19,7 +19,6 @@ from embarcadero import limits
 from embarcadero.broker.clients import UnreadBytes
 from embarcadero.broker.counters import BrokerCounters
 from embarcadero.broker.durable import DurableFrontiers, HeldLanes
-from embarcadero.broker.epoch import EpochView
 from embarcadero.broker.net.connection import Connection
 from embarcadero.broker.net.requests import ReaderNotes, answer_tier, check_partitions, with_defaults
 from embarcadero.broker.read.disk import DiskCopies, DiskReads, TableJobs
@@ -44,6 +43,7 @@ from embarcadero.errors import (
 )
 from embarcadero.fabric.frontier import FrontierWriter
 from embarcadero.fabric.layout import OPEN_STRONG, BrokerLine, Entries, frontier_offset
+from embarcadero.fabric.leader import LeaderView
 from embarcadero.fabric.log import Reservation
 from embarcadero.fabric.region import Fabric
 from embarcadero.orders import session_order
@@ -94,7 +94,7 @@ class Broker:
         self.counters = BrokerCounters(sizes.results_slots)
         self._directory, self._clock, self._bell = directory, clock, bell
         self.ingest = Ingest(fabric, member, sizes, config.limits.frame_bytes, steps)
-        self.epoch = EpochView(fabric, member, steps)
+        self.epoch = LeaderView(fabric, member, steps)
         self.relay = Relay(self.ingest.frontiers, self.ingest.log.release, steps)
         self.relay.on_results, self.relay.on_result = self._count_results, self._count_result
         self.relay.on_ended, self.relay.on_opened = self._forget_session, self._opened

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 from embarcadero.env import NO_STEPS, Steps
 from embarcadero.fabric.epochs import EpochTable
 from embarcadero.fabric.layout import RegionKind
+from embarcadero.fabric.names import durable_region, ranges_region
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.tagged import TaggedReader, TaggedWriter, create_tagged
 from embarcadero.limits import DURABLE_LINES, RANGE_LINES
@@ -40,16 +41,6 @@ class RangeWord(NamedTuple):
     @staticmethod
     def decode(word: int) -> RangeWord:
         return RangeWord(word >> 1, bool(word & 1))
-
-
-def durable_region(ref: ReplicaRef) -> str:
-    """Name of a replica incarnation's durable lines: (lane, range number) -> durable through."""
-    return f"{ref.region_prefix}/durable"
-
-
-def ranges_region(epoch: int) -> str:
-    """Name of an epoch's range lines: (lane, 0) -> range word; second value: an index that replicas must reach."""
-    return f"epoch-{epoch}/ranges"
 
 
 def create_durable(fabric: Fabric, ref: ReplicaRef) -> TaggedWriter:

@@ -12,11 +12,11 @@ from typing import Final
 import numpy as np
 
 from embarcadero.fabric.layout import EPOCH_LINE, SUPERBLOCK, RegionKind
+from embarcadero.fabric.names import EPOCHS_REGION
 from embarcadero.fabric.region import Fabric, Region, Shape, require_shape
 from embarcadero.invariants import invariant
 from embarcadero.limits import EPOCHS_AHEAD_MAX, EPOCHS_MAX
 
-EPOCHS_REGION = "epochs"
 _WORDS: Final = EPOCH_LINE.itemsize // 8
 _OPENED_WORD, _STARTED_WORD = (EPOCH_LINE.fields[name][1] // 8 for name in ("epoch", "started"))  # type: ignore[index]
 

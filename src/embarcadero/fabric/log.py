@@ -24,6 +24,7 @@ from embarcadero.env import NO_STEPS, Steps
 from embarcadero.errors import FrameTooLarge
 from embarcadero.fabric.frontier import FrontierReader, FrontierWriter
 from embarcadero.fabric.layout import SUPERBLOCK, BrokerLine, RegionKind, frontier_offset
+from embarcadero.fabric.names import broker_frontiers_region, log_region
 from embarcadero.fabric.region import Fabric, Region, Shape, require_shape
 from embarcadero.invariants import invariant
 from embarcadero.limits import FRONTIER_BYTES, LINE_BYTES
@@ -168,13 +169,13 @@ def create_log(fabric: Fabric, prefix: str, sizes: FabricSizes, owner: int, inca
     chunks = sizes.log_bytes // sizes.chunk_bytes
     lines = BrokerLine.CHUNKS + chunks
     frontiers = fabric.create(
-        f"{prefix}/frontiers",
+        broker_frontiers_region(prefix),
         Shape(RegionKind.BROKER_FRONTIERS, frontier_offset(lines), lines, FRONTIER_BYTES, owner, incarnation),
     )
     for slot in range(chunks):
         FrontierWriter(frontiers, _chunk_line(slot)).advance(slot)
     log = fabric.create(
-        f"{prefix}/log",
+        log_region(prefix),
         Shape(RegionKind.LOG, _PAYLOAD_OFFSET + sizes.log_bytes, chunks, sizes.chunk_bytes, owner, incarnation),
     )
     return frontiers, log

@@ -11,8 +11,9 @@ import msgspec
 
 from embarcadero.env import Disk
 from embarcadero.errors import BadRegion, EmbarcaderoError
-from embarcadero.fabric.durability import RangeWord, durable_region, durable_through, ranges_region
+from embarcadero.fabric.durability import RangeWord, durable_through
 from embarcadero.fabric.layout import ORDER
+from embarcadero.fabric.names import durable_region, order_region, ranges_region
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.ring import attach_ring
 from embarcadero.fabric.tagged import TaggedReader
@@ -159,7 +160,7 @@ class Scene:
     # --- lanes --------------------------------------------------------------------------------------------------------
     def ordered(self, lane: int) -> int | None:
         """Where the order of a lane ends; None if it has none (yet)."""
-        name = f"epoch-{self.epoch}/order-{lane}"
+        name = order_region(self.epoch, lane)
         if lane >= BROKER_LANES_FIRST:
             found = self.lanes.get(lane)
             if found is None or found.end is not None:

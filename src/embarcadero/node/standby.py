@@ -16,6 +16,7 @@ from embarcadero.config import FabricSizes
 from embarcadero.config.table import Sequencer as Settings
 from embarcadero.env import Steps, SystemClock, Workers
 from embarcadero.errors import LATER, BadValue, ClusterError, EmbarcaderoError
+from embarcadero.fabric.names import epoch_folder
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.shared import SharedFabric
 from embarcadero.limits import HAND_OVER_S_MAX, STANDBY_SPARE_BYTES_MAX
@@ -96,7 +97,7 @@ class Seat:
         """Have one more region ready, when all that a takeover keeps busy has come to rest; in the end, rehearse."""
         if self._clock.now_us() < self._rest_us or not epoch:
             return False
-        if any(part.keep_spares(f"epoch-{epoch}", STANDBY_SPARE_BYTES_MAX) for part in self._parts):
+        if any(part.keep_spares(epoch_folder(epoch), STANDBY_SPARE_BYTES_MAX) for part in self._parts):
             return True
         if self._rehearsed != epoch:
             self._rehearsed = epoch

@@ -13,11 +13,11 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from embarcadero.fabric.layout import LINE, ORDER, Entries, fold_line
+from embarcadero.fabric.leader import LeaderView
 from embarcadero.fabric.ring import RingReader
 from embarcadero.limits import BROKER_LANES_FIRST, MIB
 from embarcadero.replica.brokers import Brokers
 from embarcadero.replica.copies import Copy
-from embarcadero.replica.reign import Reign
 from embarcadero.steps import Step
 
 COMMIT_BYTES_MAX: Final = 16 * MIB
@@ -52,8 +52,8 @@ class _Source(NamedTuple):
 class Follower:
     """Reads order rings and broker logs for all copies that follow."""
 
-    def __init__(self, reign: Reign, brokers: Brokers) -> None:
-        self._reign, self._brokers = reign, brokers
+    def __init__(self, leader: LeaderView, brokers: Brokers) -> None:
+        self._leader, self._brokers = leader, brokers
 
     def ordered(self, lane: int) -> int | None:
         """How far a lane is ordered, for people; None while nobody says."""
@@ -69,15 +69,15 @@ class Follower:
                 room -= found.size
         if not takes:
             return takes
-        self._reign.steps.at(Step.REPLICA_LOADED)
+        self._leader.steps.at(Step.REPLICA_LOADED)
         takes = self._believed(takes)
         if takes:
-            self._reign.steps.at(Step.REPLICA_CHECKED)
+            self._leader.steps.at(Step.REPLICA_CHECKED)
         return takes
 
     def _source(self, lane: int) -> _Source | None:
         if lane < BROKER_LANES_FIRST:
-            ring = self._reign.order(lane)
+            ring = self._leader.order(lane)
             return None if ring is None else _Source(ring, ring.frontier.load(), BY_SEQUENCER)
         ring, lane_is = self._brokers.ring(lane), self._brokers.lane(lane)
         if ring is None or lane_is is None:
@@ -134,8 +134,8 @@ class Follower:
     def _believed(self, takes: list[Take]) -> list[Take]:
         """Those whose writers may still be believed. Everything they rest on was loaded before."""
         if len(takes) == 1 and takes[0].writer == BY_SEQUENCER:
-            return takes if self._reign.may_act() else []
+            return takes if self._leader.may_act() else []
         known = {BY_STORE: True}
         for writer in {take.writer for take in takes} - {BY_STORE}:
-            known[writer] = self._reign.may_act() if writer == BY_SEQUENCER else self._reign.counts_as_open(writer)
+            known[writer] = self._leader.may_act() if writer == BY_SEQUENCER else self._leader.counts_as_open(writer)
         return [take for take in takes if known[take.writer]]

@@ -19,11 +19,11 @@ from typing import Final, NamedTuple
 
 from embarcadero.env import Journal
 from embarcadero.errors import EmbarcaderoError
+from embarcadero.fabric.leader import LeaderView
 from embarcadero.fabric.tagged import Tags
 from embarcadero.placement.directory import Directory
 from embarcadero.replica.copies import Copy
 from embarcadero.replica.ranges import Ranges, tags_of
-from embarcadero.replica.reign import Reign
 from embarcadero.types import Range, ReplicaMember, ReplicaState
 
 _LOOK_US: Final = 500_000
@@ -47,14 +47,14 @@ class Moving:
     """What this replica does about it."""
 
     def __init__(
-        self, ranges: Ranges, reign: Reign, directory: Directory, me: ReplicaMember, journal: Journal,
+        self, ranges: Ranges, leader: LeaderView, directory: Directory, me: ReplicaMember, journal: Journal,
         replace_after_s: float,
     ) -> None:  # fmt: skip
         self._replace_after_us = int(replace_after_s * 1_000_000)
         self._dead: set[int] = set()
         self._dead_since_us: dict[int, int] = {}
         self._drained: set[int] = set()
-        self._ranges, self._reign, self._directory, self._me, self._journal = ranges, reign, directory, me, journal
+        self._ranges, self._leader, self._directory, self._me, self._journal = ranges, leader, directory, me, journal
         self._sealed: list[Range] = []
         self._bereft: list[Range] = []  # open ranges that name a disk of ours which is gone
         self._leaving: set[int] = set()
@@ -88,7 +88,7 @@ class Moving:
 
     def look(self, now_us: int) -> bool:
         """Decide what shall be here from now on. True if that changed: copies are to be opened, or removed."""
-        refill = {tags_of(range_) for range_ in self._bereft if self._reign.asked(range_)} - self._ranges.refilled
+        refill = {tags_of(range_) for range_ in self._bereft if self._leader.asked(range_)} - self._ranges.refilled
         self._ranges.refilled |= refill
         if now_us < self._look_us:
             return bool(refill)

@@ -16,12 +16,12 @@ from embarcadero.env import Clock, Disk, Journal, Workers
 from embarcadero.errors import EmbarcaderoError, NotAvailable, Trimmed
 from embarcadero.fabric.durability import DurableLines
 from embarcadero.fabric.layout import Entries
+from embarcadero.fabric.leader import LeaderView
 from embarcadero.fabric.tagged import Tags
 from embarcadero.limits import REPAIR_STEP_BYTES
 from embarcadero.replica.copies import Commits, Copy
 from embarcadero.replica.counters import ReplicaCounters
 from embarcadero.replica.ranges import Ranges
-from embarcadero.replica.reign import Reign
 from embarcadero.storage.layout import range_folder
 from embarcadero.storage.reading import RangeReader
 from embarcadero.storage.repair import heal_tails, mend
@@ -50,11 +50,11 @@ class Repair:
     """Completes copies, a piece at a time."""
 
     def __init__(
-        self, ranges: Ranges, commits: Commits, reign: Reign, lines: DurableLines, workers: Workers,
+        self, ranges: Ranges, commits: Commits, leader: LeaderView, lines: DurableLines, workers: Workers,
         me: ReplicaMember, disks: Callable[[ReplicaMember], Disk] | None, clock: Clock, journal: Journal,
         counters: ReplicaCounters, bytes_per_s: int,
     ) -> None:  # fmt: skip
-        self._ranges, self._commits, self._reign, self._lines = ranges, commits, reign, lines
+        self._ranges, self._commits, self._leader, self._lines = ranges, commits, leader, lines
         self._workers, self._me, self._disks, self._clock = workers, me, disks, clock
         self._journal, self._counters, self._bytes_per_s = journal, counters, bytes_per_s
         self._members: dict[int, ReplicaMember] = {}
@@ -135,7 +135,7 @@ class Repair:
         if range_.end is not None:
             return range_.end
         if not self._ranges.follows(copy):
-            return self._reign.asked(range_) or None
+            return self._leader.asked(range_) or None
         return max(self._durable_elsewhere(range_), default=None) if copy.behind else None
 
     def _heal(self, copy: Copy, goal: int | None) -> None:

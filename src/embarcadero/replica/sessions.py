@@ -13,14 +13,14 @@ from typing import Final
 
 from embarcadero.env import Clock, Disk, Journal
 from embarcadero.errors import BadRegion, EmbarcaderoError
+from embarcadero.fabric.leader import LeaderView
+from embarcadero.fabric.names import checkpoint_region
 from embarcadero.fabric.region import Fabric, Region
 from embarcadero.fabric.tagged import TaggedWriter
 from embarcadero.limits import BROKER_LANES_FIRST
 from embarcadero.replica.copies import Copy
 from embarcadero.replica.counters import ReplicaCounters
-from embarcadero.replica.reign import Reign
 from embarcadero.sequencer.checkpoint import newest_index, read_checkpoint
-from embarcadero.sequencer.lane import checkpoint_region
 from embarcadero.steps import Step
 from embarcadero.storage.checkpoints import (
     drop_foreign,
@@ -76,20 +76,20 @@ class Sessions:
         self._known = {lane: index for lane, index in self._known.items() if lane in lanes}
         self._regions = {lane: region for lane, region in self._regions.items() if lane in lanes}
 
-    def look(self, copy: Copy, reign: Reign) -> bool:
+    def look(self, copy: Copy, leader: LeaderView) -> bool:
         """Copy the newest checkpoint of a lane if it speaks of what is durable here. True if something was written."""
         lane, line = copy.range_.lane, copy.log.synced
         topic = self.topics.get(lane)
-        if topic is None or lane >= BROKER_LANES_FIRST or not reign.number or copy.tags not in self._lines:
+        if topic is None or lane >= BROKER_LANES_FIRST or not leader.number or copy.tags not in self._lines:
             return False
         try:
-            name = checkpoint_region(reign.number, lane)
-            index = self._newest_in_fabric(reign.number, lane)
+            name = checkpoint_region(leader.number, lane)
+            index = self._newest_in_fabric(leader.number, lane)
             if index is None or not self.on_disk(lane) < index <= line:
                 return False
             found = read_checkpoint(self._fabric, name)
-            reign.steps.at(Step.REPLICA_CHECKPOINT_READ)
-            if found is None or not self.on_disk(lane) < found.index <= line or not reign.may_act():
+            leader.steps.at(Step.REPLICA_CHECKPOINT_READ)
+            if found is None or not self.on_disk(lane) < found.index <= line or not leader.may_act():
                 return False
             data = found.header.tobytes() + found.rows.tobytes()
             write_checkpoint(self._disk, lane_folder(lane), found.index, data, topic.id)
@@ -100,7 +100,7 @@ class Sessions:
             self._counters.disk_errors += 1
             self._journal.warn("can't keep sessions", lane=lane, reason=str(error))
             return False
-        reign.steps.at(Step.REPLICA_CHECKPOINT)
+        leader.steps.at(Step.REPLICA_CHECKPOINT)
         self._known[lane] = found.index
         self._lines.set(copy.tags, found.index, CHECKPOINT)
         self._counters.checkpoints += 1

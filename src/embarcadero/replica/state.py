@@ -18,6 +18,7 @@ from embarcadero.config import DEFAULTS, Config, FabricSizes
 from embarcadero.env import NO_STEPS, Clock, Disk, Doorbell, Journal, SilentJournal, Steps, Workers
 from embarcadero.errors import EmbarcaderoError, TooMany
 from embarcadero.fabric.durability import DurableLines, create_durable
+from embarcadero.fabric.leader import LeaderView
 from embarcadero.fabric.region import Fabric
 from embarcadero.limits import HEARTBEAT_S
 from embarcadero.placement.directory import Directory
@@ -29,7 +30,6 @@ from embarcadero.replica.follow import COMMIT_BYTES_MAX, Follower
 from embarcadero.replica.health import Health
 from embarcadero.replica.moving import Moving
 from embarcadero.replica.ranges import Ranges
-from embarcadero.replica.reign import Reign
 from embarcadero.replica.repair import Repair
 from embarcadero.replica.retention import Retention
 from embarcadero.replica.sessions import Sessions
@@ -78,9 +78,9 @@ class Replica:
         self.health = Health(self.lines.health, self.journal)
         self._everybodys = lines = DurableLines(fabric)
         self.commits = Commits(fabric, self.lines, lines, workers, clock, self.health, self.counters, steps)
-        self.reign = Reign(fabric, steps)
+        self.leader = LeaderView(fabric, steps=steps)
         self.brokers = Brokers(fabric, self._refresh)
-        self.follower = Follower(self.reign, self.brokers)
+        self.follower = Follower(self.leader, self.brokers)
         settings = RangeSettings(
             cluster=directory.log_id, segment_bytes=self.settings.segment_bytes,
             segment_age_s=self.settings.segment_s,
@@ -89,7 +89,7 @@ class Replica:
         self.sessions = Sessions(fabric, disk, self.lines, clock, self.journal, self.counters)
         self.ranges.folder_gone = self.sessions.forget
         self.repair = Repair(
-            self.ranges, self.commits, self.reign, lines, workers, member, disks, clock, self.journal,
+            self.ranges, self.commits, self.leader, lines, workers, member, disks, clock, self.journal,
             self.counters, self.settings.repair_bytes_per_s,
         )  # fmt: skip
         self.repair.on_change = self._take_stock
@@ -97,7 +97,7 @@ class Replica:
             member.ref, self.ranges, self.sessions, lines, directory, clock, self.journal, self.counters
         )  # fmt: skip
         self.moving = Moving(
-            self.ranges, self.reign, directory, member, self.journal, config.placement.replace_after_s
+            self.ranges, self.leader, directory, member, self.journal, config.placement.replace_after_s
         )
         self.repair.on_give_up = self.moving.gave_up
         self.topics: dict[int, Topic] = {}  # by lane, those of brokers too
@@ -119,7 +119,7 @@ class Replica:
         if revision == self._revision:
             return
         if (outline := self._directory.outline()) == self._outline:
-            self.reign.advance(self._directory.started_epoch())
+            self.leader.advance(self._directory.started_epoch())
         else:
             self._outline = NOT_SEEN  # the store may cease to answer half-way: then all of it is read again
             self._read_all()
@@ -142,7 +142,7 @@ class Replica:
         known = {topic.lane for topic in topics} | {lane.lane for lane in lanes}
         self.lines.keep(known)
         self._everybodys.keep(known)
-        self.reign.keep_words(known)
+        self.leader.keep_words(known)
         self.brokers.update(self._directory.members(), lanes)
         ranges = self._ranges = self._directory.ranges()
         self.moving.update(members, ranges)
@@ -150,7 +150,7 @@ class Replica:
         self.retention.update(self.topics, ranges, trims, self._directory.tiers())
         self.ranges.update(ranges, trims)
         self.repair.update(members)
-        self.reign.advance(self._directory.started_epoch())
+        self.leader.advance(self._directory.started_epoch())
         self._take_stock()
 
     def _take_stock(self) -> None:
@@ -162,7 +162,7 @@ class Replica:
             self.commits.publish(copy)
         copies = self.ranges.copies.values()
         lanes = {copy.range_.lane for copy in copies}
-        self.reign.keep(lanes)
+        self.leader.keep(lanes)
         self.sessions.keep(lanes)
         self._following = [copy for copy in copies if self.ranges.follows(copy)]
         self._open_copies = [copy for copy in copies if copy.range_.open]
@@ -205,7 +205,7 @@ class Replica:
             self.lines.heartbeat.advance(self.lines.heartbeat.value + 1)
         if now_us >= self._store_us:
             self._look(now_us)
-        self.reign.advance(0)
+        self.leader.advance(0)
         moved = self._follow(now_us)
         if not moved and now_us >= self._look_us:
             self._look(now_us)
@@ -263,7 +263,7 @@ class Replica:
         if now_us >= self._sessions_us:
             self._sessions_us = now_us + _SESSIONS_US
             for copy in self._following:
-                self.sessions.look(copy, self.reign)
+                self.sessions.look(copy, self.leader)
                 self.commits.roll(copy, now_us)
             if self.retention.look(now_us):
                 self._take_stock()

@@ -24,13 +24,14 @@ from embarcadero.fabric.layout import (
     pick,
     seal,
 )
+from embarcadero.fabric.names import is_broker_lane, log_region, pending_region, results_region, writer_of
 from embarcadero.fabric.region import Fabric, Region
 from embarcadero.limits import BROKER_SILENT_S
 from embarcadero.placement.directory import Directory
 from embarcadero.sequencer.broker_lanes import close_lanes
 from embarcadero.sequencer.decisions import words
 from embarcadero.sequencer.pulses import Pulses
-from embarcadero.sequencer.sources import BrokerLegacy, Source, results_region
+from embarcadero.sequencer.sources import BrokerLegacy, Source
 from embarcadero.steps import Step
 from embarcadero.types import Member, MemberState
 
@@ -61,7 +62,7 @@ class Brokers:
     def foresee(self, members: list[Member]) -> None:
         """Make what live incarnations will need, before it is known where each goes on."""
         for member in members:
-            if member.state is MemberState.LIVE and self._fabric.exists(f"{member.region_prefix}/pending"):
+            if member.state is MemberState.LIVE and self._fabric.exists(pending_region(member.region_prefix)):
                 with suppress(FabricFull):  # later there may be room
                     self._early[member.handle] = self._source(member)
 
@@ -105,7 +106,7 @@ class Brokers:
     def _attach(self, member: Member, legacy: BrokerLegacy) -> Source | None:
         if member.state is MemberState.LIVE:
             self._count_as_open(member)
-        if not self._fabric.exists(f"{member.region_prefix}/pending"):
+        if not self._fabric.exists(pending_region(member.region_prefix)):
             if member.state is MemberState.LIVE:
                 self.awaited = True
             else:
@@ -182,7 +183,7 @@ class Brokers:
             lanes = {lane.region for lane in self._directory.lanes()}
             dead = [member for member in self.members if member.handle in self._dead]
             for name in self._fabric.names():
-                if name not in lanes and any(name.startswith(f"{member.region_prefix}/order-") for member in dead):
+                if name not in lanes and any(is_broker_lane(name, member.region_prefix) for member in dead):
                     self._fabric.remove(name)
             for member in dead:
                 self._dead[member.handle] = self._kept_bytes(member)
@@ -192,7 +193,7 @@ class Brokers:
         """What a dead incarnation keeps for readers: its log, and the rings of its lanes."""
         kept = 0
         for name in self._fabric.names():
-            if name == f"{member.region_prefix}/log" or name.startswith(f"{member.region_prefix}/order-"):
+            if name == log_region(member.region_prefix) or is_broker_lane(name, member.region_prefix):
                 region = self._fabric.attach(name)
                 kept += region.shape.size
                 region.close()
@@ -221,9 +222,9 @@ class Brokers:
         if not self._directory.mark_removed(member.broker, member.incarnation, self._epoch):
             return
         self._steps.at(Step.BURIAL_TOLD)
-        self._fabric.remove(f"{member.region_prefix}/pending")  # made last, gone first: with it all others are there
+        self._fabric.remove(pending_region(member.region_prefix))  # made last, gone first: with it all others are there
         for name in self._fabric.names():
-            if name.startswith(f"{member.region_prefix}/"):
+            if writer_of(name) == member.region_prefix:
                 self._fabric.remove(name)
         self._fabric.remove(results_region(self._epoch, member))
         self._steps.at(Step.BURIAL_DONE)

@@ -12,14 +12,10 @@ and nothing else: a takeover is safe against a predecessor that lives.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Final
 
 from embarcadero.env import Clock, Journal, SilentJournal
-from embarcadero.errors import BadRegion
-from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable
-from embarcadero.fabric.frontier import FrontierReader
-from embarcadero.fabric.layout import SequencerLine, frontier_offset
+from embarcadero.fabric.leader import LeaderView
 from embarcadero.fabric.region import Fabric
 from embarcadero.limits import EPOCHS_AHEAD_MAX, STANDBY_LOOKS
 from embarcadero.placement.directory import Directory
@@ -43,18 +39,16 @@ class Candidate:
         journal: Journal | None = None,
     ) -> None:
         self.number, self.mark = number, mark
-        self._fabric, self._directory, self._clock, self._after_us = fabric, directory, clock, after_us
+        self._directory, self._clock, self._after_us = directory, clock, after_us
         self._journal = journal or SilentJournal()
         self.hurries = True  # nobody may reign: the epoch that was won last has to start at once
-        self._table = EpochTable(fabric, fabric.attach(EPOCHS_REGION))
+        self._leader = LeaderView(fabric)
         self._revision = -1
         self._epochs = Epochs()
         self._reign: Reign | None = None
         self._asked: HandOver | None = None
         self._stopping = False
         self._ended = _NOBODY  # mark of the process that was seen to end
-        self._heart: FrontierReader | None = None
-        self._heart_of = 0
         self._sign = (-1, -1)  # the last sign of life: (epoch handed out, beats)
         self._sign_us = clock.now_us()
 
@@ -92,14 +86,14 @@ class Candidate:
         revision = self._directory.revision()
         if revision != self._revision:
             self._learn(revision)
-        sign = (self._epochs.handed_out, self._beats())
+        sign = (self._epochs.handed_out, self._leader.beats(self._epochs.handed_out))
         if sign != self._sign:
             self._sign, self._sign_us = sign, now_us
         reason = self._reason(now_us)
         if not reason or self._stopping:
             return None
         last = self._epochs.started
-        superseded = last if self._table.superseded(last) else None
+        superseded = last if self._leader.table.superseded(last) else None
         epoch = self._directory.elect(self.number, self.mark, self._epochs.handed_out, superseded)
         self._revision = -1  # whoever won, the store has changed
         self._ended = _NOBODY  # acted upon
@@ -115,17 +109,6 @@ class Candidate:
         self._asked, self._stopping = self._directory.asked_hand_over(), self._directory.stopping
         if self._ended != self.watched:
             self._ended = _NOBODY  # of no use any more; if it was a mistake, that process may reign again one day
-
-    def _beats(self) -> int:
-        """The heartbeat counter of the newest epoch handed out; -1 before its region is there."""
-        epoch = self._epochs.handed_out
-        if self._heart is None or self._heart_of != epoch:
-            self._heart = None
-            with suppress(BadRegion):  # removed since: then there is a later one, which the store will tell
-                if epoch and self._fabric.exists(name := f"epoch-{epoch}/frontiers"):
-                    line = frontier_offset(SequencerLine.HEARTBEAT)
-                    self._heart, self._heart_of = FrontierReader(self._fabric.attach(name), line), epoch
-        return -1 if self._heart is None else self._heart.load()
 
     def _reason(self, now_us: int) -> str:
         """Why we should take over; empty when we should not."""

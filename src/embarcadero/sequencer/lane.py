@@ -25,6 +25,7 @@ from embarcadero.fabric.layout import (
     join,
     pick,
 )
+from embarcadero.fabric.names import checkpoint_region, order_region
 from embarcadero.fabric.region import Fabric, Region
 from embarcadero.fabric.ring import RingReader, create_ring
 from embarcadero.limits import CHECKPOINT_S, EXPIRED_PER_ROUND_MAX, RECORDS_PER_BATCH_MAX
@@ -39,16 +40,6 @@ from embarcadero.steps import Step
 from embarcadero.types import BATCH_KIND, EntryKind, Outcome
 
 _CHECKPOINT_US: Final = int(CHECKPOINT_S * 1_000_000)
-
-
-def order_region(epoch: int, lane: int) -> str:
-    """Name of a lane's order ring."""
-    return f"epoch-{epoch}/order-{lane}"
-
-
-def checkpoint_region(epoch: int, lane: int) -> str:
-    """Name of a lane's checkpoints."""
-    return f"epoch-{epoch}/checkpoint-{lane}"
 
 
 class Lane:

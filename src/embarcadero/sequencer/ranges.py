@@ -24,11 +24,11 @@ from embarcadero.fabric.durability import (
     DurableLines,
     RangeWord,
     create_ranges,
-    durable_region,
     durable_through,
     first_woken,
 )
 from embarcadero.fabric.layout import ORDER
+from embarcadero.fabric.names import durable_region
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.ring import RingReader, attach_ring
 from embarcadero.limits import (

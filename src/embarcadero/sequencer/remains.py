@@ -26,15 +26,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from embarcadero.errors import EmbarcaderoError
-from embarcadero.fabric.durability import RangeWord, ranges_region
-from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable
+from embarcadero.fabric.durability import RangeWord
+from embarcadero.fabric.epochs import EpochTable
 from embarcadero.fabric.layout import ORDER, Entries, join
+from embarcadero.fabric.names import (
+    EPOCHS_REGION,
+    checkpoint_region,
+    frontiers_region,
+    order_region,
+    ranges_region,
+)
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.ring import RingReader, attach_ring
 from embarcadero.fabric.tagged import TaggedReader
 from embarcadero.placement.records import Past
 from embarcadero.sequencer.checkpoint import read_checkpoint
-from embarcadero.sequencer.lane import checkpoint_region, order_region
 from embarcadero.sequencer.takeover import valid_from, valid_suffix
 from embarcadero.types import EntryKind, Range, TopicLane
 
@@ -98,7 +104,7 @@ class Remains:
         if found is None or not found.exists(EPOCHS_REGION):
             return None, past.epoch
         epoch = max(past.epoch, EpochTable(found, found.attach(EPOCHS_REGION)).last_started())
-        return found if found.exists(f"epoch-{epoch}/frontiers") else None, epoch
+        return found if found.exists(frontiers_region(epoch)) else None, epoch
 
     def _never_begun(self, range_: Range) -> LaneRemains | None:
         """No generation that could have ordered something in this range ever began to."""

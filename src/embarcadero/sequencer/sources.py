@@ -32,6 +32,7 @@ from embarcadero.fabric.layout import (
     pick,
     sealed,
 )
+from embarcadero.fabric.names import broker_frontiers_region, pending_region, results_region
 from embarcadero.fabric.region import Fabric, Region
 from embarcadero.fabric.ring import RingWriter, attach_ring, create_ring
 from embarcadero.steps import Step
@@ -39,11 +40,6 @@ from embarcadero.types import BATCH_KIND, Member, MemberState
 
 U64 = npt.NDArray[np.uint64]
 _NONE: Final[Entries] = np.empty(0, dtype=PENDING)
-
-
-def results_region(epoch: int, member: Member) -> str:
-    """Name of the ring with a broker's answers."""
-    return f"epoch-{epoch}/results-{member.broker}.{member.incarnation}"
 
 
 class ResultsRead:
@@ -82,8 +78,8 @@ class Source:
         """`inherit` before anything else is asked of it."""
         self.member, self._epoch, self._fabric, self._steps = member, epoch, fabric, steps
         prefix, line = member.region_prefix, frontier_offset(SequencerLine.BROKERS + member.handle)
-        self._pending = attach_ring(fabric, f"{prefix}/pending", PENDING)
-        theirs = fabric.attach(f"{prefix}/frontiers")
+        self._pending = attach_ring(fabric, pending_region(prefix), PENDING)
+        theirs = fabric.attach(broker_frontiers_region(prefix))
         self._results_read = ResultsRead(theirs)
         self._reads_waiting = FrontierReader(theirs, frontier_offset(BrokerLine.READS_WAITING))
         self._heartbeat = FrontierReader(theirs, frontier_offset(BrokerLine.HEARTBEAT))

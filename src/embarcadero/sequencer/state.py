@@ -18,7 +18,7 @@ from embarcadero.config import DEFAULTS, FabricSizes
 from embarcadero.config.table import Sequencer as Settings
 from embarcadero.env import NO_STEPS, Clock, Disk, Doorbell, Inline, Journal, SilentJournal, Steps, Workers
 from embarcadero.errors import LATER, BadRegion, FabricFull
-from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable
+from embarcadero.fabric.epochs import EpochTable
 from embarcadero.fabric.frontier import FrontierWriter
 from embarcadero.fabric.layout import (
     ORDER,
@@ -31,6 +31,15 @@ from embarcadero.fabric.layout import (
     join,
     pick,
 )
+from embarcadero.fabric.names import (
+    EPOCHS_REGION,
+    checkpoint_region,
+    epoch_folder,
+    frontiers_region,
+    held_region,
+    order_region,
+    writer_of,
+)
 from embarcadero.fabric.region import Fabric, Shape
 from embarcadero.limits import HEARTBEAT_S
 from embarcadero.placement.directory import Directory
@@ -42,7 +51,7 @@ from embarcadero.sequencer.counters import SequencerCounters
 from embarcadero.sequencer.decisions import Decisions
 from embarcadero.sequencer.draining import Drain
 from embarcadero.sequencer.held import HeldSlots, Slots, create_held
-from embarcadero.sequencer.lane import Lane, checkpoint_region, order_region
+from embarcadero.sequencer.lane import Lane
 from embarcadero.sequencer.order import LaneOrder
 from embarcadero.sequencer.past import DiskPast
 from embarcadero.sequencer.ranges import RangeKeeper
@@ -131,7 +140,7 @@ class Sequencer:
         if epoch > directory.started_epoch() + 1:
             self._epochs.open(epoch)  # others came before us and never started: if we end like them, more may follow
         self._frontiers = fabric.create(
-            f"epoch-{self.epoch}/frontiers", Shape(RegionKind.SEQUENCER_FRONTIERS, SEQUENCER_FRONTIERS_BYTES)
+            frontiers_region(self.epoch), Shape(RegionKind.SEQUENCER_FRONTIERS, SEQUENCER_FRONTIERS_BYTES)
         )
         self._heartbeat = FrontierWriter(self._frontiers, frontier_offset(SequencerLine.HEARTBEAT))
         self._awake = FrontierWriter(self._frontiers, frontier_offset(SequencerLine.AWAKE))
@@ -200,7 +209,7 @@ class Sequencer:
         self._steps.at(Step.TAKEOVER_FORESEEN)
 
     def _make_held(self, slots: int) -> None:
-        self._held, self._held_region = HeldSlots(slots), create_held(self._fabric, f"epoch-{self.epoch}/held", slots)
+        self._held, self._held_region = HeldSlots(slots), create_held(self._fabric, held_region(self.epoch), slots)
 
     def _show_life(self) -> None:
         """Many lanes take a while: others see that somebody works."""
@@ -214,7 +223,7 @@ class Sequencer:
         members = self._directory.members()
         legacy = Legacy(self._fabric, earlier, members, self._steps, self._foreseen) if earlier else None
         if legacy and len(legacy.waiting) > self._held.slots:
-            self._fabric.remove(f"epoch-{self.epoch}/held")
+            self._fabric.remove(held_region(self.epoch))
             self._make_held(len(legacy.waiting))
         self.recovery = Recovery(
             self._directory, self.epoch, self.ranges, self._past, self._workers, self.journal, self._held,
@@ -719,7 +728,7 @@ def give_up_epoch(fabric: Fabric, directory: Directory, epoch: int) -> None:
     started = directory.started_epoch()
     if started >= epoch:
         return
-    vain = {f"epoch-{number}" for number in range(started + 1, epoch + 1)}
+    vain = {epoch_folder(number) for number in range(started + 1, epoch + 1)}
     for name in fabric.names():
-        if name.split("/")[0] in vain:
+        if writer_of(name) in vain:
             fabric.remove(name)

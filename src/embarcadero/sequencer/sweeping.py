@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from embarcadero.env import Steps, Workers
+from embarcadero.fabric.names import epoch_of, is_incarnation, is_replica, writer_of
 from embarcadero.fabric.region import Fabric
 from embarcadero.placement.directory import Directory
 from embarcadero.steps import Step
@@ -61,18 +62,17 @@ class Sweeper:
         """Of these names those that are of no use. Who makes a region is in the store before it, so we ask after it."""
         members, replicas = self._directory.members(), self._directory.replicas()
         prefixes = {member.region_prefix for member in members} | {member.ref.region_prefix for member in replicas}
-        left = [name for name in names if self._is_left(name.split("/")[0], prefixes)]
-        if any(name.startswith("replica-") for name in left):  # lines that an open range names count, whoever is known
+        left = [name for name in names if self._is_left(writer_of(name), prefixes)]
+        if any(is_replica(name) for name in left):  # lines that an open range names count, whoever is known
             open_ = [range_ for range_ in self._directory.ranges() if range_.open]
             named = {ref.region_prefix for range_ in open_ for ref in range_.replicas}
-            left = [name for name in left if name.split("/")[0] not in named]
+            left = [name for name in left if writer_of(name) not in named]
         return left if self._directory.generation_holds() else []
 
     def _is_left(self, owner: str, prefixes: set[str]) -> bool:
-        if owner.startswith("epoch-"):
-            number = owner.removeprefix("epoch-")
-            return number.isdigit() and int(number) < self._epoch and int(number) != self._earlier
-        return owner.startswith(("broker-", "replica-")) and owner not in prefixes
+        if (epoch := epoch_of(owner)) is not None:
+            return epoch < self._epoch and epoch != self._earlier
+        return is_incarnation(owner) and owner not in prefixes
 
     def _remove(self, names: list[str]) -> None:
         for name in names:

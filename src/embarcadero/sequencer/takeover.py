@@ -34,16 +34,23 @@ from embarcadero.fabric.layout import (
     pick,
     sealed,
 )
+from embarcadero.fabric.names import (
+    broker_frontiers_region,
+    checkpoint_region,
+    frontiers_region,
+    held_region,
+    order_region,
+    results_region,
+)
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.ring import RingReader, attach_ring
 from embarcadero.sequencer.checkpoint import read_checkpoint, restore
 from embarcadero.sequencer.control import attach
 from embarcadero.sequencer.held import HeldSlots, Slots, read_held
-from embarcadero.sequencer.lane import checkpoint_region, order_region
 from embarcadero.sequencer.order import LaneOrder
 from embarcadero.sequencer.replay import learn_positions, replay
 from embarcadero.sequencer.sessions import OPEN, SessionTable, W
-from embarcadero.sequencer.sources import BrokerLegacy, ResultsRead, results_region
+from embarcadero.sequencer.sources import BrokerLegacy, ResultsRead
 from embarcadero.steps import Step
 from embarcadero.types import NO_HANDLE, Member, MemberState, Topic
 
@@ -77,7 +84,7 @@ class Foreseen:
 def _results_of(fabric: Fabric, epoch: int, member: Member) -> tuple[RingReader, int]:
     """A broker's ring of answers, and how far the broker has read it."""
     ring = attach_ring(fabric, results_region(epoch, member), RESULT, "position")
-    return ring, ResultsRead(fabric.attach(f"{member.region_prefix}/frontiers")).load(epoch)
+    return ring, ResultsRead(fabric.attach(broker_frontiers_region(member.region_prefix))).load(epoch)
 
 
 def read_answered(ring: RingReader, end: int, known: Answered) -> Answered:
@@ -98,7 +105,7 @@ class Legacy:
     ) -> None:  # fmt: skip
         self._fabric, self._epoch, self._steps = fabric, epoch, steps
         self._answered = foreseen.answered if foreseen is not None and foreseen.epoch == epoch else {}
-        frontiers = fabric.attach(f"epoch-{epoch}/frontiers")
+        frontiers = fabric.attach(frontiers_region(epoch))
         self.brokers = {
             member.handle: BrokerLegacy(
                 FrontierReader(frontiers, frontier_offset(SequencerLine.BROKERS + member.handle)).load()
@@ -106,7 +113,7 @@ class Legacy:
             for member in members
         }
         steps.at(Step.TAKEOVER_MARKS_READ)
-        self.waiting = read_held(fabric, f"epoch-{epoch}/held")
+        self.waiting = read_held(fabric, held_region(epoch))
         steps.at(Step.TAKEOVER_HELD_READ)
         for member in members:
             self._read_broker(member)

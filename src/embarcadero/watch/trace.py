@@ -10,10 +10,17 @@ import numpy as np
 from embarcadero.errors import BadValue, EmbarcaderoError, FuturePosition, Refused, UnknownTopic
 from embarcadero.fabric.layout import BrokerLine, Entries, SequencerLine, frontier_offset, pick
 from embarcadero.fabric.log import LogReader
+from embarcadero.fabric.names import (
+    broker_frontiers_region,
+    frontiers_region,
+    held_region,
+    log_region,
+    order_region,
+    pending_region,
+    results_region,
+)
 from embarcadero.sequencer.decisions import opened_facts
 from embarcadero.sequencer.held import read_held
-from embarcadero.sequencer.lane import order_region
-from embarcadero.sequencer.sources import results_region
 from embarcadero.types import REQUEST_OUTCOMES, EntryKind, Member, Order, Topic, TopicLane
 from embarcadero.watch.regions import Facts, ReadOnlyFabric, ring_of, rows, valid_entries
 from embarcadero.watch.segments import Disks
@@ -115,14 +122,14 @@ def _in_memory(scene: Scene, entry: Entries) -> Facts:
     if member is None or not scene.has(member, "log"):
         return {"state": "freed", "why": "the log of its broker incarnation was removed"}
     prefix = member.region_prefix
-    log = LogReader(scene.fabric.attach(f"{prefix}/log"), scene.fabric.attach(f"{prefix}/frontiers"))
+    log = LogReader(scene.fabric.attach(log_region(prefix)), scene.fabric.attach(broker_frontiers_region(prefix)))
     if not 0 < size <= log.chunk_bytes:
         return {"state": "damaged", "why": f"its size {size} does not fit a chunk"}
     payload = log.copy(location, size)
     if payload is None:
-        return {"state": "freed", "log": f"{prefix}/log", "why": "its chunk is used for newer batches"}
+        return {"state": "freed", "log": log_region(prefix), "why": "its chunk is used for newer batches"}
     crc = payload_crc(payload)
-    facts: Facts = {"log": f"{prefix}/log", "bytes": size, "crc": crc, "crc_fits": crc == int(entry["crc"][0])}
+    facts: Facts = {"log": log_region(prefix), "bytes": size, "crc": crc, "crc_fits": crc == int(entry["crc"][0])}
     state = "readable" if facts["crc_fits"] else "damaged"
     return {"state": state, **facts, **_contents(payload, int(entry["count"][0]))}
 
@@ -228,12 +235,12 @@ def _session_entries(order: Entries, sessions: list[int]) -> list[Facts]:
 
 
 def _in_pending(scene: Scene, topic: Topic, sessions: list[int], sequence: int) -> list[Facts]:
-    frontiers = scene.fabric.attach(f"epoch-{scene.epoch}/frontiers")
+    frontiers = scene.fabric.attach(frontiers_region(scene.epoch))
     found = []
     for member in scene.members:
         if not scene.has(member, "pending"):
             continue
-        ring = ring_of(scene.fabric.attach(f"{member.region_prefix}/pending"))
+        ring = ring_of(scene.fabric.attach(pending_region(member.region_prefix)))
         published, entries = ring.frontier.load(), _of(valid_entries(ring), sessions, sequence)
         offset = frontier_offset(SequencerLine.BROKERS + member.handle)
         taken = int(frontiers.data[offset : offset + 8].view(np.uint64)[0])
@@ -245,7 +252,7 @@ def _in_pending(scene: Scene, topic: Topic, sessions: list[int], sequence: int) 
 
 
 def _in_held(scene: Scene, topic: Topic, sessions: list[int], sequence: int) -> list[Facts]:
-    entries = _of(read_held(scene.fabric, f"epoch-{scene.epoch}/held"), sessions, sequence)
+    entries = _of(read_held(scene.fabric, held_region(scene.epoch)), sessions, sequence)
     return rows(entries[entries["lane"] == topic.lane])
 
 
@@ -266,13 +273,13 @@ def _in_results(scene: Scene, topic: Topic, sessions: list[int], sequence: int, 
         name = results_region(scene.epoch, member)
         if not (scene.fabric.exists(name) and scene.has(member, "pending")):
             continue
-        theirs = scene.fabric.attach(f"{member.region_prefix}/frontiers")
+        theirs = scene.fabric.attach(broker_frontiers_region(member.region_prefix))
         words = [
             int(theirs.data[frontier_offset(line) : frontier_offset(line) + 8].view(np.uint64)[0])
             for line in (BrokerLine.RESULTS_EPOCH, BrokerLine.RESULTS_READ)
         ]
         read = words[1] if words[0] == scene.epoch else 0
-        pending = valid_entries(ring_of(scene.fabric.attach(f"{member.region_prefix}/pending")))
+        pending = valid_entries(ring_of(scene.fabric.attach(pending_region(member.region_prefix))))
         ours = set(pending["index"][pending["lane"] == topic.lane].tolist())
         for row in rows(_of(valid_entries(ring_of(scene.fabric.attach(name))), sessions, sequence)):
             request = row["outcome"] in _REQUEST_NAMES

@@ -12,9 +12,10 @@ from typing import Final
 import numpy as np
 
 from embarcadero.errors import EmbarcaderoError
-from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable
+from embarcadero.fabric.epochs import EpochTable
 from embarcadero.fabric.layout import ORDER, SUPERBLOCK, Entries, RegionKind, seal, sealed, superblock_check
 from embarcadero.fabric.log import LogReader
+from embarcadero.fabric.names import EPOCHS_REGION
 from embarcadero.fabric.region import Bytes
 from embarcadero.fabric.ring import RingReader
 from embarcadero.fabric.tagged import TaggedReader

@@ -10,17 +10,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 from embarcadero.env import NO_STEPS, SilentBell, SilentJournal
-from embarcadero.fabric.durability import (
-    Durability,
-    DurableLines,
-    create_durable,
-    create_ranges,
-    durable_region,
-    ranges_region,
-)
-from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable, create_epochs
+from embarcadero.fabric.durability import Durability, DurableLines, create_durable, create_ranges
+from embarcadero.fabric.epochs import EpochTable, create_epochs
 from embarcadero.fabric.frontier import FrontierWriter
 from embarcadero.fabric.layout import frontier_offset
+from embarcadero.fabric.names import EPOCHS_REGION, durable_region, ranges_region
 from embarcadero.fabric.tagged import FIRST_LINE, TaggedWriter
 from embarcadero.sequencer.counters import SequencerCounters
 from embarcadero.sequencer.ranges import Kept, RangeKeeper

@@ -5,7 +5,7 @@ takes them the other way round, so whatever it does not find gets another positi
 - old: the order of stores of one round, sequencer/state.py `_one_batch`, by the rings and frontiers of fabric/;
 - new, next: sequencer/state.py `Sequencer.__init__`, `_begin` and `_write`, by EpochTable, Legacy, Lane, Source and
   Brokers themselves; the store is two numbers, as in placement/epochs.py;
-- broker: broker/epoch.py and broker/relay.py themselves; reader: the loads of broker/reader.py, by EpochView.
+- broker: fabric/leader.py and the relay of broker/write themselves; reader: the loads of broker/read, by LeaderView.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from embarcadero.broker.epoch import EpochView
 from embarcadero.broker.write.pending import Relay, Waiting
 from embarcadero.config import FabricSizes
-from embarcadero.fabric.epochs import EPOCHS_REGION, EpochTable, create_epochs
+from embarcadero.fabric.epochs import EpochTable, create_epochs
 from embarcadero.fabric.frontier import FrontierWriter
 from embarcadero.fabric.layout import (
     ORDER,
@@ -35,17 +34,19 @@ from embarcadero.fabric.layout import (
     join,
     seal,
 )
+from embarcadero.fabric.leader import LeaderView
+from embarcadero.fabric.names import EPOCHS_REGION, order_region, results_region
 from embarcadero.fabric.region import Fabric, Shape
 from embarcadero.fabric.ring import RingReader, RingWriter, create_ring
 from embarcadero.invariants import invariant
 from embarcadero.sequencer.brokers import Brokers
 from embarcadero.sequencer.decisions import OpenedFacts, open_entry
 from embarcadero.sequencer.held import HeldSlots, create_held
-from embarcadero.sequencer.lane import Lane, order_region
+from embarcadero.sequencer.lane import Lane
 from embarcadero.sequencer.order import LaneOrder
 from embarcadero.sequencer.sessions import SessionTable
 from embarcadero.sequencer.single import order_line, result_line
-from embarcadero.sequencer.sources import Source, results_region
+from embarcadero.sequencer.sources import Source
 from embarcadero.sequencer.takeover import Foreseen, Legacy, read_lane
 from embarcadero.types import EntryKind, Member, Topic
 from embarcadero_proof.bugs.table import is_injected
@@ -262,7 +263,7 @@ def broker(number: int, follows: bool) -> Play:
 
     def play(stage: Stage) -> None:
         member = MEMBERS[number]
-        epoch, publisher = EpochView(stage, member), _Publisher(stage)
+        epoch, publisher = LeaderView(stage, member), _Publisher(stage)
         epoch.advance(1)
         relay = Relay(stage.attach(f"{member.region_prefix}/frontiers", writable=True), lambda _location: None)
         relay.wait(0, Waiting(EntryKind.BATCH, LANE, 0, publisher))  # type: ignore[arg-type]
@@ -279,7 +280,7 @@ def broker(number: int, follows: bool) -> Play:
 
 def reader(stage: Stage) -> None:
     """A broker that serves a subscriber what epoch 1 has ordered, in one pass at any time."""
-    epoch = EpochView(stage, MEMBERS[0])
+    epoch = LeaderView(stage, MEMBERS[0])
     epoch.advance(1)
     ring = epoch.order(LANE)
     if ring is None:

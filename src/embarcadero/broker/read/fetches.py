@@ -16,7 +16,6 @@ import msgspec
 from embarcadero.broker.clients import UnreadBytes
 from embarcadero.broker.counters import BrokerCounters
 from embarcadero.broker.durable import ON_DISK, DurableFrontiers, StoredLane, at_index
-from embarcadero.broker.epoch import EpochView
 from embarcadero.broker.net.connection import Connection
 from embarcadero.broker.read import positions
 from embarcadero.broker.read.disk import DiskReads, FairJobs, Place, Segments, TableJobs
@@ -34,6 +33,7 @@ from embarcadero.errors import (
     TimedOut,
     UnknownTopic,
 )
+from embarcadero.fabric.leader import LeaderView
 from embarcadero.limits import TAIL_HOLES_MAX
 from embarcadero.placement.directory import Directory
 from embarcadero.steps import Step
@@ -87,7 +87,7 @@ class Reads:
     """Readers of all lanes, and those who wait for them."""
 
     def __init__(
-        self, directory: Directory, clock: Clock, epoch: EpochView, logs: Logs, lanes: BrokerLanes, margin: int,
+        self, directory: Directory, clock: Clock, epoch: LeaderView, logs: Logs, lanes: BrokerLanes, margin: int,
         durable: DurableFrontiers, warm: DiskReads, tables: TableJobs, counters: BrokerCounters,
         refresh: Callable[[], None], unread: UnreadBytes,
     ) -> None:  # fmt: skip

@@ -21,10 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from embarcadero.broker.durable import ON_DISK, StoredLane, at_index
-from embarcadero.broker.epoch import EpochView
 from embarcadero.broker.read.results import FetchResult, Hot, wanted_entries
 from embarcadero.errors import FuturePosition
 from embarcadero.fabric.layout import ORDER, Entries, join, pick
+from embarcadero.fabric.leader import LeaderView
 from embarcadero.fabric.log import LogReader
 from embarcadero.fabric.region import Fabric, attach_unless_removed
 from embarcadero.fabric.ring import RingReader
@@ -88,7 +88,7 @@ class Ends:
 class LaneReader:
     """Reads one lane in the current epoch."""
 
-    def __init__(self, epoch: EpochView, logs: Logs, lane: int, margin: int, stored: StoredLane | None = None) -> None:
+    def __init__(self, epoch: LeaderView, logs: Logs, lane: int, margin: int, stored: StoredLane | None = None) -> None:
         self._epoch, self._logs, self.lane, self._margin, self.stored = epoch, logs, lane, margin, stored
         self._begins = (-1, 0)  # epoch, the first index that its ring ever had
         self._retained: tuple[int, int, int] | None = None  # epoch, when found, index
@@ -395,7 +395,7 @@ class BrokerLaneReader(LaneReader):
     """Reads one lane. `lane_is` is what the store says about it; the broker keeps it up to date."""
 
     def __init__(
-        self, fabric: Fabric, epoch: EpochView, logs: Logs, lane_is: TopicLane, margin: int,
+        self, fabric: Fabric, epoch: LeaderView, logs: Logs, lane_is: TopicLane, margin: int,
         stored: StoredLane | None = None,
     ) -> None:  # fmt: skip
         super().__init__(epoch, logs, lane_is.lane, margin, stored)

@@ -17,7 +17,6 @@ import numpy as np
 
 from embarcadero.broker.counters import BrokerCounters
 from embarcadero.broker.durable import DurableFrontiers, HeldLane, HeldLanes, StoredLane
-from embarcadero.broker.epoch import EpochView
 from embarcadero.broker.read.lane_reader import BrokerLaneReader, Logs
 from embarcadero.broker.write.pending import Ingest
 from embarcadero.config import FabricSizes
@@ -25,7 +24,9 @@ from embarcadero.env import NO_STEPS, Clock, Doorbell, Steps
 from embarcadero.errors import LATER, BadFrame, BadValue, FabricFull, TooMany
 from embarcadero.fabric.frontier import FrontierReader
 from embarcadero.fabric.layout import ORDER, BrokerLine, RegionKind, frontier_offset
+from embarcadero.fabric.leader import LeaderView
 from embarcadero.fabric.log import Reservation
+from embarcadero.fabric.names import broker_frontiers_region
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.ring import create_ring
 from embarcadero.invariants import invariant
@@ -56,7 +57,7 @@ class BrokerLanes:
 
     def __init__(
         self, fabric: Fabric, directory: Directory, clock: Clock, bell: Doorbell, member: Member, sizes: FabricSizes,
-        ingest: Ingest, epoch: EpochView, logs: Logs, counters: BrokerCounters, durable: DurableFrontiers,
+        ingest: Ingest, epoch: LeaderView, logs: Logs, counters: BrokerCounters, durable: DurableFrontiers,
         held: HeldLanes, steps: Steps = NO_STEPS,
     ) -> None:  # fmt: skip
         self._steps = steps
@@ -251,9 +252,9 @@ class BrokerLanes:
         for prefix in self._live:
             waiting = self._waiting_at.get(prefix)
             if waiting is None:
-                if not self._fabric.exists(f"{prefix}/frontiers"):
+                if not self._fabric.exists(broker_frontiers_region(prefix)):
                     continue
-                region = self._fabric.attach(f"{prefix}/frontiers")
+                region = self._fabric.attach(broker_frontiers_region(prefix))
                 waiting = FrontierReader(region, frontier_offset(BrokerLine.READS_WAITING))
                 self._waiting_at[prefix] = waiting
             if waiting.load():

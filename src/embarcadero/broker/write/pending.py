@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from embarcadero.broker.durable import HeldLane, one_ack
-from embarcadero.broker.epoch import EpochView
 from embarcadero.config import FabricSizes
 from embarcadero.env import NO_STEPS, Steps
 from embarcadero.errors import Backpressure, EmbarcaderoError, SessionFenced, TooMany, UnknownSession, UnknownTopic
@@ -37,7 +36,9 @@ from embarcadero.fabric.layout import (
     frontier_offset,
     pick,
 )
+from embarcadero.fabric.leader import LeaderView
 from embarcadero.fabric.log import LogWriter, Reservation, create_log
+from embarcadero.fabric.names import pending_region
 from embarcadero.fabric.region import Fabric, Region
 from embarcadero.fabric.ring import create_ring
 from embarcadero.invariants import invariant
@@ -84,7 +85,7 @@ class Ingest:
         self.frontiers, log = create_log(fabric, prefix, sizes, member.broker, member.incarnation)
         self.log = LogWriter(log, self.frontiers, steps)
         self._ring = create_ring(
-            fabric, f"{prefix}/pending", RegionKind.PENDING, PENDING, sizes.pending_slots, "index",
+            fabric, pending_region(prefix), RegionKind.PENDING, PENDING, sizes.pending_slots, "index",
             member.broker, member.incarnation,
         )  # fmt: skip
         self._handle = member.handle
@@ -206,7 +207,7 @@ class Relay:
         self.waiting[pending] = waiting
         self.for_disks += waiting.durable
 
-    def poll(self, epoch: EpochView) -> int:
+    def poll(self, epoch: LeaderView) -> int:
         """Take new results and pass them on; how many there were."""
         results = epoch.results()
         if results is None:
@@ -233,7 +234,7 @@ class Relay:
         self._steps.at(Step.ACK_READ)
         return len(found)
 
-    def _pass_on_one(self, line: Line, epoch: EpochView) -> bool:
+    def _pass_on_one(self, line: Line, epoch: LeaderView) -> bool:
         """One batch's outcome alone, in plain numbers: the usual case of publishers that wait for each ack."""
         waiting = self.waiting.get(line[1])
         if waiting is None or waiting.kind != EntryKind.BATCH or waiting.location is None:

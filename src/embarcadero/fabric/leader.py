@@ -1,0 +1,179 @@
+"""The view of the leader: which epoch a process follows, what its sequencer says, and whether that may be acted upon.
+
+Brokers, replicas and standbys follow the leader with this class. Nothing here waits. What is attached is of one epoch:
+it is let go when the next one starts. A topic that is gone is forgotten by `keep` or `forget`: a mapped order ring
+keeps megabytes, though its region is unlinked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from typing import Final
+
+from embarcadero.env import NO_STEPS, Steps
+from embarcadero.errors import BadRegion
+from embarcadero.fabric.durability import RangeWord
+from embarcadero.fabric.epochs import EpochTable
+from embarcadero.fabric.frontier import FrontierReader
+from embarcadero.fabric.layout import ORDER, RESULT, STANDING_WORD, SequencerLine, Standing, frontier_offset
+from embarcadero.fabric.names import EPOCHS_REGION, frontiers_region, order_region, ranges_region, results_region
+from embarcadero.fabric.region import Fabric, Region
+from embarcadero.fabric.ring import RingReader, attach_ring
+from embarcadero.fabric.tagged import TaggedReader
+from embarcadero.types import Member, Range
+
+_TARGET: Final = 1
+"""Which value of a range line is the index that replicas of a lane in recovery must reach."""
+
+
+class LeaderView:
+    """Follows the newest started epoch. `number` is 0 until the first one has started.
+
+    A broker gives its own `member`: then the view also has what the leader says to this broker.
+    """
+
+    def __init__(self, fabric: Fabric, member: Member | None = None, steps: Steps = NO_STEPS) -> None:
+        self._fabric, self._member, self.steps = fabric, member, steps
+        self.table = EpochTable(fabric, fabric.attach(EPOCHS_REGION))
+        self.number = 0
+        self._frontiers: Region | None = None
+        self._heartbeat: FrontierReader | None = None
+        self._awake: FrontierReader | None = None
+        self._words: TaggedReader | None = None  # of ranges
+        self._orders: dict[int, RingReader] = {}
+        self._standings: dict[int, FrontierReader] = {}  # by region handle of a broker incarnation
+        self._read_through: FrontierReader | None = None  # these three: of our own member
+        self._standing: FrontierReader | None = None
+        self._results: RingReader | None = None
+        self._watched = 0  # the epoch whose heartbeat was asked for last, started or not
+        self._watched_heartbeat: FrontierReader | None = None
+
+    def advance(self, hint: int) -> bool:
+        """Move on to the newest started epoch, known from the table or from the store (`hint`). True if it moved."""
+        newest = self.table.newest_started(max(self.number, hint)) or hint
+        if newest <= self.number or not self._fabric.exists(frontiers_region(newest)):
+            return False
+        self.number = newest
+        self._frontiers = self._fabric.attach(frontiers_region(newest))
+        self._heartbeat = FrontierReader(self._frontiers, frontier_offset(SequencerLine.HEARTBEAT))
+        self._awake = FrontierReader(self._frontiers, frontier_offset(SequencerLine.AWAKE))
+        self._words = self._results = None
+        self._orders.clear()
+        self._standings.clear()
+        if self._member is not None:
+            mine = frontier_offset(SequencerLine.BROKERS + self._member.handle)
+            self._read_through = FrontierReader(self._frontiers, mine)
+            self._standing = FrontierReader(self._frontiers, mine + 8 * STANDING_WORD)
+        return True
+
+    # --- before acting ------------------------------------------------------------------------------------------------
+    def may_act(self) -> bool:
+        """The last question before acting on what this epoch's sequencer wrote: is there no later one?"""
+        return self.number > 0 and not self.table.superseded(self.number)
+
+    def counts_as_open(self, handle: int) -> bool:
+        """The last question before acting on what another broker incarnation wrote: is it still open?"""
+        if self._frontiers is None:
+            return False
+        if (word := self._standings.get(handle)) is None:
+            line = frontier_offset(SequencerLine.BROKERS + handle)
+            word = self._standings[handle] = FrontierReader(self._frontiers, line + 8 * STANDING_WORD)
+        self._fabric.fence()
+        return word.load() == Standing.OPEN and self.may_act()
+
+    def still_open(self) -> bool:
+        """The last question before acking what we wrote ourselves: does this epoch's sequencer count us as open?
+
+        It comes after the flush of what is acked. A sequencer that closes us says so first and reads our lanes then,
+        so either we see that here, or it sees what we wrote. One that has not heard of us may come after one that
+        closed us: then we were asleep for so long that nobody knows us any more.
+        """
+        self._fabric.fence()
+        return self._standing is not None and self._standing.load() == Standing.OPEN and self.may_act()
+
+    # --- is it there --------------------------------------------------------------------------------------------------
+    def heartbeat(self) -> tuple[int, int]:
+        """(epoch, beats of its sequencer): a pair that stays the same for long is that of a silent one."""
+        return self.number, self._heartbeat.load() if self._heartbeat else 0
+
+    def beats(self, epoch: int) -> int:
+        """The heartbeat counter of an epoch that may not have started; -1 before its region is there."""
+        if self._watched_heartbeat is None or self._watched != epoch:
+            self._watched_heartbeat = None
+            with suppress(BadRegion):  # removed since: then there is a later epoch, which the store will tell
+                if epoch and self._fabric.exists(name := frontiers_region(epoch)):
+                    line = frontier_offset(SequencerLine.HEARTBEAT)
+                    self._watched_heartbeat = FrontierReader(self._fabric.attach(name), line)
+                    self._watched = epoch
+        return -1 if self._watched_heartbeat is None else self._watched_heartbeat.load()
+
+    def sequencer_sleeps(self) -> bool:
+        """Whether the sequencer must be woken to see what was published just now."""
+        self._fabric.fence()  # our frontier first, then its word: it does the opposite
+        return self._awake is None or not self._awake.load()
+
+    # --- what it says to our broker -----------------------------------------------------------------------------------
+    def read_through(self) -> int:
+        """Pending slots below are free."""
+        return self._read_through.load() if self._read_through else 0
+
+    def closing(self) -> bool:
+        """Whether the sequencer has closed this broker incarnation: another process took it for dead."""
+        return self._standing is not None and self._standing.load() == Standing.CLOSING
+
+    def results(self) -> RingReader | None:
+        """The outcomes of our entries, once the sequencer has made the region."""
+        if self._results is None and self.number and self._member is not None:
+            name = results_region(self.number, self._member)
+            if self._fabric.exists(name):
+                self._results = attach_ring(self._fabric, name, RESULT, "position")
+        return self._results
+
+    # --- lanes --------------------------------------------------------------------------------------------------------
+    def order(self, lane: int) -> RingReader | None:
+        """The order ring of a lane of the sequencer, once it is there."""
+        ring = self._orders.get(lane)
+        if ring is None and self.number and self._fabric.exists(name := order_region(self.number, lane)):
+            ring = self._orders[lane] = attach_ring(self._fabric, name, ORDER)
+        return ring
+
+    def ordered_end(self, lane: int) -> int | None:
+        """Behind the last entry of a lane that is in memory, published or not: a bound of all that was answered."""
+        ring = self.order(lane)
+        return None if ring is None else ring.valid_end(ring.frontier.load())
+
+    def word(self, lane: int) -> RangeWord | None:
+        """What the sequencer says about a lane's open range; None while it says nothing."""
+        table = self._range_words()
+        word = None if table is None else table.load((lane, 0))
+        return RangeWord.decode(word) if word else None
+
+    def target(self, lane: int) -> int:
+        """The index that replicas of a lane in recovery must reach; 0 when there is none."""
+        table = self._range_words()
+        return 0 if table is None else table.load((lane, 0), _TARGET) or 0
+
+    def asked(self, range_: Range) -> int:
+        """The index that copies of an open range must reach, since its lane is being recovered; 0 when it is not."""
+        word = self.word(range_.lane)
+        return self.target(range_.lane) if word == RangeWord(range_.number, closing=True) else 0
+
+    def _range_words(self) -> TaggedReader | None:
+        if self._words is None and self.number and self._fabric.exists(name := ranges_region(self.number)):
+            self._words = TaggedReader(self._fabric.attach(name))
+        return self._words
+
+    # --- topics that are gone -----------------------------------------------------------------------------------------
+    def forget(self, lane: int) -> None:
+        """Let go of the order ring of a topic that is gone."""
+        self._orders.pop(lane, None)
+
+    def keep(self, lanes: AbstractSet[int]) -> None:
+        """Let go of the order rings of all other lanes: their topics are gone, or are not followed any more."""
+        self._orders = {lane: ring for lane, ring in self._orders.items() if lane in lanes}
+
+    def keep_words(self, lanes: AbstractSet[int]) -> None:
+        """Let go of the range words of all other lanes, which are gone."""
+        if self._words is not None:
+            self._words.keep(lanes)

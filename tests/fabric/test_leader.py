@@ -1,0 +1,142 @@
+"""The view of the leader: what it follows, what it may act on, and that it lets go of what is gone."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+
+from embarcadero.fabric.durability import RangeWord, create_ranges
+from embarcadero.fabric.epochs import EpochTable, create_epochs
+from embarcadero.fabric.frontier import FrontierWriter
+from embarcadero.fabric.layout import (
+    ORDER,
+    SEQUENCER_FRONTIERS_BYTES,
+    STANDING_WORD,
+    RegionKind,
+    SequencerLine,
+    Standing,
+    frontier_offset,
+)
+from embarcadero.fabric.leader import LeaderView
+from embarcadero.fabric.names import EPOCHS_REGION, frontiers_region, order_region
+from embarcadero.fabric.region import Region, Shape
+from embarcadero.fabric.ring import create_ring
+from embarcadero.fabric.shared import SharedFabric
+from embarcadero.types import Member
+
+SLOTS = 1 << 17
+"""An order ring of 8 MiB, as real ones are."""
+
+
+class Leader:
+    """One epoch after another."""
+
+    def __init__(self, fabric: SharedFabric) -> None:
+        self.fabric = fabric
+        create_epochs(fabric)
+        self.table = EpochTable(fabric, fabric.attach(EPOCHS_REGION, writable=True))
+        self.frontiers: Region | None = None
+
+    def open(self, epoch: int) -> None:
+        self.table.open(epoch)
+        shape = Shape(RegionKind.SEQUENCER_FRONTIERS, SEQUENCER_FRONTIERS_BYTES)
+        self.frontiers = self.fabric.create(frontiers_region(epoch), shape)
+
+    def start(self, epoch: int) -> None:
+        self.open(epoch)
+        self.table.start(epoch)
+
+    def order(self, epoch: int, lane: int) -> None:
+        create_ring(self.fabric, order_region(epoch, lane), RegionKind.ORDER, ORDER, SLOTS)
+
+    def write(self, line: int, value: int, word: int = 0) -> None:
+        assert self.frontiers is not None
+        FrontierWriter(self.frontiers, frontier_offset(line) + 8 * word).restart(value)
+
+
+@pytest.fixture
+def leader(tmp_path: Path) -> Leader:
+    return Leader(SharedFabric(tmp_path / "fabric", generation=7))
+
+
+def mapped(name: str) -> bool:
+    """Whether this process has a region in its memory."""
+    gc.collect()
+    return f"/{name}\n" in Path("/proc/self/maps").read_text()
+
+
+def broker(handle: int) -> Member:
+    return Member(broker=handle, incarnation=1, handle=handle, host="", port=0, pid=0)
+
+
+@pytest.mark.parametrize("by", ["forget", "keep", "advance"])
+def test_a_topic_that_is_gone_leaves_no_memory(leader: Leader, by: str) -> None:
+    """A mapping keeps the megabytes of an order ring, though its region is unlinked."""
+    leader.start(1)
+    for lane in (1, 2):
+        leader.order(1, lane)
+    view = LeaderView(leader.fabric)
+    assert view.advance(0)
+    assert view.order(1) is not None
+    assert view.order(2) is not None
+    assert [mapped(order_region(1, lane)) for lane in (1, 2)] == [True, True]
+    if by == "forget":
+        view.forget(1)
+    elif by == "keep":
+        view.keep({2})
+    else:
+        leader.start(2)
+        assert view.advance(0)
+    assert [mapped(order_region(1, lane)) for lane in (1, 2)] == [False, by != "advance"]
+
+
+def test_range_words_of_lanes_that_are_gone_are_let_go(leader: Leader) -> None:
+    """Of the others they are still known."""
+    leader.start(1)
+    words = create_ranges(leader.fabric, 1)
+    for lane in (1, 2):
+        words.add((lane, 0), RangeWord(lane, closing=False).encode())
+    view = LeaderView(leader.fabric)
+    view.advance(0)
+    assert view.word(1) == RangeWord(1, closing=False)
+    view.keep_words({2})
+    assert (view.word(1), view.word(2)) == (None, RangeWord(2, closing=False))
+
+
+def test_no_act_rests_on_an_epoch_that_is_superseded(leader: Leader) -> None:
+    """Neither on its order, nor on its word about brokers."""
+    view = LeaderView(leader.fabric, broker(3))
+    assert (view.may_act(), view.still_open(), view.counts_as_open(4)) == (False, False, False)
+    leader.start(1)
+    for handle in (3, 4):
+        leader.write(SequencerLine.BROKERS + handle, Standing.OPEN, STANDING_WORD)
+    assert view.advance(0)
+    assert (view.may_act(), view.still_open(), view.counts_as_open(4)) == (True, True, True)
+    leader.open(2)
+    assert (view.may_act(), view.still_open(), view.counts_as_open(4)) == (False, False, False)
+    assert not view.advance(0)
+    assert view.number == 1
+
+
+def test_a_broker_that_is_closed_sees_it(leader: Leader) -> None:
+    """One that the leader has not heard of is neither open nor closing."""
+    leader.start(1)
+    view = LeaderView(leader.fabric, broker(3))
+    view.advance(0)
+    assert (view.still_open(), view.closing()) == (False, False)
+    leader.write(SequencerLine.BROKERS + 3, Standing.CLOSING, STANDING_WORD)
+    assert (view.still_open(), view.closing()) == (False, True)
+
+
+def test_heartbeats_of_an_epoch_that_has_not_started_are_seen(leader: Leader) -> None:
+    """A standby watches the leader that was elected last; followers watch the one that they follow."""
+    leader.start(1)
+    leader.write(SequencerLine.HEARTBEAT, 5)
+    view = LeaderView(leader.fabric)
+    view.advance(0)
+    assert (view.beats(0), view.beats(1), view.beats(2)) == (-1, 5, -1)
+    leader.open(2)
+    leader.write(SequencerLine.HEARTBEAT, 7)
+    assert (view.beats(2), view.heartbeat()) == (7, (1, 5))
