@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from embarcadero.broker.broker import Broker
-from embarcadero.broker.read.lane_reader import Logs
 from embarcadero.config import FabricSizes
 from embarcadero.env import Inline, Workers
 from embarcadero.fabric.durability import RangeWord, create_durable, create_ranges
@@ -28,6 +27,7 @@ from embarcadero.fabric.layout import (
     Standing,
     frontier_offset,
 )
+from embarcadero.fabric.log import BrokerLogs
 from embarcadero.fabric.names import EPOCHS_REGION
 from embarcadero.fabric.region import Shape
 from embarcadero.fabric.ring import RingReader, RingWriter, attach_ring, create_ring
@@ -156,7 +156,7 @@ class HandReplica:
         self.fabric = world.memory.host(f"replica-{number}.{self.member.incarnation}")
         self.lines = create_durable(self.fabric, self.member.ref)
         self.logs: dict[tuple[int, int], RangeLog] = {}
-        self._payloads = Logs(self.fabric, lambda: None)
+        self._payloads = BrokerLogs(self.fabric, lambda: None)
 
     def say(self, range_: Range, through: int) -> None:
         """Publish a durable line, whether it is true or not."""

@@ -6,9 +6,9 @@ import pyarrow as pa
 import pytest
 
 from embarcadero.broker.broker import Broker
-from embarcadero.broker.read.lane_reader import Logs
 from embarcadero.errors import Backpressure, DiskFailed, DiskFull, EmbarcaderoError
 from embarcadero.fabric.epochs import EpochTable
+from embarcadero.fabric.log import BrokerLogs
 from embarcadero.fabric.names import EPOCHS_REGION
 from embarcadero.limits import BACKPRESSURE_AFTER_S
 from embarcadero.placement.directory import Directory
@@ -130,7 +130,7 @@ def test_a_store_whose_disk_fails_is_asked_again(
 def test_a_log_that_is_being_removed_is_one_that_was(world: World, gone: str) -> None:
     """In the midst of a burial some regions are left: readers that come then learn that payloads left memory."""
     member = world.brokers[1].member
-    logs = Logs(world.memory.host("reader"), lambda: None)
+    logs = BrokerLogs(world.memory.host("reader"), lambda: None)
     logs.update([member])
     world.memory.host("sequencer").remove(f"{member.region_prefix}/{gone}")
     assert logs.of(member.handle) is None

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from embarcadero.fabric.layout import Standing
-from embarcadero.replica.brokers import Brokers
+from embarcadero.replica.follow import BrokerRegions
 from embarcadero.storage.layout import MARK_FILE
 from embarcadero.storage.real import RealFile
 from embarcadero.storage.segment import read_place
@@ -186,7 +186,7 @@ def test_what_left_memory_comes_from_another_replica(tmp_path: Path) -> None:
 def test_a_log_that_is_being_removed_has_no_payloads(tmp_path: Path, gone: str) -> None:
     """In the midst of a burial some regions are left: whoever comes then looks for another copy."""
     world = World(tmp_path)
-    member, brokers = world.broker.member, Brokers(world.memory.host("reader"), lambda: None)
+    member, brokers = world.broker.member, BrokerRegions(world.memory.host("reader"), lambda: None)
     location = world.broker.store(b"payload")
     world.memory.host("sequencer").remove(f"{member.region_prefix}/{gone}")
     brokers.update([member], [])

@@ -23,7 +23,6 @@ from embarcadero.broker.net.connection import Connection
 from embarcadero.broker.net.requests import ReaderNotes, answer_tier, check_partitions, with_defaults
 from embarcadero.broker.read.disk import DiskCopies, DiskReads, TableJobs
 from embarcadero.broker.read.fetches import Reads
-from embarcadero.broker.read.lane_reader import Logs
 from embarcadero.broker.read.results import TableReader
 from embarcadero.broker.write.admission import Peers, peer_number
 from embarcadero.broker.write.lanes import BrokerLanes
@@ -44,7 +43,7 @@ from embarcadero.errors import (
 from embarcadero.fabric.frontier import FrontierWriter
 from embarcadero.fabric.layout import OPEN_STRONG, BrokerLine, Entries, frontier_offset
 from embarcadero.fabric.leader import LeaderView
-from embarcadero.fabric.log import Reservation
+from embarcadero.fabric.log import BrokerLogs, Reservation
 from embarcadero.fabric.region import Fabric
 from embarcadero.orders import session_order
 from embarcadero.placement.decisions import check_id
@@ -105,7 +104,7 @@ class Broker:
         self.durable = DurableFrontiers(fabric, self.epoch.table, directory, steps)
         self.held = HeldLanes(self.ingest.log, self.durable, self.epoch.ordered_end)
         self.relay.lost = lambda lane: self.durable.chain(lane).lost
-        self._logs = Logs(fabric, self.refresh)
+        self._logs = BrokerLogs(fabric, self.refresh)
         self.lanes = BrokerLanes(
             fabric, directory, clock, bell, member, sizes, self.ingest, self.epoch, self._logs, self.counters,
             self.durable, self.held, steps,

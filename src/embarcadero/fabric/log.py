@@ -14,6 +14,7 @@ every reader checks against the entry, tells them apart.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -23,12 +24,13 @@ from embarcadero.config import FabricSizes
 from embarcadero.env import NO_STEPS, Steps
 from embarcadero.errors import FrameTooLarge
 from embarcadero.fabric.frontier import FrontierReader, FrontierWriter
-from embarcadero.fabric.layout import SUPERBLOCK, BrokerLine, RegionKind, frontier_offset
-from embarcadero.fabric.names import broker_frontiers_region, log_region
-from embarcadero.fabric.region import Fabric, Region, Shape, require_shape
+from embarcadero.fabric.layout import SUPERBLOCK, BrokerLine, Entries, RegionKind, frontier_offset
+from embarcadero.fabric.names import broker_frontiers_region, log_region, pending_region
+from embarcadero.fabric.region import Fabric, Region, Shape, attach_unless_removed, require_shape
 from embarcadero.invariants import invariant
 from embarcadero.limits import FRONTIER_BYTES, LINE_BYTES
 from embarcadero.steps import Step
+from embarcadero.types import EntryKind, Member
 
 LOCATION_BITS = 32
 _PAYLOAD_OFFSET = SUPERBLOCK.itemsize
@@ -158,6 +160,47 @@ class LogReader(_Log):
         numbers = locations >> np.uint32(self._unit_bits)
         there: npt.NDArray[np.bool_] = live[numbers & np.uint32(self.chunks - 1)] == numbers
         return ~there
+
+
+class BrokerLogs:
+    """Logs of all broker incarnations whose regions still hold data, by region handle.
+
+    `refresh` is called for a handle that is not known: it reads the store, and calls `update`.
+    """
+
+    def __init__(self, fabric: Fabric, refresh: Callable[[], None]) -> None:
+        self._fabric, self._refresh = fabric, refresh
+        self._members: dict[int, Member] = {}
+        self._readers: dict[int, LogReader] = {}
+
+    def update(self, members: list[Member]) -> None:
+        """Take note of who there is; drop the logs of those removed."""
+        self._members = {member.handle: member for member in members}
+        for handle in [h for h in self._readers if h not in self._members]:
+            del self._readers[handle]
+
+    def of(self, handle: int) -> LogReader | None:
+        """The log of a broker incarnation; None when it was removed."""
+        reader = self._readers.get(handle)
+        if reader is None and handle not in self._members:
+            self._refresh()  # a broker that we have not heard of yet is not one that was removed
+        if reader is None and (member := self._members.get(handle)) is not None:
+            prefix = member.region_prefix
+            if self._fabric.exists(pending_region(prefix)):
+                regions = attach_unless_removed(self._fabric, log_region(prefix), broker_frontiers_region(prefix))
+                if regions is not None:
+                    reader = self._readers[handle] = LogReader(*regions)
+        return reader
+
+    def gone(self, entries: Entries) -> npt.NDArray[np.bool_]:
+        """Which entries have lost their payload."""
+        gone = np.zeros(len(entries), dtype=bool)
+        batches = entries["kind"] == EntryKind.BATCH
+        for handle in np.unique(entries["origin"][batches]):
+            mine = batches & (entries["origin"] == handle)
+            log = self.of(int(handle))
+            gone[mine] = True if log is None else log.freed(entries["location"][mine])
+        return gone
 
 
 def _chunk_line(slot: int) -> int:

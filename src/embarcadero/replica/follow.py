@@ -8,17 +8,24 @@ in a replica's files is in the one order, whoever takes over.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from embarcadero.fabric.layout import LINE, ORDER, Entries, fold_line
+from embarcadero.env import Doorbell
+from embarcadero.fabric.frontier import FrontierReader
+from embarcadero.fabric.layout import LINE, ORDER, BrokerLine, Entries, fold_line, frontier_offset
 from embarcadero.fabric.leader import LeaderView
+from embarcadero.fabric.log import BrokerLogs
+from embarcadero.fabric.names import broker_frontiers_region
+from embarcadero.fabric.region import Fabric, attach_unless_removed
 from embarcadero.fabric.ring import RingReader
 from embarcadero.limits import BROKER_LANES_FIRST, MIB
-from embarcadero.replica.brokers import Brokers
 from embarcadero.replica.copies import Copy
 from embarcadero.steps import Step
+from embarcadero.types import Member, MemberState, TopicLane
+from embarcadero.wire.codec import payload_crc
 
 COMMIT_BYTES_MAX: Final = 16 * MIB
 """Payloads that one commit takes, of all lanes; a batch always fits."""
@@ -43,6 +50,55 @@ BY_STORE: Final = -2
 """The lane is closed: the store has its end, and nobody needs to be asked."""
 
 
+class BrokerRegions:
+    """Regions of brokers: payloads, order rings of lanes of their own, and who waits for durable lines."""
+
+    def __init__(self, fabric: Fabric, refresh: Callable[[], None]) -> None:
+        self._fabric = fabric
+        self._logs = BrokerLogs(fabric, refresh)
+        self._waiting: dict[str, FrontierReader] = {}  # by folder of a live incarnation
+        self._lanes: dict[int, TopicLane] = {}
+        self._rings: dict[int, RingReader] = {}
+
+    def update(self, members: list[Member], lanes: list[TopicLane]) -> None:
+        """Take note of all brokers, and of their lanes."""
+        self._logs.update(members)
+        live = [member.region_prefix for member in members if member.state is MemberState.LIVE]
+        self._waiting = {folder: word for folder, word in self._waiting.items() if folder in live}
+        for folder in live:
+            if folder not in self._waiting and (
+                regions := attach_unless_removed(self._fabric, broker_frontiers_region(folder))
+            ):
+                self._waiting[folder] = FrontierReader(regions[0], frontier_offset(BrokerLine.DURABLE_WAITING))
+        self._lanes = {lane.lane: lane for lane in lanes}
+        for number in [n for n in self._rings if n not in self._lanes]:
+            del self._rings[number]
+
+    def lane(self, number: int) -> TopicLane | None:
+        """A lane of a broker, as the store has it."""
+        return self._lanes.get(number)
+
+    def ring(self, number: int) -> RingReader | None:
+        """The order ring of a lane of a broker, while its region is there."""
+        ring, lane = self._rings.get(number), self._lanes.get(number)
+        if ring is None and lane is not None and (regions := attach_unless_removed(self._fabric, lane.region)):
+            ring = self._rings[number] = RingReader(regions[0], ORDER)
+        return ring
+
+    def payload(self, handle: int, location: int, size: int, crc: int) -> bytes | None:
+        """A copy of a payload with the right checksum; None when it left memory."""
+        log = self._logs.of(handle)
+        payload = None if log is None else log.copy(location, size)
+        return payload if payload is not None and payload_crc(payload) == crc else None
+
+    def ring_those_who_wait(self, bell: Doorbell) -> None:
+        """Wake brokers that wait for durable lines. Ours were flushed before; they say that they wait, then look."""
+        self._fabric.fence()
+        for folder, waiting in self._waiting.items():
+            if waiting.load():
+                bell.ring(folder)
+
+
 class _Source(NamedTuple):
     ring: RingReader
     ordered: int
@@ -52,7 +108,7 @@ class _Source(NamedTuple):
 class Follower:
     """Reads order rings and broker logs for all copies that follow."""
 
-    def __init__(self, leader: LeaderView, brokers: Brokers) -> None:
+    def __init__(self, leader: LeaderView, brokers: BrokerRegions) -> None:
         self._leader, self._brokers = leader, brokers
 
     def ordered(self, lane: int) -> int | None:

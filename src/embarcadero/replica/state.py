@@ -1,7 +1,7 @@
 """The replica's logic: no files of its own, no clock, no threads. The driver and the simulator run the same code.
 
 One pass: take what was ordered since the last one (follow.py), append it, have it synced, publish the durable lines
-(copies.py), ring those who wait for them (brokers.py). Beside that, a little at a time: see what the store says
+(copies.py), ring those who wait for them (follow.py). Beside that, a little at a time: see what the store says
 (ranges.py), copy from other replicas' files what left the fabric (repair.py), keep session checkpoints (sessions.py),
 give up what was trimmed (retention.py), take over what leaves another replica (moving.py), and look through old files
 for damage.
@@ -23,10 +23,9 @@ from embarcadero.fabric.region import Fabric
 from embarcadero.limits import HEARTBEAT_S
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.store import NOT_SEEN
-from embarcadero.replica.brokers import Brokers
 from embarcadero.replica.copies import Commits, Copy
 from embarcadero.replica.counters import ReplicaCounters
-from embarcadero.replica.follow import COMMIT_BYTES_MAX, Follower
+from embarcadero.replica.follow import COMMIT_BYTES_MAX, BrokerRegions, Follower
 from embarcadero.replica.health import Health
 from embarcadero.replica.moving import Moving
 from embarcadero.replica.ranges import Ranges
@@ -79,7 +78,7 @@ class Replica:
         self._everybodys = lines = DurableLines(fabric)
         self.commits = Commits(fabric, self.lines, lines, workers, clock, self.health, self.counters, steps)
         self.leader = LeaderView(fabric, steps=steps)
-        self.brokers = Brokers(fabric, self._refresh)
+        self.brokers = BrokerRegions(fabric, self._refresh)
         self.follower = Follower(self.leader, self.brokers)
         settings = RangeSettings(
             cluster=directory.log_id, segment_bytes=self.settings.segment_bytes,

@@ -19,7 +19,7 @@ from embarcadero.broker.durable import ON_DISK, DurableFrontiers, StoredLane, at
 from embarcadero.broker.net.connection import Connection
 from embarcadero.broker.read import positions
 from embarcadero.broker.read.disk import DiskReads, FairJobs, Place, Segments, TableJobs
-from embarcadero.broker.read.lane_reader import LaneReader, Logs
+from embarcadero.broker.read.lane_reader import LaneReader
 from embarcadero.broker.read.positions import check_measure, pieces
 from embarcadero.broker.read.results import FetchResult
 from embarcadero.broker.write.lanes import BrokerLanes
@@ -34,6 +34,7 @@ from embarcadero.errors import (
     UnknownTopic,
 )
 from embarcadero.fabric.leader import LeaderView
+from embarcadero.fabric.log import BrokerLogs
 from embarcadero.limits import TAIL_HOLES_MAX
 from embarcadero.placement.directory import Directory
 from embarcadero.steps import Step
@@ -87,7 +88,7 @@ class Reads:
     """Readers of all lanes, and those who wait for them."""
 
     def __init__(
-        self, directory: Directory, clock: Clock, epoch: LeaderView, logs: Logs, lanes: BrokerLanes, margin: int,
+        self, directory: Directory, clock: Clock, epoch: LeaderView, logs: BrokerLogs, lanes: BrokerLanes, margin: int,
         durable: DurableFrontiers, warm: DiskReads, tables: TableJobs, counters: BrokerCounters,
         refresh: Callable[[], None], unread: UnreadBytes,
     ) -> None:  # fmt: skip

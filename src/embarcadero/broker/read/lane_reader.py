@@ -14,65 +14,25 @@ ends where the store says; what its writer may have written above that does not 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from embarcadero.broker.durable import ON_DISK, StoredLane, at_index
 from embarcadero.broker.read.results import FetchResult, Hot, wanted_entries
 from embarcadero.errors import FuturePosition
 from embarcadero.fabric.layout import ORDER, Entries, join, pick
 from embarcadero.fabric.leader import LeaderView
-from embarcadero.fabric.log import LogReader
+from embarcadero.fabric.log import BrokerLogs
 from embarcadero.fabric.region import Fabric, attach_unless_removed
 from embarcadero.fabric.ring import RingReader
 from embarcadero.limits import FETCH_ENTRIES_MAX
 from embarcadero.steps import Step
-from embarcadero.types import EntryKind, Gap, GapKind, Member, TopicLane
+from embarcadero.types import EntryKind, Gap, GapKind, TopicLane
 from embarcadero.wire.codec import payload_crc
 from embarcadero.wire.messages import Fetch
 
 _RETAINED_CACHE_US = 500_000
-
-
-class Logs:
-    """Readers of all brokers' logs, by region handle."""
-
-    def __init__(self, fabric: Fabric, refresh: Callable[[], None]) -> None:
-        self._fabric, self._refresh = fabric, refresh
-        self._members: dict[int, Member] = {}
-        self._readers: dict[int, LogReader] = {}
-
-    def update(self, members: list[Member]) -> None:
-        """Take note of who there is; drop the logs of those removed."""
-        self._members = {member.handle: member for member in members}
-        for handle in [h for h in self._readers if h not in self._members]:
-            del self._readers[handle]
-
-    def of(self, handle: int) -> LogReader | None:
-        """The log of a broker incarnation; None when it was removed."""
-        reader = self._readers.get(handle)
-        if reader is None and handle not in self._members:
-            self._refresh()  # a broker that we have not heard of yet is not one that was removed
-        if reader is None and (member := self._members.get(handle)) is not None:
-            prefix = member.region_prefix
-            if self._fabric.exists(f"{prefix}/pending"):
-                regions = attach_unless_removed(self._fabric, f"{prefix}/log", f"{prefix}/frontiers")
-                if regions is not None:
-                    reader = self._readers[handle] = LogReader(*regions)
-        return reader
-
-    def gone(self, entries: Entries) -> npt.NDArray[np.bool_]:
-        """Which entries have lost their payload."""
-        gone = np.zeros(len(entries), dtype=bool)
-        batches = entries["kind"] == EntryKind.BATCH
-        for handle in np.unique(entries["origin"][batches]):
-            mine = batches & (entries["origin"] == handle)
-            log = self.of(int(handle))
-            gone[mine] = True if log is None else log.freed(entries["location"][mine])
-        return gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +48,9 @@ class Ends:
 class LaneReader:
     """Reads one lane in the current epoch."""
 
-    def __init__(self, epoch: LeaderView, logs: Logs, lane: int, margin: int, stored: StoredLane | None = None) -> None:
+    def __init__(
+        self, epoch: LeaderView, logs: BrokerLogs, lane: int, margin: int, stored: StoredLane | None = None
+    ) -> None:
         self._epoch, self._logs, self.lane, self._margin, self.stored = epoch, logs, lane, margin, stored
         self._begins = (-1, 0)  # epoch, the first index that its ring ever had
         self._retained: tuple[int, int, int] | None = None  # epoch, when found, index
@@ -395,7 +357,7 @@ class BrokerLaneReader(LaneReader):
     """Reads one lane. `lane_is` is what the store says about it; the broker keeps it up to date."""
 
     def __init__(
-        self, fabric: Fabric, epoch: LeaderView, logs: Logs, lane_is: TopicLane, margin: int,
+        self, fabric: Fabric, epoch: LeaderView, logs: BrokerLogs, lane_is: TopicLane, margin: int,
         stored: StoredLane | None = None,
     ) -> None:  # fmt: skip
         super().__init__(epoch, logs, lane_is.lane, margin, stored)

@@ -17,7 +17,7 @@ import numpy as np
 
 from embarcadero.broker.counters import BrokerCounters
 from embarcadero.broker.durable import DurableFrontiers, HeldLane, HeldLanes, StoredLane
-from embarcadero.broker.read.lane_reader import BrokerLaneReader, Logs
+from embarcadero.broker.read.lane_reader import BrokerLaneReader
 from embarcadero.broker.write.pending import Ingest
 from embarcadero.config import FabricSizes
 from embarcadero.env import NO_STEPS, Clock, Doorbell, Steps
@@ -25,7 +25,7 @@ from embarcadero.errors import LATER, BadFrame, BadValue, FabricFull, TooMany
 from embarcadero.fabric.frontier import FrontierReader
 from embarcadero.fabric.layout import ORDER, BrokerLine, RegionKind, frontier_offset
 from embarcadero.fabric.leader import LeaderView
-from embarcadero.fabric.log import Reservation
+from embarcadero.fabric.log import BrokerLogs, Reservation
 from embarcadero.fabric.names import broker_frontiers_region
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.ring import create_ring
@@ -57,7 +57,7 @@ class BrokerLanes:
 
     def __init__(
         self, fabric: Fabric, directory: Directory, clock: Clock, bell: Doorbell, member: Member, sizes: FabricSizes,
-        ingest: Ingest, epoch: LeaderView, logs: Logs, counters: BrokerCounters, durable: DurableFrontiers,
+        ingest: Ingest, epoch: LeaderView, logs: BrokerLogs, counters: BrokerCounters, durable: DurableFrontiers,
         held: HeldLanes, steps: Steps = NO_STEPS,
     ) -> None:  # fmt: skip
         self._steps = steps
