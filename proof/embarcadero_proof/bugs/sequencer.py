@@ -199,8 +199,8 @@ BUGS: Final = (
         edits=(
             Edit(
                 f"{_TAKEOVER}Legacy.__init__",
-                'read_held(fabric, f"epoch-{epoch}/held")',
-                'read_held(fabric, f"epoch-{epoch}/held")[:0]',
+                'read_held(fabric, held_region(epoch))',
+                'read_held(fabric, held_region(epoch))[:0]',
             ),
         ),
     ),
