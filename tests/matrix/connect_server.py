@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pyspark
 
-from embarcadero.spark.interpreter import prepare
-from embarcadero.spark.java import find_java
+from embarcadero.spark.machine import find_java, prepare
 from tests.spark.conftest import QUICK_START
 
 WAIT_S = 120

@@ -10,9 +10,9 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
 import embarcadero as emb
-from embarcadero.spark.reading import BatchReader
+from embarcadero.spark.read.reading import BatchReader
+from embarcadero.spark.read.streaming import LimitedReader, StreamReader, UnlimitedReader
 from embarcadero.spark.source import EmbarcaderoSource
-from embarcadero.spark.streaming import LimitedReader, StreamReader, UnlimitedReader
 
 
 def source(log: emb.Log, topic: str | None, **options: Any) -> EmbarcaderoSource:

@@ -11,8 +11,8 @@ import pytest
 
 import embarcadero as emb
 from embarcadero.errors import BadTable, Corrupt, RecordsLost, Trimmed
-from embarcadero.spark import cold
-from embarcadero.spark.offsets import Place, Span
+from embarcadero.spark.read import tasks as reads
+from embarcadero.spark.read.offsets import Place, Span
 from tests.spark.sources import ALL, batch, column, micro_batches, source, stream
 from tests.spark.test_source import fill, pushing
 from tests.system.tiering import Tierer
@@ -70,11 +70,11 @@ def test_a_table_in_a_folder_that_cannot_be_seen_is_read_through_brokers(
     log: emb.Log, filled: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     """A folder of another machine: planning and tasks go through brokers, and a warning says so."""
-    assert cold.table_visible("1", "s3://lake/v1.metadata.json", "t")
-    assert not cold.table_visible("2", f"file://{tmp_path}/v1.metadata.json", "t")
+    assert reads.table_visible("1", "s3://lake/v1.metadata.json", "t")
+    assert not reads.table_visible("2", f"file://{tmp_path}/v1.metadata.json", "t")
     assert "can't see" in caplog.text
     (tmp_path / "v1.metadata.json").touch()
-    assert cold.table_visible("3", f"file://{tmp_path}/v1.metadata.json", "t")
+    assert reads.table_visible("3", f"file://{tmp_path}/v1.metadata.json", "t")
 
     def unseen(*_: object) -> bool:
         return False
@@ -84,8 +84,8 @@ def test_a_table_in_a_folder_that_cannot_be_seen_is_read_through_brokers(
 
     reader = batch(log, filled)
     expected = column(reader, reader.partitions())
-    monkeypatch.setattr(cold, "table_visible", unseen)
-    monkeypatch.setattr(cold, "open_table", unopened)
+    monkeypatch.setattr(reads, "table_visible", unseen)
+    monkeypatch.setattr(reads, "open_table", unopened)
     reader = batch(log, filled, minPartitions=3)
     assert column(reader, reader.partitions()) == expected == list(range(COUNT))
     streamed = stream(log, filled, startingOffsets="earliest", maxBytesPerTrigger=2_000)
@@ -196,19 +196,19 @@ def test_what_is_gone_from_the_table_is_data_loss(log: emb.Log, tmp_path: Path) 
 
 def test_holes_and_damage_in_a_table_are_told() -> None:
     """A hole in the index is what a crash took; a batch that was damaged when it was tiered is no row of nulls."""
-    assert cold._holes(np.array([5, 5, 6, 9, 9, 12]), 3) == [(3, 5), (7, 9), (10, 12)]
+    assert reads._holes(np.array([5, 5, 6, 9, 9, 12]), 3) == [(3, 5), (7, 9), (10, 12)]
 
     rows = pa.record_batch({"_index": [1, 2], "_damage": pa.array([None, "no Arrow"], pa.string())})
     with pytest.raises(Corrupt, match="the batch at index 2 is damaged: no Arrow"):
-        cold._check_damage(rows)
+        reads._check_damage(rows)
 
 
 def test_rows_are_handed_on_as_they_lie_or_copied_together() -> None:
     """Few runs are slices, many are one copy; the rows are the same."""
     group = pa.record_batch({"_kind": [1] * 200, "_seq": list(range(200)), "_partition": [0, 1] * 100})
     span = Span(0, Place(0, 10), Place(9, 190), "t")
-    few = list(cold._runs(group, cold._wanted(group, span, None)))
-    many = list(cold._runs(group, cold._wanted(group, span, [1])))
+    few = list(reads._runs(group, reads._wanted(group, span, None)))
+    many = list(reads._runs(group, reads._wanted(group, span, [1])))
 
     assert [rows.num_rows for rows in few] == [180]
     assert few[0].column("_seq").buffers()[1].address == group.column("_seq").buffers()[1].address
@@ -218,9 +218,9 @@ def test_rows_are_handed_on_as_they_lie_or_copied_together() -> None:
 @pytest.mark.parametrize(("most", "sizes"), [(1 << 20, [100]), (500, [50, 50]), (300, [34, 34, 32]), (1, [1] * 100)])
 def test_a_row_group_goes_to_java_in_portions(monkeypatch: pytest.MonkeyPatch, most: int, sizes: list[int]) -> None:
     """Of about the same size, without a copy, and all of it."""
-    monkeypatch.setattr(cold, "SPARK_ROWS_BYTES", most)
+    monkeypatch.setattr(reads, "SPARK_ROWS_BYTES", most)
     group = pa.record_batch({"_seq": list(range(150))}).slice(20, 100)
-    portions = list(cold._portions(group))
+    portions = list(reads._portions(group))
 
     assert [rows.num_rows for rows in portions] == sizes
     assert pa.Table.from_batches(portions) == pa.Table.from_batches([group])
@@ -234,8 +234,8 @@ def test_a_lost_part_of_a_table_stops_a_stream(log: emb.Log, filled: str, monkey
     flow = stream(log, filled, startingOffsets="earliest", read="ordered")
     start = flow.initialOffset()
     tasks = flow.partitions(start, flow.latestOffset(start, ALL))
-    holes = cold._holes
-    monkeypatch.setattr(cold, "_holes", lambda indices, at: holes(indices, at - 3))
+    holes = reads._holes
+    monkeypatch.setattr(reads, "_holes", lambda indices, at: holes(indices, at - 3))
     with pytest.raises(RecordsLost, match="were lost with the memory of the cluster"):
         column(flow, tasks)
 

@@ -18,11 +18,12 @@ import pytest
 import embarcadero as emb
 from embarcadero.demo.cluster import MortalCluster
 from embarcadero.errors import BadValue, OutcomeUnknown
-from embarcadero.spark import connections, sink
-from embarcadero.spark.shape import shape_of
-from embarcadero.spark.sink import Message
-from embarcadero.spark.write_options import WriteOptions
-from embarcadero.spark.writing import TaskWriter, Work
+from embarcadero.spark import connections
+from embarcadero.spark.write import sink
+from embarcadero.spark.write.options import WriteOptions
+from embarcadero.spark.write.shape import shape_of
+from embarcadero.spark.write.sink import Message
+from embarcadero.spark.write.tasks import TaskWriter, Work
 from embarcadero.staging.ledger import TopicLedger
 from embarcadero.staging.manifest import REFERENCE, Manifest, Part, Target
 from tests.spark.test_staged_writes import LITTLE, MUCH, SCHEMA, rows

@@ -9,15 +9,24 @@ ASKS = """
 import sys
 from embarcadero.spark.connections import shared_log
 from embarcadero.spark.source import EmbarcaderoSource
-from embarcadero.spark import reading, streaming, tasks
+from embarcadero.spark.read import reading, streaming, tasks
 from pyspark_embarcadero import DefaultSource
 print(" ".join(sys.modules))
 """
 PUBLISHING = {
     f"embarcadero.client.{name}"
     for name in ("publisher", "publisher_driver", "pump", "intake", "outbatch", "exact", "tables", "convert", "acked")
-} | {f"embarcadero.spark.{name}" for name in ("sink", "writing", "work", "shape", "canonical", "write_options")}
-ELSEWHERE = ("embarcadero.broker", "embarcadero.node", "embarcadero.sequencer", "embarcadero.storage", "pyiceberg")
+}
+ELSEWHERE = (
+    "embarcadero.spark.write",
+    "embarcadero.spark.jobs",
+    "embarcadero.staging",
+    "embarcadero.broker",
+    "embarcadero.node",
+    "embarcadero.sequencer",
+    "embarcadero.storage",
+    "pyiceberg",
+)
 
 
 def test_a_source_does_not_load_what_publishes() -> None:

@@ -13,8 +13,8 @@ import pytest
 
 import embarcadero as emb
 from embarcadero.config.environment import read_environment
-from embarcadero.spark import interpreter
-from embarcadero.spark.interpreter import CORES, PYTHON, SCRIPT, known_cores, local_cores, prepare
+from embarcadero.spark import machine
+from embarcadero.spark.machine import CORES, PYTHON, SCRIPT, known_cores, local_cores, prepare
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,12 +77,12 @@ def test_without_another_pyspark_at_hand_the_archives_stay(monkeypatch: pytest.M
         if "SPARK_HOME" not in environ:
             script = tmp_path / "python"
             script.write_text("no program")
-            monkeypatch.setattr(interpreter, "SCRIPT", script)
+            monkeypatch.setattr(machine, "SCRIPT", script)
         made = dict(environ)
         prepare(made, "local[2]")
         assert (made["PYSPARK_PYTHON"], made["PYSPARK_DRIVER_PYTHON"]) == (sys.executable, sys.executable)
     monkeypatch.undo()
-    monkeypatch.setattr(interpreter.site, "getsitepackages", lambda: [str(tmp_path)])
+    monkeypatch.setattr(machine.site, "getsitepackages", lambda: [str(tmp_path)])
     made = {}
     prepare(made, "local[2]")
     assert made["PYSPARK_PYTHON"] == sys.executable

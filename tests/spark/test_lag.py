@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from prometheus_client import CollectorRegistry, generate_latest
 
 from embarcadero.spark.lag import Lag, LagListener, lags_of
-from embarcadero.spark.offsets import LaneOffset, Offset, Place, StreamOffset
+from embarcadero.spark.read.offsets import LaneOffset, Offset, Place, StreamOffset
 
 READ = Offset("orders", "spark-1", {0: LaneOffset(Place(3, 30)), 1: LaneOffset(Place(9, 90))})
 THERE = Offset("orders", "", {0: LaneOffset(Place(5, 55)), 1: LaneOffset(Place(9, 90)), 2: LaneOffset(Place(1, 7))})

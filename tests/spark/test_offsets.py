@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from embarcadero.errors import BadValue
 from embarcadero.limits import MIB, SPARK_TASKS_MAX
-from embarcadero.spark.offsets import (
+from embarcadero.spark.read.offsets import (
     LaneOffset,
     Offset,
     Place,
@@ -21,8 +21,8 @@ from embarcadero.spark.offsets import (
     parse_stream_offset,
     spans,
 )
-from embarcadero.spark.options import EARLIEST, LATEST, READ_OPTIONS, Where, read_options
-from embarcadero.spark.planning import (
+from embarcadero.spark.read.options import EARLIEST, LATEST, READ_OPTIONS, Where, read_options
+from embarcadero.spark.read.view import (
     cut_places,
     fair_shares,
     finer,

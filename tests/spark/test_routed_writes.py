@@ -11,12 +11,11 @@ import pytest
 import embarcadero as emb
 from embarcadero.client.results import TopicInfo
 from embarcadero.errors import BadSchema, BadValue, TopicReplaced, UnknownTopic
-from embarcadero.spark import sink
-from embarcadero.spark.routing import Routes, check_frame
-from embarcadero.spark.shape import shape_of
-from embarcadero.spark.sink import Message
-from embarcadero.spark.write_options import WriteOptions
-from embarcadero.spark.writing import TaskWriter, Work
+from embarcadero.spark.write import sink
+from embarcadero.spark.write.options import WriteOptions
+from embarcadero.spark.write.shape import Routes, check_frame, shape_of
+from embarcadero.spark.write.sink import Message
+from embarcadero.spark.write.tasks import TaskWriter, Work
 from embarcadero.staging.ledger import Publication, open_home
 from embarcadero.types import ROUTED_TOPIC, staging_topic
 from tests.spark.test_staged_writes import dies, sweep

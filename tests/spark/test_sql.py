@@ -9,8 +9,7 @@ import pytest
 
 import embarcadero as emb
 from embarcadero.errors import BadValue
-from embarcadero.spark.running import run_job
-from embarcadero.spark.sql import ask, mentioned
+from embarcadero.spark.sql import ask, mentioned, run_job
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -28,12 +28,12 @@ from embarcadero.errors import (
     UnknownTopic,
 )
 from embarcadero.limits import STAGED_FENCED_TRIES
-from embarcadero.spark import sink
 from embarcadero.spark.connections import shared_log
-from embarcadero.spark.shape import shape_of
-from embarcadero.spark.sink import Message
-from embarcadero.spark.write_options import WriteOptions
-from embarcadero.spark.writing import TaskWriter, Work
+from embarcadero.spark.write import sink
+from embarcadero.spark.write.options import WriteOptions
+from embarcadero.spark.write.shape import shape_of
+from embarcadero.spark.write.sink import Message
+from embarcadero.spark.write.tasks import TaskWriter, Work
 from embarcadero.staging import ledger
 from embarcadero.staging import manifest as manifests
 from embarcadero.staging import sweep as sweeping

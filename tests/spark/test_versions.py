@@ -18,7 +18,7 @@ from pyspark.sql.types import StructField, StructType, TimestampNTZType, Timesta
 from embarcadero.errors import NotAvailable
 from embarcadero.spark import session as make_session
 from embarcadero.spark import versions
-from embarcadero.spark.options import ReadOptions, read_options
+from embarcadero.spark.read.options import ReadOptions, read_options
 from embarcadero.spark.source import EmbarcaderoSource
 
 GIVEN = {"brokers": "127.0.0.1:9092", "topic": "orders"}

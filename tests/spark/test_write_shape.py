@@ -15,10 +15,10 @@ import pytest
 
 from embarcadero.client.results import TopicInfo
 from embarcadero.errors import BadSchema, BadValue
-from embarcadero.spark import writing
-from embarcadero.spark.shape import Shape, new_columns, shape_of
-from embarcadero.spark.write_options import WriteOptions, write_options
-from embarcadero.spark.writing import TaskWriter, Work, cut, in_order
+from embarcadero.spark.write import tasks
+from embarcadero.spark.write.options import WriteOptions, write_options
+from embarcadero.spark.write.shape import Shape, new_columns, shape_of
+from embarcadero.spark.write.tasks import TaskWriter, Work, cut, in_order
 from embarcadero.wire.partitioners import CRC32C, partition_of, partitions_of
 from embarcadero.wire.payload import RAW_SCHEMA
 from embarcadero.wire.schemas import RAW, TopicSchemas
@@ -242,9 +242,9 @@ def test_a_worker_does_not_collect_what_it_has_loaded_after_each_task(monkeypatc
         raise BadValue("no rows", "")
         yield
 
-    monkeypatch.setattr(writing, "shared_log", lambda _: None)
+    monkeypatch.setattr(tasks, "shared_log", lambda _: None)
     writer = TaskWriter(write_options(GIVEN, streaming=True), shaped(topic(), FRAME))
-    writing.settle_down.cache_clear()
+    tasks.settle_down.cache_clear()
     gc.unfreeze()
     try:
         with pytest.raises(BadValue, match="no rows"):

@@ -15,7 +15,7 @@ from embarcadero.cli.main import app
 from embarcadero.client.sync import Log
 from embarcadero.config import load
 from embarcadero.errors import NotAvailable, OutcomeUnknown
-from embarcadero.spark import installed, tiering
+from embarcadero.spark import machine, tiering
 from embarcadero.tier.engines import AutoEngine, EngineKind, ProcessEngine, Work, chosen_kind, engine_of
 from embarcadero.tier.job import Tierer, TierJob
 from embarcadero.tier.parquet import FileFacts, Span
@@ -31,13 +31,13 @@ def kind(**keys: str) -> EngineKind:
 def without(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     """Have PySpark, or Java, not installed."""
     if what == "PySpark":
-        monkeypatch.setattr(installed.util, "find_spec", lambda _name: None)
+        monkeypatch.setattr(machine.util, "find_spec", lambda _name: None)
         return
 
     def missing() -> Path:
         raise NotAvailable("Spark needs Java 17 or newer, and none is installed", "install Java 17 or 21")
 
-    monkeypatch.setattr(installed, "find_java", missing)
+    monkeypatch.setattr(machine, "find_java", missing)
 
 
 def test_spark_is_the_default_where_it_is_installed() -> None:
@@ -64,7 +64,7 @@ def test_without_spark(monkeypatch: pytest.MonkeyPatch, what: str, tmp_path: Pat
 
 def test_a_version_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for version, why in (("3.5.8", "no Python data sources"), ("5.0.0", "works with 4.0 to 4.x")):
-        monkeypatch.setattr(installed.metadata, "version", lambda _name, found=version: found)
+        monkeypatch.setattr(machine.metadata, "version", lambda _name, found=version: found)
         with pytest.raises(NotAvailable, match=why):
             kind(engine="spark")
         assert kind() is EngineKind.PROCESS

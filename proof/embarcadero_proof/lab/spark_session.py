@@ -24,13 +24,13 @@ from embarcadero.config import load
 from embarcadero.errors import BadTable
 from embarcadero.limits import KIB, MIB
 from embarcadero.spark.compaction import compact, latest_name
-from embarcadero.spark.reading import batch_reader
-from embarcadero.spark.shape import shape_of
-from embarcadero.spark.sink import Message, publish
-from embarcadero.spark.streaming import stream_reader
+from embarcadero.spark.read.reading import batch_reader
+from embarcadero.spark.read.streaming import stream_reader
 from embarcadero.spark.tiering import SparkEngine
-from embarcadero.spark.write_options import WriteOptions
-from embarcadero.spark.writing import TaskWriter, Work
+from embarcadero.spark.write.options import WriteOptions
+from embarcadero.spark.write.shape import shape_of
+from embarcadero.spark.write.sink import Message, publish
+from embarcadero.spark.write.tasks import TaskWriter, Work
 from embarcadero.tier.columns import rows
 from embarcadero.tier.job import TierJob
 from embarcadero.tier.settings import TierSettings

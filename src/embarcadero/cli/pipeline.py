@@ -294,7 +294,7 @@ def run(
 
         embarcadero pipeline run totals.py --master spark://10.0.0.7:7077 -- --day 2026-01-31
     """
-    from embarcadero.spark.running import run_job
+    from embarcadero.spark.sql import run_job
 
     with spark_and_log(brokers, data_dir, master) as (spark, log):
         run_job(spark, log, file, arguments or [])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from embarcadero.errors import BadTable, BadValue
-from embarcadero.spark.frame import frame_type
+from embarcadero.spark.read.frame import frame_type
 from embarcadero.spark.versions import from_arrow, to_arrow
 from embarcadero.tier.columns import table_type
 from embarcadero.tier.settings import NAMESPACE

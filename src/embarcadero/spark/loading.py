@@ -20,9 +20,9 @@ import pyarrow as pa
 from embarcadero.client.results import TopicInfo
 from embarcadero.client.sync import Log
 from embarcadero.errors import BadTable, BadValue, TopicExists, UnknownTopic
-from embarcadero.spark.frame import arrow_schema
-from embarcadero.spark.interpreter import on_this_machine
 from embarcadero.spark.jobs import STEP_BYTES, Job, Progress, Report, check_target, typed, write_name
+from embarcadero.spark.machine import on_this_machine
+from embarcadero.spark.read.frame import arrow_schema
 from embarcadero.spark.versions import from_arrow, to_arrow
 from embarcadero.staging.job_ledger import Fact
 

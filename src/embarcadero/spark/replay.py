@@ -22,16 +22,17 @@ from embarcadero.spark.jobs import (
     Job,
     Progress,
     Report,
+    Rows,
+    Source,
     check_target,
     publish_staged,
     stage_spans,
     task_writer,
     write_name,
 )
-from embarcadero.spark.offsets import Place, Span
-from embarcadero.spark.options import EARLIEST, LATEST, Where
-from embarcadero.spark.topic_rows import Rows, Source
-from embarcadero.spark.writing import Encoded, TaskWriter
+from embarcadero.spark.read.offsets import Place, Span
+from embarcadero.spark.read.options import EARLIEST, LATEST, Where
+from embarcadero.spark.write.tasks import Encoded, TaskWriter
 from embarcadero.staging.job_ledger import Fact
 from embarcadero.types import Order
 

@@ -12,8 +12,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
 from embarcadero.errors import BadValue, NotAvailable
-from embarcadero.spark.interpreter import on_this_machine, prepare
-from embarcadero.spark.java import find_java
+from embarcadero.spark.machine import find_java, on_this_machine, prepare
 from embarcadero.spark.versions import check_pyspark
 
 if TYPE_CHECKING:

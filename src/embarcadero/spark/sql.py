@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import runpy
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from embarcadero.client.sync import Log
@@ -56,3 +59,23 @@ def ask(spark: SparkSession, log: Log, query: str, read: str = "durable") -> Dat
         names = ", ".join(sorted(topic.name for topic in log.topics())) or "none"
         hint = f"topics are: {names}; names with dots or dashes need `backticks`"
         raise BadValue(f"this query can't be asked: {first}", hint) from None
+
+
+def run_job(spark: SparkSession, log: Log, file: Path, arguments: list[str]) -> None:
+    """Run a Python file as a program with `spark`, `log` and `brokers` at hand; `sys.argv` has its arguments.
+
+    Whatever it raises is raised here; SystemExit as well.
+    """
+    if not file.is_file():
+        raise BadValue(f"no file {file}", "name a Python file; it finds `spark`, `log` and `brokers` ready")
+    views(spark, log)
+    before, folder = sys.argv, str(file.resolve().parent)
+    sys.argv = [str(file), *arguments]
+    sys.path.insert(0, folder)
+    try:
+        runpy.run_path(
+            str(file), init_globals={"spark": spark, "log": log, "brokers": log.address}, run_name="__main__"
+        )
+    finally:
+        sys.argv = before
+        sys.path.remove(folder)

@@ -20,8 +20,8 @@ from subprocess import TimeoutExpired
 from typing import TYPE_CHECKING, Any, Final
 
 from embarcadero.errors import NotAvailable
-from embarcadero.spark.installed import INSTALL, check_version
-from embarcadero.spark.options import ReadOptions
+from embarcadero.spark.machine import INSTALL_PYSPARK, check_version
+from embarcadero.spark.read.options import ReadOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,7 +46,7 @@ def check_pyspark() -> None:
     try:
         from pyspark import __version__ as found  # not from its metadata: workers of a cluster have none
     except ImportError:
-        raise NotAvailable("PySpark is not installed", INSTALL) from None
+        raise NotAvailable("PySpark is not installed", INSTALL_PYSPARK) from None
     check_version(found)
 
 

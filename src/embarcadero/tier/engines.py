@@ -131,7 +131,7 @@ def chosen_kind(config: TierConfig) -> EngineKind:
     said = config.engine or (EngineKind.SPARK if config.master else "")
     if said == EngineKind.PROCESS:
         return EngineKind.PROCESS
-    from embarcadero.spark.installed import check_installed
+    from embarcadero.spark.machine import check_installed
 
     try:
         check_installed()

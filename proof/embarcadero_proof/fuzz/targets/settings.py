@@ -109,7 +109,7 @@ def _place_file(data: bytes) -> str:
 
 # --- texts ------------------------------------------------------------------------------------------------------------
 def _options(text: str) -> object:
-    from embarcadero.spark.options import read_options
+    from embarcadero.spark.read.options import read_options
 
     pairs = (line.partition("=") for line in text.split("\n"))
     options = {"brokers": "a:1", "topic": "t"} | {name: value for name, _, value in pairs if name}
@@ -117,7 +117,7 @@ def _options(text: str) -> object:
 
 
 def _offset(text: str) -> object:
-    from embarcadero.spark.offsets import parse_stream_offset, spans
+    from embarcadero.spark.read.offsets import parse_stream_offset, spans
 
     try:
         told = json.loads(text)

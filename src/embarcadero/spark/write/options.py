@@ -8,7 +8,7 @@ from typing import Final
 
 from embarcadero.errors import BadValue
 from embarcadero.limits import BATCH_BYTES_DEFAULT, FRAME_BYTES_MAX, WRITE_NAME_BYTES_MAX
-from embarcadero.spark.options import brokers_of, named, topic_of
+from embarcadero.spark.read.options import brokers_of, named, topic_of
 from embarcadero.staging.manifest import EPOCH_MAX
 from embarcadero.wire.compression import COMPRESSIONS
 

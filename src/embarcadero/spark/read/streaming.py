@@ -23,11 +23,21 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from embarcadero.errors import BadValue, EmbarcaderoError, RecordsLost, Trimmed, UnknownTopic
-from embarcadero.spark.offsets import LaneOffset, Offset, Place, Span, StreamOffset, parse_stream_offset, spans
-from embarcadero.spark.options import EARLIEST, GO_ON
-from embarcadero.spark.planning import LaneKey, by_topic, lane_shares, within_bytes
-from embarcadero.spark.reading import checked_options, span_reader
-from embarcadero.spark.tasks import SpanReader
+from embarcadero.spark.read.offsets import LaneOffset, Offset, Place, Span, StreamOffset, parse_stream_offset, spans
+from embarcadero.spark.read.options import EARLIEST, GO_ON
+from embarcadero.spark.read.reading import checked_options, span_reader
+from embarcadero.spark.read.tasks import SpanReader
+from embarcadero.spark.read.view import (
+    Ends,
+    LaneKey,
+    LaneNow,
+    ReadView,
+    TopicNow,
+    Topics,
+    by_topic,
+    lane_shares,
+    within_bytes,
+)
 from embarcadero.spark.versions import (
     ADMISSION_CONTROL,
     ReadAllAvailable,
@@ -36,7 +46,6 @@ from embarcadero.spark.versions import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-from embarcadero.spark.view import Ends, LaneNow, ReadView, TopicNow, Topics
 from embarcadero.types import id_text
 
 _FINE = 16

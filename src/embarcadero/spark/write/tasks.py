@@ -20,9 +20,8 @@ from embarcadero.client.sync import Log, Publisher
 from embarcadero.errors import BadValue
 from embarcadero.limits import DELIVERY_TIMEOUT_S, MIB, STAGED_INLINE_BYTES
 from embarcadero.spark.connections import shared_log
-from embarcadero.spark.routing import Routes
-from embarcadero.spark.shape import Shape
-from embarcadero.spark.write_options import WriteOptions
+from embarcadero.spark.write.options import WriteOptions
+from embarcadero.spark.write.shape import Routes, Shape
 from embarcadero.staging.ledger import ack_of, open_staging
 from embarcadero.staging.manifest import FACTS, REFERENCE, Begun, Inline, Part, Target, check_write, encode_fact
 

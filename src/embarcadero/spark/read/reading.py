@@ -14,14 +14,12 @@ from pyspark.sql.types import StructType
 
 from embarcadero.errors import BadValue, UnknownTopic
 from embarcadero.spark.connections import shared_log
-from embarcadero.spark.filters import Bounds, bounds, understood
-from embarcadero.spark.frame import check_schema, column_names, spark_schema
-from embarcadero.spark.offsets import LaneOffset, Offset, Place, Span, spans
-from embarcadero.spark.options import EARLIEST, LATEST, ReadOptions, read_options
-from embarcadero.spark.planning import LaneKey
-from embarcadero.spark.tasks import SpanReader
+from embarcadero.spark.read.frame import Bounds, bounds, check_schema, column_names, spark_schema, understood
+from embarcadero.spark.read.offsets import LaneOffset, Offset, Place, Span, spans
+from embarcadero.spark.read.options import EARLIEST, LATEST, ReadOptions, read_options
+from embarcadero.spark.read.tasks import SpanReader
+from embarcadero.spark.read.view import Ends, LaneKey, LaneNow, ReadView, TopicView
 from embarcadero.spark.versions import Filter, check_options
-from embarcadero.spark.view import Ends, LaneNow, ReadView, TopicView
 
 _PUSHING: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 

@@ -1,25 +1,44 @@
-"""What a driver asks the log: where its lanes start and end, where a place is, how large a span is."""
+"""What a driver asks the log: where its lanes start and end, where a place is, how large a span is, where to cut it.
+
+The arithmetic of plans (how a limit is shared among lanes, how a lane is cut into tasks) asks nothing.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import numpy as np
 
 from embarcadero.client.results import TopicInfo
 from embarcadero.client.sync import Log
 from embarcadero.errors import BadSchema, BadValue, FuturePosition, Trimmed, UnknownTopic
-from embarcadero.limits import SPARK_TASK_BYTES
+from embarcadero.limits import (
+    SPARK_TASK_BYTES,
+    SPARK_TASK_BYTES_MIN,
+    SPARK_TASKS_MAX,
+    SPARK_TASKS_USUAL,
+)
 from embarcadero.spark.connections import shared_log
-from embarcadero.spark.interpreter import known_cores
-from embarcadero.spark.offsets import Place
-from embarcadero.spark.options import GO_ON, ReadOptions, Where
-from embarcadero.spark.planning import LaneKey, cut_places, finer, shares, task_bytes, tightened
+from embarcadero.spark.machine import known_cores
+from embarcadero.spark.read.offsets import Place
+from embarcadero.spark.read.options import GO_ON, ReadOptions, Where
+from embarcadero.spark.read.tasks import TablePart, table_part
 from embarcadero.types import Cut, Order, Position, Tail
 from embarcadero.wire.schemas import RAW, TopicSchemas
 
+if TYPE_CHECKING:
+    from embarcadero.tier.snapshots import TableFile
+    from embarcadero.tier.table_reads import TopicTable
+
+LaneKey = tuple[str, int]
+"""A lane of a read: the name of its topic, and its number."""
+Key = TypeVar("Key", int, LaneKey)
+Value = TypeVar("Value")
 _TRIES: Final = 4
 """So often pieces are halved to get as many tasks as asked for; then batches are."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -29,6 +48,159 @@ Ends = dict[LaneKey, tuple[Place, Place]]
 """By topic and lane: where a read, or a micro-batch, starts and ends."""
 _Measured = dict[LaneKey, list[Cut]]
 _Cuts = dict[LaneKey, tuple[Place, ...]]
+
+
+def fair_shares(limit: int, waiting: Mapping[str, int]) -> dict[str, int]:
+    """A limit shared among topics evenly: what one does not need goes to the others, so a backlog delays itself only.
+
+    If there is less than one for each, those have it where most waits. Shares add up to the limit, or to all there is.
+    """
+    given: dict[str, int] = {}
+    left = limit
+    for number, topic in enumerate(sorted(waiting, key=lambda topic: (waiting[topic], topic))):
+        given[topic] = min(waiting[topic], left // (len(waiting) - number))
+        left -= given[topic]
+    return given
+
+
+def shares(limit: int, waiting: Mapping[Key, int]) -> dict[Key, int]:
+    """A limit shared among lanes in proportion to what waits there. Shares add up to the limit, or to all there is."""
+    total = sum(waiting.values())
+    if total <= limit:
+        return dict(waiting)
+    exact = {lane: limit * amount for lane, amount in waiting.items()}
+    given = {lane: amount // total for lane, amount in exact.items()}
+    left = limit - sum(given.values())
+    for lane in sorted(exact, key=lambda lane: (-(exact[lane] % total), lane))[:left]:
+        given[lane] += 1
+    return given
+
+
+def lane_shares(limit: int, waiting: Mapping[LaneKey, int]) -> dict[LaneKey, int]:
+    """A limit shared evenly among topics, and a topic's share among its lanes in proportion to what waits there."""
+    found: dict[LaneKey, int] = {}
+    topics = by_topic(waiting)
+    fair = fair_shares(limit, {topic: sum(lanes.values()) for topic, lanes in topics.items()})
+    for topic, lanes in topics.items():
+        found |= {(topic, lane): share for lane, share in shares(fair[topic], lanes).items()}
+    return found
+
+
+def by_topic(values: Mapping[LaneKey, Value]) -> dict[str, dict[int, Value]]:
+    """What is known of lanes, by topic and then by lane."""
+    found: dict[str, dict[int, Value]] = {}
+    for (topic, lane), value in values.items():
+        found.setdefault(topic, {})[lane] = value
+    return found
+
+
+def task_bytes(total: int, tasks_min: int | None, cores: int | None = None) -> int:
+    """How much one task is to read, if so much is read in all: all cores are busy until the end, if they are known."""
+    together = cores or 1
+    usual = -(-SPARK_TASKS_USUAL // together) * together
+    tasks = max(-(-total // SPARK_TASK_BYTES), min(usual, total // SPARK_TASK_BYTES_MIN), 1)
+    if tasks > together:
+        tasks = min(-(-tasks // together) * together, SPARK_TASKS_MAX)
+    bounded = max(SPARK_TASK_BYTES_MIN, -(-total // min(tasks, SPARK_TASKS_MAX)))
+    return bounded if tasks_min is None else max(1, min(bounded, total // tasks_min))
+
+
+def within_bytes(pieces: Sequence[Cut], limit: int) -> Cut:
+    """Where to stop so that no more than `limit` bytes are read, and how many are; at least the first piece is."""
+    end, total = pieces[0], pieces[0].bytes
+    for piece in pieces[1:]:
+        if total + piece.bytes > limit:
+            break
+        end, total = piece, total + piece.bytes
+    return Cut(end.index, end.seq, total)
+
+
+def cut_places(start: Place, stop: Place, pieces: Sequence[Cut]) -> tuple[Place, ...]:
+    """Places strictly between start and stop at which to cut, from measured pieces; thinned out if too many."""
+    by_seq = {cut.seq: cut for cut in reversed(pieces) if start.seq < cut.seq < stop.seq}  # not where no record is
+    inner = [Place(cut.index, cut.seq) for _, cut in sorted(by_seq.items())]
+    every = -(-(len(inner) + 1) // SPARK_TASKS_MAX)
+    return tuple(inner[every - 1 :: every])
+
+
+def tightened(stop: Place, pieces: Sequence[Cut]) -> Place:
+    """The same place without entries before it that have no records."""
+    return next((Place(cut.index, cut.seq) for cut in pieces if cut.seq == stop.seq), stop)
+
+
+def finer(start: Place, stop: Place, cuts: Sequence[Place], tasks_min: int) -> tuple[Place, ...]:
+    """More cuts, inside of batches, if there are fewer tasks than asked for: pieces of one batch are cut by seq."""
+    places = [start, *cuts, stop]
+    single = [number for number in range(len(places) - 1) if places[number].index == places[number + 1].stop - 1]
+    missing = tasks_min - (len(places) - 1)
+    if missing <= 0 or not single:
+        return tuple(cuts)
+    extra = shares(missing, {number: places[number + 1].seq - places[number].seq - 1 for number in single})
+    found: list[Place] = []
+    for number, (low, high) in enumerate(pairwise(places)):
+        parts = extra.get(number, 0) + 1
+        base = low.seq - low.within
+        steps = {low.seq + (high.seq - low.seq) * part // parts for part in range(1, parts)}
+        found += [Place(low.index, seq, seq - base) for seq in sorted(steps)]
+        found += [high]
+    return tuple(found[:-1])
+
+
+def table_pieces(table: TopicTable, lane: int, start: int, stop: int, piece_bytes: int) -> list[Cut]:
+    """Pieces of batches [start, stop): files, and row groups of files that are too large for one piece.
+
+    `stop` is at most the frontier. Bytes are those of files.
+    """
+    found: list[Cut] = []
+    for file in table.files(lane, start, stop):
+        whole = [Cut(file.stop_index, file.stop_seq, file.bytes)]
+        found += whole if file.bytes <= piece_bytes else _row_groups(table, file)
+    joined: list[Cut] = []
+    for cut in found:
+        if cut.index <= start or cut.index > stop:
+            continue
+        if joined and joined[-1].bytes + cut.bytes <= piece_bytes:
+            joined[-1] = Cut(cut.index, cut.seq, joined[-1].bytes + cut.bytes)
+        else:
+            joined.append(cut)
+    return joined
+
+
+def _row_groups(table: TopicTable, file: TableFile) -> list[Cut]:
+    """The row groups of a file. Each has whole batches; the next one's first row tells where one ends."""
+    import pyarrow.parquet as pq
+
+    from embarcadero.tier.storage import reading  # wants PyIceberg, which only tiered topics need
+
+    with table.storage.open(file.path) as stream, reading(file.path):
+        facts = pq.ParquetFile(stream).metadata
+        names = [facts.schema.column(number).path for number in range(facts.num_columns)]
+        place = [names.index("_index"), names.index("_seq")]
+        groups = [facts.row_group(number) for number in range(facts.num_row_groups)]
+        firsts = [[group.column(column).statistics.min for column in place] for group in groups]
+        sizes = [sum(group.column(column).total_compressed_size for column in range(len(names))) for group in groups]
+    ends = [*firsts[1:], [file.stop_index, file.stop_seq]]
+    return [Cut(index, seq, size) for (index, seq), size in zip(ends, sizes, strict=True)]
+
+
+def payload_pieces(table: TopicTable, lane: int, start: int, stop: int, piece_bytes: int, most: int) -> list[Cut]:
+    """The first pieces of batches [start, stop) by the bytes that were published: for limits, which count those."""
+    found: list[Cut] = []
+    last = Cut(*table.tier.frontier(lane), 0)  # if the table has nothing of the span
+    size = 0
+    for group in table.rows(lane, start, stop, ["_index", "_seq", "_size", "_count"]):
+        index, seq, sizes, counts = (column.to_numpy() for column in group.columns)
+        first = np.flatnonzero(np.concatenate(([True], index[1:] != index[:-1])))
+        entries = zip(*(column[first].tolist() for column in (index, seq, sizes, counts)), strict=True)
+        for at, begins, many, count in entries:
+            size += many
+            last = Cut(at + 1, begins + count, size)
+            if size >= piece_bytes:
+                found.append(last)
+                size = 0
+                if len(found) >= most:
+                    return found
+    return [*found, last] if size or not found else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,11 +363,11 @@ class TopicView:
     # --- places -------------------------------------------------------------------------------------------------------
     def place_of(self, lane: int, seq: int) -> Place:
         """The place of a record: in its batch, or behind what is lost there. Raises Trimmed, FuturePosition."""
-        return _place(self.log.position_of(self._topic, seq=seq, lane=lane), seq)
+        return _found_place(self.log.position_of(self._topic, seq=seq, lane=lane), seq)
 
     def place_at_index(self, lane: int, index: int) -> Place:
         """The place of a batch, or behind what is lost there. Raises Trimmed, FuturePosition."""
-        return _place(self.log.position_of(self._topic, index=index, lane=lane))
+        return _found_place(self.log.position_of(self._topic, index=index, lane=lane))
 
     def place_at(self, now: LaneNow, us: int) -> Place:
         """The first batch appended at or after a time; where the lane starts if that was trimmed."""
@@ -203,7 +375,7 @@ class TopicView:
             found = self.log.position_at(self._topic, _EPOCH + timedelta(microseconds=us), lane=now.lane)
         except Trimmed:
             return now.start
-        return min(max(_place(found), now.start), now.end)
+        return min(max(_found_place(found), now.start), now.end)
 
     def resolve(self, where: Where, now: TopicNow, option: str, *, rest: Where) -> dict[int, Place]:
         """The places that an option names, by lane; lanes that it does not name are at `rest`."""
@@ -251,29 +423,24 @@ class TopicView:
     # --- sizes --------------------------------------------------------------------------------------------------------
     def pieces(self, now: TopicNow, lane: int, start: Place, stop: Place, piece: int) -> list[Cut]:
         """Pieces of a span: of its table below the frontier, of brokers from there on."""
-        tier, found = now.about.tier, []
-        frontier = 0 if tier is None else min(tier.frontier(lane)[0], stop.stop)
-        if tier is not None and start.index < frontier:
-            from embarcadero.spark.cold import open_table, table_pieces, table_visible
-
-            if table_visible(tier.id, tier.metadata, self._topic):
-                table = open_table(tier, self.table_properties)
-                found = table_pieces(table, lane, start.index, frontier, piece)
-            else:
-                found = self.log.measure(self._topic, start.index, frontier, piece, lane=lane)
+        table, frontier = self._table_part(now, lane, start, stop)
+        found: list[Cut] = []
+        if table is not None:
+            found = table_pieces(table, lane, start.index, frontier, piece)
+        elif start.index < frontier:
+            found = self.log.measure(self._topic, start.index, frontier, piece, lane=lane)
         return found + self._measured(now, lane, max(start.index, frontier), stop, piece)
+
+    def _table_part(self, now: TopicNow, lane: int, start: Place, stop: Place) -> TablePart:
+        return table_part(now.about.tier, self._topic, lane, start.index, stop.stop, self.table_properties)
 
     def first_pieces(self, now: TopicNow, lane: int, start: Place, stop: Place, piece: int, most: int) -> list[Cut]:
         """The first pieces of a span, by payload bytes as they were published."""
-        tier = now.about.tier
-        frontier = 0 if tier is None else min(tier.frontier(lane)[0], stop.stop)
-        if tier is None or start.index >= frontier:
+        table, frontier = self._table_part(now, lane, start, stop)
+        if start.index >= frontier:
             return self._measured(now, lane, start.index, stop, piece, most)
-        from embarcadero.spark.cold import open_table, payload_pieces, table_visible
-
-        if not table_visible(tier.id, tier.metadata, self._topic):
+        if table is None:
             return self.log.measure(self._topic, start.index, frontier, piece, lane=lane)[:most]
-        table = open_table(tier, self.table_properties)
         return payload_pieces(table, lane, start.index, frontier, piece, most)
 
     def _measured(
@@ -295,7 +462,7 @@ def _tasks(cuts: _Cuts) -> int:
     return sum(len(each) + 1 for each in cuts.values())
 
 
-def _place(found: Position, seq: int | None = None) -> Place:
+def _found_place(found: Position, seq: int | None = None) -> Place:
     """A batch's place, or that of a record in it; what is lost is passed over."""
     if seq is None or seq <= found.seq:
         return Place(found.index, found.seq)

@@ -33,11 +33,10 @@ from embarcadero.errors import (
 )
 from embarcadero.limits import STAGED_INLINE_ALL_BYTES, STAGED_PATIENCE_S, STAGED_SILENT_S
 from embarcadero.spark.connections import shared_log
-from embarcadero.spark.routing import Routes, check_frame
-from embarcadero.spark.shape import Shape, new_columns, shape_of
 from embarcadero.spark.versions import DataSourceStreamArrowWriter, to_arrow
-from embarcadero.spark.write_options import WriteOptions, write_options
-from embarcadero.spark.writing import Encoded, Staged, Stager, TaskWriter, Work
+from embarcadero.spark.write.options import WriteOptions, write_options
+from embarcadero.spark.write.shape import Routes, Shape, check_frame, new_columns, shape_of
+from embarcadero.spark.write.tasks import Encoded, Staged, Stager, TaskWriter, Work
 from embarcadero.staging.commit import commit, drop
 from embarcadero.staging.ledger import TopicLedger, open_home
 from embarcadero.staging.manifest import Manifest, Part, Target

@@ -1,0 +1,1 @@
+"""Reads: a batch or a stream becomes spans, and tasks read these. No code of writes is loaded."""

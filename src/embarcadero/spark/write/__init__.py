@@ -1,0 +1,1 @@
+"""Writes: tasks stage batches, the driver commits them."""
