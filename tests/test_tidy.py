@@ -15,7 +15,7 @@ PROOF = SRC.parent.parent / "proof" / "embarcadero_proof"
 ALL = MODULES + sorted(PROOF.rglob("*.py"))
 
 LAYERS = [
-    {"types", "limits", "errors", "orders", "invariants", "env", "plants", "meters", "steps", "forks"},
+    {"types", "limits", "errors", "orders", "invariants", "env", "plants", "heartbeats", "meters", "steps", "forks"},
     {"config"},
     {"fabric", "wire"},
     {"storage"},
@@ -35,7 +35,7 @@ LAYERS = [
 """A module may import from its own layer and those above it in this list."""
 
 PURE = [
-    *(SRC / "sequencer").glob("*.py"), *(SRC / "replica").glob("*.py"), *(SRC / "broker").rglob("*.py"),
+    *(SRC / "sequencer").rglob("*.py"), *(SRC / "replica").glob("*.py"), *(SRC / "broker").rglob("*.py"),
     *(SRC / "fabric").glob("*.py"),
     *(SRC / "wire").glob("*.py"), *(SRC / "storage").glob("*.py"),
     *(SRC / "client" / "publish" / name for name in ("publisher.py", "losses.py", "batches.py")),

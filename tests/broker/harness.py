@@ -15,7 +15,7 @@ from embarcadero.fabric.epochs import create_epochs
 from embarcadero.fabric.incoherent import IncoherentMemory
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.memory import MemoryStore
-from embarcadero.sequencer.state import Sequencer
+from embarcadero.sequencer.leader.sequencer import Sequencer
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import batch_header, control_frame, payload_crc
 from embarcadero.wire.frames import PROTOCOL_VERSION, FrameKind

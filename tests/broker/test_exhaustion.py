@@ -16,7 +16,7 @@ from embarcadero.config import load
 from embarcadero.errors import FabricFull
 from embarcadero.fabric.layout import ORDER
 from embarcadero.limits import FRAME_TIMEOUT_S, SEND_QUEUE_BYTES_MAX
-from embarcadero.sequencer.sessions import NEVER
+from embarcadero.sequencer.order.sessions import NEVER
 from embarcadero.types import Outcome
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import batch_header, control_frame, payload_crc

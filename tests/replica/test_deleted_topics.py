@@ -8,10 +8,10 @@ import pytest
 
 from embarcadero.fabric.names import checkpoint_region
 from embarcadero.replica import ranges as replica_ranges
-from embarcadero.sequencer.checkpoint import CheckpointWriter
-from embarcadero.sequencer.held import HeldSlots
-from embarcadero.sequencer.order import LaneOrder
-from embarcadero.sequencer.sessions import SessionTable
+from embarcadero.sequencer.order.batches import LaneOrder
+from embarcadero.sequencer.order.checkpoint import CheckpointWriter
+from embarcadero.sequencer.order.reorder import HeldSlots
+from embarcadero.sequencer.order.sessions import SessionTable
 from embarcadero.storage.checkpoints import checkpoints, write_checkpoint
 from embarcadero.storage.layout import lane_folder
 from embarcadero.storage.real import RealDisk

@@ -9,10 +9,10 @@ import pytest
 from embarcadero.fabric.names import checkpoint_region
 from embarcadero.limits import SESSIONS_FILE_BYTES_MAX
 from embarcadero.replica.sessions import CHECKPOINT
-from embarcadero.sequencer.checkpoint import CheckpointWriter, read_checkpoint
-from embarcadero.sequencer.held import HeldSlots
-from embarcadero.sequencer.order import LaneOrder
-from embarcadero.sequencer.sessions import SessionTable
+from embarcadero.sequencer.order.batches import LaneOrder
+from embarcadero.sequencer.order.checkpoint import CheckpointWriter, read_checkpoint
+from embarcadero.sequencer.order.reorder import HeldSlots
+from embarcadero.sequencer.order.sessions import SessionTable
 from embarcadero.storage.checkpoints import checkpoints, newest_checkpoint, write_checkpoint
 from embarcadero.storage.layout import lane_folder
 from embarcadero.storage.real import RealDisk

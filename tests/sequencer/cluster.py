@@ -31,7 +31,7 @@ from embarcadero.fabric.names import EPOCHS_REGION
 from embarcadero.fabric.ring import RingReader, attach_ring, create_ring
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.memory import MemoryStore
-from embarcadero.sequencer.state import Sequencer
+from embarcadero.sequencer.leader.sequencer import Sequencer
 from embarcadero.types import NO_SESSION, EntryKind, Outcome
 from tests.clocks import ManualClock
 

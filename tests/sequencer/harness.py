@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from embarcadero.fabric.layout import OPEN_STRONG, ORDER, PENDING, Entries, join
-from embarcadero.sequencer.control import control, expire
-from embarcadero.sequencer.held import HeldSlots
-from embarcadero.sequencer.order import LaneOrder
-from embarcadero.sequencer.sessions import SessionTable
+from embarcadero.sequencer.order.batches import LaneOrder
+from embarcadero.sequencer.order.control import control, expire
+from embarcadero.sequencer.order.reorder import HeldSlots
+from embarcadero.sequencer.order.sessions import SessionTable
 from embarcadero.types import NO_SESSION, EntryKind, Outcome, Topic
 from tests.sequencer.model import Batch
 

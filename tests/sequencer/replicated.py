@@ -19,9 +19,9 @@ from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.ring import attach_ring
 from embarcadero.fabric.tagged import TaggedReader
 from embarcadero.placement.records import Past
-from embarcadero.sequencer import state
-from embarcadero.sequencer.checkpoint import read_checkpoint
-from embarcadero.sequencer.state import Sequencer
+from embarcadero.sequencer.leader import sequencer
+from embarcadero.sequencer.leader.sequencer import Sequencer
+from embarcadero.sequencer.order.checkpoint import read_checkpoint
 from embarcadero.types import Range, Topic
 from tests.sequencer.cluster import Broker, Cluster, Views
 
@@ -116,13 +116,13 @@ class ReplicatedCluster(Cluster):
     def new_sequencer(self) -> Sequencer:
         self.reigns += 1
         fabric = self.writer(self.host)
-        before, state.DiskPast = state.DiskPast, lambda *_: self.disks  # type: ignore[misc, assignment]
+        before, sequencer.DiskSource = sequencer.DiskSource, lambda *_: self.disks  # type: ignore[misc, assignment]
         try:
             self.sequencer = Sequencer(
                 fabric, self.directory, self.clock, self.bells, self.sizes, self.diary, mirrors=self.mirror_of
             )
         finally:
-            state.DiskPast = before  # type: ignore[misc]
+            sequencer.DiskSource = before  # type: ignore[misc]
         return self.sequencer
 
     def writer(self, host: str) -> Fabric:

@@ -13,11 +13,10 @@ from embarcadero.errors import Corrupt
 from embarcadero.fabric.incoherent import IncoherentMemory, IncoherentRegion
 from embarcadero.fabric.layout import ORDER
 from embarcadero.limits import SESSION_SEQUENCE_MAX
-from embarcadero.sequencer.checkpoint import CheckpointWriter, read_checkpoint, restore
-from embarcadero.sequencer.held import HeldSlots
-from embarcadero.sequencer.order import LaneOrder
-from embarcadero.sequencer.replay import learn_positions, replay
-from embarcadero.sequencer.sessions import FREE, LOST, SessionTable, W
+from embarcadero.sequencer.order.batches import LaneOrder
+from embarcadero.sequencer.order.checkpoint import CheckpointWriter, learn_positions, read_checkpoint, replay, restore
+from embarcadero.sequencer.order.reorder import HeldSlots
+from embarcadero.sequencer.order.sessions import FREE, LOST, SessionTable, W
 from embarcadero.types import NO_INDEX, EntryKind
 from tests.sequencer.harness import OneLane
 from tests.sequencer.test_order_model import KINDS_OF_TOPICS, Pair

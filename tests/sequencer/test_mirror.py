@@ -7,7 +7,7 @@ import pytest
 from embarcadero.fabric.layout import ORDER, SLOTS_OFFSET, RegionKind
 from embarcadero.fabric.ring import create_ring
 from embarcadero.limits import CEILING_AHEAD, PAST_GENERATIONS_MAX
-from embarcadero.sequencer.decisions import control_entry
+from embarcadero.sequencer.order.batches import control_entry
 from embarcadero.types import EntryKind, Outcome, Range
 from tests.sequencer.replicated import ReplicatedCluster
 from tests.sequencer.test_recovery import disks_of, reply

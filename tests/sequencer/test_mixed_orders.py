@@ -9,13 +9,11 @@ import pytest
 
 from embarcadero.fabric.incoherent import IncoherentMemory
 from embarcadero.fabric.layout import LINE, OPEN_STRONG, OPEN_TAKEN, ORDER, seal
-from embarcadero.sequencer.checkpoint import CheckpointWriter, read_checkpoint, restore
-from embarcadero.sequencer.decisions import OpenedFacts, open_entry, opened_facts
-from embarcadero.sequencer.held import HeldSlots
-from embarcadero.sequencer.order import LaneOrder
-from embarcadero.sequencer.sessions import SessionTable
-from embarcadero.sequencer.single import order_one
-from embarcadero.sequencer.takeover import readmit
+from embarcadero.sequencer.leader.takeover import readmit
+from embarcadero.sequencer.order.batches import LaneOrder, OpenedFacts, open_entry, opened_facts, order_one
+from embarcadero.sequencer.order.checkpoint import CheckpointWriter, read_checkpoint, restore
+from embarcadero.sequencer.order.reorder import HeldSlots
+from embarcadero.sequencer.order.sessions import SessionTable
 from embarcadero.types import EntryKind, Order, Outcome
 from tests.sequencer.harness import GAP_MS, OneLane, pending
 

@@ -13,7 +13,7 @@ from embarcadero.fabric.durability import RangeWord
 from embarcadero.fabric.layout import PENDING
 from embarcadero.fabric.names import durable_region
 from embarcadero.limits import CHECKPOINT_S, RANGE_GRACE_S, RANGE_RETRY_S, REPLICA_LAG_S, REPLICA_SILENT_S
-from embarcadero.sequencer import ranges as ranges_module
+from embarcadero.sequencer.ranges import keeper as ranges_module
 from embarcadero.types import EntryKind, Outcome, ReplicaRef
 from embarcadero.wire.messages import AlterTopic
 from embarcadero_proof.bugs.table import injected

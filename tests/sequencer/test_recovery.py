@@ -11,10 +11,10 @@ from embarcadero.fabric.durability import RangeWord
 from embarcadero.fabric.layout import ORDER, RegionKind
 from embarcadero.fabric.ring import create_ring
 from embarcadero.limits import CEILING_AHEAD, CEILING_AHEAD_HANDLES, RECOVERY_REPLIES_S, RECOVERY_STUCK_S
-from embarcadero.sequencer.decisions import control_entry
-from embarcadero.sequencer.recovery import LaneRecovery
-from embarcadero.sequencer.restoring import rows_for
-from embarcadero.sequencer.sessions import SessionTable
+from embarcadero.sequencer.order.batches import control_entry
+from embarcadero.sequencer.order.sessions import SessionTable
+from embarcadero.sequencer.ranges.recovery import LaneRecovery
+from embarcadero.sequencer.ranges.recovery_sources import rows_for
 from embarcadero.types import NO_SESSION, EntryKind, Outcome, Range
 from embarcadero_proof.bugs.table import injected
 from tests.sequencer.cluster import Crash
@@ -488,7 +488,7 @@ def test_more_sessions_than_fit_the_ring_are_fenced_in_portions() -> None:
     end = cluster.sequencer.lanes[lane].order.next_index
     cluster.lines(lane, end, end, end)
     cluster.lose_memory(disks_of(range_))
-    with patch("embarcadero.sequencer.room.Room.controls", return_value=2):
+    with patch("embarcadero.sequencer.order.lane.Room.controls", return_value=2):
         reply(cluster, range_, end, end, end)
         cluster.run(3)
         asked = cluster.brokers[0].request(EntryKind.SESSION_OPEN, lane)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unittest.mock import Mock
 
-from embarcadero.sequencer.replicas import Replicas
+from embarcadero.sequencer.ranges.keeper import Replicas
 from embarcadero.types import ReplicaMember
 
 

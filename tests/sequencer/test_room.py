@@ -8,7 +8,7 @@ import pytest
 
 from embarcadero.fabric.layout import ORDER
 from embarcadero.fabric.ring import attach_ring
-from embarcadero.sequencer import ranges as ranges_module
+from embarcadero.sequencer.ranges import keeper as ranges_module
 from embarcadero.types import EntryKind, Outcome
 from embarcadero_proof.bugs.table import injected
 from tests.sequencer.cluster import SIZES

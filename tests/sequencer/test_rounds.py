@@ -26,8 +26,8 @@ from embarcadero.fabric.layout import (
 from embarcadero.fabric.region import Shape
 from embarcadero.fabric.ring import create_ring
 from embarcadero.limits import BROKER_SILENT_S, CONTROLS_PER_ROUND_MAX
-from embarcadero.sequencer.server import serve_sequencer
-from embarcadero.sequencer.state import Sequencer
+from embarcadero.sequencer.leader.sequencer import Sequencer
+from embarcadero.sequencer.leader.server import serve_sequencer
 from embarcadero.types import NO_SESSION, EntryKind, MemberState, Outcome
 from embarcadero.wire.messages import AlterTopic
 from tests.sequencer.cluster import SIZES, STEP_US, Broker, Cluster, Views

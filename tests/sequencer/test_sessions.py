@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from embarcadero.limits import FENCED_KEPT_S
 from embarcadero.limits import SESSION_WINDOW as W
-from embarcadero.sequencer.control import fence
-from embarcadero.sequencer.sessions import FREE, SessionTable
+from embarcadero.sequencer.order.control import fence
+from embarcadero.sequencer.order.sessions import FREE, SessionTable
 from embarcadero.types import NO_SESSION, EntryKind, Outcome
 from tests.sequencer.harness import OneLane
 

@@ -9,7 +9,7 @@ import pytest
 from embarcadero.fabric.incoherent import IncoherentMemory
 from embarcadero.limits import FENCED_KEPT_S
 from embarcadero.limits import SESSION_WINDOW as W
-from embarcadero.sequencer.checkpoint import CheckpointWriter
+from embarcadero.sequencer.order.checkpoint import CheckpointWriter
 from embarcadero.types import EntryKind, Outcome
 from tests.sequencer.harness import OneLane
 from tests.sequencer.test_checkpoint import rebuilt

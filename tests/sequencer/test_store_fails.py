@@ -8,12 +8,12 @@ import pytest
 
 from embarcadero.errors import Backpressure, DiskFailed, DiskFull, EmbarcaderoError
 from embarcadero.limits import BROKER_SILENT_S, RANGE_RETRY_S
-from embarcadero.sequencer import ranges as ranges_module
-from embarcadero.sequencer.server import _look
+from embarcadero.sequencer.leader.server import _look
+from embarcadero.sequencer.ranges import keeper as ranges_module
 from embarcadero.types import MemberState, Outcome
 from tests.sequencer.replicated import ReplicatedCluster
-from tests.sequencer.test_candidate import AFTER_US, Standing
 from tests.sequencer.test_ranges import filled
+from tests.sequencer.test_standby import AFTER_US, Standing
 
 ERRORS = [Backpressure, DiskFull, DiskFailed]
 READS = ("get", "list", "outline", "transact")

@@ -295,7 +295,7 @@ def test_what_was_ordered_since_is_all_that_is_read_again(monkeypatch: pytest.Mo
     ready = cluster.ready_sequencer()
     cluster.brokers[0].batches(lane, session, 0, 1)
     cluster.run()
-    monkeypatch.setattr("embarcadero.sequencer.takeover.read_lane", None)
+    monkeypatch.setattr("embarcadero.sequencer.leader.takeover.read_lane", None)
     ready.begin()
     cluster.sequencer = ready
     cluster.settle()

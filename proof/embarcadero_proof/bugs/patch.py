@@ -1,6 +1,6 @@
 """Patch functions of the running product: an injected bug is text of one function that is replaced by other text.
 
-    with patched([Edit("embarcadero.sequencer.order:Order.place", "if seen.any():", "if False:")]):
+    with patched([Edit("embarcadero.sequencer.order.batches:Order.place", "if seen.any():", "if False:")]):
         ...
 
 The source of the module is read, the text replaced, the whole compiled, and the code of that one function exchanged

@@ -10,6 +10,7 @@ from embarcadero_proof.bugs.patch import Edit
 
 _ADOPT: Final = "                self._ranges.adopted[tags_of(range_)] = old\n"
 _COUNT: Final = "                self._directory.replace_in_sealed(*tags_of(range_), old, self._me.ref)\n"
+_SOURCES: Final = "embarcadero.sequencer.ranges.recovery_sources:"
 
 BUGS: Final = (
     Bug("durable-before-sync", "a replica's durable line moves before the sync", "P6", bias=POWER,
@@ -30,8 +31,8 @@ BUGS: Final = (
     Bug("checkpoint-above-end", "a session checkpoint on disk speaks of more than is durable", "P1", bias=LATE,
         witnesses=(1,),
         edits=(Edit("embarcadero.replica.sessions:Sessions.look", "copy.log.synced", "NO_INDEX"),
-               Edit("embarcadero.sequencer.past:DiskPast.checkpoint", "at_most, topic", f"{NO_INDEX}, topic"),
-               Edit("embarcadero.sequencer.restoring:_checkpoint", "_last_kept(ranges, index, end)", "index"))),
+               Edit(f"{_SOURCES}DiskSource.checkpoint", "at_most, topic", f"{NO_INDEX}, topic"),
+               Edit(f"{_SOURCES}_checkpoint", "_last_kept(ranges, index, end)", "index"))),
     Bug("trim-too-far", "a replica drops segments above the trim", "P1", bias=TRIMS, witnesses=(0,),
         edits=(Edit("embarcadero.replica.retention:Retention._drop", "drop_below(below)",
                     "drop_below(copy.log.synced)"),)),

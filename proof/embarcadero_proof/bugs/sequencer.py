@@ -7,14 +7,17 @@ from typing import Final
 from embarcadero_proof.bugs.bug import HOLDERS, LOSS, MOVES, REIGNS, ROLE, SEALS, SLOW, STRIKES, WIPES, Bug
 from embarcadero_proof.bugs.patch import Edit
 
-_ORDER: Final = "embarcadero.sequencer.order:LaneOrder"
-_LANE: Final = "embarcadero.sequencer.lane:Lane"
-_CHECKPOINT: Final = "embarcadero.sequencer.checkpoint:"
-_RANGES: Final = "embarcadero.sequencer.ranges:RangeKeeper"
-_RECOVERY: Final = "embarcadero.sequencer.recovery:LaneRecovery"
-_TAKEOVER: Final = "embarcadero.sequencer.takeover:"
-_SEQUENCER: Final = "embarcadero.sequencer.state:Sequencer"
-_CONTROL: Final = "embarcadero.sequencer.control:"
+_ORDER: Final = "embarcadero.sequencer.order.batches:LaneOrder"
+_LANE: Final = "embarcadero.sequencer.order.lane:Lane"
+_CHECKPOINT: Final = "embarcadero.sequencer.order.checkpoint:"
+_RANGES: Final = "embarcadero.sequencer.ranges.keeper:RangeKeeper"
+_RECOVERY: Final = "embarcadero.sequencer.ranges.recovery:LaneRecovery"
+_TAKEOVER: Final = "embarcadero.sequencer.leader.takeover:"
+_SEQUENCER: Final = "embarcadero.sequencer.leader.sequencer:Sequencer"
+_CONTROL: Final = "embarcadero.sequencer.order.control:"
+_BROKERS: Final = "embarcadero.sequencer.leader.brokers:"
+_UPKEEP: Final = "embarcadero.sequencer.leader.upkeep:"
+_ROOM: Final = "embarcadero.sequencer.order.lane:Room"
 _ORDER_AGAIN: Final = """\
         if chosen is not None:
             again = is_open & (table.tag.take(step.slots[: step.came]) == step.seqs[: step.came] + 1)
@@ -63,7 +66,7 @@ BUGS: Final = (
         "pending slots are freed before what they hold is safe",
         "P9",
         witnesses=(14,),
-        edits=(Edit("embarcadero.sequencer.sources:Source.offer", "        return max(0, count)\n", _SLOTS_EARLY),),
+        edits=(Edit(f"{_BROKERS}Source.offer", "        return max(0, count)\n", _SLOTS_EARLY),),
     ),
     Bug(
         "frontier-before-entries",
@@ -114,7 +117,7 @@ BUGS: Final = (
         "P3",
         bias=REIGNS,
         witnesses=(90_000,),
-        edits=(Edit("embarcadero.sequencer.replay:_replay_control", "order.all_strong or strong", "order.all_strong"),),
+        edits=(Edit(f"{_CHECKPOINT}_replay_control", "order.all_strong or strong", "order.all_strong"),),
     ),
     Bug(
         "weak-held",
@@ -177,7 +180,7 @@ BUGS: Final = (
         ROLE,
         bias=SLOW,
         witnesses=(43,),
-        edits=(Edit("embarcadero.sequencer.room:Room._bound", "min(self.durable + self._lap, index)", "index"),),
+        edits=(Edit(f"{_ROOM}._bound", "min(self.durable + self._lap, index)", "index"),),
     ),
     Bug(
         "reissue-left-out",
@@ -199,8 +202,8 @@ BUGS: Final = (
         edits=(
             Edit(
                 f"{_TAKEOVER}Legacy.__init__",
-                'read_held(fabric, held_region(epoch))',
-                'read_held(fabric, held_region(epoch))[:0]',
+                "read_held(fabric, held_region(epoch))",
+                "read_held(fabric, held_region(epoch))[:0]",
             ),
         ),
     ),
@@ -252,9 +255,7 @@ BUGS: Final = (
         "P9",
         bias=REIGNS,
         witnesses=(2, 1),
-        edits=(
-            Edit("embarcadero.sequencer.sweeping:Sweeper._left", "generation_holds()", "generation_holds() and False"),
-        ),
+        edits=(Edit(f"{_UPKEEP}Sweeper._left", "generation_holds()", "generation_holds() and False"),),
     ),
     Bug(
         "deleted-ring-left",
@@ -339,6 +340,6 @@ BUGS: Final = (
         "ceiling-ignored",
         "positions are handed out that the store has not reserved",
         test="tests/sequencer/test_room.py",
-        edits=(Edit("embarcadero.sequencer.room:Room._bound", "self.ceiling", "((1 << 64) - 1, (1 << 64) - 1)"),),
+        edits=(Edit(f"{_ROOM}._bound", "self.ceiling", "((1 << 64) - 1, (1 << 64) - 1)"),),
     ),
 )

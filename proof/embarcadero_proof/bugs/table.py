@@ -22,7 +22,7 @@ BUGS: Final[dict[str, Bug]] = {
 
 
 _BY_ROUNDS: Final = Edit(
-    "embarcadero.sequencer.single:order_one", "    row = session", "    return None\n    row = session"
+    "embarcadero.sequencer.order.batches:order_one", "    row = session", "    return None\n    row = session"
 )
 """Rounds of one batch go the way of all others, where most bugs are injected."""
 ACTIVE: Final[set[str]] = set()

@@ -19,7 +19,7 @@ from embarcadero.fabric.epochs import create_epochs
 from embarcadero.fabric.region import Bytes, Shape, check_name, read_superblock, write_superblock
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.memory import MemoryStore
-from embarcadero.sequencer.state import Sequencer
+from embarcadero.sequencer.leader.sequencer import Sequencer
 from embarcadero.types import ReplicaRef
 from embarcadero.wire import messages
 from embarcadero.wire.codec import control_frame

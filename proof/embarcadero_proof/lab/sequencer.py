@@ -36,8 +36,8 @@ from embarcadero.invariants import invariant
 from embarcadero.limits import KIB, SESSION_WINDOW
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.memory import MemoryStore
-from embarcadero.sequencer.server import keep_freed_memory
-from embarcadero.sequencer.state import Sequencer
+from embarcadero.sequencer.leader.sequencer import Sequencer
+from embarcadero.sequencer.leader.server import keep_freed_memory
 from embarcadero.types import NO_SESSION, EntryKind, Member, Outcome
 from embarcadero_proof.lab.settings import Settings
 from embarcadero_proof.lab.team import Seat, alone

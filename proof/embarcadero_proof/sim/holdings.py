@@ -15,7 +15,7 @@ from embarcadero.types import Range, TopicLane
 if TYPE_CHECKING:
     from embarcadero.broker.broker import Broker
     from embarcadero.replica.state import Replica
-    from embarcadero.sequencer.state import Sequencer
+    from embarcadero.sequencer.leader.sequencer import Sequencer
 
 _BROKER: Final = (
     "_attached", "_lanes", "connections.*.lanes", "connections.*.opened", "connections.*.reading",

@@ -19,8 +19,8 @@ from embarcadero.errors import DiskFailed, DiskFull, WrongFolder
 from embarcadero.limits import HELLO_TIMEOUT_S
 from embarcadero.placement.directory import Directory
 from embarcadero.replica.state import Replica
-from embarcadero.sequencer.candidate import Candidate
-from embarcadero.sequencer.state import Sequencer
+from embarcadero.sequencer.leader.sequencer import Sequencer
+from embarcadero.sequencer.leader.standby import Candidate
 from embarcadero.storage.identity import open_folder
 from embarcadero.types import Member, ReplicaMember
 from embarcadero_proof.sim.history import EpochStarted, RoleFailed, Sampled

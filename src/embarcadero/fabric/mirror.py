@@ -20,7 +20,7 @@ to the mirror, and only then copies them to the first fabric and writes them bac
 Regions are made in the mirror first and removed there first: a region of the first fabric that anybody needs is in
 both. A crash in between leaves a region that nobody knows of in the mirror, or one that is removed again in the first.
 Payload logs are not mirrored: they are what makes a fabric large, and what is durable is on disks. After a loss the
-next generation's sequencer reads the mirror (`sequencer/remains.py`) and knows where every lane ended; payloads that
+next generation's sequencer reads the mirror (`ranges/recovery_sources.py`) and knows where lanes ended; payloads that
 were on no disk are gone, and their publishers are told.
 
 The mirror is only as good as its place: a folder on another memory module, which outlives the first one and the

@@ -51,7 +51,7 @@ from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
 from embarcadero.replica.server import serve_replica
 from embarcadero.replica.state import Replica
-from embarcadero.sequencer.server import serve_candidate
+from embarcadero.sequencer.leader.server import serve_candidate
 from embarcadero.storage.identity import open_folder
 from embarcadero.storage.real import RealDisk
 from embarcadero.types import ReplicaMember

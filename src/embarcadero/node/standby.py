@@ -26,10 +26,10 @@ from embarcadero.node.roles import candidate_role
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
 from embarcadero.placement.liveness import process_mark
-from embarcadero.sequencer.candidate import Candidate
-from embarcadero.sequencer.remains import Mirrors
-from embarcadero.sequencer.state import Sequencer, give_up_epoch
-from embarcadero.sequencer.takeover import rehearse
+from embarcadero.sequencer.leader.sequencer import Sequencer, give_up_epoch
+from embarcadero.sequencer.leader.standby import Candidate
+from embarcadero.sequencer.leader.takeover import rehearse
+from embarcadero.sequencer.ranges.recovery_sources import Mirrors
 from embarcadero.storage.real import RealDisk
 from embarcadero.types import ReplicaMember
 from embarcadero.watch.logs import LogJournal

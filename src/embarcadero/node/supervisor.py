@@ -30,6 +30,7 @@ from embarcadero.config import Config
 from embarcadero.errors import BadValue, ClusterError, EmbarcaderoError, FabricFull
 from embarcadero.fabric.epochs import create_epochs
 from embarcadero.fabric.layout import ORDER
+from embarcadero.heartbeats import Pulses
 from embarcadero.limits import (
     DRAIN_S_MAX,
     GOODBYE_S_MAX,
@@ -64,7 +65,6 @@ from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
 from embarcadero.placement.liveness import ticks_if_stopped
 from embarcadero.placement.records import Past
-from embarcadero.sequencer.pulses import Pulses
 from embarcadero.storage.identity import adopt_folder
 from embarcadero.storage.real import RealDisk
 from embarcadero.types import Member, MemberState, ReplicaMember, ReplicaState

@@ -20,7 +20,7 @@ from embarcadero.fabric.tagged import TaggedWriter
 from embarcadero.limits import BROKER_LANES_FIRST
 from embarcadero.replica.copies import Copy
 from embarcadero.replica.counters import ReplicaCounters
-from embarcadero.sequencer.checkpoint import newest_index, read_checkpoint
+from embarcadero.sequencer.order.checkpoint import newest_index, read_checkpoint
 from embarcadero.steps import Step
 from embarcadero.storage.checkpoints import (
     drop_foreign,

@@ -33,8 +33,8 @@ from embarcadero.fabric.ring import RingReader
 from embarcadero.fabric.shared import SharedFabric, SharedRegion
 from embarcadero.fabric.tagged import COUNT_LINE, FIRST_LINE
 from embarcadero.limits import FRONTIER_BYTES, LANES_MAX, LINE_BYTES
-from embarcadero.sequencer.checkpoint import read_checkpoint
-from embarcadero.sequencer.held import read_held
+from embarcadero.sequencer.order.checkpoint import read_checkpoint
+from embarcadero.sequencer.order.reorder import read_held
 from embarcadero.types import NO_HANDLE, NO_INDEX, NO_SESSION, EntryKind, Outcome
 
 Facts = dict[str, Any]

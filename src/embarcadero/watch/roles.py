@@ -17,9 +17,9 @@ from embarcadero.env import Clock
 from embarcadero.limits import HEARTBEAT_S, SILENT_S
 from embarcadero.replica.health import Trouble, health_in_words
 from embarcadero.replica.state import Replica
-from embarcadero.sequencer.lane import Lane
-from embarcadero.sequencer.sessions import FENCED, NEVER, OPEN
-from embarcadero.sequencer.state import Sequencer
+from embarcadero.sequencer.leader.sequencer import Sequencer
+from embarcadero.sequencer.order.lane import Lane
+from embarcadero.sequencer.order.sessions import FENCED, NEVER, OPEN
 from embarcadero.types import Outcome
 from embarcadero.watch.metrics import Page
 

@@ -19,8 +19,8 @@ from embarcadero.fabric.names import (
     pending_region,
     results_region,
 )
-from embarcadero.sequencer.decisions import opened_facts
-from embarcadero.sequencer.held import read_held
+from embarcadero.sequencer.order.batches import opened_facts
+from embarcadero.sequencer.order.reorder import read_held
 from embarcadero.types import REQUEST_OUTCOMES, EntryKind, Member, Order, Topic, TopicLane
 from embarcadero.watch.regions import Facts, ReadOnlyFabric, ring_of, rows, valid_entries
 from embarcadero.watch.segments import Disks

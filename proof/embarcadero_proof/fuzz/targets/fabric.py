@@ -20,10 +20,10 @@ from embarcadero.fabric.region import Bytes
 from embarcadero.fabric.ring import RingReader
 from embarcadero.fabric.tagged import TaggedReader
 from embarcadero.limits import LINE_BYTES, MIB
-from embarcadero.sequencer.checkpoint import parse_checkpoint, read_checkpoint
-from embarcadero.sequencer.held import HeldSlots
-from embarcadero.sequencer.order import LaneOrder
-from embarcadero.sequencer.takeover import Legacy, readmit
+from embarcadero.sequencer.leader.takeover import Legacy, readmit
+from embarcadero.sequencer.order.batches import LaneOrder
+from embarcadero.sequencer.order.checkpoint import parse_checkpoint, read_checkpoint
+from embarcadero.sequencer.order.reorder import HeldSlots
 from embarcadero.types import Member, Order, Topic
 from embarcadero.watch.regions import RINGS, check_shape, read_region
 from embarcadero.wire.codec import payload_crc

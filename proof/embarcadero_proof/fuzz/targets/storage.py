@@ -12,10 +12,10 @@ import numpy as np
 from embarcadero.errors import EmbarcaderoError
 from embarcadero.fabric.layout import ORDER, Entries, seal
 from embarcadero.limits import LINE_BYTES, SCAN_BYTES, SESSIONS_PER_TOPIC_MAX
-from embarcadero.sequencer.checkpoint import CheckpointWriter, parse_checkpoint, read_checkpoint, restore
-from embarcadero.sequencer.held import HeldSlots
-from embarcadero.sequencer.order import LaneOrder
-from embarcadero.sequencer.sessions import SessionTable
+from embarcadero.sequencer.order.batches import LaneOrder
+from embarcadero.sequencer.order.checkpoint import CheckpointWriter, parse_checkpoint, read_checkpoint, restore
+from embarcadero.sequencer.order.reorder import HeldSlots
+from embarcadero.sequencer.order.sessions import SessionTable
 from embarcadero.storage import checkpoints, layout
 from embarcadero.storage.identity import IDENTITY_FILE, Identity, open_folder, read_identity
 from embarcadero.storage.range_log import RangeLog

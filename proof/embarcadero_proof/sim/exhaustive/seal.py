@@ -16,9 +16,7 @@ from embarcadero.fabric.frontier import FrontierWriter
 from embarcadero.fabric.layout import frontier_offset
 from embarcadero.fabric.names import EPOCHS_REGION, durable_region, ranges_region
 from embarcadero.fabric.tagged import FIRST_LINE, TaggedWriter
-from embarcadero.sequencer.counters import SequencerCounters
-from embarcadero.sequencer.ranges import Kept, RangeKeeper
-from embarcadero.sequencer.replicas import Replicas
+from embarcadero.sequencer.ranges.keeper import Kept, RangeKeeper, Replicas, SequencerCounters
 from embarcadero.types import Range, ReplicaRef, Topic
 from embarcadero_proof.bugs.table import is_injected
 from embarcadero_proof.sim.exhaustive.actor import Lines, Play, Stage

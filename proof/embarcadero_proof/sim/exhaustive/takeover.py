@@ -39,15 +39,12 @@ from embarcadero.fabric.names import EPOCHS_REGION, order_region, results_region
 from embarcadero.fabric.region import Fabric, Shape
 from embarcadero.fabric.ring import RingReader, RingWriter, create_ring
 from embarcadero.invariants import invariant
-from embarcadero.sequencer.brokers import Brokers
-from embarcadero.sequencer.decisions import OpenedFacts, open_entry
-from embarcadero.sequencer.held import HeldSlots, create_held
-from embarcadero.sequencer.lane import Lane
-from embarcadero.sequencer.order import LaneOrder
-from embarcadero.sequencer.sessions import SessionTable
-from embarcadero.sequencer.single import order_line, result_line
-from embarcadero.sequencer.sources import Source
-from embarcadero.sequencer.takeover import Foreseen, Legacy, read_lane
+from embarcadero.sequencer.leader.brokers import Brokers, Source
+from embarcadero.sequencer.leader.takeover import Foreseen, Legacy, read_lane
+from embarcadero.sequencer.order.batches import LaneOrder, OpenedFacts, open_entry, order_line, result_line
+from embarcadero.sequencer.order.lane import Lane
+from embarcadero.sequencer.order.reorder import HeldSlots, create_held
+from embarcadero.sequencer.order.sessions import SessionTable
 from embarcadero.types import EntryKind, Member, Topic
 from embarcadero_proof.bugs.table import is_injected
 from embarcadero_proof.sim.exhaustive.actor import Lines, Play, Stage

@@ -9,6 +9,8 @@ very place; only then does the word name it. Positions never move, and ordering 
 
 A successor adopts open ranges as they are in the store: whatever a replica appended is in the successor's order too,
 since replicas append only while no later epoch is open.
+
+Which replicas can be relied on, as the sequencer sees it: by the store's word, heartbeat, and health.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from embarcadero.fabric.layout import ORDER
 from embarcadero.fabric.names import durable_region
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.ring import RingReader, attach_ring
+from embarcadero.heartbeats import Pulses
 from embarcadero.limits import (
     CEILING_AHEAD,
     CEILING_AHEAD_HANDLES,
@@ -42,15 +45,15 @@ from embarcadero.limits import (
     REPLICA_LAG_S,
     REPLICA_LAG_SHARE,
     REPLICA_LATE_S,
+    REPLICA_SILENT_S,
     SEALS_PER_LOOK_MAX,
 )
+from embarcadero.meters import COUNTS, LATENCY_US, Histogram
 from embarcadero.placement.directory import Directory
-from embarcadero.sequencer.counters import SequencerCounters
-from embarcadero.sequencer.lane import Lane
-from embarcadero.sequencer.replicas import Replicas
-from embarcadero.sequencer.sessions import TAKEN
+from embarcadero.sequencer.order.lane import Lane
+from embarcadero.sequencer.order.sessions import TAKEN
 from embarcadero.steps import Step
-from embarcadero.types import Range, ReplicaRef, Topic, TopicLane
+from embarcadero.types import Range, ReplicaMember, ReplicaRef, ReplicaState, Topic, TopicLane
 
 _LOOK_US: Final = 20_000
 _MEMBERS_US: Final = 100_000
@@ -60,6 +63,19 @@ _TARGET: Final = 1
 
 def _us(seconds: float) -> int:
     return int(seconds * 1_000_000)
+
+
+class SequencerCounters:
+    """Counters of one reign."""
+
+    def __init__(self) -> None:
+        self.rounds = self.entries = 0
+        self.round_us = Histogram(LATENCY_US)  # of rounds with work
+        self.round_entries = Histogram(COUNTS)
+        self.brokers_closed = 0
+        self.seals = self.seals_failed = 0  # ranges that were sealed and replaced, in this reign
+        self.recovered = 0  # lanes that a restart brought back
+        self.recovery_us = 0  # from the start of the reign to the last lane that came back
 
 
 @dataclass(slots=True, eq=False)
@@ -488,3 +504,63 @@ class RangeKeeper:
         if lane.room is not None:
             lane.room.raise_to(*self._directory.ceiling(number))
             lane.order.table.handles_reserved = min(TAKEN, self._directory.handle_ceiling(number))
+
+
+_SILENT_US: Final = int(REPLICA_SILENT_S * 1_000_000)
+_UNHEALTHY: Final = 7
+"""Bits of a health word that speak of the whole disk. A replica that repairs one copy serves the others."""
+
+
+class Replicas:
+    """All replica incarnations of the store. A heartbeat counts by our clock alone: theirs may be anything."""
+
+    def __init__(self, lines: DurableLines, now_us: int) -> None:
+        self._lines, self._now_us = lines, now_us
+        self._pulses = Pulses[ReplicaRef]()
+        self.members: list[ReplicaMember] = []
+        self.good: set[ReplicaRef] = set()
+        self.why: dict[ReplicaRef, str] = {}  # what is wrong with the others
+
+    def update(self, members: list[ReplicaMember]) -> set[ReplicaRef]:
+        """The store's word has changed. Returns incarnations that it lists no more; some came and went since."""
+        listed = {member.ref for member in members}
+        gone = {member.ref for member in self.members} - listed
+        newest = {member.replica: member.incarnation for member in self.members}  # oldest first: the newest stays
+        known = {(ref.replica, ref.incarnation) for ref in listed}
+        for replica, last in {member.replica: member.incarnation for member in members}.items():
+            unseen = range(newest.get(replica, last) + 1, last)
+            gone |= {ReplicaRef(replica=replica, incarnation=n, disk="") for n in unseen if (replica, n) not in known}
+        self.members = members
+        self._pulses.keep(listed)
+        return gone
+
+    def look(self, now_us: int) -> None:
+        """Look at everybody's heartbeat and health."""
+        self._now_us = now_us
+        found = {member.ref: self._problem(member) for member in self.members}
+        self.good = {ref for ref, problem in found.items() if not problem}
+        self.why = {ref: problem for ref, problem in found.items() if problem}
+
+    def problem(self, ref: ReplicaRef) -> str:
+        """What is wrong with one incarnation; empty when nothing is."""
+        return "" if ref in self.good else self.why.get(ref, "gone")
+
+    def avoided(self) -> set[int]:
+        """Numbers of replicas whose newest incarnation the store takes for live, but that we see failing."""
+        newest = {member.replica: member for member in self.members if member.state is not ReplicaState.DEAD}
+        return {number for number, member in newest.items() if member.ref not in self.good}
+
+    def live(self) -> list[ReplicaMember]:
+        """Incarnations that the store takes for live, draining ones too."""
+        return [member for member in self.members if member.state is not ReplicaState.DEAD]
+
+    def _problem(self, member: ReplicaMember) -> str:
+        if member.state is not ReplicaState.LIVE:
+            return str(member.state.value)
+        table = self._lines.of(member.ref)
+        beat = table.heartbeat.load() if table is not None else 0
+        if self._pulses.silent_us(member.ref, beat, self._now_us) > _SILENT_US:
+            return "silent"
+        if table is not None and (health := table.health.load() & _UNHEALTHY):
+            return f"unhealthy ({health})"
+        return ""

@@ -32,7 +32,6 @@ from embarcadero.fabric.layout import (
     frontier_offset,
     join,
     pick,
-    sealed,
 )
 from embarcadero.fabric.names import (
     broker_frontiers_region,
@@ -44,13 +43,13 @@ from embarcadero.fabric.names import (
 )
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.ring import RingReader, attach_ring
-from embarcadero.sequencer.checkpoint import read_checkpoint, restore
-from embarcadero.sequencer.control import attach
-from embarcadero.sequencer.held import HeldSlots, Slots, read_held
-from embarcadero.sequencer.order import LaneOrder
-from embarcadero.sequencer.replay import learn_positions, replay
-from embarcadero.sequencer.sessions import OPEN, SessionTable, W
-from embarcadero.sequencer.sources import BrokerLegacy, ResultsRead
+from embarcadero.sequencer.leader.brokers import BrokerLegacy, ResultsRead
+from embarcadero.sequencer.order.batches import LaneOrder
+from embarcadero.sequencer.order.checkpoint import learn_positions, read_checkpoint, replay, restore
+from embarcadero.sequencer.order.control import attach
+from embarcadero.sequencer.order.lane import valid_from, valid_suffix
+from embarcadero.sequencer.order.reorder import HeldSlots, Slots, read_held
+from embarcadero.sequencer.order.sessions import OPEN, SessionTable, W
 from embarcadero.steps import Step
 from embarcadero.types import NO_HANDLE, Member, MemberState, Topic
 
@@ -216,19 +215,6 @@ def rehearse(
     legacy, held = Legacy(fabric, epoch, members), HeldSlots(sizes.held_slots)
     for topic in topics[:_REHEARSED_LANES]:
         legacy.lane(topic, sizes, held, now_us)
-
-
-def valid_from(ring: RingReader, start: int) -> Entries:
-    """The valid contiguous entries from `start` on."""
-    return join([np.empty(0, dtype=ORDER), *ring.valid_runs(start)])
-
-
-def valid_suffix(ring: RingReader, start: int, end: int) -> Entries:
-    """The longest run of valid entries that ends at `end`."""
-    entries = ring.load(start, end)
-    wrong = (entries[ring.commit] != np.arange(start, end, dtype=np.uint64)) | ~sealed(entries)
-    bad = np.flatnonzero(wrong)
-    return entries[bad[-1] + 1 :] if len(bad) else entries
 
 
 def readmit(orders: dict[int, LaneOrder], held: HeldSlots, waiting: Entries, now_us: int) -> Slots:

@@ -16,9 +16,9 @@ from embarcadero.fabric.region import Fabric, Region, Shape
 from embarcadero.limits import EPOCHS_AHEAD_MAX
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.memory import MemoryStore
-from embarcadero.sequencer.candidate import Candidate
-from embarcadero.sequencer.server import serve_candidate
-from embarcadero.sequencer.state import Sequencer, give_up_epoch
+from embarcadero.sequencer.leader.sequencer import Sequencer, give_up_epoch
+from embarcadero.sequencer.leader.server import serve_candidate
+from embarcadero.sequencer.leader.standby import Candidate
 from tests.clocks import ManualClock
 
 AFTER_US = 2_000_000

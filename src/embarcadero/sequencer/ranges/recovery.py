@@ -19,26 +19,37 @@ and sessions go on as they were.
     begun before  ->                    read                              -> begin   (the one who sealed it is gone)
 
 Until a lane has begun, what comes for it is answered BACKPRESSURE.
+
+Ranges of lanes that brokers write.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
 from embarcadero.env import NO_STEPS, Journal, Steps, Workers
 from embarcadero.errors import EmbarcaderoError
+from embarcadero.fabric.region import Fabric
 from embarcadero.limits import RECOVERY_REPLIES_S, RECOVERY_RETRY_S, RECOVERY_STUCK_S
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.records import Saved
-from embarcadero.sequencer.held import HeldSlots
-from embarcadero.sequencer.order import LaneOrder
-from embarcadero.sequencer.ranges import RangeKeeper
-from embarcadero.sequencer.remains import LaneRemains, Mirrors, Remains, told_by
-from embarcadero.sequencer.restoring import Past, fence_all, restore_lane, seq_at_end
+from embarcadero.sequencer.order.batches import LaneOrder
+from embarcadero.sequencer.order.reorder import HeldSlots
+from embarcadero.sequencer.ranges.keeper import RangeKeeper
+from embarcadero.sequencer.ranges.recovery_sources import (
+    LaneRemains,
+    Mirrors,
+    RecoverySource,
+    Remains,
+    fence_all,
+    restore_lane,
+    seq_at_end,
+    told_by,
+)
 from embarcadero.steps import Step
-from embarcadero.types import Range, ReplicaRef, Topic, TopicLane
+from embarcadero.types import Member, Range, ReplicaRef, Topic, TopicLane
 
 _REPLIES_US: Final = int(RECOVERY_REPLIES_S * 1_000_000)
 _SOON_US: Final = 20_000
@@ -348,7 +359,7 @@ class Recovery:
         directory: Directory,
         epoch: int,
         keeper: RangeKeeper,
-        past: Past,
+        past: RecoverySource,
         workers: Workers,
         journal: Journal,
         held: HeldSlots,
@@ -403,3 +414,40 @@ class Recovery:
         for member in self.keeper.replicas.live():
             if member.replica in named:
                 self.keeper.ring(member.ref)
+
+
+class BrokerRanges:
+    """Sees to it that every lane of a broker with an open range is looked after, or recovered."""
+
+    def __init__(self, fabric: Fabric, directory: Directory, keeper: RangeKeeper, recovery: Recovery) -> None:
+        self._fabric, self._directory, self._keeper, self._recovery = fabric, directory, keeper, recovery
+        self._over: set[int] = set()  # lanes whose last range is sealed
+
+    def update(self, topics: Mapping[int, Topic], members: Sequence[Member], now_us: int) -> None:
+        """Take note of what the store has."""
+        mine = {number: topic for number, topic in topics.items() if topic.replicas and topic.order in (0, 1)}
+        lanes = {lane.lane: lane for lane in self._directory.lanes() if lane.topic in mine} if mine else {}
+        ours = [number for number, kept in self._keeper.kept.items() if kept.broker_lane is not None]
+        for number in ours:
+            if number not in lanes:
+                self._keeper.drop(number)
+        for number in [number for number in self._recovery.lanes if number not in lanes and number not in topics]:
+            self._recovery.drop(number)
+        self._keeper.keep_only(topics.keys() | lanes.keys())
+        self._over &= lanes.keys()
+        here = {(member.broker, member.incarnation) for member in members}
+        for number, lane in lanes.items():
+            topic = mine[lane.topic]
+            if number in self._keeper.kept:
+                self._keeper.follow(number, topic, lane)
+            elif number not in self._over and number not in self._recovery.lanes:
+                self._begin(lane, topic, (lane.broker, lane.incarnation) in here, now_us)
+
+    def _begin(self, lane: TopicLane, topic: Topic, here: bool, now_us: int) -> None:
+        range_ = self._directory.open_range(lane.lane)
+        if range_ is None:
+            self._over.add(lane.lane)
+        elif here or self._fabric.exists(lane.region):
+            self._keeper.keep(range_, topic, broker_lane=lane)
+        else:
+            self._recovery.add(topic, self._directory.ranges(lane.lane), lane, now_us)

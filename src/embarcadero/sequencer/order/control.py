@@ -12,9 +12,8 @@ import numpy as np
 
 from embarcadero.fabric.layout import OPEN_STRONG, Entries, pick
 from embarcadero.limits import ABANDONED_S, EXPIRED_PER_ROUND_MAX, FENCED_KEPT_S
-from embarcadero.sequencer.decisions import OpenedFacts, control_entry, open_entry
-from embarcadero.sequencer.order import LaneOrder
-from embarcadero.sequencer.sessions import FENCED, LOST, NEVER, OPEN, TAKEN, W_MASK, Ints, W
+from embarcadero.sequencer.order.batches import LaneOrder, OpenedFacts, control_entry, open_entry
+from embarcadero.sequencer.order.sessions import FENCED, LOST, NEVER, OPEN, TAKEN, W_MASK, Ints, W
 from embarcadero.types import NO_SESSION, EntryKind, Order, Outcome
 
 _KEPT_US: Final = FENCED_KEPT_S * 1_000_000

@@ -15,8 +15,8 @@ import numpy as np
 
 from embarcadero.errors import LATER, FabricFull
 from embarcadero.limits import HAND_OVER_S_MAX, MIB
-from embarcadero.sequencer.candidate import Candidate
-from embarcadero.sequencer.state import Sequencer
+from embarcadero.sequencer.leader.sequencer import Sequencer
+from embarcadero.sequencer.leader.standby import Candidate
 
 _WAIT_S_FIRST: Final = 0.002
 _DRAIN_WAIT_S: Final = 0.005

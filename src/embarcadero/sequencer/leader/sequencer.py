@@ -44,26 +44,17 @@ from embarcadero.fabric.region import Fabric, Shape
 from embarcadero.limits import HEARTBEAT_S
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.store import NOT_SEEN, rested_us
-from embarcadero.sequencer.broker_lanes import BrokerRanges
-from embarcadero.sequencer.brokers import Brokers
-from embarcadero.sequencer.control import detach_broker, fence
-from embarcadero.sequencer.counters import SequencerCounters
-from embarcadero.sequencer.decisions import Decisions
-from embarcadero.sequencer.draining import Drain
-from embarcadero.sequencer.held import HeldSlots, Slots, create_held
-from embarcadero.sequencer.lane import Lane
-from embarcadero.sequencer.order import LaneOrder
-from embarcadero.sequencer.past import DiskPast
-from embarcadero.sequencer.ranges import RangeKeeper
-from embarcadero.sequencer.recovery import Recovered, Recovery
-from embarcadero.sequencer.remains import Mirrors
-from embarcadero.sequencer.restoring import Past
-from embarcadero.sequencer.room import Room
-from embarcadero.sequencer.sessions import NEVER, SessionTable
-from embarcadero.sequencer.single import is_batch, result_line
-from embarcadero.sequencer.sources import Source, take_plain
-from embarcadero.sequencer.sweeping import Sweeper
-from embarcadero.sequencer.takeover import Foreseen, Legacy, read_lane, readmit
+from embarcadero.sequencer.leader.brokers import Brokers, Source, take_plain
+from embarcadero.sequencer.leader.takeover import Foreseen, Legacy, read_lane, readmit
+from embarcadero.sequencer.leader.upkeep import Drain, Sweeper
+from embarcadero.sequencer.order.batches import Decisions, LaneOrder, is_batch, result_line
+from embarcadero.sequencer.order.control import detach_broker, fence
+from embarcadero.sequencer.order.lane import Lane, Room
+from embarcadero.sequencer.order.reorder import HeldSlots, Slots, create_held
+from embarcadero.sequencer.order.sessions import NEVER, SessionTable
+from embarcadero.sequencer.ranges.keeper import RangeKeeper, SequencerCounters
+from embarcadero.sequencer.ranges.recovery import BrokerRanges, Recovered, Recovery
+from embarcadero.sequencer.ranges.recovery_sources import DiskSource, Mirrors, RecoverySource
 from embarcadero.steps import Step
 from embarcadero.types import (
     BATCH_KIND,
@@ -118,7 +109,7 @@ class Sequencer:
         `begins`: at once; else it is ready, and `begin` is called before anything else.
         """
         self.settings, self._steps, self._mirrors = settings, steps or NO_STEPS, mirrors
-        self._past: Past = DiskPast(lambda: self.ranges.replicas.members, disks)
+        self._past: RecoverySource = DiskSource(lambda: self.ranges.replicas.members, disks)
         self._workers = workers or Inline()
         self._fabric, self._directory, self._clock, self._bell, self._sizes = fabric, directory, clock, bell, sizes
         self.deposed = False

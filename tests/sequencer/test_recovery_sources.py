@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from embarcadero.errors import BadSegment
-from embarcadero.sequencer.past import DiskPast
+from embarcadero.sequencer.ranges.recovery_sources import DiskSource
 from embarcadero.storage.checkpoints import write_checkpoint
 from embarcadero.storage.layout import lane_folder, range_folder
 from embarcadero.storage.range_log import RangeLog
@@ -56,7 +56,7 @@ def test_entries_come_from_a_good_copy(tmp_path: Path) -> None:
     fill(members[1], source, START + 60)
     spoil(members[1])
     fill(members[2], source, START + 60)
-    past = DiskPast(lambda: members, lambda who: RealDisk(Path(who.folder)))
+    past = DiskSource(lambda: members, lambda who: RealDisk(Path(who.folder)))
 
     found = past.entries(RANGE_, START + 10, START + 55)
     assert found.tobytes() == source.span(START + 10, START + 55)[0].tobytes()
@@ -69,9 +69,9 @@ def test_the_newest_checkpoint_of_those_that_are_up(tmp_path: Path) -> None:
     members = [member(number, tmp_path, ReplicaState.DEAD if number == 2 else ReplicaState.LIVE) for number in range(3)]
     for who, index in zip(members, (40, 70, 60), strict=True):
         write_checkpoint(RealDisk(Path(who.folder)), lane_folder(LANE), index, b"%d" % index, 0)
-    past = DiskPast(lambda: members, lambda who: RealDisk(Path(who.folder)))
+    past = DiskSource(lambda: members, lambda who: RealDisk(Path(who.folder)))
 
     assert past.checkpoint(TOPIC, 100) == (70, b"70")
     assert past.checkpoint(TOPIC, 69) == (40, b"40")
     assert past.checkpoint(TOPIC, 39) is None
-    assert DiskPast(lambda: members, None).checkpoint(TOPIC, 100) is None
+    assert DiskSource(lambda: members, None).checkpoint(TOPIC, 100) is None

@@ -1,0 +1,1 @@
+"""Lead: elections, the takeover, the rounds, and what is done between them."""

@@ -1,0 +1,369 @@
+"""A lane's sessions from what replicas have on disk: the newest checkpoint, and the entries after it.
+
+This runs beside the rounds, on a worker: it reads files, and touches nothing that the sequencer has.
+
+What replicas have on disk, read through their folders: only for lanes that come back after a restart.
+
+What the mirrors of lost fabrics tell about lanes: how far each was ordered, exactly.
+
+Theory of operation. A writer's entries are in the mirror before anybody sees them (fabric/mirror.py), and the processes
+of a lost generation are gone for good before the next one begins, so its mirror does not change any more. A lane is
+read as a takeover reads it: the newest whole checkpoint, and the valid contiguous entries after it, in the ring of
+the newest epoch that started; never the frontier, which only has to be at or below that end. The mirror's own epoch
+table is asked, too, which epoch that is: starts are not synced, so the store may have forgotten it with its power. One
+that was open and had not started has ordered nothing of its own. A broker's lane ends behind the valid entries at its
+frontier. Everything acked, read or copied to a disk is below this end, and positions from there on were never handed
+out.
+
+The newest lost generation that has the lane's ring speaks for it. One that has none never began it: its recovery was
+not done when that generation went, and the one before speaks. A generation without a mirror, or with a damaged one,
+could say anything: then nothing is known, and positions go on above the ceiling as they do without a mirror.
+
+What was ordered beyond the end that disks have is lost but for its numbers. Sessions come back as of what is on disk,
+and not as of the mirror: a batch that was ordered and lost is no duplicate when its publisher sends it again, but gets
+a new position, so that what nobody was promised is not lost at all. Only handles are counted on from the mirror's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+import numpy as np
+
+from embarcadero.env import Disk
+from embarcadero.errors import BadSegment, EmbarcaderoError
+from embarcadero.fabric.durability import RangeWord
+from embarcadero.fabric.epochs import EpochTable
+from embarcadero.fabric.layout import ORDER, Entries, join
+from embarcadero.fabric.names import (
+    EPOCHS_REGION,
+    checkpoint_region,
+    frontiers_region,
+    order_region,
+    ranges_region,
+)
+from embarcadero.fabric.region import Fabric
+from embarcadero.fabric.ring import RingReader, attach_ring
+from embarcadero.fabric.tagged import TaggedReader
+from embarcadero.placement.records import Past
+from embarcadero.sequencer.order.batches import LaneOrder
+from embarcadero.sequencer.order.checkpoint import (
+    Checkpoint,
+    learn_positions,
+    parse_checkpoint,
+    read_checkpoint,
+    replay,
+    restore,
+)
+from embarcadero.sequencer.order.control import attach
+from embarcadero.sequencer.order.lane import valid_from, valid_suffix
+from embarcadero.sequencer.order.reorder import HeldSlots
+from embarcadero.sequencer.order.sessions import OPEN, SessionTable
+from embarcadero.storage.checkpoints import newest_checkpoint
+from embarcadero.storage.layout import lane_folder, range_folder
+from embarcadero.storage.reading import RangeReader
+from embarcadero.types import NO_HANDLE, NO_SESSION, EntryKind, Range, ReplicaMember, ReplicaState, Topic, TopicLane
+
+_CHUNK: Final = 4_096
+_POSITIONS: Final = 65_536
+"""How many entries before a checkpoint are looked at, for the positions of batches that may come again."""
+
+_ROWS_MAX: Final = 1 << 22
+_TRIES_MAX: Final = 8
+
+
+class RecoverySource(Protocol):
+    """What replicas have on disk. Damaged copies are passed over; BadSegment when no good one is within reach."""
+
+    def checkpoint(self, topic: Topic, at_most: int) -> tuple[int, bytes] | None:
+        """The newest session checkpoint of a topic at or below an index."""
+        ...
+
+    def entries(self, range_: Range, start: int, stop: int) -> Entries:
+        """The entries [start, stop) of a range: all of them."""
+        ...
+
+
+def seq_at_end(source: RecoverySource, range_: Range, end: int) -> int:
+    """The seq at which a range that is to end at `end` ends."""
+    if end <= range_.start:
+        return range_.start_seq
+    last = source.entries(range_, end - 1, end)
+    return int(last["seq"][0]) + int(last["count"][0])
+
+
+def restore_lane(
+    source: RecoverySource, topic: Topic, ranges: Sequence[Range], end: int, sessions: int, held: HeldSlots, now_us: int
+) -> LaneOrder:
+    """The lane's sessions as of `end`; all ranges of it that there are, the last one of them ending at or above."""
+    saved = _checkpoint(source, topic, ranges, end)
+    first = min((range_.start for range_ in ranges), default=0)
+    start = saved.index if saved is not None else 0
+    if start < first:  # a range is forgotten only below a checkpoint on enough disks: it is on others than these
+        raise BadSegment(
+            f"the log of topic {topic.name} begins at {first}, and no replica within reach has a checkpoint of its "
+            "sessions from there on",
+            "start the replicas that are missing",
+        )
+    parts = _entries(source, ranges, start, end)
+    rows = rows_for(sessions, saved, parts)
+    order = LaneOrder(topic, SessionTable(rows), held)
+    order.table.sessions_max = sessions
+    if saved is not None:
+        restore(order, saved, now_us)
+        _learn(source, order, ranges, saved.index)
+    for part in parts:
+        replay(order, part, now_us)
+    for row in np.flatnonzero(order.table.state == OPEN).tolist():
+        attach(order, int(order.table.handle[row]), NO_HANDLE)  # who will come back is not known: do not hurry
+    order.idle_due_us = now_us
+    return order
+
+
+def fence_all(order: LaneOrder, now_us: int) -> list[int]:
+    """End all sessions, because sequences may be lost that their publishers were told are in. Returns the rows."""
+    rows: list[int] = np.flatnonzero(order.table.state == OPEN).tolist()
+    for row in rows:
+        order.table.fence(row, now_us)
+    return rows
+
+
+def _checkpoint(source: RecoverySource, topic: Topic, ranges: Sequence[Range], end: int) -> Checkpoint | None:
+    """The newest good one at or below `end` that speaks only of what the lane has.
+
+    One from between two ranges speaks of what was lost: some disk had more than those that replied.
+    """
+    at_most = end
+    for _ in range(_TRIES_MAX):
+        found = source.checkpoint(topic, at_most)
+        if found is None:
+            return None
+        index, data = found
+        kept = _last_kept(ranges, index, end)
+        checkpoint = parse_checkpoint(data)
+        if kept == index and checkpoint is not None and checkpoint.index == index:
+            return checkpoint
+        at_most = min(kept, index - 1)
+    return None
+
+
+def _last_kept(ranges: Sequence[Range], index: int, end: int) -> int:
+    """The highest index at or below one at which some range is, or ends."""
+    ends = [end if range_.end is None else range_.end for range_ in ranges if range_.start <= index]
+    return min(index, max(ends, default=-1))
+
+
+def rows_for(sessions: int, saved: Checkpoint | None, parts: list[Entries]) -> int:
+    """How many sessions the table must have rows for: none may be in another's row."""
+    if saved is not None:
+        return max(sessions, saved.capacity - 1)
+    named = [part["session"][part["session"] != NO_SESSION] for part in parts]
+    handles = np.unique(np.concatenate([np.empty(0, dtype=np.uint32), *named]))
+    while sessions < _ROWS_MAX and len(np.unique(handles & np.uint32((1 << sessions.bit_length()) - 1))) < len(handles):
+        sessions *= 2
+    return min(sessions, _ROWS_MAX)
+
+
+def _entries(source: RecoverySource, ranges: Sequence[Range], start: int, stop: int) -> list[Entries]:
+    """The entries of [start, stop) as far as they were ever in a range, in pieces."""
+    parts: list[Entries] = []
+    for range_ in ranges:
+        last = stop if range_.end is None else min(stop, range_.end)
+        starts = range(max(start, range_.start), last, _CHUNK)
+        parts += [source.entries(range_, at, min(at + _CHUNK, last)) for at in starts]
+    return parts
+
+
+def _learn(source: RecoverySource, order: LaneOrder, ranges: Sequence[Range], index: int) -> None:
+    """Where the batches below the checkpoint are, as far as it can be told: good to know, but not needed."""
+    try:
+        parts = _entries(source, ranges, max(0, index - _POSITIONS), index)
+    except EmbarcaderoError:
+        return
+    learn_positions(order, np.concatenate([np.empty(0, dtype=ORDER), *parts]))
+
+
+_DO = "start the replicas that are missing"
+
+
+class DiskSource:
+    """Reads from whichever replica has a good copy; entries also from folders of replicas that are down.
+
+    Workers call it: it gets the members from memory, never from the store.
+    """
+
+    def __init__(
+        self, members: Callable[[], list[ReplicaMember]], disks: Callable[[ReplicaMember], Disk] | None
+    ) -> None:
+        self._members, self._disks = members, disks
+        self._opened: dict[tuple[int, int], Disk] = {}
+
+    def _all(self, first: list[int], live: bool = False) -> Iterator[Disk]:
+        """The disks of these replicas, then all others, as far as they can be opened."""
+        newest = {member.replica: member for member in self._members()}
+        numbers = [*first, *(number for number in newest if number not in first)]
+        for member in (newest[number] for number in numbers if number in newest):
+            if live and member.state is ReplicaState.DEAD:
+                continue
+            key = (member.replica, member.incarnation)
+            if self._disks is not None and key not in self._opened:
+                try:
+                    self._opened[key] = self._disks(member)
+                except (EmbarcaderoError, OSError):
+                    continue
+            if key in self._opened:
+                yield self._opened[key]
+
+    def checkpoint(self, topic: Topic, at_most: int) -> tuple[int, bytes] | None:
+        """The newest session checkpoint of a topic at or below an index.
+
+        Only of replicas that are up: of the others it is not known whether their folders are the topic's.
+        """
+        best: tuple[int, bytes] | None = None
+        for disk in self._all([], live=True):
+            try:
+                found = newest_checkpoint(disk, lane_folder(topic.lane), at_most, topic.checkpoint_ids)
+            except EmbarcaderoError:
+                continue
+            if found is not None and (best is None or found[0] > best[0]):
+                best = found
+        return best
+
+    def entries(self, range_: Range, start: int, stop: int) -> Entries:
+        """The entries [start, stop) of a range: all of them, from one good copy."""
+        for disk in self._all([ref.replica for ref in range_.replicas]):
+            lane, number = range_.lane, range_.number
+            reader = RangeReader(disk, range_folder(lane, number), lane, number, range_.start)
+            try:
+                found = reader.entries(start, stop)
+            except EmbarcaderoError:
+                continue
+            finally:
+                reader.close()
+            if len(found) == stop - start and int(found["index"][0]) == start:
+                return found
+        raise BadSegment(f"no replica within reach has records {start} to {stop} of lane {range_.lane}", _DO)
+
+
+Mirrors = Callable[[Past], Fabric | None]
+"""The mirror of an earlier generation; None when there is none (any more)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneRemains:
+    """Where a lane's order ended, and the newest entries before that."""
+
+    end: int
+    end_seq: int
+    entries: Entries
+    append_us: int = 0
+    next_handle: int = 0
+
+    def lost_above(self, kept: int) -> tuple[int, int]:
+        """How many batches and records were ordered from an index on, as far as the ring tells."""
+        lost = self.entries[(self.entries["index"] >= kept) & (self.entries["kind"] == EntryKind.BATCH)]
+        return len(lost), int(lost["count"].sum(dtype=np.uint64))
+
+
+class Remains:
+    """The mirrors of generations that have not been recovered yet. Workers ask it: it touches no store."""
+
+    def __init__(self, past: Sequence[Past] = (), mirrors: Mirrors | None = None) -> None:
+        self._past, self._mirrors = past, mirrors
+
+    def lane(self, ranges: Sequence[Range]) -> LaneRemains | None:
+        """Where a lane of the sequencer ended; None if nobody knows. `ranges`: all that it has in the store."""
+        last = ranges[-1]
+        for fabric, epoch in self._newest_first():
+            if fabric is None:
+                return None
+            if not fabric.exists(name := order_region(epoch, last.lane)):
+                continue
+            number = _open_range(fabric, epoch, last.lane)
+            if number == 0:
+                continue  # it was about to begin
+            if number not in {range_.number for range_ in ranges}:
+                return None  # of a topic that had this lane before
+            return _at_least(_read_lane(fabric, name, checkpoint_region(epoch, last.lane)), last)
+        return self._never_begun(last)
+
+    def broker_lane(self, lane: TopicLane, range_: Range) -> LaneRemains | None:
+        """Where a lane of a broker ended; None if nobody knows."""
+        for fabric, _ in self._newest_first():
+            if fabric is None:
+                return None
+            if fabric.exists(lane.region):
+                return _read_broker_lane(attach_ring(fabric, lane.region, ORDER))
+        return self._never_begun(range_)
+
+    def _newest_first(self) -> list[tuple[Fabric | None, int]]:
+        return [self._open(past) for past in reversed(self._past)]
+
+    def _open(self, past: Past) -> tuple[Fabric | None, int]:
+        """A mirror, and its newest epoch. Without what that one made first it is not whole."""
+        found = None if self._mirrors is None or not past.mirror else self._mirrors(past)
+        if found is None or not found.exists(EPOCHS_REGION):
+            return None, past.epoch
+        epoch = max(past.epoch, EpochTable(found, found.attach(EPOCHS_REGION)).last_started())
+        return found if found.exists(frontiers_region(epoch)) else None, epoch
+
+    def _never_begun(self, range_: Range) -> LaneRemains | None:
+        """No generation that could have ordered something in this range ever began to."""
+        return _nothing_above(range_) if self._past else None
+
+
+def _nothing_above(range_: Range) -> LaneRemains:
+    return LaneRemains(range_.start, range_.start_seq, np.empty(0, dtype=ORDER))
+
+
+def _at_least(found: LaneRemains | None, range_: Range) -> LaneRemains | None:
+    """A range that was opened above what a mirror knows, for a lane that had no time to begin there, is empty."""
+    if found is None or found.end >= range_.start:
+        return found
+    return replace(_nothing_above(range_), append_us=found.append_us, next_handle=found.next_handle)
+
+
+def _open_range(fabric: Fabric, epoch: int, lane: int) -> int:
+    """The number of the range that the epoch's sequencer last said was open in a lane; 0: none."""
+    name = ranges_region(epoch)
+    word = TaggedReader(fabric.attach(name)).load((lane, 0)) if fabric.exists(name) else None
+    return RangeWord.decode(word).number if word else 0
+
+
+def _read_lane(fabric: Fabric, name: str, checkpoints: str) -> LaneRemains | None:
+    ring = attach_ring(fabric, name, ORDER)
+    checkpoint = read_checkpoint(fabric, checkpoints) if fabric.exists(checkpoints) else None
+    if checkpoint is None:
+        return None
+    start, header = checkpoint.index, checkpoint.header
+    after = valid_from(ring, start)
+    end, last = start + len(after), after[-1:]
+    if ring.frontier.load() > end:
+        return None  # an entry that was published is damaged
+    before = valid_suffix(ring, max(0, min(start, end - ring.slots)), start)
+    entries = join([before, after])
+    opened = entries[entries["kind"] == EntryKind.SESSION_OPEN]["session"]
+    return LaneRemains(
+        end, int(last["seq"][0]) + int(last["count"][0]) if len(last) else int(header["seq"]), entries,
+        append_us=int(last["append_us"][0]) if len(last) else int(header["append_us"]),
+        next_handle=max(int(header["next_handle"]), int(opened.max(initial=0)) + 1 if len(opened) else 0),
+    )  # fmt: skip
+
+
+def _read_broker_lane(ring: RingReader) -> LaneRemains | None:
+    end = ring.valid_end(ring.frontier.load())
+    entries = valid_suffix(ring, max(0, end - ring.slots), end)
+    if end and not len(entries):
+        return None
+    seq = int(entries["seq"][-1]) + int(entries["count"][-1]) if end else 0
+    return LaneRemains(end, seq, entries)
+
+
+def told_by(remains: Remains, ranges: Sequence[Range], lane: TopicLane | None) -> LaneRemains | None:
+    """Where a lane ended, as far as mirrors tell; a mirror that can't be read tells nothing."""
+    try:
+        return remains.lane(ranges) if lane is None else remains.broker_lane(lane, ranges[-1])
+    except EmbarcaderoError:
+        return None
