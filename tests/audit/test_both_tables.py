@@ -10,9 +10,9 @@ import pytest
 
 from embarcadero.audit.report import LaneFacts, SpanReport, report_of, spans_of
 from embarcadero.audit.span import look_at
-from embarcadero.tier.parquet import Span, write_span
+from embarcadero.tier.parquet import FileSpan, write_span
 from embarcadero.tier.settings import TierSettings
-from embarcadero.tier.snapshots import Loaded
+from embarcadero.tier.snapshots import LoadedTable
 from embarcadero.tier.table import EntriesTable, TierTable
 from embarcadero.types import EntryKind
 from embarcadero.wire.schemas import RAW
@@ -32,7 +32,7 @@ def table(tmp_path: Path) -> TierTable:
     return made
 
 
-def audited(loaded: Loaded) -> tuple[list[SpanReport], list[str]]:
+def audited(loaded: LoadedTable) -> tuple[list[SpanReport], list[str]]:
     """What tasks say about all spans of a topic that only its table has, and the kinds of what is wrong."""
     stop, seq = loaded.frontiers[0]
     about: Any = SimpleNamespace(name="orders", order=5, tier=tier_of(loaded), versions=RAW)
@@ -43,9 +43,9 @@ def audited(loaded: Loaded) -> tuple[list[SpanReport], list[str]]:
     return found, [finding.kind for finding in report.findings]
 
 
-def close_sessions(table: TierTable, start: int, seq: int) -> Loaded:
+def close_sessions(table: TierTable, start: int, seq: int) -> LoadedTable:
     """A span that has control entries only."""
-    span = Span(lane=0, start=start, stop=start + 2, start_seq=seq, stop_seq=seq)
+    span = FileSpan(lane=0, start=start, stop=start + 2, start_seq=seq, stop_seq=seq)
     log = [control_of(start + n, seq, EntryKind.SESSION_CLOSE, session=n) for n in range(2)]
     now = now_of(table)
     facts = write_span(table.storage, now.table.location(), span, 1, RAW, [list(log)], now.entries_location)

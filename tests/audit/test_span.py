@@ -19,7 +19,7 @@ from embarcadero.audit.span import Explained, SpanAudit, look_at
 from embarcadero.client.results import Batch
 from embarcadero.fabric.layout import OPEN_STRONG, OPEN_TAKEN
 from embarcadero.tier.columns import KEPT, SYSTEM
-from embarcadero.tier.serving import _Answer
+from embarcadero.tier.serving import _FetchAnswer
 from embarcadero.types import FROM_TABLE, EntryKind, Gap, GapKind
 from embarcadero.wire.messages import Fetch
 from embarcadero.wire.schemas import RAW
@@ -256,7 +256,7 @@ def test_a_task_reads_from_the_log_which_sessions_are_strong(flags: tuple[int, i
 
 def test_a_broker_that_serves_a_table_passes_on_what_says_strong() -> None:
     """Flags of a SESSION_OPEN stay; those of a batch say that its payload was encoded again."""
-    answer = _Answer(Fetch(lane=0, max_bytes=1 << 20), RAW)
+    answer = _FetchAnswer(Fetch(lane=0, max_bytes=1 << 20), RAW)
     for batch in _scanned((OPEN_STRONG, 0)):
         answer.add(batch)
     assert answer.found().entries["flags"].tolist() == [OPEN_STRONG, 0, *[FROM_TABLE] * 4]

@@ -22,10 +22,10 @@ from embarcadero.spark import connections
 from embarcadero.spark.write import sink
 from embarcadero.spark.write.options import WriteOptions
 from embarcadero.spark.write.shape import shape_of
-from embarcadero.spark.write.sink import Message
-from embarcadero.spark.write.tasks import TaskWriter, Work
+from embarcadero.spark.write.sink import StagedMessage
+from embarcadero.spark.write.tasks import TaskWriter, WriteWork
 from embarcadero.staging.ledger import TopicLedger
-from embarcadero.staging.manifest import REFERENCE, Manifest, Part, Target
+from embarcadero.staging.manifest import REFERENCE, Manifest, ManifestPart, Target
 from tests.spark.test_staged_writes import LITTLE, MUCH, SCHEMA, rows
 
 AWAY_S: Final = float(os.environ.get("AWAY_S", "1.5"))
@@ -52,13 +52,17 @@ def address(cluster: MortalCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator
         connections._KNOWN.popitem()[1].close(0)
 
 
-def written(address: str, topic: str, *tasks: range, text: str, write: str = "w") -> tuple[TaskWriter, list[Message]]:
+def written(
+    address: str, topic: str, *tasks: range, text: str, write: str = "w"
+) -> tuple[TaskWriter, list[StagedMessage]]:
     """A writer, and what its tasks tell the driver."""
     with emb.connect(address) as log:
         options = WriteOptions(brokers=address, topic=topic, batch_bytes=200 * len(text))
         writer = TaskWriter(options, shape_of(log.describe(topic), SCHEMA, options, 0))
-    work = Work(write, 0, "attempt")
-    return writer, [Message(writer.write(work, number, rows(*ids, text=text))) for number, ids in enumerate(tasks)]
+    work = WriteWork(write, 0, "attempt")
+    return writer, [
+        StagedMessage(writer.write(work, number, rows(*ids, text=text))) for number, ids in enumerate(tasks)
+    ]
 
 
 def stored(address: str, topic: str) -> list[int]:
@@ -138,7 +142,7 @@ def test_a_disk_that_is_full_fails_the_task_and_shows_nothing(cluster: MortalClu
 def test_the_manifest_of_a_large_write_fits() -> None:
     """A write of 5 GB in batches of 1 MiB; and how many there may be."""
     def of(batches: int) -> Manifest:
-        return Manifest("w", 0, [Target("t", 1, 1)], [Part(b"\xff" * (REFERENCE.itemsize * batches))])
+        return Manifest("w", 0, [Target("t", 1, 1)], [ManifestPart(b"\xff" * (REFERENCE.itemsize * batches))])
 
     of(5 * 1024).check()
     of(290_000).check()

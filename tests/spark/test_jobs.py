@@ -26,7 +26,7 @@ from embarcadero.spark import compaction, jobs
 from embarcadero.spark.compaction import compact, latest
 from embarcadero.spark.loading import FilesSource, TableSource, load
 from embarcadero.spark.replay import replay
-from embarcadero.staging.job_ledger import BEGUN, DONE, PLANNED, Fact, JobLedger
+from embarcadero.staging.job_ledger import BEGUN, DONE, PLANNED, JobFact, JobLedger
 from embarcadero.staging.ledger import TopicLedger
 from embarcadero.tier.settings import sqlite_catalog
 from embarcadero.types import jobs_topic
@@ -86,7 +86,7 @@ def test_of_a_fact_that_two_record_the_first_counts_for_ever(log: emb.Log, topic
     one, other = JobLedger(log, target), JobLedger(log, target)
     assert one.newest_done("job") is None
     assert one.settle("job", BEGUN, b"mine").body == b"mine"
-    other._append(Fact("job", BEGUN, 0, b"other", 0))  # recorded at the same time: it had not seen the first
+    other._append(JobFact("job", BEGUN, 0, b"other", 0))  # recorded at the same time: it had not seen the first
     assert other.settle("job", BEGUN, b"other").body == b"mine"
     for each in (one, JobLedger(log, target)):
         each.refresh()

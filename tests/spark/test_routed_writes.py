@@ -14,8 +14,8 @@ from embarcadero.errors import BadSchema, BadValue, TopicReplaced, UnknownTopic
 from embarcadero.spark.write import sink
 from embarcadero.spark.write.options import WriteOptions
 from embarcadero.spark.write.shape import Routes, check_frame, shape_of
-from embarcadero.spark.write.sink import Message
-from embarcadero.spark.write.tasks import TaskWriter, Work
+from embarcadero.spark.write.sink import StagedMessage
+from embarcadero.spark.write.tasks import TaskWriter, WriteWork
 from embarcadero.staging.ledger import Publication, open_home
 from embarcadero.types import ROUTED_TOPIC, staging_topic
 from tests.spark.test_staged_writes import dies, sweep
@@ -44,17 +44,18 @@ def rows(names: Sequence[str | None], numbers: range, text: str) -> Iterator[pa.
     """Rows that take turns among the topics."""
     columns = {
         "topic": [names[number % len(names)] for number in numbers],
-        "key": [str(number) for number in numbers], "value": [f"{number} {text}" for number in numbers],
-    }  # fmt: skip
+        "key": [str(number) for number in numbers],
+        "value": [f"{number} {text}" for number in numbers],
+    }
     yield pa.RecordBatch.from_pydict(columns, schema=FRAME)
 
 
 def staged(
     log: emb.Log, names: Sequence[str | None], *tasks: range, write: str, epoch: int = 0, text: str = LITTLE
-) -> list[Message]:
+) -> list[StagedMessage]:
     """What tasks tell the driver."""
-    task, work = writer(log), Work(write, epoch, "attempt")
-    return [Message(task.write(work, number, rows(names, numbers, text))) for number, numbers in enumerate(tasks)]
+    task, work = writer(log), WriteWork(write, epoch, "attempt")
+    return [StagedMessage(task.write(work, number, rows(names, numbers, text))) for number, numbers in enumerate(tasks)]
 
 
 def stored(log: emb.Log, name: str) -> list[int]:
@@ -116,7 +117,9 @@ def test_the_option_wins_over_the_column(log: emb.Log, names: list[str]) -> None
     """And a write into one topic is another one than a routed write of the same name: neither hides the other."""
     given = WriteOptions(brokers=log.address, topic=names[0])
     plain = TaskWriter(given, shape_of(log.describe(names[0]), FRAME, given, 0))
-    sink.publish(plain, [Message(plain.write(Work("same", 0, "x"), 0, rows(["nowhere"], range(10), LITTLE)))])
+    sink.publish(
+        plain, [StagedMessage(plain.write(WriteWork("same", 0, "x"), 0, rows(["nowhere"], range(10), LITTLE)))]
+    )
     sink.publish(writer(log), staged(log, names, range(30, 60), write="same"))
     assert stored(log, names[0]) == [*range(10), *range(30, 60, 3)]
 

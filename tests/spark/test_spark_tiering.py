@@ -15,9 +15,9 @@ import pytest
 import embarcadero as emb
 from embarcadero.errors import OutcomeUnknown
 from embarcadero.spark.tiering import SparkEngine
-from embarcadero.tier.engines import Work
+from embarcadero.tier.engines import SpanWork
 from embarcadero.tier.job import TierJob
-from embarcadero.tier.parquet import Span
+from embarcadero.tier.parquet import FileSpan
 from embarcadero.tier.settings import TierSettings
 from tests.spark.conftest import QUICK_START
 from tests.tier.truth import Truth
@@ -47,8 +47,8 @@ def test_workers_write_the_files(spark: SparkSession, log: emb.Log, topic: str, 
 def test_a_task_that_fails_tells_why(spark: SparkSession, log: emb.Log, topic: str, tmp_path: Path) -> None:
     """Nothing is committed, and the error is the one that the task met."""
     log.create_topic(topic, order=5)
-    span = Span(lane=99, start=0, stop=5, start_seq=0, stop_seq=5)
-    work = Work(topic=topic, span=span, location=f"file://{tmp_path}/t", epoch=1, properties={})
+    span = FileSpan(lane=99, start=0, stop=5, start_seq=0, stop_seq=5)
+    work = SpanWork(topic=topic, span=span, location=f"file://{tmp_path}/t", epoch=1, properties={})
     with pytest.raises(OutcomeUnknown, match="lane 99 is not a lane"):
         SparkEngine(log.address, spark=spark).write([work])
 

@@ -32,16 +32,16 @@ from embarcadero.spark.connections import shared_log
 from embarcadero.spark.write import sink
 from embarcadero.spark.write.options import WriteOptions
 from embarcadero.spark.write.shape import shape_of
-from embarcadero.spark.write.sink import Message
-from embarcadero.spark.write.tasks import TaskWriter, Work
+from embarcadero.spark.write.sink import StagedMessage
+from embarcadero.spark.write.tasks import TaskWriter, WriteWork
 from embarcadero.staging import ledger
 from embarcadero.staging import manifest as manifests
 from embarcadero.staging import sweep as sweeping
 from embarcadero.staging.commit import Committed, commit, complete
 from embarcadero.staging.job_ledger import JobLedger
 from embarcadero.staging.ledger import Publication, TopicLedger
-from embarcadero.staging.manifest import Decision, Inline, Manifest, Part, Target, data_name
-from embarcadero.staging.sweep import COMPLETE_AFTER_S, SILENT_S, StagingSweep, Sweeper
+from embarcadero.staging.manifest import Decision, InlineBatch, Manifest, ManifestPart, Target, data_name
+from embarcadero.staging.sweep import COMPLETE_AFTER_S, SILENT_S, StagingSweep, StagingSweeper
 from embarcadero.types import jobs_topic, staging_topic
 
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
@@ -78,13 +78,13 @@ def rows(*ids: int, text: str = LITTLE) -> Iterator[pa.RecordBatch]:
 
 def staged(
     log: emb.Log, name: str, *tasks: range, epoch: int = 0, run: str | None = "run", text: str = LITTLE
-) -> list[Message]:
+) -> list[StagedMessage]:
     """What tasks with these ids tell the driver."""
-    task, work = writer(log, name, 20 * len(text)), Work("q", epoch, run or "alone", run)
-    return [Message(task.write(work, number, rows(*ids, text=text))) for number, ids in enumerate(tasks)]
+    task, work = writer(log, name, 20 * len(text)), WriteWork("q", epoch, run or "alone", run)
+    return [StagedMessage(task.write(work, number, rows(*ids, text=text))) for number, ids in enumerate(tasks)]
 
 
-def publish(log: emb.Log, name: str, messages: list[Message]) -> None:
+def publish(log: emb.Log, name: str, messages: list[StagedMessage]) -> None:
     """The commit of a driver."""
     sink.publish(writer(log, name), messages)
 
@@ -116,7 +116,7 @@ def sweep(log: emb.Log, *, complete_after_s: float = 0.0, trims: bool = False, s
     """Two rounds of the sweep, which takes what is so old for old."""
 
     async def rounds() -> None:
-        sweeper = Sweeper(log.twin, SilentJournal())
+        sweeper = StagingSweeper(log.twin, SilentJournal())
         await sweeper.round()
         await sweeper.round()
 
@@ -169,7 +169,7 @@ def test_a_failed_write_is_never_seen(log: emb.Log, strong: str) -> None:
     sweep(log, trims=True)
     publish(log, strong, staged(log, strong, range(5), epoch=1))
     assert stored(log, strong) == list(range(5))
-    again = [Message(replace(each.staged, work=replace(each.staged.work, write="other"))) for each in messages]
+    again = [StagedMessage(replace(each.staged, work=replace(each.staged.work, write="other"))) for each in messages]
     with pytest.raises(StagedGone, match="nothing of the write is visible"):
         publish(log, strong, again)
     assert stored(log, strong) == list(range(5))
@@ -189,7 +189,7 @@ def test_of_two_committers_at_the_same_time_one_has_its_way(log: emb.Log, name: 
     choices = [staged(log, name, range(2_000), run=None, text="a"), staged(log, name, range(5_000, 7_000), run=None)]
     start, failures = threading.Barrier(2), list[Exception]()
 
-    def attempt(messages: list[Message]) -> None:
+    def attempt(messages: list[StagedMessage]) -> None:
         start.wait()
         try:
             publish(log, name, messages)
@@ -229,7 +229,9 @@ def test_an_earlier_epoch_never_comes_back(log: emb.Log, strong: str) -> None:
 def manifest(*ids: int, write: str = "w", epoch: int = 0) -> Manifest:
     """A manifest of one batch."""
     payload = pa.RecordBatch.from_pydict({"id": list(ids), "text": ["t"] * len(ids)}, schema=SCHEMA).serialize()
-    return Manifest(write, epoch, [Target("t", 1, 1)], [Part(inline=[Inline(payload.to_pybytes(), len(ids), 0)])])
+    return Manifest(
+        write, epoch, [Target("t", 1, 1)], [ManifestPart(inline=[InlineBatch(payload.to_pybytes(), len(ids), 0)])]
+    )
 
 
 def test_what_became_of_a_commit(log: emb.Log, strong: str) -> None:
@@ -368,7 +370,7 @@ def test_a_target_that_is_deleted_under_a_write_is_named(log: emb.Log, strong: s
 def test_what_was_staged_too_long_ago_is_not_decided(log: emb.Log, strong: str) -> None:
     """The sweep could give it up at any moment."""
     messages = [
-        Message(replace(each.staged, told_s=each.staged.told_s - SILENT_S))
+        StagedMessage(replace(each.staged, told_s=each.staged.told_s - SILENT_S))
         for each in staged(log, strong, range(200), range(200, 400), text=MUCH)
     ]
     with pytest.raises(StagedGone, match="nothing of the write is visible"):
@@ -481,7 +483,7 @@ def test_nothing_is_trimmed_before_the_end_of_an_epoch_is_durable(
     name = staging_topic(log.describe(strong).id)
 
     async def rounds() -> list[bool]:
-        sweeper, found = Sweeper(log.twin, SilentJournal()), []
+        sweeper, found = StagingSweeper(log.twin, SilentJournal()), []
         for _ in range(3):
             await sweeper.round()
             found.append(any(lane.start_index for lane in (await log.twin.tail(name)).lanes))

@@ -17,8 +17,8 @@ from embarcadero.client.results import TopicInfo
 from embarcadero.errors import BadSchema, BadValue
 from embarcadero.spark.write import tasks
 from embarcadero.spark.write.options import WriteOptions, write_options
-from embarcadero.spark.write.shape import Shape, new_columns, shape_of
-from embarcadero.spark.write.tasks import TaskWriter, Work, cut, in_order
+from embarcadero.spark.write.shape import FrameShape, new_columns, shape_of
+from embarcadero.spark.write.tasks import TaskWriter, WriteWork, cut, in_order
 from embarcadero.wire.partitioners import CRC32C, partition_of, partitions_of
 from embarcadero.wire.payload import RAW_SCHEMA
 from embarcadero.wire.schemas import RAW, TopicSchemas
@@ -34,7 +34,7 @@ def topic(schema: pa.Schema | None = None, widths: tuple[int, ...] = (), **chang
     return TopicInfo(**{"name": "t", "lane": 0} | changes, versions=versions)
 
 
-def shaped(info: TopicInfo, frame: pa.Schema, now_us: int = 0, **changes: Any) -> Shape:
+def shaped(info: TopicInfo, frame: pa.Schema, now_us: int = 0, **changes: Any) -> FrameShape:
     return shape_of(info, frame, WriteOptions(brokers="b:1", topic="t", **changes), now_us)
 
 
@@ -248,7 +248,7 @@ def test_a_worker_does_not_collect_what_it_has_loaded_after_each_task(monkeypatc
     gc.unfreeze()
     try:
         with pytest.raises(BadValue, match="no rows"):
-            writer.write(Work("q", 0, "run"), 0, no_rows())
+            writer.write(WriteWork("q", 0, "run"), 0, no_rows())
         assert gc.get_freeze_count()
     finally:
         gc.unfreeze()

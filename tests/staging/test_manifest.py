@@ -15,9 +15,9 @@ from embarcadero.staging.manifest import (
     Decision,
     Dropped,
     Fact,
-    Inline,
+    InlineBatch,
     Manifest,
-    Part,
+    ManifestPart,
     Target,
     check_write,
     decode_fact,
@@ -27,12 +27,14 @@ from embarcadero.staging.manifest import (
 from embarcadero.types import EntryKind
 
 
-def references(*rows: tuple[int, ...]) -> Part:
-    return Part(references=np.array(list(rows), dtype=REFERENCE).tobytes())
+def references(*rows: tuple[int, ...]) -> ManifestPart:
+    return ManifestPart(references=np.array(list(rows), dtype=REFERENCE).tobytes())
 
 
-def manifest(epoch: int = 0, write: str = "w", parts: list[Part] | None = None) -> Manifest:
-    return Manifest(write, epoch, [Target("t", 7, 3)], [Part(inline=[Inline(b"x", 1, 0)])] if parts is None else parts)
+def manifest(epoch: int = 0, write: str = "w", parts: list[ManifestPart] | None = None) -> Manifest:
+    return Manifest(
+        write, epoch, [Target("t", 7, 3)], [ManifestPart(inline=[InlineBatch(b"x", 1, 0)])] if parts is None else parts
+    )
 
 
 def as_batch(payload: pa.Buffer) -> Batch:
@@ -42,7 +44,11 @@ def as_batch(payload: pa.Buffer) -> Batch:
 
 @pytest.mark.parametrize(
     "fact",
-    [Begun("w", 3), Dropped("w", EPOCH_MAX), manifest(parts=[references((1, 2, 3, 4, 5, 6)), Part(), Part()])],
+    [
+        Begun("w", 3),
+        Dropped("w", EPOCH_MAX),
+        manifest(parts=[references((1, 2, 3, 4, 5, 6)), ManifestPart(), ManifestPart()]),
+    ],
 )
 def test_facts_come_back_as_they_were(fact: Fact) -> None:
     """Through the payload of a batch."""
@@ -61,12 +67,18 @@ def test_a_record_that_is_no_fact_is_corrupt(value: bytes) -> None:
 
 def test_the_digest_tells_manifests_apart() -> None:
     """Any change of the batches, their order or their partitions changes it; it is never 0."""
-    one, two = Inline(b"x", 1, 0), Inline(b"y", 1, 0)
+    one, two = InlineBatch(b"x", 1, 0), InlineBatch(b"y", 1, 0)
     parts = [
-        [], [Part(inline=[one])], [Part(inline=[two])], [Part(inline=[one, two])], [Part(inline=[two, one])],
-        [Part(inline=[one]), Part(inline=[two])], [Part(inline=[Inline(b"x", 1, 1)])],
-        [references((1, 2, 3, 4, 5, 6))], [references((1, 2, 3, 4, 5, 7))],
-    ]  # fmt: skip
+        [],
+        [ManifestPart(inline=[one])],
+        [ManifestPart(inline=[two])],
+        [ManifestPart(inline=[one, two])],
+        [ManifestPart(inline=[two, one])],
+        [ManifestPart(inline=[one]), ManifestPart(inline=[two])],
+        [ManifestPart(inline=[InlineBatch(b"x", 1, 1)])],
+        [references((1, 2, 3, 4, 5, 6))],
+        [references((1, 2, 3, 4, 5, 7))],
+    ]
     digests = {manifest(parts=each).digest for each in parts}
     assert len(digests) == len(parts)
     assert all(0 < digest < 1 << 28 for digest in digests)
@@ -74,17 +86,21 @@ def test_the_digest_tells_manifests_apart() -> None:
 
 def test_batches_come_in_the_order_of_tasks() -> None:
     """References are plain numbers; the lowest index of each lane is what must still be there."""
-    made = manifest(parts=[references((7, 1, 10, 2, 99, 0), (5, 2, 11, 3, 98, 1)), Part(inline=[Inline(b"x", 1, 0)])])
+    made = manifest(
+        parts=[references((7, 1, 10, 2, 99, 0), (5, 2, 11, 3, 98, 1)), ManifestPart(inline=[InlineBatch(b"x", 1, 0)])]
+    )
     first, second, third = made.batches()
     assert (first.index, first.lane, first.size, first.count, first.crc, first.partition) == (7, 1, 10, 2, 99, 0)
-    assert (second.index, third) == (5, Inline(b"x", 1, 0))
+    assert (second.index, third) == (5, InlineBatch(b"x", 1, 0))
     assert (made.count, made.lowest()) == (3, {1: 7, 2: 5})
 
 
 def test_each_target_has_its_own_batches() -> None:
     """Of a write into several topics."""
-    one, two, three = (Inline(value, 1, 0) for value in (b"x", b"y", b"z"))
-    made = manifest(parts=[Part(inline=[one]), Part(inline=[two], target=1), Part(inline=[three])])
+    one, two, three = (InlineBatch(value, 1, 0) for value in (b"x", b"y", b"z"))
+    made = manifest(
+        parts=[ManifestPart(inline=[one]), ManifestPart(inline=[two], target=1), ManifestPart(inline=[three])]
+    )
     assert [*made.batches(0)] == [one, three]
     assert [*made.batches(1)] == [two]
 

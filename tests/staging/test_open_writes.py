@@ -12,7 +12,17 @@ from embarcadero.client.named import HeldName
 from embarcadero.env import SilentJournal
 from embarcadero.errors import StagedGone, Unreachable
 from embarcadero.staging.commit import Prepared
-from embarcadero.staging.manifest import Begun, Decision, Dropped, Fact, Inline, Manifest, Part, Target, first_sequence
+from embarcadero.staging.manifest import (
+    Begun,
+    Decision,
+    Dropped,
+    Fact,
+    InlineBatch,
+    Manifest,
+    ManifestPart,
+    Target,
+    first_sequence,
+)
 from embarcadero.staging.sweep import COMPLETE_AFTER_S, SILENT_S, OpenWrites, look_after
 
 S = 1_000_000
@@ -21,7 +31,7 @@ DAY = int(SILENT_S * S)
 
 
 def manifest(epoch: int = 0, write: str = "w", attempt: str = "") -> Manifest:
-    return Manifest(write, epoch, [Target("t", 7, 1)], [Part(inline=[Inline(b"x", 1, 0)])], attempt)
+    return Manifest(write, epoch, [Target("t", 7, 1)], [ManifestPart(inline=[InlineBatch(b"x", 1, 0)])], attempt)
 
 
 def fold(facts: Sequence[tuple[int, Fact]]) -> OpenWrites:

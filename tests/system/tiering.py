@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from embarcadero.tier.parquet import Span, write_span
+from embarcadero.tier.parquet import FileSpan, write_span
 from embarcadero.tier.settings import TierSettings
 from embarcadero.tier.table import TierTable, table_name
 
@@ -31,7 +31,7 @@ class Tierer:
         start, start_seq = now.frontiers.get(lane, (0, 0))
         if stop <= start:
             return
-        span = Span(lane=lane, start=start, stop=stop, start_seq=start_seq, stop_seq=stop_seq)
+        span = FileSpan(lane=lane, start=start, stop=stop, start_seq=start_seq, stop_seq=stop_seq)
         scan = self.log.scan(self.topic, lane=lane, start=start, stop=stop, control=True, timeout=30)
         facts = write_span(
             self.table.storage, now.table.location(), span, self.epoch, self.about.versions, scan, now.entries_location

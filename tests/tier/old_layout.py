@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from embarcadero.tier.columns import table_schema
-from embarcadero.tier.snapshots import ID, TOPIC, TOPIC_ID, Loaded, loaded
+from embarcadero.tier.snapshots import ID, TOPIC, TOPIC_ID, LoadedTable, loaded
 from embarcadero.tier.table import TierTable
 from embarcadero.types import id_text
 from embarcadero.wire.schemas import TopicSchemas
 
 
-def create_old(table: TierTable, topic: str, table_id: str, schemas: TopicSchemas, topic_id: int = 0) -> Loaded:
+def create_old(table: TierTable, topic: str, table_id: str, schemas: TopicSchemas, topic_id: int = 0) -> LoadedTable:
     """Make the table that those versions made."""
     catalog = table.catalog()
     catalog.create_namespace_if_not_exists("embarcadero")

@@ -16,9 +16,9 @@ from embarcadero.client.sync import Log
 from embarcadero.config import load
 from embarcadero.errors import NotAvailable, OutcomeUnknown
 from embarcadero.spark import machine, tiering
-from embarcadero.tier.engines import AutoEngine, EngineKind, ProcessEngine, Work, chosen_kind, engine_of
-from embarcadero.tier.job import Tierer, TierJob
-from embarcadero.tier.parquet import FileFacts, Span
+from embarcadero.tier.engines import AutoEngine, EngineKind, ProcessEngine, SpanWork, chosen_kind, engine_of
+from embarcadero.tier.job import TierJob, TierJobs
+from embarcadero.tier.parquet import FileFacts, FileSpan
 from embarcadero.tier.settings import TierSettings
 from tests.tier.test_many import Told
 from tests.tier.truth import Truth
@@ -76,7 +76,7 @@ class Noted:
     def __init__(self, name: str, told: list[str], idle: list[float | None] | None = None) -> None:
         self.name, self._told, self._idle = name, told, idle or []
 
-    def write(self, works: list[Work]) -> Iterable[FileFacts]:
+    def write(self, works: list[SpanWork]) -> Iterable[FileFacts]:
         self._told.append(f"{self.name} writes {len(works)}")
         return []
 
@@ -88,9 +88,9 @@ class Noted:
         self._told.append(f"{self.name} ends")
 
 
-def work(size: int) -> Work:
-    span = Span(lane=0, start=0, stop=1, start_seq=0, stop_seq=1)
-    return Work(topic="t", span=span, location="l", epoch=1, properties={}, waiting=size)
+def work(size: int) -> SpanWork:
+    span = FileSpan(lane=0, start=0, stop=1, start_seq=0, stop_seq=1)
+    return SpanWork(topic="t", span=span, location="l", epoch=1, properties={}, waiting=size)
 
 
 def test_auto_leaves_large_amounts_to_spark() -> None:
@@ -118,7 +118,7 @@ def test_a_job_tells_how_much_waits_and_who_writes(
     truth.publish(200)
 
     class Watching(ProcessEngine):
-        def write(self, works: list[Work]) -> Any:
+        def write(self, works: list[SpanWork]) -> Any:
             seen.append(works[0].waiting)
             return super().write(works)
 
@@ -178,5 +178,5 @@ def test_an_engine_may_rest_between_two_looks(log: Log, tmp_path: Path) -> None:
             return found
 
     engine = Stopping("spark", told, [0.01, 0.01])
-    Tierer(log, settings, Told(), holder="rest", topics=["resting"], engine=engine).follow(stop)
+    TierJobs(log, settings, Told(), holder="rest", topics=["resting"], engine=engine).follow(stop)
     assert told == ["spark may rest"] * 3 + ["spark ends"]

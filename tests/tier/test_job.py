@@ -18,9 +18,9 @@ import pytest
 
 from embarcadero.client.sync import Log
 from embarcadero.errors import BadTable, BadValue, Corrupt, Deposed, TierBusy, TierUnavailable
-from embarcadero.tier.engines import ProcessEngine, Work
+from embarcadero.tier.engines import ProcessEngine, SpanWork
 from embarcadero.tier.job import STEPS, TierJob, checked_facts
-from embarcadero.tier.parquet import FileFacts, Span
+from embarcadero.tier.parquet import FileFacts, FileSpan
 from embarcadero.tier.settings import TierSettings
 from embarcadero.tier.table import TierTable
 from embarcadero_proof.bugs.table import injected
@@ -368,7 +368,7 @@ def test_an_ordinary_trim_moves_the_start_for_all(truth: Truth) -> None:
 
 def test_files_that_do_not_fit_the_plan_are_not_committed(truth: Truth) -> None:
     """A span that was written twice, or not at all; and trouble of the object store, which passes."""
-    spans = [Span(lane=0, start=n, stop=n + 1, start_seq=n, stop_seq=n + 1) for n in range(2)]
+    spans = [FileSpan(lane=0, start=n, stop=n + 1, start_seq=n, stop_seq=n + 1) for n in range(2)]
     one, two = (FileFacts(span=span, paths=["p"]) for span in spans)
     assert checked_facts(spans, [two, one]) == [one, two]
     for facts in ([one], [one, one], [one, two, two]):
@@ -378,7 +378,7 @@ def test_files_that_do_not_fit_the_plan_are_not_committed(truth: Truth) -> None:
     failing = [True]
 
     class Failing(ProcessEngine):
-        def write(self, works: list[Work]) -> Iterator[FileFacts]:
+        def write(self, works: list[SpanWork]) -> Iterator[FileFacts]:
             if failing.pop() if failing else False:
                 raise TierUnavailable("the store says no")
             yield from super().write(works)

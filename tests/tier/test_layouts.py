@@ -20,10 +20,10 @@ from embarcadero.tier import parquet
 from embarcadero.tier.columns import EntriesHash, rows
 from embarcadero.tier.job import TierJob
 from embarcadero.tier.layouts import Layout, records_schema
-from embarcadero.tier.parquet import FileFacts, Span, write_span
+from embarcadero.tier.parquet import FileFacts, FileSpan, write_span
 from embarcadero.tier.row_groups import merged
 from embarcadero.tier.settings import TierSettings
-from embarcadero.tier.snapshots import Loaded, snapshot_properties
+from embarcadero.tier.snapshots import LoadedTable, snapshot_properties
 from embarcadero.tier.table import EntriesTable, TierTable
 from embarcadero.tier.table_reads import TopicTable, table_cuts
 from embarcadero.tier.upkeep import collect_data
@@ -47,11 +47,11 @@ def session(first: int, seq: int, records: int = 3) -> list[Batch]:
     ]
 
 
-def span_of_sessions(first: int, count: int = 1) -> tuple[Span, list[Batch]]:
+def span_of_sessions(first: int, count: int = 1) -> tuple[FileSpan, list[Batch]]:
     """Sessions number `first` and so on of a lane that has nothing else."""
     log = [entry for number in range(first, first + count) for entry in session(3 * number, 3 * number)]
     start, stop = 3 * first, 3 * (first + count)
-    return Span(lane=0, start=start, stop=stop, start_seq=start, stop_seq=stop), log
+    return FileSpan(lane=0, start=start, stop=stop, start_seq=start, stop_seq=stop), log
 
 
 @pytest.fixture
@@ -68,19 +68,19 @@ def write(table: TierTable, first: int, count: int = 1, epoch: int = 1) -> FileF
     return write_span(table.storage, location, span, epoch, RAW, [list(log)], now.entries_location)
 
 
-def commit(table: TierTable, facts: FileFacts, **more: Any) -> Loaded:
+def commit(table: TierTable, facts: FileFacts, **more: Any) -> LoadedTable:
     span = facts.span
     before = {0: (span.start, span.start_seq)} if span.start else {}
     return table.commit(before, [facts], {0: (span.stop, span.stop_seq)}, {0: (0, 0)}, RAW, 1, **more)
 
 
-def now_of(table: TierTable) -> Loaded:
+def now_of(table: TierTable) -> LoadedTable:
     now = table.load()
     assert now is not None
     return now
 
 
-def indices(loaded: Loaded) -> list[int]:
+def indices(loaded: LoadedTable) -> list[int]:
     """Of all batches, entries and gaps that a reader of everything gets."""
     return [batch.index for batch in taken(cold(loaded), control=True, stop=1 << 40)]
 
@@ -253,7 +253,7 @@ def test_a_late_job_whose_commit_of_records_wins(table: TierTable) -> None:
 
 def test_a_span_without_records_moves_the_frontier(table: TierTable) -> None:
     """Sessions open and close where nothing is published: entries only, and readers go on behind them."""
-    span = Span(lane=0, start=0, stop=2, start_seq=0, stop_seq=0)
+    span = FileSpan(lane=0, start=0, stop=2, start_seq=0, stop_seq=0)
     now = now_of(table)
     log = [control_of(0, 0, EntryKind.SESSION_OPEN), control_of(1, 0, EntryKind.SESSION_CLOSE)]
     facts = write_span(table.storage, now.table.location(), span, 1, RAW, [list(log)], now.entries_location)

@@ -7,7 +7,7 @@ from threading import Event
 from typing import Any
 
 from embarcadero.client.sync import Log
-from embarcadero.tier.job import Cycle, Tierer, TierJob
+from embarcadero.tier.job import Cycle, TierJob, TierJobs
 from embarcadero.tier.settings import TierSettings
 from tests.tier.truth import await_durable
 
@@ -33,7 +33,7 @@ def test_trouble_of_one_topic_is_its_own(log: Log, tmp_path: Path) -> None:
         with log.publisher(name, ack=2) as publisher:
             publisher.send(b"x")
         await_durable(log, name)
-    tierer = Tierer(
+    tierer = TierJobs(
         log, settings, told, holder="many", topics=names, told=lambda topic, cycle: cycles.append((topic, cycle))
     )
     with TierJob(log, "held", settings, holder="another"):
@@ -55,6 +55,6 @@ def test_all_topics_with_replicas(log: Log, tmp_path: Path) -> None:
     """Without a list: topics in memory only are left alone."""
     log.create_topic("in-memory", replicas=0)
     log.create_topic("on-disk")
-    wanted = Tierer(log, TierSettings.local(tmp_path), Told(), holder="all")._wanted()
+    wanted = TierJobs(log, TierSettings.local(tmp_path), Told(), holder="all")._wanted()
     assert "on-disk" in wanted
     assert "in-memory" not in wanted

@@ -15,10 +15,10 @@ from embarcadero.client.results import Batch
 from embarcadero.errors import NotAvailable
 from embarcadero.limits import MIB, TABLE_PIECE_BYTES, TIER_GROUP_DECODED_BYTES
 from embarcadero.tier import parquet
-from embarcadero.tier.parquet import Footer, Span, read_footer, write_span
+from embarcadero.tier.parquet import FileSpan, SpanFooter, read_footer, write_span
 from embarcadero.tier.row_groups import GroupCache, pieces
 from embarcadero.tier.settings import TierSettings
-from embarcadero.tier.snapshots import Loaded
+from embarcadero.tier.snapshots import LoadedTable
 from embarcadero.tier.storage import Storage
 from embarcadero.tier.table import TierTable
 from embarcadero.tier.table_reads import TopicTable, table_batches
@@ -45,17 +45,17 @@ def log_of(schemas: TopicSchemas, rows: list[Any], batches: int) -> list[Batch]:
     return [batch_of(data, number, number * count, schemas, payload) for number in range(batches)]
 
 
-def tiered(folder: Path, schemas: TopicSchemas, log: list[Batch]) -> Loaded:
+def tiered(folder: Path, schemas: TopicSchemas, log: list[Batch]) -> LoadedTable:
     """A table with these batches in one file. The list of the caller is left alone."""
     table = TierTable(TierSettings.local(folder), "t")
     made = table.create("t", "1", schemas)
     end = log[-1].index + 1, log[-1].seq + log[-1].count
-    span = Span(lane=0, start=0, stop=end[0], start_seq=0, stop_seq=end[1])
+    span = FileSpan(lane=0, start=0, stop=end[0], start_seq=0, stop_seq=end[1])
     facts = write_span(table.storage, made.table.location(), span, 1, schemas, [list(log)], made.entries_location)
     return table.commit({}, [facts], {0: end}, {0: (0, 0)}, schemas, 1)
 
 
-def compacted(folder: Path) -> Loaded:
+def compacted(folder: Path) -> LoadedTable:
     """The same table after another program wrote its rows again, with dictionaries for all columns."""
     table = TierTable(TierSettings.local(folder), "t")
     now = table.load()
@@ -66,7 +66,7 @@ def compacted(folder: Path) -> Loaded:
     return again
 
 
-def cold(loaded: Loaded, **options: Any) -> TopicTable:
+def cold(loaded: LoadedTable, **options: Any) -> TopicTable:
     tier = Tier(id="1", warehouse="", table="t", metadata=loaded.metadata, frontiers=loaded.frontiers)
     return TopicTable(tier, **options)
 
@@ -80,8 +80,8 @@ def file_of(folder: Path) -> Path:
 def older(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files as they were: a row group has as many payloads as fit, and no one tells what it decodes to."""
     monkeypatch.setattr(parquet, "TIER_GROUP_DECODED_BYTES", 1 << 62)
-    seal = Footer.seal
-    monkeypatch.setattr(Footer, "seal", lambda self: seal(self).replace('"decoded":', '"other":'))
+    seal = SpanFooter.seal
+    monkeypatch.setattr(SpanFooter, "seal", lambda self: seal(self).replace('"decoded":', '"other":'))
     monkeypatch.setattr(parquet, "payload_crc", lambda _: 0)
 
 
@@ -107,7 +107,7 @@ def test_row_groups_are_bounded_by_what_they_decode_to(tmp_path: Path) -> None:
 def test_a_batch_that_was_written_is_let_go_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scan gives thousands of compressed batches at once: decoded, they would not fit."""
     lists = [log_of(TEXT, [{"text": "x" * 1_000}] * 10_000, 20)]
-    span = Span(lane=0, start=0, stop=20, start_seq=0, stop_seq=200_000)
+    span = FileSpan(lane=0, start=0, stop=20, start_seq=0, stop_seq=200_000)
     (tmp_path / "data").mkdir()
     held, make_rows = list[int](), parquet.rows
     before = pa.total_allocated_bytes()

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 
 from embarcadero.client.read.cold import open_table
 from embarcadero.errors import BadTable, EmbarcaderoError, NotAvailable, TierUnavailable
-from embarcadero.tier.parquet import Span, write_span
+from embarcadero.tier.parquet import FileSpan, write_span
 from embarcadero.tier.serving import TableServer
 from embarcadero.tier.settings import TierSettings
-from embarcadero.tier.snapshots import Loaded
+from embarcadero.tier.snapshots import LoadedTable
 from embarcadero.tier.storage import Storage
 from embarcadero.tier.table import TierTable
 from embarcadero.types import Gap, GapKind, Hole, Tier
@@ -27,7 +27,7 @@ from tests.tier.entries import batch_of, hole, raw
 from tests.tier.object_store import Endpoint
 
 ASK = Fetch(lane=0, start=0, max_bytes=1 << 20, table=True)
-SPAN = Span(lane=0, start=0, stop=2, start_seq=0, stop_seq=3)
+SPAN = FileSpan(lane=0, start=0, stop=2, start_seq=0, stop_seq=3)
 
 
 class Clock:
@@ -62,7 +62,7 @@ def failure(server: TableServer, tier: Tier) -> EmbarcaderoError:
     return caught.value
 
 
-def committed(folder: Path, name: str, data: str = "") -> Loaded:
+def committed(folder: Path, name: str, data: str = "") -> LoadedTable:
     """A table with two batches, in a warehouse in a folder; its file may be elsewhere."""
     table = TierTable(TierSettings.local(folder), name)
     made = table.create(name, "1", RAW)
@@ -83,7 +83,7 @@ def test_a_gap_comes_in_one_piece_however_long_it_is(tmp_path: Path) -> None:
     table = TierTable(TierSettings.local(tmp_path), "t")
     made = table.create("t", "1", RAW)
     log = [batch_of(raw([b"a", b"b"]), 0, 0), hole(1, far), batch_of(raw([b"c"]), far, 2)]
-    span = Span(lane=0, start=0, stop=far + 1, start_seq=0, stop_seq=3)
+    span = FileSpan(lane=0, start=0, stop=far + 1, start_seq=0, stop_seq=3)
     facts = write_span(table.storage, made.table.location(), span, 1, RAW, [log], made.entries_location)
     done = table.commit({}, [facts], {0: (far + 1, 3)}, {0: (0, 0)}, RAW, 1)
     holes = {0: [Hole(1, far, 2, 2, never_durable=True)]}

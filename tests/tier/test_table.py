@@ -18,9 +18,9 @@ import pytest
 from embarcadero.client.results import Batch
 from embarcadero.errors import BadTable, BadValue, Corrupt, Deposed, TierUnavailable, Trimmed
 from embarcadero.tier.columns import EntriesHash, rows
-from embarcadero.tier.parquet import FileFacts, Footer, Span, span_of, write_span
+from embarcadero.tier.parquet import FileFacts, FileSpan, SpanFooter, span_of, write_span
 from embarcadero.tier.settings import TierSettings, parse_properties
-from embarcadero.tier.snapshots import Loaded
+from embarcadero.tier.snapshots import LoadedTable
 from embarcadero.tier.storage import Storage
 from embarcadero.tier.table import TierTable, table_name
 from embarcadero.tier.table_reads import TopicTable, table_batches
@@ -40,9 +40,9 @@ LOG = [
     batch_of(raw([b"bad"] * 2), 11, 53, payload=b"\1" * 72),
     control_of(12, 55, EntryKind.SESSION_CLOSE, session=1),
 ]
-ALL = Span(lane=0, start=0, stop=13, start_seq=0, stop_seq=55)
-FIRST = Span(lane=0, start=0, stop=3, start_seq=0, stop_seq=3)
-REST = Span(lane=0, start=3, stop=13, start_seq=3, stop_seq=55)
+ALL = FileSpan(lane=0, start=0, stop=13, start_seq=0, stop_seq=55)
+FIRST = FileSpan(lane=0, start=0, stop=3, start_seq=0, stop_seq=3)
+REST = FileSpan(lane=0, start=3, stop=13, start_seq=3, stop_seq=55)
 
 
 @pytest.fixture
@@ -59,32 +59,32 @@ def inject() -> Iterator[Any]:
         yield lambda name: stack.enter_context(injected(name))
 
 
-def write(table: TierTable, span: Span, log: list[Batch], schemas: TopicSchemas = RAW, epoch: int = 1) -> FileFacts:
+def write(table: TierTable, span: FileSpan, log: list[Batch], schemas: TopicSchemas = RAW, epoch: int = 1) -> FileFacts:
     now = table.load()
     assert now is not None
     scan = [log[:2], log[2:]]
     return write_span(table.storage, now.table.location(), span, epoch, schemas, scan, now.entries_location)
 
 
-def commit(table: TierTable, facts: FileFacts, schemas: TopicSchemas = RAW) -> Loaded:
+def commit(table: TierTable, facts: FileFacts, schemas: TopicSchemas = RAW) -> LoadedTable:
     span, now = facts.span, table.load()
     assert now is not None
     before = {} if span.start == 0 else {span.lane: (span.start, span.start_seq)}
     return table.commit(before, [facts], {span.lane: (span.stop, span.stop_seq)}, {span.lane: (0, 0)}, schemas, 1)
 
 
-def now_of(table: TierTable) -> Loaded:
+def now_of(table: TierTable) -> LoadedTable:
     now = table.load()
     assert now is not None
     return now
 
 
-def tier_of(loaded: Loaded, **more: Any) -> Tier:
+def tier_of(loaded: LoadedTable, **more: Any) -> Tier:
     facts = {"id": loaded.id, "warehouse": "", "table": "orders", "metadata": loaded.metadata}
     return Tier(**{**facts, "frontiers": loaded.frontiers, "starts": loaded.starts, **more})
 
 
-def cold(loaded: Loaded, **more: Any) -> TopicTable:
+def cold(loaded: LoadedTable, **more: Any) -> TopicTable:
     return TopicTable(tier_of(loaded, **more))
 
 
@@ -180,7 +180,7 @@ def test_columns_that_came_later_are_null_in_older_files(table: TierTable, tmp_p
     second = batch_of(
         pa.record_batch([pa.array([7], pa.uint64()), pa.array(["x"], note.type)], schema=new.newest), 1, 1, new
     )
-    spans = [Span(lane=0, start=n, stop=n + 1, start_seq=n, stop_seq=n + 1) for n in range(2)]
+    spans = [FileSpan(lane=0, start=n, stop=n + 1, start_seq=n, stop_seq=n + 1) for n in range(2)]
     commit(typed, write(typed, spans[0], [first], old), old)
     loaded = commit(typed, write(typed, spans[1], [second], new), new)
     found = [batch.to_arrow() for batch in taken(cold(loaded), new)]
@@ -341,7 +341,7 @@ def test_values_that_somebody_else_wrote_and_that_do_not_fit_are_named(tmp_path:
     wide, narrow = (TopicSchemas(pa.schema([("n", kind)]), (1,)) for kind in (pa.int32(), pa.int8()))
     table = TierTable(TierSettings.local(tmp_path), "numbers")
     table.create("numbers", "id-1", wide)
-    span = Span(lane=0, start=0, stop=1, start_seq=0, stop_seq=1)
+    span = FileSpan(lane=0, start=0, stop=1, start_seq=0, stop_seq=1)
     batch = batch_of(pa.record_batch({"n": pa.array([300], pa.int32())}), 0, 0, wide)
     facts = write(table, span, [batch], wide)
     loaded = commit(table, facts, wide)
@@ -374,22 +374,22 @@ def test_a_scan_that_is_not_the_span_is_no_file(table: TierTable) -> None:
         write(table, ALL, [*LOG[:2], hole(3, 9), *LOG[4:]])
     for name in ("orders", "orders__entries"):
         assert table.storage.list(f"{table.settings.warehouse}/embarcadero/{name}/data") == []
-    empty = write(table, Span(lane=0, start=3, stop=9, start_seq=3, stop_seq=50), [hole(3, 9)])
+    empty = write(table, FileSpan(lane=0, start=3, stop=9, start_seq=3, stop_seq=50), [hole(3, 9)])
     assert (empty.paths, empty.entries_path, empty.rows, empty.written) == ([], "", 0, False)
 
 
 def test_names_and_footers() -> None:
     """Names tell spans; a footer that was changed is noticed."""
-    assert span_of("file:///w/embarcadero/t/data/0-1-5-10-50-3-0123456789abcdef.parquet") == Span(
+    assert span_of("file:///w/embarcadero/t/data/0-1-5-10-50-3-0123456789abcdef.parquet") == FileSpan(
         lane=0, start=1, stop=5, start_seq=10, stop_seq=50
     )
     assert span_of("part-0.parquet") is None
-    footer = Footer(span=ALL, rows=1, entries=1, hash="", groups=[(0, 0, 1)], schema="")
+    footer = SpanFooter(span=ALL, rows=1, entries=1, hash="", groups=[(0, 0, 1)], schema="")
     sealed = footer.seal().encode()
-    assert Footer.unseal(sealed, "f") == footer
+    assert SpanFooter.unseal(sealed, "f") == footer
     for place in range(len(sealed)):
         with pytest.raises(BadTable):
-            Footer.unseal(sealed[:place] + bytes([sealed[place] ^ 1]) + sealed[place + 1 :], "f")
+            SpanFooter.unseal(sealed[:place] + bytes([sealed[place] ^ 1]) + sealed[place + 1 :], "f")
 
 
 # --- catalogs and stores that do not answer ---------------------------------------------------------------------------

@@ -29,8 +29,8 @@ from embarcadero.spark.read.streaming import stream_reader
 from embarcadero.spark.tiering import SparkEngine
 from embarcadero.spark.write.options import WriteOptions
 from embarcadero.spark.write.shape import shape_of
-from embarcadero.spark.write.sink import Message, publish
-from embarcadero.spark.write.tasks import TaskWriter, Work
+from embarcadero.spark.write.sink import StagedMessage, publish
+from embarcadero.spark.write.tasks import TaskWriter, WriteWork
 from embarcadero.tier.columns import rows
 from embarcadero.tier.job import TierJob
 from embarcadero.tier.settings import TierSettings
@@ -162,8 +162,10 @@ class Bench:
             for number in range(self._job.offsets):
                 began = time.perf_counter()
                 shape = shape_of(self._log.describe(COPY), batch.schema, options, 0)
-                writer, work = TaskWriter(options, shape), Work("bench", number, "bench")
-                publish(writer, [Message(writer.write(work, task, iter([half]))) for task, half in enumerate(halves)])
+                writer, work = TaskWriter(options, shape), WriteWork("bench", number, "bench")
+                publish(
+                    writer, [StagedMessage(writer.write(work, task, iter([half]))) for task, half in enumerate(halves)]
+                )
                 times["ours"].append(time.perf_counter() - began)
                 began = time.perf_counter()
                 for future in [publisher.publish(half) for half in halves]:
@@ -288,8 +290,9 @@ def _keyed_batch(keys: int, number: int) -> pa.RecordBatch:
     columns = [
         pa.array(random.integers(0, keys, count)).cast(pa.string()).cast(pa.binary()),
         pa.Array.from_buffers(pa.binary(), count, [None, ends, digits]),
-        pa.nulls(count, RAW_SCHEMA.field("headers").type), pa.array(now).view(RAW_SCHEMA.field("timestamp").type),
-    ]  # fmt: skip
+        pa.nulls(count, RAW_SCHEMA.field("headers").type),
+        pa.array(now).view(RAW_SCHEMA.field("timestamp").type),
+    ]
     return pa.RecordBatch.from_arrays(columns, schema=RAW_SCHEMA)
 
 

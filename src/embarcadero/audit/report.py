@@ -37,7 +37,7 @@ KEPT_PER_KIND: Final = 20
 """So many findings of a kind are told with their place in each span; the others are counted."""
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class AuditFinding(msgspec.Struct, frozen=True, kw_only=True):
     """Something that is not as promised. `times` counts those of its kind that are not told one by one."""
 
     kind: str
@@ -52,7 +52,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         return KINDS[self.kind][0]
 
 
-class LaneReport(msgspec.Struct, kw_only=True):
+class LaneAudit(msgspec.Struct, kw_only=True):
     """What was looked at in one lane."""
 
     lane: int
@@ -77,8 +77,8 @@ class AuditReport(msgspec.Struct, kw_only=True):
 
     topic: str
     order: int
-    lanes: list[LaneReport]
-    findings: list[Finding]
+    lanes: list[LaneAudit]
+    findings: list[AuditFinding]
     seconds: float
     spans: int
 
@@ -98,22 +98,22 @@ class Collector:
 
     def __init__(self, lane: int) -> None:
         self.lane = lane
-        self._found: dict[str, list[Finding]] = {}
+        self._found: dict[str, list[AuditFinding]] = {}
         self._more: dict[str, int] = {}
 
     def add(self, kind: str, index: int, detail: str) -> None:
         """Note one."""
         told = self._found.setdefault(kind, [])
         if len(told) < KEPT_PER_KIND:
-            told.append(Finding(kind=kind, lane=self.lane, index=index, detail=detail))
+            told.append(AuditFinding(kind=kind, lane=self.lane, index=index, detail=detail))
         else:
             self._more[kind] = self._more.get(kind, 0) + 1
 
-    def take(self) -> list[Finding]:
+    def take(self) -> list[AuditFinding]:
         """All of them, the counted ones last."""
         told = [finding for kind in self._found.values() for finding in kind]
         more = [
-            Finding(kind=kind, lane=self.lane, index=-1, detail=f"{times:,} more of this kind", times=times)
+            AuditFinding(kind=kind, lane=self.lane, index=-1, detail=f"{times:,} more of this kind", times=times)
             for kind, times in self._more.items()
         ]
         return told + more
@@ -160,7 +160,7 @@ class SpanReport(msgspec.Struct, frozen=True, kw_only=True):
     in_table: int
     in_both: int
     hash: str
-    findings: list[Finding]
+    findings: list[AuditFinding]
 
 
 def lane_facts(about: TopicInfo, tail: Tail) -> list[LaneFacts]:
@@ -170,11 +170,15 @@ def lane_facts(about: TopicInfo, tail: Tail) -> list[LaneFacts]:
         frontier = 0 if about.tier is None else about.tier.frontier(lane.lane)[0]
         facts.append(
             LaneFacts(
-                lane=lane.lane, start_index=lane.start_index, start_seq=lane.start_seq, stop_index=lane.durable_index,
-                lost=lost_between([one for one in about.ranges if one.lane == lane.lane]), frontier=frontier,
+                lane=lane.lane,
+                start_index=lane.start_index,
+                start_seq=lane.start_seq,
+                stop_index=lane.durable_index,
+                lost=lost_between([one for one in about.ranges if one.lane == lane.lane]),
+                frontier=frontier,
                 hot_index=lane.hot_index,
             )
-        )  # fmt: skip
+        )
     return facts
 
 
@@ -203,10 +207,16 @@ def spans_of(log: Log, about: TopicInfo, facts: LaneFacts, span_bytes: int) -> l
             if start < stop:
                 spans.append(
                     AuditSpan(
-                        topic=topic, lane=facts, start=start, stop=stop, table=table, log=held, properties=properties,
+                        topic=topic,
+                        lane=facts,
+                        start=start,
+                        stop=stop,
+                        table=table,
+                        log=held,
+                        properties=properties,
                         file=file,
                     )
-                )  # fmt: skip
+                )
     return spans
 
 
@@ -234,9 +244,13 @@ def _file_ends(about: TopicInfo, lane: int, first: int, last: int, properties: S
 
 
 def report_of(
-    about: TopicInfo, facts: Iterable[LaneFacts], spans: Sequence[SpanReport], sessions: Sequence[Finding],
-    counts: Mapping[int, tuple[int, int]], seconds: float,
-) -> AuditReport:  # fmt: skip
+    about: TopicInfo,
+    facts: Iterable[LaneFacts],
+    spans: Sequence[SpanReport],
+    sessions: Sequence[AuditFinding],
+    counts: Mapping[int, tuple[int, int]],
+    seconds: float,
+) -> AuditReport:
     """Bring all together: spans have to meet, too. `counts`: sessions by lane, and how many are of unknown kind."""
     findings = [finding for span in spans for finding in span.findings] + list(sessions)
     lanes = []
@@ -251,30 +265,35 @@ def report_of(
             for name in ("batches", "records", "entries", "lost", "skipped", "in_table", "in_both")
         }
         lanes.append(
-            LaneReport(
-                lane=lane.lane, start_index=lane.start_index, stop_index=lane.stop_index, start_seq=lane.start_seq,
+            LaneAudit(
+                lane=lane.lane,
+                start_index=lane.start_index,
+                stop_index=lane.stop_index,
+                start_seq=lane.start_seq,
                 stop_seq=next((span.next_seq for span in reversed(own) if span.next_seq >= 0), lane.start_seq),
-                sessions=counts.get(lane.lane, (0, 0))[0], sessions_unknown=counts.get(lane.lane, (0, 0))[1],
-                hash=digest.hexdigest(), **total,
+                sessions=counts.get(lane.lane, (0, 0))[0],
+                sessions_unknown=counts.get(lane.lane, (0, 0))[1],
+                hash=digest.hexdigest(),
+                **total,
             )
-        )  # fmt: skip
+        )
     return AuditReport(
         topic=about.name, order=int(about.order), lanes=lanes, findings=findings, seconds=seconds, spans=len(spans)
     )
 
 
-def _seams(lane: LaneFacts, spans: Sequence[SpanReport]) -> list[Finding]:
+def _seams(lane: LaneFacts, spans: Sequence[SpanReport]) -> list[AuditFinding]:
     """Where one span ends the next begins, in indices and in record numbers."""
     found, at, seq = [], lane.start_index, -1
     for span in spans:
         if span.start != at:
             what = f"indices {at} to {span.start - 1} were not looked at"
-            found.append(Finding(kind="unread", lane=lane.lane, index=at, detail=what))
+            found.append(AuditFinding(kind="unread", lane=lane.lane, index=at, detail=what))
         elif seq >= 0 and 0 <= span.first_seq != seq and not span.lost:
             what = f"seq {span.first_seq} where {seq} comes next"
-            found.append(Finding(kind="seq-hole", lane=lane.lane, index=span.start, detail=what))
+            found.append(AuditFinding(kind="seq-hole", lane=lane.lane, index=span.start, detail=what))
         at, seq = span.stop, span.next_seq
     if at != lane.stop_index:
         what = f"indices {at} to {lane.stop_index - 1} were not looked at"
-        found.append(Finding(kind="unread", lane=lane.lane, index=at, detail=what))
+        found.append(AuditFinding(kind="unread", lane=lane.lane, index=at, detail=what))
     return found

@@ -64,18 +64,26 @@ def runs_of(
     if not len(indices):
         return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in RUNS], schema=RUNS)
     goes_on = (
-        (sessions[1:] == sessions[:-1]) & (lives[1:] == lives[:-1]) & ~opens[1:] & ~opens[:-1]
+        (sessions[1:] == sessions[:-1])
+        & (lives[1:] == lives[:-1])
+        & ~opens[1:]
+        & ~opens[:-1]
         & (starts[1:] == starts[:-1] + widths[:-1])
-    )  # fmt: skip
+    )
     early = np.flatnonzero(goes_on & (indices[1:] < indices[:-1]))
     _, first_early = np.unique(np.cumsum(~goes_on)[early], return_index=True)
     goes_on[early[first_early]] = False  # only the first of each run: sessions that promise no order stay few runs
     first = np.flatnonzero(np.concatenate(([True], ~goes_on)))
     last = np.concatenate((first[1:], [len(indices)])) - 1
     numbers: list[Any] = [
-        np.full(len(first), lane, np.int32), sessions[first], opens[first], np.minimum.reduceat(indices, first),
-        np.maximum.reduceat(indices, first), starts[first], starts[last] + widths[last],
-    ]  # fmt: skip
+        np.full(len(first), lane, np.int32),
+        sessions[first],
+        opens[first],
+        np.minimum.reduceat(indices, first),
+        np.maximum.reduceat(indices, first),
+        starts[first],
+        starts[last] + widths[last],
+    ]
     unknown = ~opens[first] | (flags[first] == NO_FLAGS)
     columns = [*map(pa.array, numbers), pa.array(flags[first] & OPEN_STRONG != 0, mask=unknown)]
     return pa.RecordBatch.from_arrays(columns, schema=RUNS)

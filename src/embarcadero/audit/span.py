@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embarcadero.audit.report import AuditSpan, Collector, Finding, SpanReport
+from embarcadero.audit.report import AuditFinding, AuditSpan, Collector, SpanReport
 from embarcadero.audit.sessions import NO_FLAGS, runs_of
 from embarcadero.client.results import Batch, TopicInfo
 from embarcadero.client.sync import Log
@@ -100,7 +100,7 @@ class SpanAudit:
         flags = np.where(np.asarray(rows.column("_skipped").is_valid())[places], column["_skipped"], NO_FLAGS)
         self._entries.append((*(column[name] for name in names), flags))
 
-    def finish(self) -> list[Finding]:
+    def finish(self) -> list[AuditFinding]:
         """Everything came; what is wrong."""
         self._close_rows()
         if self._next_index < self.stop:
@@ -220,11 +220,21 @@ def look_at(log: Log, about: TopicInfo, span: AuditSpan) -> tuple[SpanReport, pa
         audit.failed("unread", f"{type(error).__name__}: {error}")
     findings = audit.finish()
     report = SpanReport(
-        lane=span.lane.lane, start=span.start, stop=span.stop, first_seq=audit.first_seq, next_seq=audit.next_seq,
-        entries=audit.entries, batches=audit.batches, records=audit.records, lost=audit.lost, skipped=audit.skipped,
-        in_table=audit.entries if span.table else 0, in_both=audit.entries if span.table and span.log else 0,
-        hash=audit.hash.hex, findings=findings,
-    )  # fmt: skip
+        lane=span.lane.lane,
+        start=span.start,
+        stop=span.stop,
+        first_seq=audit.first_seq,
+        next_seq=audit.next_seq,
+        entries=audit.entries,
+        batches=audit.batches,
+        records=audit.records,
+        lost=audit.lost,
+        skipped=audit.skipped,
+        in_table=audit.entries if span.table else 0,
+        in_both=audit.entries if span.table and span.log else 0,
+        hash=audit.hash.hex,
+        findings=findings,
+    )
     return report, audit.runs()
 
 
@@ -283,7 +293,7 @@ def _compare(
 ) -> None:
     """Both copies, row by row; the first difference is told, and the log's copy is looked at to the end."""
     differs = False
-    copy = Rows(table)
+    copy = CopiedRows(table)
     for part in log:
         _take(audit, part)
         if isinstance(part, Gap) or differs:
@@ -317,7 +327,7 @@ def _difference(mine: pa.RecordBatch, theirs: pa.Table) -> str:
     return f"columns {', '.join(wrong)} differ {where}" if wrong else ""
 
 
-class Rows:
+class CopiedRows:
     """Rows of a table, taken in the lengths that one asks for."""
 
     def __init__(self, parts: Iterator[pa.RecordBatch]) -> None:

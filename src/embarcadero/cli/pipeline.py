@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from embarcadero.audit.report import AuditReport
     from embarcadero.client.sync import Log
     from embarcadero.config import Config
-    from embarcadero.spark.jobs import Progress, Report
+    from embarcadero.spark.jobs import JobProgress, ProgressReport
     from embarcadero.spark.loading import FilesSource, TableSource
     from embarcadero.tier.engines import Engine
     from embarcadero.tier.job import Cycle, TierJob
@@ -306,14 +306,14 @@ _INTERRUPTED = 130
 
 
 @contextmanager
-def _going_on(what: str, unit: str) -> Iterator[Report]:
+def _going_on(what: str, unit: str) -> Iterator[ProgressReport]:
     """Progress on standard error while a job runs; Ctrl-C ends it with a word on how to go on."""
     from rich.console import Console
 
     console = Console(stderr=True)
     with console.status(f"{what} ...") as status:
 
-        def report(progress: Progress) -> None:
+        def report(progress: JobProgress) -> None:
             status.update(f"{what}: {progress.done:,} of {progress.total:,} {unit}, steps now: {progress.steps:,}")
 
         try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import pyarrow as pa
 
-from embarcadero.audit.report import AuditReport, AuditSpan, Finding, SpanReport, lane_facts, report_of, spans_of
+from embarcadero.audit.report import AuditFinding, AuditReport, AuditSpan, SpanReport, lane_facts, report_of, spans_of
 from embarcadero.audit.sessions import PROBLEMS, RUNS, problems_of
 from embarcadero.audit.span import look_at
 from embarcadero.client.sync import Log
@@ -78,7 +78,7 @@ def _look(spark: SparkSession, address: str, spans: list[AuditSpan]) -> DataFram
     return spark.range(0, len(spans), 1, len(spans)).mapInArrow(look, _TOLD_DDL)
 
 
-def _sessions(told: DataFrame, order: int, whole: set[int]) -> tuple[dict[int, tuple[int, int]], list[Finding]]:
+def _sessions(told: DataFrame, order: int, whole: set[int]) -> tuple[dict[int, tuple[int, int]], list[AuditFinding]]:
     """Count each lane's sessions, and those of unknown kind among them; find what is wrong with them.
 
     `whole`: lanes that are there from their start.
@@ -101,4 +101,4 @@ def _sessions(told: DataFrame, order: int, whole: set[int]) -> tuple[dict[int, t
         )
 
     found = runs.groupBy("lane", "session").applyInArrow(compare, _PROBLEMS_DDL).limit(1_000).collect()
-    return counts, [Finding(**row.asDict()) for row in found]
+    return counts, [AuditFinding(**row.asDict()) for row in found]

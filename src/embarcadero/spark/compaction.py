@@ -28,19 +28,19 @@ from embarcadero.spark.jobs import (
     STAGED_DDL,
     STEP_BYTES,
     Job,
-    Progress,
-    Report,
-    Source,
+    JobProgress,
+    ProgressReport,
     TopicRows,
+    TopicSource,
     check_target,
     encode_staged,
     publish_staged,
     task_writer,
     work_of,
 )
-from embarcadero.spark.read.offsets import BEGINNING, Place, Span
-from embarcadero.spark.write.tasks import TaskWriter, Work
-from embarcadero.staging.job_ledger import Fact
+from embarcadero.spark.read.offsets import BEGINNING, LanePosition, TaskSpan
+from embarcadero.spark.write.tasks import TaskWriter, WriteWork
+from embarcadero.staging.job_ledger import JobFact
 from embarcadero.types import Order
 from embarcadero.wire.schemas import TopicSchemas
 
@@ -134,7 +134,7 @@ def deletes_of(schemas: TopicSchemas, key: str, text: str | None) -> Deletes:
     return Deletes(COLUMN, key, column, value)
 
 
-class _Begun(msgspec.Struct, frozen=True):
+class _CompactionBegun(msgspec.Struct, frozen=True):
     """What a compaction is."""
 
     source: str
@@ -142,19 +142,19 @@ class _Begun(msgspec.Struct, frozen=True):
     deletes: Deletes
 
 
-class _Step(msgspec.Struct, frozen=True):
+class _CompactionStep(msgspec.Struct, frozen=True):
     """Compact [start, stop) of the source; a full step also folds [base_start, base_stop) of the target."""
 
     lane: int
-    start: Place
-    stop: Place
-    base: tuple[int, Place, Place] | None  # lane, start, stop
+    start: LanePosition
+    stop: LanePosition
+    base: tuple[int, LanePosition, LanePosition] | None  # lane, start, stop
 
 
 class _Done(msgspec.Struct, frozen=True):
     """The source is compacted below `stop`. The newest full step has `live` records from seq `base` on."""
 
-    stop: Place
+    stop: LanePosition
     base: int
     live: int
     full_us: int
@@ -179,9 +179,17 @@ def latest_name(topic: str) -> str:
 
 
 def compact(
-    spark: SparkSession, log: Log, topic: str, *, into: str | None = None, deletes: str | None = None,
-    full: bool = False, keep_s: float = KEEP_S, step_bytes: int = STEP_BYTES, report: Report | None = None,
-) -> Compacted:  # fmt: skip
+    spark: SparkSession,
+    log: Log,
+    topic: str,
+    *,
+    into: str | None = None,
+    deletes: str | None = None,
+    full: bool = False,
+    keep_s: float = KEEP_S,
+    step_bytes: int = STEP_BYTES,
+    report: ProgressReport | None = None,
+) -> Compacted:
     """Bring `<topic>_latest` (or `into`) up to what is durable in a topic now: the newest record of each key.
 
     Only what came since the last run is read. A run that was killed goes on with the next one; two at once do nothing
@@ -201,7 +209,7 @@ def compact(
     target = _open_target(log, about, target_name)
     job = Job.of(log, target, WRITE, repeatable=True)
     _begin(job, about, rule)
-    steps = _Compaction(spark, job, Source(log, about), rule, full, step_bytes, report)
+    steps = _Compaction(spark, job, TopicSource(log, about), rule, full, step_bytes, report)
     count = job.run(steps)
     _trim(job, keep_s)
     tail = log.tail(target.name)
@@ -226,7 +234,7 @@ def latest(spark: SparkSession, log: Log, topic: str, *, into: str | None = None
     begun = Job.of(log, target, WRITE, repeatable=True).begun()
     if begun is None:
         raise BadValue(f"topic {name!r} is not the target of a compaction", "name the topic that was compacted")
-    rule = msgspec.json.decode(begun, type=_Begun).deletes
+    rule = msgspec.json.decode(begun, type=_CompactionBegun).deletes
     key, seq = _key(target), "_seq" if target.versions.typed else "seq"
     own = target.versions.newest.names
     frame = spark.read.format("embarcadero").options(brokers=log.address, topic=name, columns=",".join([*own, seq]))
@@ -285,10 +293,17 @@ def _open_target(log: Log, about: TopicInfo, name: str) -> TopicInfo:
     except UnknownTopic:
         try:
             target = log.create_topic(
-                name, order=about.order, partitions=about.partitions, replicas=about.replicas,
-                durable_on=about.durable_on, schema=schema, partitioner=about.partitioner, key=about.key or None,
-                retention_bytes=0, retention_s=0,
-            )  # fmt: skip
+                name,
+                order=about.order,
+                partitions=about.partitions,
+                replicas=about.replicas,
+                durable_on=about.durable_on,
+                schema=schema,
+                partitioner=about.partitioner,
+                key=about.key or None,
+                retention_bytes=0,
+                retention_s=0,
+            )
         except TopicExists:
             target = log.describe(name)
     if target.id == about.id:
@@ -303,12 +318,12 @@ def _open_target(log: Log, about: TopicInfo, name: str) -> TopicInfo:
 
 
 def _begin(job: Job, about: TopicInfo, rule: Deletes) -> None:
-    wanted = _Begun(about.name, about.id, rule)
+    wanted = _CompactionBegun(about.name, about.id, rule)
     if job.begun() is None and job.log.tail(job.target.name).seq:
         raise BadValue(
             f"topic {job.target.name!r} has records that no compaction wrote", "name another target, or delete it"
         )
-    begun = msgspec.json.decode(job.begin(msgspec.json.encode(wanted)), type=_Begun)
+    begun = msgspec.json.decode(job.begin(msgspec.json.encode(wanted)), type=_CompactionBegun)
     if begun.source_id != wanted.source_id:
         raise Stale(
             f"topic {job.target.name!r} follows another topic, {begun.source!r} with another id",
@@ -326,16 +341,22 @@ class _Compaction:
     """The steps of a run."""
 
     def __init__(
-        self, spark: SparkSession, job: Job, source: Source, rule: Deletes, full: bool, step_bytes: int,
-        report: Report | None,
-    ) -> None:  # fmt: skip
+        self,
+        spark: SparkSession,
+        job: Job,
+        source: TopicSource,
+        rule: Deletes,
+        full: bool,
+        step_bytes: int,
+        report: ProgressReport | None,
+    ) -> None:
         self._spark, self._job, self._source, self._rule = spark, job, source, rule
         self._full, self._step_bytes, self._report = full, step_bytes, report
-        self._target = Source(job.log, job.target)
+        self._target = TopicSource(job.log, job.target)
         self._steps = 0
         self.newest = _Done(BEGINNING, 0, 0, 0)
 
-    def plan(self, newest: Fact | None) -> bytes | None:
+    def plan(self, newest: JobFact | None) -> bytes | None:
         """From the frontier on, as much as a step reads."""
         (lane,) = self._source.now().lanes.values()
         if newest is not None:
@@ -351,7 +372,7 @@ class _Compaction:
                 "more often",
             )
         if self._report is not None:
-            self._report(Progress(self._steps, start.seq, lane.end.seq))
+            self._report(JobProgress(self._steps, start.seq, lane.end.seq))
         held = self._job.log.tail(self._job.target.name)
         grown = held.records(base.base, held.durable_seq) if newest is not None else 0
         if start.seq >= lane.end.seq and not (self._full and grown > base.live):
@@ -359,13 +380,13 @@ class _Compaction:
         is_full = newest is None or self._full or grown > _GROWTH * base.live + _SMALL
         self._full = False  # once is enough
         span = self._source.step(lane.lane, start, lane.end, self._step_bytes)
-        low, high = Place(held.start_index, held.start_seq), Place(held.durable_index, held.durable_seq)
-        step = _Step(lane.lane, span.start, span.stop, (held.lane, low, high) if is_full else None)
+        low, high = LanePosition(held.start_index, held.start_seq), LanePosition(held.durable_index, held.durable_seq)
+        step = _CompactionStep(lane.lane, span.start, span.stop, (held.lane, low, high) if is_full else None)
         return msgspec.json.encode(step)
 
     def write(self, epoch: int, plan: bytes) -> None:
         """Find the newest position of each key, then copy these records."""
-        step = msgspec.json.decode(plan, type=_Step)
+        step = msgspec.json.decode(plan, type=_CompactionStep)
         pieces = []
         if step.base is not None:
             pieces = [(self._target.rows, piece) for piece in self._target.pieces(self._target.span(*step.base))]
@@ -381,7 +402,7 @@ class _Compaction:
 
     def done(self, epoch: int, plan: bytes) -> bytes:  # noqa: ARG002 - see Steps
         """The frontier, and what the newest full step left."""
-        step = msgspec.json.decode(plan, type=_Step)
+        step = msgspec.json.decode(plan, type=_CompactionStep)
         self._steps += 1
         if step.base is None:
             return msgspec.json.encode(msgspec.structs.replace(self._before(), stop=step.stop))
@@ -394,7 +415,7 @@ class _Compaction:
         return self.newest if newest is None else msgspec.json.decode(newest.body, type=_Done)
 
 
-_Piece = tuple[TopicRows, Span]
+_Piece = tuple[TopicRows, TaskSpan]
 
 
 def _newest(spark: SparkSession, pieces: list[_Piece], target: TopicInfo) -> Any:
@@ -427,7 +448,7 @@ def plain_key(keys: pa.Array) -> pa.Array:
 
 
 def _copier(
-    pieces: list[_Piece], tasks: TaskWriter, work: Work, drop: Deletes | None
+    pieces: list[_Piece], tasks: TaskWriter, work: WriteWork, drop: Deletes | None
 ) -> Callable[[pa.Table], pa.Table]:
     """Stage the records of one piece at the offsets of a group; of a full step without those that delete."""
 
@@ -441,7 +462,7 @@ def _copier(
     return copy
 
 
-def _picked(rows: TopicRows, span: Span, offsets: Any, drop: Deletes | None) -> Iterator[pa.RecordBatch]:
+def _picked(rows: TopicRows, span: TaskSpan, offsets: Any, drop: Deletes | None) -> Iterator[pa.RecordBatch]:
     for columns, seq, _ in rows.read(span):
         first = seq - span.start.seq
         low, high = np.searchsorted(offsets, [first, first + columns.num_rows])

@@ -5,8 +5,8 @@ A job is a named write into one topic. Each step is an epoch of that write: its 
 as done. A process that is killed anywhere leaves a plan at most; the next start runs that plan, or finds its rows in
 the topic.
 
-A topic is the source of a job as `Source` tells: where its lanes are, pieces for tasks, and rows exactly as they were
-published. A frame has Spark's types; rows here have the topic's own, so that a copy is equal to what was copied.
+A topic is the source of a job as `TopicSource` tells: where its lanes are, pieces for tasks, and rows exactly as they
+were published. A frame has Spark's types; rows here have the topic's own, so that a copy is equal to what was copied.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from embarcadero.errors import (
 )
 from embarcadero.limits import GIB, SPARK_TASK_BYTES
 from embarcadero.spark.connections import shared_log
-from embarcadero.spark.read.offsets import Place, Span
+from embarcadero.spark.read.offsets import LanePosition, TaskSpan
 from embarcadero.spark.read.options import read_options
 from embarcadero.spark.read.view import ReadView, TopicNow
 from embarcadero.spark.write.options import WriteOptions
-from embarcadero.spark.write.shape import Shape
-from embarcadero.spark.write.sink import Message, publish
-from embarcadero.spark.write.tasks import Encoded, Staged, TaskWriter, Work
-from embarcadero.staging.job_ledger import BEGUN, DONE, PLANNED, Fact, JobLedger, age_s
+from embarcadero.spark.write.shape import FrameShape
+from embarcadero.spark.write.sink import StagedMessage, publish
+from embarcadero.spark.write.tasks import Encoded, Staged, TaskWriter, WriteWork
+from embarcadero.staging.job_ledger import BEGUN, DONE, PLANNED, JobFact, JobLedger, age_s
 from embarcadero.staging.manifest import data_name, first_sequence
 from embarcadero.types import HIDDEN_PREFIX, Gap, GapKind, Order
 
@@ -67,7 +67,7 @@ STAGED_DDL: Final = "number long, staged binary"
 _TYPED: Final = re.compile(r"embarcadero\.errors\.(\w+): (.*)")
 
 
-class Rows(NamedTuple):
+class RecordRun(NamedTuple):
     """Records that follow each other: as columns of the topic, the seq of the first one, their partition."""
 
     columns: pa.RecordBatch
@@ -84,7 +84,7 @@ class TopicRows:
     topic_id: int
     version: int  # of the topic's schema: rows of a newer one would lose columns
 
-    def read(self, span: Span) -> Iterator[Rows]:
+    def read(self, span: TaskSpan) -> Iterator[RecordRun]:
         """Read the durable records of a span. Raises Trimmed, TopicReplaced, BadSchema."""
         log = shared_log(self.brokers)
         if log.describe(self.topic).id != self.topic_id:
@@ -99,9 +99,9 @@ class TopicRows:
                 if batch.schema_version > self.version:
                     raise BadSchema(f"topic {self.topic!r} got another column while the job ran", "start it again")
                 columns = batch.to_arrow().slice(first - batch.seq, stop - first)
-                yield Rows(columns, first, batch.partition)
+                yield RecordRun(columns, first, batch.partition)
 
-    def _check(self, span: Span, gap: Gap) -> None:
+    def _check(self, span: TaskSpan, gap: Gap) -> None:
         """Look at a gap: records that were trimmed end the job; what a crash took before it was durable never was."""
         where = f"batches [{gap.start}, {gap.stop}) of lane {span.lane} of topic {self.topic!r}"
         if gap.kind is GapKind.TRIMMED:
@@ -113,7 +113,7 @@ class TopicRows:
             _LOG.warning("%s were lost with the memory of the cluster", where)
 
 
-class Source:
+class TopicSource:
     """A topic that a job reads, as the driver sees it."""
 
     def __init__(self, log: Log, about: TopicInfo) -> None:
@@ -133,15 +133,15 @@ class Source:
             raise TopicReplaced(f"topic {self.about.name!r} was deleted, and another one has its name", "start again")
         return now
 
-    def span(self, lane: int, start: Place, stop: Place) -> Span:
+    def span(self, lane: int, start: LanePosition, stop: LanePosition) -> TaskSpan:
         """A span of the topic."""
-        return Span(lane, start, stop, self.about.name)
+        return TaskSpan(lane, start, stop, self.about.name)
 
-    def pieces(self, span: Span, piece_bytes: int = SPARK_TASK_BYTES) -> list[Span]:
+    def pieces(self, span: TaskSpan, piece_bytes: int = SPARK_TASK_BYTES) -> list[TaskSpan]:
         """Cut a span into pieces of about so many bytes."""
         return [piece for piece, _ in self._pieces(span, piece_bytes)]
 
-    def step(self, lane: int, start: Place, stop: Place, step_bytes: int) -> Span:
+    def step(self, lane: int, start: LanePosition, stop: LanePosition, step_bytes: int) -> TaskSpan:
         """The first pieces of a span, about so many bytes together, and not too many batches; at least one piece."""
         end, size = start, 0
         for piece, piece_bytes in self._pieces(self.span(lane, start, stop), min(SPARK_TASK_BYTES, step_bytes)):
@@ -151,17 +151,17 @@ class Source:
             end = piece.stop
         return self.span(lane, start, end)
 
-    def _pieces(self, span: Span, piece_bytes: int) -> list[tuple[Span, int]]:
+    def _pieces(self, span: TaskSpan, piece_bytes: int) -> list[tuple[TaskSpan, int]]:
         if span.start.seq >= span.stop.seq:
             return []
         cuts = self.view.pieces(self.now(), span.lane, span.start, span.stop, piece_bytes)
         sizes = {cut.seq: cut.bytes for cut in cuts}
-        inner = {cut.seq: Place(cut.index, cut.seq) for cut in cuts if span.start.seq < cut.seq < span.stop.seq}
+        inner = {cut.seq: LanePosition(cut.index, cut.seq) for cut in cuts if span.start.seq < cut.seq < span.stop.seq}
         places = [span.start, *(place for _, place in sorted(inner.items())), span.stop]
         return [(self.span(span.lane, low, high), sizes.get(high.seq, 0)) for low, high in pairwise(places)]
 
 
-class Progress(NamedTuple):
+class JobProgress(NamedTuple):
     """How far a job is: steps done by this process, and records of its source that are done, of so many."""
 
     steps: int
@@ -169,14 +169,14 @@ class Progress(NamedTuple):
     total: int
 
 
-Report = Callable[[Progress], None]
+ProgressReport = Callable[[JobProgress], None]
 """Called when a job begins and after each step."""
 
 
-class Steps(Protocol):
+class JobSteps(Protocol):
     """What is particular to a kind of job."""
 
-    def plan(self, newest: Fact | None) -> bytes | None:
+    def plan(self, newest: JobFact | None) -> bytes | None:
         """Plan the step after the newest one that is done; None: there is nothing left to do."""
 
     def write(self, epoch: int, plan: bytes) -> None:
@@ -217,7 +217,7 @@ class Job:
         """Record what the job is; return what was recorded first, which may be other than what is wanted."""
         return self.ledger.settle(self.write, BEGUN, wanted).body
 
-    def run(self, steps: Steps) -> int:
+    def run(self, steps: JobSteps) -> int:
         """Run all steps that are left. Return how many this process ran, or found done."""
         count = 0
         while True:
@@ -243,7 +243,7 @@ class Job:
             self.ledger.settle(self.write, DONE, steps.done(epoch, planned.body), epoch)
             count += 1
 
-    def _in_target(self, planned: Fact) -> bool:
+    def _in_target(self, planned: JobFact) -> bool:
         """Whether a step is in the target already. Stale if the target may have forgotten that it is."""
         target, log = self.target, self.log
         held = log.run(lambda twin: twin.held_name(target.name, data_name(self.write), topic_id=target.id))
@@ -290,13 +290,13 @@ def task_writer(log: Log, target: TopicInfo, *, keyed: bool = True) -> TaskWrite
     """What tasks stage rows by that have the target's own columns; keys choose their partitions if `keyed`."""
     info = msgspec.structs.replace(target, ranges=[], lanes=[])
     key = (target.key or None) if target.versions.typed else "key"
-    shape = Shape(info, tuple(target.versions.newest.names), None, key if keyed else None, (), 0)
+    shape = FrameShape(info, tuple(target.versions.newest.names), None, key if keyed else None, (), 0)
     return TaskWriter(WriteOptions(brokers=log.address, topic=target.name), shape)
 
 
-def work_of(write: str, epoch: int) -> Work:
+def work_of(write: str, epoch: int) -> WriteWork:
     """What the tasks of one step work for; each time it is tried, another attempt."""
-    return Work(write, epoch, uuid4().hex)
+    return WriteWork(write, epoch, uuid4().hex)
 
 
 def encode_staged(staged: Staged) -> bytes:
@@ -307,13 +307,17 @@ def encode_staged(staged: Staged) -> bytes:
 def publish_staged(tasks: TaskWriter, answers: Sequence[tuple[int, bytes]]) -> None:
     """Commit what tasks have staged, in the order of their numbers."""
     decoded = [msgspec.msgpack.decode(staged, type=Staged) for _, staged in sorted(answers)]
-    publish(tasks, [Message(staged) for staged in decoded])
+    publish(tasks, [StagedMessage(staged) for staged in decoded])
 
 
 def stage_spans(
-    spark: SparkSession, tasks: TaskWriter, write: str, epoch: int, spans: Sequence[Span],
-    batches: Callable[[Span], Iterator[Encoded]],
-) -> list[tuple[int, bytes]]:  # fmt: skip
+    spark: SparkSession,
+    tasks: TaskWriter,
+    write: str,
+    epoch: int,
+    spans: Sequence[TaskSpan],
+    batches: Callable[[TaskSpan], Iterator[Encoded]],
+) -> list[tuple[int, bytes]]:
     """Have a task stage the batches of each span; return what each of them tells the driver, with its number."""
     work = work_of(write, epoch)
 

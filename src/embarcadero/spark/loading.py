@@ -20,11 +20,11 @@ import pyarrow as pa
 from embarcadero.client.results import TopicInfo
 from embarcadero.client.sync import Log
 from embarcadero.errors import BadTable, BadValue, TopicExists, UnknownTopic
-from embarcadero.spark.jobs import STEP_BYTES, Job, Progress, Report, check_target, typed, write_name
+from embarcadero.spark.jobs import STEP_BYTES, Job, JobProgress, ProgressReport, check_target, typed, write_name
 from embarcadero.spark.machine import on_this_machine
 from embarcadero.spark.read.frame import arrow_schema
 from embarcadero.spark.versions import from_arrow, to_arrow
-from embarcadero.staging.job_ledger import Fact
+from embarcadero.staging.job_ledger import JobFact
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -46,7 +46,7 @@ _NAMED_MAX: Final = 3  # files that an error names
 _PATTERN: Final = frozenset("*?[{")
 
 
-class File(NamedTuple):
+class SourceFile(NamedTuple):
     """One file as it was when the job began."""
 
     path: str
@@ -54,7 +54,7 @@ class File(NamedTuple):
     changed_us: int
 
 
-class _Begun(msgspec.Struct, frozen=True):
+class _LoadBegun(msgspec.Struct, frozen=True):
     """What a load reads. `schema` is the frame's, as JSON; `steps` has the number of files of each step.
 
     `snapshot` has the id of the table and of its snapshot. Nothing that may be a secret is kept: no keys of a catalog.
@@ -64,7 +64,7 @@ class _Begun(msgspec.Struct, frozen=True):
     roots: list[str]
     options: dict[str, str]
     columns: list[str]
-    files: list[File]
+    files: list[SourceFile]
     steps: list[int]
     schema: str
     snapshot: tuple[str, int] | None = None
@@ -101,9 +101,17 @@ class TableSource:
 
 
 def load(
-    spark: SparkSession, log: Log, into: str, source: FilesSource | TableSource, *, key: str | None = None,
-    columns: Sequence[str] = (), name: str | None = None, step_bytes: int = STEP_BYTES, report: Report | None = None,
-) -> Loaded:  # fmt: skip
+    spark: SparkSession,
+    log: Log,
+    into: str,
+    source: FilesSource | TableSource,
+    *,
+    key: str | None = None,
+    columns: Sequence[str] = (),
+    name: str | None = None,
+    step_bytes: int = STEP_BYTES,
+    report: ProgressReport | None = None,
+) -> Loaded:
     """Have all rows of files or of a table in a topic, each once; the topic is created if it does not exist.
 
     A new topic has the columns of the source (or `columns` of them), and `key` as its key. The same call goes on where
@@ -175,16 +183,20 @@ def _known(log: Log, into: str) -> TopicInfo | None:
 
 # --- what is loaded ---------------------------------------------------------------------------------------------------
 def _begun(
-    spark: SparkSession, source: FilesSource | TableSource, kind: str, columns: Sequence[str],
-    target: TopicInfo | None, step_bytes: int,
-) -> _Begun:  # fmt: skip
+    spark: SparkSession,
+    source: FilesSource | TableSource,
+    kind: str,
+    columns: Sequence[str],
+    target: TopicInfo | None,
+    step_bytes: int,
+) -> _LoadBegun:
     """Look at the source as it is now."""
     if isinstance(source, TableSource):
         snapshot = _snapshot(source)
-        files = [File(path, size, 0) for path, size in snapshot.files()]
+        files = [SourceFile(path, size, 0) for path, size in snapshot.files()]
         schema = snapshot.struct()
         steps, pinned = _steps(files, step_bytes), (snapshot.uuid, snapshot.id)
-        return _Begun(kind, [source.name], {}, list(columns), files, steps, schema.json(), pinned)
+        return _LoadBegun(kind, [source.name], {}, list(columns), files, steps, schema.json(), pinned)
     try:
         files = _files(spark, source.paths)
         if not files:
@@ -192,7 +204,7 @@ def _begun(
         schema = _files_schema(spark, source, kind, [file.path for file in files], target)
     except Exception as error:
         raise _unreadable(error, source.paths) from error
-    return _Begun(
+    return _LoadBegun(
         kind, list(source.paths), dict(source.options), list(columns), files, _steps(files, step_bytes), schema.json()
     )
 
@@ -210,12 +222,14 @@ def _unreadable(error: Exception, paths: Sequence[str]) -> Exception:
     return BadValue(f"{', '.join(paths)[:200]} can't be read: {found.message}", "check paths, format and options")
 
 
-def _files(spark: SparkSession, paths: Sequence[str]) -> list[File]:
+def _files(spark: SparkSession, paths: Sequence[str]) -> list[SourceFile]:
     """All files with sizes and times, by path: Spark lists them as it would to read them."""
-    listed = spark.read.format("binaryFile").load(list(paths)).selectExpr(
-        "path", "length", "unix_micros(modificationTime) changed"
-    )  # fmt: skip
-    return sorted(File(row.path, int(row.length), int(row.changed)) for row in listed.collect())
+    listed = (
+        spark.read.format("binaryFile")
+        .load(list(paths))
+        .selectExpr("path", "length", "unix_micros(modificationTime) changed")
+    )
+    return sorted(SourceFile(row.path, int(row.length), int(row.changed)) for row in listed.collect())
 
 
 def _files_schema(
@@ -249,7 +263,7 @@ def _options(kind: str, given: Mapping[str, str]) -> dict[str, str]:
     return _USUAL[kind] | dict(given)
 
 
-def _steps(files: Sequence[File], step_bytes: int) -> list[int]:
+def _steps(files: Sequence[SourceFile], step_bytes: int) -> list[int]:
     """How many files each step has: about so many bytes, at least one file."""
     steps: list[int] = []
     size = 0
@@ -263,9 +277,13 @@ def _steps(files: Sequence[File], step_bytes: int) -> list[int]:
 
 
 def _check_same(
-    spark: SparkSession, begun: _Begun, source: FilesSource | TableSource, kind: str, columns: Sequence[str],
+    spark: SparkSession,
+    begun: _LoadBegun,
+    source: FilesSource | TableSource,
+    kind: str,
+    columns: Sequence[str],
     name: str | None,
-) -> None:  # fmt: skip
+) -> None:
     """Raise BadValue if the job was begun with another source, or with files that are others now."""
     asked = [source.name] if isinstance(source, TableSource) else list(source.paths)
     options = {} if isinstance(source, TableSource) else dict(source.options)
@@ -286,16 +304,16 @@ def _check_same(
         )
 
 
-def _packed(begun: _Begun) -> bytes:
+def _packed(begun: _LoadBegun) -> bytes:
     return zlib.compress(msgspec.msgpack.encode(begun))
 
 
-def _unpacked(packed: bytes) -> _Begun:
-    return msgspec.msgpack.decode(zlib.decompress(packed), type=_Begun)
+def _unpacked(packed: bytes) -> _LoadBegun:
+    return msgspec.msgpack.decode(zlib.decompress(packed), type=_LoadBegun)
 
 
 # --- the target -------------------------------------------------------------------------------------------------------
-def _create(log: Log, into: str, begun: _Begun, key: str | None) -> TopicInfo:
+def _create(log: Log, into: str, begun: _LoadBegun, key: str | None) -> TopicInfo:
     """A topic with the columns of the source."""
     whole = to_arrow(_struct(begun.schema))
     chosen = pa.schema([_field(whole, name) for name in begun.columns]) if begun.columns else whole
@@ -322,16 +340,21 @@ class _Load:
     """The steps of a run: files in the order of their names."""
 
     def __init__(
-        self, spark: SparkSession, job: Job, begun: _Begun, source: FilesSource | TableSource, report: Report | None
+        self,
+        spark: SparkSession,
+        job: Job,
+        begun: _LoadBegun,
+        source: FilesSource | TableSource,
+        report: ProgressReport | None,
     ) -> None:
         self._spark, self._job, self._begun, self._source, self._report = spark, job, begun, source, report
         self._done = 0
 
-    def plan(self, newest: Fact | None) -> bytes | None:
+    def plan(self, newest: JobFact | None) -> bytes | None:
         """The next files."""
         step = 0 if newest is None else newest.epoch + 1
         if self._report is not None:
-            self._report(Progress(self._done, sum(self._begun.steps[:step]), len(self._begun.files)))
+            self._report(JobProgress(self._done, sum(self._begun.steps[:step]), len(self._begun.files)))
         return None if step >= len(self._begun.steps) else b""
 
     def write(self, epoch: int, plan: bytes) -> None:  # noqa: ARG002 - see Steps
@@ -342,9 +365,11 @@ class _Load:
         if self._begun.columns:
             frame = frame.select(*(f"`{name}`" for name in self._begun.columns))
         options = {
-            "brokers": self._job.log.address, "topic": self._job.target.name, "writeId": self._job.write,
+            "brokers": self._job.log.address,
+            "topic": self._job.target.name,
+            "writeId": self._job.write,
             "batchId": str(epoch),
-        }  # fmt: skip
+        }
         frame.write.format("embarcadero").options(**options).mode("append").save()
 
     def _frame(self, paths: list[str]) -> DataFrame:

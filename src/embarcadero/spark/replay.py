@@ -20,20 +20,20 @@ from embarcadero.spark.connections import shared_log
 from embarcadero.spark.jobs import (
     STEP_BYTES,
     Job,
-    Progress,
-    Report,
-    Rows,
-    Source,
+    JobProgress,
+    ProgressReport,
+    RecordRun,
+    TopicSource,
     check_target,
     publish_staged,
     stage_spans,
     task_writer,
     write_name,
 )
-from embarcadero.spark.read.offsets import Place, Span
+from embarcadero.spark.read.offsets import LanePosition, TaskSpan
 from embarcadero.spark.read.options import EARLIEST, LATEST, Where
 from embarcadero.spark.write.tasks import Encoded, TaskWriter
-from embarcadero.staging.job_ledger import Fact
+from embarcadero.staging.job_ledger import JobFact
 from embarcadero.types import Order
 
 if TYPE_CHECKING:
@@ -46,13 +46,13 @@ Bound = str | int | datetime
 """Where a range begins or ends: earliest, latest, a seq, a datetime; as text also an ISO time, or `10m ago`."""
 
 
-class _Begun(msgspec.Struct, frozen=True):
+class _ReplayBegun(msgspec.Struct, frozen=True):
     """What a replay copies. `asked` is the range as it was given, `ends` where each lane begins and ends."""
 
     source: str
     source_id: int
     asked: str
-    ends: dict[int, tuple[Place, Place]]
+    ends: dict[int, tuple[LanePosition, LanePosition]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,18 @@ class Replayed:
 
 
 def replay(
-    spark: SparkSession, log: Log, topic: str, *, into: str, start: Bound = "earliest", end: Bound = "latest",
-    rate: int | None = None, name: str | None = None, step_bytes: int = STEP_BYTES, report: Report | None = None,
-) -> Replayed:  # fmt: skip
+    spark: SparkSession,
+    log: Log,
+    topic: str,
+    *,
+    into: str,
+    start: Bound = "earliest",
+    end: Bound = "latest",
+    rate: int | None = None,
+    name: str | None = None,
+    step_bytes: int = STEP_BYTES,
+    report: ProgressReport | None = None,
+) -> Replayed:
     """Copy the durable records from `start` up to `end` (exclusive) into another topic, each once, in their order.
 
     `into` is created with the source's settings if it does not exist, and must have the same columns if it does. The
@@ -89,12 +98,12 @@ def replay(
     target = _open_target(log, about, into)
     asked = f"{start} to {end}"
     job = Job.of(log, target, write_name(KIND, name, about.name, asked))
-    source = Source(log, about)
+    source = TopicSource(log, about)
     known = job.begun()
     if known is None:
-        wanted = _Begun(about.name, about.id, asked, _ends(source, start, end))
+        wanted = _ReplayBegun(about.name, about.id, asked, _ends(source, start, end))
         known = job.begin(msgspec.json.encode(wanted))
-    begun = msgspec.json.decode(known, type=_Begun)
+    begun = msgspec.json.decode(known, type=_ReplayBegun)
     if (begun.source_id, begun.asked) != (about.id, asked):
         raise BadValue(
             f"replay {name!r} into {into!r} was begun with topic {begun.source!r} from {begun.asked}, and this is "
@@ -118,10 +127,15 @@ def _open_target(log: Log, about: TopicInfo, name: str) -> TopicInfo:
     except UnknownTopic:
         try:
             target = log.create_topic(
-                name, order=about.order if about.order > Order.BROKER else int(Order.STRONG),
-                partitions=about.partitions, replicas=about.replicas, durable_on=about.durable_on, schema=about.schema,
-                partitioner=about.partitioner, key=about.key or None,
-            )  # fmt: skip
+                name,
+                order=about.order if about.order > Order.BROKER else int(Order.STRONG),
+                partitions=about.partitions,
+                replicas=about.replicas,
+                durable_on=about.durable_on,
+                schema=about.schema,
+                partitioner=about.partitioner,
+                key=about.key or None,
+            )
         except TopicExists:
             target = log.describe(name)
     if target.id == about.id:
@@ -136,7 +150,7 @@ def _open_target(log: Log, about: TopicInfo, name: str) -> TopicInfo:
 
 
 # --- the range --------------------------------------------------------------------------------------------------------
-def _ends(source: Source, start: Bound, end: Bound) -> dict[int, tuple[Place, Place]]:
+def _ends(source: TopicSource, start: Bound, end: Bound) -> dict[int, tuple[LanePosition, LanePosition]]:
     """Where the range begins and ends in each lane, now. FuturePosition, Trimmed or BadValue say what is wrong."""
     now = source.now()
     starts = source.view.resolve(_where("start", start), now, "start", rest=EARLIEST)
@@ -179,18 +193,24 @@ class _Replay:
     """The steps of a run: spans of one lane, lane after lane."""
 
     def __init__(
-        self, spark: SparkSession, job: Job, source: Source, begun: _Begun, rate: int | None, step_bytes: int,
-        report: Report | None,
-    ) -> None:  # fmt: skip
+        self,
+        spark: SparkSession,
+        job: Job,
+        source: TopicSource,
+        begun: _ReplayBegun,
+        rate: int | None,
+        step_bytes: int,
+        report: ProgressReport | None,
+    ) -> None:
         self._spark, self._job, self._source, self._begun = spark, job, source, begun
         self._rate, self._step_bytes, self._report = rate, step_bytes, report
         self.total = sum(high.seq - low.seq for low, high in begun.ends.values())
         self._steps, self._next_s = 0, 0.0
 
-    def plan(self, newest: Fact | None) -> bytes | None:
+    def plan(self, newest: JobFact | None) -> bytes | None:
         """The span behind the newest one that is done."""
         lanes = sorted(self._begun.ends)
-        after = None if newest is None else msgspec.json.decode(newest.body, type=Span)
+        after = None if newest is None else msgspec.json.decode(newest.body, type=TaskSpan)
         done = 0
         for lane in lanes:
             low, high = self._begun.ends[lane]
@@ -206,7 +226,7 @@ class _Replay:
 
     def _tell(self, done: int) -> None:
         if self._report is not None:
-            self._report(Progress(self._steps, done, self.total))
+            self._report(JobProgress(self._steps, done, self.total))
 
     def _wait(self) -> None:
         """With a rate, portions begin a second apart."""
@@ -217,20 +237,20 @@ class _Replay:
             time.sleep(self._next_s - now_s)
         self._next_s = max(now_s, self._next_s) + 1.0
 
-    def _span(self, lane: int, low: Place, high: Place) -> Span:
+    def _span(self, lane: int, low: LanePosition, high: LanePosition) -> TaskSpan:
         if self._rate is not None and high.seq - low.seq > self._rate:
             high = self._source.view.place_of(lane, low.seq + self._rate)
         return self._source.step(lane, low, high, self._step_bytes)
 
     def write(self, epoch: int, plan: bytes) -> None:
         """Have tasks stage the records of a span, then commit them in their order."""
-        span = msgspec.json.decode(plan, type=Span)
+        span = msgspec.json.decode(plan, type=TaskSpan)
         about, target = self._source.about, self._job.target
         # Where the target has other partitions, keys choose them, and order is kept within each.
         same = (about.partitions, about.partitioner) == (target.partitions, target.partitioner)
         tasks, reader = task_writer(self._job.log, target, keyed=not same), self._source.rows
 
-        def batches(piece: Span) -> Iterator[Encoded]:
+        def batches(piece: TaskSpan) -> Iterator[Encoded]:
             return _encoded(tasks, reader.read(piece))
 
         size = max(_PIECE_BYTES_MIN, min(SPARK_TASK_BYTES, self._step_bytes))
@@ -246,7 +266,7 @@ class _Replay:
 
 
 
-def _encoded(tasks: TaskWriter, found: Iterator[Rows]) -> Iterator[Encoded]:
+def _encoded(tasks: TaskWriter, found: Iterator[RecordRun]) -> Iterator[Encoded]:
     """Batches of the target with the records in their order: runs of records whose partition is the same."""
     log = shared_log(tasks.options.brokers)
     for partition, run in groupby(found, lambda rows: rows.partition):

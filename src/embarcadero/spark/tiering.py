@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from embarcadero.errors import EmbarcaderoError, OutcomeUnknown
 from embarcadero.limits import TIER_SPARK_IDLE_S
-from embarcadero.tier.engines import Work, do_work
+from embarcadero.tier.engines import SpanWork, do_work
 from embarcadero.tier.parquet import FileFacts
 
 if TYPE_CHECKING:
@@ -31,9 +31,13 @@ class SparkEngine:
     """
 
     def __init__(
-        self, brokers: str, master: str | None = None, spark: SparkSession | None = None,
-        idle_s: float = TIER_SPARK_IDLE_S, clock: Callable[[], float] = monotonic,
-    ) -> None:  # fmt: skip
+        self,
+        brokers: str,
+        master: str | None = None,
+        spark: SparkSession | None = None,
+        idle_s: float = TIER_SPARK_IDLE_S,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
         self._brokers, self._master, self._given = brokers, master, spark
         self._idle_s, self._clock = idle_s, clock
         self._own: SparkSession | None = None
@@ -44,7 +48,7 @@ class SparkEngine:
         """What `status` calls it."""
         return "spark"
 
-    def write(self, works: list[Work]) -> Iterable[FileFacts]:
+    def write(self, works: list[SpanWork]) -> Iterable[FileFacts]:
         """Write the files of all spans, one task a span. OutcomeUnknown says why a task, or Spark itself, failed."""
         try:
             return _written(self._given or self._session(), self._brokers, works)
@@ -85,7 +89,7 @@ class SparkEngine:
             end_session(own)
 
 
-def _written(spark: SparkSession, brokers: str, works: list[Work]) -> list[FileFacts]:
+def _written(spark: SparkSession, brokers: str, works: list[SpanWork]) -> list[FileFacts]:
     texts = [msgspec.json.encode(work) for work in works]
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -93,7 +97,7 @@ def _written(spark: SparkSession, brokers: str, works: list[Work]) -> list[FileF
 
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                facts = do_work(shared_log(brokers), msgspec.json.decode(texts[number], type=Work))
+                facts = do_work(shared_log(brokers), msgspec.json.decode(texts[number], type=SpanWork))
                 yield pa.RecordBatch.from_pydict({"number": [number], "facts": [msgspec.json.encode(facts).decode()]})
 
     from pyspark.errors import PySparkException

@@ -40,7 +40,7 @@ _TRIES: Final = 5  # a checkpoint may trim what is being read
 _SECOND: Final = 1_000_000
 
 
-class Fact(msgspec.Struct, frozen=True, tag="fact"):
+class JobFact(msgspec.Struct, frozen=True, tag="fact"):
     """One fact of a job. `at_us` is the time of the process that recorded it, in microseconds since 1970."""
 
     job: str
@@ -50,14 +50,14 @@ class Fact(msgspec.Struct, frozen=True, tag="fact"):
     at_us: int
 
 
-class Checkpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
+class JobCheckpoint(msgspec.Struct, frozen=True, tag="checkpoint"):
     """All facts that are recorded below seq `below` and still needed."""
 
     below: int
-    facts: list[Fact]
+    facts: list[JobFact]
 
 
-_DECODER: Final = msgspec.msgpack.Decoder(Fact | Checkpoint)
+_DECODER: Final = msgspec.msgpack.Decoder(JobFact | JobCheckpoint)
 
 
 class _Key(NamedTuple):
@@ -73,15 +73,15 @@ class JobLedger:
         self._log, self._target = log, target
         self._name = jobs_topic(target.id)
         self._next = 0
-        self._facts: dict[_Key, Fact] = {}
-        self._newest: dict[str, Fact] = {}  # by job: the newest epoch that is done
+        self._facts: dict[_Key, JobFact] = {}
+        self._newest: dict[str, JobFact] = {}  # by job: the newest epoch that is done
 
     # --- what is recorded ---------------------------------------------------------------------------------------------
-    def get(self, job: str, kind: str, epoch: int = 0) -> Fact | None:
+    def get(self, job: str, kind: str, epoch: int = 0) -> JobFact | None:
         """Return a fact, if it was recorded before the last `refresh`."""
         return self._facts.get(_Key(job, kind, epoch))
 
-    def newest_done(self, job: str) -> Fact | None:
+    def newest_done(self, job: str) -> JobFact | None:
         """Return the newest epoch of a job that is done; None: no epoch is."""
         return self._newest.get(job)
 
@@ -106,18 +106,18 @@ class JobLedger:
         table = self._log.read(self._name, self._next, tail.seq)
         seqs, values = table.column("_seq").to_pylist(), table.column("value").to_pylist()
         found = [(seq, _decode(value, self._name)) for seq, value in zip(seqs, values, strict=True)]
-        checkpoints = [each for _, each in found if isinstance(each, Checkpoint)]
+        checkpoints = [each for _, each in found if isinstance(each, JobCheckpoint)]
         newest = max(checkpoints, key=lambda each: each.below, default=None)
         if newest is not None and not self._facts:
             for fact in newest.facts:
                 self._keep(fact)
             found = [(seq, each) for seq, each in found if seq >= newest.below]
         for _, each in found:
-            if isinstance(each, Fact):
+            if isinstance(each, JobFact):
                 self._keep(each)
         self._next = tail.seq
 
-    def _keep(self, fact: Fact) -> None:
+    def _keep(self, fact: JobFact) -> None:
         """The first record of a fact counts."""
         kept = self._facts.setdefault(_Key(fact.job, fact.kind, fact.epoch), fact)
         newest = self._newest.get(fact.job)
@@ -125,12 +125,12 @@ class JobLedger:
             self._newest[fact.job] = kept
 
     # --- recording ----------------------------------------------------------------------------------------------------
-    def settle(self, job: str, kind: str, body: bytes, epoch: int = 0) -> Fact:
+    def settle(self, job: str, kind: str, body: bytes, epoch: int = 0) -> JobFact:
         """Record a fact unless it is recorded. Return the one that counts, which another process may have recorded."""
         self.refresh()
         if (known := self.get(job, kind, epoch)) is not None:
             return known
-        self._append(Fact(job, kind, epoch, body, time.time_ns() // 1000))
+        self._append(JobFact(job, kind, epoch, body, time.time_ns() // 1000))
         self.refresh()
         settled = self.get(job, kind, epoch)
         if settled is None:
@@ -140,7 +140,7 @@ class JobLedger:
             )
         return settled
 
-    def _append(self, record: Fact | Checkpoint) -> None:
+    def _append(self, record: JobFact | JobCheckpoint) -> None:
         with self._log.publisher(self._open(), ack=ack_of(self._target), linger_ms=0) as publisher:
             publisher.send(msgspec.msgpack.encode(record)).result()
 
@@ -152,9 +152,14 @@ class JobLedger:
             target = self._target
             try:
                 return self._log.create_topic(
-                    self._name, order=int(Order.TOTAL), partitions=1, replicas=target.replicas,
-                    durable_on=target.durable_on, retention_bytes=0, retention_s=0,
-                )  # fmt: skip
+                    self._name,
+                    order=int(Order.TOTAL),
+                    partitions=1,
+                    replicas=target.replicas,
+                    durable_on=target.durable_on,
+                    retention_bytes=0,
+                    retention_s=0,
+                )
             except TopicExists:
                 return self._log.describe(self._name)
 
@@ -169,26 +174,23 @@ class JobLedger:
         if self._next - start <= records:
             return
         below = self._next
-        self._append(Checkpoint(below, self._needed()))
+        self._append(JobCheckpoint(below, self._needed()))
         self._log.trim(self._name, before_seq=below)
 
-    def _needed(self) -> list[Fact]:
+    def _needed(self) -> list[JobFact]:
         """Facts that a process may still ask for: not those of epochs before the newest one that is done."""
         newest = {job: fact.epoch for job, fact in self._newest.items()}
-        return [
-            fact for fact in self._facts.values()
-            if fact.kind == BEGUN or fact.epoch >= newest.get(fact.job, 0)
-        ]  # fmt: skip
+        return [fact for fact in self._facts.values() if fact.kind == BEGUN or fact.epoch >= newest.get(fact.job, 0)]
 
 
-def age_s(fact: Fact) -> float:
+def age_s(fact: JobFact) -> float:
     """How long ago a fact was recorded, by the clocks of the two processes."""
     return (time.time_ns() // 1000 - fact.at_us) / _SECOND
 
 
-def _decode(value: bytes, topic: str) -> Fact | Checkpoint:
+def _decode(value: bytes, topic: str) -> JobFact | JobCheckpoint:
     try:
-        record: Fact | Checkpoint = _DECODER.decode(value)
+        record: JobFact | JobCheckpoint = _DECODER.decode(value)
         return record
     except msgspec.DecodeError as error:
         raise Corrupt(

@@ -35,7 +35,7 @@ from embarcadero.staging.manifest import (
     PARTITIONS,
     Decision,
     Fact,
-    Inline,
+    InlineBatch,
     Manifest,
     Reference,
     Target,
@@ -72,9 +72,14 @@ class Publication:
     """The batches of an epoch in one topic: batch n has the sequence `first` + n of the session `name`."""
 
     def __init__(
-        self, log: Log, name: str, first: int, batches: Sequence[Reference | Inline], schema: int,
+        self,
+        log: Log,
+        name: str,
+        first: int,
+        batches: Sequence[Reference | InlineBatch],
+        schema: int,
         staging: Callable[[], Awaitable[TopicInfo]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._log, self._name, self._first, self._batches = log, name, first, batches
         self._schema, self._staging = schema, staging
 
@@ -129,8 +134,8 @@ class Publication:
             await publisher.flush()
             await asyncio.gather(*waiting)
 
-    async def _send(self, publisher: Publisher, batch: Reference | Inline) -> RecordAwaitable:
-        if isinstance(batch, Inline):
+    async def _send(self, publisher: Publisher, batch: Reference | InlineBatch) -> RecordAwaitable:
+        if isinstance(batch, InlineBatch):
             payload = pa.py_buffer(batch.payload)
             return await publisher.publish_encoded(
                 payload, batch.count, partition=batch.partition, timeout=DELIVERY_TIMEOUT_S
@@ -152,9 +157,14 @@ async def open_staging(log: Log, target: TopicInfo) -> TopicInfo:
     except UnknownTopic:
         try:
             return await log.create_topic(
-                name, order=int(Order.NONE), partitions=PARTITIONS, replicas=replicas, durable_on=durable_on,
-                retention_bytes=0, retention_s=0,
-            )  # fmt: skip
+                name,
+                order=int(Order.NONE),
+                partitions=PARTITIONS,
+                replicas=replicas,
+                durable_on=durable_on,
+                retention_bytes=0,
+                retention_s=0,
+            )
         except TopicExists:
             return await log.describe(name)
 
@@ -207,7 +217,7 @@ class TopicLedger:
         if tail.durable_index < tail.index:
             scan = self._log.scan(
                 self.target.name, start=tail.index - 1, stop=tail.index, control=True, timeout=_SCAN_PATIENCE_S
-            )  # fmt: skip
+            )
             async for _ in scan:
                 pass
 
@@ -222,10 +232,11 @@ class TopicLedger:
             async for batches in scan:
                 for batch in batches:
                     fact = decode_fact(batch) if batch.count else None
-                    if (
-                        isinstance(fact, Manifest)
-                        and (fact.write, fact.epoch, fact.digest) == (write, decision.epoch, decision.digest)
-                    ):  # fmt: skip
+                    if isinstance(fact, Manifest) and (fact.write, fact.epoch, fact.digest) == (
+                        write,
+                        decision.epoch,
+                        decision.digest,
+                    ):
                         return fact
         return None
 

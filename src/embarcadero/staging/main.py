@@ -16,7 +16,7 @@ from embarcadero.errors import EmbarcaderoError
 from embarcadero.node.folder import ClusterFolder
 from embarcadero.node.process import be_private, die_with, name_process, start_logging
 from embarcadero.node.report import report
-from embarcadero.staging.sweep import Sweeper
+from embarcadero.staging.sweep import StagingSweeper
 from embarcadero.watch.logs import LogJournal
 
 _ROUND_S: Final = 10.0
@@ -38,7 +38,7 @@ async def _sweep(addresses: list[str], config: Config) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with await connect(addresses, config=config) as log:
-        sweeper = Sweeper(log, journal)
+        sweeper = StagingSweeper(log, journal)
         while not stop.is_set():
             try:
                 await sweeper.round()

@@ -52,8 +52,8 @@ EPOCH_MAX: Final = SESSION_SEQUENCE_MAX >> STAGED_DIGEST_BITS
 BATCHES_MAX: Final = (1 << STAGED_BATCHES_BITS) - 1
 _MANIFEST_BYTES_MAX: Final = FRAME_BYTES_MAX - 64 * KIB  # the rest is room for Arrow's own bytes
 
-References = npt.NDArray[np.void]
-Sequences = Sequence["Reference | Inline"]
+ReferenceRows = npt.NDArray[np.void]
+Sequences = Sequence["Reference | InlineBatch"]
 
 
 class Decision(NamedTuple):
@@ -109,7 +109,7 @@ class Reference(NamedTuple):
     partition: int
 
 
-class Inline(msgspec.Struct, frozen=True, array_like=True):
+class InlineBatch(msgspec.Struct, frozen=True, array_like=True):
     """One batch that travels in the manifest itself, because there is little of it."""
 
     payload: bytes
@@ -125,19 +125,19 @@ class Target(msgspec.Struct, frozen=True, array_like=True):
     schema: int
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True):
+class ManifestPart(msgspec.Struct, frozen=True, array_like=True):
     """What one task has written into one topic, in its order: references to staged batches, or else the batches."""
 
     references: bytes = b""
-    inline: list[Inline] = []
+    inline: list[InlineBatch] = []
     target: int = 0  # which of the manifest's targets
 
     @property
-    def rows(self) -> References:
+    def rows(self) -> ReferenceRows:
         """The references as an array of REFERENCE."""
         return np.frombuffer(self.references, dtype=REFERENCE)
 
-    def batches(self) -> Iterator[Reference | Inline]:
+    def batches(self) -> Iterator[Reference | InlineBatch]:
         """All batches of the task, in its order."""
         yield from map(Reference._make, self.rows.tolist())
         yield from self.inline
@@ -165,7 +165,7 @@ class Manifest(msgspec.Struct, frozen=True, tag="manifest", dict=True):
     write: str
     epoch: int
     targets: list[Target]
-    parts: list[Part]
+    parts: list[ManifestPart]
     attempt: str = ""
 
     def __post_init__(self) -> None:
@@ -187,7 +187,7 @@ class Manifest(msgspec.Struct, frozen=True, tag="manifest", dict=True):
         """How many batches it has."""
         return sum(len(part.rows) + len(part.inline) for part in self.parts)
 
-    def batches(self, target: int = 0) -> Iterator[Reference | Inline]:
+    def batches(self, target: int = 0) -> Iterator[Reference | InlineBatch]:
         """All batches of a target, in the order in which they are published."""
         for part in self.parts:
             if part.target == target:

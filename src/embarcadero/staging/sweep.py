@@ -218,7 +218,7 @@ class StagingSweep:
             self._next[lane.lane] = lane.durable_index
 
 
-class Sweeper:
+class StagingSweeper:
     """The sweep of all staging topics of a cluster."""
 
     def __init__(self, log: Log, journal: Journal, now_us: Callable[[], int] = lambda: time.time_ns() // 1000) -> None:

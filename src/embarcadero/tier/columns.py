@@ -239,11 +239,13 @@ def rows(
     arrays = _payload_columns(own, decoded, counts)
     known = {"_seq": seqs, "_lane": lane}
     made = [
-        arrays[field.name] if field.name in arrays
-        else _kept_column(field, entries, decoded, counts) if field.name in KEPT.names
+        arrays[field.name]
+        if field.name in arrays
+        else _kept_column(field, entries, decoded, counts)
+        if field.name in KEPT.names
         else _system_column(field, entries, counts, known)
         for field in schema
-    ]  # fmt: skip
+    ]
     found = pa.RecordBatch.from_arrays(made, schema=schema) if made else _no_columns(len(seqs))
     return found.slice(first, max(stop - first, 0))
 

@@ -21,7 +21,7 @@ from embarcadero.client.sync import Log
 from embarcadero.config.table import Tier as TierConfig
 from embarcadero.errors import NotAvailable
 from embarcadero.limits import TIER_SPARK_BYTES
-from embarcadero.tier.parquet import FileFacts, Span, write_span
+from embarcadero.tier.parquet import FileFacts, FileSpan, write_span
 from embarcadero.tier.storage import Storage
 
 if TYPE_CHECKING:
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 _MASTER: Final = "local[*]"
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True):
+class SpanWork(msgspec.Struct, frozen=True, kw_only=True):
     """A span to be written into files."""
 
     topic: str
-    span: Span
+    span: FileSpan
     location: str
     epoch: int
     properties: dict[str, str]
@@ -42,7 +42,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int = 0  # bytes of payloads of the topic that wait to be tiered, about
 
 
-def do_work(log: Log, work: Work) -> FileFacts:
+def do_work(log: Log, work: SpanWork) -> FileFacts:
     """Read a span and write its files. The schema is asked for now: it is as new as every batch of the span."""
     span, schemas = work.span, log.describe(work.topic).versions
     scan = log.scan(work.topic, lane=span.lane, start=span.start, stop=span.stop, control=True)
@@ -66,7 +66,7 @@ class Engine(Protocol):
         """The kind that wrote last; of one that wrote nothing yet, what it is."""
         ...
 
-    def write(self, works: list[Work]) -> Iterable[FileFacts]:
+    def write(self, works: list[SpanWork]) -> Iterable[FileFacts]:
         """Write the files of all spans, in any order."""
         ...
 
@@ -89,7 +89,7 @@ class ProcessEngine:
     def name(self) -> str:
         return EngineKind.PROCESS
 
-    def write(self, works: list[Work]) -> Iterator[FileFacts]:
+    def write(self, works: list[SpanWork]) -> Iterator[FileFacts]:
         for work in works:
             yield do_work(self._log, work)
 
@@ -111,7 +111,7 @@ class AutoEngine:
     def name(self) -> str:
         return EngineKind.AUTO if self._last is None else self._last.name
 
-    def write(self, works: list[Work]) -> Iterable[FileFacts]:
+    def write(self, works: list[SpanWork]) -> Iterable[FileFacts]:
         waiting = max((work.waiting for work in works), default=0)
         self._last = self._large if waiting > self._limit_bytes else self._small
         return self._last.write(works)

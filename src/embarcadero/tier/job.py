@@ -8,8 +8,8 @@ twice, nothing is missing. The lease only keeps two jobs from doing the same wor
 
 Who writes the files is a parameter (`engine`): this process, or the workers of Spark (engines.py).
 
-A `Tierer` has the jobs of several topics in turn: what `up --tier` runs, one process for all of them. A topic's trouble
-is its own: it is told, and tried again after a while; the others go on.
+A `TierJobs` has the jobs of several topics in turn: what `up --tier` runs, one process for all of them. A topic's
+trouble is its own: it is told, and tried again after a while; the others go on.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from embarcadero.errors import (
     UnknownTopic,
 )
 from embarcadero.limits import TIER_FILES_MAX, TIER_LEASE_S, TIER_ORPHANS_S
-from embarcadero.tier.engines import Engine, ProcessEngine, Work
+from embarcadero.tier.engines import Engine, ProcessEngine, SpanWork
 from embarcadero.tier.layouts import records_schema
-from embarcadero.tier.parquet import FileFacts, Span
+from embarcadero.tier.parquet import FileFacts, FileSpan
 from embarcadero.tier.settings import NAMESPACE, TierSettings
-from embarcadero.tier.snapshots import Loaded
+from embarcadero.tier.snapshots import LoadedTable
 from embarcadero.tier.table import TierTable, table_name
 from embarcadero.tier.upkeep import collect_data, collect_metadata, drop_below, expire_snapshots
 from embarcadero.types import Tail, Tier
@@ -59,11 +59,11 @@ _REST_S_MIN: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CyclePlan:
     """What one cycle is going to do."""
 
-    base: Loaded
-    spans: list[Span]
+    base: LoadedTable
+    spans: list[FileSpan]
     waiting: int  # bytes of payloads that wait to be tiered, about: those of the spans, and of more that come later
     starts: dict[int, tuple[int, int]]
     schemas: TopicSchemas
@@ -90,9 +90,16 @@ class TierJob:
     """One holder's epochs of writing the table of one topic."""
 
     def __init__(
-        self, log: Log, topic: str, settings: TierSettings, engine: Engine | None = None, *, holder: str,
-        take_over: bool = False, step: Callable[[str], None] = lambda _name: None,
-    ) -> None:  # fmt: skip
+        self,
+        log: Log,
+        topic: str,
+        settings: TierSettings,
+        engine: Engine | None = None,
+        *,
+        holder: str,
+        take_over: bool = False,
+        step: Callable[[str], None] = lambda _name: None,
+    ) -> None:
         self._log, self.topic, self._settings, self._holder = log, topic, settings, holder
         self._engine, self._take_over, self._step = engine or ProcessEngine(log), take_over, step
         self._table = TierTable(settings, table_name(topic))
@@ -116,10 +123,17 @@ class TierJob:
         self._table = TierTable(self._settings, self._name(about))
         self._step("open")
         tier = self._log.open_tier(
-            self.topic, self._holder, table_id=secrets.token_hex(8), warehouse=self._settings.warehouse,
-            table=self._table.identifier, hot_retention_s=self._settings.hot_retention_s, take_over=self._take_over,
-            properties=self._settings.properties, topic_id=about.id, engine=self._engine.name,
-        )  # fmt: skip
+            self.topic,
+            self._holder,
+            table_id=secrets.token_hex(8),
+            warehouse=self._settings.warehouse,
+            table=self._table.identifier,
+            hot_retention_s=self._settings.hot_retention_s,
+            take_over=self._take_over,
+            properties=self._settings.properties,
+            topic_id=about.id,
+            engine=self._engine.name,
+        )
         try:
             found = self._found(tier, about.versions)
             self._step("repair")
@@ -131,7 +145,7 @@ class TierJob:
         self._keeper = _Keeper(self._log, self.topic, tier)
         return self._tier
 
-    def _found(self, tier: Tier, schemas: TopicSchemas) -> Loaded:
+    def _found(self, tier: Tier, schemas: TopicSchemas) -> LoadedTable:
         """The topic's table, made now if it never was. BadTable, if it is another one, or behind."""
         self._table = TierTable(self._settings, tier.table)
         found = self._table.load()
@@ -154,7 +168,7 @@ class TierJob:
         free = TierTable(self._settings, name).is_free()
         return f"{NAMESPACE}.{name}" if free else f"{NAMESPACE}.{name}_{secrets.token_hex(4)}"
 
-    def _check(self, found: Loaded, tier: Tier) -> None:
+    def _check(self, found: LoadedTable, tier: Tier) -> None:
         if found.id != tier.id:
             raise BadTable(f"table {tier.table} is not that of topic {self.topic!r}", "restore the right one")
         behind = [lane for lane, place in tier.frontiers.items() if found.frontiers.get(lane, (0, 0)) < place]
@@ -207,10 +221,12 @@ class TierJob:
             self._step("advance")
             tier = self._tier = self._tell(tier, committed)
             done = Cycle(
-                files=sum(len(each.paths) for each in files), rows=sum(each.rows for each in files),
+                files=sum(len(each.paths) for each in files),
+                rows=sum(each.rows for each in files),
                 bytes=sum(each.bytes for each in files),
-                frontiers=committed.frontiers, more=len(plan.spans) >= TIER_FILES_MAX,
-            )  # fmt: skip
+                frontiers=committed.frontiers,
+                more=len(plan.spans) >= TIER_FILES_MAX,
+            )
         self._step("trim")
         trimmed = self._trim(tier, tier.frontiers)
         self._expire()
@@ -236,7 +252,7 @@ class TierJob:
             self._log.keep_tier(self.topic, tier.epoch, topic_id=tier.topic_id)
             raise TierUnavailable(f"somebody else changed the table: {error.message}", "try again") from error
 
-    def _plan(self, tier: Tier) -> Plan:
+    def _plan(self, tier: Tier) -> CyclePlan:
         """Spans from the table's frontiers to what is durable, cut into pieces of about a file each."""
         base = self._table.load()
         if base is None:
@@ -244,34 +260,39 @@ class TierJob:
         self._check(base, tier)
         tail = self._log.tail(self.topic)
         about = self._log.describe(self.topic)  # after the tail: no batch below it has a newer schema
-        starts, spans, waiting = base.starts | tier.starts, list[Span](), 0
+        starts, spans, waiting = base.starts | tier.starts, list[FileSpan](), 0
         for lane in tail.lanes or (tail,):
             begin = max(base.frontiers.get(lane.lane, (0, 0)), (lane.hot_index, lane.hot_seq))
             starts.setdefault(lane.lane, begin)
             found, size = self._cut(lane, begin, TIER_FILES_MAX - len(spans))
             spans, waiting = spans + found, waiting + size
-        return Plan(base, spans, waiting, starts, about.versions)
+        return CyclePlan(base, spans, waiting, starts, about.versions)
 
-    def _cut(self, lane: Tail, begin: tuple[int, int], most: int) -> tuple[list[Span], int]:
+    def _cut(self, lane: Tail, begin: tuple[int, int], most: int) -> tuple[list[FileSpan], int]:
         """The next spans of a lane, and how many bytes wait in all of it."""
-        (start, start_seq), spans = begin, list[Span]()
+        (start, start_seq), spans = begin, list[FileSpan]()
         if start >= lane.durable_index or most <= 0:
             return [], 0
         cuts = self._log.measure(self.topic, start, lane.durable_index, self._settings.file_bytes, lane=lane.lane)
         for cut in cuts[:most]:
-            spans.append(Span(lane=lane.lane, start=start, stop=cut.index, start_seq=start_seq, stop_seq=cut.seq))
+            spans.append(FileSpan(lane=lane.lane, start=start, stop=cut.index, start_seq=start_seq, stop_seq=cut.seq))
             start, start_seq = cut.index, cut.seq
         return spans, sum(cut.bytes for cut in cuts)
 
-    def _write(self, plan: Plan, tier: Tier) -> list[FileFacts]:
+    def _write(self, plan: CyclePlan, tier: Tier) -> list[FileFacts]:
         location, entries = plan.base.table.location(), plan.base.entries_location
         works = [
-            Work(
-                topic=self.topic, span=span, location=location, epoch=tier.epoch,
-                properties=self._settings.properties, entries_location=entries, waiting=plan.waiting,
+            SpanWork(
+                topic=self.topic,
+                span=span,
+                location=location,
+                epoch=tier.epoch,
+                properties=self._settings.properties,
+                entries_location=entries,
+                waiting=plan.waiting,
             )
             for span in plan.spans
-        ]  # fmt: skip
+        ]
         facts: list[FileFacts] = []
         self._step("write")
         for each in self._engine.write(works):
@@ -279,7 +300,7 @@ class TierJob:
             self._step("write")
         return checked_facts(plan.spans, facts)
 
-    def _tell(self, tier: Tier, found: Loaded) -> Tier:
+    def _tell(self, tier: Tier, found: LoadedTable) -> Tier:
         if found.frontiers == tier.frontiers and found.metadata == tier.metadata:
             return tier
         return self._log.advance_tier(
@@ -316,7 +337,7 @@ class TierJob:
         if about.retention_s and about.tier is not None and about.tier.frontiers:
             self._log.trim(self.topic, before_time=datetime.now(UTC) - timedelta(seconds=about.retention_s))
 
-    def _drop(self, committed: Loaded) -> Loaded:
+    def _drop(self, committed: LoadedTable) -> LoadedTable:
         """Give up files that are below the start, and old snapshots; the store is told of the new metadata file."""
         tier = self._tier = self._log.describe(self.topic).tier or self._mine()
         kept = committed
@@ -331,7 +352,7 @@ class TierJob:
             self._tier = self._tell(tier, kept)
         return kept
 
-    def _collect(self, committed: Loaded, ours: bool) -> list[str]:
+    def _collect(self, committed: LoadedTable, ours: bool) -> list[str]:
         """Garbage is looked for when there may be some, and now and then: listing a large table takes its time.
 
         Metadata only after a commit of `ours`: nobody can commit any more what was written before it.
@@ -368,7 +389,7 @@ class TierJob:
 _RETRY_S: Final = 5.0
 
 
-def checked_facts(spans: Sequence[Span], facts: Sequence[FileFacts]) -> list[FileFacts]:
+def checked_facts(spans: Sequence[FileSpan], facts: Sequence[FileFacts]) -> list[FileFacts]:
     """The facts in the order of their spans. Corrupt, if a span was written twice, or not at all."""
     by_span = {each.span: each for each in facts}
     if len(by_span) != len(facts) or by_span.keys() != set(spans):
@@ -406,7 +427,7 @@ class _Keeper:
         self._thread.join(timeout=1.0)
 
 
-class Tierer:
+class TierJobs:
     """The jobs of one holder. Without a list of topics: all that have replicas, new ones as they come."""
 
     def __init__(

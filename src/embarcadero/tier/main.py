@@ -15,7 +15,7 @@ from embarcadero.node.folder import ClusterFolder
 from embarcadero.node.process import be_private, die_with, name_process, start_logging
 from embarcadero.node.report import report
 from embarcadero.tier.engines import chosen_kind, engine_of
-from embarcadero.tier.job import Tierer
+from embarcadero.tier.job import TierJobs
 from embarcadero.tier.settings import TierSettings
 from embarcadero.watch.logs import LogJournal
 
@@ -40,7 +40,7 @@ def main(data_dir: Path) -> None:
     with connect(report(folder).addresses, config=config) as log:
         engine = engine_of(chosen_kind(config.tier), log, config.tier)
         journal = LogJournal(f"tier-{os.getpid()}")
-        Tierer(log, settings, journal, holder=HOLDER, topics=config.tier.topics, engine=engine).follow(stop)
+        TierJobs(log, settings, journal, holder=HOLDER, topics=config.tier.topics, engine=engine).follow(stop)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ _PIECE_BYTES: Final = 256 * KIB
 _PIECE_BATCHES: Final = 1_024
 
 
-class Span(msgspec.Struct, frozen=True, kw_only=True):
+class FileSpan(msgspec.Struct, frozen=True, kw_only=True):
     """Batches [start, stop) of a lane, which are its records [start_seq, stop_seq)."""
 
     lane: int
@@ -51,7 +51,7 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
     any. Where one table has everything, `rows` counts control entries, too.
     """
 
-    span: Span
+    span: FileSpan
     paths: list[str] = []
     entries_path: str = ""
     rows: int = 0
@@ -64,10 +64,10 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.paths or self.entries_path)
 
 
-class Footer(msgspec.Struct, frozen=True, kw_only=True):
+class SpanFooter(msgspec.Struct, frozen=True, kw_only=True):
     """What a file says about itself, with a checksum: Parquet's own footer has none, and readers rely on it."""
 
-    span: Span
+    span: FileSpan
     rows: int
     entries: int
     hash: str  # of the entries: columns.EntriesHash
@@ -81,7 +81,7 @@ class Footer(msgspec.Struct, frozen=True, kw_only=True):
         return f"{payload_crc(text):08x}{text.decode()}"
 
     @classmethod
-    def unseal(cls, sealed: bytes, path: str) -> Footer:
+    def unseal(cls, sealed: bytes, path: str) -> SpanFooter:
         """The footer in such a text. BadTable, if it is not what was written."""
         try:
             if int(sealed[:8], 16) != payload_crc(sealed[8:]):
@@ -96,14 +96,14 @@ def schema_digest(schema: pa.Schema) -> str:
     return blake2b(str(schema.remove_metadata()).encode(), digest_size=8).hexdigest()
 
 
-def read_footer(parquet: pq.ParquetFile, path: str) -> Footer | None:
+def read_footer(parquet: pq.ParquetFile, path: str) -> SpanFooter | None:
     """What a file of ours says about itself, checked against Parquet's own footer; None for the files of others."""
     sealed = (parquet.metadata.metadata or {}).get(_FOOTER)
     if sealed is None:
         if span_of(path) is not None:
             raise BadTable(f"the footer of {path} is damaged: it lacks our part", "restore it from a copy")
         return None
-    footer, facts = Footer.unseal(sealed, path), parquet.metadata
+    footer, facts = SpanFooter.unseal(sealed, path), parquet.metadata
     counts = [facts.row_group(number).num_rows for number in range(facts.num_row_groups)]
     names_match = footer.schema == schema_digest(parquet.schema_arrow)
     sizes_match = len(footer.decoded) in (0, len(counts))
@@ -118,25 +118,30 @@ def data_folder(location: str) -> str:
     return f"{location.rstrip('/')}/data"
 
 
-def new_path(location: str, span: Span, epoch: int) -> str:
+def new_path(location: str, span: FileSpan, epoch: int) -> str:
     """A name for a file of a table that no other attempt uses."""
     numbers = (span.lane, span.start, span.stop, span.start_seq, span.stop_seq, epoch)
     return f"{data_folder(location)}/{'-'.join(map(str, numbers))}-{secrets.token_hex(8)}.parquet"
 
 
-def span_of(path: str) -> Span | None:
+def span_of(path: str) -> FileSpan | None:
     """The span that a file's name tells; None for files that are not ours."""
     found = _NAME.fullmatch(path.rsplit("/", 1)[-1])
     if found is None:
         return None
     lane, start, stop, start_seq, stop_seq, _ = map(int, found.groups())
-    return Span(lane=lane, start=start, stop=stop, start_seq=start_seq, stop_seq=stop_seq)
+    return FileSpan(lane=lane, start=start, stop=stop, start_seq=start_seq, stop_seq=stop_seq)
 
 
 def write_span(
-    storage: Storage, location: str, span: Span, epoch: int, schemas: TopicSchemas, scan: Iterable[list[Batch]],
+    storage: Storage,
+    location: str,
+    span: FileSpan,
+    epoch: int,
+    schemas: TopicSchemas,
+    scan: Iterable[list[Batch]],
     entries_location: str = "",
-) -> FileFacts:  # fmt: skip
+) -> FileFacts:
     """Write what a scan of a span gives into new files, and have them on disk. The lists of the scan are emptied.
 
     With `entries_location` (of the table of control entries) records and control entries go to files of their own, and
@@ -155,10 +160,10 @@ def write_span(
         raise
 
 
-class _File:
+class _SpanFile:
     """A file that is being written, row group by row group. `span` is in its name and begins where its rows do."""
 
-    def __init__(self, storage: Storage, location: str, span: Span, epoch: int, schema: pa.Schema) -> None:
+    def __init__(self, storage: Storage, location: str, span: FileSpan, epoch: int, schema: pa.Schema) -> None:
         self.storage, self.schema, self.span = storage, schema, span
         self.path = new_path(location, span, epoch)
         self._groups: list[tuple[int, int, int]] = []
@@ -200,13 +205,18 @@ class _File:
         self._decoded.append(self._bytes)
         self._waiting, self._size, self._bytes, self._count = [], 0, 0, 0
 
-    def close(self, span: Span, digest: EntriesHash) -> int:
+    def close(self, span: FileSpan, digest: EntriesHash) -> int:
         """Write the footer, and have the file on disk; returns its size. `digest` is of all entries of `span`."""
         self._flush()
-        footer = Footer(
-            span=span, rows=self.rows, entries=digest.entries, hash=digest.hex, groups=self._groups,
-            schema=schema_digest(_as_read(self.schema)), decoded=self._decoded,
-        )  # fmt: skip
+        footer = SpanFooter(
+            span=span,
+            rows=self.rows,
+            entries=digest.entries,
+            hash=digest.hex,
+            groups=self._groups,
+            schema=schema_digest(_as_read(self.schema)),
+            decoded=self._decoded,
+        )
         with typed_errors(self.path):
             if self._writer is not None:
                 self._writer.add_key_value_metadata({_FOOTER: footer.seal()})
@@ -230,13 +240,15 @@ class _SpanWriter:
     """The files of one span: of records one a day, and one of control entries; or one file with all of it."""
 
     def __init__(
-        self, storage: Storage, location: str, entries_location: str, span: Span, epoch: int, schemas: TopicSchemas
+        self, storage: Storage, location: str, entries_location: str, span: FileSpan, epoch: int, schemas: TopicSchemas
     ) -> None:
         self._storage, self._location, self._span, self._epoch = storage, location, span, epoch
         self._schemas, self._layout = schemas, Layout.SPLIT if entries_location else Layout.WHOLE
-        self._files: list[_File] = []
-        self._records: _File | None = None  # that rows go to now
-        self._entries = _File(storage, entries_location, span, epoch, entries_schema()) if entries_location else None
+        self._files: list[_SpanFile] = []
+        self._records: _SpanFile | None = None  # that rows go to now
+        self._entries = (
+            _SpanFile(storage, entries_location, span, epoch, entries_schema()) if entries_location else None
+        )
         self._day: int | None = None  # of the records so far in the file
         self._at = span.start, span.start_seq  # where the next file begins
         self._digest, self._entries_digest = EntriesHash(), EntriesHash()
@@ -266,12 +278,12 @@ class _SpanWriter:
             self._end_file(held[0].index, held[0].seq)
         self._day = day
 
-    def _file(self) -> _File:
+    def _file(self) -> _SpanFile:
         if self._records is None:
             start, start_seq = self._at
             span = msgspec.structs.replace(self._span, start=start, start_seq=start_seq)
             schema = file_schema(self._schemas, self._layout)
-            self._records = _File(self._storage, self._location, span, self._epoch, schema)
+            self._records = _SpanFile(self._storage, self._location, span, self._epoch, schema)
             self._files.append(self._records)
         return self._records
 
@@ -291,9 +303,13 @@ class _SpanWriter:
             self._bytes += self._entries.close(self._span, self._entries_digest)
             entries_path = self._entries.path
         return FileFacts(
-            span=self._span, paths=[file.path for file in self._files], entries_path=entries_path,
-            rows=sum(file.rows for file in self._files), entries=total, bytes=self._bytes,
-        )  # fmt: skip
+            span=self._span,
+            paths=[file.path for file in self._files],
+            entries_path=entries_path,
+            rows=sum(file.rows for file in self._files),
+            entries=total,
+            bytes=self._bytes,
+        )
 
     def abandon(self) -> None:
         """Leave nothing behind."""
@@ -313,9 +329,14 @@ def _writer(stream: Any, schema: pa.Schema) -> pq.ParquetWriter:
     values = {field.name for field in schema if field.name == "value" and pa.types.is_binary(field.type)}
     plain = {"_payload", "_seq"} | values
     return pq.ParquetWriter(
-        stream, schema, compression="zstd", write_statistics=True, write_page_checksum=True, store_schema=False,
+        stream,
+        schema,
+        compression="zstd",
+        write_statistics=True,
+        write_page_checksum=True,
+        store_schema=False,
         use_dictionary=[name for name in schema.names if name not in plain],
-    )  # fmt: skip
+    )
 
 
 def _size(storage: Storage, path: str) -> int:
@@ -361,7 +382,7 @@ def _decoded_bytes(batch: Batch) -> int:
         return batch.size
 
 
-def _checked(span: Span, scan: Iterable[list[Batch]]) -> Iterator[Batch]:
+def _checked(span: FileSpan, scan: Iterable[list[Batch]]) -> Iterator[Batch]:
     """The entries of a scan. Each index of the span comes once, or was lost; seqs are dense but for what was lost."""
     at, seq = span.start, span.start_seq
     lost = False

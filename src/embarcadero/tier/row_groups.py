@@ -46,9 +46,9 @@ def dictionary_columns(metadata: pq.FileMetaData) -> list[str]:
     """The columns of text and bytes that have a dictionary in any row group, as `read_dictionary` wants them."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     columns = [group.column(number) for group in groups for number in range(metadata.num_columns)]
-    return sorted({
-        column.path_in_schema for column in columns if column.physical_type == _BYTES and column.has_dictionary_page
-    })  # fmt: skip
+    return sorted(
+        {column.path_in_schema for column in columns if column.physical_type == _BYTES and column.has_dictionary_page}
+    )
 
 
 def group_bytes(metadata: pq.FileMetaData, number: int) -> int:
@@ -192,9 +192,12 @@ class RowGroupFile:
             known, self._as_dictionaries = self._parquet, bool(dictionaries)
             with reading(self._file.path):
                 self._parquet = pq.ParquetFile(
-                    self._stream, page_checksum_verification=True, pre_buffer=True, read_dictionary=list(dictionaries),
+                    self._stream,
+                    page_checksum_verification=True,
+                    pre_buffer=True,
+                    read_dictionary=list(dictionaries),
                     metadata=None if known is None else known.metadata,
-                )  # fmt: skip
+                )
         return self._parquet
 
     def facts(self) -> _Facts:

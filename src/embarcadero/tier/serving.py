@@ -52,9 +52,12 @@ class TableServer:
     """
 
     def __init__(
-        self, properties: Properties, warehouse: str, cache: GroupCache | None = None,
+        self,
+        properties: Properties,
+        warehouse: str,
+        cache: GroupCache | None = None,
         clock: Callable[[], float] = monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._cache, self._clock = cache or GroupCache(), clock
         self._storage = Storage({**FOR_READERS, **properties}, warehouse)
         self._public = public_properties(properties)
@@ -100,14 +103,20 @@ class TableServer:
 
     def fetch(self, tier: Tier, schemas: TopicSchemas, ask: Fetch, stop: int) -> FetchResult:
         """Batches of the table from index `ask.start` on and below `stop`: see `broker.tables.TableReader`."""
-        answer, durable = _Answer(ask, schemas), ask.read == "durable" and ask.never_durable
+        answer, durable = _FetchAnswer(ask, schemas), ask.read == "durable" and ask.never_durable
         end, stop = stop, min(stop, ask.start + FETCH_ENTRIES_MAX)
         with self._of_store(tier):
             table = self._table(tier)
             lists = table_batches(
-                table, ask.lane, ask.start, stop, schemas, partitions=ask.partitions, control=ask.control,
+                table,
+                ask.lane,
+                ask.start,
+                stop,
+                schemas,
+                partitions=ask.partitions,
+                control=ask.control,
                 durable=durable,
-            )  # fmt: skip
+            )
             for batches in lists:
                 if not all(map(answer.add, batches)):
                     if answer.reached == stop < end:  # a gap that may go on beyond what is looked at
@@ -136,7 +145,7 @@ def _gap_from(table: TopicTable, lane: int, start: int, known: int, stop: int, d
     return table.tier.gap(lane, start, stop if first is None else int(first[0].as_py()), durable)
 
 
-class _Answer:
+class _FetchAnswer:
     """The answer to a fetch, while it is gathered."""
 
     def __init__(self, ask: Fetch, schemas: TopicSchemas) -> None:

@@ -22,7 +22,7 @@ from pyiceberg.conversions import from_bytes  # isort: skip
 from pyiceberg.serializers import FromInputFile  # isort: skip
 from pyiceberg.table import StaticTable  # isort: skip
 
-Places = Mapping[int, tuple[int, int]]
+LaneFrontiers = Mapping[int, tuple[int, int]]
 
 ID: Final = "embarcadero.id"
 TOPIC: Final = "embarcadero.topic"
@@ -40,7 +40,7 @@ _PLACE: Final = ("_lane", "_index", "_seq")
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedTable:
     """The table as it was at one moment."""
 
     table: Table
@@ -74,7 +74,9 @@ class Loaded:
         return self.table.properties.get(ENTRIES_LOCATION, "")
 
 
-def snapshot_properties(frontiers: Places, starts: Places, epoch: int, entries: str = "") -> dict[str, str]:
+def snapshot_properties(
+    frontiers: LaneFrontiers, starts: LaneFrontiers, epoch: int, entries: str = ""
+) -> dict[str, str]:
     """What our snapshots say about the log."""
     properties = {EPOCH: str(epoch)} | ({ENTRIES: entries} if entries else {})
     properties |= {f"{LANE}{lane}": f"{index},{seq}" for lane, (index, seq) in frontiers.items()}
@@ -94,14 +96,14 @@ def newest_of_ours(table: Table) -> tuple[Snapshot, dict[str, str]] | None:
     return None
 
 
-def loaded(table: Table) -> Loaded:
+def loaded(table: Table) -> LoadedTable:
     """A table with the frontiers of its newest snapshot that has any.
 
     If snapshots have none, those are asked that the newest commit of ours left as properties of the table.
     """
     ours = newest_of_ours(table)
     facts = table.properties if ours is None else ours[1]
-    return Loaded(table, _places(facts, LANE), _places(facts, START), facts.get(ENTRIES, ""))
+    return LoadedTable(table, _places(facts, LANE), _places(facts, START), facts.get(ENTRIES, ""))
 
 
 def _places(facts: Mapping[str, str], prefix: str) -> dict[int, tuple[int, int]]:
@@ -183,6 +185,9 @@ def static_table(metadata: str, storage: Storage) -> StaticTable:
     """The table that a metadata file describes, read without a catalog."""
     with reading(metadata):
         return StaticTable(
-            ("static-table", metadata), FromInputFile.table_metadata(storage.io.new_input(metadata)), metadata,
-            storage.io, NoopCatalog("static-table"),
-        )  # fmt: skip
+            ("static-table", metadata),
+            FromInputFile.table_metadata(storage.io.new_input(metadata)),
+            metadata,
+            storage.io,
+            NoopCatalog("static-table"),
+        )

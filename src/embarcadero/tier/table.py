@@ -58,8 +58,8 @@ from embarcadero.tier.snapshots import (
     ID,
     TOPIC,
     TOPIC_ID,
-    Loaded,
-    Places,
+    LaneFrontiers,
+    LoadedTable,
     loaded,
     snapshot_properties,
 )
@@ -202,7 +202,7 @@ class TierTable:
                 raise TierUnavailable(f"{folder} can't hold a catalog: {error}", "see tier.properties") from None
 
     # --- loading ------------------------------------------------------------------------------------------------------
-    def load(self) -> Loaded | None:
+    def load(self) -> LoadedTable | None:
         """The table as it is now; None if there is none."""
         with typed_errors(self.identifier):
             try:
@@ -211,7 +211,7 @@ class TierTable:
                 return None
         return loaded(table)
 
-    def entries(self, now: Loaded) -> EntriesTable:
+    def entries(self, now: LoadedTable) -> EntriesTable:
         """The table of control entries that belongs to this one."""
         return EntriesTable(self.catalog(), self.storage, now.entries_table)
 
@@ -220,7 +220,7 @@ class TierTable:
         with typed_errors(self.identifier):
             return not any(map(self.catalog().table_exists, (self.identifier, f"{self.identifier}{SUFFIX}")))
 
-    def create(self, topic: str, table_id: str, schemas: TopicSchemas, topic_id: int = 0) -> Loaded:
+    def create(self, topic: str, table_id: str, schemas: TopicSchemas, topic_id: int = 0) -> LoadedTable:
         """Make the table. Another job may have made it first: that is fine if it is for the same topic.
 
         The table of control entries comes first: a table of records always has one.
@@ -233,9 +233,10 @@ class TierTable:
             entries = EntriesTable(catalog, self.storage, f"{self.identifier}{SUFFIX}").create(properties)
             _check_id(entries, topic, table_id)
             properties |= {
-                LAYOUT: str(int(Layout.SPLIT)), ENTRIES_TABLE: f"{self.identifier}{SUFFIX}",
+                LAYOUT: str(int(Layout.SPLIT)),
+                ENTRIES_TABLE: f"{self.identifier}{SUFFIX}",
                 ENTRIES_LOCATION: entries.location(),
-            }  # fmt: skip
+            }
             numbered = assign_fresh_schema_ids(Catalog._convert_schema_if_needed(schema))
             spec = PartitionSpec(
                 PartitionField(numbered.find_field(TIMESTAMP).field_id, 1_000, DayTransform(), DAY)
@@ -247,9 +248,15 @@ class TierTable:
 
     # --- committing ---------------------------------------------------------------------------------------------------
     def commit(
-        self, before: Places, files: Sequence[FileFacts], after: Places, starts: Places, schemas: TopicSchemas,
-        epoch: int, step: Callable[[str], None] = lambda _name: None,
-    ) -> Loaded:  # fmt: skip
+        self,
+        before: LaneFrontiers,
+        files: Sequence[FileFacts],
+        after: LaneFrontiers,
+        starts: LaneFrontiers,
+        schemas: TopicSchemas,
+        epoch: int,
+        step: Callable[[str], None] = lambda _name: None,
+    ) -> LoadedTable:
         """Add files, on condition that the table's frontiers are `before`; they are `after` then.
 
         Deposed, if they are not, or another commit came between: nothing was added that a reader sees. Other errors
@@ -276,7 +283,7 @@ class TierTable:
             except CommitFailedException as error:
                 raise Deposed(f"another commit to {self.identifier} came first: {error}", "plan again") from error
 
-    def _commit_entries(self, now: Loaded, files: Sequence[FileFacts], properties: Mapping[str, str]) -> str:
+    def _commit_entries(self, now: LoadedTable, files: Sequence[FileFacts], properties: Mapping[str, str]) -> str:
         """Add control entries to those that belong to `now`; returns the metadata file that has them all."""
         entries = self.entries(now)
         self._check_retries(entries.load())
@@ -285,8 +292,8 @@ class TierTable:
         return table.metadata_location
 
     def _commit_records(
-        self, now: Loaded, files: Sequence[FileFacts], properties: Mapping[str, str], schemas: TopicSchemas
-    ) -> Loaded:
+        self, now: LoadedTable, files: Sequence[FileFacts], properties: Mapping[str, str], schemas: TopicSchemas
+    ) -> LoadedTable:
         self._check_retries(now.table)
         with now.table.transaction() as transaction:
             self._add_columns(transaction, now, file_schema(schemas, now.layout))
@@ -297,7 +304,7 @@ class TierTable:
         return loaded(now.table)
 
     @staticmethod
-    def _add_columns(transaction: Transaction, now: Loaded, schema: pa.Schema) -> None:
+    def _add_columns(transaction: Transaction, now: LoadedTable, schema: pa.Schema) -> None:
         """Columns that the topic got since: behind its others, before those of the log."""
         there = now.table.schema().column_names
         if not (missing := [field for field in schema if field.name not in there]):

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from embarcadero.errors import BadTable, BadValue
 from embarcadero.limits import TABLE_PIECE_BYTES
 from embarcadero.tier.layouts import Layout, constant, layout_of, physical, row_schema
-from embarcadero.tier.parquet import Footer, read_footer
+from embarcadero.tier.parquet import SpanFooter, read_footer
 from embarcadero.tier.row_groups import GroupCache, RowGroupFile, merged, pieces
 from embarcadero.tier.snapshots import TableFile, loaded, shared_manifests, static_table
 from embarcadero.tier.storage import Properties, Storage, reading
@@ -104,9 +104,13 @@ class TopicTable:
     """The part of a topic that is in its table, as of one metadata file. Cheap to make; safe to share by threads."""
 
     def __init__(
-        self, tier: Tier, properties: Properties | None = None, cache: GroupCache | None = None,
-        group_bytes_max: int = _ANY, storage: Storage | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        tier: Tier,
+        properties: Properties | None = None,
+        cache: GroupCache | None = None,
+        group_bytes_max: int = _ANY,
+        storage: Storage | None = None,
+    ) -> None:
         """`properties` of the caller (keys, for example) go before those that the cluster tells (`tier.properties`).
 
         `storage`: one to be used in place of one with these properties. A row group that takes more than
@@ -195,7 +199,7 @@ class TopicTable:
             yield from self.file_rows(file, at, stop, names)
             at = max(at, file.stop_index)
 
-    def footer(self, path: str) -> Footer | None:
+    def footer(self, path: str) -> SpanFooter | None:
         """What a file of ours says about itself; None for the files of others. BadTable, if it is damaged."""
         with self.storage.open(path) as stream, reading(path):
             return read_footer(pq.ParquetFile(stream), path)
@@ -205,9 +209,10 @@ class TopicTable:
         with RowGroupFile(self.storage, file, self._cache, self._group_bytes_max) as parquet:
             facts, layout = parquet.facts(), self.layout
             wanted = tuple(
-                name for name in dict.fromkeys(physical(each, layout) for each in [*columns, "_index"])
+                name
+                for name in dict.fromkeys(physical(each, layout) for each in [*columns, "_index"])
                 if name in facts.names
-            )  # fmt: skip
+            )
             for number, (first, last, _) in enumerate(facts.groups):
                 if first < stop and last >= start:
                     with reading(file.path):
@@ -226,9 +231,10 @@ class TopicTable:
                 names = [physical(field.name, self.layout) for field in schema]
                 arrays = [
                     part.column(name).cast(field.type)
-                    if name in part.column_names else constant(field, self.layout, part.num_rows)
+                    if name in part.column_names
+                    else constant(field, self.layout, part.num_rows)
                     for name, field in zip(names, schema, strict=True)
-                ]  # fmt: skip
+                ]
                 batches = pa.table(arrays, schema=schema).combine_chunks().to_batches()
             yield from batches
 
@@ -408,9 +414,10 @@ def _topic_columns(group: pa.RecordBatch, schemas: TopicSchemas) -> pa.RecordBat
     schema = schemas.newest
     arrays = [
         from_table(group.column(field.name), field.type)
-        if field.name in group.schema.names else pa.nulls(group.num_rows, field.type)
+        if field.name in group.schema.names
+        else pa.nulls(group.num_rows, field.type)
         for field in schema
-    ]  # fmt: skip
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from embarcadero.errors import Deposed
 from embarcadero.limits import TIER_ORPHANS_S, TIER_SNAPSHOTS_KEPT
-from embarcadero.tier.snapshots import Loaded, Manifests, loaded, snapshot_properties
+from embarcadero.tier.snapshots import LoadedTable, Manifests, loaded, snapshot_properties
 from embarcadero.tier.storage import typed_errors
 from embarcadero.tier.table import TierTable
 
@@ -34,7 +34,7 @@ _manifests = Manifests()
 Starts = Mapping[int, tuple[int, int]]
 
 
-def drop_below(table: TierTable, now: Loaded, starts: Starts, epoch: int) -> Loaded:
+def drop_below(table: TierTable, now: LoadedTable, starts: Starts, epoch: int) -> LoadedTable:
     """Drop files of which nothing is left to read. No file is rewritten: one with a row to be kept stays whole.
 
     As in a commit, control entries go first, and the table of records names those that stay.
@@ -60,7 +60,7 @@ def drop_below(table: TierTable, now: Loaded, starts: Starts, epoch: int) -> Loa
     return loaded(now.table)
 
 
-def _truth(table: TierTable, now: Loaded) -> Table | None:
+def _truth(table: TierTable, now: LoadedTable) -> Table | None:
     """The control entries that belong to a table, where those have a table of their own."""
     return table.entries(now).truth(now.entries)
 
@@ -92,7 +92,7 @@ def _swapping(table: TierTable) -> Iterator[None]:
             raise Deposed(f"another commit to {table.identifier} came first: {error}", "try again") from error
 
 
-def expire_snapshots(table: TierTable, now: Loaded) -> Loaded:
+def expire_snapshots(table: TierTable, now: LoadedTable) -> LoadedTable:
     """Forget snapshots that are old, if there are many; what reads the table began less than that long ago."""
     oldest = datetime.now(UTC) - timedelta(seconds=TIER_ORPHANS_S)
     with _swapping(table):
@@ -113,7 +113,7 @@ def _is_due(table: Table, oldest: datetime) -> bool:
     return any(snapshot.timestamp_ms < oldest.timestamp() * 1_000 for snapshot in snapshots)
 
 
-def _names(now: Loaded, entries: Table, table: TierTable) -> bool:
+def _names(now: LoadedTable, entries: Table, table: TierTable) -> bool:
     """Whether the newest control entries are those that the table of records names: only then older ones may go."""
     truth, current = table.entries(now).truth(now.entries), entries.current_snapshot()
     named = None if truth is None else truth.current_snapshot()
@@ -146,12 +146,12 @@ def _delete(storage: Storage, folder: str, names: list[str]) -> list[str]:
     return names
 
 
-def data_garbage(listed: list[str], now: Loaded | None) -> list[str]:
+def data_garbage(listed: list[str], now: LoadedTable | None) -> list[str]:
     """Which of the files that were listed before are garbage, as the table is now."""
     return [] if now is None else garbage(listed, now, now.table)
 
 
-def garbage(listed: list[str], now: Loaded, table: Table, truth: Table | None = None) -> list[str]:
+def garbage(listed: list[str], now: LoadedTable, table: Table, truth: Table | None = None) -> list[str]:
     """Which files are below the frontiers of `now`, live in no snapshot of a table, nor in the newest of `truth`."""
     below = {name for name in listed if _is_below(name, now)}
     with typed_errors(now.metadata):
@@ -162,7 +162,7 @@ def garbage(listed: list[str], now: Loaded, table: Table, truth: Table | None = 
     return sorted(below)
 
 
-def _is_below(name: str, now: Loaded) -> bool:
+def _is_below(name: str, now: LoadedTable) -> bool:
     span = span_of(name)
     return span is not None and span.start < now.frontiers.get(span.lane, (0, 0))[0]
 
@@ -178,7 +178,7 @@ def _named_data(table: Table) -> Iterator[str]:
                     yield entry.data_file.file_path
 
 
-def collect_metadata(table: TierTable, committed: Loaded, committed_s: float) -> list[str]:
+def collect_metadata(table: TierTable, committed: LoadedTable, committed_s: float) -> list[str]:
     """Delete metadata files that nothing names, much older than a commit of ours (`committed`, at `committed_s`).
 
     Whoever wrote them planned on top of an older snapshot, and can't commit any more.
@@ -198,9 +198,10 @@ def _collect_metadata(storage: Storage, tables: list[Table], committed_s: float)
         named = {path.rsplit("/", 1)[-1] for table in tables for path in _named_metadata(table)}
     oldest = committed_s - TIER_ORPHANS_S
     return _delete(
-        storage, folder,
+        storage,
+        folder,
         [name for name, changed_s in storage.list(folder) if name not in named and changed_s < oldest],
-    )  # fmt: skip
+    )
 
 
 def _named_metadata(table: Table) -> Iterator[str]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from embarcadero.client.results import Batch, OrderEntry
 from embarcadero.limits import MIB
 from embarcadero.tier.columns import table_schema
-from embarcadero.tier.parquet import Footer, Span, write_span
+from embarcadero.tier.parquet import FileSpan, SpanFooter, write_span
 from embarcadero.tier.snapshots import TableFile
 from embarcadero.tier.storage import Storage
 from embarcadero.tier.table_reads import TopicTable
@@ -38,7 +38,7 @@ def _written() -> tuple[Path, Any, bytes]:
         for entry, payload in zip(entries.tolist(), payloads, strict=True)
     ]
     first, stop = 100, 100 + len(_COUNTS)
-    span = Span(lane=0, start=first, stop=stop, start_seq=1_000, stop_seq=1_000 + sum(_COUNTS))
+    span = FileSpan(lane=0, start=first, stop=stop, start_seq=1_000, stop_seq=1_000 + sum(_COUNTS))
     (folder() / "data").mkdir(exist_ok=True)
     facts = write_span(Storage({}), f"file://{folder()}", span, 1, RAW, [batches[:2], batches[2:]])
     path = Path(facts.paths[0].removeprefix("file://"))
@@ -93,8 +93,8 @@ def _file(data: bytes) -> str:
 
 
 def _footers() -> Inputs:
-    made = Footer(
-        span=Span(lane=0, start=1, stop=5, start_seq=10, stop_seq=50), rows=40, entries=4, hash="ab", schema="cd",
+    made = SpanFooter(
+        span=FileSpan(lane=0, start=1, stop=5, start_seq=10, stop_seq=50), rows=40, entries=4, hash="ab", schema="cd",
         groups=[(1, 2, 20), (3, 4, 20)],
     )  # fmt: skip
     return [made.seal().encode()]
@@ -106,8 +106,8 @@ def _mend_footer(data: bytes, _rng: Random) -> bytes:
 
 
 def _footer(data: bytes) -> str:
-    found = Footer.unseal(data, "x.parquet")
-    agree(Footer.unseal(found.seal().encode(), "x.parquet") == found, "a footer changes when it is written again")
+    found = SpanFooter.unseal(data, "x.parquet")
+    agree(SpanFooter.unseal(found.seal().encode(), "x.parquet") == found, "a footer changes when it is written again")
     return f"{min(len(found.groups), 3)} groups"
 
 

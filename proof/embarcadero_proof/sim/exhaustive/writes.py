@@ -17,7 +17,16 @@ from embarcadero.env import SilentJournal
 from embarcadero.errors import SessionFenced, StagedGone
 from embarcadero.invariants import invariant
 from embarcadero.staging.commit import Committed, Ledger, Prepared, commit
-from embarcadero.staging.manifest import Begun, Decision, Fact, Inline, Manifest, Part, Target, first_sequence
+from embarcadero.staging.manifest import (
+    Begun,
+    Decision,
+    Fact,
+    InlineBatch,
+    Manifest,
+    ManifestPart,
+    Target,
+    first_sequence,
+)
 from embarcadero.staging.sweep import OpenWrites, look_after
 from embarcadero_proof.sim.exhaustive.actor import Lines, Play, Stage
 from embarcadero_proof.sim.exhaustive.explore import Facts, Scope
@@ -31,7 +40,9 @@ _TRIES: Final = 2
 def _manifest(name: str, epoch: int, *batches: int) -> Manifest:
     """So many batches for each target."""
     parts = [
-        Part(inline=[Inline(f"{name}{target}{number}".encode(), 1, 0) for number in range(count)], target=target)
+        ManifestPart(
+            inline=[InlineBatch(f"{name}{target}{number}".encode(), 1, 0) for number in range(count)], target=target
+        )
         for target, count in enumerate(batches)
     ]
     return Manifest(_WRITE, epoch, [Target(str(target), 1, 0) for target in range(len(batches))], parts)
@@ -55,7 +66,7 @@ class _Choices(NamedTuple):
 
 
 def _rows(manifest: Manifest, target: int) -> list[str]:
-    return [batch.payload.decode() for batch in manifest.batches(target) if isinstance(batch, Inline)]
+    return [batch.payload.decode() for batch in manifest.batches(target) if isinstance(batch, InlineBatch)]
 
 
 _ONE: Final = _Choices(("data",), _manifest("a", 0, 2), _manifest("b", 0, 2), _manifest("c", 1, 1))
@@ -290,6 +301,12 @@ def sweep_scope() -> Scope:
     world = _Writes(_ONE)
     plays: dict[str, Play] = {"first": world.first, "sweep": world.sweep, "next": world.next}
     return Scope(
-        "two epochs, a sweep", plays, world.begin, world.call, world.check, world.check,
-        mortal=("first",), ready=lambda _name, ended: {"first", "sweep"} <= ended,
-    )  # fmt: skip
+        "two epochs, a sweep",
+        plays,
+        world.begin,
+        world.call,
+        world.check,
+        world.check,
+        mortal=("first",),
+        ready=lambda _name, ended: {"first", "sweep"} <= ended,
+    )

@@ -129,15 +129,15 @@ class Shaper:
         self._inner = [names[name] for name in self._schema.names]
         self.wanted = {
             name: (SYSTEM if name in SYSTEM.names else payload).field(name).type
-            for name in self._inner if name != _TOPIC
-        }  # fmt: skip
+            for name in self._inner
+            if name != _TOPIC
+        }
 
     def shaped(self, found: pa.RecordBatch) -> pa.RecordBatch:
         """Rows of the log, as `tier.columns.rows` makes them and the tier keeps them, as rows of the frame."""
         arrays = [
-            _repeated(self._topic, found.num_rows) if inner == _TOPIC else found.column(inner)
-            for inner in self._inner
-        ]  # fmt: skip
+            _repeated(self._topic, found.num_rows) if inner == _TOPIC else found.column(inner) for inner in self._inner
+        ]
         cast = [
             array if array.type == field.type else pc.cast(array, field.type)
             for array, field in zip(arrays, self._schema, strict=True)

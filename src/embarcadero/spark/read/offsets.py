@@ -32,7 +32,7 @@ _TOPICS: Final = "topics"
 _HINT: Final = "this checkpoint was not made by this source; start with a new checkpointLocation"
 
 
-class Place(NamedTuple):
+class LanePosition(NamedTuple):
     """Between two records of a lane: `seq` is the next one, `index` its batch, `within` how many of it are below."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index
@@ -45,15 +45,15 @@ class Place(NamedTuple):
         return self.index + (self.within > 0)
 
 
-BEGINNING: Final = Place(0, 0)
+BEGINNING: Final = LanePosition(0, 0)
 
 
-class Span(NamedTuple):
+class TaskSpan(NamedTuple):
     """What one task reads: the records from `start` up to `stop` of a lane."""
 
     lane: int
-    start: Place
-    stop: Place
+    start: LanePosition
+    stop: LanePosition
     topic: str
 
 
@@ -65,11 +65,11 @@ class LaneOffset:
     `holes`, only in the offset that reports where a topic ends: seqs that restarts passed over, for counting records.
     """
 
-    place: Place
-    cuts: tuple[Place, ...] = ()
+    place: LanePosition
+    cuts: tuple[LanePosition, ...] = ()
     ended: bool = False
     holes: tuple[tuple[int, int], ...] = ()
-    first: Place | None = None
+    first: LanePosition | None = None
 
     def told(self) -> dict[str, Any]:
         """As Spark keeps it."""
@@ -103,7 +103,7 @@ class Offset:
         """The lanes as Spark keeps them."""
         return {str(lane): offset.told() for lane, offset in sorted(self.lanes.items())}
 
-    def of(self, lane: int) -> Place:
+    def of(self, lane: int) -> LanePosition:
         """How far a lane is read; one that came since then is not."""
         known = self.lanes.get(lane)
         return BEGINNING if known is None else known.place
@@ -180,20 +180,20 @@ def parse_offset(told: Any, topic: str | None = None) -> Offset:
 
 
 def _parse_lane(told: Mapping[str, Any]) -> LaneOffset:
-    place = Place(int(told["index"]), int(told["seq"]), int(told.get("within", 0)))
-    cuts = tuple(Place(*(int(number) for number in cut)) for cut in told.get("cuts", ()))
+    place = LanePosition(int(told["index"]), int(told["seq"]), int(told.get("within", 0)))
+    cuts = tuple(LanePosition(*(int(number) for number in cut)) for cut in told.get("cuts", ()))
     holes = tuple((int(start), int(stop)) for start, stop in told.get("holes", ()))
-    first = None if "first" not in told else Place(*(int(number) for number in told["first"]))
+    first = None if "first" not in told else LanePosition(*(int(number) for number in told["first"]))
     return LaneOffset(place, cuts, told.get("ended") is True, holes, first)
 
 
-def spans(start: Offset, end: Offset) -> list[Span]:
+def spans(start: Offset, end: Offset) -> list[TaskSpan]:
     """The tasks between two offsets, in order of lane and place. Nothing but the offsets decides."""
-    found: list[Span] = []
+    found: list[TaskSpan] = []
     for lane, until in sorted(end.lanes.items()):
         at = start.of(lane)
         for place in (*until.cuts, until.place):
             if at.seq < place.seq:  # entries without records are no reason for a task
-                found.append(Span(lane, at, place, end.topic))
+                found.append(TaskSpan(lane, at, place, end.topic))
                 at = place
     return found

@@ -16,7 +16,7 @@ from embarcadero.config import load
 from embarcadero.errors import BadValue
 from embarcadero.limits import PARTITIONS_MAX, READER_NAME_BYTES_MAX, SPARK_TASKS_MAX, TOPICS_MAX
 
-Value = TypeVar("Value")
+OptionValue = TypeVar("OptionValue")
 
 READ_OPTIONS: Final = {
     "brokers": "addresses of brokers, host:port with commas",
@@ -120,8 +120,9 @@ def read_options(given: Mapping[str, str], *, streaming: bool | None) -> ReadOpt
     if starting and ending and starting.by == ending.by == "time" and ending.value < starting.value:
         raise BadValue(
             f"endingTimestamp {options['endingTimestamp']!r} is before startingTimestamp "
-            f"{options['startingTimestamp']!r}", "the end is exclusive and at least the start",
-        )  # fmt: skip
+            f"{options['startingTimestamp']!r}",
+            "the end is exclusive and at least the start",
+        )
     return ReadOptions(
         brokers=brokers_of(options),
         topics=topics,
@@ -186,7 +187,7 @@ def topic_of(options: Mapping[str, str]) -> str:
     return options["topic"]
 
 
-def _checked(options: Mapping[str, str], name: str, parse: Callable[[str], Value]) -> Value | None:
+def _checked(options: Mapping[str, str], name: str, parse: Callable[[str], OptionValue]) -> OptionValue | None:
     """A value, if the option is there."""
     if name not in options:
         return None

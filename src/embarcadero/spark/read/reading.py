@@ -15,10 +15,10 @@ from pyspark.sql.types import StructType
 from embarcadero.errors import BadValue, UnknownTopic
 from embarcadero.spark.connections import shared_log
 from embarcadero.spark.read.frame import Bounds, bounds, check_schema, column_names, spark_schema, understood
-from embarcadero.spark.read.offsets import LaneOffset, Offset, Place, Span, spans
+from embarcadero.spark.read.offsets import LaneOffset, LanePosition, Offset, TaskSpan, spans
 from embarcadero.spark.read.options import EARLIEST, LATEST, ReadOptions, read_options
 from embarcadero.spark.read.tasks import SpanReader
-from embarcadero.spark.read.view import Ends, LaneKey, LaneNow, ReadView, TopicView
+from embarcadero.spark.read.view import LaneEnds, LaneKey, LaneNow, ReadView, TopicView
 from embarcadero.spark.versions import Filter, check_options
 
 _PUSHING: Final = "pyspark.sql.worker.data_source_pushdown_filters"
@@ -86,7 +86,7 @@ class BatchReader(DataSourceReader):
         starts = view.resolve(options.starting, now, "startingOffsets", rest=EARLIEST)
         stops = view.resolve(options.ending, now, "endingOffsets", rest=LATEST)
         _check_ends(starts, stops, "endingTimestamp" if options.ending.by == "time" else "endingOffsets")
-        ends: Ends = {}
+        ends: LaneEnds = {}
         for (name, lane), start in starts.items():
             first, last = self._narrowed(view.topic(name), now[name].lanes[lane], start, stops[name, lane])
             if first.seq < last.seq:
@@ -94,7 +94,9 @@ class BatchReader(DataSourceReader):
         cuts = view.cuts(now, ends)
         return [InputPartition(span) for name in now for span in _planned(name, ends, cuts)]
 
-    def _narrowed(self, view: TopicView, now: LaneNow, start: Place, stop: Place) -> tuple[Place, Place]:
+    def _narrowed(
+        self, view: TopicView, now: LaneNow, start: LanePosition, stop: LanePosition
+    ) -> tuple[LanePosition, LanePosition]:
         """The part of a lane that filters leave."""
         conditions = self._reader.conditions
         if not _allows(bounds(conditions, "_lane"), now.lane):
@@ -134,8 +136,8 @@ def _allows(found: Bounds, number: int) -> bool:
 
 
 def _clipped(
-    start: Place, stop: Place, found: Bounds, number: int, place_of: Callable[[int], Place]
-) -> tuple[Place, Place]:
+    start: LanePosition, stop: LanePosition, found: Bounds, number: int, place_of: Callable[[int], LanePosition]
+) -> tuple[LanePosition, LanePosition]:
     """A span clipped to bounds of its seq (number 1) or index (number 0)."""
     low, high = start[number], stop[number]
     if found.low > low:
@@ -145,7 +147,7 @@ def _clipped(
     return start, stop
 
 
-def _planned(topic: str, ends: Ends, cuts: Mapping[LaneKey, tuple[Place, ...]]) -> list[Span]:
+def _planned(topic: str, ends: LaneEnds, cuts: Mapping[LaneKey, tuple[LanePosition, ...]]) -> list[TaskSpan]:
     """The tasks of one topic."""
     mine = {lane: span for (name, lane), span in ends.items() if name == topic}
     first = Offset(topic, "", {lane: LaneOffset(start) for lane, (start, _) in mine.items()})
@@ -153,7 +155,7 @@ def _planned(topic: str, ends: Ends, cuts: Mapping[LaneKey, tuple[Place, ...]]) 
     return spans(first, last)
 
 
-def _check_ends(starts: Mapping[LaneKey, Place], stops: Mapping[LaneKey, Place], option: str) -> None:
+def _check_ends(starts: Mapping[LaneKey, LanePosition], stops: Mapping[LaneKey, LanePosition], option: str) -> None:
     for (topic, lane), start in starts.items():
         if stops[topic, lane].seq < start.seq:
             raise BadValue(

@@ -23,17 +23,25 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from embarcadero.errors import BadValue, EmbarcaderoError, RecordsLost, Trimmed, UnknownTopic
-from embarcadero.spark.read.offsets import LaneOffset, Offset, Place, Span, StreamOffset, parse_stream_offset, spans
+from embarcadero.spark.read.offsets import (
+    LaneOffset,
+    LanePosition,
+    Offset,
+    StreamOffset,
+    TaskSpan,
+    parse_stream_offset,
+    spans,
+)
 from embarcadero.spark.read.options import EARLIEST, GO_ON
 from embarcadero.spark.read.reading import checked_options, span_reader
 from embarcadero.spark.read.tasks import SpanReader
 from embarcadero.spark.read.view import (
-    Ends,
+    LaneEnds,
     LaneKey,
     LaneNow,
     ReadView,
     TopicNow,
-    Topics,
+    TopicsNow,
     by_topic,
     lane_shares,
     within_bytes,
@@ -53,7 +61,7 @@ _FINE = 16
 
 _NOTE_S = 1.0  # so long a query waits for its progress to be taken note of
 _NOTE_AGAIN_S = 30.0
-Places = dict[int, tuple[int, int]]
+NotedPositions = dict[int, tuple[int, int]]
 """Index and seq by lane."""
 _ANY_READER: Final = "spark"  # of queries that can't keep a name of their own: PySpark 4.0 and 4.1
 
@@ -74,8 +82,8 @@ class StreamReader(DataSourceStreamReader):
     def __init__(self, reader: SpanReader) -> None:
         self._reader = reader
         self._view = ReadView(reader.options)
-        self._planned: Topics | None = None  # the topics when the end of the next micro-batch was chosen
-        self._noted: dict[str, tuple[Places, float]] = {}  # by topic: what was told, and when to tell it again
+        self._planned: TopicsNow | None = None  # the topics when the end of the next micro-batch was chosen
+        self._noted: dict[str, tuple[NotedPositions, float]] = {}  # by topic: what was told, and when to tell it again
         self._silent_until_s = 0.0  # the cluster could not be told, and is not asked again for a while
         self._warned: set[str] = set()  # losses that the log of the process has
 
@@ -88,7 +96,7 @@ class StreamReader(DataSourceStreamReader):
         places = self._view.resolve(self._reader.options.starting, now, "startingOffsets", rest=EARLIEST)
         return self._offset(reader, now, {key: LaneOffset(place) for key, place in places.items()})
 
-    def _offset(self, reader: str, now: Topics, lanes: Mapping[LaneKey, LaneOffset]) -> StreamOffset:
+    def _offset(self, reader: str, now: TopicsNow, lanes: Mapping[LaneKey, LaneOffset]) -> StreamOffset:
         """An offset of all topics. A name that the user gave the reader is its name, whatever it was before."""
         name, known = self._reader.options.reader or reader, by_topic(lanes)
         topics = {topic: Offset(topic, name, known.get(topic, {}), each.about.id) for topic, each in now.items()}
@@ -122,16 +130,18 @@ class StreamReader(DataSourceStreamReader):
         self._not_deleted([*begun.topics.values(), *until.topics.values()], now)
         read = {
             name: self._between(begun.topics.get(name), last, now[name])
-            for name, last in sorted(until.topics.items()) if name in now
-        }  # fmt: skip
-        cuts: dict[LaneKey, tuple[Place, ...]] = {}
+            for name, last in sorted(until.topics.items())
+            if name in now
+        }
+        cuts: dict[LaneKey, tuple[LanePosition, ...]] = {}
         if not any(lane.cuts for _, last in read.values() for lane in last.lanes.values()):
             ends = {
                 (name, lane): (first.of(lane), offset.place)
-                for name, (first, last) in read.items() for lane, offset in last.lanes.items()
-            }  # fmt: skip
+                for name, (first, last) in read.items()
+                for lane, offset in last.lanes.items()
+            }
             cuts = self._view.cuts(now, growing(ends))
-        found: list[Span] = []
+        found: list[TaskSpan] = []
         for name, (first, last) in read.items():
             lanes = {lane: replace(each, cuts=cuts.get((name, lane), each.cuts)) for lane, each in last.lanes.items()}
             found += spans(first, replace(last, lanes=lanes))
@@ -154,7 +164,7 @@ class StreamReader(DataSourceStreamReader):
         return self._reader.read(partition.value)
 
     # --- what may be lost ---------------------------------------------------------------------------------------------
-    def _not_deleted(self, read: Iterable[Offset], now: Topics) -> None:
+    def _not_deleted(self, read: Iterable[Offset], now: TopicsNow) -> None:
         """Of several topics one may be deleted: all that was not read of it is lost."""
         for each in read:
             if each.topic not in now:
@@ -211,9 +221,9 @@ class StreamReader(DataSourceStreamReader):
                 )
         return replace(until, lanes={lane: end for lane, end in until.lanes.items() if lane not in gone})
 
-    def _ends(self, begun: Offset, lanes: Mapping[int, LaneNow]) -> dict[int, tuple[Place, Place]]:
+    def _ends(self, begun: Offset, lanes: Mapping[int, LaneNow]) -> dict[int, tuple[LanePosition, LanePosition]]:
         """What there is to read of a topic, by lane."""
-        ends: dict[int, tuple[Place, Place]] = {}
+        ends: dict[int, tuple[LanePosition, LanePosition]] = {}
         for lane, each in lanes.items():
             low = begun.of(lane)
             if low.seq < each.start.seq:
@@ -273,8 +283,8 @@ class LimitedReader(StreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, reader: SpanReader) -> None:
         super().__init__(reader)
-        self._until: dict[LaneKey, Place] | None = None  # AvailableNow: nothing above is read
-        self._seen: Topics | None = None  # as the last question found the topics
+        self._until: dict[LaneKey, LanePosition] | None = None  # AvailableNow: nothing above is read
+        self._seen: TopicsNow | None = None  # as the last question found the topics
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """From now on, act as if nothing came any more."""
@@ -296,14 +306,18 @@ class LimitedReader(StreamReader, SupportsTriggerAvailableNow):
         kept = {name: self._kept(read[name], topic) for name, topic in now.items()}
         ends = {
             (name, lane): span
-            for name, topic in now.items() for lane, span in self._ends(read[name], topic.lanes).items()
-        }  # fmt: skip
+            for name, topic in now.items()
+            for lane, span in self._ends(read[name], topic.lanes).items()
+        }
         ends = self._bounded(ends)
         if not isinstance(limit, ReadAllAvailable):
             ends = self._limited(now, ends)
         more = growing(ends)
-        moved = {(name, lane): low for (name, lane), (low, _) in ends.items()
-                 if lane in kept[name] and low != read[name].of(lane)}  # fmt: skip
+        moved = {
+            (name, lane): low
+            for (name, lane), (low, _) in ends.items()
+            if lane in kept[name] and low != read[name].of(lane)
+        }
         gone = begun.topics.keys() - now.keys() or any(kept[name] != read[name].lanes.keys() for name in now)
         if not more and not moved and not gone:
             self._note(begun)  # Spark commits a micro-batch with the next one, and none has come
@@ -332,13 +346,13 @@ class LimitedReader(StreamReader, SupportsTriggerAvailableNow):
         topics = {name: replace(each, reader="") for name, each in self._offset("", now, lanes).topics.items()}
         return StreamOffset("", topics, self._reader.options.several).told()
 
-    def _bounded(self, ends: Ends) -> Ends:
+    def _bounded(self, ends: LaneEnds) -> LaneEnds:
         """AvailableNow: nothing that came after the query started."""
         if self._until is None:
             return ends
         return {key: (low, min(high, self._until.get(key, low))) for key, (low, high) in ends.items()}
 
-    def _limited(self, now: Topics, ends: Ends) -> Ends:
+    def _limited(self, now: TopicsNow, ends: LaneEnds) -> LaneEnds:
         """Ends such that no limit is passed: exactly as many records as allowed, and no more bytes in whole batches."""
         options, limited = self._reader.options, dict(ends)
         waiting = {key: high.seq - low.seq for key, (low, high) in growing(ends).items()}
@@ -355,7 +369,7 @@ class LimitedReader(StreamReader, SupportsTriggerAvailableNow):
                 left -= self._limit_bytes(now[name], topics[name], share, limited)
         return limited
 
-    def _limit_bytes(self, now: TopicNow, waiting: Mapping[int, int], limit: int, limited: Ends) -> int:
+    def _limit_bytes(self, now: TopicNow, waiting: Mapping[int, int], limit: int, limited: LaneEnds) -> int:
         """Move the ends of a topic so that no more bytes are read, in whole batches, of each lane one at least.
 
         Return how many are read.
@@ -368,7 +382,7 @@ class LimitedReader(StreamReader, SupportsTriggerAvailableNow):
                 fine = max(1, share // _FINE)
                 pieces = self._view.topic(name).first_pieces(now, lane, low, high, fine, 2 * _FINE)
                 end = within_bytes(pieces, share)
-                limited[name, lane] = low, min(high, Place(end.index, end.seq))
+                limited[name, lane] = low, min(high, LanePosition(end.index, end.seq))
                 used += end.bytes
         return used
 
@@ -383,7 +397,7 @@ class UnlimitedReader(StreamReader):
     def __init__(self, reader: SpanReader) -> None:
         super().__init__(reader)
         self._last: StreamOffset | None = None  # the end of the micro-batch that was planned last
-        self._tight: dict[LaneKey, Place] = {}  # places as they were told, by lane
+        self._tight: dict[LaneKey, LanePosition] = {}  # places as they were told, by lane
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where a new query starts."""
@@ -411,7 +425,7 @@ class UnlimitedReader(StreamReader):
     def _tight_end(self, topic: str, lane: int, end: LaneOffset) -> LaneOffset:
         return replace(end, place=self._tightened(topic, lane, end.place))
 
-    def _tightened(self, topic: str, lane: int, place: Place) -> Place:
+    def _tightened(self, topic: str, lane: int, place: LanePosition) -> LanePosition:
         """The place right behind the record before it; the very place if that record is gone."""
         known = self._tight.get((topic, lane))
         if known is not None and known.seq == place.seq:
@@ -423,21 +437,21 @@ class UnlimitedReader(StreamReader):
             except EmbarcaderoError:
                 last = place
             if last.seq == place.seq - 1:
-                tight = Place(last.index + 1, place.seq)
+                tight = LanePosition(last.index + 1, place.seq)
         self._tight[topic, lane] = tight
         return tight
 
 
-def growing(ends: Ends) -> Ends:
+def growing(ends: LaneEnds) -> LaneEnds:
     """Lanes of which there is something to read."""
     return {key: (low, high) for key, (low, high) in ends.items() if low.seq < high.seq}
 
 
-def lanes_of(now: Topics) -> Iterator[tuple[LaneKey, LaneNow]]:
+def lanes_of(now: TopicsNow) -> Iterator[tuple[LaneKey, LaneNow]]:
     """All lanes of all topics."""
     return (((name, lane), each) for name, topic in now.items() for lane, each in topic.lanes.items())
 
 
-def lane_end(now: LaneNow, place: Place) -> LaneOffset:
+def lane_end(now: LaneNow, place: LanePosition) -> LaneOffset:
     """The offset of a lane that is read up to a place: of a closed lane that may be the last one."""
     return LaneOffset(place, ended=now.closed and place == now.end)

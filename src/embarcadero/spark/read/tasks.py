@@ -24,7 +24,7 @@ from embarcadero.errors import Corrupt, EmbarcaderoError, RecordsLost, Trimmed
 from embarcadero.limits import SPARK_ROWS_BYTES
 from embarcadero.spark.connections import shared_log
 from embarcadero.spark.read.frame import Condition, Shaper, passing
-from embarcadero.spark.read.offsets import Span
+from embarcadero.spark.read.offsets import TaskSpan
 from embarcadero.spark.read.options import GO_ON, ReadOptions
 from embarcadero.types import EntryKind, Gap, GapKind, Tier
 from embarcadero.wire.schemas import TopicSchemas
@@ -54,7 +54,7 @@ class SpanReader:
     partitions: tuple[int, ...] | None = None
     table_properties: tuple[str, ...] = ()  # by which files of a topic's table are reached
 
-    def read(self, span: Span) -> Iterator[pa.RecordBatch]:
+    def read(self, span: TaskSpan) -> Iterator[pa.RecordBatch]:
         """The records of a span as rows of the frame. Raises Trimmed or RecordsLost if some are gone."""
         shaper = Shaper(span.topic, self.schemas, self.schema)
         for rows in self._rows(span, shaper):
@@ -62,7 +62,7 @@ class SpanReader:
             if passed.num_rows:
                 yield passed
 
-    def _rows(self, span: Span, shaper: Shaper) -> Iterator[pa.RecordBatch]:
+    def _rows(self, span: TaskSpan, shaper: Shaper) -> Iterator[pa.RecordBatch]:
         """Rows of the table below its frontier, and of brokers from there on. Where that is, is asked once.
 
         Brokers also give the rows of a table whose files this machine can't see.
@@ -78,18 +78,22 @@ class SpanReader:
         if at < stop:
             yield from self._scanned(log, span, at, shaper)
 
-    def _scanned(self, log: Log, span: Span, start: int, shaper: Shaper) -> Iterator[pa.RecordBatch]:
+    def _scanned(self, log: Log, span: TaskSpan, start: int, shaper: Shaper) -> Iterator[pa.RecordBatch]:
         found = log.scan(
-            span.topic, lane=span.lane, start=start, stop=span.stop.stop, read=self.options.read,
+            span.topic,
+            lane=span.lane,
+            start=start,
+            stop=span.stop.stop,
+            read=self.options.read,
             partitions=self.partitions,
-        )  # fmt: skip
+        )
         for batches in found:
             for batch in batches:
                 if batch.gap is not None:
                     self._gone(span, batch.gap)
             yield from shaper.of_batches(span.lane, batches, span.start.seq, span.stop.seq)
 
-    def _gone(self, span: Span, gap: Gap) -> None:
+    def _gone(self, span: TaskSpan, gap: Gap) -> None:
         """A gap. What a session skipped is none for us: that is the topic's own rule, and no position is empty.
 
         Nor is what a restart passed over, if nothing there was durable.
@@ -104,7 +108,7 @@ class SpanReader:
             raise problem
         _LOG.warning("%s", problem.message)
 
-    def _problem(self, span: Span, gap: Gap) -> EmbarcaderoError | None:
+    def _problem(self, span: TaskSpan, gap: Gap) -> EmbarcaderoError | None:
         where = f"batches [{gap.start}, {gap.stop}) of lane {span.lane} of topic {span.topic!r}"
         if gap.kind is GapKind.TRIMMED:
             return Trimmed(f"{where} were trimmed before they were read", GO_ON)
@@ -155,17 +159,25 @@ def table_visible(tier_id: str, metadata: str, topic: str) -> bool:
         return True
     _LOG.warning(
         "the table of topic %r (%s) is in a folder that this machine can't see (%s): brokers read it for this job; "
-        "a warehouse in an object store or a shared folder is read faster", topic, tier_id, metadata,
-    )  # fmt: skip
+        "a warehouse in an object store or a shared folder is read faster",
+        topic,
+        tier_id,
+        metadata,
+    )
     return False
 
 
 
 
 def table_rows(
-    table: TopicTable, span: Span, stop: int, columns: dict[str, pa.DataType], partitions: Sequence[int] | None,
-    gone: Callable[[Gap], None], durable: bool = False,
-) -> Iterator[pa.RecordBatch]:  # fmt: skip
+    table: TopicTable,
+    span: TaskSpan,
+    stop: int,
+    columns: dict[str, pa.DataType],
+    partitions: Sequence[int] | None,
+    gone: Callable[[Gap], None],
+    durable: bool = False,
+) -> Iterator[pa.RecordBatch]:
     """Records of a span below index `stop`, with the wanted columns; `gone` is told of holes.
 
     `durable`: only durable records are read, so a hole in which nothing ever was durable is NEVER_DURABLE.
@@ -196,7 +208,7 @@ def _holes(indices: npt.NDArray[np.int64], at: int) -> list[tuple[int, int]]:
     return [(int(before[row]) + 1, int(indices[row])) for row in np.flatnonzero(indices > before + 1).tolist()]
 
 
-def _wanted(group: pa.RecordBatch, span: Span, partitions: Sequence[int] | None) -> Mask:
+def _wanted(group: pa.RecordBatch, span: TaskSpan, partitions: Sequence[int] | None) -> Mask:
     kinds, seqs = group.column("_kind").to_numpy(), group.column("_seq").to_numpy()
     wanted: Mask = (kinds == EntryKind.BATCH) & (seqs >= span.start.seq) & (seqs < span.stop.seq)
     if partitions is not None:
@@ -237,7 +249,7 @@ def _with_columns(rows: pa.RecordBatch, columns: dict[str, pa.DataType]) -> pa.R
     arrays = [
         rows.column(name) if name in rows.schema.names else pa.nulls(rows.num_rows, kind)
         for name, kind in columns.items()
-    ]  # fmt: skip
+    ]
     if not arrays:
         return rows
     return pa.RecordBatch.from_arrays(arrays, names=list(columns))

@@ -25,7 +25,7 @@ from embarcadero.limits import (
 )
 from embarcadero.spark.connections import shared_log
 from embarcadero.spark.machine import known_cores
-from embarcadero.spark.read.offsets import Place
+from embarcadero.spark.read.offsets import LanePosition
 from embarcadero.spark.read.options import GO_ON, ReadOptions, Where
 from embarcadero.spark.read.tasks import TablePart, table_part
 from embarcadero.types import Cut, Order, Position, Tail
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
 
 LaneKey = tuple[str, int]
 """A lane of a read: the name of its topic, and its number."""
-Key = TypeVar("Key", int, LaneKey)
-Value = TypeVar("Value")
+ShareKey = TypeVar("ShareKey", int, LaneKey)
+LaneValue = TypeVar("LaneValue")
 _TRIES: Final = 4
 """So often pieces are halved to get as many tasks as asked for; then batches are."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-Ends = dict[LaneKey, tuple[Place, Place]]
+LaneEnds = dict[LaneKey, tuple[LanePosition, LanePosition]]
 """By topic and lane: where a read, or a micro-batch, starts and ends."""
 _Measured = dict[LaneKey, list[Cut]]
-_Cuts = dict[LaneKey, tuple[Place, ...]]
+_Cuts = dict[LaneKey, tuple[LanePosition, ...]]
 
 
 def fair_shares(limit: int, waiting: Mapping[str, int]) -> dict[str, int]:
@@ -63,7 +63,7 @@ def fair_shares(limit: int, waiting: Mapping[str, int]) -> dict[str, int]:
     return given
 
 
-def shares(limit: int, waiting: Mapping[Key, int]) -> dict[Key, int]:
+def shares(limit: int, waiting: Mapping[ShareKey, int]) -> dict[ShareKey, int]:
     """A limit shared among lanes in proportion to what waits there. Shares add up to the limit, or to all there is."""
     total = sum(waiting.values())
     if total <= limit:
@@ -86,9 +86,9 @@ def lane_shares(limit: int, waiting: Mapping[LaneKey, int]) -> dict[LaneKey, int
     return found
 
 
-def by_topic(values: Mapping[LaneKey, Value]) -> dict[str, dict[int, Value]]:
+def by_topic(values: Mapping[LaneKey, LaneValue]) -> dict[str, dict[int, LaneValue]]:
     """What is known of lanes, by topic and then by lane."""
-    found: dict[str, dict[int, Value]] = {}
+    found: dict[str, dict[int, LaneValue]] = {}
     for (topic, lane), value in values.items():
         found.setdefault(topic, {})[lane] = value
     return found
@@ -115,20 +115,22 @@ def within_bytes(pieces: Sequence[Cut], limit: int) -> Cut:
     return Cut(end.index, end.seq, total)
 
 
-def cut_places(start: Place, stop: Place, pieces: Sequence[Cut]) -> tuple[Place, ...]:
+def cut_places(start: LanePosition, stop: LanePosition, pieces: Sequence[Cut]) -> tuple[LanePosition, ...]:
     """Places strictly between start and stop at which to cut, from measured pieces; thinned out if too many."""
     by_seq = {cut.seq: cut for cut in reversed(pieces) if start.seq < cut.seq < stop.seq}  # not where no record is
-    inner = [Place(cut.index, cut.seq) for _, cut in sorted(by_seq.items())]
+    inner = [LanePosition(cut.index, cut.seq) for _, cut in sorted(by_seq.items())]
     every = -(-(len(inner) + 1) // SPARK_TASKS_MAX)
     return tuple(inner[every - 1 :: every])
 
 
-def tightened(stop: Place, pieces: Sequence[Cut]) -> Place:
+def tightened(stop: LanePosition, pieces: Sequence[Cut]) -> LanePosition:
     """The same place without entries before it that have no records."""
-    return next((Place(cut.index, cut.seq) for cut in pieces if cut.seq == stop.seq), stop)
+    return next((LanePosition(cut.index, cut.seq) for cut in pieces if cut.seq == stop.seq), stop)
 
 
-def finer(start: Place, stop: Place, cuts: Sequence[Place], tasks_min: int) -> tuple[Place, ...]:
+def finer(
+    start: LanePosition, stop: LanePosition, cuts: Sequence[LanePosition], tasks_min: int
+) -> tuple[LanePosition, ...]:
     """More cuts, inside of batches, if there are fewer tasks than asked for: pieces of one batch are cut by seq."""
     places = [start, *cuts, stop]
     single = [number for number in range(len(places) - 1) if places[number].index == places[number + 1].stop - 1]
@@ -136,12 +138,12 @@ def finer(start: Place, stop: Place, cuts: Sequence[Place], tasks_min: int) -> t
     if missing <= 0 or not single:
         return tuple(cuts)
     extra = shares(missing, {number: places[number + 1].seq - places[number].seq - 1 for number in single})
-    found: list[Place] = []
+    found: list[LanePosition] = []
     for number, (low, high) in enumerate(pairwise(places)):
         parts = extra.get(number, 0) + 1
         base = low.seq - low.within
         steps = {low.seq + (high.seq - low.seq) * part // parts for part in range(1, parts)}
-        found += [Place(low.index, seq, seq - base) for seq in sorted(steps)]
+        found += [LanePosition(low.index, seq, seq - base) for seq in sorted(steps)]
         found += [high]
     return tuple(found[:-1])
 
@@ -208,9 +210,9 @@ class LaneNow:
     """A lane as it is now: where its readable part starts, where it ends for this reader, whether that is for good."""
 
     lane: int
-    start: Place
-    end: Place
-    ordered: Place  # where it ends for those who read what is not durable yet
+    start: LanePosition
+    end: LanePosition
+    ordered: LanePosition  # where it ends for those who read what is not durable yet
     closed: bool
     holes: tuple[tuple[int, int], ...] = ()  # seqs that restarts passed over
 
@@ -223,7 +225,7 @@ class TopicNow:
     lanes: dict[int, LaneNow]
 
 
-Topics = dict[str, TopicNow]
+TopicsNow = dict[str, TopicNow]
 """The topics of a read by name, looked at at the same time."""
 
 
@@ -265,7 +267,7 @@ class ReadView:
                 "read topics with a schema one by one; with union() or unionByName() they become one frame",
             )
 
-    def now(self, expected: Mapping[str, Collection[int]] | None = None) -> Topics:
+    def now(self, expected: Mapping[str, Collection[int]] | None = None) -> TopicsNow:
         """The topics and their lanes: quicker if the lanes are those that are expected.
 
         Raises UnknownTopic if the only topic does not exist. Of several, those that do not exist are left out.
@@ -279,7 +281,7 @@ class ReadView:
             self._check_raw(name, about.versions.typed)
         return {name: self.topic(name).seen(about, tails) for name, (about, tails) in found.items()}
 
-    def resolve(self, where: Where, now: Topics, option: str, *, rest: Where) -> dict[LaneKey, Place]:
+    def resolve(self, where: Where, now: TopicsNow, option: str, *, rest: Where) -> dict[LaneKey, LanePosition]:
         """The places that an option names, by topic and lane; those that it does not name are at `rest`."""
         named = dict(where.topics)
         if unknown := sorted(named.keys() - now.keys()):
@@ -287,7 +289,7 @@ class ReadView:
                 f"option {option!r} names topic {unknown[0]!r}, and there are {', '.join(now) or 'none yet'}",
                 "leave it out, or create the topic first",
             )
-        found: dict[LaneKey, Place] = {}
+        found: dict[LaneKey, LanePosition] = {}
         for name, topic in now.items():
             one = named.get(name, rest) if where.by == "topics" else where
             places = self.topic(name).resolve(one, topic, option, rest=rest)
@@ -295,7 +297,7 @@ class ReadView:
         return found
 
     # --- tasks --------------------------------------------------------------------------------------------------------
-    def cuts(self, now: Topics, ends: Ends) -> _Cuts:
+    def cuts(self, now: TopicsNow, ends: LaneEnds) -> _Cuts:
         """Where to cut spans of lanes into tasks of about the same size: at least `minPartitions` in all."""
         wanted, piece = self.options.min_partitions or 1, SPARK_TASK_BYTES
         measured = self._all_pieces(now, ends, piece)
@@ -312,13 +314,13 @@ class ReadView:
             found = _cut(ends, measured)
         return self._finer(ends, measured, found, wanted - _tasks(found))
 
-    def _all_pieces(self, now: Topics, ends: Ends, piece: int) -> _Measured:
+    def _all_pieces(self, now: TopicsNow, ends: LaneEnds, piece: int) -> _Measured:
         return {
             (topic, lane): self.topic(topic).pieces(now[topic], lane, *span, piece)
             for (topic, lane), span in ends.items()
         }
 
-    def _finer(self, ends: Ends, measured: _Measured, found: _Cuts, missing: int) -> _Cuts:
+    def _finer(self, ends: LaneEnds, measured: _Measured, found: _Cuts, missing: int) -> _Cuts:
         """More tasks than there are batches: batches are cut by seq."""
         if missing <= 0:
             return found
@@ -354,22 +356,22 @@ class TopicView:
 
     def _lane(self, tail: Tail, last: int | None) -> LaneNow:
         durable = self.options.read == "durable"
-        ordered = Place(tail.index, tail.seq)
-        end = Place(tail.durable_index, tail.durable_seq) if durable else ordered
-        start = Place(tail.start_index, tail.start_seq)
+        ordered = LanePosition(tail.index, tail.seq)
+        end = LanePosition(tail.durable_index, tail.durable_seq) if durable else ordered
+        start = LanePosition(tail.start_index, tail.start_seq)
         closed = last is not None and end.index >= last
         return LaneNow(tail.lane, min(start, end), end, ordered, closed, tail.holes)
 
     # --- places -------------------------------------------------------------------------------------------------------
-    def place_of(self, lane: int, seq: int) -> Place:
+    def place_of(self, lane: int, seq: int) -> LanePosition:
         """The place of a record: in its batch, or behind what is lost there. Raises Trimmed, FuturePosition."""
         return _found_place(self.log.position_of(self._topic, seq=seq, lane=lane), seq)
 
-    def place_at_index(self, lane: int, index: int) -> Place:
+    def place_at_index(self, lane: int, index: int) -> LanePosition:
         """The place of a batch, or behind what is lost there. Raises Trimmed, FuturePosition."""
         return _found_place(self.log.position_of(self._topic, index=index, lane=lane))
 
-    def place_at(self, now: LaneNow, us: int) -> Place:
+    def place_at(self, now: LaneNow, us: int) -> LanePosition:
         """The first batch appended at or after a time; where the lane starts if that was trimmed."""
         try:
             found = self.log.position_at(self._topic, _EPOCH + timedelta(microseconds=us), lane=now.lane)
@@ -377,7 +379,7 @@ class TopicView:
             return now.start
         return min(max(_found_place(found), now.start), now.end)
 
-    def resolve(self, where: Where, now: TopicNow, option: str, *, rest: Where) -> dict[int, Place]:
+    def resolve(self, where: Where, now: TopicNow, option: str, *, rest: Where) -> dict[int, LanePosition]:
         """The places that an option names, by lane; lanes that it does not name are at `rest`."""
         if where.by == "lanes":
             named = dict(where.lanes)
@@ -395,7 +397,7 @@ class TopicView:
             )
         return {lane: self._resolved(where, each, option) for lane, each in now.lanes.items()}
 
-    def _resolved(self, where: Where, now: LaneNow, option: str) -> Place:
+    def _resolved(self, where: Where, now: LaneNow, option: str) -> LanePosition:
         if where.by in ("earliest", "latest"):
             return now.start if where.by == "earliest" else now.end
         if where.by == "time":
@@ -421,7 +423,7 @@ class TopicView:
         return self.place_at_index(now.lane, where.value)
 
     # --- sizes --------------------------------------------------------------------------------------------------------
-    def pieces(self, now: TopicNow, lane: int, start: Place, stop: Place, piece: int) -> list[Cut]:
+    def pieces(self, now: TopicNow, lane: int, start: LanePosition, stop: LanePosition, piece: int) -> list[Cut]:
         """Pieces of a span: of its table below the frontier, of brokers from there on."""
         table, frontier = self._table_part(now, lane, start, stop)
         found: list[Cut] = []
@@ -431,10 +433,12 @@ class TopicView:
             found = self.log.measure(self._topic, start.index, frontier, piece, lane=lane)
         return found + self._measured(now, lane, max(start.index, frontier), stop, piece)
 
-    def _table_part(self, now: TopicNow, lane: int, start: Place, stop: Place) -> TablePart:
+    def _table_part(self, now: TopicNow, lane: int, start: LanePosition, stop: LanePosition) -> TablePart:
         return table_part(now.about.tier, self._topic, lane, start.index, stop.stop, self.table_properties)
 
-    def first_pieces(self, now: TopicNow, lane: int, start: Place, stop: Place, piece: int, most: int) -> list[Cut]:
+    def first_pieces(
+        self, now: TopicNow, lane: int, start: LanePosition, stop: LanePosition, piece: int, most: int
+    ) -> list[Cut]:
         """The first pieces of a span, by payload bytes as they were published."""
         table, frontier = self._table_part(now, lane, start, stop)
         if start.index >= frontier:
@@ -444,7 +448,7 @@ class TopicView:
         return payload_pieces(table, lane, start.index, frontier, piece, most)
 
     def _measured(
-        self, now: TopicNow, lane: int, start: int, stop: Place, piece: int, most: int | None = None
+        self, now: TopicNow, lane: int, start: int, stop: LanePosition, piece: int, most: int | None = None
     ) -> list[Cut]:
         if start >= stop.stop:
             return []
@@ -454,7 +458,7 @@ class TopicView:
             return [Cut(stop.stop, stop.seq, 0)]
 
 
-def _cut(ends: Ends, measured: _Measured) -> _Cuts:
+def _cut(ends: LaneEnds, measured: _Measured) -> _Cuts:
     return {key: cut_places(*span, measured[key]) for key, span in ends.items()}
 
 
@@ -462,8 +466,8 @@ def _tasks(cuts: _Cuts) -> int:
     return sum(len(each) + 1 for each in cuts.values())
 
 
-def _found_place(found: Position, seq: int | None = None) -> Place:
+def _found_place(found: Position, seq: int | None = None) -> LanePosition:
     """A batch's place, or that of a record in it; what is lost is passed over."""
     if seq is None or seq <= found.seq:
-        return Place(found.index, found.seq)
-    return Place(found.index, seq, seq - found.seq)
+        return LanePosition(found.index, found.seq)
+    return LanePosition(found.index, seq, seq - found.seq)

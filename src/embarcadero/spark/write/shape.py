@@ -37,7 +37,7 @@ _RAW_COLUMNS: Final = (*RAW_SCHEMA.names, "partition", "topic")
 _TEXT: Final = (kinds.is_binary, kinds.is_string, kinds.is_large_binary, kinds.is_large_string)
 
 
-Split = Callable[[list[pa.RecordBatch]], Iterable[tuple["Shape", list[pa.RecordBatch]]]]
+Split = Callable[[list[pa.RecordBatch]], Iterable[tuple["FrameShape", list[pa.RecordBatch]]]]
 """Divides rows by their topic."""
 COLUMN: Final = "topic"
 _SPREAD: Final = 64  # into about so many topics and partitions rows are thought to go
@@ -45,7 +45,7 @@ _HOW: Final = "the column 'topic' chooses the topic of each row; or give the opt
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class FrameShape:
     """How rows of a frame become rows of a topic. It is sent to tasks, so it holds plain facts only."""
 
     topic: TopicInfo
@@ -127,7 +127,7 @@ def _cast(column: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 # --- on the driver ----------------------------------------------------------------------------------------------------
-def shape_of(topic: TopicInfo, frame: pa.Schema, options: WriteOptions, now_us: int) -> Shape:
+def shape_of(topic: TopicInfo, frame: pa.Schema, options: WriteOptions, now_us: int) -> FrameShape:
     """How a frame is written into a topic. BadSchema or BadValue says why it can't be: all problems at once.
 
     `now_us` is the time of raw records without one.
@@ -147,7 +147,7 @@ def shape_of(topic: TopicInfo, frame: pa.Schema, options: WriteOptions, now_us: 
         hint = f"it has: {', '.join(f'{field.name} {field.type}' for field in schemas.newest)}"
         raise BadSchema(f"the frame does not fit topic {topic.name!r}: " + "; ".join(problems), hint)
     info = msgspec.structs.replace(topic, ranges=[], lanes=[])
-    return Shape(info, tuple(frame.names), partition_column, key, options.order_by, now_us)
+    return FrameShape(info, tuple(frame.names), partition_column, key, options.order_by, now_us)
 
 
 def check_topic(topic: TopicInfo) -> None:
@@ -279,9 +279,9 @@ class Router:
 
     def __init__(self, log: Log, routes: Routes) -> None:
         self._log, self._routes = log, routes
-        self._shapes: dict[str, Shape] = {}
+        self._shapes: dict[str, FrameShape] = {}
 
-    def split(self, group: list[pa.RecordBatch]) -> Iterator[tuple[Shape, list[pa.RecordBatch]]]:
+    def split(self, group: list[pa.RecordBatch]) -> Iterator[tuple[FrameShape, list[pa.RecordBatch]]]:
         """Rows by their topic, in the order in which they came."""
         table = pa.Table.from_batches(group)
         named = whole(table.column(COLUMN))
@@ -297,12 +297,12 @@ class Router:
             rows = pa.array(np.flatnonzero(codes == code))
             yield self._shape(name), table.take(rows).combine_chunks().to_batches()
 
-    def _shape(self, name: str) -> Shape:
+    def _shape(self, name: str) -> FrameShape:
         if name not in self._shapes:
             self._shapes[name] = self._found(name)
         return self._shapes[name]
 
-    def _found(self, name: str) -> Shape:
+    def _found(self, name: str) -> FrameShape:
         how = "in column 'topic'"
         if name.startswith(HIDDEN_PREFIX):
             raise BadValue(f"topic {name!r} {how} is one of the cluster's own", "name a topic that you have created")

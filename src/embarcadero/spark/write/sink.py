@@ -35,11 +35,11 @@ from embarcadero.limits import STAGED_INLINE_ALL_BYTES, STAGED_PATIENCE_S, STAGE
 from embarcadero.spark.connections import shared_log
 from embarcadero.spark.versions import DataSourceStreamArrowWriter, to_arrow
 from embarcadero.spark.write.options import WriteOptions, write_options
-from embarcadero.spark.write.shape import Routes, Shape, check_frame, new_columns, shape_of
-from embarcadero.spark.write.tasks import Encoded, Staged, Stager, TaskWriter, Work
+from embarcadero.spark.write.shape import FrameShape, Routes, check_frame, new_columns, shape_of
+from embarcadero.spark.write.tasks import Encoded, Staged, Stager, TaskWriter, WriteWork
 from embarcadero.staging.commit import commit, drop
 from embarcadero.staging.ledger import TopicLedger, open_home
-from embarcadero.staging.manifest import Manifest, Part, Target
+from embarcadero.staging.manifest import Manifest, ManifestPart, Target
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -52,7 +52,7 @@ _LATEST_S: Final = 3_600.0  # longer than a round of the sweep, and than clocks 
 
 
 @dataclass(frozen=True, slots=True)
-class Message(WriterCommitMessage):
+class StagedMessage(WriterCommitMessage):
     """What a task tells the driver."""
 
     staged: Staged
@@ -75,11 +75,11 @@ def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) 
             'use mode("append"); to begin anew, create another topic, or trim this one: embarcadero topic trim',
         )
     attempt = uuid4().hex
-    work = Work(options.write_id or attempt, options.batch_id, attempt)
+    work = WriteWork(options.write_id or attempt, options.batch_id, attempt)
     return BatchSink(TaskWriter(options, _shape(options, schema)), work)
 
 
-def _shape(options: WriteOptions, schema: StructType) -> Shape | Routes:
+def _shape(options: WriteOptions, schema: StructType) -> FrameShape | Routes:
     log, frame, now_us = shared_log(options.brokers, at_once=True), to_arrow(schema), time.time_ns() // 1000
     if options.topic is None:
         check_frame(frame, options)
@@ -117,7 +117,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         query, batch, run = (context.getLocalProperty(name) for name in (_QUERY, _BATCH, _RUN))
         if query is None or batch is None or run is None:
             raise NotAvailable("the task does not know its query and micro-batch", "use no continuous mode")
-        return Message(self.tasks.write(Work(query, int(batch), run, run), context.partitionId(), iterator))
+        return StagedMessage(self.tasks.write(WriteWork(query, int(batch), run, run), context.partitionId(), iterator))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803, ARG002 - Spark's
         """On the driver: all tasks are done, so the rows are complete. Publish them."""
@@ -133,11 +133,11 @@ class BatchSink(DataSourceArrowWriter):
     """Writes a frame once."""
 
     tasks: TaskWriter
-    work: Work
+    work: WriteWork
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """In a task: stage its rows."""
-        return Message(self.tasks.write(self.work, _context().partitionId(), iterator))
+        return StagedMessage(self.tasks.write(self.work, _context().partitionId(), iterator))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """On the driver: all tasks are done, so the rows are complete. Publish them."""
@@ -150,7 +150,7 @@ class BatchSink(DataSourceArrowWriter):
 
 def publish(tasks: TaskWriter, messages: Sequence[WriterCommitMessage | None]) -> None:
     """Commit what the tasks have staged. An epoch without rows needs no commit."""
-    staged = [message.staged for message in messages if isinstance(message, Message) and message.staged.parts]
+    staged = [message.staged for message in messages if isinstance(message, StagedMessage) and message.staged.parts]
     if not staged:
         return
     log, home, work = shared_log(tasks.options.brokers), tasks.shape.topic, staged[0].work
@@ -158,8 +158,9 @@ def publish(tasks: TaskWriter, messages: Sequence[WriterCommitMessage | None]) -
     _check_targets(log, home, targets)
     parts = [
         msgspec.structs.replace(part, target=targets.index(each.targets[part.target]))
-        for each in staged for part in each.parts
-    ]  # fmt: skip
+        for each in staged
+        for part in each.parts
+    ]
     if sum(len(inline.payload) for part in parts for inline in part.inline) > STAGED_INLINE_ALL_BYTES:
         parts = _staged_now(log, home, work, targets, parts)
     _check_age([each.told_s for each in staged if each.told_s], work)
@@ -197,7 +198,7 @@ def _check_targets(log: Log, home: TopicInfo, targets: Sequence[Target]) -> None
             )
 
 
-def _check_age(told_s: Sequence[float], work: Work) -> None:
+def _check_age(told_s: Sequence[float], work: WriteWork) -> None:
     """Raise StagedGone if no task has staged anything for nearly as long as the sweep waits.
 
     Else the sweep could give the batches up between the check that they are there and the decision.
@@ -212,8 +213,8 @@ def _check_age(told_s: Sequence[float], work: Work) -> None:
 
 
 def _staged_now(
-    log: Log, home: TopicInfo, work: Work, targets: Sequence[Target], parts: Sequence[Part]
-) -> list[Part]:
+    log: Log, home: TopicInfo, work: WriteWork, targets: Sequence[Target], parts: Sequence[ManifestPart]
+) -> list[ManifestPart]:
     """Stage what tasks have sent to the driver: all together it is too much for a manifest."""
     stager = Stager(log, home, work, keep_bytes=0)
     try:
@@ -232,7 +233,7 @@ def _staged_now(
 
 def give_up(tasks: TaskWriter, messages: Sequence[WriterCommitMessage | None]) -> None:
     """Tell the sweep that what the tasks have staged is not needed any more."""
-    staged = [message.staged for message in messages if isinstance(message, Message)]
+    staged = [message.staged for message in messages if isinstance(message, StagedMessage)]
     if any(part.references for each in staged for part in each.parts):
         log, work = shared_log(tasks.options.brokers), staged[0].work
         home = tasks.shape.topic

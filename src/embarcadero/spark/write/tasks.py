@@ -21,9 +21,18 @@ from embarcadero.errors import BadValue
 from embarcadero.limits import DELIVERY_TIMEOUT_S, MIB, STAGED_INLINE_BYTES
 from embarcadero.spark.connections import shared_log
 from embarcadero.spark.write.options import WriteOptions
-from embarcadero.spark.write.shape import Routes, Shape
+from embarcadero.spark.write.shape import FrameShape, Routes
 from embarcadero.staging.ledger import ack_of, open_staging
-from embarcadero.staging.manifest import FACTS, REFERENCE, Begun, Inline, Part, Target, check_write, encode_fact
+from embarcadero.staging.manifest import (
+    FACTS,
+    REFERENCE,
+    Begun,
+    InlineBatch,
+    ManifestPart,
+    Target,
+    check_write,
+    encode_fact,
+)
 
 _GROUP_BYTES_MIN: Final = 8 * MIB  # so many bytes of rows are turned into batches at once,
 _GROUP_BYTES_MAX: Final = 64 * MIB  # or more, if they go to many partitions
@@ -33,7 +42,7 @@ _COLUMN_OVERHEAD_BYTES: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class WriteWork:
     """What a task works for. `run` names a run of a stream's driver; `attempt` is another one whenever Spark tries."""
 
     write: str
@@ -46,9 +55,9 @@ class Work:
 class Staged:
     """What a task tells the driver: the batches of its rows, and the topics into which they go."""
 
-    work: Work
+    work: WriteWork
     targets: tuple[Target, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[ManifestPart, ...]
     told_s: float = 0.0  # when the task last said that its write goes on, by its clock; 0: it staged nothing
 
 
@@ -65,7 +74,7 @@ class Encoded:
 class Stager:
     """Keeps the batches of one task: a few in memory, more in the staging topic of `home`."""
 
-    def __init__(self, log: Log, home: TopicInfo, work: Work, keep_bytes: int = STAGED_INLINE_BYTES) -> None:
+    def __init__(self, log: Log, home: TopicInfo, work: WriteWork, keep_bytes: int = STAGED_INLINE_BYTES) -> None:
         check_write(work.write, work.epoch)
         self._log, self._home, self._work, self._keep_bytes = log, home, work, keep_bytes
         self._kept: list[Encoded] = []
@@ -113,14 +122,14 @@ class Stager:
         parts = [self._part(number, target) for number, target in enumerate(targets)]
         return Staged(self._work, targets, tuple(parts), self._told_s)
 
-    def _part(self, number: int, target: Target) -> Part:
+    def _part(self, number: int, target: Target) -> ManifestPart:
         kept = [batch for batch in self._kept if batch.target == target]
         sent = [(future.staged(), batch.partition) for future, batch in self._sent if batch.target == target]
         rows = np.empty(len(sent), dtype=REFERENCE)
         for row, (staged, partition) in enumerate(sent):
             rows[row] = staged.index, staged.lane, staged.size, staged.count, staged.crc, partition
-        inline = [Inline(batch.payload.to_pybytes(), batch.count, batch.partition) for batch in kept]
-        return Part(rows.tobytes(), inline, number)
+        inline = [InlineBatch(batch.payload.to_pybytes(), batch.count, batch.partition) for batch in kept]
+        return ManifestPart(rows.tobytes(), inline, number)
 
     def close(self) -> None:
         """Let go of the staging topic. What was staged and is not in a manifest is swept away."""
@@ -133,13 +142,13 @@ class TaskWriter:
     """Writes the rows of a task. It is sent to tasks, so it holds plain facts only."""
 
     options: WriteOptions
-    shape: Shape | Routes
+    shape: FrameShape | Routes
 
-    def write(self, work: Work, task: int, rows: Iterator[pa.RecordBatch]) -> Staged:
+    def write(self, work: WriteWork, task: int, rows: Iterator[pa.RecordBatch]) -> Staged:
         """Stage all rows of one task."""
         return self.stage(work, self.batches(shared_log(self.options.brokers), task, rows))
 
-    def stage(self, work: Work, batches: Iterable[Encoded]) -> Staged:
+    def stage(self, work: WriteWork, batches: Iterable[Encoded]) -> Staged:
         """Stage batches of one task."""
         settle_down()
         stager = Stager(shared_log(self.options.brokers), self.shape.topic, work)
@@ -158,7 +167,7 @@ class TaskWriter:
             for shape, part in split(group):
                 yield from self._encode(log, task, shape, part)
 
-    def _encode(self, log: Log, task: int, shape: Shape, group: list[pa.RecordBatch]) -> Iterator[Encoded]:
+    def _encode(self, log: Log, task: int, shape: FrameShape, group: list[pa.RecordBatch]) -> Iterator[Encoded]:
         made = shape.rows(group)
         partitions = shape.partitions(group, made, task)
         made, partitions = in_order(made, shape.order_by, partitions)
