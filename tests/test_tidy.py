@@ -42,8 +42,8 @@ PURE = [
     *(SRC / "client" / "read" / name for name in ("subscriber.py", "lanes.py")), SRC / "client" / "net" / "link.py",
 ]  # fmt: skip
 """Role logic: it gets clock, memory and network from outside. Drivers (server.py) and real memory are not pure."""
-DRIVERS = {"server.py", "shared.py", "sockets.py", "primitives.py", "pinning.py", "real.py"}
-ALLOWED = {"fabric/incoherent.py": {"random"}}  # it is given its generator
+DRIVERS = {"server.py", "shared.py", "sockets.py", "pinning.py"}
+ALLOWED = {"storage/disk.py": {"os"}}  # it has the disk of the operating system, too
 
 
 def _layer(part: str) -> int:

@@ -12,33 +12,34 @@ import numpy as np
 from embarcadero.broker.broker import Broker
 from embarcadero.config import FabricSizes
 from embarcadero.env import Inline, Workers
-from embarcadero.fabric.durability import RangeWord, create_durable, create_ranges
-from embarcadero.fabric.epochs import EpochTable, create_epochs
+from embarcadero.fabric.durability import create_durable, create_ranges
 from embarcadero.fabric.frontier import FrontierWriter
-from embarcadero.fabric.incoherent import IncoherentMemory
 from embarcadero.fabric.layout import (
     ORDER,
     PENDING,
     RESULT,
     SEQUENCER_FRONTIERS_BYTES,
     STANDING_WORD,
+    RangeWord,
     RegionKind,
     SequencerLine,
     Standing,
     frontier_offset,
 )
+from embarcadero.fabric.leader import EpochTable, create_epochs
 from embarcadero.fabric.log import BrokerLogs
 from embarcadero.fabric.names import EPOCHS_REGION
 from embarcadero.fabric.region import Shape
 from embarcadero.fabric.ring import RingReader, RingWriter, attach_ring, create_ring
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.memory import MemoryStore
+from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.layout import range_folder
 from embarcadero.storage.range_log import RangeLog
-from embarcadero.storage.real import RealDisk
 from embarcadero.storage.writing import RangeSettings
 from embarcadero.types import NO_INDEX, EntryKind, Outcome, Range, ReplicaMember
 from embarcadero.wire import messages as m
+from embarcadero_proof.sim.incoherent import IncoherentMemory
 from tests.broker.harness import SIZES, Client, CountingBell, ManualClock
 
 SEGMENTS = RangeSettings(cluster="c", segment_bytes=4_096, index_every_bytes=256)

@@ -11,14 +11,12 @@ from embarcadero.broker.broker import Broker
 from embarcadero.broker.net.connection import Connection
 from embarcadero.config import DEFAULTS, Config, FabricSizes
 from embarcadero.env import SilentBell
-from embarcadero.fabric.epochs import create_epochs
-from embarcadero.fabric.incoherent import IncoherentMemory
+from embarcadero.fabric.leader import create_epochs
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.memory import MemoryStore
 from embarcadero.sequencer.leader.sequencer import Sequencer
 from embarcadero.wire import messages as m
-from embarcadero.wire.codec import batch_header, control_frame, payload_crc
-from embarcadero.wire.frames import PROTOCOL_VERSION, FrameKind
+from embarcadero.wire.codec import PROTOCOL_VERSION, FrameKind, batch_header, control_frame, payload_crc
 from embarcadero.wire.receiver import (
     AcksReceived,
     ControlReceived,
@@ -27,6 +25,7 @@ from embarcadero.wire.receiver import (
     FrameReceiver,
     FullReceived,
 )
+from embarcadero_proof.sim.incoherent import IncoherentMemory
 from tests.clocks import ManualClock
 
 SIZES = FabricSizes(

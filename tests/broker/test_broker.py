@@ -7,7 +7,7 @@ import pytest
 
 from embarcadero.broker.broker import Broker
 from embarcadero.errors import Backpressure, DiskFailed, DiskFull, EmbarcaderoError
-from embarcadero.fabric.epochs import EpochTable
+from embarcadero.fabric.leader import EpochTable
 from embarcadero.fabric.log import BrokerLogs
 from embarcadero.fabric.names import EPOCHS_REGION
 from embarcadero.limits import BACKPRESSURE_AFTER_S

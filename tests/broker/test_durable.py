@@ -13,10 +13,10 @@ from embarcadero.errors import Backpressure
 from embarcadero.fabric.durability import NO_RANGE
 from embarcadero.fabric.frontier import FrontierReader
 from embarcadero.fabric.layout import BrokerLine, Standing, frontier_offset
-from embarcadero.replica.health import Trouble
+from embarcadero.replica.copies import Trouble
 from embarcadero.types import NO_INDEX, Gap, GapKind, Outcome, Range, ReplicaRef
 from embarcadero.wire import messages as m
-from embarcadero.wire.frames import WANT_DURABLE
+from embarcadero.wire.codec import WANT_DURABLE
 from embarcadero_proof.bugs.table import injected
 from tests.broker.disks import DiskWorld, payload, texts
 from tests.broker.harness import Client

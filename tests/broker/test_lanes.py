@@ -12,7 +12,7 @@ from embarcadero.broker.write.lanes import lane_margin, lane_slots
 from embarcadero.errors import Backpressure, DiskFailed, DiskFull, EmbarcaderoError, FabricFull
 from embarcadero.types import Gap, GapKind, Outcome, TopicLane
 from embarcadero.wire import messages as m
-from embarcadero.wire.frames import NO_ACK
+from embarcadero.wire.codec import NO_ACK
 from tests.broker.disks import DiskWorld, payload
 from tests.broker.harness import SIZES, Client, World
 

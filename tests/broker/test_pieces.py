@@ -16,8 +16,8 @@ from embarcadero.broker.read.disk import Segments
 from embarcadero.broker.read.positions import cuts
 from embarcadero.config import FabricSizes
 from embarcadero.limits import FETCH_ENTRIES_MAX
+from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.reading import RangeReader
-from embarcadero.storage.real import RealDisk
 from embarcadero.types import Cut, EntryKind, Range, ReplicaRef
 from embarcadero.wire import messages as m
 from tests.broker.disks import DiskWorld, texts

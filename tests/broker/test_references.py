@@ -11,8 +11,15 @@ from embarcadero.broker.write import references
 from embarcadero.errors import Corrupt
 from embarcadero.types import Outcome, Range, ReferenceFault
 from embarcadero.wire import messages as m
-from embarcadero.wire.codec import BatchReference, batch_header, payload_crc, reference_body
-from embarcadero.wire.frames import REFERENCE, REFERENCE_BODY, WANT_DURABLE
+from embarcadero.wire.codec import (
+    REFERENCE,
+    REFERENCE_BODY,
+    WANT_DURABLE,
+    BatchReference,
+    batch_header,
+    payload_crc,
+    reference_body,
+)
 from embarcadero_proof.bugs.table import injected
 from tests.broker.disks import DiskWorld, payload, texts
 from tests.broker.harness import Client, World

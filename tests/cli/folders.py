@@ -8,11 +8,10 @@ from pathlib import Path
 from embarcadero.node.folder import ClusterFolder
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
-from embarcadero.storage.checkpoints import write_checkpoint
-from embarcadero.storage.identity import open_folder
+from embarcadero.storage.disk import RealDisk
+from embarcadero.storage.folder import open_folder, write_checkpoint
 from embarcadero.storage.layout import lane_folder, range_folder
 from embarcadero.storage.range_log import RangeLog
-from embarcadero.storage.real import RealDisk
 from embarcadero.storage.writing import RangeSettings
 from embarcadero.types import Range, Topic
 from tests.storage.records import Source

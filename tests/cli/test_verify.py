@@ -121,7 +121,7 @@ def test_a_running_cluster_is_refused(tmp_path: Path) -> None:
         assert shown.exit_code == 1
         assert f"supervisor pid {os.getpid()}" in shown.stderr
         assert "embarcadero down" in shown.stderr
-    from embarcadero.storage.real import RealDisk
+    from embarcadero.storage.disk import RealDisk
 
     disk = RealDisk(cluster.folder.replica(1))
     disk.lock("lock")
@@ -203,8 +203,8 @@ def test_inspect_a_segment_that_is_damaged(tmp_path: Path) -> None:
 
 def test_batches_that_left_memory_are_found_on_disk(tmp_path: Path) -> None:
     """By index and by seq, on every replica whose copy is right."""
+    from embarcadero.storage.disk import RealDisk
     from embarcadero.storage.reading import RangeReader
-    from embarcadero.storage.real import RealDisk
     from embarcadero.watch.segments import Disks
 
     cluster = StoppedCluster(tmp_path / "data")

@@ -38,7 +38,12 @@ from embarcadero.types import (
 )
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import (
+    ACK,
+    PAYLOAD_ALIGN,
+    REFERENCE,
+    WANT_DURABLE,
     BatchHeader,
+    FrameKind,
     ack_frame,
     control_frame,
     credit_frame,
@@ -46,7 +51,6 @@ from embarcadero.wire.codec import (
     parse_reference,
     payload_crc,
 )
-from embarcadero.wire.frames import ACK, PAYLOAD_ALIGN, REFERENCE, WANT_DURABLE, FrameKind
 from embarcadero.wire.receiver import (
     AcksReceived,
     BatchReceived,

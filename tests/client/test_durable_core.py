@@ -19,7 +19,7 @@ from embarcadero.errors import BadFrame, DiskFailed, FuturePosition, RecordsLost
 from embarcadero.limits import ORDER_SLOTS
 from embarcadero.types import Gap, GapKind, Order, Position, TopicLane
 from embarcadero.wire import messages as m
-from embarcadero.wire.frames import WANT_DURABLE
+from embarcadero.wire.codec import WANT_DURABLE
 from tests.client.fake_cluster import LANE, FakeCluster, World
 
 RESEND_US = 3_000_000

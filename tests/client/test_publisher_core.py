@@ -24,7 +24,7 @@ from embarcadero.invariants import InvariantBroken
 from embarcadero.limits import SESSION_WINDOW
 from embarcadero.types import NO_SESSION, Outcome, Position
 from embarcadero.wire import messages as m
-from embarcadero.wire.frames import ACK
+from embarcadero.wire.codec import ACK
 from tests.client.fake_cluster import LANE, FakeCluster, FakeConnection, World
 
 RESEND_US = 3_000_000

@@ -9,8 +9,7 @@ import pytest
 
 from embarcadero.env import Disk, Missing
 from embarcadero.errors import DiskFailed, WrongFolder
-from embarcadero.storage.disk import read_whole, write_whole
-from embarcadero.storage.real import RealDisk
+from embarcadero.storage.disk import RealDisk, read_whole, write_whole
 from embarcadero_proof.sim.disk import Mount, SimDisk
 
 

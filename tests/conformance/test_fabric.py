@@ -1,4 +1,4 @@
-"""One suite for every fabric: real memory, coherent or with real cache primitives, simulated incoherent memory, and all
+"""One suite for every fabric: real memory, coherent or with real cache shared, simulated incoherent memory, and all
 of these with a mirror."""
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ import pytest
 
 from embarcadero.config import FabricSizes
 from embarcadero.errors import BadName, BadRegion
-from embarcadero.fabric import primitives
-from embarcadero.fabric.epochs import EpochTable, create_epochs
+from embarcadero.fabric import shared
 from embarcadero.fabric.frontier import FrontierReader, FrontierWriter
-from embarcadero.fabric.incoherent import IncoherentMemory
 from embarcadero.fabric.layout import LAYOUT_VERSION, ORDER, PENDING, SUPERBLOCK, Entries, RegionKind, superblock_check
+from embarcadero.fabric.leader import EpochTable, create_epochs
 from embarcadero.fabric.log import LogReader, LogWriter, create_log
 from embarcadero.fabric.mirror import MirroredFabric
 from embarcadero.fabric.names import EPOCHS_REGION
@@ -27,6 +26,7 @@ from embarcadero.fabric.ring import attach_ring, create_ring
 from embarcadero.fabric.shared import SharedFabric
 from embarcadero.invariants import InvariantBroken
 from embarcadero.limits import EPOCHS_AHEAD_MAX, EPOCHS_MAX
+from embarcadero_proof.sim.incoherent import IncoherentMemory
 
 GENERATION = 0x1234_5678_9ABC
 SHAPE = Shape(RegionKind.ORDER, 4096, slots=8, slot_bytes=64, owner=3, incarnation=4)
@@ -59,7 +59,7 @@ def mirrored(make: Callable[[Path], Hosts]) -> Callable[[Path], Hosts]:
 
 def fabrics() -> Sequence[object]:
     found = {"coherent": real(coherent=True), "simulated": simulated}
-    if primitives.NATIVE is not None and not primitives.NATIVE.coherent_only:
+    if shared.NATIVE is not None and not shared.NATIVE.coherent_only:
         found["incoherent"] = real(coherent=False)
     plain = [pytest.param(make, id=name) for name, make in found.items()]
     return plain + [pytest.param(mirrored(make), id=f"{name}-mirrored") for name, make in found.items()]

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embarcadero.errors import TooMany
-from embarcadero.fabric.durability import Durability, RangeWord, create_durable, create_ranges, durable_through
-from embarcadero.fabric.epochs import EpochTable, create_epochs
-from embarcadero.fabric.incoherent import IncoherentMemory
-from embarcadero.fabric.layout import RegionKind
+from embarcadero.fabric.durability import Durability, create_durable, create_ranges, durable_through
+from embarcadero.fabric.frontier import TaggedReader, create_tagged
+from embarcadero.fabric.layout import RangeWord, RegionKind
+from embarcadero.fabric.leader import EpochTable, create_epochs
 from embarcadero.fabric.names import EPOCHS_REGION, durable_region
-from embarcadero.fabric.tagged import TaggedReader, create_tagged
 from embarcadero.types import Range, ReplicaRef
+from embarcadero_proof.sim.incoherent import IncoherentMemory
 
 LANE = 3
 

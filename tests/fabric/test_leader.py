@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from embarcadero.fabric.durability import RangeWord, create_ranges
-from embarcadero.fabric.epochs import EpochTable, create_epochs
+from embarcadero.fabric.durability import create_ranges
 from embarcadero.fabric.frontier import FrontierWriter
 from embarcadero.fabric.layout import (
     ORDER,
     SEQUENCER_FRONTIERS_BYTES,
     STANDING_WORD,
+    RangeWord,
     RegionKind,
     SequencerLine,
     Standing,
     frontier_offset,
 )
-from embarcadero.fabric.leader import LeaderView
+from embarcadero.fabric.leader import EpochTable, LeaderView, create_epochs
 from embarcadero.fabric.names import EPOCHS_REGION, frontiers_region, order_region
 from embarcadero.fabric.region import Region, Shape
 from embarcadero.fabric.ring import create_ring

@@ -13,10 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from embarcadero.config import FabricSizes
 from embarcadero.errors import FrameTooLarge
 from embarcadero.fabric.frontier import FrontierWriter
-from embarcadero.fabric.incoherent import IncoherentMemory
 from embarcadero.fabric.layout import BrokerLine, frontier_offset
 from embarcadero.fabric.log import LogReader, LogWriter, Reservation, create_log
 from embarcadero.invariants import InvariantBroken
+from embarcadero_proof.sim.incoherent import IncoherentMemory
 
 CHUNK_BYTES, CHUNKS = 256, 4
 SIZES = FabricSizes(log_bytes=CHUNKS * CHUNK_BYTES, chunk_bytes=CHUNK_BYTES)

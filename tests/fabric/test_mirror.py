@@ -10,9 +10,8 @@ import pytest
 
 from embarcadero.config import FabricSizes
 from embarcadero.errors import BadRegion, FabricFull
-from embarcadero.fabric.epochs import EpochTable, create_epochs
-from embarcadero.fabric.incoherent import IncoherentMemory
 from embarcadero.fabric.layout import ORDER, RING_FRONTIER_OFFSET, SLOTS_OFFSET, RegionKind, sealed
+from embarcadero.fabric.leader import EpochTable, create_epochs
 from embarcadero.fabric.log import create_log
 from embarcadero.fabric.mirror import MirroredFabric
 from embarcadero.fabric.names import EPOCHS_REGION
@@ -20,6 +19,7 @@ from embarcadero.fabric.region import Shape
 from embarcadero.fabric.ring import attach_ring, create_ring
 from embarcadero.fabric.shared import SharedFabric
 from embarcadero_proof.bugs.table import injected
+from embarcadero_proof.sim.incoherent import IncoherentMemory
 
 SHAPE = Shape(RegionKind.ORDER, 4096, slots=8, slot_bytes=64)
 

@@ -1,4 +1,4 @@
-"""The primitives of real memory: bounds, modes, and what happens without the native module."""
+"""The shared of real memory: bounds, modes, and what happens without the native module."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from embarcadero.errors import NotAvailable
-from embarcadero.fabric import primitives
+from embarcadero.fabric import shared
 
 
 def real_modes() -> list[bool]:
     """Coherent, and incoherent where this machine has the native module for it."""
-    usable = primitives.NATIVE is not None and not primitives.NATIVE.coherent_only
+    usable = shared.NATIVE is not None and not shared.NATIVE.coherent_only
     return [True, False] if usable else [True]
 
 
@@ -23,7 +23,7 @@ def test_no_byte_changes(coherent: bool, writable: bool, offset: int, length: in
     data = np.random.default_rng(1).integers(0, 256, 1000, dtype=np.uint8)
     before = data.tobytes()
     data.flags.writeable = writable
-    chosen = primitives.choose(coherent)
+    chosen = shared.choose(coherent)
     chosen.flush(data, offset, length)
     chosen.fence()
     chosen.invalidate(data, offset, length)
@@ -33,8 +33,8 @@ def test_no_byte_changes(coherent: bool, writable: bool, offset: int, length: in
 @pytest.mark.parametrize("coherent", [coherent for coherent in real_modes() if not coherent])
 @pytest.mark.parametrize(("offset", "length"), [(-1, 4), (0, -1), (0, 101), (100, 1), (2**62, 2**62), (101, 0)])
 def test_spans_outside_the_buffer_are_refused(coherent: bool, offset: int, length: int) -> None:
-    """The native primitives check bounds, without overflow."""
-    chosen = primitives.choose(coherent)
+    """The native shared check bounds, without overflow."""
+    chosen = shared.choose(coherent)
     data = np.zeros(100, dtype=np.uint8)
     for primitive in (chosen.flush, chosen.invalidate):
         with pytest.raises(ValueError, match="outside a buffer of 100 bytes"):
@@ -44,7 +44,7 @@ def test_spans_outside_the_buffer_are_refused(coherent: bool, offset: int, lengt
 @pytest.mark.parametrize("coherent", [coherent for coherent in real_modes() if not coherent])
 def test_what_is_no_buffer_is_refused(coherent: bool) -> None:
     """Things without memory, memory with holes, and numbers that are none are typed errors, never a crash."""
-    flush = primitives.choose(coherent).flush
+    flush = shared.choose(coherent).flush
     data = np.zeros(100, dtype=np.uint8)
     with pytest.raises(TypeError):
         flush(7, 0, 1)  # type: ignore[arg-type]
@@ -60,12 +60,12 @@ def test_what_is_no_buffer_is_refused(coherent: bool) -> None:
 
 def test_without_the_native_module_one_x86_host_still_works(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the native module a coherent x86-64 host runs, and says so in one sentence."""
-    monkeypatch.setattr(primitives, "NATIVE", None)
-    monkeypatch.setattr(primitives, "strongly_ordered", True)
-    chosen = primitives.choose(coherent=True)
+    monkeypatch.setattr(shared, "NATIVE", None)
+    monkeypatch.setattr(shared, "strongly_ordered", True)
+    chosen = shared.choose(coherent=True)
     chosen.flush(np.zeros(8, dtype=np.uint8), 0, 8)
     chosen.fence()
-    assert "native module is missing" in primitives.describe()
+    assert "native module is missing" in shared.describe()
 
 
 @pytest.mark.parametrize(("coherent", "strongly_ordered"), [(True, False), (False, True), (False, False)])
@@ -73,10 +73,10 @@ def test_without_the_native_module_nothing_else_does(
     monkeypatch: pytest.MonkeyPatch, coherent: bool, strongly_ordered: bool
 ) -> None:
     """Weakly ordered processors and incoherent memory are refused without the native module, with what to do."""
-    monkeypatch.setattr(primitives, "NATIVE", None)
-    monkeypatch.setattr(primitives, "strongly_ordered", strongly_ordered)
+    monkeypatch.setattr(shared, "NATIVE", None)
+    monkeypatch.setattr(shared, "strongly_ordered", strongly_ordered)
     with pytest.raises(NotAvailable, match="C compiler"):
-        primitives.choose(coherent)
+        shared.choose(coherent)
 
 
 class FencesOnly:
@@ -93,14 +93,14 @@ class FencesOnly:
 def test_another_processor_gets_native_fences(monkeypatch: pytest.MonkeyPatch) -> None:
     """A weakly ordered processor uses the native fences when coherent, and refuses incoherent memory."""
     native = FencesOnly()
-    monkeypatch.setattr(primitives, "NATIVE", native)
-    monkeypatch.setattr(primitives, "strongly_ordered", False)
-    assert primitives.choose(coherent=True) == (native.flush, native.invalidate, native.fence)
+    monkeypatch.setattr(shared, "NATIVE", native)
+    monkeypatch.setattr(shared, "strongly_ordered", False)
+    assert shared.choose(coherent=True) == (native.flush, native.invalidate, native.fence)
     with pytest.raises(NotAvailable, match="x86-64"):
-        primitives.choose(coherent=False)
+        shared.choose(coherent=False)
 
 
 def test_descriptions_are_one_sentence() -> None:
     """`status` gets one sentence for each mode."""
     for coherent in real_modes():
-        assert primitives.describe(coherent).count(".") == 1
+        assert shared.describe(coherent).count(".") == 1

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from embarcadero.fabric.incoherent import IncoherentMemory
+from embarcadero.fabric.frontier import TaggedReader, create_tagged
 from embarcadero.fabric.layout import RegionKind
-from embarcadero.fabric.tagged import TaggedReader, create_tagged
+from embarcadero_proof.sim.incoherent import IncoherentMemory
 
 
 def test_objects_of_lanes_that_are_gone_are_dropped() -> None:

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from embarcadero.errors import BadValue
-from embarcadero.storage import parse, segment
-from embarcadero.wire import codec, compression, payload, receiver
+from embarcadero.storage import scan, segment
+from embarcadero.wire import codec, payload, receiver
 from embarcadero_proof.fuzz.archive import MENDED, archive_mutation, pack, unpack
 from embarcadero_proof.fuzz.campaign import Campaign
 from embarcadero_proof.fuzz.guard import judge, watched
@@ -84,7 +84,7 @@ def test_a_length_that_is_believed_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_unpacked_length_that_is_believed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without adding up what compressed buffers claim, Arrow asks for what a payload says."""
     monkeypatch.setattr(payload, "check_unpacked", lambda *_: None)
-    monkeypatch.setattr(compression, "check_unpacked", lambda *_: None)
+    monkeypatch.setattr(payload, "check_unpacked", lambda *_: None)
 
     assert "memory" in found_in("payloads", 1_500)
 
@@ -98,7 +98,7 @@ def test_a_checksum_that_is_not_checked_is_found(monkeypatch: pytest.MonkeyPatch
 
 def test_an_entry_that_is_not_checked_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the check of entries, damaged ones are served."""
-    monkeypatch.setattr(parse, "sealed", lambda entries: np.ones(len(entries), dtype=bool))
+    monkeypatch.setattr(scan, "sealed", lambda entries: np.ones(len(entries), dtype=bool))
 
     assert "disagreement" in found_in("segments", 60, "again")
 

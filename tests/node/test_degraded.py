@@ -13,7 +13,7 @@ from embarcadero.node.cluster_view import LaneState, Scene, lane_report, replica
 from embarcadero.node.report import degraded, down_roles
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.memory import MemoryStore
-from embarcadero.replica.health import Trouble
+from embarcadero.replica.copies import Trouble
 from embarcadero.types import MemberState, ReplicaMember
 from embarcadero.wire.messages import AlterTopic
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from embarcadero.errors import BadRegion, ClusterError
-from embarcadero.fabric.epochs import create_epochs
+from embarcadero.fabric.leader import create_epochs
 from embarcadero.fabric.names import EPOCHS_REGION
 from embarcadero.node.fabric_folder import (
     make_mirror,

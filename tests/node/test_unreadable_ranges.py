@@ -13,8 +13,8 @@ import pytest
 from embarcadero.errors import DiskFailed
 from embarcadero.limits import BROKER_LANES_FIRST
 from embarcadero.node.cluster_view import in_words, unreadable_ranges
+from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.layout import range_folder
-from embarcadero.storage.real import RealDisk
 from embarcadero.types import Range, ReplicaMember, ReplicaRef, ReplicaState
 from tests.cli.folders import COUNT, StoppedCluster
 

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embarcadero.errors import BadName, BadValue, Corrupt, TooMany, TopicExists, UnknownTopic
-from embarcadero.fabric import epochs as fabric_epochs
-from embarcadero.fabric.incoherent import IncoherentMemory
+from embarcadero.fabric import leader as fabric_epochs
 from embarcadero.limits import (
     BROKER_LANES_FIRST,
     EPOCHS_AHEAD_MAX,
@@ -28,6 +27,7 @@ from embarcadero.placement.memory import MemoryStore
 from embarcadero.placement.store import Put
 from embarcadero.types import Member, MemberState, staging_topic
 from embarcadero_proof.bugs.table import injected
+from embarcadero_proof.sim.incoherent import IncoherentMemory
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 
 from embarcadero.env import File, Part
 from embarcadero.errors import DiskFailed, DiskFull
-from embarcadero.storage.real import RealDisk
+from embarcadero.storage.disk import RealDisk
 
 
 class FaultyDisk(RealDisk):

@@ -13,10 +13,8 @@ import numpy as np
 from embarcadero.config import Config, FabricSizes
 from embarcadero.config.table import Replica as Settings
 from embarcadero.env import Disk, Inline
-from embarcadero.fabric.durability import DurableLines, RangeWord, create_ranges, durable_through
-from embarcadero.fabric.epochs import EpochTable, create_epochs
+from embarcadero.fabric.durability import DurableLines, create_ranges, durable_through
 from embarcadero.fabric.frontier import FrontierWriter
-from embarcadero.fabric.incoherent import IncoherentMemory
 from embarcadero.fabric.layout import (
     ORDER,
     PENDING,
@@ -24,24 +22,27 @@ from embarcadero.fabric.layout import (
     STANDING_WORD,
     BrokerLine,
     Entries,
+    RangeWord,
     RegionKind,
     SequencerLine,
     Standing,
     frontier_offset,
 )
+from embarcadero.fabric.leader import EpochTable, create_epochs
 from embarcadero.fabric.log import LogWriter, create_log
 from embarcadero.fabric.names import EPOCHS_REGION
 from embarcadero.fabric.region import Shape
 from embarcadero.fabric.ring import RingWriter, create_ring
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.memory import MemoryStore
-from embarcadero.replica.state import Replica
-from embarcadero.storage.identity import open_folder
+from embarcadero.replica.replica import Replica
+from embarcadero.storage.disk import RealDisk
+from embarcadero.storage.folder import open_folder
 from embarcadero.storage.layout import range_folder
 from embarcadero.storage.reading import RangeReader
-from embarcadero.storage.real import RealDisk
 from embarcadero.types import EntryKind, MemberState, Range, ReplicaMember, ReplicaRef, TopicLane
 from embarcadero.wire.codec import payload_crc
+from embarcadero_proof.sim.incoherent import IncoherentMemory
 from tests.clocks import ManualClock
 
 SIZES = FabricSizes(

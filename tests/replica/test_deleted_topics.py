@@ -12,9 +12,9 @@ from embarcadero.sequencer.order.batches import LaneOrder
 from embarcadero.sequencer.order.checkpoint import CheckpointWriter
 from embarcadero.sequencer.order.reorder import HeldSlots
 from embarcadero.sequencer.order.sessions import SessionTable
-from embarcadero.storage.checkpoints import checkpoints, write_checkpoint
+from embarcadero.storage.disk import RealDisk
+from embarcadero.storage.folder import checkpoints, write_checkpoint
 from embarcadero.storage.layout import lane_folder
-from embarcadero.storage.real import RealDisk
 from tests.replica.harness import Reign, World
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from embarcadero.fabric.layout import Standing
 from embarcadero.replica.follow import BrokerRegions
+from embarcadero.storage.disk import RealFile
 from embarcadero.storage.layout import MARK_FILE
-from embarcadero.storage.real import RealFile
 from embarcadero.storage.segment import read_place
 from embarcadero.types import TopicLane
 from embarcadero.wire.codec import payload_crc

@@ -6,9 +6,9 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from embarcadero.storage.checkpoints import write_checkpoint
+from embarcadero.storage.disk import RealDisk
+from embarcadero.storage.folder import write_checkpoint
 from embarcadero.storage.layout import lane_folder, range_folder, repair_folder
-from embarcadero.storage.real import RealDisk
 from tests.replica.harness import World, Writer
 from tests.replica.test_ranges import Slow, refs, written
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from embarcadero.replica.sessions import CHECKPOINT
-from embarcadero.storage.checkpoints import write_checkpoint
+from embarcadero.replica.retention import CHECKPOINT
+from embarcadero.storage.folder import write_checkpoint
 from embarcadero.storage.layout import lane_folder, range_folder
 from embarcadero.storage.writing import DamageKind
 from embarcadero.types import TopicLane

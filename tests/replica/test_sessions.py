@@ -8,14 +8,14 @@ import pytest
 
 from embarcadero.fabric.names import checkpoint_region
 from embarcadero.limits import SESSIONS_FILE_BYTES_MAX
-from embarcadero.replica.sessions import CHECKPOINT
+from embarcadero.replica.retention import CHECKPOINT
 from embarcadero.sequencer.order.batches import LaneOrder
 from embarcadero.sequencer.order.checkpoint import CheckpointWriter, read_checkpoint
 from embarcadero.sequencer.order.reorder import HeldSlots
 from embarcadero.sequencer.order.sessions import SessionTable
-from embarcadero.storage.checkpoints import checkpoints, newest_checkpoint, write_checkpoint
+from embarcadero.storage.disk import RealDisk
+from embarcadero.storage.folder import checkpoints, newest_checkpoint, write_checkpoint
 from embarcadero.storage.layout import lane_folder
-from embarcadero.storage.real import RealDisk
 from embarcadero.types import NO_INDEX
 from tests.replica.harness import World
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from embarcadero.replica.health import Trouble, health_in_words, trouble_of
+from embarcadero.replica.copies import Trouble, health_in_words, trouble_of
 from embarcadero.storage.layout import MENDED, damaged_name, range_folder
 from embarcadero.storage.writing import DamageKind
 from embarcadero_proof.bugs.table import injected

@@ -10,9 +10,7 @@ import numpy as np
 
 from embarcadero.config import FabricSizes
 from embarcadero.env import Doorbell, SilentBell
-from embarcadero.fabric.epochs import EpochTable, create_epochs
 from embarcadero.fabric.frontier import FrontierReader, FrontierWriter
-from embarcadero.fabric.incoherent import IncoherentHost, IncoherentMemory, IncoherentRegion
 from embarcadero.fabric.layout import (
     ORDER,
     PENDING,
@@ -26,6 +24,7 @@ from embarcadero.fabric.layout import (
     frontier_offset,
     join,
 )
+from embarcadero.fabric.leader import EpochTable, create_epochs
 from embarcadero.fabric.log import create_log
 from embarcadero.fabric.names import EPOCHS_REGION
 from embarcadero.fabric.ring import RingReader, attach_ring, create_ring
@@ -33,6 +32,7 @@ from embarcadero.placement.directory import Directory
 from embarcadero.placement.memory import MemoryStore
 from embarcadero.sequencer.leader.sequencer import Sequencer
 from embarcadero.types import NO_SESSION, EntryKind, Outcome
+from embarcadero_proof.sim.incoherent import IncoherentHost, IncoherentMemory, IncoherentRegion
 from tests.clocks import ManualClock
 
 SIZES = FabricSizes(

@@ -9,20 +9,20 @@ import numpy as np
 
 from embarcadero.env import SilentBell
 from embarcadero.errors import BadSegment
-from embarcadero.fabric.durability import Durability, RangeWord, create_durable
-from embarcadero.fabric.epochs import EpochTable, create_epochs
-from embarcadero.fabric.incoherent import IncoherentMemory
-from embarcadero.fabric.layout import ORDER, Entries, sealed
+from embarcadero.fabric.durability import Durability, create_durable
+from embarcadero.fabric.frontier import TaggedReader
+from embarcadero.fabric.layout import ORDER, Entries, RangeWord, sealed
+from embarcadero.fabric.leader import EpochTable, create_epochs
 from embarcadero.fabric.mirror import MirroredFabric
 from embarcadero.fabric.names import EPOCHS_REGION, checkpoint_region, ranges_region
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.ring import attach_ring
-from embarcadero.fabric.tagged import TaggedReader
 from embarcadero.placement.records import Past
 from embarcadero.sequencer.leader import sequencer
 from embarcadero.sequencer.leader.sequencer import Sequencer
 from embarcadero.sequencer.order.checkpoint import read_checkpoint
 from embarcadero.types import Range, Topic
+from embarcadero_proof.sim.incoherent import IncoherentMemory
 from tests.sequencer.cluster import Broker, Cluster, Views
 
 

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embarcadero.errors import Corrupt
-from embarcadero.fabric.incoherent import IncoherentMemory, IncoherentRegion
 from embarcadero.fabric.layout import ORDER
 from embarcadero.limits import SESSION_SEQUENCE_MAX
 from embarcadero.sequencer.order.batches import LaneOrder
@@ -18,6 +17,7 @@ from embarcadero.sequencer.order.checkpoint import CheckpointWriter, learn_posit
 from embarcadero.sequencer.order.reorder import HeldSlots
 from embarcadero.sequencer.order.sessions import FREE, LOST, SessionTable, W
 from embarcadero.types import NO_INDEX, EntryKind
+from embarcadero_proof.sim.incoherent import IncoherentMemory, IncoherentRegion
 from tests.sequencer.harness import OneLane
 from tests.sequencer.test_order_model import KINDS_OF_TOPICS, Pair
 

@@ -7,7 +7,6 @@ import random
 import numpy as np
 import pytest
 
-from embarcadero.fabric.incoherent import IncoherentMemory
 from embarcadero.fabric.layout import LINE, OPEN_STRONG, OPEN_TAKEN, ORDER, seal
 from embarcadero.sequencer.leader.takeover import readmit
 from embarcadero.sequencer.order.batches import LaneOrder, OpenedFacts, open_entry, opened_facts, order_one
@@ -15,6 +14,7 @@ from embarcadero.sequencer.order.checkpoint import CheckpointWriter, read_checkp
 from embarcadero.sequencer.order.reorder import HeldSlots
 from embarcadero.sequencer.order.sessions import SessionTable
 from embarcadero.types import EntryKind, Order, Outcome
+from embarcadero_proof.sim.incoherent import IncoherentMemory
 from tests.sequencer.harness import GAP_MS, OneLane, pending
 
 ORDERED = Outcome.ORDERED

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from embarcadero.errors import BadValue
-from embarcadero.fabric.durability import RangeWord
-from embarcadero.fabric.layout import PENDING
+from embarcadero.fabric.layout import PENDING, RangeWord
 from embarcadero.fabric.names import durable_region
 from embarcadero.limits import CHECKPOINT_S, RANGE_GRACE_S, RANGE_RETRY_S, REPLICA_LAG_S, REPLICA_SILENT_S
 from embarcadero.sequencer.ranges import keeper as ranges_module

@@ -8,10 +8,10 @@ import pytest
 
 from embarcadero.errors import BadSegment
 from embarcadero.sequencer.ranges.recovery_sources import DiskSource
-from embarcadero.storage.checkpoints import write_checkpoint
+from embarcadero.storage.disk import RealDisk
+from embarcadero.storage.folder import write_checkpoint
 from embarcadero.storage.layout import lane_folder, range_folder
 from embarcadero.storage.range_log import RangeLog
-from embarcadero.storage.real import RealDisk
 from embarcadero.types import Range, ReplicaMember, ReplicaRef, ReplicaState, Topic
 from tests.storage.records import LANE, RANGE, SMALL, START, START_SEQ, Source
 

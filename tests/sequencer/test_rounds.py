@@ -13,7 +13,6 @@ import pytest
 
 from embarcadero.config import FabricSizes
 from embarcadero.env import SilentBell
-from embarcadero.fabric.incoherent import IncoherentHost
 from embarcadero.fabric.layout import (
     ORDER,
     PENDING,
@@ -30,6 +29,7 @@ from embarcadero.sequencer.leader.sequencer import Sequencer
 from embarcadero.sequencer.leader.server import serve_sequencer
 from embarcadero.types import NO_SESSION, EntryKind, MemberState, Outcome
 from embarcadero.wire.messages import AlterTopic
+from embarcadero_proof.sim.incoherent import IncoherentHost
 from tests.sequencer.cluster import SIZES, STEP_US, Broker, Cluster, Views
 
 BATCH, OPEN, CLOSE = EntryKind.BATCH, EntryKind.SESSION_OPEN, EntryKind.SESSION_CLOSE

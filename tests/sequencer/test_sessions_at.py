@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from embarcadero.fabric.incoherent import IncoherentMemory
 from embarcadero.limits import FENCED_KEPT_S
 from embarcadero.limits import SESSION_WINDOW as W
 from embarcadero.sequencer.order.checkpoint import CheckpointWriter
 from embarcadero.types import EntryKind, Outcome
+from embarcadero_proof.sim.incoherent import IncoherentMemory
 from tests.sequencer.harness import OneLane
 from tests.sequencer.test_checkpoint import rebuilt
 

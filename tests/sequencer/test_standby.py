@@ -10,8 +10,7 @@ import pytest
 from embarcadero.config import FabricSizes
 from embarcadero.env import SilentBell
 from embarcadero.errors import Backpressure, DiskFull, EmbarcaderoError, FabricFull
-from embarcadero.fabric.epochs import create_epochs
-from embarcadero.fabric.incoherent import IncoherentMemory
+from embarcadero.fabric.leader import create_epochs
 from embarcadero.fabric.region import Fabric, Region, Shape
 from embarcadero.limits import EPOCHS_AHEAD_MAX
 from embarcadero.placement.directory import Directory

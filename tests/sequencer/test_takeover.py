@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from embarcadero.errors import FabricFull
-from embarcadero.fabric.incoherent import IncoherentRegion
 from embarcadero.fabric.region import Shape
 from embarcadero.limits import EPOCHS_AHEAD_MAX
 from embarcadero.types import EntryKind, Outcome
 from embarcadero.wire.messages import AlterTopic
+from embarcadero_proof.sim.incoherent import IncoherentRegion
 from tests.sequencer.cluster import Cluster, Crash
 
 STORED = {Outcome.ORDERED, Outcome.DUP_OF}

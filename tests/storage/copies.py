@@ -8,8 +8,7 @@ from embarcadero.storage.layout import (
     segment_name,
 )  # fmt: skip
 from embarcadero.storage.range_log import RangeLog
-from embarcadero.storage.repair import copy_span, heal_tails, mend
-from embarcadero.storage.scrub import Scrub
+from embarcadero.storage.repair import Scrub, copy_span, heal_tails, mend
 from embarcadero.storage.writing import DamageKind
 from tests.storage.crash_disk import Node, World
 from tests.storage.records import (

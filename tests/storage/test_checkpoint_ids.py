@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from embarcadero.storage.checkpoints import checkpoints, drop_foreign, newest_checkpoint, write_checkpoint
+from embarcadero.storage.disk import RealDisk
+from embarcadero.storage.folder import checkpoints, drop_foreign, newest_checkpoint, write_checkpoint
 from embarcadero.storage.layout import LINE_BYTES, decode_checkpoint, encode_checkpoint
-from embarcadero.storage.real import RealDisk
 from embarcadero.types import Topic
 
 FOLDER = "lane-0000000003"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from embarcadero.storage.checkpoints import checkpoints, drop_older, newest_checkpoint, sweep_drafts, write_checkpoint
+from embarcadero.storage.folder import checkpoints, drop_older, newest_checkpoint, sweep_drafts, write_checkpoint
 from embarcadero.storage.layout import lane_folder
 from tests.storage.crash_disk import World
 

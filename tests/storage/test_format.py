@@ -11,8 +11,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from embarcadero.storage.checkpoints import newest_checkpoint, write_checkpoint
-from embarcadero.storage.identity import open_folder, read_identity
+from embarcadero.storage.disk import RealDisk
+from embarcadero.storage.folder import newest_checkpoint, open_folder, read_identity, write_checkpoint
 from embarcadero.storage.layout import (
     FOOTER,
     HEADER,
@@ -24,7 +24,6 @@ from embarcadero.storage.layout import (
     lane_folder,
 )
 from embarcadero.storage.range_log import RangeLog
-from embarcadero.storage.real import RealDisk
 from embarcadero.storage.verify import verify_folder
 from tests.storage.records import FOLDER, LANE, RANGE, SMALL, START, START_SEQ, Source, fill, matches, open_reader
 

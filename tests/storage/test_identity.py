@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from embarcadero.errors import WrongFolder
-from embarcadero.storage.identity import IDENTITY_FILE, open_folder, read_identity
-from embarcadero.storage.real import RealDisk
+from embarcadero.storage.disk import RealDisk
+from embarcadero.storage.folder import IDENTITY_FILE, open_folder, read_identity
 from tests.storage.crash_disk import World
 
 

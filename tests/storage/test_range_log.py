@@ -10,9 +10,8 @@ import pytest
 
 from embarcadero.errors import BadSegment, BadValue, Trimmed
 from embarcadero.invariants import InvariantBroken
-from embarcadero.storage.disk import join
+from embarcadero.storage.disk import RealDisk, RealFile, join
 from embarcadero.storage.layout import INDEX, INDEX_FILE, TIME_INDEX_FILE, segment_name
-from embarcadero.storage.real import RealDisk, RealFile
 from embarcadero.storage.recovery import remove_range
 from tests.storage.crash_disk import World
 from tests.storage.records import FOLDER, SMALL, START, START_SEQ, Source, fill, matches, open_log, open_reader

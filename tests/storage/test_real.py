@@ -11,7 +11,7 @@ import pytest
 
 from embarcadero.errors import DiskFailed, DiskFull
 from embarcadero.limits import MIB
-from embarcadero.storage.real import RealDisk
+from embarcadero.storage.disk import RealDisk
 
 
 def test_short_writes_and_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

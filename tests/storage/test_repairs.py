@@ -17,8 +17,7 @@ from embarcadero.storage.layout import (
     segment_name,
 )  # fmt: skip
 from embarcadero.storage.range_log import RangeLog
-from embarcadero.storage.repair import mend, take_anew
-from embarcadero.storage.scrub import Scrub
+from embarcadero.storage.repair import Scrub, mend, take_anew
 from embarcadero.storage.segment import read_footer
 from embarcadero.storage.writing import DamageKind
 from tests.storage.copies import Copies, ManualClock, scrub_all

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from embarcadero.errors import BadSegment, Trimmed
-from embarcadero.storage.real import RealDisk
+from embarcadero.storage.disk import RealDisk
 from tests.storage.records import START, Source, matches, open_log, open_reader
 
 TOTAL = 1_500

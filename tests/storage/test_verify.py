@@ -8,12 +8,9 @@ from copy import deepcopy
 import msgspec
 import pytest
 
-from embarcadero.storage.checkpoints import write_checkpoint
-from embarcadero.storage.findings import Report, Severity
-from embarcadero.storage.identity import open_folder
+from embarcadero.storage.folder import open_folder, write_checkpoint
 from embarcadero.storage.layout import lane_folder, segment_name
-from embarcadero.storage.verify import verify_data_dir, verify_folder
-from embarcadero.storage.verify_ranges import check_ranges
+from embarcadero.storage.verify import Report, Severity, check_ranges, verify_data_dir, verify_folder
 from embarcadero.types import Range, ReplicaRef
 from tests.storage.crash_disk import World
 from tests.storage.records import FOLDER, LANE, RANGE, SMALL, START, START_SEQ, Source, fill, open_log

@@ -14,8 +14,7 @@ from embarcadero.limits import MIB
 from embarcadero.node.local import LocalCluster
 from embarcadero.types import Outcome
 from embarcadero.wire import messages as m
-from embarcadero.wire.codec import batch_header, control_frame, decode_control, payload_crc
-from embarcadero.wire.frames import PROTOCOL_VERSION, FrameKind
+from embarcadero.wire.codec import PROTOCOL_VERSION, FrameKind, batch_header, control_frame, decode_control, payload_crc
 
 pytestmark = pytest.mark.system
 

@@ -28,8 +28,8 @@ from embarcadero.errors import Backpressure, ClusterError, Corrupt, Trimmed
 from embarcadero.node.local import LocalCluster
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
+from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.layout import FOOTER_BYTES, HEADER_BYTES, decode_footer, range_folder
-from embarcadero.storage.real import RealDisk
 from embarcadero.storage.verify import Severity, verify_folder
 from embarcadero.types import GapKind
 

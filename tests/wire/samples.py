@@ -13,7 +13,7 @@ from embarcadero.fabric.layout import ORDER, seal
 from embarcadero.limits import CONTROL_BYTES_MAX
 from embarcadero.types import EntryKind, Gap, GapKind, Outcome
 from embarcadero.wire import codec, messages, receiver
-from embarcadero.wire.frames import ACK, REFERENCE, FrameKind
+from embarcadero.wire.codec import ACK, REFERENCE, FrameKind
 from embarcadero.wire.receiver import AcksReceived, BatchReceived, Event, FetchedReceived, FrameReceiver
 
 ACK_FIELDS = ("lane", "session", "session_seq", "index", "seq", "extra", "outcome")

@@ -15,7 +15,7 @@ from embarcadero.errors import BadFrame, BadMagic, BadVersion, ChecksumMismatch,
 from embarcadero.fabric.layout import seal
 from embarcadero.types import EntryKind, Gap, GapKind, Outcome, Topic
 from embarcadero.wire import codec, messages
-from embarcadero.wire.frames import (
+from embarcadero.wire.codec import (
     ACK,
     BATCH_HEADER,
     FETCHED_HEADER,

@@ -12,8 +12,8 @@ import pytest
 
 from embarcadero import errors, limits
 from embarcadero.types import Outcome
-from embarcadero.wire import frames
-from embarcadero.wire.frames import HEADER_BYTES, PROTOCOL_VERSION, FrameKind
+from embarcadero.wire import codec
+from embarcadero.wire.codec import HEADER_BYTES, PROTOCOL_VERSION, FrameKind
 from embarcadero.wire.messages import AnyMessage
 from tests.wire.samples import vectors
 
@@ -42,15 +42,15 @@ def test_vectors_are_what_the_code_makes() -> None:
 @pytest.mark.parametrize(
     ("title", "dtype", "first"),
     [
-        ("### Short header (16 bytes)", frames.SHORT_HEADER, 0),
-        ("### BATCH header (64 bytes)", frames.BATCH_HEADER, 8),
-        ("### REFERENCE body (32 bytes)", frames.REFERENCE_BODY, 0),
-        ("### ACK (48 bytes each)", frames.ACK, 0),
-        ("### FETCHED header (64 bytes)", frames.FETCHED_HEADER, 8),
+        ("### Short header (16 bytes)", codec.SHORT_HEADER, 0),
+        ("### BATCH header (64 bytes)", codec.BATCH_HEADER, 8),
+        ("### REFERENCE body (32 bytes)", codec.REFERENCE_BODY, 0),
+        ("### ACK (48 bytes each)", codec.ACK, 0),
+        ("### FETCHED header (64 bytes)", codec.FETCHED_HEADER, 8),
     ],
 )
 def test_byte_tables_are_the_layouts(title: str, dtype: np.dtype[np.void], first: int) -> None:
-    """Offsets, types and names of every field are those of frames.py."""
+    """Offsets, types and names of every field are those of codec.py."""
     fields = [(name, *dtype.fields[name][:2]) for name in dtype.names or () if dtype.fields and "pad" not in name]
     expected = [[str(at), f"u{kind.itemsize * 8}", name] for name, kind, at in fields if at >= first]
     assert [row[:3] for row in rows(title)] == expected

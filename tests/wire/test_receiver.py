@@ -24,7 +24,7 @@ from embarcadero.errors import (
 from embarcadero.invariants import InvariantBroken
 from embarcadero.types import Outcome
 from embarcadero.wire import codec, messages
-from embarcadero.wire.frames import FrameKind
+from embarcadero.wire.codec import FrameKind
 from embarcadero.wire.receiver import (
     BatchReceived,
     ControlReceived,

@@ -30,7 +30,7 @@ BUGS: Final = (
                  "        self._flush_mirror(offset, length)\n", ""),)),
     Bug("epoch-not-fenced", "a takeover reads without a fence after it opened its epoch line",
         scope="ack, one host",
-        edits=(Edit("embarcadero.fabric.epochs:EpochTable.open", "        self._fabric.fence()\n", ""),)),
+        edits=(Edit("embarcadero.fabric.leader:EpochTable.open", "        self._fabric.fence()\n", ""),)),
     Bug("range-not-rechecked", "the count of durable copies does not look at the range word again",
         scope="seal, one host",
         edits=(Edit("embarcadero.fabric.durability:Durability._count",

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from embarcadero.errors import DiskFailed
-from embarcadero.storage.real import RealDisk, RealFile
+from embarcadero.storage.disk import RealDisk, RealFile
 
 
 def failing_mark(folder: Path) -> Path:

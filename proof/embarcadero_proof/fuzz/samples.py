@@ -14,7 +14,7 @@ import pyarrow as pa
 from embarcadero.fabric.layout import ORDER, Entries, seal
 from embarcadero.types import Cut, EntryKind, Gap, Outcome, Range, ReaderProgress, ReplicaRef, Tier, Topic, TopicLane
 from embarcadero.wire import codec, messages
-from embarcadero.wire.frames import ACK, REFERENCE
+from embarcadero.wire.codec import ACK, REFERENCE
 from embarcadero.wire.payload import encode_batch, raw_batch
 
 US: Final = 1_700_000_000_000_000

@@ -15,15 +15,14 @@ from embarcadero.config import FabricSizes
 from embarcadero.env import SilentBell
 from embarcadero.errors import BadRegion
 from embarcadero.fabric.durability import create_durable
-from embarcadero.fabric.epochs import create_epochs
+from embarcadero.fabric.leader import create_epochs
 from embarcadero.fabric.region import Bytes, Shape, check_name, read_superblock, write_superblock
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.memory import MemoryStore
 from embarcadero.sequencer.leader.sequencer import Sequencer
 from embarcadero.types import ReplicaRef
 from embarcadero.wire import messages
-from embarcadero.wire.codec import control_frame
-from embarcadero.wire.frames import PROTOCOL_VERSION
+from embarcadero.wire.codec import PROTOCOL_VERSION, control_frame
 from embarcadero_proof.fuzz.samples import US, batch_frame, raw_payload
 
 SIZES: Final = FabricSizes(

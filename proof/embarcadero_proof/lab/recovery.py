@@ -11,8 +11,8 @@ import numpy as np
 
 from embarcadero.fabric.layout import ORDER, Entries, seal
 from embarcadero.limits import MIB
+from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.range_log import RangeLog
-from embarcadero.storage.real import RealDisk
 from embarcadero.storage.writing import RangeSettings
 from embarcadero.types import EntryKind
 from embarcadero.wire.codec import payload_crc

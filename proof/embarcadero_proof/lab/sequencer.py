@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from embarcadero.config import FabricSizes
 from embarcadero.env import SilentBell, SystemClock
-from embarcadero.fabric.epochs import create_epochs
 from embarcadero.fabric.frontier import FrontierReader, FrontierWriter
 from embarcadero.fabric.layout import (
     PENDING,
@@ -28,6 +27,7 @@ from embarcadero.fabric.layout import (
     frontier_offset,
     pick,
 )
+from embarcadero.fabric.leader import create_epochs
 from embarcadero.fabric.log import create_log
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.ring import attach_ring, create_ring

@@ -9,8 +9,7 @@ from embarcadero.client.net.link import Link
 from embarcadero.errors import EmbarcaderoError, ProtocolError, from_wire
 from embarcadero.limits import CONNECT_TIMEOUT_S, CONTROL_BYTES_MAX
 from embarcadero.wire import messages as m
-from embarcadero.wire.codec import control_frame
-from embarcadero.wire.frames import PROTOCOL_VERSION, FrameKind
+from embarcadero.wire.codec import PROTOCOL_VERSION, FrameKind, control_frame
 from embarcadero.wire.receiver import (
     AcksReceived,
     ControlReceived,

@@ -9,9 +9,9 @@ import random
 
 import numpy as np
 
-from embarcadero.fabric.incoherent import IncoherentMemory
 from embarcadero.fabric.layout import SLOTS_OFFSET
 from embarcadero.limits import LINE_BYTES
+from embarcadero_proof.sim.incoherent import IncoherentMemory
 
 _RINGS = ("/pending", "/order-")
 

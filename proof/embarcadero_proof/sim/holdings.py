@@ -14,7 +14,7 @@ from embarcadero.types import Range, TopicLane
 
 if TYPE_CHECKING:
     from embarcadero.broker.broker import Broker
-    from embarcadero.replica.state import Replica
+    from embarcadero.replica.replica import Replica
     from embarcadero.sequencer.leader.sequencer import Sequencer
 
 _BROKER: Final = (

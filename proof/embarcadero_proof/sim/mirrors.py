@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from embarcadero.fabric.incoherent import IncoherentMemory
 from embarcadero.fabric.layout import ORDER, SLOTS_OFFSET, sealed
 from embarcadero.fabric.mirror import MirroredFabric
 from embarcadero.fabric.region import Fabric
 from embarcadero.placement.records import Past
 from embarcadero_proof.sim.history import MirrorLeft, WrittenTo
+from embarcadero_proof.sim.incoherent import IncoherentMemory
 
 if TYPE_CHECKING:
     from embarcadero_proof.sim.world import World

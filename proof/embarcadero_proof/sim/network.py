@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
 from embarcadero.invariants import invariant
-from embarcadero.wire.frames import HEADER_BYTES, FrameKind
+from embarcadero.wire.codec import HEADER_BYTES, FrameKind
 from embarcadero_proof.sim.history import Stuck
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING
 
-from embarcadero.fabric.epochs import create_epochs
-from embarcadero.fabric.incoherent import IncoherentMemory
+from embarcadero.fabric.leader import create_epochs
 from embarcadero.limits import DRAIN_CHECKPOINT_S_MAX, DRAIN_DURABLE_S_MAX
 from embarcadero_proof.sim.history import FabricLost
+from embarcadero_proof.sim.incoherent import IncoherentMemory
 from embarcadero_proof.sim.mirrors import MIRROR
 from embarcadero_proof.sim.plan import CLAIMED_FROM_SEED, SECOND_US
 from embarcadero_proof.sim.process import Process

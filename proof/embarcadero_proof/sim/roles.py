@@ -18,10 +18,10 @@ from embarcadero.config import DEFAULTS
 from embarcadero.errors import DiskFailed, DiskFull, WrongFolder
 from embarcadero.limits import HELLO_TIMEOUT_S
 from embarcadero.placement.directory import Directory
-from embarcadero.replica.state import Replica
+from embarcadero.replica.replica import Replica
 from embarcadero.sequencer.leader.sequencer import Sequencer
 from embarcadero.sequencer.leader.standby import Candidate
-from embarcadero.storage.identity import open_folder
+from embarcadero.storage.folder import open_folder
 from embarcadero.types import Member, ReplicaMember
 from embarcadero_proof.sim.history import EpochStarted, RoleFailed, Sampled
 from embarcadero_proof.sim.network import Address, Wire

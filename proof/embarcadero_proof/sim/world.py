@@ -14,9 +14,8 @@ import numpy as np
 
 from embarcadero.broker.write.lanes import lane_margin, lane_slots
 from embarcadero.env import Ids
-from embarcadero.fabric.epochs import create_epochs
-from embarcadero.fabric.incoherent import IncoherentMemory
 from embarcadero.fabric.layout import ORDER, RING_FRONTIER_OFFSET, SLOTS_OFFSET, BrokerLine, frontier_offset
+from embarcadero.fabric.leader import create_epochs
 from embarcadero.fabric.log import LogReader
 from embarcadero.fabric.region import Fabric
 from embarcadero.limits import BROKER_LANES_FIRST, LINE_BYTES
@@ -51,6 +50,7 @@ from embarcadero_proof.sim.history import (
     TrimAsked,
     Verdict,
 )
+from embarcadero_proof.sim.incoherent import IncoherentMemory
 from embarcadero_proof.sim.leftovers import see_leftovers
 from embarcadero_proof.sim.mirrors import MIRROR, Mirrors
 from embarcadero_proof.sim.network import Address, Network

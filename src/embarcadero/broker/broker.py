@@ -52,8 +52,7 @@ from embarcadero.placement.store import NOT_SEEN
 from embarcadero.steps import Step
 from embarcadero.types import NO_SESSION, EntryKind, Member, MemberState, Order, Outcome, ReplicaMember, Topic
 from embarcadero.wire import messages as m
-from embarcadero.wire.codec import BatchHeader
-from embarcadero.wire.frames import HEADER_BYTES, PROTOCOL_VERSION, WANT_DURABLE, FrameKind
+from embarcadero.wire.codec import HEADER_BYTES, PROTOCOL_VERSION, WANT_DURABLE, BatchHeader, FrameKind
 
 _LONE: Final = 2
 """What one batch counts for when it becomes durable: a payload and an ack."""

@@ -24,8 +24,8 @@ import numpy as np
 from embarcadero.broker.read.results import FetchResult
 from embarcadero.env import NO_STEPS, Steps
 from embarcadero.fabric.durability import Durability
-from embarcadero.fabric.epochs import EpochTable
 from embarcadero.fabric.layout import ORDER, Entries
+from embarcadero.fabric.leader import EpochTable
 from embarcadero.fabric.log import LogWriter
 from embarcadero.fabric.region import Fabric
 from embarcadero.limits import DURABLE_ACKS_PER_CONNECTION_MAX, KEPT_SHARE_CREDIT, KEPT_SHARE_MAX
@@ -33,8 +33,7 @@ from embarcadero.placement.directory import Directory
 from embarcadero.placement.ranges import lost_spans
 from embarcadero.steps import Step
 from embarcadero.types import NO_INDEX, Gap, GapKind, Outcome, Range, ReplicaRef, count_outside
-from embarcadero.wire.codec import PACKED_ACK
-from embarcadero.wire.frames import ACK
+from embarcadero.wire.codec import ACK, PACKED_ACK
 from embarcadero.wire.messages import Fetch
 
 if TYPE_CHECKING:

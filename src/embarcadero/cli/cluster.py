@@ -272,7 +272,7 @@ def status(
         return
     import msgspec
 
-    from embarcadero.fabric.primitives import describe
+    from embarcadero.fabric.shared import describe
     from embarcadero.node.report import report
 
     running = report(_folder(data_dir), _LISTEN_S)

@@ -24,7 +24,7 @@ from embarcadero.errors import BadValue, NotRunning
 if TYPE_CHECKING:
     from embarcadero.node.folder import ClusterFolder
     from embarcadero.placement.offline import Stored
-    from embarcadero.storage.findings import Report
+    from embarcadero.storage.verify import Report
     from embarcadero.watch.regions import ReadOnlyFabric
     from embarcadero.watch.trace import Scene
 
@@ -188,7 +188,7 @@ def segments(
     """
     from embarcadero.errors import UnknownTopic
     from embarcadero.node.folder import ClusterFolder
-    from embarcadero.storage.real import RealDisk
+    from embarcadero.storage.disk import RealDisk
     from embarcadero.watch.segments import list_segments
 
     folder = ClusterFolder(data_dir_or_default(data_dir))
@@ -369,9 +369,8 @@ def _require_stopped(folder: ClusterFolder) -> None:
 def _verify(folder: ClusterFolder) -> Report:
     from embarcadero.errors import EmbarcaderoError
     from embarcadero.placement.offline import read_stored
-    from embarcadero.storage.findings import Severity
-    from embarcadero.storage.real import RealDisk
-    from embarcadero.storage.verify import verify_data_dir
+    from embarcadero.storage.disk import RealDisk
+    from embarcadero.storage.verify import Severity, verify_data_dir
 
     stored: Stored | None = None
     unread: EmbarcaderoError | None = None

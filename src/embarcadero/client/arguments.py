@@ -31,7 +31,7 @@ from embarcadero.limits import (
 )
 from embarcadero.orders import parse_order, session_order
 from embarcadero.types import Ack, Order, Topic
-from embarcadero.wire.compression import COMPRESSIONS
+from embarcadero.wire.payload import COMPRESSIONS
 from embarcadero.wire.schemas import encode_schema
 
 _PORT_DIGITS_MAX: Final = 9  # Python refuses to read numbers of thousands of digits

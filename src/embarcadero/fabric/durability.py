@@ -13,34 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
-from typing import Final, NamedTuple
+from typing import Final
 
 from embarcadero.env import NO_STEPS, Steps
-from embarcadero.fabric.epochs import EpochTable
+from embarcadero.fabric.frontier import TaggedReader, TaggedWriter, create_tagged
 from embarcadero.fabric.layout import RegionKind
+from embarcadero.fabric.leader import EpochTable
 from embarcadero.fabric.names import durable_region, ranges_region
 from embarcadero.fabric.region import Fabric
-from embarcadero.fabric.tagged import TaggedReader, TaggedWriter, create_tagged
 from embarcadero.limits import DURABLE_LINES, RANGE_LINES
 from embarcadero.steps import Step
 from embarcadero.types import Range, ReplicaRef
 
 NO_RANGE: Final = 0
 """The word of a lane that has no open range."""
-
-
-class RangeWord(NamedTuple):
-    """What the sequencer says about a lane's open range, in one word."""
-
-    number: int
-    closing: bool
-
-    def encode(self) -> int:
-        return self.number << 1 | self.closing
-
-    @staticmethod
-    def decode(word: int) -> RangeWord:
-        return RangeWord(word >> 1, bool(word & 1))
 
 
 def create_durable(fabric: Fabric, ref: ReplicaRef) -> TaggedWriter:

@@ -41,7 +41,7 @@ import struct
 from collections.abc import Sequence
 from enum import IntEnum
 from operator import mul
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -289,3 +289,17 @@ def superblock_check(block: Entries) -> int:
     mixed: Any = halves @ _MULTIPLIERS + _SALT
     total = int(mixed[0]) * 31 + int(mixed[1])
     return (total ^ (total >> 32)) & 0xFFFF_FFFF
+
+
+class RangeWord(NamedTuple):
+    """What the sequencer says about a lane's open range, in one word."""
+
+    number: int
+    closing: bool
+
+    def encode(self) -> int:
+        return self.number << 1 | self.closing
+
+    @staticmethod
+    def decode(word: int) -> RangeWord:
+        return RangeWord(word >> 1, bool(word & 1))

@@ -11,19 +11,19 @@ import msgspec
 
 from embarcadero.env import Disk
 from embarcadero.errors import BadRegion, EmbarcaderoError
-from embarcadero.fabric.durability import RangeWord, durable_through
-from embarcadero.fabric.layout import ORDER
+from embarcadero.fabric.durability import durable_through
+from embarcadero.fabric.frontier import TaggedReader
+from embarcadero.fabric.layout import ORDER, RangeWord
 from embarcadero.fabric.names import durable_region, order_region, ranges_region
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.ring import attach_ring
-from embarcadero.fabric.tagged import TaggedReader
 from embarcadero.limits import BROKER_LANES_FIRST
 from embarcadero.node.roles import candidate_role
 from embarcadero.placement.directory import Directory
-from embarcadero.replica.health import Trouble, health_in_words
+from embarcadero.replica.copies import Trouble, health_in_words
+from embarcadero.storage.disk import RealDisk
 from embarcadero.storage.layout import range_folder
 from embarcadero.storage.reading import RangeReader
-from embarcadero.storage.real import RealDisk
 from embarcadero.types import Range, ReplicaMember, ReplicaRef, ReplicaState
 
 _CANT_WRITE = Trouble.DISK_FULL | Trouble.DISK_FAILED | Trouble.READ_ONLY

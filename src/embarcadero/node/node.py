@@ -49,11 +49,11 @@ from embarcadero.node.standby import Seat, candidate_bell
 from embarcadero.node.tables import table_reader
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
+from embarcadero.replica.replica import Replica
 from embarcadero.replica.server import serve_replica
-from embarcadero.replica.state import Replica
 from embarcadero.sequencer.leader.server import serve_candidate
-from embarcadero.storage.identity import open_folder
-from embarcadero.storage.real import RealDisk
+from embarcadero.storage.disk import RealDisk
+from embarcadero.storage.folder import open_folder
 from embarcadero.types import ReplicaMember
 from embarcadero.watch.endpoints import Place, Places
 from embarcadero.watch.http import Endpoint

@@ -14,8 +14,7 @@ from embarcadero.config.table import Broker
 from embarcadero.errors import ClusterError, EmbarcaderoError, PortInUse, ProtocolError, Unreachable
 from embarcadero.limits import CONTROL_BYTES_MAX
 from embarcadero.types import Member
-from embarcadero.wire.codec import control_frame, decode_control
-from embarcadero.wire.frames import PROTOCOL_VERSION, SHORT_HEADER
+from embarcadero.wire.codec import PROTOCOL_VERSION, SHORT_HEADER, control_frame, decode_control
 from embarcadero.wire.messages import Hello, Welcome
 
 _BACKLOG = 1_024

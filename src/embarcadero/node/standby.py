@@ -30,7 +30,7 @@ from embarcadero.sequencer.leader.sequencer import Sequencer, give_up_epoch
 from embarcadero.sequencer.leader.standby import Candidate
 from embarcadero.sequencer.leader.takeover import rehearse
 from embarcadero.sequencer.ranges.recovery_sources import Mirrors
-from embarcadero.storage.real import RealDisk
+from embarcadero.storage.disk import RealDisk
 from embarcadero.types import ReplicaMember
 from embarcadero.watch.logs import LogJournal
 from embarcadero.watch.roles import WatchedCandidate

@@ -28,8 +28,8 @@ import msgspec
 
 from embarcadero.config import Config
 from embarcadero.errors import BadValue, ClusterError, EmbarcaderoError, FabricFull
-from embarcadero.fabric.epochs import create_epochs
 from embarcadero.fabric.layout import ORDER
+from embarcadero.fabric.leader import create_epochs
 from embarcadero.heartbeats import Pulses
 from embarcadero.limits import (
     DRAIN_S_MAX,
@@ -65,8 +65,8 @@ from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
 from embarcadero.placement.liveness import ticks_if_stopped
 from embarcadero.placement.records import Past
-from embarcadero.storage.identity import adopt_folder
-from embarcadero.storage.real import RealDisk
+from embarcadero.storage.disk import RealDisk
+from embarcadero.storage.folder import adopt_folder
 from embarcadero.types import Member, MemberState, ReplicaMember, ReplicaState
 from embarcadero.watch.endpoints import Places
 from embarcadero.watch.logs import LogJournal

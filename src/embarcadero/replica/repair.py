@@ -15,12 +15,11 @@ from typing import Final, NamedTuple
 from embarcadero.env import Clock, Disk, Journal, Workers
 from embarcadero.errors import EmbarcaderoError, NotAvailable, Trimmed
 from embarcadero.fabric.durability import DurableLines
+from embarcadero.fabric.frontier import Tags
 from embarcadero.fabric.layout import Entries
 from embarcadero.fabric.leader import LeaderView
-from embarcadero.fabric.tagged import Tags
 from embarcadero.limits import REPAIR_STEP_BYTES
-from embarcadero.replica.copies import Commits, Copy
-from embarcadero.replica.counters import ReplicaCounters
+from embarcadero.replica.copies import Commits, Copy, ReplicaCounters
 from embarcadero.replica.ranges import Ranges
 from embarcadero.storage.layout import range_folder
 from embarcadero.storage.reading import RangeReader

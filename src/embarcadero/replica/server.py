@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from embarcadero.replica.state import Replica
+from embarcadero.replica.replica import Replica
 
 
 class Bell(Protocol):

@@ -19,7 +19,6 @@ from embarcadero.fabric.layout import Entries
 from embarcadero.invariants import invariant
 from embarcadero.limits import LINE_BYTES, SEGMENT_BYTES_MAX
 from embarcadero.storage.disk import join, write_whole
-from embarcadero.storage.index import SparseIndex
 from embarcadero.storage.layout import (
     DAMAGED,
     HEADER_BYTES,
@@ -34,6 +33,7 @@ from embarcadero.storage.layout import (
     segment_name,
 )  # fmt: skip
 from embarcadero.storage.recovery import Recovered, recover_range
+from embarcadero.storage.scan import SparseIndex
 from embarcadero.storage.segment import SegmentReader
 from embarcadero.storage.writing import (
     Damage,

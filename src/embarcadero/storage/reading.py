@@ -18,7 +18,7 @@ from embarcadero.env import Disk, Missing
 from embarcadero.errors import BadSegment, Trimmed
 from embarcadero.fabric.layout import Entries, join, sealed
 from embarcadero.storage.layout import START_FILE, base_seqs, segment_name
-from embarcadero.storage.parse import NO_ENTRIES
+from embarcadero.storage.scan import NO_ENTRIES
 from embarcadero.storage.segment import Point, SegmentReader, Spot, read_place
 
 T = TypeVar("T")

@@ -20,7 +20,6 @@ from embarcadero.errors import EmbarcaderoError
 from embarcadero.fabric.layout import ORDER, every, sealed
 from embarcadero.limits import LINE_BYTES, SCAN_BYTES
 from embarcadero.storage.disk import join, write_whole
-from embarcadero.storage.index import SparseIndex
 from embarcadero.storage.layout import (
     DAMAGED,
     FOOTER_BYTES,
@@ -41,7 +40,7 @@ from embarcadero.storage.layout import (
     segment_name,
     was_header,
 )  # fmt: skip
-from embarcadero.storage.scan import Scan, Wrong, scan_segment
+from embarcadero.storage.scan import Scan, SparseIndex, Wrong, scan_segment
 from embarcadero.storage.segment import read_footer, read_place
 from embarcadero.storage.writing import (
     Damage,

@@ -1,4 +1,13 @@
-"""Looking through one segment that nobody vouches for: what is whole, what is torn, what is damaged.
+"""Records out of bytes, many at once: hop from entry to entry, then check them all together.
+
+Sparse indexes: seq -> position and append time -> position, at most one entry for every few KiB of a segment.
+
+They are caches. A segment that is written to has its index in memory; a finished one has it in `.index` and
+`.timeindex`, 12-byte big-endian entries in ascending order, and a last entry with the segment's end, which ties a file
+to its segment. A file that does not fit is not used; and whoever follows an entry checks that it leads to a
+valid record of that seq. So a wrong index costs time, never truth.
+
+Looking through one segment that nobody vouches for: what is whole, what is torn, what is damaged.
 
 A disk writes a sector whole or not at all, and what a crash took away from the end of a file reads as zeros, or the
 file is shorter. So an entry line that is neither zero nor valid, or a payload that does not fit its entry though none
@@ -8,18 +17,227 @@ the mark says that it was synced. Bytes that look like nothing of ours are cut i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
+import google_crc32c
 import numpy as np
+import numpy.typing as npt
 
-from embarcadero.env import File
-from embarcadero.fabric.layout import ORDER, Entries, every, sealed
-from embarcadero.limits import FRAME_BYTES_MAX, LINE_BYTES, SCAN_BYTES, SECTOR_BYTES
-from embarcadero.storage.index import SparseIndex
-from embarcadero.storage.layout import HEADER_BYTES, Header, decode_footer, record_bytes
-from embarcadero.storage.parse import intact, parse
+from embarcadero.env import Disk, File
+from embarcadero.errors import EmbarcaderoError
+from embarcadero.fabric.layout import ORDER, Entries, every, pick, sealed
+from embarcadero.limits import FRAME_BYTES_MAX, INDEX_EVERY_BYTES, LINE_BYTES, SCAN_BYTES, SECTOR_BYTES
+from embarcadero.storage.disk import join
+from embarcadero.storage.layout import (
+    HEADER_BYTES,
+    INDEX,
+    INDEX_FILE,
+    TIME_INDEX_FILE,
+    Footer,
+    Header,
+    decode_footer,
+    record_bytes,
+    segment_name,
+)  # fmt: skip
 from embarcadero.types import EntryKind
+
+_WORDS, _HALVES = LINE_BYTES // 8, LINE_BYTES // 4
+_SIZE_HALF = 10
+"""Which 32-bit half of an entry is its payload's size."""
+_KIND_MAX = EntryKind.SKIP
+_FEW = 8
+_INDEX, _SEQ, _SIZE, _COUNT, _KIND = map((ORDER.names or ()).index, ("index", "seq", "size", "count", "kind"))
+NO_ENTRIES: Final = np.zeros(0, dtype=ORDER)
+RECORD_BYTES_LARGEST: Final = LINE_BYTES + -(-FRAME_BYTES_MAX // LINE_BYTES) * LINE_BYTES
+
+
+class Parsed(NamedTuple):
+    """Valid entries that follow each other, where they are in the data, and where the first byte after them is.
+
+    `wanted`: how many bytes from the start the record after them needs, if its payload is cut off by the data's end.
+    """
+
+    entries: Entries
+    offsets: list[int]
+    end: int
+    wanted: int
+
+
+def parse(data: bytes, index: int, end: int, seq: int | None = None, whole: bool = True) -> Parsed:
+    """Entries `index` to `end` as far as they are in `data` (which begins with the first of them) and valid.
+
+    `whole`: only records whose payload is there too; otherwise the last one may be cut off by the data's end.
+    """
+    lines = len(data) // LINE_BYTES
+    found, after = _hop(data, lines, index, end)
+    if not found:
+        return Parsed(NO_ENTRIES, [], 0, 0)
+    entries = pick(np.frombuffer(data, dtype=ORDER, count=lines), np.array(found))
+    valid = _valid(entries, index, seq)
+    if valid < len(found):
+        after, found, entries = found[valid], found[:valid], entries[:valid]
+    wanted = 0
+    if found and after > lines and whole:
+        wanted, after = after * LINE_BYTES, found.pop()
+        entries = entries[:-1]
+    return Parsed(entries, [line * LINE_BYTES for line in found], after * LINE_BYTES, wanted)
+
+
+def _hop(data: bytes, lines: int, index: int, end: int) -> tuple[list[int], int]:
+    """Lines that seem to be the entries we look for, and the line after the last record."""
+    words = memoryview(data)[: lines * LINE_BYTES].cast("Q")
+    sizes = memoryview(data)[: lines * LINE_BYTES].cast("I")
+    found = []
+    line = 0
+    while line < lines and index < end and words[line * _WORDS] == index:
+        found.append(line)
+        line += 1 + (sizes[line * _HALVES + _SIZE_HALF] + LINE_BYTES - 1) // LINE_BYTES
+        index += 1
+    return found, line
+
+
+def _valid(entries: Entries, index: int, seq: int | None) -> int:
+    """How many from the start are valid and continue each other."""
+    if len(entries) <= _FEW:
+        return _valid_few(entries, index, seq)
+    valid = sealed(entries)
+    valid &= entries["index"] == np.arange(index, index + len(entries), dtype=np.uint64)
+    valid &= (entries["size"] <= FRAME_BYTES_MAX) & (entries["kind"] - np.uint8(1) < _KIND_MAX)
+    first = int(entries["seq"][0]) if seq is None else seq
+    after = np.cumsum(entries["count"], dtype=np.uint64) + np.uint64(first)
+    valid[0] &= int(entries["seq"][0]) == first
+    valid[1:] &= entries["seq"][1:] == after[:-1]
+    return len(entries) if every(valid) else int(valid.argmin())
+
+
+def _valid_few(entries: Entries, index: int, seq: int | None) -> int:
+    """The same with plain numbers: quicker for some large records."""
+    checks = sealed(entries).tolist()
+    for number, row in enumerate(entries.tolist()):
+        fits = checks[number] and row[_INDEX] == index and (seq is None or row[_SEQ] == seq)
+        if not fits or row[_SIZE] > FRAME_BYTES_MAX or not 0 < row[_KIND] <= _KIND_MAX:
+            return number
+        index, seq = index + 1, row[_SEQ] + row[_COUNT]
+    return len(checks)
+
+
+def intact(data: bytes, entries: Entries, offsets: list[int]) -> int:
+    """How many records from the start have the payload that their entry's CRC32C speaks of."""
+    raw = np.frombuffer(data, dtype=np.uint8)
+    crc = google_crc32c.value
+    rows = zip(offsets, entries["size"].tolist(), entries["crc"].tolist(), strict=True)
+    for number, (offset, size, expected) in enumerate(rows):
+        if size and crc(raw[offset + LINE_BYTES : offset + LINE_BYTES + size]) != expected:
+            return number
+    return len(offsets)
+
+
+def payloads(data: bytes, entries: Entries, offsets: list[int]) -> list[memoryview]:
+    """The payloads, as views into the data."""
+    view = memoryview(data)
+    sizes = entries["size"].tolist()
+    return [view[offset + LINE_BYTES : offset + LINE_BYTES + size] for offset, size in zip(offsets, sizes, strict=True)]
+
+
+Ints = npt.NDArray[np.integer[Any]]
+
+
+class SparseIndex:
+    """The index of one segment in memory: points of which index, seq, append time and position are known."""
+
+    def __init__(self, every: int = INDEX_EVERY_BYTES) -> None:
+        self._every = every
+        self._piece = -1
+        self.indices: list[int] = []
+        self.seqs: list[int] = []
+        self.times: list[int] = []
+        self.positions: list[int] = []
+
+    def add(self, entries: Entries, positions: Sequence[int]) -> None:
+        """Take note of records that were added to the segment."""
+        if len(positions) <= _FEW:
+            for number, position in enumerate(positions):
+                if position // self._every > self._piece:
+                    self._note(entries[number : number + 1], [position])
+            return
+        pieces = np.asarray(positions) // self._every
+        chosen = np.flatnonzero(np.diff(pieces, prepend=self._piece))
+        if len(chosen):
+            self._note(entries[chosen], [positions[number] for number in chosen.tolist()])
+
+    def _note(self, entries: Entries, positions: Sequence[int]) -> None:
+        self.indices += entries["index"].tolist()
+        self.seqs += entries["seq"].tolist()
+        self.times += entries["append_us"].tolist()
+        self.positions += positions
+        self._piece = positions[-1] // self._every
+
+    def encode(self, footer: Footer) -> tuple[bytes, bytes]:
+        """The contents of `.index` and `.timeindex`."""
+        made = []
+        for keys, last in ((self.seqs, footer.end_seq), (self.times, footer.last_us)):
+            rows = np.zeros(len(keys) + 1, dtype=INDEX)
+            rows["key"] = [*keys, last]
+            rows["position"] = [*self.positions, footer.bytes]
+            made.append(rows.tobytes())
+        return made[0], made[1]
+
+
+class FileIndex:
+    """One index file of a finished segment, loaded."""
+
+    def __init__(self, rows: Entries) -> None:
+        self.keys: Ints = rows["key"][:-1].astype(np.uint64)
+        self.positions: Ints = rows["position"][:-1].astype(np.int64)
+
+    def floor(self, key: int, below: bool = False) -> int | None:
+        """Which entry is the last one at (or below, if asked) a key; None if there is none."""
+        if key < 0:
+            return None
+        found = int(np.searchsorted(self.keys, np.uint64(key), side="left" if below else "right")) - 1
+        return found if found >= 0 else None
+
+
+def load_index(disk: Disk, folder: str, footer: Footer, suffix: str) -> FileIndex | None:
+    """An index file, if it is there and fits its segment."""
+    try:
+        file = disk.open(join(folder, segment_name(footer.base_seq, suffix)))
+        try:
+            size = file.size()
+            rows_max = footer.bytes // 64 + 1
+            data = file.pread(size, 0) if size % INDEX.itemsize == 0 and size <= rows_max * INDEX.itemsize else b""
+        finally:
+            file.close()
+    except EmbarcaderoError:
+        return None
+    rows = np.frombuffer(data, dtype=INDEX)
+    return FileIndex(rows) if _fits(rows, footer, suffix) else None
+
+
+def _fits(rows: Entries, footer: Footer, suffix: str) -> bool:
+    empty = footer.end_index == footer.base_index
+    if len(rows) < (1 if empty else 2):
+        return False
+    keys, positions = rows["key"].astype(np.uint64), rows["position"].astype(np.int64)
+    end_key = footer.end_seq if suffix == INDEX_FILE else footer.last_us
+    if int(keys[-1]) != end_key or int(positions[-1]) != footer.bytes or int(positions[0]) != HEADER_BYTES:
+        return False
+    if suffix == INDEX_FILE and int(keys[0]) != footer.base_seq:
+        return False
+    return bool((positions[1:] > positions[:-1]).all() and (keys[1:] >= keys[:-1]).all() and not (positions % 64).any())
+
+
+def write_indexes(disk: Disk, folder: str, index: SparseIndex, footer: Footer) -> None:
+    """Leave both index files beside a finished segment. Not synced: they can be made again."""
+    for suffix, data in zip((INDEX_FILE, TIME_INDEX_FILE), index.encode(footer), strict=True):
+        file = disk.open(join(folder, segment_name(footer.base_seq, suffix)), create=True)
+        try:
+            file.pwrite([data], 0)
+        finally:
+            file.close()
+
 
 _NEVER_INDEX = 1 << 63
 

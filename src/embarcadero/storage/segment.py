@@ -14,7 +14,6 @@ from embarcadero.fabric.layout import ORDER, Entries, sealed
 from embarcadero.fabric.layout import join as join_entries
 from embarcadero.limits import INDEX_EVERY_BYTES, LINE_BYTES, LOCATE_BYTES, READ_BYTES
 from embarcadero.storage.disk import join, read_whole
-from embarcadero.storage.index import FileIndex, SparseIndex, load_index
 from embarcadero.storage.layout import (
     FOOTER_BYTES,
     HEADER_BYTES,
@@ -29,7 +28,17 @@ from embarcadero.storage.layout import (
     record_bytes,
     segment_name,
 )  # fmt: skip
-from embarcadero.storage.parse import NO_ENTRIES, RECORD_BYTES_LARGEST, Parsed, intact, parse, payloads
+from embarcadero.storage.scan import (
+    NO_ENTRIES,
+    RECORD_BYTES_LARGEST,
+    FileIndex,
+    Parsed,
+    SparseIndex,
+    intact,
+    load_index,
+    parse,
+    payloads,
+)
 
 _REPAIR = "the replica repairs it from a peer; read from another replica meanwhile"
 

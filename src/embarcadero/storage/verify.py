@@ -1,4 +1,8 @@
-"""Offline verification of replicas' folders: every checksum, every index, every chain. Nothing is changed.
+"""What an offline verification found, and what to do about it.
+
+Replicas' copies against the ranges of the store: enough whole copies of each, and ranges that form a chain.
+
+Offline verification of replicas' folders: every checksum, every index, every chain. Nothing is changed.
 
 Give it the store's ranges and it also says where copies and ranges disagree.
 """
@@ -7,6 +11,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import pairwise
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -14,11 +22,8 @@ from embarcadero.env import Disk, File
 from embarcadero.errors import BadSegment, EmbarcaderoError
 from embarcadero.fabric.layout import ORDER
 from embarcadero.limits import INDEX_EVERY_BYTES, LINE_BYTES
-from embarcadero.storage.checkpoints import checkpoints, read_checkpoint
 from embarcadero.storage.disk import join
-from embarcadero.storage.findings import FROM_PEERS, Copy, Report, Severity
-from embarcadero.storage.identity import IDENTITY_FILE, Identity, read_identity
-from embarcadero.storage.index import load_index
+from embarcadero.storage.folder import IDENTITY_FILE, Identity, checkpoints, read_checkpoint, read_identity
 from embarcadero.storage.layout import (
     DAMAGED,
     FOOTER_BYTES,
@@ -36,10 +41,166 @@ from embarcadero.storage.layout import (
     decode_header,
     segment_name,
 )  # fmt: skip
-from embarcadero.storage.scan import Scan, scan_segment
+from embarcadero.storage.scan import Scan, load_index, scan_segment
 from embarcadero.storage.segment import read_footer, read_place
-from embarcadero.storage.verify_ranges import check_copies, check_ranges
 from embarcadero.types import Range
+
+FROM_PEERS: Final = "start the replica: it gets these records from its peers"
+
+
+class Severity(StrEnum):
+    """How bad a finding is."""
+
+    ERROR = "error"  # records that should be there are missing or wrong
+    WARNING = "warning"  # a cache or a spare is wrong, or a copy that others make up for; no record is missing
+    NOTE = "note"  # as a crash may leave it; the next start sees to it
+
+
+class Finding(NamedTuple):
+    """Something that is not as it should be, and what to do."""
+
+    severity: Severity
+    file: str
+    problem: str
+    advice: str
+
+
+class Copy(NamedTuple):
+    """A range's copy: indices [first, end), and whether nothing in between is damaged or missing."""
+
+    first: int
+    end: int
+    whole: bool
+
+
+@dataclass(slots=True)
+class Report:
+    """What was looked at, and what was found."""
+
+    findings: list[Finding] = field(default_factory=list)
+    replicas: int = 0
+    ranges: int = 0
+    segments: int = 0
+    batches: int = 0
+    bytes: int = 0
+    disks: dict[str, str] = field(default_factory=dict)
+    """Replica's folder -> the id of the disk that it is."""
+    copies: dict[tuple[str, int, int], Copy] = field(default_factory=dict)
+    """(replica's folder, lane, range) -> its copy."""
+    begun: set[tuple[str, int, int]] = field(default_factory=set)
+    """The same of copies that were there once, whether they still are or not."""
+
+    @property
+    def errors(self) -> int:
+        """How many findings speak of records."""
+        return sum(finding.severity is Severity.ERROR for finding in self.findings)
+
+    @property
+    def ok(self) -> bool:
+        """Whether no record is missing or wrong."""
+        return self.errors == 0
+
+    def add(self, severity: Severity, file: str, problem: str, advice: str) -> None:
+        """Take note of a finding."""
+        self.findings.append(Finding(severity, file, problem, advice))
+
+
+_NOTHING: Mapping[int, int] = {}
+_RECOVER = "bring the missing disks back; or give up what only they have: `embarcadero topic recover --accept-loss`"
+
+
+def check_copies(
+    folder: str, disk: str, ranges: Sequence[Range], report: Report, elsewhere: bool = False,
+    trims: Mapping[int, int] = _NOTHING,
+) -> None:  # fmt: skip
+    """Whether a folder has what the store says its disk has. With `elsewhere`, peers are known to make up for it."""
+    for range_ in ranges:
+        if range_.end is None or not any(ref.disk == disk for ref in range_.replicas):
+            continue
+        where = f"{folder}/lane {range_.lane} range {range_.number}".lstrip("/")
+        copy = report.copies.get((folder, range_.lane, range_.number))
+        problem = _problem(range_, copy, trims.get(range_.lane, 0))
+        if problem:
+            covered = elsewhere and _whole_copies(range_, report, trims)
+            report.add(Severity.WARNING if covered else Severity.ERROR, where, problem, FROM_PEERS)
+        elif copy is not None and copy.end > range_.end:
+            problem = f"the copy ends at index {copy.end}, above the range's end {range_.end}"
+            report.add(Severity.NOTE, where, problem, "nothing to do: the next start cuts it")
+
+
+def _problem(range_: Range, copy: Copy | None, trim: int) -> str:
+    """What a copy of a sealed range lacks; empty: nothing."""
+    start, end = max(range_.start, trim), range_.end or 0
+    if start >= end:
+        return ""  # an empty range, or all of it was trimmed
+    if copy is None:
+        return "there is no copy of this sealed range"
+    if copy.end < end:
+        return f"the copy ends at index {copy.end}, the range was sealed at {end}"
+    if copy.first > start:
+        return f"the copy begins at index {copy.first}, records from {start} on should be there"
+    return ""
+
+
+def _whole_copies(range_: Range, report: Report, trims: Mapping[int, int]) -> int:
+    """How many copies of a range are here, on the very disks that it names, and lack nothing."""
+    disks, trim = {ref.disk for ref in range_.replicas}, trims.get(range_.lane, 0)
+    found = 0
+    for folder, disk in report.disks.items():
+        if disk not in disks:
+            continue
+        copy = report.copies.get((folder, range_.lane, range_.number))
+        never = copy is None and (folder, range_.lane, range_.number) not in report.begun
+        whole = never or (copy is not None and copy.whole)  # one that never began is honest: it has nothing
+        found += whole and (range_.end is None or not _problem(range_, copy, trim))
+    return found
+
+
+def check_ranges(ranges: Sequence[Range], report: Report, trims: Mapping[int, int] = _NOTHING) -> None:
+    """All folders are known: does every range have enough whole copies, and are there folders that no range names?"""
+    for folder, disk in report.disks.items():
+        check_copies(folder, disk, ranges, report, elsewhere=True, trims=trims)
+    for range_ in ranges:
+        _check_enough(range_, report, trims)
+    known = {(range_.lane, range_.number) for range_ in ranges}
+    for folder, lane, number in report.copies:
+        if (lane, number) not in known:
+            where = f"{folder}/lane {lane} range {number}".lstrip("/")
+            problem = "no topic has this range any more: it was trimmed, or its topic was deleted"
+            report.add(Severity.NOTE, where, problem, "nothing to do: the replica removes it")
+    check_chain(ranges, report)
+
+
+def _check_enough(range_: Range, report: Report, trims: Mapping[int, int]) -> None:
+    where = f"lane {range_.lane} range {range_.number}"
+    copies, whole = len(range_.replicas), _whole_copies(range_, report, trims)
+    missing = [ref.replica for ref in range_.replicas if ref.disk not in report.disks.values()]
+    gone = f"; the disks of replicas {missing} that it names are not here" if missing else ""
+    needed = copies - range_.durable_on + 1
+    if range_.end is None and whole < needed:
+        problem = f"{whole} of {copies} copies of this open range are here and whole, recovery needs {needed}{gone}"
+        report.add(Severity.ERROR, where, problem, _RECOVER)
+    elif range_.end is not None and not whole and max(range_.start, trims.get(range_.lane, 0)) < range_.end:
+        problem = f"no whole copy of this sealed range is here{gone}"
+        report.add(Severity.ERROR, where, problem, "bring a disk back that has one; what no copy has is lost")
+    elif missing:
+        problem = f"{whole} of {copies} copies are here and whole{gone}"
+        report.add(Severity.WARNING, where, problem, "start the cluster: new copies are made of those that are whole")
+
+
+def check_chain(ranges: Sequence[Range], report: Report) -> None:
+    """Whether the store's ranges of each lane follow each other."""
+    for lane in sorted({range_.lane for range_ in ranges}):
+        chain = sorted((one for one in ranges if one.lane == lane), key=lambda one: one.number)
+        for before, after in pairwise(chain):
+            where = f"lane {lane} range {after.number}"
+            if before.end is None or after.number != before.number + 1 or after.start < before.end:
+                problem = f"it does not follow range {before.number}, which ends at {before.end}"
+                report.add(Severity.ERROR, where, problem, "restore the store from a backup")
+            elif after.start > before.end:
+                problem = f"positions {before.end} to {after.start} were lost with the fabric, or never used"
+                report.add(Severity.NOTE, where, problem, "nothing to do: readers see a LOST gap")
+
 
 _LANE = re.compile(r"lane-(\d{10})")
 _RANGE = re.compile(r"range-(\d{10})")

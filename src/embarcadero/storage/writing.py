@@ -23,7 +23,6 @@ from embarcadero.limits import (
     SEGMENT_BYTES_MAX,
 )  # fmt: skip
 from embarcadero.storage.disk import join
-from embarcadero.storage.index import SparseIndex, write_indexes
 from embarcadero.storage.layout import (
     DAMAGED,
     HEADER_BYTES,
@@ -36,6 +35,7 @@ from embarcadero.storage.layout import (
     encode_header,
     segment_name,
 )  # fmt: skip
+from embarcadero.storage.scan import SparseIndex, write_indexes
 
 _INDEX, _SEQ, _APPEND_US, _COUNT = map((ORDER.names or ()).index, ("index", "seq", "append_us", "count"))
 _FEW = 8

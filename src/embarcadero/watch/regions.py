@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from embarcadero.errors import BadRegion, EmbarcaderoError
-from embarcadero.fabric.durability import RangeWord
+from embarcadero.fabric.frontier import COUNT_LINE, FIRST_LINE
 from embarcadero.fabric.layout import (
     EPOCH_LINE,
     ORDER,
@@ -21,17 +21,16 @@ from embarcadero.fabric.layout import (
     SUPERBLOCK,
     BrokerLine,
     Entries,
+    RangeWord,
     RegionKind,
     SequencerLine,
     Standing,
     frontier_offset,
     sealed,
 )
-from embarcadero.fabric.primitives import choose
 from embarcadero.fabric.region import Region, Shape, read_superblock
 from embarcadero.fabric.ring import RingReader
-from embarcadero.fabric.shared import SharedFabric, SharedRegion
-from embarcadero.fabric.tagged import COUNT_LINE, FIRST_LINE
+from embarcadero.fabric.shared import SharedFabric, SharedRegion, choose
 from embarcadero.limits import FRONTIER_BYTES, LANES_MAX, LINE_BYTES
 from embarcadero.sequencer.order.checkpoint import read_checkpoint
 from embarcadero.sequencer.order.reorder import read_held

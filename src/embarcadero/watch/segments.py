@@ -15,7 +15,7 @@ from embarcadero.errors import BadSegment, EmbarcaderoError
 from embarcadero.fabric.layout import Entries, sealed
 from embarcadero.fabric.layout import join as join_entries
 from embarcadero.limits import INDEX_EVERY_BYTES
-from embarcadero.storage.disk import join
+from embarcadero.storage.disk import RealDisk, join
 from embarcadero.storage.layout import (
     FOOTER_BYTES,
     HEADER_BYTES,
@@ -29,10 +29,8 @@ from embarcadero.storage.layout import (
     range_folder,
     segment_name,
 )
-from embarcadero.storage.parse import NO_ENTRIES
 from embarcadero.storage.reading import RangeReader
-from embarcadero.storage.real import RealDisk
-from embarcadero.storage.scan import Scan, scan_segment
+from embarcadero.storage.scan import NO_ENTRIES, Scan, scan_segment
 from embarcadero.storage.segment import SegmentReader, read_footer
 from embarcadero.storage.verify import index_problem, replica_folders
 from embarcadero.types import Range

@@ -33,8 +33,7 @@ from embarcadero.fabric.layout import ORDER, Entries
 from embarcadero.invariants import invariant
 from embarcadero.types import Gap
 from embarcadero.wire import codec
-from embarcadero.wire.codec import BatchHeader, FetchedHeader
-from embarcadero.wire.frames import ACK, HEADER_BYTES, FrameKind
+from embarcadero.wire.codec import ACK, HEADER_BYTES, BatchHeader, FetchedHeader, FrameKind
 from embarcadero.wire.messages import AnyMessage
 
 DIRECT_BYTES_MIN: Final = 32 * limits.KIB

@@ -12,13 +12,13 @@ from typing import Final
 import numpy as np
 
 from embarcadero.errors import EmbarcaderoError
-from embarcadero.fabric.epochs import EpochTable
+from embarcadero.fabric.frontier import TaggedReader
 from embarcadero.fabric.layout import ORDER, SUPERBLOCK, Entries, RegionKind, seal, sealed, superblock_check
+from embarcadero.fabric.leader import EpochTable
 from embarcadero.fabric.log import LogReader
 from embarcadero.fabric.names import EPOCHS_REGION
 from embarcadero.fabric.region import Bytes
 from embarcadero.fabric.ring import RingReader
-from embarcadero.fabric.tagged import TaggedReader
 from embarcadero.limits import LINE_BYTES, MIB
 from embarcadero.sequencer.leader.takeover import Legacy, readmit
 from embarcadero.sequencer.order.batches import LaneOrder

@@ -26,7 +26,7 @@ from embarcadero.types import Order, StagedBatch
 from embarcadero.watch.endpoints import Places
 from embarcadero.watch.http import Endpoint
 from embarcadero.wire import codec, messages
-from embarcadero.wire.frames import ACK, FrameKind
+from embarcadero.wire.codec import ACK, FrameKind
 from embarcadero.wire.receiver import AcksReceived, ControlReceived, CreditReceived, FetchedReceived, FrameReceiver
 from embarcadero_proof.fuzz.mutate import mutated
 from embarcadero_proof.fuzz.samples import MESSAGES, acks, batch_frame, raw_payload, reference_frame

@@ -16,8 +16,8 @@ from embarcadero.sequencer.order.batches import LaneOrder
 from embarcadero.sequencer.order.checkpoint import CheckpointWriter, parse_checkpoint, read_checkpoint, restore
 from embarcadero.sequencer.order.reorder import HeldSlots
 from embarcadero.sequencer.order.sessions import SessionTable
-from embarcadero.storage import checkpoints, layout
-from embarcadero.storage.identity import IDENTITY_FILE, Identity, open_folder, read_identity
+from embarcadero.storage import folder, layout
+from embarcadero.storage.folder import IDENTITY_FILE, Identity, open_folder, read_identity
 from embarcadero.storage.range_log import RangeLog
 from embarcadero.storage.reading import RangeReader
 from embarcadero.storage.repair import copy_span, heal_tails, mend
@@ -76,7 +76,7 @@ def _written(count: int, sealed: bool = False, dropped: int = 0) -> PlainDisk:
     if dropped:
         log.drop_below(START + dropped)
     log.close()
-    checkpoints.write_checkpoint(disk, layout.lane_folder(LANE), START + 3, session_table(), TOPIC_ID)
+    folder.write_checkpoint(disk, layout.lane_folder(LANE), START + 3, session_table(), TOPIC_ID)
     return disk
 
 
@@ -99,7 +99,7 @@ def _folders() -> Inputs:
 
 # --- mending ----------------------------------------------------------------------------------------------------------
 def mend_file(name: str, data: bytes, rng: Random) -> bytes:
-    """A changed file with checksums that fit: of headers, footers, entries, places, identities, checkpoints."""
+    """A changed file with checksums that fit: of headers, footers, entries, places, identities, folder."""
     if name.endswith(layout.LOG):
         return _mend_segment(data, rng)
     if name.endswith(IDENTITY_FILE):
@@ -291,7 +291,7 @@ def _sessions(data: bytes) -> str:
     """A checkpoint file: the table in it becomes a lane's sessions, or it is damaged."""
     lane = layout.lane_folder(LANE)
     disk = PlainDisk({f"{lane}/sessions-{START + 3:020d}.checkpoint": data})
-    found = checkpoints.newest_checkpoint(disk, lane, START + 9, (TOPIC_ID,))
+    found = folder.newest_checkpoint(disk, lane, START + 9, (TOPIC_ID,))
     if found is None:
         return "damaged"
     checkpoint = parse_checkpoint(found[1])
@@ -315,7 +315,7 @@ STORAGE: Final = (
     Target("segments", "a reader over files that nobody recovered; indexes by seq and time", _folders, _read,
            _folder_mutation, archive=True),
     Target("verify", "offline verification of a replica's folder", _folders, _verify, _folder_mutation, archive=True),
-    Target("session-checkpoints", "session tables on disk, restored", _checkpoint_files, _sessions,
+    Target("session-folder", "session tables on disk, restored", _checkpoint_files, _sessions,
            mend=lambda data, _rng: _mend_checkpoint(data)),
     Target("identities", "whose folder this is", lambda: [_written(0).files[IDENTITY_FILE]], _identity,
            mend=_mend_identity_target),

@@ -14,7 +14,7 @@ from embarcadero.fabric.layout import ORDER, seal
 from embarcadero.limits import CONTROL_BYTES_MAX, FETCH_BYTES_MAX, FRAME_BYTES_MAX, HELLO_BYTES_MAX, MIB, SCRATCH_BYTES
 from embarcadero.types import Gap, GapKind
 from embarcadero.wire import codec
-from embarcadero.wire.frames import (
+from embarcadero.wire.codec import (
     BATCH_HEADER,
     FETCHED_HEADER,
     HEADER_BYTES,

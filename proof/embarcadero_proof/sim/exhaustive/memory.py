@@ -2,7 +2,7 @@
 
 Coherent: all actors are on one host. Each has a store buffer, first in, first out, which drains at any time, line by
 line or word by word; loads see the actor's own buffer, then memory. Flush and invalidate do nothing
-(fabric/primitives.py, `choose(coherent=True)`); a fence drains the buffer.
+(fabric/shared.py, `choose(coherent=True)`); a fence drains the buffer.
 Incoherent: each host has a private copy of every line. A dirty line may be written back at any time, whole or, torn,
 word by word; a clean one is stale until it is invalidated, or fetched anew by chance. Flush writes back, invalidate
 writes back and takes. A host that crashes loses what is dirty. Actors of one host share its copies.

@@ -18,7 +18,6 @@ import numpy as np
 
 from embarcadero.broker.write.pending import Relay, Waiting
 from embarcadero.config import FabricSizes
-from embarcadero.fabric.epochs import EpochTable, create_epochs
 from embarcadero.fabric.frontier import FrontierWriter
 from embarcadero.fabric.layout import (
     ORDER,
@@ -34,7 +33,7 @@ from embarcadero.fabric.layout import (
     join,
     seal,
 )
-from embarcadero.fabric.leader import LeaderView
+from embarcadero.fabric.leader import EpochTable, LeaderView, create_epochs
 from embarcadero.fabric.names import EPOCHS_REGION, order_region, results_region
 from embarcadero.fabric.region import Fabric, Shape
 from embarcadero.fabric.ring import RingReader, RingWriter, create_ring

@@ -38,7 +38,13 @@ from embarcadero.limits import (
 from embarcadero.types import NO_INDEX, Outcome
 from embarcadero.wire import messages as m
 from embarcadero.wire.codec import (
+    ACK,
+    NO_ACK,
+    PAYLOAD_ALIGN,
+    PROTOCOL_VERSION,
+    REFERENCE,
     BatchHeader,
+    FrameKind,
     ack_frame,
     control_frame,
     credit_frame,
@@ -48,7 +54,6 @@ from embarcadero.wire.codec import (
     parse_reference,
     payload_crc,
 )
-from embarcadero.wire.frames import ACK, NO_ACK, PAYLOAD_ALIGN, PROTOCOL_VERSION, REFERENCE, FrameKind
 from embarcadero.wire.receiver import BatchReceived, ControlReceived, Event, FrameReceiver
 
 if TYPE_CHECKING:

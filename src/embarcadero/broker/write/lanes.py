@@ -36,8 +36,7 @@ from embarcadero.placement.store import rested_us
 from embarcadero.steps import Step
 from embarcadero.types import EntryKind, Member, MemberState, Order, Outcome, Topic, TopicLane
 from embarcadero.wire import messages as m
-from embarcadero.wire.codec import PACKED_ACK, BatchHeader
-from embarcadero.wire.frames import ACK, NO_ACK, WANT_DURABLE
+from embarcadero.wire.codec import ACK, NO_ACK, PACKED_ACK, WANT_DURABLE, BatchHeader
 
 if TYPE_CHECKING:
     from embarcadero.broker.net.connection import Connection

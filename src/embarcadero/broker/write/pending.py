@@ -45,7 +45,7 @@ from embarcadero.invariants import invariant
 from embarcadero.limits import FRAME_BYTES_MAX
 from embarcadero.steps import Step
 from embarcadero.types import EntryKind, Member, Outcome
-from embarcadero.wire.frames import ACK
+from embarcadero.wire.codec import ACK
 from embarcadero.wire.messages import Done, NameHeld, Opened
 
 if TYPE_CHECKING:

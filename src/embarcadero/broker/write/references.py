@@ -30,8 +30,7 @@ from embarcadero.errors import EmbarcaderoError, FuturePosition, TooMany, Unknow
 from embarcadero.fabric.log import Reservation
 from embarcadero.limits import REFERENCES_WAITING_MAX
 from embarcadero.types import BATCH_KIND, Outcome, ReferenceFault, Topic
-from embarcadero.wire.codec import BatchHeader, BatchReference
-from embarcadero.wire.frames import HEADER_BYTES, FrameKind
+from embarcadero.wire.codec import HEADER_BYTES, BatchHeader, BatchReference, FrameKind
 from embarcadero.wire.messages import Fetch
 
 if TYPE_CHECKING:

@@ -26,9 +26,8 @@ from embarcadero.errors import Backpressure, BadSchema, BadValue, EmbarcaderoErr
 from embarcadero.invariants import invariant
 from embarcadero.limits import FRAME_BYTES_MAX, RECORD_BYTES_MAX, RECORD_OVERHEAD_BYTES, RECORDS_PER_BATCH_MAX
 from embarcadero.types import NO_INDEX, StagedBatch
-from embarcadero.wire.lone import lone_payload
 from embarcadero.wire.partitioners import partition_of
-from embarcadero.wire.payload import TIMESTAMP_US_MAX, TIMESTAMP_US_MIN, plain_batch, raw_batch
+from embarcadero.wire.payload import TIMESTAMP_US_MAX, TIMESTAMP_US_MIN, lone_payload, plain_batch, raw_batch
 from embarcadero.wire.schemas import TopicSchemas
 
 Headers = Mapping[str, bytes]

@@ -63,14 +63,19 @@ from embarcadero.limits import SESSION_WINDOW
 from embarcadero.orders import order_label
 from embarcadero.types import NO_INDEX, NO_SESSION, Order, Outcome, Position, StagedBatch
 from embarcadero.wire.codec import (
+    HEADER_BYTES,
+    NO_ACK,
     PACKED_ACK,
+    REFERENCE,
+    REFERENCE_BODY,
+    WANT_DURABLE,
     BatchReference,
+    FrameKind,
     batch_header,
     control_frame,
     payload_crc,
     reference_body,
 )
-from embarcadero.wire.frames import HEADER_BYTES, NO_ACK, REFERENCE, REFERENCE_BODY, WANT_DURABLE, FrameKind
 from embarcadero.wire.messages import (
     AnyMessage,
     CloseSession,

@@ -18,7 +18,6 @@ from embarcadero.config import DEFAULTS, FabricSizes
 from embarcadero.config.table import Sequencer as Settings
 from embarcadero.env import NO_STEPS, Clock, Disk, Doorbell, Inline, Journal, SilentJournal, Steps, Workers
 from embarcadero.errors import LATER, BadRegion, FabricFull
-from embarcadero.fabric.epochs import EpochTable
 from embarcadero.fabric.frontier import FrontierWriter
 from embarcadero.fabric.layout import (
     ORDER,
@@ -31,6 +30,7 @@ from embarcadero.fabric.layout import (
     join,
     pick,
 )
+from embarcadero.fabric.leader import EpochTable
 from embarcadero.fabric.names import (
     EPOCHS_REGION,
     checkpoint_region,

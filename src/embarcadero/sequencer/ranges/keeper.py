@@ -21,15 +21,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from embarcadero.env import NO_STEPS, Doorbell, Journal, Steps
-from embarcadero.fabric.durability import (
-    NO_RANGE,
-    DurableLines,
-    RangeWord,
-    create_ranges,
-    durable_through,
-    first_woken,
-)
-from embarcadero.fabric.layout import ORDER
+from embarcadero.fabric.durability import NO_RANGE, DurableLines, create_ranges, durable_through, first_woken
+from embarcadero.fabric.layout import ORDER, RangeWord
 from embarcadero.fabric.names import durable_region
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.ring import RingReader, attach_ring

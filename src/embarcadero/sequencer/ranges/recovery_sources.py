@@ -34,9 +34,9 @@ import numpy as np
 
 from embarcadero.env import Disk
 from embarcadero.errors import BadSegment, EmbarcaderoError
-from embarcadero.fabric.durability import RangeWord
-from embarcadero.fabric.epochs import EpochTable
-from embarcadero.fabric.layout import ORDER, Entries, join
+from embarcadero.fabric.frontier import TaggedReader
+from embarcadero.fabric.layout import ORDER, Entries, RangeWord, join
+from embarcadero.fabric.leader import EpochTable
 from embarcadero.fabric.names import (
     EPOCHS_REGION,
     checkpoint_region,
@@ -46,7 +46,6 @@ from embarcadero.fabric.names import (
 )
 from embarcadero.fabric.region import Fabric
 from embarcadero.fabric.ring import RingReader, attach_ring
-from embarcadero.fabric.tagged import TaggedReader
 from embarcadero.placement.records import Past
 from embarcadero.sequencer.order.batches import LaneOrder
 from embarcadero.sequencer.order.checkpoint import (
@@ -61,7 +60,7 @@ from embarcadero.sequencer.order.control import attach
 from embarcadero.sequencer.order.lane import valid_from, valid_suffix
 from embarcadero.sequencer.order.reorder import HeldSlots
 from embarcadero.sequencer.order.sessions import OPEN, SessionTable
-from embarcadero.storage.checkpoints import newest_checkpoint
+from embarcadero.storage.folder import newest_checkpoint
 from embarcadero.storage.layout import lane_folder, range_folder
 from embarcadero.storage.reading import RangeReader
 from embarcadero.types import NO_HANDLE, NO_SESSION, EntryKind, Range, ReplicaMember, ReplicaState, Topic, TopicLane

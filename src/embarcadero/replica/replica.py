@@ -23,18 +23,14 @@ from embarcadero.fabric.region import Fabric
 from embarcadero.limits import HEARTBEAT_S
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.store import NOT_SEEN
-from embarcadero.replica.copies import Commits, Copy
-from embarcadero.replica.counters import ReplicaCounters
+from embarcadero.replica.copies import Commits, Copy, Health, ReplicaCounters
 from embarcadero.replica.follow import COMMIT_BYTES_MAX, BrokerRegions, Follower
-from embarcadero.replica.health import Health
-from embarcadero.replica.moving import Moving
-from embarcadero.replica.ranges import Ranges
+from embarcadero.replica.ranges import Moving, Ranges
 from embarcadero.replica.repair import Repair
-from embarcadero.replica.retention import Retention
-from embarcadero.replica.sessions import Sessions
+from embarcadero.replica.retention import Retention, Sessions
 from embarcadero.steps import Step
-from embarcadero.storage.identity import IDENTITY_FILE
-from embarcadero.storage.scrub import Found, Scrub
+from embarcadero.storage.folder import IDENTITY_FILE
+from embarcadero.storage.repair import Found, Scrub
 from embarcadero.storage.writing import RangeSettings
 from embarcadero.types import Range, ReplicaMember, ReplicaState, Topic
 
