@@ -18,6 +18,7 @@ from embarcadero.placement.memory import MemoryStore
 from embarcadero.sequencer.leader.sequencer import Sequencer, give_up_epoch
 from embarcadero.sequencer.leader.server import serve_candidate
 from embarcadero.sequencer.leader.standby import Candidate
+from embarcadero_proof.sim.incoherent import IncoherentMemory
 from tests.clocks import ManualClock
 
 AFTER_US = 2_000_000
