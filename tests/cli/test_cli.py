@@ -19,7 +19,7 @@ from embarcadero.node.folder import ClusterFolder, ClusterInfo
 from embarcadero.placement.directory import Directory
 from embarcadero.placement.embedded import SqliteStore
 
-VERBS = ["up", "down", "node", "status", "topic", "publish", "tail", "verify", "config", "demo"]
+VERBS = ["bench", "up", "down", "node", "status", "topic", "publish", "tail", "verify", "config", "demo"]
 TOPIC_VERBS = ["create", "list", "describe", "alter", "trim", "delete", "recover"]
 COMMANDS = [[verb] for verb in VERBS] + [["topic", verb] for verb in TOPIC_VERBS]
 COMMANDS += [["inspect", verb] for verb in ("regions", "region", "batch", "entry", "record", "segments", "segment")]

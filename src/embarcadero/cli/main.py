@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from embarcadero.cli import (
+    bench,
     cluster,
     config,
     inspect,
@@ -87,6 +88,7 @@ pipeline.app.command()(pipeline.run)
 app.add_typer(pipeline.app, name="pipeline")
 app.command()(pipeline.sql)
 app.add_typer(config.app, name="config")
+app.command()(bench.bench)
 app.command()(cluster.demo)
 
 

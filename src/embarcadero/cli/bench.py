@@ -1,0 +1,423 @@
+"""bench: how fast a running cluster publishes, reads, and answers one record, as its clients see it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from uuid import uuid4
+
+import typer
+
+from embarcadero.cli.output import (
+    Brokers,
+    DataDir,
+    Json,
+    connect,
+    note,
+    print_json,
+    stderr_is_terminal,
+)
+from embarcadero.errors import Backpressure, BadValue, EmbarcaderoError
+from embarcadero.limits import KIB, MIB, RECORD_BYTES_MAX
+from embarcadero.orders import order_label
+from embarcadero.types import Ack
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from embarcadero.client.futures import RecordFuture
+    from embarcadero.client.sync import Log
+    from embarcadero.client.topics import TopicInfo
+
+_INTERRUPTED: Final = 130
+_SECONDS: Final = 5.0
+_TRIPS_MAX: Final = 1_000
+_READ_BYTES: Final = 128 * MIB
+"""So much of the end of a topic is read again and again: it is in the memory of the brokers."""
+_BATCH_KIB_MAX: Final = 4_096
+_PUBLISHERS_MAX: Final = 64
+_LOOK_S: Final = 0.1
+_PATIENCE_S: Final = 1.0
+_COLUMNS: Final = ("measured", "records", "seconds", "MB/s", "records/s", "p50 ms", "p99 ms", "max ms")
+_WIDTHS: Final = (-10, 11, 7, 8, 9, 7, 7, 7)
+
+
+class Part(StrEnum):
+    """What can be measured."""
+
+    PUBLISH = "publish"
+    READ = "read"
+    ROUND_TRIP = "round-trip"
+
+
+class Load(NamedTuple):
+    """What is published, and when each measurement ends: at the first of its bounds."""
+
+    record_bytes: int
+    batch_kib: int
+    ack: int
+    publishers: int
+    records: int | None
+    seconds: float | None
+
+    @property
+    def rows(self) -> int:
+        """Records of a batch."""
+        return max(1, self.batch_kib * KIB // self.record_bytes)
+
+
+class Figures(NamedTuple):
+    """One measurement. Latencies in ms, None where there is none; not `complete`: Ctrl-C ended it."""
+
+    measured: str
+    records: int
+    bytes: int
+    seconds: float
+    mb_s: float
+    records_s: float
+    p50_ms: float | None
+    p99_ms: float | None
+    max_ms: float | None
+    complete: bool
+
+    def line(self) -> str:
+        """The figures as a line below those of _COLUMNS."""
+        latencies = ("" if ms is None else f"{ms:,.2f}" for ms in (self.p50_ms, self.p99_ms, self.max_ms))
+        rates = f"{self.mb_s:,.2f}", f"{self.records_s:,.0f}"
+        return _aligned((self.measured, f"{self.records:,}", f"{self.seconds:.2f}", *rates, *latencies))
+
+
+def _aligned(cells: Iterable[str]) -> str:
+    return "  ".join(
+        cell.ljust(-width) if width < 0 else cell.rjust(width) for cell, width in zip(cells, _WIDTHS, strict=True)
+    ).rstrip()
+
+
+class Meter:
+    """Counts what a measurement did so far. Threads may add to it at once."""
+
+    def __init__(self, load: Load) -> None:
+        self._records_max, self._seconds = load.records, load.seconds
+        self._lock = threading.Lock()
+        self._began = self._last = time.perf_counter()
+        self._latencies: list[float] = []
+        self._claimed = 0
+        self.records = self.bytes = 0
+        self.stopped = threading.Event()
+        self.error: BaseException | None = None
+
+    def claim(self, records: int) -> int:
+        """How many of so many records may still be sent or read; 0: the measurement is over."""
+        now = time.perf_counter()
+        with self._lock:
+            if not self._claimed:
+                self._began = self._last = now  # what came before was preparation
+            late = self._seconds is not None and now - self._began >= self._seconds
+            if late or self.stopped.is_set() or self.error is not None:
+                return 0
+            taken = records if self._records_max is None else min(records, self._records_max - self._claimed)
+            self._claimed += taken
+            return taken
+
+    def add(self, records: int, size: int, began: float | None = None) -> None:
+        """Count records that are done; `began`: when their batch was handed over."""
+        now = time.perf_counter()
+        with self._lock:
+            self.records += records
+            self.bytes += size
+            self._last = now
+            if began is not None:
+                self._latencies.append((now - began) * 1_000)
+
+    def fail(self, error: BaseException) -> None:
+        """Keep the first error: it ends the measurement."""
+        with self._lock:
+            self.error = self.error or error
+
+    def figures(self, part: Part) -> Figures:
+        """What was measured so far."""
+        with self._lock:
+            seconds = max(self._last - self._began, 1e-9)
+            ordered = sorted(self._latencies)
+            return Figures(
+                measured=part.value,
+                records=self.records,
+                bytes=self.bytes,
+                seconds=seconds,
+                mb_s=self.bytes / 1e6 / seconds,
+                records_s=self.records / seconds,
+                p50_ms=_quantile(ordered, 0.5),
+                p99_ms=_quantile(ordered, 0.99),
+                max_ms=ordered[-1] if ordered else None,
+                complete=not self.stopped.is_set(),
+            )
+
+    def line(self) -> str:
+        """A line of progress."""
+        seconds = max(time.perf_counter() - self._began, 1e-9)
+        return f"{self.records:,} records, {self.bytes / 1e6:,.0f} MB, {self.bytes / 1e6 / seconds:,.1f} MB/s"
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float | None:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
+
+
+def bench(
+    only: Annotated[
+        list[Part] | None, typer.Option(show_default=False, help="Measure only this; give it again for more.")
+    ] = None,
+    topic: Annotated[
+        str | None,
+        typer.Option(
+            show_default=False, help="An existing topic; it keeps the records. Default: a fresh one, deleted."
+        ),
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(show_default=False, help="How long each measurement takes. Default: 5.")
+    ] = None,
+    records: Annotated[
+        int | None, typer.Option(show_default=False, help="End each measurement after so many records.")
+    ] = None,
+    size: Annotated[
+        str | None, typer.Option("--bytes", show_default=False, help="End each after so much, such as 2GiB.")
+    ] = None,
+    record_bytes: Annotated[int, typer.Option(help="Bytes of a record.")] = 1_000,
+    batch_kib: Annotated[int, typer.Option(help="KiB of a batch.")] = 1_024,
+    ack: Annotated[int, typer.Option(help="When a batch counts as published. 1: ordered. 2: durable.")] = 1,
+    order: Annotated[
+        str | None,
+        typer.Option(show_default=False, help="Order of the fresh topic: total (default), strong, none, local."),
+    ] = None,
+    publishers: Annotated[int, typer.Option(help="Publishers at once.")] = 1,
+    brokers: Brokers = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Measure a running cluster through its client: publish, read from memory, round trip.
+
+    `publish`: MB/s and records/s of whole batches, and how long an ack takes. `read`: one reader reads the newest
+    records, as brokers have them in memory, again and again. `round-trip`: send one record and wait for its ack, at
+    most 1,000 times. Each ends at the first of --seconds, --records and --bytes. A megabyte is a million bytes. The
+    client shares the machine with the cluster unless you run it elsewhere, with --brokers. Ctrl-C prints what was
+    measured so far.
+
+    Examples:
+
+        embarcadero bench
+
+        embarcadero bench --seconds 20 --ack 2 --publishers 4 --record-bytes 100
+
+        embarcadero bench --only round-trip --brokers log.example.com:9092 --json
+    """
+    load = _checked(Load(record_bytes, batch_kib, ack, publishers, _records(records, size, record_bytes), seconds))
+    parts = _parts(only, topic, order)
+    found: list[Figures] = []
+    with connect(brokers, data_dir) as log, _topic(log, topic, order) as about:
+        for part in parts:
+            found.append(_measure(log, about, load, part))
+            if not found[-1].complete:
+                break
+    _print(about, load, found, json=json)
+    if not found[-1].complete:
+        note("stopped: these are the figures so far")
+        raise typer.Exit(_INTERRUPTED)
+
+
+def _print(about: TopicInfo, load: Load, found: Sequence[Figures], *, json: bool) -> None:
+    if json:
+        facts = {"topic": about.name, "order": int(about.order), "durable_on": about.durable_on, **load._asdict()}
+        print_json(facts | {"measured": [one._asdict() for one in found], "complete": found[-1].complete})
+    else:
+        print(f"topic {about.name}: order {order_label(about.order)}, ack={load.ack}, publishers: {load.publishers}")
+        print(f"records of {load.record_bytes:,} bytes, batches of {load.rows:,} records")
+        print("\n".join([_aligned(_COLUMNS), *(one.line() for one in found)]))
+    if load.ack == Ack.DURABLE and not about.replicas:
+        note(f"topic {about.name} has no copies on disk: there, ack=2 is ack=1")
+
+
+def _parts(only: list[Part] | None, topic: str | None, order: str | None) -> list[Part]:
+    """What is measured, in order. BadValue for options that don't go together."""
+    if topic is not None and order is not None:
+        raise BadValue("--order is for the fresh topic, and --topic names an existing one", "leave one of them out")
+    parts = [part for part in Part if not only or part in only]
+    if topic is None and Part.READ in parts and Part.PUBLISH not in parts:
+        raise BadValue("a fresh topic has nothing to read", "add --only publish, or name a --topic with records")
+    return parts
+
+
+def _records(records: int | None, size: str | None, record_bytes: int) -> int | None:
+    """The bound of --records and --bytes, in records."""
+    from embarcadero.config.units import BYTES, BadQuantity, quantity, whole
+
+    try:
+        limit = None if size is None else whole(quantity(size, BYTES, 1, "2GiB"), size, "bytes")
+    except BadQuantity as error:
+        raise BadValue(error.what, error.right) from None
+    if limit is not None:
+        limit = -(-limit // max(1, record_bytes))
+    return min((bound for bound in (records, limit) if bound is not None), default=None)
+
+
+def _checked(load: Load) -> Load:
+    """The load with its default bound. BadValue for what can't be."""
+    if not 1 <= load.record_bytes <= RECORD_BYTES_MAX:
+        raise BadValue(f"--record-bytes {load.record_bytes}", f"use 1 to {RECORD_BYTES_MAX}")
+    if not 1 <= load.batch_kib <= _BATCH_KIB_MAX:
+        raise BadValue(f"--batch-kib {load.batch_kib}", f"use 1 to {_BATCH_KIB_MAX}")
+    if load.ack not in (Ack.ORDERED, Ack.DURABLE):
+        raise BadValue(f"--ack {load.ack}", "use 1 (ordered) or 2 (durable): an ack is what is measured")
+    if not 1 <= load.publishers <= _PUBLISHERS_MAX:
+        raise BadValue(f"--publishers {load.publishers}", f"use 1 to {_PUBLISHERS_MAX}")
+    if load.records is not None and load.records < 1:
+        raise BadValue("a measurement without records", "use at least 1 record, or 1 byte")
+    if load.seconds is not None and not load.seconds > 0:
+        raise BadValue(f"--seconds {load.seconds:g}", "use seconds above 0")
+    return load if load.records is not None or load.seconds is not None else load._replace(seconds=_SECONDS)
+
+
+@contextlib.contextmanager
+def _topic(log: Log, name: str | None, order: str | None) -> Iterator[TopicInfo]:
+    """The topic of that name; without a name a fresh one that is deleted afterwards."""
+    if name is not None:
+        about = log.describe(name)
+        if about.schema is not None:
+            raise BadValue(f"topic {name} has a schema, and bench writes raw records", "name another --topic, or none")
+        yield about
+        return
+    about = log.create_topic(f"bench-{uuid4().hex[:12]}", order=order)
+    try:
+        yield about
+    finally:
+        try:
+            log.delete_topic(about.name)
+        except EmbarcaderoError as error:
+            note(f"topic {about.name} is left: {error.message}; `embarcadero topic delete {about.name}`")
+
+
+def _measure(log: Log, about: TopicInfo, load: Load, part: Part) -> Figures:
+    """Run one measurement; Ctrl-C ends it early. Raises what kept it from its work."""
+    works: dict[Part, Callable[[Log, TopicInfo, Load, Meter], None]] = {
+        Part.PUBLISH: _publish,
+        Part.READ: _read,
+        Part.ROUND_TRIP: _round_trip,
+    }
+    threads = load.publishers if part is Part.PUBLISH else 1
+    if part is Part.ROUND_TRIP:
+        trips = min(_TRIPS_MAX, load.records or _TRIPS_MAX)
+        load = load._replace(records=trips, seconds=load.seconds or _SECONDS)
+    meter = Meter(load)
+
+    def work() -> None:
+        try:
+            works[part](log, about, load, meter)
+        except BaseException as error:
+            meter.fail(error)
+
+    workers = [threading.Thread(target=work, name=f"bench-{part}-{number}", daemon=True) for number in range(threads)]
+    for worker in workers:
+        worker.start()
+    _wait(workers, part, meter)
+    if meter.error is not None:
+        raise meter.error
+    return meter.figures(part)
+
+
+def _wait(workers: Sequence[threading.Thread], part: Part, meter: Meter) -> None:
+    """Wait for the threads of a measurement, and show its progress on a terminal; Ctrl-C asks them to end."""
+    with contextlib.ExitStack() as stack:
+        show: Callable[[str], Any] = lambda _: None  # noqa: E731
+        if stderr_is_terminal():
+            from rich.console import Console
+
+            show = stack.enter_context(Console(stderr=True).status(f"{part} ...")).update
+        for worker in workers:
+            while worker.is_alive():
+                try:
+                    worker.join(_LOOK_S)
+                    show(f"{part}: {meter.line()}")
+                except KeyboardInterrupt:
+                    if meter.stopped.is_set():
+                        raise
+                    meter.stopped.set()
+
+
+# --- what is measured -------------------------------------------------------------------------------------------------
+def _batch(load: Load) -> pa.RecordBatch:
+    """A batch of random records, which no compression makes smaller."""
+    import pyarrow as pa
+
+    values = os.urandom(load.rows * load.record_bytes)
+    cuts = range(0, len(values), load.record_bytes)
+    return pa.record_batch({"value": pa.array([values[at : at + load.record_bytes] for at in cuts], pa.binary())})
+
+
+def _publish(log: Log, about: TopicInfo, load: Load, meter: Meter) -> None:
+    """Publish batches until the measurement is over, and wait for their acks."""
+    batch = _batch(load)
+    with log.publisher(about, ack=load.ack) as publisher:
+        while (rows := meter.claim(batch.num_rows)) > 0:
+            piece, began = batch.slice(0, rows), time.perf_counter()
+            future = None
+            while future is None and not meter.stopped.is_set():
+                with contextlib.suppress(Backpressure):  # it was not taken: there was no room for so long
+                    future = publisher.publish(piece, timeout=_PATIENCE_S)
+            if future is not None:
+                future.add_done_callback(_counter(meter, rows, rows * load.record_bytes, began))
+        publisher.flush()
+
+
+def _counter(meter: Meter, rows: int, size: int, began: float) -> Callable[[RecordFuture], None]:
+    """What counts a batch once its outcome is known."""
+
+    def count(future: RecordFuture) -> None:
+        error = future.exception()
+        if error is None:
+            meter.add(rows, size, began)
+        else:
+            meter.fail(error)
+
+    return count
+
+
+def _read(log: Log, about: TopicInfo, load: Load, meter: Meter) -> None:
+    """Read the newest batches of all lanes, again and again."""
+    tail = log.tail(about.name)
+    lanes = tail.lanes or (tail,)
+    batches = max(1, _READ_BYTES // (load.batch_kib * KIB) // len(lanes))
+    spans = [(one.lane, max(one.start_index, one.hot_index, one.index - batches), one.index) for one in lanes]
+    if not any(start < stop for _, start, stop in spans):
+        raise BadValue(f"topic {about.name} has no records to read", "publish first, or leave out --only")
+    while True:
+        before = meter.records
+        for lane, start, stop in spans:
+            if start < stop and not _read_lane(log, about, (lane, start, stop), meter):
+                return
+        if meter.records == before:
+            raise BadValue(f"the newest batches of topic {about.name} have no records", "publish some first")
+
+
+def _read_lane(log: Log, about: TopicInfo, span: tuple[int, int, int], meter: Meter) -> bool:
+    """Read (lane, start, stop) once; False when the measurement is over."""
+    lane, start, stop = span
+    for batches in log.scan(about.name, lane=lane, start=start, stop=stop, read="ordered"):
+        for batch in batches:
+            if batch.gap is None:
+                if not meter.claim(batch.count):
+                    return False
+                meter.add(batch.count, batch.size)
+    return True
+
+
+def _round_trip(log: Log, about: TopicInfo, load: Load, meter: Meter) -> None:
+    """Send one record and wait for its ack, again and again; no record waits for others."""
+    value = os.urandom(load.record_bytes)
+    with log.publisher(about, ack=load.ack, linger_ms=0) as publisher:
+        while meter.claim(1):
+            began = time.perf_counter()
+            publisher.send(value).result()
+            meter.add(1, len(value), began)
